@@ -1,0 +1,56 @@
+"""Which device and number format a run uses, and a guard against CPUs whose bf16 kills the process."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+
+import torch
+
+from burnish.errors import UserError
+
+DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "half": torch.float16,
+}
+
+
+def pick_device(name: str, key: str = "trainer.device") -> torch.device:
+    """`auto` takes a CUDA device if there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError("this machine has no CUDA device", key=key, value=name, allowed="auto, cpu", hint=f"{key}=auto")
+    return torch.device(name)
+
+
+def pick_dtype(name: str | None, device: torch.device, key: str) -> torch.dtype:
+    """The named format; None means float32 on a CPU and bfloat16 on a GPU."""
+    if name is None or name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in DTYPES:
+        raise UserError("no such number format", key=key, value=name, allowed=DTYPES, hint=f"{key}=float32")
+    dtype = DTYPES[name]
+    if device.type == "cpu" and dtype is torch.bfloat16:
+        make_cpu_bf16_safe()
+    return dtype
+
+
+@functools.cache
+def make_cpu_bf16_safe() -> bool:
+    """Turn off oneDNN if a bf16 product dies here; True if it had to be.
+
+    Some virtual machines advertise AMX but trap its instructions, so that the first bf16 product ends the process with
+    SIGILL. A child process finds out; a dead child costs nothing.
+    """
+    program = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
+    alive = subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+    if not alive:
+        torch.backends.mkldnn.enabled = False
+    return not alive

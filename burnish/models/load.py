@@ -1,0 +1,139 @@
+"""Models and tokenizers from a folder or a hub name, with errors in the user's words."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from burnish.errors import UserError
+from burnish.models import attention
+
+# RoPE variants that choose their frequencies from the longest row of the whole batch: wrong for packed or mixed rows.
+BATCH_DEPENDENT_ROPE = ("longrope", "dynamic")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model comes from and what is changed about it. `key` is the config key to name in errors."""
+
+    path: str
+    key: str = "actor_rollout_ref.model.path"
+    tokenizer_path: str | None = None
+    override_config: dict[str, Any] = field(default_factory=dict)
+    external_lib: tuple[str, ...] = ()
+    trust_remote_code: bool = False
+
+    def checked_path(self) -> str:
+        """The path, once it is known to hold a model or may be a hub name."""
+        path = Path(self.path).expanduser()
+        looks_local = self.path.startswith(("/", "~", ".")) or path.exists()
+        if looks_local and not (path / "config.json").is_file():
+            problem = "no such folder" if not path.exists() else "the folder holds no config.json, so it is no model"
+            raise UserError(problem, key=self.key, value=self.path, hint=f"{self.key}=/path/to/a/hugging-face/model")
+        return str(path) if path.exists() else self.path
+
+
+def load_config(source: ModelSource) -> PretrainedConfig:
+    """The model's config with the overrides applied (flat, or nested under `model_config` as Megatron users write)."""
+    for library in source.external_lib:
+        importlib.import_module(library)
+    path = source.checked_path()
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=source.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"cannot read the model's config: {first_line(error)}", key=source.key, value=source.path
+        ) from error
+    overrides = {**source.override_config}
+    overrides.update(overrides.pop("model_config", None) or {})
+    overrides.pop("attn_implementation", None)  # the packed and paged functions are always used
+    known = set(config.to_dict())
+    for name, value in overrides.items():
+        if name not in known:
+            key = source.key.removesuffix("path") + f"override_config.{name}"
+            raise UserError("the model's config has no such entry", key=key, value=value, allowed=sorted(known))
+        setattr(config, name, value)
+    return config
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False, key: str) -> PreTrainedTokenizerBase:
+    """The tokenizer; a missing pad token becomes the EOS token."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(Path(path).expanduser()), trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the tokenizer: {first_line(error)}", key=key, value=path) from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_causal_lm(source: ModelSource, attn: str, dtype: torch.dtype, *, empty: bool = False) -> PreTrainedModel:
+    """The language model with our attention function; `empty` leaves the weights to be filled by a weight stream."""
+    config = load_config(source)
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in BATCH_DEPENDENT_ROPE:
+        raise UserError(
+            f"RoPE of type {rope!r} depends on the longest row of a batch", key=source.key, value=source.path
+        )
+    return _build(AutoModelForCausalLM, source, config, attn, dtype, empty=empty)
+
+
+def load_value_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
+    """The critic: the same backbone with a one-label token classification head, dropout off."""
+    config = load_config(source)
+    config.num_labels = 1
+    for name in ("classifier_dropout", "hidden_dropout", "summary_dropout_prob"):
+        if hasattr(config, name):
+            setattr(config, name, 0.0)
+    config.classifier_dropout = 0.0
+    model = _build(AutoModelForTokenClassification, source, config, attention.PACKED, dtype)
+    if _head_is_new(model, source):
+        # A fresh value head that starts at zero predicts no value until it has learned one.
+        nn.init.zeros_(model.score.weight)
+        if model.score.bias is not None:
+            nn.init.zeros_(model.score.bias)
+    return model
+
+
+def _head_is_new(model: PreTrainedModel, source: ModelSource) -> bool:
+    path = Path(source.checked_path())
+    return not (path.exists() and "TokenClassification" in str((AutoConfig.from_pretrained(path)).architectures))
+
+
+def _build(
+    family: type, source: ModelSource, config: PretrainedConfig, attn: str, dtype: torch.dtype, *, empty: bool = False
+) -> PreTrainedModel:
+    attention.register()
+    if empty:
+        return family.from_config(
+            config, attn_implementation=attn, dtype=dtype, trust_remote_code=source.trust_remote_code
+        )
+    try:
+        return family.from_pretrained(
+            source.checked_path(),
+            config=config,
+            attn_implementation=attn,
+            dtype=dtype,
+            trust_remote_code=source.trust_remote_code,
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the model: {first_line(error)}", key=source.key, value=source.path) from error
+
+
+def first_line(error: BaseException) -> str:
+    """An exception's message without the advice that follows it."""
+    return (str(error).strip() or type(error).__name__).split("\n")[0]

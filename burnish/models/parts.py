@@ -1,0 +1,42 @@
+"""The two halves of a Hugging Face language model: backbone and head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from burnish.errors import UserError
+from burnish.models.logprobs import chunk_logits
+
+
+def backbone(model: PreTrainedModel) -> nn.Module:
+    """Everything before the head: token ids -> hidden states."""
+    return getattr(model, model.base_model_prefix)
+
+
+def head_weight(model: PreTrainedModel) -> Tensor:
+    """[vocabulary, hidden]; the embedding itself where the two are tied."""
+    head = model.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None:
+        raise UserError(f"{type(model).__name__} has no plain linear head", key="actor_rollout_ref.model.path")
+    return head.weight
+
+
+def logit_softcap(model: PreTrainedModel) -> float | None:
+    """Gemma's tanh cap on the final logits."""
+    return getattr(model.config, "final_logit_softcapping", None)
+
+
+@torch.no_grad()
+def check_head(model: PreTrainedModel, **kwargs: object) -> None:
+    """Refuse a model whose own logits are not the plain (capped) head of its hidden states, rather than train it wrongly."""
+    ids = torch.arange(4, device=model.device)[None] % model.config.get_text_config().vocab_size
+    theirs = model(input_ids=ids, use_cache=False, **kwargs).logits[0].float()
+    hidden = backbone(model)(input_ids=ids, use_cache=False, **kwargs).last_hidden_state[0]
+    ours = chunk_logits(hidden, head_weight(model), 1.0, logit_softcap(model))
+    if not torch.allclose(ours, theirs, rtol=2e-2, atol=2e-2 * float(theirs.abs().max() + 1e-6)):
+        raise UserError(
+            f"{type(model).__name__} scales its logits in a way that Burnish does not know",
+            key="actor_rollout_ref.model.path",
+        )

@@ -1,0 +1,199 @@
+"""The paged KV cache and the attention over it.
+
+Keys and values live in blocks of 256 tokens, one pool per layer. Decoding attends in *block space*: every block in use is
+one small product with its row's query, read in place, and a row's blocks are then combined by their log-sum-exp. A
+block's product has a fixed shape, so its bits do not depend on what else is in the batch, and an absent block adds an
+exact zero. Blocks that several rows share (full blocks of a common prompt) are gathered once per reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from burnish.models.attention import AttentionShape, causal_attention
+from burnish.rollout.builtin.blocks import BLOCK
+
+MASK_STEP = 64  # a block is read up to its longest row, rounded up to this
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What one token costs: layers, key/value heads, head size, number format."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def block_bytes(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * BLOCK * self.dtype.itemsize
+
+
+class KVCache:
+    """keys[layer], values[layer]: [blocks, kv_heads, BLOCK, head_dim]."""
+
+    def __init__(self, shape: CacheShape, num_blocks: int, device: torch.device) -> None:
+        # torch.empty touches no memory on a CPU: the system backs a block when it is first written.
+        size = (num_blocks, shape.kv_heads, BLOCK, shape.head_dim)
+        self.keys = [torch.empty(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+        self.values = [torch.empty(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+
+    def copy_block(self, source: int, targets: Sequence[int], tokens: int) -> None:
+        """The first `tokens` entries of one block into others, in every layer."""
+        index = torch.tensor(list(targets), device=self.keys[0].device)
+        for pool in (*self.keys, *self.values):
+            pool[index, :, :tokens] = pool[source, :, :tokens]
+
+
+class PrefillContext:
+    """Whole prompts, packed; each attends to itself, and its keys and values are written to its blocks."""
+
+    def __init__(self, cache: KVCache | None, segments: list[int], blocks: list[list[int]]) -> None:
+        self.cache = cache
+        self.segments = segments
+        self.blocks = blocks  # per prompt; padding segments at the end have none
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
+        outputs = []
+        start = 0
+        for number, length in enumerate(self.segments):
+            part = slice(start, start + length)
+            q, k, v = query[None, :, part], key[None, :, part], value[None, :, part]
+            outputs.append(causal_attention(q, k, v, shape)[0])
+            if self.cache is not None and number < len(self.blocks):
+                self._write(layer, self.blocks[number], k[0], v[0])
+            start += length
+        return torch.cat(outputs, dim=1).transpose(0, 1)
+
+    def _write(self, layer: int, blocks: list[int], key: Tensor, value: Tensor) -> None:
+        for number, block in enumerate(blocks):
+            k = key[:, number * BLOCK : (number + 1) * BLOCK]
+            v = value[:, number * BLOCK : (number + 1) * BLOCK]
+            self.cache.keys[layer][block, :, : k.shape[1]] = k
+            self.cache.values[layer][block, :, : v.shape[1]] = v
+
+
+class DecodeContext:
+    """One new token per row. Built when the set of rows or their blocks changes; `advance` moves every row by one."""
+
+    def __init__(self, cache: KVCache, tables: list[list[int]], lengths: list[int], shared: set[int], pad: int) -> None:
+        device = cache.keys[0].device
+        self.cache = cache
+        self.rows = len(tables)
+        self.pad = pad  # rows appended to reach a fixed shape; they read and write nothing
+        self.lengths = torch.tensor(lengths, device=device)  # tokens in the cache before this step
+        own = [
+            (block, row, place)
+            for row, table in enumerate(tables)
+            for place, block in enumerate(table)
+            if block not in shared
+        ]
+        far = [
+            (block, row, place)
+            for row, table in enumerate(tables)
+            for place, block in enumerate(table)
+            if block in shared
+        ]
+        self.span = max((block for block, _, _ in own), default=-1) + 1
+        # Entries: the dense range [0, span) of blocks read in place, then one gathered copy per reader of a shared block.
+        self.far_blocks = torch.tensor([block for block, _, _ in far], dtype=torch.int64, device=device)
+        row_of = torch.zeros(self.span + len(far), dtype=torch.int64)
+        place_of = torch.full((self.span + len(far),), 1 << 40, dtype=torch.int64)  # holes lie beyond every row's end
+        entry_of = torch.full((self.rows, max(map(len, tables))), -1, dtype=torch.int64)
+        for entry, row, place in [*own, *((self.span + i, row, place) for i, (_, row, place) in enumerate(far))]:
+            row_of[entry], place_of[entry], entry_of[row, place] = row, place, entry
+        self.row_of, self.place_of = row_of.to(device), place_of.to(device)
+        self.entry_of = entry_of.to(device)
+        self.write_block = torch.tensor(
+            [table[n // BLOCK] for table, n in zip(tables, lengths, strict=True)], device=device
+        )
+        self._masks: dict[int | None, tuple[Tensor, Tensor, int]] = {}
+
+    def advance(self) -> None:
+        self.lengths = self.lengths + 1
+        self._masks.clear()
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        offset = self.lengths % BLOCK
+        keys[self.write_block, :, offset] = key[:, : self.rows].transpose(0, 1)
+        values[self.write_block, :, offset] = value[:, : self.rows].transpose(0, 1)
+
+        heads, _, head_dim = query.shape
+        grouped = query[:, : self.rows].transpose(0, 1).reshape(self.rows, key.shape[0], -1, head_dim)
+        mask, alive, width = self._mask(shape.window)
+        asked = grouped[self.row_of]  # [entries, kv_heads, group, d]
+        parts = [
+            block_attention(
+                asked[: self.span],
+                keys[: self.span, :, :width],
+                values[: self.span, :, :width],
+                mask[: self.span],
+                shape,
+            )
+        ]
+        if len(self.far_blocks):
+            near = self.far_blocks
+            parts.append(
+                block_attention(
+                    asked[self.span :], keys[near, :, :width], values[near, :, :width], mask[self.span :], shape
+                )
+            )
+        output, weight = (torch.cat(pair) for pair in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
+        combined = self._combine(output, weight, alive).reshape(self.rows, heads, head_dim)
+        if self.pad:
+            combined = torch.cat([combined, combined.new_zeros(self.pad, heads, head_dim)])
+        return combined
+
+    def _mask(self, window: int | None) -> tuple[Tensor, Tensor, int]:
+        """Additive mask [entries, 1, 1, width], which entries see anything, and how much of a block is read."""
+        if window not in self._masks:
+            end = self.lengths[self.row_of] + 1 - self.place_of * BLOCK  # the new token sees itself
+            start = torch.zeros_like(end) if window is None else end - window
+            width = min(BLOCK, -(-int(end.clamp(max=BLOCK).max()) // MASK_STEP) * MASK_STEP)
+            place = torch.arange(width, device=end.device)
+            seen = (place < end[:, None]) & (place >= start[:, None])
+            alive = seen.any(-1)
+            mask = torch.zeros(seen.shape, dtype=self.cache.keys[0].dtype, device=end.device)
+            mask.masked_fill_(~seen & alive[:, None], float("-inf"))  # a dead entry stays finite and is dropped later
+            self._masks[window] = (mask[:, None, None, :], alive, width)
+        return self._masks[window]
+
+    def _combine(self, output: Tensor, weight: Tensor, alive: Tensor) -> Tensor:
+        """Sum a row's blocks, each weighted by its share of the row's softmax."""
+        if self.entry_of.shape[1] == 1:
+            return output[self.entry_of[:, 0]]
+        present = (self.entry_of >= 0) & alive[self.entry_of]  # [rows, places]
+        weight = torch.where(
+            present[..., None, None], weight[self.entry_of], float("-inf")
+        )  # [rows, places, kv, group]
+        share = torch.exp(weight - weight.amax(1, keepdim=True))
+        total = torch.zeros_like(share[:, 0])
+        mixed = torch.zeros_like(output[self.entry_of[:, 0]], dtype=torch.float32)
+        for place in range(self.entry_of.shape[1]):  # in order: absent blocks add exact zeros, whatever their number
+            total = total + share[:, place]
+            part = torch.where(present[:, place, None, None, None], output[self.entry_of[:, place]].float(), 0.0)
+            mixed = mixed + share[:, place, ..., None] * part
+        return (mixed / total[..., None]).to(output.dtype)
+
+
+def block_attention(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shape: AttentionShape
+) -> tuple[Tensor, Tensor]:
+    """[E, kv_heads, group, d] against one block each -> outputs and their log-sum-exp [E, kv_heads, group]."""
+    if query.device.type == "cpu" and shape.softcap is None and len(query):
+        wide = mask.expand(-1, query.shape[1], query.shape[2], -1)
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, keys, values, 0.0, False, attn_mask=wide, scale=shape.scaling
+        )
+    scores = (query @ keys.transpose(-1, -2)).float() * shape.scaling
+    if shape.softcap is not None:
+        scores = torch.tanh(scores / shape.softcap) * shape.softcap
+    scores = scores + mask
+    weight = scores.logsumexp(-1)
+    return torch.exp(scores - weight[..., None]).to(values.dtype) @ values, weight

@@ -1,0 +1,273 @@
+"""BuiltinEngine: continuous batching around the Hugging Face class. One thread owns model, cache and rows."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from torch import Tensor
+
+from burnish.errors import UserError
+from burnish.rollout.builtin.blocks import OutOfBlocksError
+from burnish.rollout.builtin.rows import Prefix, Row
+from burnish.rollout.builtin.runner import Runner
+from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request
+
+
+class BuiltinEngine:
+    """Every public method hands a piece of work to the engine's thread; between two tokens the thread takes what came."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        invariant = options.device.type == "cpu" if options.invariant is None else options.invariant
+        self.capabilities = Capabilities("token", invariant, score=True, abort=True, sleep=True)
+        self.options = options
+        self.eos_ids = frozenset(options.eos_ids)
+        self.runner = Runner(options, invariant)
+        self.version = 0
+        self.waiting: deque[Row] = deque()
+        self.running: list[Row] = []
+        self.prefixes: dict[tuple[int, ...], Prefix] = {}
+        self.paused = self.asleep = False
+        self.counts: Counter[str] = Counter()
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._live, name="burnish-engine", daemon=True)
+        self._thread.start()
+
+    # the protocol
+
+    def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
+        for request in requests:
+            room = self.options.max_model_len - len(request.ids)
+            if request.sampling.max_tokens > room:
+                raise UserError(
+                    f"a prompt of {len(request.ids)} tokens and {request.sampling.max_tokens} new ones do not fit",
+                    key="actor_rollout_ref.rollout.max_model_len",
+                    value=self.options.max_model_len,
+                    hint=f"actor_rollout_ref.rollout.max_model_len={len(request.ids) + request.sampling.max_tokens}",
+                )
+        rows = [Row(request, Future()) for request in requests]
+        self._inbox.put(lambda: self._enqueue(rows))
+        return [row.future for row in rows]
+
+    def abort(self, futures: Iterable[Future[Completion]]) -> None:
+        chosen = set(futures)
+        self._ask(lambda: self._abort(chosen))
+
+    def pause(self) -> None:
+        self._ask(lambda: setattr(self, "paused", True))
+
+    def resume(self) -> None:
+        self._ask(lambda: setattr(self, "paused", False))
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
+        self._ask(lambda: self._load(stream, version))
+
+    def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        return self._ask(lambda: self.runner.score(rows, temperature))
+
+    def sleep(self, level: int = 1) -> None:
+        self._ask(lambda: self._sleep(level))
+
+    def wake(self) -> None:
+        self._ask(lambda: setattr(self, "asleep", False))
+
+    def stats(self) -> dict[str, float]:
+        def take() -> dict[str, float]:
+            counts, self.counts = dict(self.counts), Counter()
+            return counts
+
+        return self._ask(take)
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._inbox.put(None)
+            self._thread.join()
+
+    # the thread
+
+    def _ask(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """Run in the engine's thread and give the answer (or the exception) back."""
+        if not self._thread.is_alive():
+            raise RuntimeError("the engine is closed")
+        answer: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(work())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        self._inbox.put(run)
+        return answer.result()
+
+    def _live(self) -> None:
+        while True:
+            idle = self.paused or self.asleep or not (self.waiting or self.running)
+            try:
+                work = self._inbox.get(block=idle)
+            except queue.Empty:
+                self._turn()
+                continue
+            if work is None:
+                self._fail(RuntimeError("the engine was closed"))
+                return
+            work()
+
+    def _turn(self) -> None:
+        """Admit what fits, then one token for everybody."""
+        started = time.perf_counter()
+        try:
+            self._admit()
+            if self.running:
+                self._decode()
+        except Exception as error:  # nobody must wait for ever on a future of a broken engine
+            self._fail(error)
+        self.counts["seconds"] += time.perf_counter() - started
+
+    def _fail(self, error: Exception) -> None:
+        for row in [*self.running, *self.waiting]:
+            row.future.set_exception(error)
+        self.running, self.waiting = [], deque()
+        self.prefixes.clear()
+        self.runner.close_cache()
+
+    # requests
+
+    def _enqueue(self, rows: list[Row]) -> None:
+        self.waiting.extend(rows)
+        if any(row.request.priority for row in self.waiting):
+            self.waiting = deque(sorted(self.waiting, key=lambda row: row.request.priority))  # stable: first come
+
+    def _abort(self, chosen: set[Future[Completion]]) -> None:
+        for row in [row for row in self.running if row.future in chosen]:
+            self.runner.drop(row)
+            row.complete("abort")
+        self.running = [row for row in self.running if row.future not in chosen]
+        for row in [row for row in self.waiting if row.future in chosen]:
+            row.complete("abort")
+        self.waiting = deque(row for row in self.waiting if row.future not in chosen)
+        self._close_prefixes()
+
+    def _load(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
+        self.runner.load_weights(stream)
+        self.version = version
+        for prefix in self.prefixes.values():
+            self.runner.drop(prefix)
+        self.prefixes.clear()
+
+    def _sleep(self, level: int) -> None:
+        if self.running or self.waiting:
+            raise RuntimeError("the engine cannot sleep while requests are in flight")
+        self.runner.close_cache()
+        self.prefixes.clear()
+        self.asleep = True
+        self.counts["sleeps"] += 1
+
+    # scheduling
+
+    def _admit(self) -> None:
+        """Start waiting rows, prompt by prompt, while there are places, blocks and prefill tokens."""
+        if not self.waiting:
+            return
+        if self.runner.cache is None:
+            self.runner.open_cache()
+        places = self.options.max_num_seqs - len(self.running)
+        chosen = [self.waiting[i] for i in range(min(places, len(self.waiting)))]
+        fresh = self._open_prefixes(chosen)
+        if fresh:
+            self.runner.prefill(fresh)
+            self.counts["prefill_tokens"] += sum(len(prefix.ids) for prefix in fresh)
+        started = self._fork([row for row in chosen if row.request.ids in self.prefixes])
+        if started:
+            tokens, log_probs = self.runner.first_tokens(started, [self.prefixes[row.request.ids] for row in started])
+            gone = set(map(id, started))
+            self.waiting = deque(row for row in self.waiting if id(row) not in gone)
+            self.running = [*self.running, *started]
+            self._take(started, tokens, log_probs)
+        self._close_prefixes()
+
+    def _open_prefixes(self, chosen: list[Row]) -> list[Prefix]:
+        """Prompts that must be prefilled for these rows, up to the token budget of one pass and the free blocks."""
+        fresh: list[Prefix] = []
+        budget = self.options.max_num_batched_tokens
+        for row in chosen:
+            ids = row.request.ids
+            if ids in self.prefixes:
+                continue
+            if fresh and len(ids) > budget:
+                break
+            try:
+                prefix = self.runner.open_prefix(ids)
+            except OutOfBlocksError:
+                break
+            self.prefixes[ids] = prefix
+            fresh.append(prefix)
+            budget -= len(ids)
+        return fresh
+
+    def _fork(self, rows: list[Row]) -> list[Row]:
+        """Give the rows their prompts' blocks, as many of them as there are blocks for."""
+        started: list[Row] = []
+        by_prompt: dict[tuple[int, ...], list[Row]] = {}
+        for row in rows:
+            by_prompt.setdefault(row.request.ids, []).append(row)
+        for ids, members in by_prompt.items():
+            members = members[: max(0, self.runner.pool.num_free)]
+            if not members:
+                break
+            self.runner.fork(self.prefixes[ids], members)
+            started.extend(members)
+        return started
+
+    def _close_prefixes(self) -> None:
+        """Prompts that nobody waits for give their blocks back (rows keep the ones they share)."""
+        wanted = {row.request.ids for row in self.waiting}
+        for ids in [ids for ids in self.prefixes if ids not in wanted]:
+            self.runner.drop(self.prefixes.pop(ids))
+
+    def _decode(self) -> None:
+        for row in list(self.running):
+            while row.table or row in self.running:
+                try:
+                    self.runner.grow(row)
+                    break
+                except OutOfBlocksError:
+                    if self._preempt() is row:
+                        break
+        if self.running:
+            tokens, log_probs = self.runner.decode(self.running)
+            self.counts["decode_steps"] += 1
+            self._take(self.running, tokens, log_probs)
+
+    def _preempt(self) -> Row | None:
+        """Blocks ran out: idle prompts go first, then the newest row starts again later."""
+        if self.prefixes:
+            self.runner.drop(self.prefixes.pop(next(iter(self.prefixes))))
+            return None
+        row = self.running[-1]
+        self.running = self.running[:-1]
+        self.runner.drop(row)
+        row.restart()
+        self.waiting.appendleft(row)
+        self.counts["preemptions"] += 1
+        return row
+
+    def _take(self, rows: list[Row], tokens: list[int], log_probs: list[float]) -> None:
+        """Append one token to each row, and let the finished ones go."""
+        done: set[int] = set()
+        for row, token, log_prob in zip(rows, tokens, log_probs, strict=True):
+            row.append(token, log_prob, self.version)
+            reason = row.finished(self.eos_ids)
+            if reason is not None:
+                self.runner.drop(row)
+                row.complete(reason)
+                done.add(id(row))
+        self.counts["tokens"] += len(rows)
+        if done:
+            self.counts["finished"] += len(done)
+            self.running = [row for row in self.running if id(row) not in done]

@@ -1,0 +1,38 @@
+"""Invariant mode: a response's bits do not depend on what else is in the batch.
+
+A matrix product of 7 rows and one of 256 rows may use different code in the CPU's library, and so differ in the last bit
+of the same row. In invariant mode every product has the same number of rows: the token stream is padded to a multiple of
+TILE, and each linear layer works tile by tile.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+TILE = 64
+
+
+def make_invariant(model: nn.Module) -> None:
+    """Let every linear layer of this instance work in tiles of a fixed number of rows."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.forward = _tiled(module)
+
+
+def _tiled(linear: nn.Linear):  # noqa: ANN202
+    def forward(rows: Tensor) -> Tensor:
+        flat = rows.reshape(-1, rows.shape[-1])
+        if len(flat) % TILE:
+            raise ValueError(f"{len(flat)} rows are no multiple of {TILE}")
+        output = flat.new_empty(len(flat), linear.out_features)
+        for start in range(0, len(flat), TILE):
+            output[start : start + TILE] = F.linear(flat[start : start + TILE], linear.weight, linear.bias)
+        return output.view(*rows.shape[:-1], -1)
+
+    return forward
+
+
+def padding(rows: int, invariant: bool) -> int:
+    """How many rows to append so that the stream is a whole number of tiles."""
+    return -rows % TILE if invariant else 0

@@ -1,0 +1,129 @@
+"""The engine protocol: token ids in, token ids and log-probs out. A service, not a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from burnish.table import Table
+
+ENGINES = Table("rollout engine", key="actor_rollout_ref.rollout.name")
+ENGINES.add_lazy("builtin", "burnish.rollout.builtin.engine:BuiltinEngine")
+ENGINES.add_lazy("hf", "burnish.rollout.hf:HfEngine")
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. `top_k=-1` and `top_p=1` restrict nothing; temperature 0 is greedy."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    do_sample: bool = True
+    ignore_eos: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return not self.do_sample or self.temperature == 0
+
+    @property
+    def restricted(self) -> bool:
+        """Does sampling leave out part of the vocabulary, so that importance ratios are biased?"""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One response to make. `seed` is its random address: the noise of token t is a function of (seed, t) alone."""
+
+    ids: tuple[int, ...]
+    sampling: Sampling
+    seed: int
+    priority: int = 0
+    adapter: str | None = None
+    session: str | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The response tokens, log-softmax(logits / temperature) of each, and the weights' version that sampled each."""
+
+    ids: list[int]
+    log_probs: list[float]
+    versions: list[int]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can promise. `addressed` says how far noise is fixed by the request alone."""
+
+    addressed: Literal["token", "request", "none"]
+    invariant: bool
+    log_probs: bool = True
+    score: bool = False
+    abort: bool = False
+    sleep: bool = False
+
+
+@dataclass
+class EngineOptions:
+    """What every engine is built from; an engine that cannot honour an option says so."""
+
+    model: Any  # ModelSource
+    dtype: Any  # torch.dtype
+    device: Any  # torch.device
+    eos_ids: tuple[int, ...]
+    max_model_len: int
+    max_num_seqs: int = 1024
+    max_num_batched_tokens: int = 8192
+    memory_share: float = 0.5
+    invariant: bool | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Any number of requests may be in flight, and new ones may arrive while others run."""
+
+    capabilities: Capabilities
+
+    def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
+        """Start these; requests with equal ids share one prefill where the engine can."""
+        ...
+
+    def abort(self, futures: Iterable[Future[Completion]]) -> None:
+        """Finish these now with what they have (finish reason `abort`)."""
+        ...
+
+    def pause(self) -> None:
+        """Stop making tokens, keep all requests; returns when the engine stands still."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take new weights; caches computed with the old ones are dropped."""
+        ...
+
+    def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        """Log-prob of each token given those before it (the first token of a row has none and gets 0)."""
+        ...
+
+    def sleep(self, level: int = 1) -> None:
+        """Give memory back: level 1 the cache, level 2 the weights too."""
+        ...
+
+    def wake(self) -> None: ...
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the last call."""
+        ...
+
+    def close(self) -> None: ...

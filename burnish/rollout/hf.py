@@ -1,0 +1,152 @@
+"""HfEngine: transformers' own `generate`, for models that the built-in engine does not know. Slow, and right."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from burnish.models.load import load_causal_lm
+from burnish.rollout.builtin.sampling import SamplingRows, choose
+from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request
+
+
+class HfEngine:
+    """Takes what is waiting, left-pads it into one batch, and generates. A request that comes later waits for the next."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.capabilities = Capabilities("token", invariant=False, score=True)
+        self.options = options
+        self.eos_ids = list(options.eos_ids)
+        self.model = load_causal_lm(options.model, "sdpa", options.dtype, empty=True).to(options.device).eval()
+        self.model.requires_grad_(False)
+        self.version = 0
+        self.counts: Counter[str] = Counter()
+        self._standing = threading.Lock()  # held while a batch runs, or by whoever paused the engine
+        self._inbox: queue.SimpleQueue[tuple[Request, Future[Completion]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._live, name="burnish-hf-engine", daemon=True)
+        self._thread.start()
+
+    def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
+        pairs = [(request, Future()) for request in requests]
+        for pair in pairs:
+            self._inbox.put(pair)
+        return [future for _, future in pairs]
+
+    def abort(self, futures: Iterable[Future[Completion]]) -> None:
+        """A batch that runs cannot be cut short; its requests end by themselves."""
+        raise NotImplementedError("the hf engine cannot abort a running batch (capabilities.abort is False)")
+
+    def pause(self) -> None:
+        self._standing.acquire()
+
+    def resume(self) -> None:
+        self._standing.release()
+
+    @torch.inference_mode()
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
+        with self._standing:
+            own = dict(self.model.named_parameters())
+            missing = set(own)
+            for name, tensor in stream:
+                if name in own:
+                    own[name].copy_(tensor)
+                    missing.discard(name)
+            if missing:
+                raise ValueError(f"the weight stream left out {sorted(missing)[:5]} ({len(missing)} tensors)")
+            self.version = version
+
+    @torch.inference_mode()
+    def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        scores = []
+        for row in rows:
+            ids = torch.tensor([list(row)], device=self.options.device)
+            logits = self.model(ids, use_cache=False).logits[0, :-1].float() / temperature
+            log_probs = torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None]).squeeze(-1)
+            scores.append([0.0, *log_probs.tolist()])
+        return scores
+
+    def sleep(self, level: int = 1) -> None:
+        """Nothing to free: `generate` drops its cache after every batch."""
+
+    def wake(self) -> None: ...
+
+    def stats(self) -> dict[str, float]:
+        counts, self.counts = dict(self.counts), Counter()
+        return counts
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._inbox.put(None)
+            self._thread.join()
+
+    def _live(self) -> None:
+        while (first := self._inbox.get()) is not None:
+            pairs = [first]
+            while len(pairs) < self.options.max_num_seqs and not self._inbox.empty():
+                following = self._inbox.get()
+                if following is None:
+                    self._inbox.put(None)
+                    break
+                pairs.append(following)
+            try:
+                with self._standing:
+                    completions = self._batch([request for request, _ in pairs])
+            except Exception as error:  # nobody must wait for ever on a future of a failed batch
+                for _, future in pairs:
+                    future.set_exception(error)
+                continue
+            for (_, future), completion in zip(pairs, completions, strict=True):
+                future.set_result(completion)
+
+    @torch.inference_mode()
+    def _batch(self, requests: list[Request]) -> list[Completion]:
+        device = self.options.device
+        longest = max(len(request.ids) for request in requests)
+        ids = torch.tensor([[0] * (longest - len(r.ids)) + list(r.ids) for r in requests], device=device)
+        mask = torch.tensor([[0] * (longest - len(r.ids)) + [1] * len(r.ids) for r in requests], device=device)
+        chooser = _Chooser(requests, device)
+        most = max(request.sampling.max_tokens for request in requests)
+        stop_early = not any(request.sampling.ignore_eos for request in requests)
+        config = GenerationConfig(
+            do_sample=False, max_new_tokens=most, pad_token_id=0, eos_token_id=self.eos_ids if stop_early else None
+        )
+        output = self.model.generate(
+            ids, attention_mask=mask, generation_config=config, logits_processor=LogitsProcessorList([chooser])
+        )
+        tokens = output[:, longest:].tolist()
+        log_probs = torch.stack(chooser.log_probs, 1).tolist()
+        self.counts["decode_steps"] += len(chooser.log_probs)
+        return [self._cut(*row) for row in zip(requests, tokens, log_probs, strict=True)]
+
+    def _cut(self, request: Request, tokens: list[int], log_probs: list[float]) -> Completion:
+        """End a row at its own EOS or length; the batch went on for the others."""
+        sampling = request.sampling
+        end, reason = min(len(tokens), sampling.max_tokens), "length"
+        if not sampling.ignore_eos:
+            for place, token in enumerate(tokens[:end]):
+                if token in self.eos_ids:
+                    end, reason = place + 1, "stop"
+                    break
+        self.counts["tokens"] += end
+        return Completion(tokens[:end], log_probs[:end], [self.version] * end, reason)
+
+
+class _Chooser(LogitsProcessor):
+    """Chooses the token with our addressed noise, and leaves `generate` nothing but that token to take."""
+
+    def __init__(self, requests: list[Request], device: torch.device) -> None:
+        self.rows = SamplingRows.of([r.sampling for r in requests], [r.seed for r in requests], device)
+        self.log_probs: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        index = torch.full((len(scores),), len(self.log_probs), dtype=torch.int64, device=scores.device)
+        tokens, log_probs = choose(scores, self.rows, index)
+        self.log_probs.append(log_probs)
+        return torch.full_like(scores, float("-inf")).scatter_(-1, tokens[:, None], 0.0)

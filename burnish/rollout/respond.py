@@ -1,0 +1,29 @@
+"""Room 2: prompts -> requests -> completions -> response columns."""
+
+from __future__ import annotations
+
+import torch
+
+from burnish.address import address
+from burnish.batch import Batch, Ragged
+from burnish.rollout.engine import Completion, Request, Sampling
+
+
+def requests_for(prompts: Batch, sampling: Sampling, n: int, *, seed: int, step: int) -> list[list[Request]]:
+    """n requests per prompt. A request's seed names it: run seed, step, prompt, sample."""
+    return [
+        [Request(tuple(ids), sampling, address(seed, step, uid, sample)) for sample in range(n)]
+        for ids, uid in zip(prompts["prompt_ids"].lists(), prompts["uid"], strict=True)
+    ]
+
+
+def response_columns(completions: list[Completion]) -> dict[str, Ragged | list]:
+    """responses, response_mask, rollout_log_probs, weight_version, finish_reason; one row per completion."""
+    responses = Ragged.of([c.ids for c in completions], torch.int64)
+    return {
+        "responses": responses,
+        "response_mask": Ragged.like(torch.ones(len(responses.flat)), responses),
+        "rollout_log_probs": Ragged.of([c.log_probs for c in completions], torch.float32),
+        "weight_version": Ragged.of([c.versions for c in completions], torch.int64),
+        "finish_reason": [c.finish_reason for c in completions],
+    }

@@ -1,0 +1,154 @@
+"""Checkpoint folders: written beside their final name, hashed, synced, then renamed. A killed save harms nothing.
+
+    run folder/
+      global_step_40/
+        actor/  critic/        one folder per role: DCP shards, extra.json, huggingface/
+        trainer.json           step, sampler position, KL controller, seed
+        manifest.json          size and SHA-256 of every file
+      latest_checkpointed_iteration.txt
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from burnish.errors import UserError
+
+LATEST = "latest_checkpointed_iteration.txt"
+MANIFEST = "manifest.json"
+TRAINER = "trainer.json"
+PREFIX = "global_step_"
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints of one run folder."""
+
+    folder: Path
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"{PREFIX}{step}"
+
+    def steps(self) -> list[int]:
+        """Steps that have a finished folder, oldest first."""
+        found = self.folder.glob(f"{PREFIX}*") if self.folder.is_dir() else []
+        names = [path.name.removeprefix(PREFIX) for path in found if path.is_dir()]
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def save(self, step: int, roles: dict[str, Callable[[Path], None]], trainer: dict[str, Any]) -> Path:
+        """Let every role write its part, then make the whole appear at once. On failure nothing old is touched."""
+        final, partial = self.path(step), self.folder / f".{PREFIX}{step}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir(parents=True)
+            for role, write in roles.items():
+                (partial / role).mkdir()
+                write(partial / role)
+            (partial / TRAINER).write_text(json.dumps(trainer, indent=1))
+            _write_manifest(partial)
+            if final.exists():  # a resumed run that saves the same step again
+                shutil.rmtree(final)
+            partial.rename(final)
+            _replace_text(self.folder / LATEST, str(step))
+            _sync(self.folder)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            kept = self.steps()
+            last = f"the last good checkpoint is {self.path(kept[-1])}" if kept else "there is no earlier checkpoint"
+            raise UserError(
+                f"the checkpoint of step {step} could not be written ({error}); {last}",
+                key="trainer.default_local_dir",
+                value=str(self.folder),
+                hint="trainer.default_local_dir=/a/folder/with/room",
+            ) from error
+        return final
+
+    def latest_good(self) -> tuple[Path | None, list[str]]:
+        """The newest checkpoint whose files are whole, and a line for each damaged one that was passed over."""
+        damaged = []
+        for step in reversed(self.steps()):
+            problem = damage(self.path(step))
+            if problem is None:
+                return self.path(step), damaged
+            damaged.append(f"checkpoint {self.path(step)} is damaged ({problem}); going back to the one before it")
+        return None, damaged
+
+    def keep(self, actor: int | None, critic: int | None) -> None:
+        """Forget old ones: all but the last `actor` folders, and the critic's part of all but the last `critic`."""
+        steps = self.steps()
+        if actor is not None:
+            for step in steps[: max(0, len(steps) - actor)]:
+                shutil.rmtree(self.path(step))
+            steps = self.steps()
+        if critic is not None:
+            for step in steps[: max(0, len(steps) - critic)]:
+                self._drop_role(self.path(step), "critic")
+
+    def _drop_role(self, folder: Path, role: str) -> None:
+        if (folder / role).is_dir():
+            files = {name: fact for name, fact in read_manifest(folder).items() if not name.startswith(f"{role}/")}
+            _replace_text(folder / MANIFEST, json.dumps({"files": files}, indent=1))
+            shutil.rmtree(folder / role)
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint folder, or None."""
+    if not (folder / MANIFEST).is_file():
+        return f"no {MANIFEST}"
+    try:
+        files = read_manifest(folder)
+    except (ValueError, KeyError) as error:
+        return f"{MANIFEST} cannot be read: {error}"
+    for name, fact in files.items():
+        file = folder / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != fact["bytes"] or _sha256(file) != fact["sha256"]:
+            return f"{name} has changed"
+    return None
+
+
+def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    return json.loads((folder / MANIFEST).read_text())["files"]
+
+
+def read_trainer(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / TRAINER).read_text())
+
+
+def _write_manifest(folder: Path) -> None:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    facts = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in files}
+    (folder / MANIFEST).write_text(json.dumps({"files": facts}, indent=1))
+    for path in [*files, folder / MANIFEST]:
+        _sync(path)
+    for directory in [path for path in folder.rglob("*") if path.is_dir()] + [folder]:
+        _sync(directory)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Push to the disk, so that a rename never outlives the content behind it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _replace_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text(text)
+    _sync(temporary)
+    temporary.replace(path)

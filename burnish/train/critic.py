@@ -1,0 +1,77 @@
+"""Critic: learns how good a state is, one value before each response token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from burnish.address import address
+from burnish.algos.aggregate import Totals, aggregate
+from burnish.algos.losses import value_loss
+from burnish.algos.masked import Metrics, masked_share
+from burnish.batch import Batch, Ragged
+from burnish.train.backend import Backend
+from burnish.train.optim import Optimizer
+from burnish.train.packing import Cut, PackedRows
+from burnish.train.policy import shuffle_seed
+from burnish.train.read import read_values
+from burnish.train.update import UpdatePlan, loss_mask, row_weights, run_updates
+
+if TYPE_CHECKING:
+    from burnish.config.critic import CriticConfig
+
+
+class Critic:
+    """The value model. `forward_*` keys cut reading, `ppo_*` keys cut teaching."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        optimizer: Optimizer,
+        config: CriticConfig,
+        *,
+        rows_per_prompt: int,
+        max_response_length: int,
+        seed: int,
+    ) -> None:
+        self.backend = backend
+        self.optimizer = optimizer
+        self.config = config
+        self.scale_length = max_response_length
+        self.seed = seed
+        self.read_cut = Cut.of(
+            config.forward_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.forward_max_token_len_per_gpu
+        )
+        self.plan = UpdatePlan(
+            epochs=config.ppo_epochs,
+            mini_rows=config.ppo_mini_batch_size * rows_per_prompt,
+            cut=Cut.of(config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu),
+            grad_clip=config.grad_clip,
+            shuffle_seed=shuffle_seed(config.shuffle, config.data_loader_seed, seed),
+        )
+
+    def read(self, batch: Batch) -> Ragged:
+        """values."""
+        return read_values(self.backend, batch, self.read_cut)
+
+    def teach(self, batch: Batch, step: int) -> dict[str, float]:
+        torch.manual_seed(address(self.seed, "critic dropout", step))
+        self.backend.model.train()
+        lr, skipped = self.optimizer.lr, self.optimizer.skipped
+        done = run_updates(batch, step, self.plan, self.optimizer, self._loss)
+        numbers = done.numbers("critic", "vf_loss") | {"critic/lr": lr}
+        return numbers | {"critic/skipped_updates": float(self.optimizer.skipped - skipped)}
+
+    def _loss(self, micro: Batch, rows: list[int], count: Totals) -> tuple[Tensor, Tensor, Metrics]:
+        device = self.backend.device
+        mask = loss_mask(micro).to(device)
+        values = self.backend.values(PackedRows.of(micro, device))
+        returns, old_values = micro["returns"].flat.to(device), micro["values"].flat.to(device)
+        per_token, found = value_loss(values, returns, old_values, mask, self.config.cliprange_value)
+        lengths = micro["responses"].lengths
+        loss = aggregate(
+            per_token, mask, lengths, self.config.loss_agg_mode, count, self.scale_length, row_weights(micro)
+        )
+        return loss, loss, {**found, "vpred_mean": masked_share(values, mask)}

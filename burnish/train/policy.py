@@ -1,0 +1,155 @@
+"""Policy: the model that learns. Read for log-probs, then taught."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from burnish.address import address
+from burnish.algos.aggregate import Totals, aggregate
+from burnish.algos.kl import kl_penalty
+from burnish.algos.losses import LOSSES, LossOptions
+from burnish.algos.masked import Metrics, masked_share
+from burnish.batch import Batch, Ragged
+from burnish.train.backend import Backend, has_dropout
+from burnish.train.optim import Optimizer
+from burnish.train.packing import Cut, PackedRows
+from burnish.train.read import in_row_order, read_log_probs
+from burnish.train.update import UpdatePlan, loss_mask, row_weights, run_updates
+
+if TYPE_CHECKING:
+    from burnish.config.actor import ActorConfig
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What teaching leaves: numbers, and the columns it read on the way where nobody had read them before."""
+
+    metrics: dict[str, float]
+    columns: dict[str, Ragged]
+
+
+class Policy:
+    """The trained language model. `read_cut` cuts reading into micro-batches; the actor's own keys cut teaching."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        optimizer: Optimizer,
+        config: ActorConfig,
+        *,
+        temperature: float,
+        rows_per_prompt: int,
+        max_response_length: int,
+        read_cut: Cut,
+        seed: int,
+    ) -> None:
+        self.backend = backend
+        self.optimizer = optimizer
+        self.config = config
+        self.temperature = temperature
+        self.scale_length = config.loss_scale_factor or max_response_length
+        self.read_cut = read_cut
+        self.seed = seed
+        self.loss = LOSSES[config.policy_loss.loss_mode]
+        self.options = loss_options(config)
+        self.plan = UpdatePlan(
+            epochs=config.ppo_epochs,
+            mini_rows=config.ppo_mini_batch_size * rows_per_prompt,
+            cut=Cut.of(config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu),
+            grad_clip=config.grad_clip,
+            shuffle_seed=shuffle_seed(config.shuffle, config.data_loader_seed, seed),
+        )
+
+    def updates_once(self, num_rows: int) -> bool:
+        """One pass over one mini-batch without dropout: the policy that is taught is then the one that was read."""
+        once = self.plan.epochs == 1 and num_rows <= self.plan.mini_rows
+        return once and not has_dropout(self.backend.model)
+
+    def read(self, batch: Batch) -> dict[str, Ragged]:
+        """old_log_probs and entropys."""
+        log_probs, entropys = read_log_probs(self.backend, batch, self.temperature, self.read_cut, with_entropy=True)
+        return {"old_log_probs": log_probs, "entropys": entropys}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return self.backend.weights()
+
+    def teach(self, batch: Batch, step: int) -> Taught:
+        """ppo_epochs passes over the batch. Without old_log_probs they are the new ones, and are read on the way."""
+        torch.manual_seed(address(self.seed, "dropout", step))
+        self.backend.model.train()
+        read: list[tuple[list[int], Tensor, Tensor]] = []
+        lr, skipped = self.optimizer.lr, self.optimizer.skipped
+
+        def loss_of(micro: Batch, rows: list[int], count: Totals) -> tuple[Tensor, Tensor, Metrics]:
+            loss, reported, metrics, columns = self._loss(micro, count)
+            if "old_log_probs" not in batch:
+                read.append((rows, *columns))
+            return loss, reported, metrics
+
+        done = run_updates(batch, step, self.plan, self.optimizer, loss_of)
+        numbers = done.numbers("actor", "pg_loss") | {"actor/lr": lr}
+        numbers |= {"actor/skipped_updates": float(self.optimizer.skipped - skipped)}
+        if self.config.use_kl_loss:
+            numbers["actor/kl_coef"] = self.config.kl_loss_coef
+        columns = {}
+        if read:
+            columns["old_log_probs"] = in_row_order([(rows, new) for rows, new, _ in read], batch["responses"])
+            columns["entropys"] = in_row_order([(rows, entropy) for rows, _, entropy in read], batch["responses"])
+        return Taught(numbers, columns)
+
+    def _loss(self, micro: Batch, count: Totals) -> tuple[Tensor, Tensor, Metrics, tuple[Tensor, Tensor | None]]:
+        """This micro-batch's part of the mini-batch's loss: policy loss - entropy bonus + KL."""
+        config, device = self.config, self.backend.device
+        lengths = micro["responses"].lengths
+        mask = loss_mask(micro).to(device)
+        read_now = "old_log_probs" not in micro
+        wants_entropy = read_now or config.entropy_coeff != 0
+        new, entropy = self.backend.log_probs(PackedRows.of(micro, device), self.temperature, wants_entropy)
+        old = new.detach() if read_now else micro["old_log_probs"].flat.to(device)
+        per_token, found = self.loss.load()(new, old, micro["advantages"].flat.to(device), mask, lengths, self.options)
+
+        mode = self.loss.facts.get("aggregation", config.loss_agg_mode)
+        weights = row_weights(micro)
+
+        def whole(column: Tensor) -> Tensor:
+            return aggregate(column, mask, lengths, mode, count, self.scale_length, weights)
+
+        loss = policy_loss = whole(per_token)
+        if config.entropy_coeff != 0:
+            loss = loss - config.entropy_coeff * whole(entropy)
+        if entropy is not None:
+            found = {**found, "entropy": masked_share(entropy, mask)}
+        if config.use_kl_loss:
+            kl = kl_penalty(new, micro["ref_log_prob"].flat.to(device), config.kl_loss_type)
+            loss = loss + config.kl_loss_coef * whole(kl)
+            found = {**found, "kl_loss": masked_share(kl, mask)}
+        return loss, policy_loss, found, (new, entropy)
+
+
+def loss_options(config: ActorConfig) -> LossOptions:
+    """The actor's numbers as the losses read them; a null bound falls back to clip_ratio."""
+    special = config.policy_loss
+    return LossOptions(
+        clip_low=config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low,
+        clip_high=config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high,
+        clip_c=config.clip_ratio_c,
+        tau_pos=config.tau_pos,
+        tau_neg=config.tau_neg,
+        clip_cov_ratio=special.clip_cov_ratio,
+        clip_cov_lb=special.clip_cov_lb,
+        clip_cov_ub=special.clip_cov_ub,
+        kl_cov_ratio=special.kl_cov_ratio,
+        ppo_kl_coef=special.ppo_kl_coef,
+    )
+
+
+def shuffle_seed(shuffle: bool, own: int | None, run: int) -> int | None:
+    """Seed of the order of mini-batches, or None for the order as it is."""
+    if not shuffle:
+        return None
+    return run if own is None else own

@@ -1,0 +1,44 @@
+"""Reading a model: columns of the whole batch from micro-batches without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from burnish.batch import Batch, Ragged
+from burnish.train.backend import Backend
+from burnish.train.packing import Cut, PackedRows, row_lengths
+
+
+def read_log_probs(
+    backend: Backend, batch: Batch, temperature: float, cut: Cut, with_entropy: bool
+) -> tuple[Ragged, Ragged | None]:
+    """Log-probs (and entropies) of the responses, in row order."""
+    parts = _read(backend, batch, cut, lambda rows: backend.log_probs(rows, temperature, with_entropy))
+    log_probs = in_row_order([(index, found[0]) for index, found in parts], batch["responses"])
+    if not with_entropy:
+        return log_probs, None
+    return log_probs, in_row_order([(index, found[1]) for index, found in parts], batch["responses"])
+
+
+def read_values(backend: Backend, batch: Batch, cut: Cut) -> Ragged:
+    """The critic's value before each response token."""
+    return in_row_order(_read(backend, batch, cut, backend.values), batch["responses"])
+
+
+def in_row_order(parts: list[tuple[list[int], Tensor]], like: Ragged) -> Ragged:
+    """Flat results of micro-batches, put back into the batch's row order, on the CPU."""
+    order = torch.tensor([row for index, _ in parts for row in index], dtype=torch.int64)
+    joined = Ragged(torch.cat([flat.detach().cpu() for _, flat in parts]), like.lengths[order])
+    return joined.select(torch.argsort(order))
+
+
+def _read(backend: Backend, batch: Batch, cut: Cut, read: Callable) -> list[tuple[list[int], Tensor]]:
+    backend.model.eval()
+    with torch.no_grad():
+        return [
+            (index, read(PackedRows.of(batch.select(index), backend.device)))
+            for index in cut.micro_batches(row_lengths(batch))
+        ]

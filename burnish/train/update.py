@@ -1,0 +1,81 @@
+"""The loop that every taught role shares: epochs, mini-batches, micro-batches, one optimizer update per mini-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from burnish.address import address
+from burnish.algos.aggregate import Totals, totals
+from burnish.algos.masked import Metrics, add_metrics
+from burnish.batch import Batch
+from burnish.train.optim import Optimizer
+from burnish.train.packing import Cut, row_lengths
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """How a batch is walked through. `mini_rows` rows make one update; `shuffle_seed` None keeps their order."""
+
+    epochs: int
+    mini_rows: int
+    cut: Cut
+    grad_clip: float
+    shuffle_seed: int | None = None
+
+    def mini_batches(self, num_rows: int, step: int, epoch: int) -> list[list[int]]:
+        order = list(range(num_rows))
+        if self.shuffle_seed is not None:
+            generator = torch.Generator().manual_seed(address(self.shuffle_seed, "mini-batches", step, epoch))
+            order = torch.randperm(num_rows, generator=generator).tolist()
+        return [order[start : start + self.mini_rows] for start in range(0, num_rows, self.mini_rows)]
+
+
+@dataclass
+class Updates:
+    """What the updates of one step left behind."""
+
+    metrics: list[Metrics] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)  # one per micro-batch; a mini-batch's parts sum to its loss
+    norms: list[float] = field(default_factory=list)
+
+    def numbers(self, role: str, loss_name: str) -> dict[str, float]:
+        """Means over the step, under the role's name."""
+        found = {f"{role}/{name}": share.mean() for name, share in add_metrics(self.metrics).items()}
+        loss = float(torch.stack(self.losses).sum()) / len(self.norms)
+        return found | {f"{role}/{loss_name}": loss, f"{role}/grad_norm": sum(self.norms) / len(self.norms)}
+
+
+# loss_of(micro-batch, row numbers in the whole batch, totals of its mini-batch) -> loss to descend, loss to report, metrics
+LossOf = Callable[[Batch, list[int], Totals], tuple[Tensor, Tensor, Metrics]]
+
+
+def run_updates(batch: Batch, step: int, plan: UpdatePlan, optimizer: Optimizer, loss_of: LossOf) -> Updates:
+    """Teach one role. Totals are counted over the mini-batch, so the cut into micro-batches changes no gradient."""
+    done = Updates()
+    for epoch in range(plan.epochs):
+        for index in plan.mini_batches(len(batch), step, epoch):
+            mini = batch.select(index)
+            count = totals(loss_mask(mini), mini["responses"].lengths, row_weights(mini))
+            for rows in plan.cut.micro_batches(row_lengths(mini)):
+                loss, reported, metrics = loss_of(mini.select(rows), [index[row] for row in rows], count)
+                loss.backward()
+                done.losses.append(reported.detach())
+                done.metrics.append(metrics)
+            done.norms.append(optimizer.update(plan.grad_clip))
+    optimizer.steps += 1
+    return done
+
+
+def loss_mask(batch: Batch) -> Tensor:
+    """Tokens in the loss: the model's own, less those that were rejected. Flat."""
+    mask = batch["response_mask"].flat
+    return mask * batch["loss_mask"].flat if "loss_mask" in batch else mask
+
+
+def row_weights(batch: Batch) -> Tensor | None:
+    """How often each row counts, where rows were resampled."""
+    return batch["weight"] if "weight" in batch else None
