@@ -120,6 +120,10 @@ class Batch:
             raise KeyError(f"no column {name!r} in the batch; it has {sorted(self.columns)}")
         return self.columns[name]
 
+    def get(self, name: str) -> Any:
+        """The column, or None where no room has added it."""
+        return self.columns.get(name)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.columns)
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from burnish.models.parts import backbone, head_weight, logit_softcap
 from burnish.models.logprobs import token_log_probs
+from burnish.models.parts import backbone, head_weight, logit_softcap
 from burnish.train.packing import PackedRows
 
 

@@ -1,11 +1,11 @@
 """Checkpoint folders: written beside their final name, hashed, synced, then renamed. A killed save harms nothing.
 
-    run folder/
-      global_step_40/
-        actor/  critic/        one folder per role: DCP shards, extra.json, huggingface/
-        trainer.json           step, sampler position, KL controller, seed
-        manifest.json          size and SHA-256 of every file
-      latest_checkpointed_iteration.txt
+run folder/
+  global_step_40/
+    actor/  critic/        one folder per role: DCP shards, extra.json, huggingface/
+    trainer.json           step, sampler position, KL controller, seed
+    manifest.json          size and SHA-256 of every file
+  latest_checkpointed_iteration.txt
 """
 
 from __future__ import annotations

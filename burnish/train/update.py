@@ -49,7 +49,7 @@ class Updates:
         return found | {f"{role}/{loss_name}": loss, f"{role}/grad_norm": sum(self.norms) / len(self.norms)}
 
 
-# loss_of(micro-batch, row numbers in the whole batch, totals of its mini-batch) -> loss to descend, loss to report, metrics
+# (micro-batch, its row numbers in the batch, totals of its mini-batch) -> loss to descend, loss to report, metrics
 LossOf = Callable[[Batch, list[int], Totals], tuple[Tensor, Tensor, Metrics]]
 
 
@@ -78,4 +78,4 @@ def loss_mask(batch: Batch) -> Tensor:
 
 def row_weights(batch: Batch) -> Tensor | None:
     """How often each row counts, where rows were resampled."""
-    return batch["weight"] if "weight" in batch else None
+    return batch.get("weight")

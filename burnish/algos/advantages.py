@@ -1,0 +1,254 @@
+"""Advantage estimators: who gets the credit.
+
+An estimator takes a Credit and returns (advantages, returns), both flat [T] along the responses and 0 on observations.
+A row's `needs` says which optional fields of Credit it reads: values (a critic), groups (responses to one prompt),
+greedy (the score of a greedy response). `min_group` is the smallest group it is defined on.
+
+Notation: R_i is the sum of row i's token rewards; mean_g, std_g (n - 1) and n_g are those of its group. A group of one
+has no baseline: its mean counts as 0 and its std as 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from burnish.algos.masked import masked, next_in_row, reverse_scan, row_counts, row_sums, spread, whiten
+from burnish.table import Table
+
+ADVANTAGES = Table("advantage estimator", key="algorithm.adv_estimator")
+
+STD_EPS = 1e-6
+
+Estimate = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What an estimator reads. Flat columns [T] run along the responses; `lengths` [rows] is int64 on the CPU."""
+
+    token_level_rewards: Tensor  # [T] float
+    response_mask: Tensor  # [T], 1 on the model's own tokens, 0 on observations
+    lengths: Tensor  # [rows]
+    groups: Tensor | None = None  # [rows] int; responses to the same prompt have the same number
+    values: Tensor | None = None  # [T] float, the critic's
+    greedy_scores: Tensor | None = None  # [rows] float
+    gamma: float = 1.0
+    lam: float = 1.0
+    norm_by_std: bool = True
+
+    def __post_init__(self) -> None:
+        tokens, rows = int(self.lengths.sum()), len(self.lengths)
+        sizes = {"token_level_rewards": tokens, "response_mask": tokens, "values": tokens, "groups": rows}
+        for name, size in {**sizes, "greedy_scores": rows}.items():
+            column = getattr(self, name)
+            if column is not None and tuple(column.shape) != (size,):
+                raise ValueError(f"{name} has shape {tuple(column.shape)}; lengths ask for ({size},)")
+
+    def require(self, name: str) -> Tensor:
+        """An optional column that this estimator needs."""
+        column = getattr(self, name)
+        if column is None:
+            raise ValueError(f"this advantage estimator needs {name}, and Credit has none")
+        return column
+
+    def scores(self) -> Tensor:
+        """R_i [rows]: all of a row's rewards, wherever in the response they lie."""
+        return row_sums(self.token_level_rewards, self.lengths)
+
+    def on_tokens(self, per_row: Tensor) -> Estimate:
+        """One advantage per row, on each of the model's tokens. It is the return too."""
+        flat = masked(spread(per_row.to(self.token_level_rewards), self.lengths), self.response_mask)
+        return flat, flat
+
+
+# Estimators on tokens
+
+
+@ADVANTAGES.add("gae", needs={"values"})
+def gae(credit: Credit) -> Estimate:
+    """Generalised advantage estimation (arXiv 1506.02438) over the model's own tokens, whitened over the batch.
+
+    delta_t = r_t + gamma V_{t+1} - V_t,  A_t = delta_t + gamma lam A_{t+1},  return = A + V.
+    t + 1 is the model's next token: observations are stepped over. After the last one V is 0, cut off or not.
+    """
+    own = own_tokens(credit)
+    values = credit.require("values")[own.index]
+    delta = own.rewards + credit.gamma * next_in_row(values, own.lengths) - values
+    advantages = reverse_scan(delta, own.lengths, credit.gamma * credit.lam)
+    return own.back(whiten(advantages, torch.ones_like(values)), credit), own.back(advantages + values, credit)
+
+
+@ADVANTAGES.add("reinforce_plus_plus")
+def reinforce_plus_plus(credit: Credit) -> Estimate:
+    """REINFORCE++ (arXiv 2501.03262): G_t = r_t + gamma G_{t+1}, carried across observations; A = whiten(G)."""
+    own = own_tokens(credit)
+    returns = own.back(reverse_scan(own.rewards, own.lengths, credit.gamma), credit)
+    return whiten(returns, credit.response_mask), returns
+
+
+@ADVANTAGES.add("remax", needs={"greedy"})
+def remax(credit: Credit) -> Estimate:
+    """ReMax (arXiv 2310.10505): return_t = rewards from t on; A_t = return_t - the greedy response's score."""
+    own = own_tokens(credit)
+    returns = own.back(reverse_scan(own.rewards, own.lengths), credit)
+    baseline = spread(credit.require("greedy_scores").to(returns), credit.lengths)
+    return masked(returns - baseline, credit.response_mask), returns
+
+
+@ADVANTAGES.add("none")
+def none(credit: Credit) -> Estimate:
+    """A_t = r_t: the token rewards as they are."""
+    flat = masked(credit.token_level_rewards, credit.response_mask)
+    return flat, flat
+
+
+class OwnTokens(NamedTuple):
+    """A batch's responses without their observations."""
+
+    index: Tensor  # [N] where the model's tokens stand in the flat columns
+    lengths: Tensor  # [rows]
+    rewards: Tensor  # [N]
+
+    def back(self, compact: Tensor, credit: Credit) -> Tensor:
+        """[N] -> [T], 0 on observations."""
+        flat = torch.zeros_like(credit.token_level_rewards)
+        return flat.index_copy(0, self.index, compact.to(flat))
+
+
+def own_tokens(credit: Credit) -> OwnTokens:
+    """Leave observations out. A reward on one is credited to the model's token before it, which brought it about."""
+    mask, rewards = credit.response_mask.bool(), credit.token_level_rewards
+    index = mask.nonzero().squeeze(-1)
+    lengths = row_counts(mask, credit.lengths).cpu()
+    first = (lengths.cumsum(0) - lengths).to(mask.device)
+    actor = mask.long().cumsum(0) - 1  # the last of the model's tokens up to here, perhaps of an earlier row
+    has_actor = actor >= spread(first, credit.lengths)
+    own = rewards.new_zeros(len(index)).index_add(0, actor[has_actor], rewards[has_actor])
+    return OwnTokens(index, lengths, own)
+
+
+# Estimators on rows
+
+
+@ADVANTAGES.add("reward")
+def reward(credit: Credit) -> Estimate:
+    """A_i = R_i on every response token."""
+    return credit.on_tokens(credit.scores())
+
+
+@ADVANTAGES.add("grpo", "grpo_vectorized", needs={"groups"})
+def grpo(credit: Credit) -> Estimate:
+    """GRPO (arXiv 2402.03300): A_i = (R_i - mean_g) / (std_g + 1e-6), or R_i - mean_g without norm_by_std."""
+    group = GroupScores.of(credit)
+    return credit.on_tokens(group.centred / (group.std() + STD_EPS) if credit.norm_by_std else group.centred)
+
+
+@ADVANTAGES.add("dr_grpo", needs={"groups"})
+def dr_grpo(credit: Credit) -> Estimate:
+    """Dr.GRPO (arXiv 2503.20783): A_i = R_i - mean_g."""
+    return credit.on_tokens(GroupScores.of(credit).centred)
+
+
+@ADVANTAGES.add("grpo_passk", needs={"groups"}, min_group=2)
+def grpo_passk(credit: Credit) -> Estimate:
+    """Pass@k (arXiv 2503.19595): a group's best has A = R_best - R_second (/ (std_g + 1e-6)), the others 0."""
+    group = GroupScores.of(credit)
+    if bool((group.sizes < 2).any()):
+        raise ValueError("grpo_passk needs at least two responses to every prompt: a second best is its baseline")
+    top = group.max_of(group.scores)
+    numbers = torch.arange(len(top), device=top.device)
+    best = -group.max_of(torch.where(group.scores == top, -numbers, -len(top))) == numbers  # the first of equals
+    lead = top - group.max_of(torch.where(best, -torch.inf, group.scores))
+    lead = lead / (group.std() + STD_EPS) if credit.norm_by_std else lead
+    return credit.on_tokens(torch.where(best, lead, torch.zeros_like(lead)))
+
+
+@ADVANTAGES.add("reinforce_plus_plus_baseline", needs={"groups"})
+def reinforce_plus_plus_baseline(credit: Credit) -> Estimate:
+    """REINFORCE++ with the group's mean as baseline: A = whiten(R_i - mean_g) over all response tokens."""
+    centred, _ = credit.on_tokens(GroupScores.of(credit).centred)
+    white = whiten(centred, credit.response_mask)
+    return white, white
+
+
+@ADVANTAGES.add("rloo", needs={"groups"})
+def rloo(credit: Credit) -> Estimate:
+    """Leave one out (arXiv 2402.14740): A_i = R_i - mean of the others = (R_i - mean_g) n_g / (n_g - 1)."""
+    group = GroupScores.of(credit)
+    return credit.on_tokens(group.centred * group.leave_one_out())
+
+
+@ADVANTAGES.add("rloo_vectorized", needs={"groups"})
+def rloo_vectorized(credit: Credit) -> Estimate:
+    """rloo, but a group of one has A = 0."""
+    group = GroupScores.of(credit)
+    alone = group.sizes == 1
+    return credit.on_tokens(torch.where(alone, 0.0, group.centred * group.leave_one_out()))
+
+
+@ADVANTAGES.add("opo", needs={"groups"})
+def opo(credit: Credit) -> Estimate:
+    """OPO (arXiv 2505.23585): the baseline is the group's mean weighted by response length."""
+    group = GroupScores.of(credit)
+    length = row_counts(credit.response_mask, credit.lengths).to(group.scores)
+    offset = group.sum_of(length * group.above) / group.sum_of(length).clamp(min=1)
+    return credit.on_tokens(torch.where(group.sizes == 1, group.scores, group.above - offset))
+
+
+@ADVANTAGES.add("gpg", needs={"groups"})
+def gpg(credit: Credit) -> Estimate:
+    """GPG (arXiv 2504.02546): A_i = alpha (R_i - mean_g), alpha = rows / rows with a score other than 0."""
+    group = GroupScores.of(credit)
+    scored = (group.scores != 0).sum().clamp(min=1)
+    return credit.on_tokens(group.centred * len(group.scores) / scored)
+
+
+@dataclass(frozen=True)
+class GroupScores:
+    """Scores of rows and what their groups make of them; every tensor is [rows]."""
+
+    scores: Tensor
+    group_of: Tensor  # which of the batch's groups, counted from 0
+    num_groups: int
+    sizes: Tensor  # n_g
+    above: Tensor  # R_i - max_g; differences within a group survive where scores are large
+    centred: Tensor  # R_i - mean_g; R_i in a group of one; exactly 0 where all scores are equal
+
+    @staticmethod
+    def of(credit: Credit) -> GroupScores:
+        scores = credit.scores()
+        numbers, group_of = credit.require("groups").to(scores.device).unique(return_inverse=True)
+        sizes = _group_sum(torch.ones_like(scores), group_of, len(numbers))
+        above = scores - _group_max(scores, group_of, len(numbers))
+        mean = _group_sum(above, group_of, len(numbers)) / sizes
+        centred = torch.where(sizes == 1, scores, above - mean)
+        return GroupScores(scores, group_of, len(numbers), sizes, above, centred)
+
+    def sum_of(self, x: Tensor) -> Tensor:
+        """Sum over the row's group."""
+        return _group_sum(x, self.group_of, self.num_groups)
+
+    def max_of(self, x: Tensor) -> Tensor:
+        """Maximum over the row's group."""
+        return _group_max(x, self.group_of, self.num_groups)
+
+    def std(self) -> Tensor:
+        """std_g with n - 1; 1 in a group of one."""
+        std = (self.sum_of(self.centred.square()) / (self.sizes - 1).clamp(min=1)).sqrt()
+        return torch.where(self.sizes == 1, torch.ones_like(std), std)
+
+    def leave_one_out(self) -> Tensor:
+        """n_g / (n_g - 1); 1 in a group of one."""
+        return torch.where(self.sizes == 1, torch.ones_like(self.sizes), self.sizes / (self.sizes - 1).clamp(min=1))
+
+
+def _group_sum(x: Tensor, group_of: Tensor, num_groups: int) -> Tensor:
+    return x.new_zeros(num_groups).index_add(0, group_of, x)[group_of]
+
+
+def _group_max(x: Tensor, group_of: Tensor, num_groups: int) -> Tensor:
+    return x.new_zeros(num_groups).scatter_reduce(0, group_of, x, "amax", include_self=False)[group_of]

@@ -1,0 +1,121 @@
+"""KL between the policy and its reference: per-token estimators, and what sets the coefficient of the KL in the reward.
+
+An estimator takes log-probs of the sampled tokens, (log_prob, ref_log_prob), any shape, and returns the same shape. One
+that needs `logits` takes logits and ref_logits [..., vocabulary] by keyword as well. John Schulman, "Approximating KL
+divergence" (2020), names k1, k2, k3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from burnish.table import Table
+
+KL_ESTIMATORS = Table("KL estimator", key="algorithm.kl_penalty")
+KL_CONTROLLERS = Table("KL controller", key="algorithm.kl_ctrl.type")
+
+
+def kl_penalty(
+    log_prob: Tensor, ref_log_prob: Tensor, name: str, logits: Tensor | None = None, ref_logits: Tensor | None = None
+) -> Tensor:
+    """The estimator of that name on each token."""
+    row = KL_ESTIMATORS[name]
+    if "logits" not in row.needs:
+        return row.load()(log_prob, ref_log_prob)
+    if logits is None or ref_logits is None:
+        raise ValueError(f"KL estimator {name!r} needs the logits of policy and reference")
+    return row.load()(log_prob, ref_log_prob, logits=logits, ref_logits=ref_logits)
+
+
+@KL_ESTIMATORS.add("kl", "k1")
+def k1(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    """x = log pi - log ref. Unbiased; as a loss its gradient is that of log pi, not of the KL."""
+    return log_prob - ref_log_prob
+
+
+@KL_ESTIMATORS.add("abs")
+def absolute(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    """|x|"""
+    return (log_prob - ref_log_prob).abs()
+
+
+@KL_ESTIMATORS.add("mse", "k2")
+def k2(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    """x^2 / 2. Biased value; its gradient is unbiased for the KL's."""
+    return 0.5 * (log_prob - ref_log_prob).square()
+
+
+@KL_ESTIMATORS.add("low_var_kl", "k3")
+def k3(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    """exp(-x) + x - 1, with -x held in +-20 and the value in +-10. Unbiased, never negative, low variance."""
+    y = (ref_log_prob - log_prob).clamp(-20, 20)
+    return (y.exp() - y - 1).clamp(-10, 10)
+
+
+@KL_ESTIMATORS.add("full", needs={"logits"})
+def full(log_prob: Tensor, ref_log_prob: Tensor, *, logits: Tensor, ref_logits: Tensor) -> Tensor:
+    """The KL itself, over the whole vocabulary."""
+    return full_kl(logits, ref_logits)
+
+
+def full_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    """sum_v p_v (log p_v - log q_v): [..., V] -> [...]. The caller hands over as many rows as fit in memory."""
+    log_p, log_q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    # A token that the policy cannot take (logit -inf) adds nothing: 0 log 0 = 0.
+    gap = torch.where(log_p == -torch.inf, torch.zeros_like(log_p), log_p - log_q)
+    return (log_p.exp() * gap).sum(-1)
+
+
+def with_k2_gradient(estimator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The estimator's value with k2's gradient: what a name ending in "+" means."""
+
+    def straight_through(log_prob: Tensor, ref_log_prob: Tensor, **logits: Tensor) -> Tensor:
+        backward = k2(log_prob, ref_log_prob)
+        return estimator(log_prob, ref_log_prob, **logits).detach() + backward - backward.detach()
+
+    straight_through.__doc__ = f"{estimator.__name__}'s value with k2's gradient."
+    return straight_through
+
+
+for _row in list(KL_ESTIMATORS.rows.values()):
+    KL_ESTIMATORS.add(f"{_row.name}+", needs=_row.needs)(with_k2_gradient(_row.thing))
+
+
+@KL_CONTROLLERS.add("fixed")
+class FixedKL:
+    """A coefficient that stays what it is. Takes the adaptive one's settings too, so that both are made alike."""
+
+    def __init__(self, kl_coef: float, target_kl: float = 0.1, horizon: float = 10_000) -> None:
+        self.value = kl_coef
+
+    def update(self, kl: float, num_trajectories: int) -> None:
+        """Nothing to learn from a measured KL."""
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value = state["value"]
+
+
+@KL_CONTROLLERS.add("adaptive")
+class AdaptiveKL(FixedKL):
+    """A coefficient that steers the measured KL to a target (Ziegler et al. 2019, arXiv 1909.08593).
+
+    value <- value (1 + clip(KL / target - 1, +-0.2) num_trajectories / horizon)
+    """
+
+    def __init__(self, kl_coef: float, target_kl: float = 0.1, horizon: float = 10_000) -> None:
+        if target_kl <= 0 or horizon <= 0:
+            raise ValueError(f"target_kl and horizon must be positive, not {target_kl} and {horizon}")
+        super().__init__(kl_coef)
+        self.target_kl = target_kl
+        self.horizon = horizon
+
+    def update(self, kl: float, num_trajectories: int) -> None:
+        """One batch was measured at this mean KL."""
+        error = min(max(kl / self.target_kl - 1, -0.2), 0.2)
+        self.value *= 1 + error * num_trajectories / self.horizon

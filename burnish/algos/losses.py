@@ -1,0 +1,201 @@
+"""Policy losses and the value loss, per token; aggregate.py makes one number of them.
+
+A policy loss takes (log_probs, old_log_probs, advantages, mask, lengths, options), flat [T] columns with row lengths,
+and returns (loss per token [T], metrics as Shares); what it returns outside the mask means nothing. Facts of a row:
+`aggregation` names the only aggregation that the loss is defined with; `couples_rows` says that a token's loss depends
+on what else is in the micro-batch, so that a split changes it.
+
+d = clamp(log pi - log pi_old, +-20), ratio = exp(d), A the advantage; sg() stops the gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from burnish.algos.masked import Metrics, masked, masked_mean, masked_share, row_means, spread
+from burnish.table import Table
+
+LOSSES = Table("policy loss", key="actor_rollout_ref.actor.policy_loss.loss_mode")
+
+LossPerToken = tuple[Tensor, Metrics]
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """Numbers that losses read; each reads its own."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    clip_c: float | None = 3.0  # dual clip: caps the loss at -A c where A < 0; None = off
+    tau_pos: float = 1.0  # sapo
+    tau_neg: float = 1.05
+    clip_cov_ratio: float = 0.0002
+    clip_cov_lb: float = 1.0
+    clip_cov_ub: float = 5.0
+    kl_cov_ratio: float = 0.0002
+    ppo_kl_coef: float = 0.1
+    seed: int | torch.Generator = 0  # for losses that choose at random; an int always chooses alike
+
+
+@LOSSES.add("vanilla")
+def vanilla(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
+) -> LossPerToken:
+    """PPO (arXiv 1707.06347) with separate bounds (DAPO) and dual clip (arXiv 1912.09729).
+
+    max(-A ratio, -A clamp(ratio, 1 - low, 1 + high)), and at most -A c where A < 0.
+    """
+    d = log_ratio(log_probs, old_log_probs, mask)
+    loss, clipped = clipped_objective(d.exp(), advantages, options)
+    metrics = {"ppo_kl": masked_share(-d, mask), "pg_clipfrac": masked_share(clipped, mask)}
+    if options.clip_c is not None:
+        cap = -advantages * options.clip_c
+        capped = (advantages < 0) & (loss > cap)
+        loss = torch.where(capped, cap, loss)
+        metrics["pg_clipfrac_lower"] = masked_share(capped, mask)
+    return loss, metrics
+
+
+@LOSSES.add("gpg")
+def gpg(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
+) -> LossPerToken:
+    """Plain policy gradient (GPG, arXiv 2504.02546): -A log pi."""
+    return -masked(advantages, mask) * log_probs, {}
+
+
+@LOSSES.add("gspo")
+def gspo(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
+) -> LossPerToken:
+    """GSPO (arXiv 2507.18071): PPO's clip on the sequence's ratio, exp(mean_t(log pi - log pi_old)).
+
+    The value is the sequence's, the gradient runs through each token's own log-prob.
+    """
+    gap = masked(log_probs - old_log_probs, mask)
+    sequence = spread(row_means(gap, mask, lengths), lengths).detach()
+    ratio = (masked(log_probs - log_probs.detach(), mask) + sequence).clamp(max=10).exp()
+    loss, clipped = clipped_objective(ratio, advantages, options)
+    return loss, {"ppo_kl": masked_share(-gap, mask), "pg_clipfrac": masked_share(clipped, mask)}
+
+
+@LOSSES.add("cispo")
+def cispo(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
+) -> LossPerToken:
+    """CISPO (arXiv 2506.13585): -sg(clamp(ratio, 1 - low, 1 + high)) A log pi. No token loses its gradient."""
+    d = log_ratio(log_probs, old_log_probs, mask)
+    ratio = d.detach().exp()
+    weight = ratio.clamp(1 - options.clip_low, 1 + options.clip_high)
+    metrics = {"ppo_kl": masked_share(-d, mask), "pg_clipfrac": masked_share(weight != ratio, mask)}
+    return -weight * masked(advantages, mask) * log_probs, metrics
+
+
+@LOSSES.add("sapo", aggregation="seq-mean-token-mean")
+def sapo(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
+) -> LossPerToken:
+    """SAPO (arXiv 2511.20347): -(4 / tau) sigmoid(tau (ratio - 1)) A, a soft clip; tau by the sign of A."""
+    d = log_ratio(log_probs, old_log_probs, mask)
+    tau = torch.where(advantages > 0, options.tau_pos, options.tau_neg)
+    gate = torch.sigmoid(tau * (d.exp() - 1)) * 4 / tau
+    return -gate * advantages, {"ppo_kl": masked_share(-d, mask)}
+
+
+@LOSSES.add("geo_mean", "gmpo", aggregation="seq-mean-token-mean")
+def geo_mean(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
+) -> LossPerToken:
+    """GMPO (arXiv 2507.20673): -mean_t(A) exp(mean_t(d clipped to [-low, high])), the same on every token of the row.
+
+    As in PPO the clip acts only where it makes the objective smaller.
+    """
+    d = log_ratio(log_probs, old_log_probs, mask)
+    bounded = d.clamp(-options.clip_low, options.clip_high)
+    held = torch.where(advantages >= 0, torch.minimum(d, bounded), torch.maximum(d, bounded))
+    sequence = -row_means(advantages, mask, lengths) * row_means(held, mask, lengths).exp()
+    out = bounded != d
+    metrics = {
+        "ppo_kl": masked_share(-d, mask),
+        "pg_clipfrac": masked_share(out & (advantages > 0), mask),
+        "pg_clipfrac_lower": masked_share(out & (advantages < 0), mask),
+    }
+    return spread(sequence, lengths), metrics
+
+
+@LOSSES.add("clip_cov", couples_rows=True)
+def clip_cov(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
+) -> LossPerToken:
+    """Clip-Cov (arXiv 2505.22617): PPO, less some tokens that would cost the most entropy.
+
+    Of the tokens that PPO does not clip and whose covariance lies in (lb, ub), `clip_cov_ratio` times the number of all
+    tokens, at least one, leave the loss at random.
+    """
+    d = log_ratio(log_probs, old_log_probs, mask)
+    loss, clipped = clipped_objective(d.exp(), advantages, options)
+    covariance = token_covariance(log_probs, advantages, mask)
+    eligible = mask.bool() & ~clipped & (covariance > options.clip_cov_lb) & (covariance < options.clip_cov_ub)
+    count = max(1, int(options.clip_cov_ratio * int(mask.bool().sum())))
+    dropped = torch.zeros_like(eligible)
+    dropped[choose(eligible.nonzero().squeeze(-1), count, options.seed)] = True
+    metrics = {"ppo_kl": masked_share(-d, mask), "pg_clipfrac": masked_share(dropped, mask)}
+    return masked(loss, ~dropped), metrics
+
+
+@LOSSES.add("kl_cov", couples_rows=True)
+def kl_cov(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
+) -> LossPerToken:
+    """KL-Cov (arXiv 2505.22617): -A ratio, plus ppo_kl_coef |d| on the share `kl_cov_ratio` of highest covariance."""
+    d = log_ratio(log_probs, old_log_probs, mask)
+    tokens = int(mask.bool().sum())
+    count = min(tokens, max(1, int(options.kl_cov_ratio * tokens))) if options.kl_cov_ratio > 0 else 0
+    covariance = token_covariance(log_probs, advantages, mask).masked_fill(~mask.bool(), -torch.inf)
+    penalised = torch.zeros_like(mask, dtype=torch.bool)
+    penalised[covariance.topk(count).indices] = True
+    loss = -advantages * d.exp() + masked(options.ppo_kl_coef * d.abs(), penalised)
+    return loss, {"ppo_kl": masked_share(-d, mask)}
+
+
+def log_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
+    """d, and 0 outside the mask."""
+    return masked(log_probs - old_log_probs, mask).clamp(-20, 20)
+
+
+def clipped_objective(ratio: Tensor, advantages: Tensor, options: LossOptions) -> tuple[Tensor, Tensor]:
+    """PPO's larger of the two losses, and where the clipped one is larger."""
+    free = -advantages * ratio
+    bound = -advantages * ratio.clamp(1 - options.clip_low, 1 + options.clip_high)
+    return torch.maximum(free, bound), bound > free
+
+
+def token_covariance(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """(A - mean A) (log pi - mean log pi) per token, detached: how much a token's update moves the entropy."""
+    log_probs = log_probs.detach()
+    return (advantages - masked_mean(advantages, mask)) * (log_probs - masked_mean(log_probs, mask))
+
+
+def choose(candidates: Tensor, count: int, seed: int | torch.Generator) -> Tensor:
+    """`count` of the candidates at random, or all if there are fewer."""
+    generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(candidates), generator=generator, device=generator.device)
+    return candidates[order[:count].to(candidates.device)]
+
+
+def value_loss(
+    values: Tensor, returns: Tensor, old_values: Tensor, mask: Tensor, cliprange_value: float
+) -> LossPerToken:
+    """Half the larger squared error of the prediction and of the prediction held within old +- cliprange_value."""
+    held = torch.clamp(values, old_values - cliprange_value, old_values + cliprange_value)
+    free, bound = (values - returns).square(), (held - returns).square()
+    return 0.5 * torch.maximum(free, bound), {"vf_clipfrac": masked_share(bound > free, mask)}
+
+
+def entropy_from_logits(logits: Tensor) -> Tensor:
+    """H = logsumexp(z) - sum(softmax(z) z): [..., V] -> [...]. z are the logits divided by the temperature."""
+    possible = logits.masked_fill(logits == -torch.inf, 0)  # 0 * inf is NaN, in the gradient too
+    return logits.logsumexp(-1) - (logits.softmax(-1) * possible).sum(-1)

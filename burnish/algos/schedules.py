@@ -1,0 +1,57 @@
+"""Learning-rate schedules: what the learning rate is multiplied with at each step.
+
+Every row is factor(step, warmup, total, min_ratio, num_cycles), step counted from 0. Warm-up of W steps gives
+1/W, 2/W, ..., 1, so that no update is made at rate 0. After `total` a decaying schedule stays where it ended.
+"""
+
+from __future__ import annotations
+
+import math
+
+from burnish.table import Table
+
+SCHEDULES = Table("learning-rate schedule", key="actor_rollout_ref.actor.optim.lr_scheduler_type")
+
+# The share of the steps after warm-up that `wsd` (warm-up, stable, decay) spends at the full rate.
+STABLE_SHARE = 0.9
+
+
+@SCHEDULES.add("constant")
+def constant(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: float = 0.5) -> float:
+    """1 after warm-up."""
+    return (step + 1) / warmup if step < warmup else 1.0
+
+
+@SCHEDULES.add("cosine")
+def cosine(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: float = 0.5) -> float:
+    """From 1 along cos(2 pi num_cycles p) to the floor min_ratio; num_cycles 0.5 goes straight down."""
+    if step < warmup:
+        return constant(step, warmup, total)
+    return _wave(_progress(step, warmup, total), min_ratio, num_cycles)
+
+
+@SCHEDULES.add("linear")
+def linear(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: float = 0.5) -> float:
+    """From 1 in a straight line to min_ratio."""
+    if step < warmup:
+        return constant(step, warmup, total)
+    return 1 - (1 - min_ratio) * _progress(step, warmup, total)
+
+
+@SCHEDULES.add("wsd")
+def wsd(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: float = 0.5) -> float:
+    """Warm-up, then 1 for 90 % of what is left, then cosine to min_ratio."""
+    decay_start = warmup + int(STABLE_SHARE * max(0, total - warmup))
+    if step < decay_start:
+        return constant(step, warmup, total)
+    return _wave(_progress(step, decay_start, total), min_ratio, num_cycles)
+
+
+def _progress(step: int, start: int, end: int) -> float:
+    """0 at start, 1 from end on."""
+    return min(1.0, (step - start) / max(1, end - start))
+
+
+def _wave(progress: float, min_ratio: float, num_cycles: float) -> float:
+    height = (1 + math.cos(2 * math.pi * num_cycles * progress)) / 2
+    return max(min_ratio, min_ratio + (1 - min_ratio) * height)

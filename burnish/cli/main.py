@@ -1,0 +1,43 @@
+"""The `burnish` command: one subcommand per job, each in its own file."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from burnish.errors import UserError
+
+COMMANDS = ("train", "demo", "data", "explain")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 done, 1 something the user can mend, 2 a command that cannot be read, 130 stopped by Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="burnish", description="Reinforcement-learning post-training of language models."
+    )
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    modules = {name: importlib.import_module(f"burnish.cli.{name}") for name in COMMANDS}
+    for module in modules.values():
+        module.add_parser(subparsers)
+    args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    try:
+        return modules[args.command].run(args)
+    except UserError as error:
+        if args.traceback:
+            raise
+        _complain(error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _complain(error: UserError) -> None:
+    from burnish.log.console import say_error
+
+    say_error(error.text())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

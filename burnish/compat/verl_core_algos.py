@@ -1,0 +1,375 @@
+"""verl's core_algos by its own names and padded [B, T] arguments, computed by burnish.algos.
+
+For a user's own estimators written against verl, and for comparing numbers. A padded matrix is read as B rows of T
+tokens whose mask is 0 on the padding. Where results differ from verl's, tests/parity/README.md says so.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnish.algos import kl, losses
+from burnish.algos.advantages import ADVANTAGES, STD_EPS, Credit, Estimate
+from burnish.algos.aggregate import Totals, aggregate, totals
+from burnish.algos.losses import LOSSES, LossOptions
+from burnish.compat.padding import flat, full_lengths, group_numbers, padded
+
+# Advantages
+
+
+def compute_gae_advantage_return(
+    token_level_rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float, lam: float
+) -> Estimate:
+    return _estimate("gae", token_level_rewards, response_mask, values=values, gamma=float(gamma), lam=float(lam))
+
+
+def compute_grpo_outcome_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: Sequence[Any],
+    epsilon: float = 1e-6,
+    norm_adv_by_std_in_grpo: bool = True,
+    config: Any = None,
+) -> Estimate:
+    _only_epsilon(epsilon)
+    return _estimate("grpo", token_level_rewards, response_mask, index=index, norm_by_std=norm_adv_by_std_in_grpo)
+
+
+def compute_grpo_passk_outcome_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: Sequence[Any],
+    epsilon: float = 1e-6,
+    norm_adv_by_std_in_grpo: bool = True,
+    config: Any = None,
+) -> Estimate:
+    _only_epsilon(epsilon)
+    norm = norm_adv_by_std_in_grpo if config is None else config.norm_adv_by_std_in_grpo
+    return _estimate("grpo_passk", token_level_rewards, response_mask, index=index, norm_by_std=norm)
+
+
+def compute_reinforce_plus_plus_outcome_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    config: Any = None,
+    gamma: float = 1.0,
+) -> Estimate:
+    discount = float(gamma if config is None else config.gamma)
+    return _estimate("reinforce_plus_plus", token_level_rewards, response_mask, gamma=discount)
+
+
+def compute_remax_outcome_advantage(
+    token_level_rewards: Tensor,
+    reward_baselines: Tensor,
+    response_mask: Tensor,
+    config: Any = None,
+) -> Estimate:
+    return _estimate("remax", token_level_rewards, response_mask, greedy_scores=reward_baselines)
+
+
+def _only_epsilon(epsilon: float) -> None:
+    if epsilon != STD_EPS:
+        raise ValueError(f"epsilon is {STD_EPS} here, not {epsilon}")
+
+
+def _grouped(name: str) -> Callable[..., Estimate]:
+    """verl's signature of an estimator that reads scores and groups, and nothing else."""
+
+    def compute(
+        token_level_rewards: Tensor,
+        response_mask: Tensor,
+        index: Sequence[Any],
+        epsilon: float = 1e-6,
+        config: Any = None,
+    ) -> Estimate:
+        return _estimate(name, token_level_rewards, response_mask, index=index)
+
+    compute.__doc__ = f"Estimator {name!r}."
+    return compute
+
+
+compute_grpo_vectorized_outcome_advantage = compute_grpo_outcome_advantage
+compute_reinforce_plus_plus_baseline_outcome_advantage = _grouped("reinforce_plus_plus_baseline")
+compute_rloo_outcome_advantage = _grouped("rloo")
+compute_rloo_vectorized_outcome_advantage = _grouped("rloo_vectorized")
+compute_opo_outcome_advantage = _grouped("opo")
+compute_gpg_outcome_advantage = _grouped("gpg")
+
+
+# What an estimator must be given if its signature names this argument.
+NEEDED_FOR = {"values": "values", "index": "groups", "reward_baselines": "greedy"}
+
+
+def estimator_from_verl(function: Callable[..., Estimate]) -> Callable[[Credit], Estimate]:
+    """A verl-style estimator ([B, T] tensors by verl's names) as one of ours, which a run can be pointed at.
+
+    It is called with those of verl's arguments that its signature names; `config` holds gamma, lam and
+    norm_adv_by_std_in_grpo. What the loop must provide follows from the signature too.
+    """
+    names = inspect.signature(function).parameters
+    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values())
+
+    def estimate(credit: Credit) -> Estimate:
+        offered = _verl_arguments(credit)
+        given = {name: value for name, value in offered.items() if takes_all or name in names}
+        advantages, returns = function(**given)
+        return flat(advantages, credit.lengths), flat(returns, credit.lengths)
+
+    estimate.needs = frozenset(NEEDED_FOR[name] for name in names if name in NEEDED_FOR)  # type: ignore[attr-defined]
+    return estimate
+
+
+def _verl_arguments(credit: Credit) -> dict[str, Any]:
+    lengths = credit.lengths
+    settings = {"gamma": credit.gamma, "lam": credit.lam, "norm_adv_by_std_in_grpo": credit.norm_by_std}
+    arguments: dict[str, Any] = {
+        "token_level_rewards": padded(credit.token_level_rewards, lengths),
+        "response_mask": padded(credit.response_mask, lengths),
+        "config": _Settings(settings),
+    }
+    if credit.values is not None:
+        arguments["values"] = padded(credit.values, lengths)
+    if credit.groups is not None:
+        arguments["index"] = credit.groups.cpu().numpy()
+    if credit.greedy_scores is not None:
+        arguments["reward_baselines"] = credit.greedy_scores
+    return {**settings, **arguments}
+
+
+class _Settings(dict):
+    """Reads as config.gamma and as config.get("gamma", 1.0): verl's users write both."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"no setting {name!r}; there are {sorted(self)}")
+        return self[name]
+
+
+# Losses
+
+
+def agg_loss(
+    loss_mat: Tensor,
+    loss_mask: Tensor,
+    loss_agg_mode: str,
+    dp_size: int = 1,
+    batch_num_tokens: float | None = None,
+    global_batch_size: float | None = None,
+    loss_scale_factor: float | None = None,
+) -> Tensor:
+    """One number of a loss per token; counts that are not given are the matrix's own."""
+    lengths = full_lengths(loss_mat)
+    own = totals(loss_mask.reshape(-1), lengths)
+    count = Totals(
+        own.tokens if batch_num_tokens is None else float(batch_num_tokens),
+        own.sequences if global_batch_size is None else float(global_batch_size),
+    )
+    length = loss_scale_factor or loss_mat.shape[-1]
+    return dp_size * aggregate(loss_mat.reshape(-1), loss_mask.reshape(-1), lengths, loss_agg_mode, count, length)
+
+
+def compute_policy_loss(
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    cliprange: float | None = None,
+    cliprange_low: float | None = None,
+    cliprange_high: float | None = None,
+    clip_ratio_c: float | None = 3.0,
+    loss_agg_mode: str = "token-mean",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower)"""
+    low, high = (cliprange if bound is None else bound for bound in (cliprange_low, cliprange_high))
+    if low is None or high is None:
+        raise ValueError("give cliprange, or both cliprange_low and cliprange_high")
+    options = LossOptions(clip_low=low, clip_high=high, clip_c=clip_ratio_c)
+    loss, metrics = policy_loss("vanilla", old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, options)
+    lower = metrics.get("actor/pg_clipfrac_lower", 0.0)
+    numbers = (metrics["actor/pg_clipfrac"], metrics["actor/ppo_kl"], lower)
+    clipfrac, ppo_kl, clipfrac_lower = (torch.tensor(number, device=log_prob.device) for number in numbers)
+    return loss, clipfrac, ppo_kl, clipfrac_lower
+
+
+def policy_loss(
+    name: str,
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: str = "token-mean",
+    options: LossOptions | None = None,
+    rollout_is_weights: Tensor | None = None,
+) -> tuple[Tensor, dict[str, float]]:
+    """The policy loss of that name and its metrics."""
+    row = LOSSES[name]
+    columns = [x.reshape(-1) for x in (log_prob, old_log_prob, advantages, response_mask)]
+    per_token, metrics = row.load()(*columns, full_lengths(log_prob), options or LossOptions())
+    per_token = per_token.view_as(log_prob)
+    if rollout_is_weights is not None:
+        per_token = per_token * rollout_is_weights
+    loss = agg_loss(per_token, response_mask, row.facts.get("aggregation", loss_agg_mode))
+    return loss, {f"actor/{key}": share.mean() for key, share in metrics.items()}
+
+
+def _options(config: Any) -> LossOptions:
+    """verl's actor section (clip_ratio..., policy_loss.*) as our options."""
+    if config is None:
+        return LossOptions()
+    both, special = config.clip_ratio, config.policy_loss
+    own = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef")
+    return LossOptions(
+        clip_low=both if config.clip_ratio_low is None else config.clip_ratio_low,
+        clip_high=both if config.clip_ratio_high is None else config.clip_ratio_high,
+        clip_c=config.clip_ratio_c,
+        tau_pos=getattr(config, "tau_pos", LossOptions.tau_pos),
+        tau_neg=getattr(config, "tau_neg", LossOptions.tau_neg),
+        **{name: getattr(special, name) for name in own if hasattr(special, name)},
+    )
+
+
+def _verl_loss(name: str) -> Callable[..., tuple[Tensor, dict[str, float]]]:
+    """verl's signature of a registered policy loss."""
+
+    def compute(
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        loss_agg_mode: str = "token-mean",
+        config: Any = None,
+        rollout_is_weights: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, float]]:
+        columns = (old_log_prob, log_prob, advantages, response_mask)
+        return policy_loss(name, *columns, loss_agg_mode, _options(config), rollout_is_weights)
+
+    compute.__doc__ = f"Policy loss {name!r}: (loss, metrics)."
+    return compute
+
+
+compute_policy_loss_vanilla = _verl_loss("vanilla")
+compute_policy_loss_gspo = _verl_loss("gspo")
+compute_policy_loss_sapo = _verl_loss("sapo")
+compute_policy_loss_gpg = _verl_loss("gpg")
+compute_policy_loss_cispo = _verl_loss("cispo")
+compute_policy_loss_geo_mean = _verl_loss("geo_mean")
+compute_policy_loss_clip_cov = _verl_loss("clip_cov")
+compute_policy_loss_kl_cov = _verl_loss("kl_cov")
+
+
+def compute_value_loss(
+    vpreds: Tensor,
+    returns: Tensor,
+    values: Tensor,
+    response_mask: Tensor,
+    cliprange_value: float,
+    loss_agg_mode: str = "token-mean",
+) -> tuple[Tensor, Tensor]:
+    """(loss, vf_clipfrac)"""
+    per_token, metrics = losses.value_loss(vpreds, returns, values, response_mask, cliprange_value)
+    clipfrac = torch.tensor(metrics["vf_clipfrac"].mean(), device=vpreds.device)
+    return agg_loss(per_token, response_mask, loss_agg_mode), clipfrac
+
+
+def compute_entropy_loss(logits: Tensor, response_mask: Tensor, loss_agg_mode: str = "token-mean") -> Tensor:
+    """The aggregated entropy of logits [B, T, V]."""
+    return agg_loss(losses.entropy_from_logits(logits), response_mask, loss_agg_mode)
+
+
+# KL
+
+
+def kl_penalty(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:
+    return kl.kl_penalty(logprob, ref_logprob, kl_penalty)
+
+
+def kl_penalty_forward(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:
+    """The value, with the base estimator's own gradient."""
+    return kl.kl_penalty(logprob, ref_logprob, kl_penalty.removesuffix("+"))
+
+
+class FixedKLController(kl.FixedKL):
+    def __init__(self, kl_coef: float) -> None:
+        super().__init__(kl_coef)
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        super().update(current_kl, n_steps)
+
+
+class AdaptiveKLController(kl.AdaptiveKL):
+    def __init__(self, init_kl_coef: float, target_kl: float, horizon: float) -> None:
+        super().__init__(init_kl_coef, target_kl, horizon)
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        super().update(current_kl, n_steps)
+
+
+def get_kl_controller(kl_ctrl: Any) -> kl.FixedKL:
+    """From verl's algorithm.kl_ctrl section."""
+    controller = kl.KL_CONTROLLERS[kl_ctrl.type].load()
+    return controller(kl_ctrl.kl_coef, target_kl=kl_ctrl.target_kl, horizon=kl_ctrl.horizon)
+
+
+def compute_rewards(token_level_scores: Tensor, old_log_prob: Tensor, ref_log_prob: Tensor, kl_ratio: float) -> Tensor:
+    """Scores less the KL penalty."""
+    return token_level_scores - kl_ratio * (old_log_prob - ref_log_prob)
+
+
+# verl's registries
+
+
+def register_adv_est(name: str) -> Callable[[Callable[..., Estimate]], Callable[..., Estimate]]:
+    """Decorator: put a verl-style estimator into our table under this name."""
+
+    def register(function: Callable[..., Estimate]) -> Callable[..., Estimate]:
+        estimate = estimator_from_verl(function)
+        ADVANTAGES.add(name, needs=estimate.needs)(estimate)  # type: ignore[attr-defined]
+        return function
+
+    return register
+
+
+def get_adv_estimator_fn(name: str) -> Callable[..., Estimate]:
+    """The estimator of that name with verl's arguments."""
+    own = {
+        "gae": compute_gae_advantage_return,
+        "grpo": compute_grpo_outcome_advantage,
+        "grpo_vectorized": compute_grpo_vectorized_outcome_advantage,
+        "grpo_passk": compute_grpo_passk_outcome_advantage,
+        "reinforce_plus_plus": compute_reinforce_plus_plus_outcome_advantage,
+        "remax": compute_remax_outcome_advantage,
+    }
+    return own.get(ADVANTAGES[name].name) or _grouped(name)
+
+
+def get_policy_loss_fn(name: str) -> Callable[..., tuple[Tensor, dict[str, float]]]:
+    """The policy loss of that name with verl's arguments."""
+    return _verl_loss(LOSSES[name].name)
+
+
+def _estimate(
+    name: str,
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    *,
+    index: Sequence[Any] | None = None,
+    values: Tensor | None = None,
+    greedy_scores: Tensor | None = None,
+    **numbers: Any,
+) -> Estimate:
+    credit = Credit(
+        token_level_rewards.reshape(-1),
+        response_mask.reshape(-1),
+        full_lengths(response_mask),
+        groups=None if index is None else group_numbers(index),
+        values=None if values is None else values.reshape(-1),
+        greedy_scores=greedy_scores,
+        **numbers,
+    )
+    advantages, returns = ADVANTAGES[name].load()(credit)
+    return advantages.view_as(token_level_rewards), returns.view_as(token_level_rewards)

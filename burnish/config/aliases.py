@@ -1,0 +1,216 @@
+"""Other spellings of our keys: older and newer verl, its documentation, the seeds' typos. One table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Alias:
+    """`theirs` means `ours`. A * stands for the same text on both sides; several targets all get the value."""
+
+    theirs: str
+    ours: str | tuple[str, ...]
+    why: str
+    convert: Callable[[Any], Any] | None = None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.ours,) if isinstance(self.ours, str) else self.ours
+
+
+NEWER = "newer verl's name"
+OLDER = "an older verl name"
+DOCUMENTED = "a name from verl's documentation"
+
+
+def _sanity_mode(enabled: Any) -> str:
+    return "strict" if enabled in (True, "true", "True") else "disable"
+
+
+_TRAIN = (
+    Alias("*.optim.lr_scheduler_type", "*.optim.warmup_style", NEWER),
+    Alias("actor_rollout_ref.actor.optim.clip_grad", "actor_rollout_ref.actor.grad_clip", "one clip per role"),
+    Alias("critic.optim.clip_grad", "critic.grad_clip", "one clip per role"),
+    Alias("*.checkpoint.contents", ("*.checkpoint.save_contents", "*.checkpoint.load_contents"), OLDER),
+    Alias("actor_rollout_ref.model.external_libs", "actor_rollout_ref.model.external_lib", "a misspelling"),
+    Alias(
+        "actor_rollout_ref.model.enable_activation_offloading",
+        "actor_rollout_ref.model.enable_activation_offload",
+        "a misspelling",
+    ),
+    Alias("*.fsdp_config.min_num_params", "*.fsdp_config.wrap_policy.min_num_params", OLDER),
+    Alias("critic.fsdp.*", "critic.model.fsdp_config.*", NEWER),
+    *(
+        Alias(f"actor_rollout_ref.{role}.fsdp_config.{name}", f"actor_rollout_ref.{role}.{name}", NEWER)
+        for role in ("actor", "ref")
+        for name in (
+            "ulysses_sequence_parallel_size",
+            "entropy_from_logits_with_chunking",
+            "entropy_checkpointing",
+            "use_torch_compile",
+        )
+    ),
+    Alias("critic.model.fsdp_config.ulysses_sequence_parallel_size", "critic.ulysses_sequence_parallel_size", NEWER),
+    Alias(
+        "actor_rollout_ref.rollout.multi_turn.max_turns",
+        (
+            "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
+            "actor_rollout_ref.rollout.multi_turn.max_user_turns",
+        ),
+        OLDER,
+    ),
+    Alias(
+        "actor_rollout_ref.rollout.multi_turn.enable_tokenization_sanity_check",
+        "actor_rollout_ref.rollout.multi_turn.tokenization_sanity_check_mode",
+        OLDER,
+        _sanity_mode,
+    ),
+    Alias(
+        "actor_rollout_ref.rollout.tool_kwargs.tools_config_file",
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path",
+        DOCUMENTED,
+    ),
+    Alias(
+        "actor_rollout_ref.rollout.interaction_config_file",
+        "actor_rollout_ref.rollout.multi_turn.interaction_config_path",
+        DOCUMENTED,
+    ),
+    Alias(
+        "actor_rollout_ref.rollout.chat_scheduler",
+        "actor_rollout_ref.rollout.multi_turn.completion_callback",
+        OLDER,
+    ),
+    Alias(
+        "actor_rollout_ref.rollout.engine_kwargs.swap_space",
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space",
+        OLDER,
+    ),
+    Alias("trainer.val_generations_to_log_to_wandb", "trainer.log_val_generations", OLDER),
+    Alias("trainer.profile_continuous_steps", "global_profiler.profile_continuous_steps", OLDER),
+    Alias("global_profiler.steps", "trainer.profile_steps", NEWER),
+    Alias(
+        "global_profiler.global_tool_config.nsys.controller_nsight_options.*",
+        "trainer.controller_nsight_options.*",
+        NEWER,
+    ),
+    Alias("global_profiler.global_tool_config.nsys.worker_nsight_options.*", "trainer.worker_nsight_options.*", NEWER),
+    Alias(
+        "global_profiler.global_tool_config.nsys.discrete",
+        (
+            "actor_rollout_ref.actor.profiler.discrete",
+            "actor_rollout_ref.ref.profiler.discrete",
+            "actor_rollout_ref.rollout.profiler.discrete",
+            "critic.profiler.discrete",
+            "reward_model.profiler.discrete",
+        ),
+        NEWER,
+    ),
+    Alias(
+        "actor_rollout_ref.profiler.*",
+        (
+            "actor_rollout_ref.actor.profiler.*",
+            "actor_rollout_ref.ref.profiler.*",
+            "actor_rollout_ref.rollout.profiler.*",
+        ),
+        OLDER,
+    ),
+    Alias("*.profiler.tool_config.nsys.discrete", "*.profiler.discrete", NEWER),
+    Alias("ray_kwargs.ray_init.num_cpus", "ray_init.num_cpus", NEWER),
+    Alias("ray_kwargs.timeline_json_file", "ray_init.timeline_json_file", NEWER),
+    Alias("ray_kwargs.ray_init.*", "ray_init.options.*", NEWER),
+    Alias("reward_manager.name", "reward_model.reward_manager", NEWER),
+    Alias("reward.reward_manager.name", "reward_model.reward_manager", NEWER),
+    Alias("reward.reward_kwargs.*", "reward_model.reward_kwargs.*", NEWER),
+    Alias("reward.custom_reward_function.*", "custom_reward_function.*", NEWER),
+    Alias("reward.sandbox_fusion.*", "reward_model.sandbox_fusion.*", NEWER),
+    Alias("sandbox_fusion.*", "reward_model.sandbox_fusion.*", NEWER),
+    Alias("reward.reward_model.model_path", "reward_model.model.path", NEWER),
+    Alias("reward.reward_model.*", "reward_model.*", NEWER),
+    Alias("reward_model.num_workers", "reward.num_workers", NEWER),
+    Alias("reward_model.param_offload", "reward_model.megatron.param_offload", OLDER),
+)
+
+_SFT = (
+    Alias("model.path", "model.partial_pretrain", NEWER),
+    Alias("model.use_remove_padding", "use_remove_padding", NEWER),
+    Alias("engine.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size", NEWER),
+    Alias("engine.strategy", "model.strategy", NEWER),
+    Alias("engine.*", "model.fsdp_config.*", NEWER),
+    Alias("optim.lr_scheduler_type", "optim.lr_scheduler", NEWER),
+    Alias("optim.warmup_style", "optim.lr_scheduler", NEWER),
+    Alias("optim.lr_warmup_steps_ratio", "optim.warmup_steps_ratio", NEWER),
+    Alias("checkpoint.*", "trainer.checkpoint.*", NEWER),
+    Alias("data.messages_key", "data.multiturn.messages_key", NEWER),
+    Alias("data.tools_key", "data.multiturn.tools_key", NEWER),
+    Alias("data.enable_thinking_key", "data.multiturn.enable_thinking_key", NEWER),
+    Alias("trainer.resume_path", "trainer.resume_from_path", OLDER),
+)
+
+_RAY = (
+    Alias("ray_kwargs.ray_init.num_cpus", "ray_init.num_cpus", NEWER),
+    Alias("ray_kwargs.timeline_json_file", "ray_init.timeline_json_file", NEWER),
+    Alias("ray_kwargs.ray_init.*", "ray_init.options.*", NEWER),
+)
+
+# Rows are tried in order: the first whose pattern fits decides.
+ALIASES: dict[str, tuple[Alias, ...]] = {"train": _TRAIN, "sft": _SFT, "eval": _RAY, "generate": _RAY}
+
+# Values under another name: (key, theirs) -> ours.
+VALUES: dict[tuple[str, Any], Any] = {
+    ("actor_rollout_ref.rollout.name", "sglang_async"): "sglang",
+    ("actor_rollout_ref.rollout.name", "naive"): "hf",
+}
+
+# Sections that verl's newer commands choose as a group, `engine=fsdp`: what that sets.
+GROUPS: dict[tuple[str, str, str], dict[str, Any]] = {
+    ("sft", "engine", "fsdp"): {},
+    ("sft", "engine", "megatron"): {"model.strategy": "megatron"},
+    ("sft", "optim", "fsdp"): {},
+    ("sft", "optim", "megatron"): {},
+    ("sft", "model", "hf_model"): {},
+    ("train", "model_engine", "dp"): {},
+    ("train", "model_engine", "megatron"): {"actor_rollout_ref.actor.strategy": "megatron"},
+}
+
+# Config files of verl that a command may name without having them: what each sets beyond the defaults.
+VERL_FILES: dict[str, dict[str, Any]] = {
+    "ppo_trainer": {},
+    "ppo_megatron_trainer": {"actor_rollout_ref": {"actor": {"strategy": "megatron"}}},
+}
+
+
+def find_alias(key: str, job: str) -> tuple[Alias, tuple[str, ...]] | None:
+    """The alias row of a key and the keys it means, if the key is another's spelling."""
+    for alias in ALIASES[job]:
+        match = _pattern(alias.theirs).fullmatch(key)
+        if match:
+            starred = match.groups()
+            return alias, tuple(_fill(target, starred) for target in alias.targets)
+    return None
+
+
+def aliases_of(key: str, job: str) -> list[str]:
+    """The other spellings of a key of ours."""
+    found = []
+    for alias in ALIASES[job]:
+        for target in alias.targets:
+            match = _pattern(target).fullmatch(key)
+            if match:
+                found.append(_fill(alias.theirs, match.groups()))
+    return found
+
+
+@cache
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile("(.+)".join(re.escape(part) for part in text.split("*")))
+
+
+def _fill(target: str, starred: tuple[str, ...]) -> str:
+    for part in starred:
+        target = target.replace("*", part, 1)
+    return target

@@ -1,0 +1,154 @@
+"""fsdp_config.* and megatron.*: how a role's model is spread over devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from burnish.config.fields import at_least, one_of, section, setting
+from burnish.config.names import DTYPES, STRATEGIES
+
+
+@dataclass
+class WrapPolicyConfig:
+    """Which modules become one FSDP unit."""
+
+    min_num_params: int = at_least(0, 0)
+    """Wrap every module with at least this many parameters; 0 wraps the model's layers."""
+
+    transformer_layer_cls_to_wrap: list[str] = setting([], comma_separated=True)
+    """Class names of the layers to wrap; empty takes the model's own list."""
+
+
+@dataclass
+class MixedPrecisionConfig:
+    """dtypes of FSDP's mixed precision."""
+
+    param_dtype: str = one_of("bf16", DTYPES)
+    """dtype of the weights in forward and backward."""
+
+    reduce_dtype: str = one_of("fp32", DTYPES)
+    """dtype in which gradients are summed over ranks."""
+
+    buffer_dtype: str = one_of("fp32", DTYPES)
+    """dtype of buffers."""
+
+
+@dataclass
+class FsdpConfig:
+    """FSDP: sharding, offloading, precision."""
+
+    wrap_policy: WrapPolicyConfig = section(WrapPolicyConfig)
+    """Which modules become one FSDP unit."""
+
+    param_offload: bool = False
+    """Keep the weights in CPU memory while this role does not compute."""
+
+    optimizer_offload: bool = False
+    """Keep the optimizer's state in CPU memory outside updates."""
+
+    offload_policy: bool = False
+    """FSDP2's own offloading: weights, gradients and optimizer state in CPU memory during training."""
+
+    reshard_after_forward: bool | int = True
+    """Free gathered weights after the forward pass; an integer shards them over that many ranks instead."""
+
+    fsdp_size: int = at_least(-1, -1)
+    """Ranks in one sharding group; -1 shards over all."""
+
+    forward_prefetch: bool = False
+    """Gather the next layer's weights while the current one computes."""
+
+    model_dtype: str = one_of("fp32", DTYPES)
+    """dtype of the master weights."""
+
+    use_orig_params: bool = False
+    """FSDP1's option to keep the original parameters."""
+
+    mixed_precision: MixedPrecisionConfig = section(MixedPrecisionConfig)
+    """dtypes of mixed precision."""
+
+    forward_only: bool = False
+    """Build the model for forward passes only."""
+
+    strategy: str = one_of("fsdp", STRATEGIES)
+    """Backend of this section in newer verl; the role's own strategy decides here."""
+
+
+@dataclass
+class MegatronConfig:
+    """Megatron-Core: parallel sizes, offloading, checkpoints."""
+
+    param_offload: bool = False
+    """Keep the weights in CPU memory while this role does not compute."""
+
+    grad_offload: bool = False
+    """Keep the gradients in CPU memory while this role does not compute."""
+
+    optimizer_offload: bool = False
+    """Keep the optimizer's state in CPU memory outside updates."""
+
+    tensor_model_parallel_size: int = at_least(1, 1)
+    """Ranks that share one layer's matrices."""
+
+    expert_model_parallel_size: int = at_least(1, 1)
+    """Ranks that share the experts of a mixture."""
+
+    expert_tensor_parallel_size: int | None = at_least(None, 1)
+    """Ranks that share one expert's matrices; null means the tensor parallel size."""
+
+    pipeline_model_parallel_size: int = at_least(1, 1)
+    """Pipeline stages."""
+
+    virtual_pipeline_model_parallel_size: int | None = at_least(None, 1)
+    """Virtual stages per pipeline stage; null is off."""
+
+    context_parallel_size: int = at_least(1, 1)
+    """Ranks that share one sequence."""
+
+    sequence_parallel: bool = True
+    """Share the activations between matrices over the tensor parallel ranks."""
+
+    use_distributed_optimizer: bool = True
+    """Share the optimizer's state over data parallel ranks."""
+
+    use_dist_checkpointing: bool = False
+    """Load and save in Megatron's distributed checkpoint format."""
+
+    dist_checkpointing_path: str | None = None
+    """Folder of such a checkpoint."""
+
+    dist_checkpointing_prefix: str = ""
+    """Prefix of the names in such a checkpoint."""
+
+    seed: int = 42
+    """Seed of Megatron's own random state."""
+
+    override_ddp_config: dict[str, Any] = setting({})
+    """Further arguments of Megatron's DDP."""
+
+    override_transformer_config: dict[str, Any] = setting(
+        {
+            "recompute_granularity": None,
+            "recompute_modules": ["core_attn"],
+            "recompute_method": None,
+            "recompute_num_layers": None,
+            "attention_backend": "flash",
+        }
+    )
+    """Further fields of Megatron's transformer config, for instance recompute_granularity."""
+
+    override_mcore_model_config: dict[str, Any] = setting({})
+    """Further arguments of the Megatron model."""
+
+    use_mbridge: bool = False
+    """Convert weights to and from Hugging Face by mbridge."""
+
+    vanilla_mbridge: bool = True
+    """Use mbridge itself rather than Megatron-Bridge."""
+
+    forward_only: bool = False
+    """Build the model for forward passes only."""
+
+    dtype: str = one_of("bfloat16", DTYPES)
+    """dtype of the model."""

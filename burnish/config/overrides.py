@@ -1,0 +1,117 @@
+"""What was written, on the command line and in files: Hydra's grammar and composition, as a flat list of entries."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from burnish.config.aliases import VERL_FILES
+from burnish.config.fields import plain
+from burnish.errors import UserError, nearest
+
+COMMAND_LINE = "the command line"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that was written: a key and its value, or that a key goes back to its default."""
+
+    key: str
+    value: Any
+    origin: str
+    text: str | None = None  # the value as typed, on the command line
+    remove: bool = False
+
+
+def read_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[UserError]]:
+    """Parse each override; all syntax errors together."""
+    parser = OverridesParser.create()
+    parsed, errors = [], []
+    for text in overrides:
+        try:
+            parsed.append(parser.parse_override(text))
+        except HydraException as error:
+            reason = str(error).splitlines()[0]
+            key, _, value = text.partition("=")
+            hint = f"{key}=\"'{value}'\"" if value else "a.b.c=value"
+            errors.append(UserError(f"cannot read the override {text!r}: {reason}", hint=hint))
+    return parsed, errors
+
+
+def entry_of(override: Override) -> Entry:
+    """An override as an entry; several values separated by commas are a list."""
+    value = override.value()
+    if isinstance(value, ChoiceSweep):
+        value = [getattr(choice, "text", choice) for choice in value.list]
+    elif override.is_sweep_override():
+        raise UserError(
+            "sweeps over values are not supported", key=override.key_or_group, value=str(override.input_line)
+        )
+    text = (override.input_line or "").partition("=")[2]
+    return Entry(override.key_or_group, value, COMMAND_LINE, text, remove=override.type == OverrideType.DEL)
+
+
+def is_group(override: Override, config_path: str | None) -> bool:
+    """Does this override choose a file of a config group, `group=name`?"""
+    name = override.key_or_group
+    if override.package is not None or "/" in name:
+        return True
+    return config_path is not None and "." not in name and (Path(config_path) / name).is_dir()
+
+
+def read_file(config_path: str | None, config_name: str, groups: Sequence[Override]) -> list[Entry]:
+    """Compose a YAML file with its `defaults:` list and return what it says, flat."""
+    folder = Path(config_path or ".").expanduser().absolute()
+    name = config_name.removesuffix(".yaml").removesuffix(".yml")
+    exists = any((folder / f"{name}{end}").is_file() for end in (".yaml", ".yml"))
+    if not exists and name not in VERL_FILES:
+        raise _no_such_file(folder, name)
+    if not exists:
+        return _flat(VERL_FILES[name], "", name)
+    store = ConfigStore.instance()
+    for known, content in VERL_FILES.items():
+        store.store(name=known, node=content)
+    try:
+        with warnings.catch_warnings(), initialize_config_dir(str(folder), job_name="burnish", version_base=None):
+            warnings.simplefilter("ignore")  # a search path of the file that does not exist here
+            composed = compose(name, overrides=[override.input_line or "" for override in groups])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"cannot compose {folder / name}: {error}", key="--config-name", value=config_name) from error
+    return _flat(plain(composed), "", f"{name}.yaml")
+
+
+def _no_such_file(folder: Path, name: str) -> UserError:
+    found = sorted(path.stem for path in folder.glob("*.y*ml")) if folder.is_dir() else []
+    meant = nearest(name, [*found, *VERL_FILES])
+    return UserError(
+        f"no such config file in {os.path.relpath(folder)}",
+        key="--config-name",
+        value=name,
+        allowed=[*found, *VERL_FILES],
+        hint=f"--config-name {meant}" if meant else "--config-path DIR --config-name NAME",
+    )
+
+
+def _flat(node: dict[str, Any], prefix: str, origin: str) -> list[Entry]:
+    """The entries of a mapping. Mappings stay whole where they are empty; `hydra` and `_target_` are not ours."""
+    entries: list[Entry] = []
+    for key, value in node.items():
+        if key == "_target_" or (not prefix and key in ("hydra", "defaults")):
+            continue
+        full = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            entries += _flat(value, f"{full}.", origin)
+        else:
+            entries.append(Entry(full, value, origin))
+    return entries

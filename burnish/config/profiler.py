@@ -1,0 +1,198 @@
+"""*.profiler.* and global_profiler.*: where the time and the memory go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import II
+
+from burnish.config.fields import at_least, one_of, section, setting, spelled
+
+TOOLS = ("nsys", "npu", "torch", "torch_memory")
+
+
+@dataclass
+class NpuToolConfig:
+    """Ascend's profiler."""
+
+    contents: list[str] = setting([], comma_separated=True)
+    """What to record: npu, cpu, memory, shapes, module, stack."""
+
+    level: str = one_of("level1", ("level_none", "level0", "level1", "level2"))
+    """How much Ascend's profiler records."""
+
+    analysis: bool = True
+    """Analyse the recording when it ends."""
+
+    discrete: bool = False
+    """A separate recording per task instead of one per step."""
+
+
+@dataclass
+class TorchToolConfig:
+    """torch.profiler."""
+
+    step_start: int = at_least(0, 0)
+    """First mini-batch to record."""
+
+    step_end: int | None = at_least(None, 0)
+    """Mini-batch at which to stop; null records to the end."""
+
+
+@dataclass
+class TorchMemoryToolConfig:
+    """torch's memory snapshots."""
+
+    trace_alloc_max_entries: int = at_least(100000, 1)
+    """Allocations that the memory snapshot remembers."""
+
+    stack_depth: int = at_least(32, 1)
+    """Stack frames kept per allocation."""
+
+
+@dataclass
+class GlobalTorchMemoryConfig(TorchMemoryToolConfig):
+    """torch's memory snapshots, for the whole run."""
+
+    context: str = one_of("all", ("all", "alloc", "state"))
+    """Which events keep a stack."""
+
+    stacks: str = one_of("all", ("all", "python"))
+    """Which stacks to keep."""
+
+    kw_args: dict[str, Any] = setting({})
+    """Further arguments of torch's memory recorder."""
+
+
+@dataclass
+class ToolConfig:
+    """Settings of each profiling tool for one role."""
+
+    npu: NpuToolConfig = section(NpuToolConfig)
+    """Ascend's profiler."""
+
+    torch: TorchToolConfig = section(TorchToolConfig)
+    """torch.profiler."""
+
+    torch_memory: TorchMemoryToolConfig = section(TorchMemoryToolConfig)
+    """torch's memory snapshots."""
+
+
+@dataclass
+class ProfilerConfig:
+    """Profiling of one role."""
+
+    discrete: bool = False
+    """A separate recording per task of this role instead of one per step."""
+
+    all_ranks: bool = False
+    """Profile every rank of this role."""
+
+    ranks: list[int] = setting([], low=0)
+    """Ranks to profile when all_ranks is off."""
+
+    enable: bool = False
+    """Profile this role."""
+
+    tool: str | None = one_of(II("global_profiler.tool"), TOOLS)
+    """Profiling tool; follows global_profiler.tool."""
+
+    save_path: str | None = II("global_profiler.save_path")
+    """Folder of the recordings; follows global_profiler.save_path."""
+
+    tool_config: ToolConfig = section(ToolConfig)
+    """Settings of each tool."""
+
+
+@dataclass
+class GlobalToolConfig:
+    """Settings of each profiling tool for the whole run."""
+
+    torch_memory: GlobalTorchMemoryConfig = section(GlobalTorchMemoryConfig)
+    """torch's memory snapshots."""
+
+
+@dataclass
+class GlobalProfilerConfig:
+    """Profiling of the whole run."""
+
+    tool: str | None = one_of(None, TOOLS)
+    """Profiling tool of all roles; null profiles nothing."""
+
+    profile_continuous_steps: bool = False
+    """One recording over neighbouring profiled steps instead of one each."""
+
+    save_path: str = "outputs/profile"
+    """Folder of the recordings."""
+
+    global_tool_config: GlobalToolConfig = section(GlobalToolConfig)
+    """Settings of each tool for the whole run."""
+
+
+@dataclass
+class ControllerNsightConfig:
+    """Nsight Systems options of the controller process."""
+
+    trace: str = "cuda,nvtx,cublas,ucx"
+    """What Nsight Systems traces."""
+
+    cuda_memory_usage: str = spelled("cuda-memory-usage", "true")
+    """Record GPU memory use ("true" or "false", as text)."""
+
+    cuda_graph_trace: str = spelled("cuda-graph-trace", "graph")
+    """Trace CUDA graphs as a whole (graph) or by node."""
+
+
+@dataclass
+class WorkerNsightConfig(ControllerNsightConfig):
+    """Nsight Systems options of the worker processes."""
+
+    capture_range: str = spelled("capture-range", "cudaProfilerApi")
+    """When to record: cudaProfilerApi records the profiled steps only."""
+
+    capture_range_end: str | None = spelled("capture-range-end", None)
+    """What to do at the end of a recording; null repeats once per task of the profiled steps."""
+
+    kill: str = "none"
+    """Signal sent to the process when recording ends; none lets it go on."""
+
+
+@dataclass
+class NpuOptionsConfig:
+    """Options of Ascend's profiler, as verl 0.4 wrote them."""
+
+    save_path: str = "./profiler_data"
+    """Folder of the recording."""
+
+    level: str = one_of("level1", ("level_none", "level0", "level1", "level2"))
+    """How much is recorded."""
+
+    with_memory: bool = False
+    """Record memory."""
+
+    record_shapes: bool = False
+    """Record tensor shapes."""
+
+    with_npu: bool = True
+    """Record the NPU."""
+
+    with_cpu: bool = True
+    """Record the CPU."""
+
+    with_module: bool = False
+    """Record the module names."""
+
+    with_stack: bool = False
+    """Record Python stacks."""
+
+    analysis: bool = True
+    """Analyse the recording when it ends."""
+
+
+@dataclass
+class NpuProfileConfig:
+    """Ascend's profiler, as verl 0.4 wrote it."""
+
+    options: NpuOptionsConfig = section(NpuOptionsConfig)
+    """Options of the recording."""

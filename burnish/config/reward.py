@@ -1,0 +1,181 @@
+"""reward.*, custom_reward_function.* and reward_model.*: where scores come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import II
+
+from burnish.config.engine import FsdpConfig, MegatronConfig
+from burnish.config.fields import above, at_least, one_of, section, setting
+from burnish.config.names import REWARD_MANAGERS, STRATEGIES
+from burnish.config.profiler import ProfilerConfig
+
+
+@dataclass
+class RewardConfig:
+    """The worker processes that run reward functions."""
+
+    num_workers: int = at_least(2, 0)
+    """Worker processes for reward functions; 0 runs them in the training process, without limits."""
+
+    timeout: float = above(10.0, 0)
+    """Seconds one sample's reward may take."""
+
+    memory_mb: int = at_least(2048, 64)
+    """Memory one reward worker may use, in MiB, where the system can limit it."""
+
+    on_error: str = one_of("fallback", ("fallback", "stop"))
+    """What to do when a reward fails, hangs or returns no number: name it and use fallback_score, or stop the run."""
+
+    fallback_score: float = 0.0
+    """Score of a sample whose reward failed."""
+
+
+@dataclass
+class CustomRewardFunctionConfig:
+    """A reward function of the user's own."""
+
+    path: str | None = None
+    """Python file (or pkg://module) with the reward function; null takes the built-in one of the row's data source."""
+
+    name: str | None = "compute_score"
+    """Name of the function in that file."""
+
+    reward_kwargs: dict[str, Any] = setting({})
+    """Further keyword arguments of every call."""
+
+
+@dataclass
+class SandboxConfig:
+    """A code sandbox service."""
+
+    url: str | None = None
+    """Address of a sandbox service that runs code answers; null runs them in local processes."""
+
+    max_concurrent: int = at_least(64, 1)
+    """Most requests to the sandbox at once."""
+
+    memory_limit_mb: int = at_least(1024, 1)
+    """Memory limit of one run in the sandbox, in MiB."""
+
+
+@dataclass
+class OverlongBufferConfig:
+    """DAPO's penalty for responses near the limit."""
+
+    enable: bool = False
+    """Take points off responses that end within the last len tokens of the limit."""
+
+    len: int = at_least(4096, 0)
+    """Length of that stretch, in tokens."""
+
+    penalty_factor: float = 1.0
+    """Points taken off at the very limit; in between, in proportion."""
+
+    log: bool = False
+    """Report the penalty as a metric."""
+
+
+@dataclass
+class RewardModelModelConfig:
+    """The reward model itself."""
+
+    path: str | None = setting(None, verl="~/models/FsfairX-LLaMA3-RM-v0.1")
+    """Folder or name of the reward model."""
+
+    input_tokenizer: str | None = II("actor_rollout_ref.model.path")
+    """Tokenizer that decodes responses for the reward model's own template; null feeds the policy's tokens."""
+
+    external_lib: list[str] = setting(II("actor_rollout_ref.model.external_lib"), comma_separated=True)
+    """Python modules to import before the reward model is built; follows the policy's."""
+
+    trust_remote_code: bool = False
+    """Allow the reward model's repository to run its own Python code."""
+
+    use_remove_padding: bool = setting(True, verl=False)
+    """Score packed tokens without padding."""
+
+    use_fused_kernels: bool = II("actor_rollout_ref.model.use_fused_kernels")
+    """Follows the policy's; a reward model has no language head to fuse."""
+
+    use_shm: bool = False
+    """Copy the weights to shared memory before loading them."""
+
+    fsdp_config: FsdpConfig = section(FsdpConfig)
+    """FSDP settings of the reward model."""
+
+
+@dataclass
+class RewardModelConfig:
+    """A model that scores responses, and the manager of all rewards."""
+
+    enable: bool = False
+    """Score responses by a model. Its score replaces that of the reward function."""
+
+    reward_manager: str = one_of("naive", REWARD_MANAGERS, user_paths=True)
+    """How reward functions are called."""
+
+    reward_kwargs: dict[str, Any] = setting({})
+    """Arguments of the reward manager, for instance overlong_buffer_cfg and max_resp_len of dapo."""
+
+    overlong_buffer: OverlongBufferConfig = section(OverlongBufferConfig)
+    """DAPO's penalty for responses near the limit."""
+
+    strategy: str = one_of(II("actor_rollout_ref.actor.strategy"), STRATEGIES)
+    """Backend of the reward model; follows the policy's."""
+
+    micro_batch_size: int | None = at_least(None, 1)
+    """Responses per scoring pass over all ranks; the older way to set micro_batch_size_per_gpu."""
+
+    micro_batch_size_per_gpu: int | None = at_least(None, 1)
+    """Responses per scoring pass on one rank; null packs by forward_max_token_len_per_gpu."""
+
+    max_length: int | None = at_least(None, 1)
+    """Longest input of the reward model in tokens; null is no limit."""
+
+    use_dynamic_bsz: bool = II("critic.use_dynamic_bsz")
+    """Cut scoring passes by tokens instead of by responses; follows the critic's."""
+
+    forward_max_token_len_per_gpu: int = at_least(II("critic.forward_max_token_len_per_gpu"), 1)
+    """Token budget of one scoring pass on one rank; follows the critic's."""
+
+    ulysses_sequence_parallel_size: int = at_least(1, 1)
+    """Ranks that share one sequence."""
+
+    launch_reward_fn_async: bool = False
+    """Run reward functions beside the next phase of the step."""
+
+    use_reward_loop: bool = True
+    """Score responses as they finish (newer verl)."""
+
+    enable_resource_pool: bool = False
+    """Give the reward model devices of its own."""
+
+    nnodes: int = at_least(0, 0)
+    """Machines of the reward model's own devices."""
+
+    n_gpus_per_node: int = at_least(0, 0)
+    """Devices per machine of the reward model's own."""
+
+    nccl_timeout: int = at_least(600, 1)
+    """Seconds before a collective call of the reward model gives up."""
+
+    load_weight: bool = True
+    """Load the weights from the model's folder (Megatron)."""
+
+    model: RewardModelModelConfig = section(RewardModelModelConfig)
+    """The reward model itself."""
+
+    rollout: dict[str, Any] = setting({})
+    """Engine settings of a generative reward model: name, prompt_length, response_length and others of rollout."""
+
+    sandbox_fusion: SandboxConfig = section(SandboxConfig)
+    """A code sandbox service."""
+
+    megatron: MegatronConfig = section(MegatronConfig)
+    """Megatron settings of the reward model."""
+
+    profiler: ProfilerConfig = section(ProfilerConfig)
+    """Profiling of the reward model."""

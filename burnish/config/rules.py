@@ -1,0 +1,245 @@
+"""Rules across keys. Each is a function of the config; all broken ones are told together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from burnish.config.names import GROUPED_ADVANTAGES, VALUE_ADVANTAGES
+from burnish.config.root import TrainConfig
+from burnish.errors import UserError
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+REF = "actor_rollout_ref.ref"
+
+
+def check_rules(cfg: Any, job: str = "train", given: Collection[str] = ()) -> tuple[list[UserError], list[str]]:
+    """The broken rules, and what is legal but worth knowing. Keys in `given` are supplied in another way."""
+    if job != "train":
+        return [], []
+    errors = [error for rule in RULES for error in rule(cfg)]
+    errors += [error for error in required_keys(cfg) if error.key not in given]
+    return errors, [line for remark in REMARKS for line in remark(cfg)]
+
+
+def required_keys(cfg: TrainConfig) -> Iterator[UserError]:
+    if not cfg.actor_rollout_ref.model.path:
+        key = "actor_rollout_ref.model.path"
+        yield UserError("no model is given", key=key, hint=f"{key}=/path/to/model")
+    if not cfg.data.train_files and not cfg.trainer.val_only:
+        yield UserError(
+            "no training files are given", key="data.train_files", hint="data.train_files=/path/train.parquet"
+        )
+    if not cfg.data.val_files and cfg.trainer.val_only:
+        yield UserError(
+            "trainer.val_only needs validation files", key="data.val_files", hint="data.val_files=/path/val.parquet"
+        )
+
+
+def has_critic(cfg: TrainConfig) -> bool:
+    """Is a critic trained?"""
+    if cfg.critic.enable is not None:
+        return cfg.critic.enable
+    return cfg.algorithm.adv_estimator in VALUE_ADVANTAGES
+
+
+def ranks(cfg: TrainConfig) -> int:
+    """Training processes of the run."""
+    return cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
+
+
+def batch_sizes(cfg: TrainConfig) -> Iterator[UserError]:
+    """Prompts per step cover a mini-batch, and responses spread evenly over ranks."""
+    prompts, n = cfg.data.train_batch_size, cfg.actor_rollout_ref.rollout.n
+    if prompts == 0:
+        yield UserError(
+            "there must be at least one prompt per step", key="data.train_batch_size", value=0, allowed=">= 1"
+        )
+        return
+    mini = cfg.actor_rollout_ref.actor.ppo_mini_batch_size
+    if mini > prompts:
+        yield _mini_too_large(f"{ACTOR}.ppo_mini_batch_size", mini, prompts)
+    if has_critic(cfg) and cfg.critic.ppo_mini_batch_size > prompts and cfg.critic.ppo_mini_batch_size != mini:
+        yield _mini_too_large("critic.ppo_mini_batch_size", cfg.critic.ppo_mini_batch_size, prompts)
+    if prompts * n % ranks(cfg):
+        yield UserError(
+            f"{prompts} prompts x {n} responses do not spread evenly over {ranks(cfg)} processes",
+            key="data.train_batch_size",
+            value=prompts,
+            allowed=f"a multiple of {ranks(cfg)}",
+        )
+
+
+def _mini_too_large(key: str, mini: int, prompts: int) -> UserError:
+    return UserError(
+        f"is more than the {prompts} prompts of a step (data.train_batch_size)",
+        key=key,
+        value=mini,
+        allowed=f"1 to {prompts}",
+        hint=f"{key}={prompts}",
+    )
+
+
+def micro_batches(cfg: TrainConfig) -> Iterator[UserError]:
+    """A micro-batch size is given once, and divides its mini-batch."""
+    actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
+    yield from _micro_twice(actor, f"{ACTOR}.ppo_micro_batch_size")
+    yield from _micro_twice(cfg.actor_rollout_ref.rollout, f"{ROLLOUT}.log_prob_micro_batch_size")
+    yield from _micro_twice(cfg.actor_rollout_ref.ref, f"{REF}.log_prob_micro_batch_size")
+    yield from _micro_divides(cfg, actor, ACTOR)
+    yield from _micro_twice(critic, "critic.ppo_micro_batch_size")
+    followed = critic.forward_micro_batch_size == critic.ppo_micro_batch_size
+    if not followed and critic.forward_micro_batch_size_per_gpu != critic.ppo_micro_batch_size_per_gpu:
+        yield from _micro_twice(critic, "critic.forward_micro_batch_size")
+    if has_critic(cfg):
+        yield from _micro_divides(cfg, critic, "critic")
+
+
+def _micro_twice(role: Any, key: str) -> Iterator[UserError]:
+    name = key.rpartition(".")[2]
+    if getattr(role, name) is not None and getattr(role, f"{name}_per_gpu") is not None:
+        yield UserError(
+            f"{key} (over all ranks) and {key}_per_gpu (on one rank) are both set",
+            key=key,
+            value=getattr(role, name),
+            hint=f"only {key}_per_gpu={getattr(role, f'{name}_per_gpu')}",
+        )
+
+
+def _micro_divides(cfg: TrainConfig, role: Any, section: str) -> Iterator[UserError]:
+    if role.use_dynamic_bsz:
+        return
+    n = cfg.actor_rollout_ref.rollout.n
+    name = "ppo_micro_batch_size_per_gpu" if role.ppo_micro_batch_size is None else "ppo_micro_batch_size"
+    micro = getattr(role, name)
+    share = role.ppo_mini_batch_size * n // (ranks(cfg) if name.endswith("per_gpu") else 1)
+    if micro is not None and share % micro:
+        yield UserError(
+            f"does not divide a mini-batch: {role.ppo_mini_batch_size} prompts x {n} responses"
+            f" on {ranks(cfg)} process(es) are {share} responses",
+            key=f"{section}.{name}",
+            value=micro,
+            allowed=f"a divisor of {share}",
+            hint=f"{section}.use_dynamic_bsz=true, to cut by tokens",
+        )
+
+
+def kl_once(cfg: TrainConfig) -> Iterator[UserError]:
+    """The KL to the reference counts in the loss or in the reward, never in both."""
+    if cfg.actor_rollout_ref.actor.use_kl_loss and cfg.algorithm.use_kl_in_reward:
+        yield UserError(
+            f"the KL would count twice: {ACTOR}.use_kl_loss puts it into the loss,"
+            " algorithm.use_kl_in_reward into the reward",
+            key=f"{ACTOR}.use_kl_loss",
+            value=True,
+            hint=f"algorithm.use_kl_in_reward=false (as in GRPO), or {ACTOR}.use_kl_loss=false (as in PPO)",
+        )
+
+
+def lengths(cfg: TrainConfig) -> Iterator[UserError]:
+    """Prompt and response fit into the engine's model length."""
+    rollout = cfg.actor_rollout_ref.rollout
+    total = rollout.prompt_length + rollout.response_length
+    if rollout.max_model_len is not None and total > rollout.max_model_len:
+        yield UserError(
+            f"is less than prompt and response: {rollout.prompt_length} + {rollout.response_length} = {total}",
+            key=f"{ROLLOUT}.max_model_len",
+            value=rollout.max_model_len,
+            allowed=f">= {total}",
+            hint=f"{ROLLOUT}.max_model_len={total}",
+        )
+    if rollout.prompt_length < cfg.data.max_prompt_length:
+        yield UserError(
+            f"is less than data.max_prompt_length={cfg.data.max_prompt_length}",
+            key=f"{ROLLOUT}.prompt_length",
+            value=rollout.prompt_length,
+            hint="leave it out: it follows data.max_prompt_length",
+        )
+
+
+def sampling(cfg: TrainConfig) -> Iterator[UserError]:
+    """Training divides logits by the temperature."""
+    if cfg.actor_rollout_ref.rollout.temperature == 0:
+        key = f"{ROLLOUT}.temperature"
+        yield UserError(
+            "training samples need a temperature above 0", key=key, value=0, allowed="> 0", hint=f"{key}=1.0"
+        )
+    if cfg.actor_rollout_ref.rollout.top_p == 0:
+        yield UserError("no token could be sampled", key=f"{ROLLOUT}.top_p", value=0, allowed="> 0 and <= 1")
+
+
+def reward_source(cfg: TrainConfig) -> Iterator[UserError]:
+    """A reward model has a path; a reward function has a name."""
+    if cfg.reward_model.enable and not cfg.reward_model.model.path:
+        key = "reward_model.model.path"
+        yield UserError("reward_model.enable needs a reward model", key=key, hint=f"{key}=/path/to/model")
+    function = cfg.custom_reward_function
+    if function.path and not function.name:
+        key = "custom_reward_function.name"
+        yield UserError("the function's name is missing", key=key, hint=f"{key}=compute_score")
+
+
+def optimizers(cfg: TrainConfig) -> Iterator[UserError]:
+    for key, optim in ((f"{ACTOR}.optim", cfg.actor_rollout_ref.actor.optim), ("critic.optim", cfg.critic.optim)):
+        if len(optim.betas) != 2:
+            yield UserError(
+                "AdamW has two betas", key=f"{key}.betas", value=optim.betas, hint=f"{key}.betas=[0.9,0.999]"
+            )
+
+
+def resuming(cfg: TrainConfig) -> Iterator[UserError]:
+    path = cfg.trainer.resume_from_path
+    if cfg.trainer.resume_mode == "resume_path" and not path:
+        key = "trainer.resume_from_path"
+        yield UserError("trainer.resume_mode=resume_path needs a folder", key=key, hint=f"{key}=/path/global_step_10")
+
+
+def loss_numbers(cfg: TrainConfig) -> Iterator[UserError]:
+    loss = cfg.actor_rollout_ref.actor.policy_loss
+    if loss.clip_cov_lb > loss.clip_cov_ub:
+        key = f"{ACTOR}.policy_loss.clip_cov_lb"
+        yield UserError("is above clip_cov_ub", key=key, value=loss.clip_cov_lb, allowed=f"<= {loss.clip_cov_ub:g}")
+
+
+def group_remarks(cfg: TrainConfig) -> Iterator[str]:
+    if cfg.actor_rollout_ref.rollout.n == 1 and cfg.algorithm.adv_estimator in GROUPED_ADVANTAGES:
+        yield (
+            f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} compares the responses of a prompt,"
+            f" but {ROLLOUT}.n=1: the advantage is the score itself."
+        )
+
+
+def sampling_remarks(cfg: TrainConfig) -> Iterator[str]:
+    rollout = cfg.actor_rollout_ref.rollout
+    if not rollout.do_sample:
+        yield f"{ROLLOUT}.do_sample=false: all responses of a prompt will be the same greedy one."
+    elif rollout.top_k != -1 or rollout.top_p < 1:
+        yield (
+            f"{ROLLOUT}.top_k or top_p restricts sampling, but log-probs are over the whole vocabulary:"
+            " ratios are biased."
+        )
+
+
+def run_remarks(cfg: TrainConfig) -> Iterator[str]:
+    trainer = cfg.trainer
+    if trainer.resume_from_path and trainer.resume_mode != "resume_path":
+        yield f"trainer.resume_from_path is not read: trainer.resume_mode={trainer.resume_mode}, not resume_path."
+    if trainer.test_freq > 0 and not cfg.data.val_files:
+        yield "trainer.test_freq has nothing to validate: data.val_files is empty."
+    if cfg.algorithm.kl_ctrl.type == "adaptive" and not cfg.algorithm.use_kl_in_reward:
+        yield "algorithm.kl_ctrl has no effect: algorithm.use_kl_in_reward is off."
+
+
+RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
+    batch_sizes,
+    micro_batches,
+    kl_once,
+    lengths,
+    sampling,
+    reward_source,
+    optimizers,
+    resuming,
+    loss_numbers,
+)
+REMARKS: tuple[Callable[[TrainConfig], Iterator[str]], ...] = (group_remarks, sampling_remarks, run_remarks)

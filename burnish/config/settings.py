@@ -1,0 +1,152 @@
+"""Settings: what the user set, under our keys, with every doubtful key named."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from burnish.config.aliases import GROUPS, VALUES, find_alias
+from burnish.config.overrides import Entry
+from burnish.config.tree import Leaf, Tree, kinds
+from burnish.config.values import convert
+from burnish.errors import UserError, nearest
+
+
+@dataclass
+class Setting:
+    """A value the user set, and where."""
+
+    value: Any
+    origin: str
+    written: str = ""  # the key as the user wrote it, where that is an alias
+
+
+class Settings:
+    """Collects entries in order; the last of a key wins."""
+
+    def __init__(self, known: Tree) -> None:
+        self.tree = known
+        self.values: dict[str, Setting] = {}
+        self.notices: list[str] = []
+        self.errors: list[UserError] = []
+
+    def add_all(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            try:
+                self._add(entry)
+            except UserError as error:
+                self.errors.append(error)
+
+    def _add(self, entry: Entry, written: str = "") -> None:
+        group = GROUPS.get((self.tree.job, entry.key, entry.value)) if isinstance(entry.value, str) else None
+        if group is not None:
+            for key, value in group.items():
+                self._add(Entry(key, value, entry.origin), written=f"{entry.key}={entry.value}")
+        elif entry.key in self.tree.sections:
+            self._add_section(entry, written)
+        elif self.tree.find(entry.key) is not None:
+            self._add_leaf(entry, written)
+        else:
+            self._add_alias(entry)
+
+    def _add_section(self, entry: Entry, written: str) -> None:
+        """A mapping for a section goes key by key; `true` means enable; removing it removes all inside."""
+        if entry.remove:
+            for key in [key for key in self.values if key.startswith(f"{entry.key}.")]:
+                del self.values[key]
+            return
+        if isinstance(entry.value, Mapping) or entry.value is None:
+            for name, value in (entry.value or {}).items():
+                self.add_all([Entry(f"{entry.key}.{name}", value, entry.origin)])
+            return
+        switch = f"{entry.key}.enable"
+        if isinstance(entry.value, bool) and switch in self.tree.leaves:
+            self._add_leaf(Entry(switch, entry.value, entry.origin), written)
+            return
+        keys = [key.removeprefix(f"{entry.key}.") for key in self.tree.leaves if key.startswith(f"{entry.key}.")]
+        raise UserError("is a section: set one of its keys", key=entry.key, value=entry.value, allowed=keys[:12])
+
+    def _add_leaf(self, entry: Entry, written: str) -> None:
+        leaf, rest = self.tree.find(entry.key)
+        if entry.remove:
+            for key in [key for key in self.values if key == entry.key or key.startswith(f"{entry.key}.")]:
+                del self.values[key]
+            return
+        if rest:
+            value = entry.value
+        elif leaf.free and isinstance(entry.value, Mapping) and isinstance(leaf.default, dict):
+            self._add_free(leaf, entry)
+            return
+        else:
+            value = convert(leaf, self._as_typed(leaf, entry))
+        self._refuse_conflict(entry, value, written)
+        self.values[entry.key] = Setting(value, entry.origin, written)
+
+    def _add_free(self, leaf: Leaf, entry: Entry) -> None:
+        """A mapping for a free mapping merges: the names it does not mention stay."""
+        for name, value in entry.value.items():
+            self.values[f"{leaf.key}.{name}"] = Setting(value, entry.origin)
+
+    def _as_typed(self, leaf: Leaf, entry: Entry) -> Any:
+        """Text fields keep a number as it was typed (007, 1e5); known other names of a value become ours."""
+        value = entry.value
+        numeric = isinstance(value, int | float) and not isinstance(value, bool)
+        if numeric and entry.text and str in kinds(leaf.hint) and not {int, float} & set(kinds(leaf.hint)):
+            return entry.text
+        if isinstance(value, str) and (leaf.key, value) in VALUES:
+            ours = VALUES[leaf.key, value]
+            self.notices.append(f"{leaf.key}={value} is read as {leaf.key}={ours}.")
+            return ours
+        return value
+
+    def _add_alias(self, entry: Entry) -> None:
+        found = find_alias(entry.key, self.tree.job)
+        if found is None and isinstance(entry.value, Mapping) and entry.value:
+            # A section we lack may hold keys that are other spellings of ours.
+            self.add_all(Entry(f"{entry.key}.{name}", value, entry.origin) for name, value in entry.value.items())
+            return
+        if found is None:
+            raise unknown_key(entry.key, self.tree)
+        alias, targets = found
+        value = alias.convert(entry.value) if alias.convert is not None and not entry.remove else entry.value
+        for target in targets:
+            if self.tree.find(target) is None and target not in self.tree.sections:
+                raise unknown_key(entry.key, self.tree)
+            self._add(Entry(target, value, entry.origin, remove=entry.remove), written=entry.key)
+        self.notices.append(f"{entry.key} ({alias.why}) is read as {' and '.join(targets)}.")
+
+    def _refuse_conflict(self, entry: Entry, value: Any, written: str) -> None:
+        """Two spellings of one key, set differently in one place, leave no right answer."""
+        before = self.values.get(entry.key)
+        if before is None or before.origin != entry.origin or before.value == value or before.written == written:
+            return
+        first, second = before.written or entry.key, written or entry.key
+        raise UserError(
+            f"{first} and {second} are the same key, but set differently ({before.value!r} and {value!r})",
+            key=entry.key,
+            hint=f"only {entry.key}=...",
+        )
+
+
+def unknown_key(key: str, known: Tree) -> UserError:
+    """An unknown key, with the key that was probably meant."""
+    meant = nearest_key(key, known)
+    problem = f"no such key{f'. Did you mean {meant}?' if meant else ''}"
+    return UserError(problem, key=key, hint=f"{meant}=..." if meant else "burnish explain SECTION, to see its keys")
+
+
+def nearest_key(key: str, known: Tree) -> str | None:
+    """The key of the tree that is nearest: the same last name elsewhere, a similar key, or a similar last name."""
+    keys = [*known.leaves, *known.sections]
+    last = key.rpartition(".")[2].replace("-", "_")
+    same = [name for name in keys if name.rpartition(".")[2].replace("-", "_") == last]
+    if same:
+        return max(same, key=lambda name: difflib.SequenceMatcher(None, name, key).ratio())
+    close = nearest(key, keys)
+    if close is not None and nearest(last, [close.rpartition(".")[2]]) is not None:
+        return close
+    lasts = {name.rpartition(".")[2]: name for name in reversed(keys)}
+    similar = nearest(last, lasts)
+    return lasts[similar] if similar is not None else close

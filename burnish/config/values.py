@@ -1,0 +1,184 @@
+"""Turn what was written into what a field holds, or say what is wrong with it."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from burnish.config.tree import Leaf, kinds
+from burnish.errors import UserError, nearest
+from burnish.table import is_user_path
+
+
+class _No(Exception):
+    """The value does not fit this kind."""
+
+
+def convert(leaf: Leaf, value: Any) -> Any:
+    """The value as the field holds it. An interpolation is left for later."""
+    if value in leaf.facts.off and value is not True and value is not False:
+        return leaf.facts.off_value
+    if is_interpolation(value) and not _is_list(leaf):
+        return value
+    new = _convert_kind(leaf, value)
+    for entry in new if isinstance(new, list) else [new]:
+        _check_entry(leaf, entry, value)
+    return new
+
+
+def is_interpolation(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def _is_list(leaf: Leaf) -> bool:
+    return any(typing.get_origin(kind) is list for kind in kinds(leaf.hint))
+
+
+def _convert_kind(leaf: Leaf, value: Any) -> Any:
+    """Try the alternatives of the type in order, the exact type of the value first."""
+    alternatives = sorted(kinds(leaf.hint), key=lambda kind: kind is not type(value))
+    for kind in alternatives:
+        try:
+            return _as(kind, value, leaf)
+        except _No:
+            continue
+    if value == "":
+        raise UserError(
+            f"is empty, but must be {leaf.type_name}; was a shell variable not set?",
+            key=leaf.key,
+            allowed=_allowed(leaf),
+            hint=_example(leaf),
+        )
+    raise UserError(f"must be {leaf.type_name}", key=leaf.key, value=value, allowed=_allowed(leaf), hint=_example(leaf))
+
+
+def _as(kind: Any, value: Any, leaf: Leaf) -> Any:
+    if kind is Any:
+        return value
+    origin = typing.get_origin(kind)
+    if origin is list:
+        return _as_list(typing.get_args(kind)[0], value, leaf)
+    if origin is dict:
+        return _as_mapping(value)
+    return _SIMPLE[kind](value)
+
+
+def _as_none(value: Any) -> None:
+    if value is not None:
+        raise _No
+    return None
+
+
+def _as_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise _No
+
+
+def _as_int(value: Any) -> int:
+    number = _as_float(value)
+    if number != number or number in (float("inf"), float("-inf")) or number != int(number):
+        raise _No
+    return value if isinstance(value, int) else int(number)
+
+
+def _as_float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _No
+    try:
+        return float(value)
+    except ValueError:
+        raise _No from None
+
+
+def _as_str(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float | str):
+        return str(value)
+    raise _No
+
+
+def _as_list(kind: Any, value: Any, leaf: Leaf) -> Any:
+    if value is None or value == "":
+        if type(None) in kinds(leaf.hint):
+            raise _No
+        return []
+    if is_interpolation(value):
+        # "${data.train_files}" is a list elsewhere; "${oc.env:DIR}/train.parquet" is one entry.
+        whole = value.startswith("${") and value.find("}") == len(value) - 1 and not value.startswith("${oc.")
+        return value if whole else [value]
+    if isinstance(value, str) and leaf.facts.comma_separated:
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    entries = value if isinstance(value, list | tuple) else [value]
+    return [entry if is_interpolation(entry) else _as(kind, entry, leaf) for entry in entries]
+
+
+def _as_mapping(value: Any) -> dict:
+    if value is None or value == "":
+        return {}
+    if not isinstance(value, Mapping):
+        raise _No
+    return dict(value)
+
+
+_SIMPLE = {type(None): _as_none, bool: _as_bool, int: _as_int, float: _as_float, str: _as_str}
+
+
+def _check_entry(leaf: Leaf, entry: Any, written: Any) -> None:
+    """Names and bounds of one entry."""
+    if entry is None or is_interpolation(entry):
+        return
+    facts = leaf.facts
+    if facts.allowed is not None and entry not in facts.allowed and not (facts.user_paths and _is_path(entry)):
+        meant = nearest(str(entry), [str(name) for name in facts.allowed])
+        problem = "not one of its values" + (f". Did you mean {meant!r}?" if meant else "")
+        hint = f"{leaf.key}={meant}" if meant else None
+        raise UserError(problem, key=leaf.key, value=written, allowed=_allowed(leaf), hint=hint)
+    if facts.bounds() is None or isinstance(entry, bool | str):
+        return
+    too_low = facts.low is not None and (entry < facts.low or (facts.open_low and entry == facts.low))
+    too_high = facts.high is not None and entry > facts.high
+    if too_low or too_high or entry != entry:
+        raise UserError(
+            "out of range",
+            key=leaf.key,
+            value=written,
+            allowed=f"{leaf.type_name} {facts.bounds()}",
+            hint=_example(leaf),
+        )
+
+
+def _is_path(entry: Any) -> bool:
+    return isinstance(entry, str) and is_user_path(entry)
+
+
+def _allowed(leaf: Leaf) -> Any:
+    """What may stand there, in words or as names."""
+    facts = leaf.facts
+    if facts.allowed is not None:
+        return [*facts.allowed, *(["path/to/file.py:name"] if facts.user_paths else [])]
+    return f"{leaf.type_name} {facts.bounds()}" if facts.bounds() else leaf.type_name
+
+
+def _example(leaf: Leaf) -> str | None:
+    """The default, as one would type it; nothing where it follows another key."""
+    if is_interpolation(leaf.default):
+        return None
+    return f"{leaf.key}={written_as(leaf.default)}"
+
+
+def written_as(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(written_as, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{written_as(entry)}" for key, entry in value.items()) + "}"
+    return f"{value:g}" if isinstance(value, float) else str(value)

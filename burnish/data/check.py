@@ -1,0 +1,156 @@
+"""What is wrong with a data file: every row looked at, every kind of problem counted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from burnish.data.encode import PromptEncoder
+from burnish.data.files import Rows, value_kind
+from burnish.data.measure import Measured, measure
+from burnish.data.prompt import ROLES, Prompt, read_prompt, text_of
+from burnish.errors import UserError
+
+SHOWN_ROWS = 5
+
+
+@dataclass
+class Finding:
+    """One kind of problem and where it was seen."""
+
+    problem: str
+    count: int = 0
+    rows: list[int] = field(default_factory=list)
+
+    def text(self) -> str:
+        shown = ", ".join(map(str, self.rows)) + (", ..." if self.count > len(self.rows) else "")
+        return f"{self.problem}: {self.count} rows ({shown})" if self.count else self.problem
+
+
+@dataclass
+class Report:
+    """What a file holds and what is wrong with it. Errors stop a run; warnings are for a person to judge."""
+
+    name: str
+    num_rows: int
+    columns: dict[str, str]
+    sources: Counter = field(default_factory=Counter)
+    lengths: list[int] = field(default_factory=list)
+    errors: dict[str, Finding] = field(default_factory=dict)
+    warnings: dict[str, Finding] = field(default_factory=dict)
+
+    def note(self, kind: dict[str, Finding], problem: str, row: int | None = None) -> None:
+        finding = kind.setdefault(problem, Finding(problem))
+        if row is not None:
+            finding.count += 1
+            finding.rows += [row] if len(finding.rows) < SHOWN_ROWS else []
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.name}: {self.num_rows} rows"
+        yield "columns: " + ", ".join(f"{name} ({kind})" for name, kind in self.columns.items())
+        if self.sources:
+            yield "data sources: " + ", ".join(f"{name} ({count})" for name, count in self.sources.most_common())
+        if self.lengths:
+            yield f"prompt tokens: {length_summary(self.lengths)}"
+        yield from (f"error: {finding.text()}" for finding in self.errors.values())
+        yield from (f"warning: {finding.text()}" for finding in self.warnings.values())
+        yield f"{len(self.errors)} kinds of errors, {len(self.warnings)} kinds of warnings"
+
+
+def length_summary(lengths: list[int]) -> str:
+    ordered = sorted(lengths)
+    at = {name: ordered[min(int(share * len(ordered)), len(ordered) - 1)] for name, share in QUANTILES.items()}
+    return ", ".join(f"{name} {value}" for name, value in at.items()) + f", mean {sum(ordered) / len(ordered):.1f}"
+
+
+QUANTILES = {"shortest": 0.0, "median": 0.5, "95%": 0.95, "99%": 0.99, "longest": 1.0}
+
+
+def check_rows(
+    rows: Rows,
+    *,
+    prompt_key: str = "prompt",
+    reward_fn_key: str = "data_source",
+    max_prompt_length: int | None = None,
+    encoder: PromptEncoder | None = None,
+) -> Report:
+    """Look at every row; with an encoder, measure every prompt too."""
+    report = Report(rows.name, len(rows), rows.kinds)
+    for column in (prompt_key, reward_fn_key):
+        if column not in rows.kinds:
+            report.note(report.errors, f"there is no column {column!r}")
+    if "reward_model" not in rows.kinds:
+        report.note(report.warnings, "there is no column 'reward_model': rewards get no ground truth")
+    seen: Counter = Counter()
+    prompts: dict[int, Prompt] = {}
+    for number in range(len(rows)):
+        row = rows.row(number)
+        if prompt_key in rows.kinds:
+            prompt = _check_prompt(report, row, number, prompt_key)
+            if prompt is not None:
+                _check_repeats(report, seen, prompt, number)
+            if prompt is not None and encoder is not None:
+                prompts[number] = prompt
+        if reward_fn_key in rows.kinds:
+            _check_source(report, row.get(reward_fn_key), number, reward_fn_key)
+        _check_objects(report, row, number)
+    if encoder is not None:
+        _check_lengths(report, prompts, encoder, max_prompt_length)
+    return report
+
+
+def _check_prompt(report: Report, row: Mapping[str, Any], number: int, prompt_key: str) -> Prompt | None:
+    try:
+        prompt = read_prompt(row, prompt_key, where="")
+    except UserError as error:
+        report.note(report.errors, error.problem.removeprefix(": "), number)
+        return None
+    messages = prompt.messages or []
+    for role in {message["role"] for message in messages} - set(ROLES):
+        report.note(report.errors, f"unknown role {role!r} (known: {', '.join(ROLES)})", number)
+    if not any(text_of(message.get("content")).strip() for message in messages):
+        report.note(report.errors, "the prompt is empty", number)
+        return None
+    if messages[-1]["role"] == "assistant":
+        report.note(report.warnings, "the prompt ends with the assistant's turn", number)
+    return prompt
+
+
+def _check_repeats(report: Report, seen: Counter, prompt: Prompt, number: int) -> None:
+    content = hash(json.dumps(prompt.messages, sort_keys=True, default=str))
+    if seen[content]:
+        report.note(report.warnings, "the prompt was there before", number)
+    seen[content] += 1
+
+
+def _check_source(report: Report, source: object, number: int, key: str) -> None:
+    if not isinstance(source, str) or not source:
+        report.note(report.errors, f"{key!r} must be a name, it is {value_kind(source)}", number)
+        return
+    report.sources[source] += 1
+
+
+def _check_objects(report: Report, row: Mapping[str, Any], number: int) -> None:
+    for name in ("reward_model", "extra_info"):
+        value = row.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            report.note(report.errors, f"{name!r} must be an object, it is {value_kind(value)}", number)
+            return
+    if "reward_model" in report.columns:
+        truth = (row.get("reward_model") or {}).get("ground_truth")
+        if truth is None or truth == "":
+            report.note(report.errors, "reward_model.ground_truth is missing", number)
+
+
+def _check_lengths(report: Report, prompts: dict[int, Prompt], encoder: PromptEncoder, limit: int | None) -> None:
+    measured: list[Measured] = measure(prompts.values(), encoder, workers=1)
+    for number, one in zip(prompts, measured, strict=True):
+        if one.failure:
+            report.note(report.errors, f"the chat template failed: {one.failure}", number)
+            continue
+        report.lengths.append(one.length)
+        if limit is not None and one.length > limit:
+            report.note(report.errors, f"the prompt is longer than {limit} tokens", number)

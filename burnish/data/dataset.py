@@ -1,0 +1,238 @@
+"""PromptDataset: rows of files, of a list or of a custom class, as batches of tokenised prompts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from burnish.batch import Batch, Column, Ragged
+from burnish.data.encode import TRUNCATIONS, PromptEncoder, TemplateFailure, too_long
+from burnish.data.files import ListRows, Rows
+from burnish.data.measure import Measured, measure
+from burnish.data.prompt import Prompt, read_prompt
+from burnish.errors import UserError
+
+if TYPE_CHECKING:
+    from burnish.config.data import DataConfig
+
+logger = logging.getLogger(__name__)
+
+CACHED_TOKENS = 50_000_000  # prompts kept as tokens after their first use, at 4 bytes each
+
+
+@dataclass(frozen=True)
+class FilterReport:
+    """What the overlong filter did."""
+
+    rows: int
+    overlong: int
+    failed: int
+    limit: int
+    first_failure: str | None
+
+    @property
+    def kept(self) -> int:
+        return self.rows - self.overlong - self.failed
+
+    def text(self) -> str:
+        parts = [f"kept {self.kept} of {self.rows} prompts"]
+        if self.overlong:
+            parts.append(f"dropped {self.overlong} longer than data.max_prompt_length={self.limit}")
+        if self.failed:
+            parts.append(f"dropped {self.failed} on which the chat template failed (first: {self.first_failure})")
+        return "; ".join(parts)
+
+
+class PromptDataset:
+    """Prompts by index. `kept[index]` is the row's number in its source, which names it in uids and in messages."""
+
+    def __init__(
+        self,
+        rows: Rows | Sequence[Mapping[str, Any]],
+        tokenizer: Any,
+        cfg: DataConfig,
+        *,
+        picked: Sequence[int] | None = None,
+        key: str = "data.train_files",
+    ) -> None:
+        self.rows: Rows = rows if isinstance(rows, Rows) else ListRows(rows)
+        self.cfg = cfg
+        self.key = key
+        self.encoder = PromptEncoder(tokenizer, dict(cfg.apply_chat_template_kwargs or {}))
+        self.truncation = TRUNCATIONS[cfg.truncation]
+        self.kept: list[int] = list(range(len(self.rows))) if picked is None else list(picked)
+        self.report: FilterReport | None = None
+        self._cache: dict[int, Tensor] = {}
+        self._cache_room = CACHED_TOKENS
+        if not self.kept:
+            raise UserError(
+                "no rows are left to use", key=key, value=self.rows.name, hint="a max_samples of -1 for all rows"
+            )
+        self._check_columns()
+        self._check_first_row()
+        if cfg.filter_overlong_prompts:
+            self._filter()
+        elif self.truncation.facts.get("before_start"):
+            self._check_lengths()
+
+    @property
+    def fingerprint(self) -> str:
+        return self.rows.fingerprint
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def uid(self, index: int, epoch: int) -> str:
+        """The name of a prompt in an epoch: everything random about it is keyed by this."""
+        return f"{self.fingerprint}-{self.kept[index]}-{epoch}"
+
+    def data_sources(self) -> set[str]:
+        """Every data source that a row names."""
+        return {source for source in self.rows.values(self.cfg.reward_fn_key) if source is not None}
+
+    def prompt(self, index: int) -> Prompt:
+        return self._read_prompt(self.rows.row(self.kept[index]), self.kept[index])
+
+    def batch(self, indices: Sequence[int], epoch: int | Sequence[int]) -> Batch:
+        """The columns that room 1 makes, for these prompts. One epoch for all, or one for each."""
+        epochs = [epoch] * len(indices) if isinstance(epoch, int) else epoch
+        numbers = [self.kept[index] for index in indices]
+        rows = [(self.rows.row(number), number) for number in numbers]
+        prompts = [(self._read_prompt(row, number), number) for row, number in rows]
+        columns: dict[str, Column] = {
+            "prompt_ids": Ragged.of([self._ids(prompt, number) for prompt, number in prompts], torch.int64),
+            "uid": [self.uid(index, one) for index, one in zip(indices, epochs, strict=True)],
+            "data_source": [self._data_source(row, number) for row, number in rows],
+            "ground_truth": [self._ground_truth(row, number) for row, number in rows],
+            "extra_info": [self._extra_info(row, number) for row, number in rows],
+        }
+        if self.cfg.return_raw_chat:
+            columns["raw_prompt"] = [prompt.messages for prompt, _ in prompts]
+        if self.cfg.return_full_prompt:
+            columns["full_prompts"] = [self.encoder.text(prompt) for prompt, _ in prompts]
+        if self.cfg.return_raw_input_ids:
+            plain = [self._plain_ids(prompt, number) for prompt, number in prompts]
+            columns["raw_input_ids"] = Ragged.of(plain, torch.int64)
+        return Batch(**columns)
+
+    def _read_prompt(self, row: Mapping[str, Any], number: int) -> Prompt:
+        for name in (self.cfg.image_key, self.cfg.video_key):
+            if row.get(name):
+                raise UserError(f"{self._where(number)} has {name}; only text prompts can be trained on", key=self.key)
+        return read_prompt(row, self.cfg.prompt_key, self._where(number))
+
+    def _ids(self, prompt: Prompt, number: int) -> Tensor:
+        """Tokens of a prompt, truncated; remembered while there is room."""
+        if number in self._cache:
+            return self._cache[number]
+        try:
+            ids = self.encoder.ids(prompt)
+        except TemplateFailure as failure:
+            raise UserError(f"{self._where(number)}: the chat template failed: {failure}", key=self.key) from failure
+        if not ids:
+            raise UserError(f"{self._where(number)}: the prompt has no tokens", key=self.key)
+        truncate = self.truncation.load()
+        tokens = torch.tensor(truncate(ids, self.cfg.max_prompt_length, self._where(number)), dtype=torch.int32)
+        if len(tokens) <= self._cache_room:
+            self._cache_room -= len(tokens)
+            self._cache[number] = tokens
+        return tokens
+
+    def _plain_ids(self, prompt: Prompt, number: int) -> list[int]:
+        if prompt.messages is None:
+            problem = f"{self._where(number)} has tokens but no messages to tokenise without a template"
+            raise UserError(
+                problem, key="data.return_raw_input_ids", value=True, hint="data.return_raw_input_ids=false"
+            )
+        return self.encoder.plain_ids(prompt)
+
+    def _data_source(self, row: Mapping[str, Any], number: int) -> Any:
+        value = row.get(self.cfg.reward_fn_key)
+        if value is None:
+            name = self.cfg.reward_fn_key
+            raise UserError(f"{self._where(number)} has no {name!r}", key="data.reward_fn_key", value=name)
+        return value
+
+    def _ground_truth(self, row: Mapping[str, Any], number: int) -> Any:
+        return self._object(row, "reward_model", number).get("ground_truth")
+
+    def _extra_info(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """The row's extra_info, with the row's number as its index where it has none of its own."""
+        extra = self._object(row, "extra_info", number)
+        return extra if extra.get("index") is not None else {**extra, "index": number}
+
+    def _object(self, row: Mapping[str, Any], name: str, number: int) -> dict[str, Any]:
+        """A column of objects that may be missing; nothing in it means an empty object."""
+        value = row.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            problem = f"{self._where(number)}: {name!r} must be an object, it is {type(value).__name__}"
+            raise UserError(problem, key=self.key, hint=f'{name}={{"...": ...}} in every row')
+        return dict(value or {})
+
+    def _where(self, number: int) -> str:
+        return self.rows.where(number)
+
+    def _check_columns(self) -> None:
+        """The prompt and the data source must be there; a ground truth only where the reward wants one."""
+        columns = self.rows.kinds
+        tokens = ({"prompt_ids"}, {"raw_prompt_ids"}, {"raw_prompt"}, {"input_ids", "attention_mask"})
+        has_prompt = self.cfg.prompt_key in columns or any(names <= columns.keys() for names in tokens)
+        needed = {"data.prompt_key": has_prompt, "data.reward_fn_key": self.cfg.reward_fn_key in columns}
+        for key, there in needed.items():
+            if not there:
+                raise UserError(
+                    f"{self.rows.name} has no such column",
+                    key=key,
+                    value=getattr(self.cfg, key.removeprefix("data.")),
+                    allowed=f"its columns {', '.join(sorted(columns))}",
+                    hint=f"{key}=COLUMN",
+                )
+
+    def _check_first_row(self) -> None:
+        """What would fail on every row fails here, before a model is loaded."""
+        try:
+            self.encoder.text(self.prompt(0))
+        except TemplateFailure:
+            return  # may be this row's own fault: told, with its number, when all rows are measured or used
+
+    def _measure(self) -> list[Measured]:
+        logger.info("%s: measuring %d prompts", self.key, len(self.kept))
+        prompts = (self.prompt(index) for index in range(len(self.kept)))
+        return measure(prompts, self.encoder, self.cfg.filter_overlong_prompts_workers)
+
+    def _filter(self) -> None:
+        """Drop prompts that are too long or cannot be templated, and say how many."""
+        limit = self.cfg.max_prompt_length
+        measured = self._measure()
+        failures = [index for index, one in enumerate(measured) if one.failure]
+        first = f"{self._where(self.kept[failures[0]])}: {measured[failures[0]].failure}" if failures else None
+        fitting = [i for i, one in enumerate(measured) if not one.failure and one.length <= limit]
+        overlong = len(measured) - len(failures) - len(fitting)
+        self.report = FilterReport(len(measured), overlong, len(failures), limit, first)
+        if not fitting:
+            shortest = min((one.length for one in measured if not one.failure), default=None)
+            hint = f"data.max_prompt_length={shortest} or more (the shortest prompt)" if shortest else None
+            problem = f"no prompt is left after filtering: {self.report.text()}"
+            raise UserError(problem, key=self.key, value=self.rows.name, hint=hint)
+        logger.log(logging.WARNING if failures else logging.INFO, "%s: %s", self.key, self.report.text())
+        self.kept = [self.kept[index] for index in fitting]
+
+    def _check_lengths(self) -> None:
+        """With truncation=error the run would stop at the first long prompt; so it stops before it starts."""
+        limit = self.cfg.max_prompt_length
+        measured = self._measure()
+        failures = [index for index, one in enumerate(measured) if one.failure]
+        if failures:
+            where, why = self._where(self.kept[failures[0]]), measured[failures[0]].failure
+            problem = f"the chat template failed on {len(failures)} of {len(measured)} prompts (first: {where}: {why})"
+            raise UserError(problem, key=self.key, hint="data.filter_overlong_prompts=true to drop them")
+        long = [index for index, one in enumerate(measured) if one.length > limit]
+        if long:
+            problem = f"{self._where(self.kept[long[0]])} has {measured[long[0]].length} tokens"
+            more = f" (the first of {len(long)} such rows)" if len(long) > 1 else ""
+            raise too_long(problem + more, limit, max(one.length for one in measured))

@@ -1,0 +1,107 @@
+"""Prompts to tokens: the chat template, the tokenizer, the truncations. No torch: worker processes import this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from burnish.data.prompt import Prompt
+from burnish.errors import UserError
+from burnish.table import Table
+
+TRUNCATIONS = Table("truncation", key="data.truncation")
+
+# What the encoder itself decides; a user's value would be overridden silently.
+RESERVED_KWARGS = frozenset({"tokenize", "return_tensors", "return_dict", "padding", "truncation", "max_length"})
+
+
+class TemplateFailure(Exception):
+    """The chat template raised on a prompt."""
+
+
+@dataclass(frozen=True)
+class PromptEncoder:
+    """A tokenizer and how its chat template is called. Picklable where the tokenizer is."""
+
+    tokenizer: Any
+    template_kwargs: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        taken = sorted(RESERVED_KWARGS & self.template_kwargs.keys())
+        if taken:
+            key = "data.apply_chat_template_kwargs"
+            raise UserError(f"{', '.join(taken)} cannot be set here", key=key, hint=f"~{key}.{taken[0]}")
+
+    @property
+    def has_template(self) -> bool:
+        return bool(getattr(self.tokenizer, "chat_template", None) or self.template_kwargs.get("chat_template"))
+
+    def text(self, prompt: Prompt) -> str:
+        """The prompt as the model reads it, with the header of the answer to come."""
+        if prompt.messages is None:
+            return self.tokenizer.decode(prompt.ids)
+        if self.has_template:
+            return self._templated(prompt.messages)
+        if prompt.written is not None:
+            return prompt.written
+        raise UserError(
+            "the prompts are chat messages, and the tokenizer has no chat template",
+            allowed="an instruct model, a chat template, or prompts that are plain strings",
+            hint="data.apply_chat_template_kwargs.chat_template='{% for m in messages %}{{ m.content }}{% endfor %}'",
+        )
+
+    def _templated(self, messages: list[dict[str, Any]]) -> str:
+        kwargs = {"add_generation_prompt": True, **self.template_kwargs}
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
+        except Exception as error:  # a template is a program of the model's author: it may raise anything
+            raise TemplateFailure(f"{type(error).__name__}: {error}") from error
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        """The tokens of the prompt."""
+        if prompt.ids is not None:
+            return prompt.ids
+        # A template writes its special tokens itself; plain text gets those the tokenizer adds (a leading BOS, say).
+        return list(self.tokenizer(self.text(prompt), add_special_tokens=not self.has_template)["input_ids"])
+
+    def plain_ids(self, prompt: Prompt) -> list[int]:
+        """The tokens of the messages' contents, without template and special tokens."""
+        return list(self.tokenizer(prompt.contents(), add_special_tokens=False)["input_ids"])
+
+
+@TRUNCATIONS.add("error", before_start=True)
+def refuse(ids: Sequence[int], limit: int, where: str) -> Sequence[int]:
+    """Longer prompts are an error; `before_start` has all rows measured before anything runs."""
+    if len(ids) > limit:
+        raise too_long(f"{where} has {len(ids)} tokens", limit, len(ids))
+    return ids
+
+
+@TRUNCATIONS.add("left", before_start=False)
+def keep_end(ids: Sequence[int], limit: int, where: str) -> Sequence[int]:
+    return ids[max(len(ids) - limit, 0) :]
+
+
+@TRUNCATIONS.add("right", before_start=False)
+def keep_beginning(ids: Sequence[int], limit: int, where: str) -> Sequence[int]:
+    return ids[:limit]
+
+
+@TRUNCATIONS.add("middle", before_start=False)
+def keep_both_ends(ids: Sequence[int], limit: int, where: str) -> Sequence[int]:
+    """The first floor(limit / 2) tokens and as many of the last as fit."""
+    if len(ids) <= limit:
+        return ids
+    head = limit // 2
+    return [*ids[:head], *ids[len(ids) - (limit - head) :]]
+
+
+def too_long(problem: str, limit: int, longest: int) -> UserError:
+    return UserError(
+        f"{problem}, more than data.max_prompt_length={limit}",
+        key="data.truncation",
+        value="error",
+        hint=f"data.max_prompt_length={longest} to fit it, data.filter_overlong_prompts=true to drop such rows, "
+        "or data.truncation=left (right, middle) to cut them",
+    )

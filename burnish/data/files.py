@@ -1,0 +1,314 @@
+"""Data files as rows: parquet, JSON lines and JSON, read once and cheap to read by row."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from burnish.errors import UserError
+from burnish.table import Table
+
+FORMATS = Table("data file format", key="data.train_files")
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """Rows by number. `fingerprint` is a short hash of their content, `kinds` says what each column holds."""
+
+    name: str
+    fingerprint: str
+    kinds: dict[str, str]
+
+    def __len__(self) -> int: ...
+
+    def row(self, number: int) -> dict[str, Any]: ...
+
+    def values(self, column: str) -> set[Any]:
+        """The distinct values of a column of names."""
+        ...
+
+    def where(self, number: int) -> str:
+        """Where a person finds this row: "train.parquet, row 3"."""
+        ...
+
+
+class ArrowRows:
+    """Rows of one arrow table; a row becomes Python objects only when it is read."""
+
+    def __init__(self, table: pa.Table, name: str, fingerprint: str) -> None:
+        self.table = table
+        self.name = name
+        self.fingerprint = fingerprint
+        self.kinds = {field.name: arrow_kind(field.type) for field in table.schema}
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def row(self, number: int) -> dict[str, Any]:
+        return self.table.slice(number, 1).to_pylist()[0]
+
+    def values(self, column: str) -> set[Any]:
+        return set(self.table.column(column).unique().to_pylist())
+
+    def where(self, number: int) -> str:
+        return f"{self.name}, row {number}"
+
+
+class LineRows:
+    """Rows of a JSON lines file, kept as text: exact (no column types to agree on) and small."""
+
+    def __init__(self, lines: list[bytes], kinds: dict[str, str], name: str, fingerprint: str) -> None:
+        self.lines = lines
+        self.name = name
+        self.fingerprint = fingerprint
+        self.kinds = kinds
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def row(self, number: int) -> dict[str, Any]:
+        return json.loads(self.lines[number])
+
+    def values(self, column: str) -> set[Any]:
+        return {self.row(number).get(column) for number in range(len(self))}
+
+    def where(self, number: int) -> str:
+        return f"{self.name}, row {number}"
+
+
+class ListRows:
+    """Rows that are already Python objects: a list of dicts, or anything that is indexed like one."""
+
+    def __init__(
+        self, rows: Sequence[Mapping[str, Any]], name: str = "dataset", fingerprint: str | None = None
+    ) -> None:
+        if len(rows) == 0:
+            raise UserError(f"{name} has no rows")
+        if not isinstance(rows[0], Mapping):
+            raise UserError(
+                f"the rows of {name} must be dicts, row 0 is {type(rows[0]).__name__}",
+                hint='dataset=[{"prompt": "1+1=", "data_source": "sums", "reward_model": {"ground_truth": "2"}}]',
+            )
+        self.rows = rows
+        self.name = name
+        self.fingerprint = fingerprint or fingerprint_of(rows[number] for number in range(len(rows)))
+        self.kinds = {}
+        for number in range(len(rows)):
+            add_kinds(self.kinds, rows[number])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def row(self, number: int) -> dict[str, Any]:
+        return dict(self.rows[number])
+
+    def values(self, column: str) -> set[Any]:
+        return {self.rows[number].get(column) for number in range(len(self))}
+
+    def where(self, number: int) -> str:
+        return f"{self.name}, row {number}"
+
+
+class JoinedRows:
+    """Rows of several files, in order."""
+
+    def __init__(self, parts: list[Rows]) -> None:
+        self.parts = parts
+        self.name = ", ".join(part.name for part in parts)
+        self.fingerprint = short_hash("".join(part.fingerprint for part in parts).encode())
+        self.kinds = parts[0].kinds
+        self.starts = [0]
+        for part in parts:
+            self.starts.append(self.starts[-1] + len(part))
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def _find(self, number: int) -> tuple[Rows, int]:
+        part = bisect.bisect_right(self.starts, number) - 1
+        return self.parts[part], number - self.starts[part]
+
+    def row(self, number: int) -> dict[str, Any]:
+        part, within = self._find(number)
+        return part.row(within)
+
+    def values(self, column: str) -> set[Any]:
+        return set().union(*(part.values(column) for part in self.parts))
+
+    def where(self, number: int) -> str:
+        part, within = self._find(number)
+        return part.where(within)
+
+
+def read_files(files: Sequence[str], key: str = "data.train_files") -> Rows:
+    """The rows of all files, one after the other. They must have the same columns."""
+    if not files:
+        raise UserError("no data files are named", key=key, hint=f"{key}=/path/to/rows.parquet")
+    parts = [read_file(file, key) for file in files]
+    for part in parts[1:]:
+        _check_same_columns(parts[0], part, key)
+    return parts[0] if len(parts) == 1 else JoinedRows(parts)
+
+
+def read_file(file: str, key: str = "data.train_files") -> Rows:
+    """The rows of one file, by its ending."""
+    path = Path(file).expanduser()
+    if path.is_dir():
+        raise UserError(
+            "this is a folder, not a file", key=key, value=file, hint=f"{key}={file.rstrip('/')}/train.parquet"
+        )
+    if not path.is_file():
+        where = " (only local files are read)" if "://" in file else ""
+        raise UserError(f"no such file{where}", key=key, value=file, hint=f"{key}=/path/to/rows.parquet")
+    if path.suffix not in FORMATS:
+        raise UserError(
+            f"cannot read {path.suffix or 'a file without an ending'}", key=key, value=file, allowed=FORMATS.names()
+        )
+    rows: Rows = FORMATS[path.suffix].load()(path, key)
+    if len(rows) == 0:
+        raise UserError("the file has no rows", key=key, value=file)
+    return rows
+
+
+@FORMATS.add(".parquet")
+def read_parquet(path: Path, key: str) -> Rows:
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"not a readable parquet file: {error}", key=key, value=str(path)) from error
+    return ArrowRows(table, str(path), fingerprint_of_file(path))
+
+
+@FORMATS.add(".jsonl")
+def read_json_lines(path: Path, key: str) -> Rows:
+    lines: list[bytes] = []
+    kinds: dict[str, str] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"line {number} is not JSON: {error}", key=key, value=str(path)) from error
+        if not isinstance(row, dict):
+            raise UserError(f"line {number} is a {type(row).__name__}, not an object", key=key, value=str(path))
+        add_kinds(kinds, row)
+        lines.append(line)
+    return LineRows(lines, kinds, str(path), fingerprint_of_file(path))
+
+
+@FORMATS.add(".json")
+def read_json(path: Path, key: str) -> Rows:
+    """A JSON array of objects, one object, or one object per line: all three go by this ending."""
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError:
+        return read_json_lines(path, key)
+    rows = content if isinstance(content, list) else [content]
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise UserError(f"row {number} is a {type(row).__name__}, not an object", key=key, value=str(path))
+    if not rows:
+        raise UserError("the file has no rows", key=key, value=str(path))
+    return ListRows(rows, str(path), fingerprint_of_file(path))
+
+
+def write_parquet(rows: list[dict[str, Any]], out: str | Path) -> None:
+    """Write rows as one parquet file: whole or not at all."""
+    path = Path(out).expanduser()
+    if path.suffix != ".parquet":
+        raise UserError(
+            "the output must be a parquet file", key="OUT", value=str(out), hint=f"{path.with_suffix('.parquet')}"
+        )
+    try:
+        table = pa.Table.from_pylist(rows)
+    except pa.ArrowException as error:
+        raise UserError(f"the rows do not fit one parquet schema: {error}", key="OUT", value=str(out)) from error
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, beside)
+        os.replace(beside, path)
+    except OSError as error:
+        raise UserError(f"cannot write: {error}", key="OUT", value=str(out)) from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def arrow_kind(kind: pa.DataType) -> str:
+    """What a column holds, coarsely: files may differ in integer width or in the fields of a struct."""
+    tests = {
+        "text": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+        "number": (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
+        "list": (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list),
+        "object": (pa.types.is_struct, pa.types.is_map),
+        "truth value": (pa.types.is_boolean,),
+        "nothing": (pa.types.is_null,),
+    }
+    if pa.types.is_dictionary(kind):
+        return arrow_kind(kind.value_type)
+    return next((name for name, is_kind in tests.items() if any(test(kind) for test in is_kind)), str(kind))
+
+
+def value_kind(value: object) -> str:
+    """The same words for a Python value."""
+    if isinstance(value, bool):  # before int: a bool is one
+        return "truth value"
+    kinds = {str: "text", (int, float): "number", (list, tuple): "list", Mapping: "object", type(None): "nothing"}
+    return next((name for types, name in kinds.items() if isinstance(value, types)), type(value).__name__)
+
+
+def add_kinds(kinds: dict[str, str], row: Mapping[str, Any]) -> None:
+    """Note the kind of each column, from the first row that has a value there."""
+    for name, value in row.items():
+        if kinds.get(name, "nothing") == "nothing":
+            kinds[name] = value_kind(value)
+
+
+def _check_same_columns(first: Rows, other: Rows, key: str) -> None:
+    problem = f"{first.name} and {other.name} do not have the same columns"
+    only = {rows.name: sorted(rows.kinds.keys() - rest.kinds.keys()) for rows, rest in ((first, other), (other, first))}
+    if any(only.values()):
+        told = "; ".join(f"only in {name}: {', '.join(columns)}" for name, columns in only.items() if columns)
+        raise UserError(f"{problem}: {told}", key=key, hint="burnish data check FILE shows the columns of each")
+    for column, kind in first.kinds.items():
+        if kind != other.kinds[column] and "nothing" not in (kind, other.kinds[column]):
+            raise UserError(
+                f"{problem}: {column!r} holds {kind} in one and {other.kinds[column]} in the other", key=key
+            )
+
+
+def short_hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=6).hexdigest()
+
+
+def fingerprint_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=6)).hexdigest()
+
+
+def fingerprint_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Hash of rows that are Python objects; equal rows have equal hashes in every process."""
+    digest = hashlib.blake2b(digest_size=6)
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, default=_plain).encode())
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """A JSON stand-in for arrays, bytes and other objects; never an address, which changes between processes."""
+    if isinstance(value, bytes):
+        return short_hash(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return type(value).__qualname__

@@ -1,0 +1,98 @@
+"""Clock: seconds by phase of a step, and the speeds that follow from them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+# Phases whose time is also told per token. Generation makes response tokens; the others read the whole sequence.
+PER_RESPONSE_TOKEN = ("gen",)
+PER_TOKEN = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
+
+
+@dataclass
+class _Phase:
+    seconds: float = 0.0
+    inside: int = 0
+    since: float = 0.0
+
+
+class Clock:
+    """Wall seconds spent in each named phase since the last `take`.
+
+    >>> with clock("gen"):
+    ...     batch = respond(prompts)
+    >>> clock.take()
+    {'timing_s/gen': 3.1}
+
+    A phase entered twice at once (nested, or from several threads) is counted once: its seconds are those during which
+    at least one caller was inside. Different phases may overlap; each has its own seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._phases: dict[str, _Phase] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        self._enter(phase)
+        try:
+            yield
+        finally:
+            self._leave(phase)
+
+    def _enter(self, name: str) -> None:
+        with self._lock:
+            phase = self._phases.setdefault(name, _Phase())
+            if phase.inside == 0:
+                phase.since = self._now()
+            phase.inside += 1
+
+    def _leave(self, name: str) -> None:
+        with self._lock:
+            phase = self._phases[name]
+            phase.inside -= 1
+            if phase.inside == 0:
+                phase.seconds += self._now() - phase.since
+
+    def take(self) -> dict[str, float]:
+        """timing_s/<phase> of everything timed since the last call, and start again from zero.
+
+        A phase that is still open gives its seconds so far; the rest goes to the next call, so that none are lost.
+        """
+        with self._lock:
+            now = self._now()
+            timings = {}
+            for name, phase in self._phases.items():
+                running = now - phase.since if phase.inside else 0.0
+                timings[f"timing_s/{name}"] = phase.seconds + running
+            self._phases = {
+                name: _Phase(inside=phase.inside, since=now) for name, phase in self._phases.items() if phase.inside
+            }
+            return timings
+
+
+def speed_metrics(
+    timings: Mapping[str, float], *, prompt_tokens: int, response_tokens: int, num_devices: int = 1
+) -> dict[str, float]:
+    """timing_per_token_ms/<phase> and perf/* from `Clock.take()` and the tokens of the batch.
+
+    perf/throughput is tokens per second and device over timing_s/step.
+    """
+    tokens = prompt_tokens + response_tokens
+    per_phase = {name: response_tokens for name in PER_RESPONSE_TOKEN} | {name: tokens for name in PER_TOKEN}
+    metrics = {"perf/total_num_tokens": float(tokens)}
+    for name, count in per_phase.items():
+        seconds = timings.get(f"timing_s/{name}")
+        if seconds is not None and count > 0:
+            metrics[f"timing_per_token_ms/{name}"] = seconds * 1000 / count
+    step = timings.get("timing_s/step")
+    if step is not None:
+        metrics["perf/time_per_step"] = step
+        if step > 0:
+            metrics["perf/throughput"] = tokens / (step * num_devices)
+    return metrics

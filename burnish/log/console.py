@@ -1,0 +1,149 @@
+"""The console: a bar on a terminal, plain lines elsewhere. All of Burnish's words to a person go through it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from burnish.log.trouble import troubles
+
+if TYPE_CHECKING:
+    from burnish.log.logger import RunInfo
+
+# (label, the first of these names that is present, format): what the line of a step shows.
+SHOWN = (
+    ("loss", ("train/loss",), "{:.4f}"),
+    ("score", ("critic/score/mean",), "{:.3f}"),
+    ("length", ("response_length/mean",), "{:.1f}"),
+    ("kl", ("actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl"), "{:.2g}"),
+    ("entropy", ("actor/entropy", "actor/entropy_loss"), "{:.3f}"),
+    ("lr", ("actor/lr", "train/lr"), "{:.2g}"),
+)
+STEP_SECONDS = ("timing_s/step", "perf/time_per_step")
+CELL = 300
+
+
+@cache
+def get_console() -> Console:
+    """The one console. Text is shown as it is: no markup, no highlighting."""
+    console = Console(markup=False, emoji=False, highlight=False)
+    # Logs of a batch system are read by line; only a terminal needs its lines folded.
+    console.soft_wrap = not console.is_terminal
+    return console
+
+
+def say(text: str, style: str = "") -> None:
+    """A message to the person who started the run."""
+    get_console().print(text, style=style or None)
+
+
+class ConsoleLogger:
+    """One readable line per step, trouble named, and a live bar with the time left where there is a terminal."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or get_console()
+        self.progress: Progress | None = None
+        self.total = 0
+        self._began: tuple[int, float] | None = None  # (step, time) where measuring the pace began
+
+    def start(self, run: RunInfo, resume_step: int | None = None) -> None:
+        self.total = run.total_steps
+        done = resume_step or 0
+        self._began = (done, time.monotonic())
+        again = f", from step {done}" if done else ""
+        self._print(f"{run.project}/{run.name}: {self.total} steps{again}, in {run.folder}", style="bold")
+        # A notebook has no cursor to move: it gets plain lines, as a log file does.
+        if self.console.is_terminal and not self.console.is_jupyter and not self.console.is_dumb_terminal:
+            self.progress = _bar(self.console)
+            self.progress.add_task("step", total=self.total or None, completed=done)
+            self.progress.start()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        validation = {name: value for name, value in metrics.items() if name.startswith(("val-core/", "val/"))}
+        if set(metrics) - {name for name in metrics if name.startswith(("val-core/", "val-aux/", "val/"))}:
+            self._print(self._line(step, metrics))
+        if validation:
+            shown = "  ".join(f"{name.partition('/')[2]} {value:.3f}" for name, value in sorted(validation.items()))
+            self._print(f"validation at step {step}: {shown}", style="green")
+        for text in troubles(metrics):
+            self._print(f"step {step}: {text}", style="yellow")
+        if self.progress is not None:
+            self.progress.update(self.progress.task_ids[0], completed=step)
+
+    def table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        self._print(f"{name} at step {step}", style="bold")
+        for row in rows:
+            for column, value in zip(columns, row, strict=True):
+                text = str(value)
+                self._print(f"  {column}: {text if len(text) <= CELL else text[:CELL] + ' ...'}")
+            self._print("")
+
+    def note(self, text: str) -> None:
+        self._print(text, style="cyan")
+
+    def close(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        self.console.print(text, style=style, markup=False, highlight=False, emoji=False)
+
+    def _line(self, step: int, metrics: Mapping[str, float]) -> str:
+        parts = [f"step {step}/{self.total}" if self.total else f"step {step}"]
+        for label, names, form in SHOWN:
+            value = _first(metrics, names)
+            if value is not None:
+                parts.append(f"{label} {form.format(value)}")
+        seconds = _first(metrics, STEP_SECONDS)
+        if seconds is not None:
+            parts.append(f"{seconds:.1f} s")
+        if "perf/throughput" in metrics:
+            parts.append(f"{_short(metrics['perf/throughput'])} tok/s")
+        left = self._seconds_left(step)
+        if left is not None and self.progress is None:
+            parts.append(f"left {_duration(left)}")
+        return "  ".join(parts)
+
+    def _seconds_left(self, step: int) -> float | None:
+        if self._began is None or step <= self._began[0] or step >= self.total:
+            return None
+        pace = (time.monotonic() - self._began[1]) / (step - self._began[0])
+        return pace * (self.total - step)
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        refresh_per_second=2,
+        transient=True,
+    )
+
+
+def _first(metrics: Mapping[str, float], names: Sequence[str]) -> float | None:
+    return next((metrics[name] for name in names if name in metrics), None)
+
+
+def _short(number: float) -> str:
+    """12345 -> 12.3k"""
+    if not math.isfinite(number) or abs(number) < 1000:
+        return f"{number:.0f}"
+    return f"{number / 1000:.1f}k" if abs(number) < 1e6 else f"{number / 1e6:.1f}M"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,103 @@
+"""Curves: a run's numbers as a PNG, and one of them as text for a terminal."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from burnish.log.file import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# (title, names drawn in it): a panel appears when the run has one of its names. A name ending in / is a prefix.
+PANELS = (
+    ("score", ("critic/score/mean", "val-core/")),
+    ("response length", ("response_length/mean", "response_length/max")),
+    ("entropy", ("actor/entropy",)),
+    ("KL", ("actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl")),
+    ("loss", ("actor/pg_loss", "critic/vf_loss", "train/loss", "val/loss")),
+    ("seconds", ("timing_s/",)),
+)
+LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+def draw_curves(metrics: str | Path, out: str | Path) -> list[str]:
+    """Draw the panels that a metrics.jsonl has numbers for; give their titles. Without any, no picture is made."""
+    steps = read_metrics(Path(metrics))
+    present = sorted({name for numbers in steps.values() for name in numbers if not name.endswith("/std")})
+    panels = []
+    for title, wanted in PANELS:
+        names = [
+            name for want in wanted for name in present if name == want or (want[-1] == "/" and name.startswith(want))
+        ]
+        if names:
+            panels.append((title, names))
+    if panels:
+        _draw(panels, steps, Path(out))
+    return [title for title, _ in panels]
+
+
+def _draw(panels: list[tuple[str, list[str]]], steps: dict[int, dict[str, float]], out: Path) -> None:
+    # Figure and canvas by hand: pyplot would change the state of a notebook that draws its own figures.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(4.5 * columns, 3.2 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axis, (title, names) in zip(axes, panels, strict=False):
+        _panel(axis, title, names, steps)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, format="png", dpi=110)
+
+
+def _panel(axis: Axes, title: str, names: list[str], steps: dict[int, dict[str, float]]) -> None:
+    for name in names:
+        points = [(step, numbers[name]) for step, numbers in sorted(steps.items()) if name in numbers]
+        # A single point has no line; validation is rare, so its points are marked.
+        marker = "o" if len(points) == 1 or name.startswith("val") else None
+        axis.plot([step for step, _ in points], [value for _, value in points], label=name, marker=marker, markersize=3)
+    axis.set_title(title)
+    axis.set_xlabel("step")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=6)
+
+
+def terminal_curve(values: Sequence[float], width: int = 60, height: int = 8) -> str:
+    """A curve in block characters, with its largest and smallest value at the side. Not-finite values are left out."""
+    finite = [float(value) for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    columns = _squeezed(finite, width)
+    low, high = min(columns), max(columns)
+    steps = len(LEVELS) - 1
+    # Eighths of a cell, at least one, so that the lowest value is still seen.
+    span = high - low
+    filled = [1 if span == 0 else 1 + round((value - low) / span * (height * steps - 1)) for value in columns]
+    label = max(len(_number(low)), len(_number(high)))
+    lines = []
+    for row in reversed(range(height)):
+        cells = "".join(LEVELS[min(max(count - row * steps, 0), steps)] for count in filled)
+        side = _number(high) if row == height - 1 else _number(low) if row == 0 else ""
+        lines.append(f"{side:>{label}} ┤{cells}".rstrip())
+    return "\n".join(lines)
+
+
+def _squeezed(values: list[float], width: int) -> list[float]:
+    """At most `width` values: means of neighbours."""
+    if len(values) <= width:
+        return values
+    edges = [round(i * len(values) / width) for i in range(width + 1)]
+    return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"

@@ -1,0 +1,49 @@
+"""Validation: responses to held-out prompts, scored, counted, shown."""
+
+from __future__ import annotations
+
+from burnish.batch import Batch
+from burnish.data.sampler import validation_batches
+from burnish.log.folder import dump_rollouts
+from burnish.log.metrics import row_sums
+from burnish.log.validation import pick_generations, validation_metrics
+from burnish.loop.gather import gather_validation
+from burnish.loop.run import Run
+
+
+def validate(run: Run) -> dict[str, float]:
+    """val-core/... and val-aux/... of the engine's present weights; generations go where the config wants them."""
+    data, cfg = run.val_data, run.cfg.data
+    order = validation_batches(len(data), cfg.val_batch_size, cfg.validation_shuffle, run.seed)
+    with run.clock("testing"):
+        batch = Batch.join([gather_validation(run, data.batch(index, epoch=0)) for index in order])
+    rows = rollout_rows(run, batch)
+    if run.cfg.trainer.validation_data_dir is not None:
+        dump_rollouts(run.cfg.trainer.validation_data_dir, run.step, rows)
+    if run.cfg.trainer.log_val_generations > 0:
+        columns = [[row[name] for row in rows] for name in ("input", "output", "score")]
+        shown = pick_generations(*columns, run.cfg.trainer.log_val_generations)
+        run.loggers.table("val_generations", run.step, ["input", "output", "score"], shown)
+    scores = [row["score"] for row in rows]
+    names = sorted({name for extras in batch["reward_extras"] for name in extras})
+    extras = {name: [found.get(name) for found in batch["reward_extras"]] for name in names}
+    return validation_metrics(batch["data_source"], batch["uid"], scores, extras)
+
+
+def rollout_rows(run: Run, batch: Batch) -> list[dict]:
+    """One readable record per response, with the reward's extras."""
+    inputs = run.tokenizer.batch_decode(batch["prompt_ids"].lists(), skip_special_tokens=False)
+    scores = row_sums(batch["token_level_scores"]).tolist()
+    return [
+        {
+            **batch["reward_extras"][row],
+            "input": inputs[row],
+            "output": batch["response_text"][row],
+            "gts": batch["ground_truth"][row],
+            "score": scores[row],
+            "uid": batch["uid"][row],
+            "sample": batch["sample"][row],
+            "finish_reason": batch["finish_reason"][row],
+        }
+        for row in range(len(batch))
+    ]

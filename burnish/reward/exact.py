@@ -1,0 +1,10 @@
+"""Exact match: the whole response is the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def exact(solution_str: str, ground_truth: Any) -> float:
+    """1 if the response equals the ground truth, white space at both ends aside; else 0."""
+    return float(solution_str.strip() == str(ground_truth).strip())

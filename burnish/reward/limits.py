@@ -1,0 +1,61 @@
+"""What a worker process may see and use: an environment without secrets, and a memory limit."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Mapping
+
+# Such words at the end of a name's part mean credentials: HF_TOKEN matches, TOKENIZERS_PARALLELISM does not.
+_SECRET_NAME = re.compile(
+    r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL)S?(_|\d*$)|(^|_)(AUTH|PAT|PASS|PWD|COOKIE)(_|$)",
+    re.IGNORECASE,
+)
+_NOT_SECRET = frozenset({"PWD", "OLDPWD"})
+
+
+def looks_secret(name: str) -> bool:
+    """Does an environment variable of this name hold a key, token or password?"""
+    return name not in _NOT_SECRET and _SECRET_NAME.search(name) is not None
+
+
+def worker_environment(environment: Mapping[str, str], pass_env: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
+    """The environment of a worker, and the names that were withheld from it."""
+    withheld = [name for name in environment if looks_secret(name) and name not in pass_env]
+    kept = {name: value for name, value in environment.items() if name not in withheld}
+    # Without a fixed hash seed, a function that iterates over a set could score differently after a resume.
+    kept.setdefault("PYTHONHASHSEED", "0")
+    return kept, withheld
+
+
+def limit_memory(memory_mb: int) -> bool:
+    """Limit this process's private memory. False where the system enforces no such limit."""
+    if not sys.platform.startswith("linux"):
+        return False  # macOS accepts the call and ignores the limit; Windows has no such call
+    import resource
+
+    limit = memory_mb * 2**20
+    # RLIMIT_DATA counts private writable memory. RLIMIT_AS would also count the address space that libraries reserve
+    # and never touch, and importing torch alone would break it.
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    return True
+
+
+def forbid_core_dumps() -> None:
+    """A crashing reward function should leave a line in the log, not gigabytes on the disk."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def arm_alarm(seconds: float) -> None:
+    """Let the kernel end this process after `seconds`, even while foreign code holds the interpreter; 0 disarms.
+
+    The parent enforces the time limit. This is for the case that the parent itself was killed meanwhile.
+    """
+    import signal
+
+    if hasattr(signal, "alarm"):
+        signal.alarm(int(seconds + 0.999))

@@ -1,0 +1,188 @@
+import logging
+import os
+
+import pytest
+import torch
+
+from burnish.data import dataset as dataset_module
+from burnish.data.dataset import PromptDataset
+from burnish.data.encode import PromptEncoder
+from burnish.data.files import read_files
+from burnish.errors import UserError
+
+
+def length_of(tokenizer, text):
+    return len(
+        tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)["input_ids"]
+    )
+
+
+def test_a_batch_has_the_columns_of_room_one(tokenizer, config, sums, write):
+    dataset = PromptDataset(read_files([write("a.parquet", sums(6))]), tokenizer, config())
+    batch = dataset.batch([4, 1], epoch=2)
+    assert list(batch) == ["prompt_ids", "uid", "data_source", "ground_truth", "extra_info", "raw_prompt"]
+    assert batch["prompt_ids"].flat.dtype == torch.int64
+    texts = [tokenizer.decode(ids) for ids in batch["prompt_ids"].lists()]
+    assert texts == ["<s>user\n4+4=</s><s>assistant\n", "<s>user\n1+1=</s><s>assistant\n"]
+    assert batch["uid"] == [f"{dataset.fingerprint}-4-2", f"{dataset.fingerprint}-1-2"]
+    assert batch["data_source"] == ["sums", "sums"]
+    assert batch["ground_truth"] == ["8", "2"]
+    assert batch["extra_info"] == [{"split": "train", "index": 104}, {"split": "train", "index": 101}]
+    assert batch["raw_prompt"][0] == [{"role": "user", "content": "4+4="}]
+
+
+def test_a_batch_twice_is_equal(tokenizer, config, sums):
+    dataset = PromptDataset(sums(4), tokenizer, config())
+    first, second = dataset.batch([0, 3], 0), dataset.batch([3, 0], 0)
+    assert first["prompt_ids"].lists() == second["prompt_ids"].lists()[::-1]
+
+
+def test_the_cache_is_bounded(tokenizer, config, sums, monkeypatch):
+    monkeypatch.setattr(dataset_module, "CACHED_TOKENS", 50)
+    dataset = PromptDataset(sums(8), tokenizer, config())
+    ids = dataset.batch(range(8), 0)["prompt_ids"].lists()
+    assert 0 < sum(map(len, dataset._cache.values())) <= 50
+    assert dataset.batch(range(8), 0)["prompt_ids"].lists() == ids
+
+
+def test_one_epoch_for_all_or_one_for_each(tokenizer, config, sums):
+    dataset = PromptDataset(sums(3), tokenizer, config())
+    assert [uid.rsplit("-", 1)[1] for uid in dataset.batch([0, 1], [3, 4])["uid"]] == ["3", "4"]
+
+
+def test_optional_columns(tokenizer, config, sums):
+    cfg = config(return_full_prompt=True, return_raw_input_ids=True, return_raw_chat=False)
+    batch = PromptDataset(sums(3), tokenizer, cfg).batch([2], 0)
+    assert batch["full_prompts"] == ["<s>user\n2+2=</s><s>assistant\n"]
+    assert tokenizer.decode(batch["raw_input_ids"].lists()[0]) == "2+2="
+    assert "raw_prompt" not in batch
+
+
+def test_other_column_names(tokenizer, config):
+    rows = [{"chat": "1+1=", "task": "sums"}]
+    batch = PromptDataset(rows, tokenizer, config(prompt_key="chat", reward_fn_key="task")).batch([0], 0)
+    assert batch["data_source"] == ["sums"]
+    assert batch["ground_truth"] == [None]
+    assert batch["extra_info"] == [{"index": 0}]
+    assert batch["raw_prompt"] == [[{"role": "user", "content": "1+1="}]]
+
+
+def test_strings_without_a_template(bare_tokenizer, config):
+    batch = PromptDataset([{"prompt": "1+1=", "data_source": "sums"}], bare_tokenizer, config()).batch([0], 0)
+    assert bare_tokenizer.decode(batch["prompt_ids"].lists()[0]) == "1+1="
+
+
+def test_messages_without_a_template_fail_at_once(bare_tokenizer, config, sums):
+    with pytest.raises(UserError, match="the tokenizer has no chat template"):
+        PromptDataset(sums(1), bare_tokenizer, config(truncation="left"))
+
+
+@pytest.mark.parametrize("truncation", ["left", "right", "middle"])
+def test_long_prompts_are_cut(truncation, tokenizer, config, sums):
+    whole = PromptEncoder(tokenizer, {}).ids(PromptDataset(sums(1), tokenizer, config()).prompt(0))
+    cut = PromptDataset(sums(1), tokenizer, config(truncation=truncation, max_prompt_length=8)).batch([0], 0)
+    expected = {"left": whole[-8:], "right": whole[:8], "middle": whole[:4] + whole[-4:]}
+    assert cut["prompt_ids"].lists() == [expected[truncation]]
+
+
+def test_truncation_error_stops_before_the_start_and_names_the_row(tokenizer, config, sums, write):
+    rows = sums(5) + sums(1, text="x" * 50) + sums(1, text="x" * 60)
+    file = write("a.parquet", rows)
+    long, longest = (length_of(tokenizer, "x" * n) for n in (50, 60))
+    with pytest.raises(UserError) as caught:
+        PromptDataset(read_files([file]), tokenizer, config(max_prompt_length=40))
+    text = str(caught.value)
+    for part in (
+        f"{file}, row 5 has {long} tokens",
+        "first of 2 such rows",
+        "=40",
+        f"data.max_prompt_length={longest} ",
+    ):
+        assert part in text
+
+
+def test_the_filter_drops_long_prompts_and_keeps_row_numbers(tokenizer, config, sums, caplog):
+    rows = sums(2) + sums(1, text="x" * 50) + sums(5)[2:]
+    limit = length_of(tokenizer, "0+0=")
+    with caplog.at_level(logging.INFO):
+        dataset = PromptDataset(rows, tokenizer, config(filter_overlong_prompts=True, max_prompt_length=limit))
+    assert dataset.kept == [0, 1, 3, 4, 5]
+    assert (dataset.report.kept, dataset.report.overlong, dataset.report.failed) == (5, 1, 0)
+    assert f"kept 5 of 6 prompts; dropped 1 longer than data.max_prompt_length={limit}" in caplog.text
+    assert dataset.uid(2, 0) == f"{dataset.fingerprint}-3-0"
+    assert dataset.batch([2], 0)["ground_truth"] == ["4"]
+
+
+def test_the_filter_is_the_same_with_two_workers(tokenizer, config, sums, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    rows = [row for count in range(60) for row in sums(3, text="x" * count)]
+    kept = []
+    for workers in (1, 2):
+        cfg = config(filter_overlong_prompts=True, max_prompt_length=50, filter_overlong_prompts_workers=workers)
+        kept.append(PromptDataset(rows, tokenizer, cfg).kept)
+    assert kept[0] == kept[1]
+    assert 0 < len(kept[0]) < len(rows)
+
+
+def test_an_empty_dataset_says_what_was_dropped_and_why(tokenizer, config, sums):
+    bad = [{**row, "prompt": [{"role": "narrator", "content": "x"}]} for row in sums(2)]
+    shortest = length_of(tokenizer, "0+0=")
+    with pytest.raises(UserError) as caught:
+        PromptDataset(sums(3) + bad, tokenizer, config(filter_overlong_prompts=True, max_prompt_length=3))
+    text = str(caught.value)
+    for part in ("kept 0 of 5", "dropped 3 longer than data.max_prompt_length=3", "dropped 2", "row 3", "no narrators"):
+        assert part in text
+    assert f"data.max_prompt_length={shortest}" in text
+
+
+def test_template_failures_in_the_filter_are_counted_and_the_first_named(tokenizer, config, sums, caplog):
+    rows = sums(4)
+    rows[1]["prompt"][0]["role"] = rows[3]["prompt"][0]["role"] = "narrator"
+    dataset = PromptDataset(rows, tokenizer, config(filter_overlong_prompts=True))
+    assert dataset.kept == [0, 2]
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "dropped 2 on which the chat template failed (first: dataset, row 1: " in record.getMessage()
+
+
+def test_template_failures_without_the_filter_stop(tokenizer, config, sums):
+    rows = sums(3)
+    rows[0]["prompt"][0]["role"] = "narrator"
+    with pytest.raises(UserError, match=r"failed on 1 of 3 prompts .first: dataset, row 0: .*no narrators"):
+        PromptDataset(rows, tokenizer, config(truncation="error"))
+    lazy = PromptDataset(rows, tokenizer, config(truncation="left"))
+    with pytest.raises(UserError, match="dataset, row 0: the chat template failed"):
+        lazy.batch([1, 0], 0)
+
+
+@pytest.mark.parametrize(("key", "column"), [("prompt_key", "prompt"), ("reward_fn_key", "data_source")])
+def test_a_missing_column_names_those_present(key, column, tokenizer, config, sums, write):
+    rows = [{name: value for name, value in row.items() if name != column} for row in sums(2)]
+    present = ", ".join(sorted(rows[0]))
+    with pytest.raises(
+        UserError, match=rf"data\.{key}='{column}': .*a\.parquet has no such column\. Allowed: its columns {present}"
+    ):
+        PromptDataset(read_files([write("a.parquet", rows)]), tokenizer, config())
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"prompt": None}, "row 1: the prompt must be a list"),
+        ({"data_source": None}, "row 1 has no 'data_source'"),
+        ({"reward_model": "rule"}, "row 1: 'reward_model' must be an object, it is str"),
+        ({"extra_info": [1]}, "row 1: 'extra_info' must be an object, it is list"),
+        ({"images": ["x.png"]}, "row 1 has images; only text prompts"),
+    ],
+)
+def test_bad_rows_are_named(change, problem, tokenizer, config, sums):
+    rows = sums(3)
+    rows[1].update(change)
+    with pytest.raises(UserError, match=problem):
+        PromptDataset(rows, tokenizer, config()).batch([1], 0)
+
+
+def test_a_prompt_without_tokens_is_named(tokenizer, config):
+    rows = [{"prompt_ids": [], "data_source": "x"}]
+    with pytest.raises(UserError, match="row 0: the prompt has no tokens"):
+        PromptDataset(rows, tokenizer, config()).batch([0], 0)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from burnish.errors import UserError, UserErrors
+from burnish.log.logger import Loggers, RunInfo
+
+OWN_LOGGER = """
+class Mine:
+    seen = []
+    def start(self, run, resume_step=None):
+        self.seen.append(("start", run.config, resume_step))
+    def log(self, step, metrics):
+        self.seen.append(("log", step, metrics))
+    def table(self, name, step, columns, rows):
+        self.seen.append(("table", name, step, columns, rows))
+    def note(self, text):
+        self.seen.append(("note", text))
+    def close(self):
+        self.seen.append(("close",))
+
+class FailsLater(Mine):
+    def log(self, step, metrics):
+        raise ConnectionError("no route, api_key=hunter2")
+
+class FailsAtStart(Mine):
+    def start(self, run, resume_step=None):
+        raise ConnectionError("no route")
+"""
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(OWN_LOGGER)
+    return path
+
+
+def run_in(folder: Path) -> RunInfo:
+    return RunInfo("p", "n", folder, {"api_key": "hunter2", "lr": 1.0}, 2)
+
+
+def test_a_users_own_logger_gets_everything_without_secrets(file, tmp_path):
+    loggers = Loggers([f"{file}:Mine"])
+    with loggers:
+        loggers.start(run_in(tmp_path), resume_step=3)
+        loggers.log(4, {"x": torch.tensor(0.5)})
+        loggers.table("t", 4, ("a",), [("b",)])
+        loggers.note("token=hunter2")
+    (logger,) = loggers.loggers.values()
+    assert logger.seen == [
+        ("start", {"api_key": "<hidden>", "lr": 1.0}, 3),
+        ("log", 4, {"x": 0.5}),
+        ("table", "t", 4, ["a"], [["b"]]),
+        ("note", "token=<hidden>"),
+        ("close",),
+    ]
+    assert type(logger.seen[1][2]["x"]) is float
+
+
+def test_a_failing_logger_is_named_once_and_the_others_go_on(file, tmp_path, capsys):
+    loggers = Loggers([f"{file}:FailsLater", "file"])
+    loggers.start(run_in(tmp_path))
+    loggers.log(1, {"x": 1.0})
+    loggers.log(2, {"x": 2.0})
+    loggers.close()
+    text = capsys.readouterr().out
+    assert text.count("ConnectionError") == 1 and "FailsLater' failed in log" in text
+    assert "hunter2" not in text
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_logger_that_cannot_start_is_the_users_to_mend_and_the_others_are_closed(file, tmp_path):
+    loggers = Loggers([f"{file}:Mine", f"{file}:FailsAtStart"])
+    with pytest.raises(UserError, match=r"trainer\.logger=.*FailsAtStart.*ConnectionError: no route"):
+        loggers.start(run_in(tmp_path))
+    assert loggers.loggers[f"{file}:Mine"].seen[-1] == ("close",)
+
+
+def test_unknown_names_are_told_together():
+    with pytest.raises(UserErrors) as caught:
+        Loggers(["wandbb", "console", "fiel"])
+    assert "Did you mean 'wandb'?" in str(caught.value) and "Did you mean 'file'?" in str(caught.value)
+
+
+def test_a_name_given_twice_is_one_logger(tmp_path):
+    loggers = Loggers(["file", "file"])
+    loggers.start(run_in(tmp_path))
+    loggers.log(1, {"x": 1.0})
+    loggers.close()
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
+
+
+def test_ctrl_c_is_not_a_failure_of_a_logger(file, tmp_path, monkeypatch):
+    loggers = Loggers([f"{file}:Mine"])
+    loggers.start(run_in(tmp_path))
+
+    def interrupt(step: int, metrics: dict) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loggers.loggers[f"{file}:Mine"], "log", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        loggers.log(1, {"x": 1.0})

@@ -1,0 +1,109 @@
+import os
+import pickle
+import time
+
+import pytest
+
+from burnish.reward.evaluate import Setup, pack
+from burnish.reward.process import Job, WorkerProcess
+from burnish.reward.source import FromCallable
+
+
+def start(function, timeout=5.0):
+    setup = pickle.dumps(Setup(FromCallable(function), {}, timeout, 0, []))
+    worker = WorkerProcess(setup, timeout, dict(os.environ), os.getcwd())
+    worker.started(worker.receive())
+    return worker
+
+
+def jobs(sample, *responses):
+    return [Job(sample(response), pack(sample(response)), future=None) for response in responses]
+
+
+def test_replies_are_matched_and_the_deadline_moves(sample):
+    worker = start(lambda solution_str: len(solution_str))
+    assert worker.idle
+    assert worker.deadline is None
+    sent = jobs(sample, "a", "bb")
+    worker.send(sent)
+    first_deadline = worker.deadline
+    assert not worker.idle
+    job, outcome = worker.answered(worker.receive())
+    assert (job, outcome.value) == (sent[0], 1.0)
+    assert worker.deadline > first_deadline
+    job, outcome = worker.answered(worker.receive())
+    assert (job, outcome.value) == (sent[1], 2.0)
+    assert worker.idle
+    assert worker.deadline is None
+    worker.end()
+
+
+def test_the_first_unanswered_job_is_guilty(sample):
+    def die_on_b(solution_str):
+        if solution_str == "b":
+            os._exit(7)
+        return 0.0
+
+    worker = start(die_on_b)
+    sent = jobs(sample, "a", "b", "c")
+    worker.send(sent)
+    worker.answered(worker.receive())
+    with pytest.raises(EOFError):
+        worker.receive()
+    assert worker.how_it_ended() == "exit status 7"
+    guilty, others = worker.unanswered()
+    assert guilty is sent[1]
+    assert list(others) == [sent[2]]
+    worker.end()
+
+
+def test_a_reply_is_data_and_never_code(sample, tmp_path):
+    worker = start(lambda solution_str: 1.0)
+
+    class Evil:
+        def __reduce__(self):
+            return (tmp_path / "was_run").touch, ()
+
+    for reply in (pickle.dumps(Evil()), b"[0]x", b"[9, 1.0]", b"7", b"[{}, 1.0]", b"\xff"):
+        worker.jobs = dict(enumerate(jobs(sample, "a")))
+        with pytest.raises(EOFError, match="makes no sense"):
+            worker.answered(reply)
+    assert not (tmp_path / "was_run").exists()
+    worker.end()
+
+
+def test_an_async_chunk_has_no_guilty_one_until_it_is_alone(sample):
+    async def judge(solution_str):
+        return 0.0
+
+    worker = start(judge)
+    sent = jobs(sample, "a", "b")
+    worker.jobs = dict(enumerate(sent))
+    guilty, others = worker.unanswered()
+    assert guilty is None
+    assert list(others) == sent
+    worker.jobs = {0: sent[0]}
+    assert worker.unanswered()[0] is sent[0]
+    worker.end()
+
+
+def test_end_kills_children_too_and_returns_the_last_words(sample, tmp_path):
+    sign_of_life = tmp_path / "alive"
+
+    def start_child_and_hang(solution_str):
+        import subprocess
+
+        print("about to hang")
+        subprocess.Popen(["sh", "-c", f"while true; do echo x >> {sign_of_life}; sleep 0.02; done"])
+        time.sleep(60)
+
+    worker = start(start_child_and_hang)
+    worker.send(jobs(sample, "a"))
+    until = time.monotonic() + 10
+    while not sign_of_life.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert "about to hang" in worker.end()
+    time.sleep(0.1)
+    last = sign_of_life.read_text()
+    time.sleep(0.15)
+    assert sign_of_life.read_text() == last

@@ -1,0 +1,14 @@
+from burnish.reward.rules import REWARDS
+
+
+def test_the_sources_of_the_usual_examples_are_there():
+    assert {"openai/gsm8k", "lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"} <= set(
+        REWARDS.names()
+    )
+    assert "burnish/sums" in REWARDS
+
+
+def test_every_row_loads_a_function_and_has_an_example():
+    for row in REWARDS.rows.values():
+        assert callable(row.load())
+        assert row.facts["example"].right != row.facts["example"].wrong
