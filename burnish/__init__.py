@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 __all__ = ["UserError", "train"]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401
+def __getattr__(name: str) -> Any:
     # Importing burnish is free: torch is loaded when something that needs it is first used.
     if name == "train":
         from burnish.loop.api import train

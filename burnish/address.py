@@ -6,6 +6,6 @@ import hashlib
 
 
 def address(*parts: object) -> int:
-    """A 63-bit number that depends on these parts alone (run seed, step, prompt, sample ...): the key of a random stream."""
+    """A 63-bit number that depends on these parts alone (run seed, step, prompt ...): the key of a random stream."""
     text = "\x1f".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1

@@ -34,7 +34,8 @@ class UserError(Exception):
         where = (
             "" if self.key is None else f"{self.key}={self.value!r}: " if self.value is not None else f"{self.key}: "
         )
-        parts = [f"{where}{self.problem.rstrip('.')}."]
+        ends_well = self.problem.endswith((".", "?", "!"))
+        parts = [where + self.problem + ("" if ends_well else ".")]
         if self.allowed is not None:
             names = self.allowed if isinstance(self.allowed, str) else ", ".join(map(str, self.allowed))
             parts.append(f"Allowed: {names}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -121,7 +122,8 @@ def load_user_module(path: str, *, key: str) -> Any:
     file = Path(path.removeprefix("file://")).expanduser()
     if not file.is_file():
         raise UserError("no such file", key=key, value=path, hint=f"{key}=/path/to/a/file.py")
-    name = f"burnish_user_{file.stem}_{abs(hash(str(file.resolve()))):x}"
+    # The same name in every process, so that what the file defines can be pickled from one to another.
+    name = f"burnish_user_{file.stem}_{hashlib.blake2b(str(file.resolve()).encode(), digest_size=6).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)

@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _complain(error: UserError) -> None:
-    from burnish.log.console import say_error
+    from burnish.log.console import say_error  # rich is loaded only to complain
 
     say_error(error.text())
 

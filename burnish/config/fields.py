@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig
-
 
 class _Same:
     """verl has the same default, or no such key."""
@@ -94,12 +92,3 @@ def facts_of(field: dataclasses.Field) -> Facts:
 
 def spelling(field: dataclasses.Field) -> str:
     return facts_of(field).spelled or field.name
-
-
-def plain(value: Any) -> Any:
-    """OmegaConf containers as dicts and lists; anything else as it is."""
-    if isinstance(value, DictConfig):
-        return {key: plain(value._get_node(key)) for key in value}
-    if isinstance(value, ListConfig):
-        return [plain(entry) for entry in value._iter_ex(resolve=False)]
-    return value

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from burnish.config.derive import derive
 from burnish.config.overrides import Entry, entry_of, is_group, read_file, read_overrides
+from burnish.config.root import TrainConfig
 from burnish.config.rules import check_rules
 from burnish.config.settings import Setting, Settings
 from burnish.config.status import check_pending, inert_notices
@@ -66,6 +70,8 @@ def load(
         errors += rule_errors
         notices = [*notices, *rule_notices, *inert_notices(cfg, settings.values, job)]
     raise_all(errors)
+    if isinstance(cfg, TrainConfig):  # after the rules, which speak of what was written
+        notices = [*notices, *derive(cfg)]
     return Loaded(cfg, job, settings.values, notices)
 
 
@@ -81,7 +87,7 @@ def _entries(parsed: list, errors: list[UserError]) -> list[Entry]:
 
 def _build(settings: Settings) -> tuple[Any, list[UserError]]:
     """The config with all settings in place, its interpolations resolved. A setting that cannot be is left out."""
-    config = OmegaConf.structured(settings.tree.root)
+    config = copy.deepcopy(_structured(settings.tree.root))
     for key, setting in settings.values.items():
         _put(config, settings.tree, key, setting.value)
     errors: list[UserError] = []
@@ -97,6 +103,12 @@ def _build(settings: Settings) -> tuple[Any, list[UserError]]:
             problem = UserError(f"cannot be resolved: {reason}", key=key, value=value)
             errors.append(error if isinstance(error, UserError) else problem)
     return OmegaConf.to_object(config), errors
+
+
+@cache
+def _structured(root: type) -> DictConfig:
+    """The tree with its defaults. Copying it is ten times faster than building it."""
+    return OmegaConf.structured(root)
 
 
 def _put(config: DictConfig, known: Tree, key: str, value: Any) -> None:

@@ -16,6 +16,9 @@ ADVANTAGES = {
     "gae": Line("generalised advantage estimation with a critic (PPO)", "使用 critic 的广义优势估计（PPO）"),
     "grpo": Line("score minus the group's mean, over its std (GRPO)", "组内得分减均值再除以标准差（GRPO）"),
     "grpo_vectorized": Line("the same numbers as grpo", "与 grpo 数值相同"),
+    "dr_grpo": Line(
+        "score minus the group's mean, never over its std (Dr. GRPO)", "得分减组均值，不除以标准差（Dr. GRPO）"
+    ),
     "grpo_passk": Line(
         "only the best of a group, by its lead over the second", "仅组内最优样本按其领先次优的幅度得到优势"
     ),
@@ -40,6 +43,7 @@ GROUPED_ADVANTAGES = frozenset(
     {
         "grpo",
         "grpo_vectorized",
+        "dr_grpo",
         "grpo_passk",
         "reinforce_plus_plus_baseline",
         "rloo",
@@ -56,6 +60,7 @@ LOSSES = {
     "sapo": Line("a soft sigmoid gate instead of clipping", "用平滑的 sigmoid 门代替硬截断"),
     "cispo": Line("clipped, detached ratio times log-prob", "截断并停止梯度的比率乘对数概率"),
     "geo_mean": Line("geometric mean of the token ratios (GMPO)", "逐 token 比率的几何平均（GMPO）"),
+    "gmpo": Line("same as geo_mean", "同 geo_mean"),
     "clip_cov": Line("drops a few tokens of high covariance from the loss", "将少量高协方差 token 移出损失"),
     "kl_cov": Line("adds a KL penalty to the tokens of highest covariance", "对协方差最高的 token 加 KL 惩罚"),
 }
@@ -69,6 +74,7 @@ KL_ESTIMATORS = {
     "low_var_kl": Line("exp(-x) + x - 1, clamped (k3)", "exp(-x)+x-1 并截断（k3）"),
     "k3": Line("same as low_var_kl", "同 low_var_kl"),
     "full": Line("exact KL over the vocabulary", "在整个词表上精确计算的 KL"),
+    "full+": Line("value of full, gradient of k2", "取 full 的值、k2 的梯度"),
     "kl+": Line("value of kl, gradient of k2", "取 kl 的值、k2 的梯度"),
     "k1+": Line("same as kl+", "同 kl+"),
     "abs+": Line("value of abs, gradient of k2", "取 abs 的值、k2 的梯度"),

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from burnish.config.aliases import VERL_FILES
-from burnish.config.fields import plain
 from burnish.errors import UserError, nearest
 
 COMMAND_LINE = "the command line"
@@ -86,9 +87,9 @@ def read_file(config_path: str | None, config_name: str, groups: Sequence[Overri
         with warnings.catch_warnings(), initialize_config_dir(str(folder), job_name="burnish", version_base=None):
             warnings.simplefilter("ignore")  # a search path of the file that does not exist here
             composed = compose(name, overrides=[override.input_line or "" for override in groups])
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(f"cannot compose {folder / name}: {error}", key="--config-name", value=config_name) from error
-    return _flat(plain(composed), "", f"{name}.yaml")
+    return _flat(OmegaConf.to_container(composed, resolve=False), "", f"{name}.yaml")
 
 
 def _no_such_file(folder: Path, name: str) -> UserError:

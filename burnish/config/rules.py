@@ -214,11 +214,6 @@ def sampling_remarks(cfg: TrainConfig) -> Iterator[str]:
     rollout = cfg.actor_rollout_ref.rollout
     if not rollout.do_sample:
         yield f"{ROLLOUT}.do_sample=false: all responses of a prompt will be the same greedy one."
-    elif rollout.top_k != -1 or rollout.top_p < 1:
-        yield (
-            f"{ROLLOUT}.top_k or top_p restricts sampling, but log-probs are over the whole vocabulary:"
-            " ratios are biased."
-        )
 
 
 def run_remarks(cfg: TrainConfig) -> Iterator[str]:

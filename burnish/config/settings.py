@@ -142,6 +142,9 @@ def nearest_key(key: str, known: Tree) -> str | None:
     keys = [*known.leaves, *known.sections]
     last = key.rpartition(".")[2].replace("-", "_")
     same = [name for name in keys if name.rpartition(".")[2].replace("-", "_") == last]
+    ends = [name for name in same if f".{name}".endswith(f".{key}")]
+    if ends:
+        return ends[0]
     if same:
         return max(same, key=lambda name: difflib.SequenceMatcher(None, name, key).ratio())
     close = nearest(key, keys)

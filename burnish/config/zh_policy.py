@@ -8,15 +8,23 @@ DOCS: dict[str, str] = {
     "CustomClassConfig.name": "该文件中的类名。",
     "SamplerConfig.class_path": "存放采样器类的 Python 文件（或 pkg://模块）；null 使用内置采样器。",
     "SamplerConfig.class_name": "该文件中的采样器类名。",
-    "DataConfig.train_files": "训练文件（.parquet、.json、.jsonl），按给定顺序读取。可写单个路径、列表，或用逗号分隔的多个路径。",
+    "DataConfig.train_files": (
+        "训练文件（.parquet、.json、.jsonl），按给定顺序读取。可写单个路径、列表，或用逗号分隔的多个路径。"
+    ),
     "DataConfig.val_files": "验证文件，写法同 train_files。留空表示不做验证。",
-    "DataConfig.train_max_samples": "最多使用多少条训练数据；-1 为全部。开启 shuffle 时按种子抽取，否则取最前面的若干条。",
+    "DataConfig.train_max_samples": (
+        "最多使用多少条训练数据；-1 为全部。开启 shuffle 时按种子抽取，否则取最前面的若干条。"
+    ),
     "DataConfig.val_max_samples": "最多使用多少条验证数据；-1 为全部。",
     "DataConfig.prompt_key": "存放对话的列：由 {role, content} 消息组成的列表。",
     "DataConfig.reward_fn_key": "标明数据来源的列；据此选择内置奖励，并对验证指标分组。",
-    "DataConfig.max_prompt_length": "提示的最大 token 数（含对话模板）；更长的提示由 filter_overlong_prompts 与 truncation 处理。",
+    "DataConfig.max_prompt_length": (
+        "提示的最大 token 数（含对话模板）；更长的提示由 filter_overlong_prompts 与 truncation 处理。"
+    ),
     "DataConfig.max_response_length": "回答的最大 token 数。多轮对话中是提示之后整段对话的总预算。",
-    "DataConfig.train_batch_size": "每步的提示数；每步的回答数为它乘以 rollout.n。每个 epoch 末尾不足一批的数据会被丢弃。",
+    "DataConfig.train_batch_size": (
+        "每步的提示数；每步的回答数为它乘以 rollout.n。每个 epoch 末尾不足一批的数据会被丢弃。"
+    ),
     "DataConfig.gen_batch_size": "每轮生成的提示数，用于过滤分组或异步训练；null 等于 train_batch_size。",
     "DataConfig.val_batch_size": "每个验证批次的提示数；null 表示整个验证集一次送入。",
     "DataConfig.tool_config_path": "工具的 YAML，其描述计入提示长度；默认跟随 rollout 的工具设置。",
@@ -57,7 +65,9 @@ DOCS: dict[str, str] = {
     "ModelConfig.trust_remote_code": "允许模型仓库执行其自带的 Python 代码。",
     "ModelConfig.custom_chat_template": "替换分词器自带模板的对话模板（Jinja 文本）。",
     "ModelConfig.external_lib": "构建模型之前要导入的 Python 模块，例如用来注册模型类。",
-    "ModelConfig.override_config": "要在模型的 Hugging Face 配置中修改的值，例如 attn_implementation 或某个 dropout。",
+    "ModelConfig.override_config": (
+        "要在模型的 Hugging Face 配置中修改的值，例如 attn_implementation 或某个 dropout。"
+    ),
     "ModelConfig.torch_dtype": "加载权重时的数据类型；null 表示被训练的权重用 float32。",
     "ModelConfig.enable_gradient_checkpointing": "反向传播时重算激活值而不是保留：省内存，多耗时。",
     "ModelConfig.enable_activation_offload": "在前向与反向之间把激活值放到 CPU 内存。",
@@ -91,7 +101,9 @@ DOCS: dict[str, str] = {
     "OptimConfig.lr_wsd_decay_steps": "该最后一段的步数。",
     "OptimConfig.use_checkpoint_opt_param_scheduler": "从检查点而不是配置读取 Megatron 的学习率调度。",
     "OptimConfig.override_optimizer_config": "Megatron 优化器的其他参数，例如 optimizer_cpu_offload。",
-    "CheckpointConfig.save_contents": "保存的内容：model（权重）、optimizer（优化器）、extra（调度与随机状态）、hf_model（Hugging Face 目录）。",
+    "CheckpointConfig.save_contents": (
+        "保存的内容：model（权重）、optimizer（优化器）、extra（调度与随机状态）、hf_model（Hugging Face 目录）。"
+    ),
     "CheckpointConfig.load_contents": "恢复时读取的内容；默认跟随 save_contents。",
     "CheckpointConfig.async_save": "训练继续进行的同时写检查点。",
     "CheckpointConfig.mbridge_config": "Megatron 通过 mbridge 保存 Hugging Face 目录时的参数。",
@@ -144,15 +156,21 @@ DOCS: dict[str, str] = {
     "RouterReplayConfig.record_file": "记录专家选择的文件。",
     "RouterReplayConfig.replay_file": "读取专家选择的文件。",
     "ActorConfig.strategy": "训练后端；其他角色跟随策略的设置。",
-    "ActorConfig.ppo_mini_batch_size": "每次更新的提示数（全部进程合计），每个提示带 rollout.n 个回答。最后一个 mini-batch 可以不满。",
+    "ActorConfig.ppo_mini_batch_size": (
+        "每次更新的提示数（全部进程合计），每个提示带 rollout.n 个回答。最后一个 mini-batch 可以不满。"
+    ),
     "ActorConfig.ppo_micro_batch_size": "全部进程一次前向反向的回答数；ppo_micro_batch_size_per_gpu 的旧写法。",
-    "ActorConfig.ppo_micro_batch_size_per_gpu": "单个进程一次前向反向的回答数；null 按 ppo_max_token_len_per_gpu 打包。它不会改变梯度。",
+    "ActorConfig.ppo_micro_batch_size_per_gpu": (
+        "单个进程一次前向反向的回答数；null 按 ppo_max_token_len_per_gpu 打包。它不会改变梯度。"
+    ),
     "ActorConfig.use_dynamic_bsz": "按 token 数（ppo_max_token_len_per_gpu）而不是回答数切分 micro-batch。",
     "ActorConfig.ppo_max_token_len_per_gpu": "单个进程一个 micro-batch 的 token 预算；超出预算的单个回答自成一批。",
     "ActorConfig.grad_clip": "一次更新的最大梯度范数；0 不裁剪。范数非有限的更新会被跳过。",
     "ActorConfig.clip_ratio": "概率比的截断范围，在 clip_ratio_low 或 clip_ratio_high 为 null 时使用。",
     "ActorConfig.clip_ratio_low": "比率最多可低于 1 多少；null 等于 clip_ratio。",
-    "ActorConfig.clip_ratio_high": "比率最多可高于 1 多少；null 等于 clip_ratio。大于 clip_ratio_low 即 DAPO 的 clip-higher。",
+    "ActorConfig.clip_ratio_high": (
+        "比率最多可高于 1 多少；null 等于 clip_ratio。大于 clip_ratio_low 即 DAPO 的 clip-higher。"
+    ),
     "ActorConfig.clip_ratio_c": "dual-clip：优势为负时比率最多按此值计；null 为关闭。",
     "ActorConfig.tau_pos": "sapo：优势为正时门函数的陡度。",
     "ActorConfig.tau_neg": "sapo：优势为负时门函数的陡度。",
@@ -177,7 +195,9 @@ DOCS: dict[str, str] = {
     "ActorConfig.load_weight": "从模型目录加载权重；关闭则随机初始化（Megatron）。",
     "RefConfig.strategy": "参考模型的后端；跟随策略。",
     "RefConfig.log_prob_micro_batch_size": "全部进程一次前向的回答数；log_prob_micro_batch_size_per_gpu 的旧写法。",
-    "RefConfig.log_prob_micro_batch_size_per_gpu": "单个进程一次前向的回答数；null 按 log_prob_max_token_len_per_gpu 打包。",
+    "RefConfig.log_prob_micro_batch_size_per_gpu": (
+        "单个进程一次前向的回答数；null 按 log_prob_max_token_len_per_gpu 打包。"
+    ),
     "RefConfig.log_prob_use_dynamic_bsz": "按 token 数而不是回答数切分前向；跟随策略。",
     "RefConfig.log_prob_max_token_len_per_gpu": "单个进程一次前向的 token 预算；跟随策略。",
     "RefConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数；跟随策略。",
@@ -198,7 +218,9 @@ DOCS: dict[str, str] = {
     "SamplingConfig.name": "推理引擎。",
     "SamplingConfig.mode": "引擎在本进程内（sync），或作为服务（async）。",
     "SamplingConfig.temperature": "采样温度。策略与参考模型的对数概率也在同一温度下计算。",
-    "SamplingConfig.top_k": "只在概率最高的若干 token 中采样；-1、0 或 null 为关闭。限制采样会使比率有偏，运行时会提示。",
+    "SamplingConfig.top_k": (
+        "只在概率最高的若干 token 中采样；-1、0 或 null 为关闭。限制采样会使比率有偏，运行时会提示。"
+    ),
     "SamplingConfig.top_p": "只在累计概率达到此值的 token 中采样；1 为关闭。",
     "SamplingConfig.do_sample": "进行采样；关闭则无论温度如何都用贪心。",
     "SamplingConfig.n": "每个提示的回答数，即组大小。",
@@ -225,7 +247,9 @@ DOCS: dict[str, str] = {
     "SamplingConfig.use_fire_sampling": "以极高温度采样第一个 token（FIRE，arXiv 2410.21236）。",
     "SamplingConfig.trust_remote_code": "允许引擎执行模型仓库自带的 Python 代码。",
     "RolloutConfig.log_prob_micro_batch_size": "策略重算旧对数概率时全部进程一次前向的回答数；下一个键的旧写法。",
-    "RolloutConfig.log_prob_micro_batch_size_per_gpu": "策略重算旧对数概率时单个进程一次前向的回答数；null 按 token 打包。",
+    "RolloutConfig.log_prob_micro_batch_size_per_gpu": (
+        "策略重算旧对数概率时单个进程一次前向的回答数；null 按 token 打包。"
+    ),
     "RolloutConfig.log_prob_use_dynamic_bsz": "这些前向按 token 数而不是回答数切分；跟随策略。",
     "RolloutConfig.log_prob_max_token_len_per_gpu": "单个进程一次这种前向的 token 预算；跟随策略。",
     "RolloutConfig.calculate_log_probs": "要求引擎返回所采样 token 的对数概率。",

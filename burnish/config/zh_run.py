@@ -21,12 +21,18 @@ DOCS: dict[str, str] = {
     "CriticConfig.rollout_n": "critic 批次中每个提示的回答数；跟随 rollout.n。",
     "CriticConfig.ppo_mini_batch_size": "每次更新的提示数（全部进程合计）；跟随策略。",
     "CriticConfig.ppo_micro_batch_size": "全部进程一次前向反向的回答数；ppo_micro_batch_size_per_gpu 的旧写法。",
-    "CriticConfig.ppo_micro_batch_size_per_gpu": "单个进程一次前向反向的回答数；null 按 ppo_max_token_len_per_gpu 打包。",
+    "CriticConfig.ppo_micro_batch_size_per_gpu": (
+        "单个进程一次前向反向的回答数；null 按 ppo_max_token_len_per_gpu 打包。"
+    ),
     "CriticConfig.use_dynamic_bsz": "按 token 数而不是回答数切分 micro-batch；跟随策略。",
     "CriticConfig.ppo_max_token_len_per_gpu": "单个进程一个 micro-batch 的 token 预算。",
     "CriticConfig.forward_micro_batch_size": "全部进程一次读取价值的回答数；跟随 ppo_micro_batch_size。",
-    "CriticConfig.forward_micro_batch_size_per_gpu": "单个进程一次读取价值的回答数；跟随 ppo_micro_batch_size_per_gpu。",
-    "CriticConfig.forward_max_token_len_per_gpu": "单个进程一次读取价值的 token 预算；跟随 ppo_max_token_len_per_gpu。",
+    "CriticConfig.forward_micro_batch_size_per_gpu": (
+        "单个进程一次读取价值的回答数；跟随 ppo_micro_batch_size_per_gpu。"
+    ),
+    "CriticConfig.forward_max_token_len_per_gpu": (
+        "单个进程一次读取价值的 token 预算；跟随 ppo_max_token_len_per_gpu。"
+    ),
     "CriticConfig.ppo_epochs": "对每步的回答训练几遍；跟随策略。",
     "CriticConfig.shuffle": "每遍之前打乱回答；跟随策略。",
     "CriticConfig.data_loader_seed": "该打乱的种子；跟随策略。",
@@ -64,7 +70,9 @@ DOCS: dict[str, str] = {
     "RewardModelConfig.reward_kwargs": "奖励管理器的参数，例如 dapo 的 overlong_buffer_cfg 与 max_resp_len。",
     "RewardModelConfig.strategy": "奖励模型的后端；跟随策略。",
     "RewardModelConfig.micro_batch_size": "全部进程一次打分的回答数；micro_batch_size_per_gpu 的旧写法。",
-    "RewardModelConfig.micro_batch_size_per_gpu": "单个进程一次打分的回答数；null 按 forward_max_token_len_per_gpu 打包。",
+    "RewardModelConfig.micro_batch_size_per_gpu": (
+        "单个进程一次打分的回答数；null 按 forward_max_token_len_per_gpu 打包。"
+    ),
     "RewardModelConfig.max_length": "奖励模型输入的最大 token 数；null 不限。",
     "RewardModelConfig.use_dynamic_bsz": "按 token 数而不是回答数切分；跟随 critic。",
     "RewardModelConfig.forward_max_token_len_per_gpu": "单个进程一次打分的 token 预算；跟随 critic。",
@@ -95,13 +103,17 @@ DOCS: dict[str, str] = {
     "RolloutCorrectionConfig.rollout_rs_threshold_lower": "拒绝的下阈值（旧写法）。",
     "RolloutCorrectionConfig.rollout_token_veto_threshold": "序列中有 token 的概率比低于此值时拒绝整条序列。",
     "RolloutCorrectionConfig.bypass_mode": "直接以引擎的对数概率作为旧对数概率，不再重算。",
-    "RolloutCorrectionConfig.use_policy_gradient": "bypass_mode：使用普通策略梯度而非截断损失（loss_type 的旧写法）。",
+    "RolloutCorrectionConfig.use_policy_gradient": (
+        "bypass_mode：使用普通策略梯度而非截断损失（loss_type 的旧写法）。"
+    ),
     "RolloutCorrectionConfig.loss_type": "bypass_mode：截断损失，或普通策略梯度。",
     "AlgorithmConfig.adv_estimator": "优势估计：名称，或 path/to/file.py:function。",
     "AlgorithmConfig.gamma": "对后续奖励的折扣（gae、reinforce_plus_plus）。",
     "AlgorithmConfig.lam": "GAE 的 λ：1 相信回报，0 相信 critic。",
     "AlgorithmConfig.norm_adv_by_std_in_grpo": "GRPO 的优势除以组内标准差；关闭即 Dr. GRPO。",
-    "AlgorithmConfig.use_kl_in_reward": "从逐 token 奖励中扣除与参考策略的 KL（PPO）。不可与 actor.use_kl_loss 同用。",
+    "AlgorithmConfig.use_kl_in_reward": (
+        "从逐 token 奖励中扣除与参考策略的 KL（PPO）。不可与 actor.use_kl_loss 同用。"
+    ),
     "AlgorithmConfig.kl_penalty": "奖励中 KL 的估计方式。",
     "AlgorithmConfig.use_pf_ppo": "策略过滤：按得分重新抽取本步的回答。",
     # trainer
@@ -118,7 +130,9 @@ DOCS: dict[str, str] = {
     "TrainerConfig.save_freq": "每隔多少步以及结束时保存；0 或 -1 从不保存。",
     "TrainerConfig.resume_mode": "是否续训、从哪里续训。",
     "TrainerConfig.resume_from_path": "resume_mode=resume_path 时的检查点目录（global_step_N）。",
-    "TrainerConfig.remove_previous_ckpt_in_save": "只保留最新检查点；把 max_actor_ckpt_to_keep 与 max_critic_ckpt_to_keep 设为 1 的旧写法。",
+    "TrainerConfig.remove_previous_ckpt_in_save": (
+        "只保留最新检查点；把 max_actor_ckpt_to_keep 与 max_critic_ckpt_to_keep 设为 1 的旧写法。"
+    ),
     "TrainerConfig.max_actor_ckpt_to_keep": "保留的策略检查点数；null 全部保留。",
     "TrainerConfig.max_critic_ckpt_to_keep": "保留的 critic 检查点数；null 全部保留。",
     "TrainerConfig.val_before_train": "第一步之前先验证。",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -16,11 +16,15 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """One token per character, and the chat markers. The template marks a role by its first letter."""
-    tokens = [PAD, START, END, *sorted(set(characters + "usa "))]
-    tokenizer = Tokenizer(models.WordLevel({token: number for number, token in enumerate(tokens)}, unk_token=PAD))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
+    """One token per character, and the chat markers. The template marks a role by its first letter.
+
+    Byte-level like Qwen's own, so that every loader that expects a Qwen2 tokenizer beside a Qwen2 model reads it alike.
+    """
+    alphabet = [symbol for symbol, _ in pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(characters)]
+    tokens = [PAD, START, END, *sorted(set("".join(alphabet) + "usaĠ"))]  # Ġ is the space
+    tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([PAD, START, END])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD)
     fast.chat_template = CHAT_TEMPLATE

@@ -43,6 +43,11 @@ def say(text: str, style: str = "") -> None:
     get_console().print(text, style=style or None)
 
 
+def say_error(text: str) -> None:
+    """What went wrong, on standard error."""
+    Console(stderr=True, markup=False, emoji=False, highlight=False).print(text, style="red", soft_wrap=True)
+
+
 class ConsoleLogger:
     """One readable line per step, trouble named, and a live bar with the time left where there is a terminal."""
 

@@ -28,12 +28,9 @@ def train(
     `reward` takes the place of custom_reward_function; `dataset` and `val_dataset`, rows in verl's schema, take
     that of data.train_files and data.val_files.
     """
-    loaded = load(
-        overrides,
-        config_path=config_path,
-        config_name=config_name,
-        given=[] if dataset is None else ["data.train_files"],
-    )
+    rows = {"data.train_files": dataset, "data.val_files": val_dataset}
+    given = [key for key, value in rows.items() if value is not None]
+    loaded = load(overrides, config_path=config_path, config_name=config_name, given=given)
     return train_loaded(loaded, reward, dataset, val_dataset)
 
 

@@ -122,9 +122,7 @@ def _build_models(
 ) -> Run:
     rollout, algorithm = cfg.actor_rollout_ref.rollout, cfg.algorithm
     estimator = ADVANTAGES[algorithm.adv_estimator]
-    total = cfg.trainer.total_training_steps or cfg.trainer.total_epochs * (
-        data.sampler.batches_per_epoch if data.sampler else 0
-    )
+    total = total_steps(cfg, data)
     policy = build_policy(cfg, source, device, total)
     wants_critic = "values" in estimator.needs if cfg.critic.enable is None else cfg.critic.enable
     wants_reference = cfg.actor_rollout_ref.actor.use_kl_loss or algorithm.use_kl_in_reward

@@ -43,35 +43,36 @@ def fit(run: Run) -> Result:
         return result
     with _stop_request() as stop:
         while run.step < run.total_steps and not stop.is_set():
-            _one_step(run, result, stop)
-    result.step, result.interrupted = run.step, run.step < run.total_steps
+            _one_step(run, result)
+        result.step, result.interrupted = run.step, run.step < run.total_steps
+        if result.interrupted and run.saved_step != run.step:
+            save(run)
     if result.interrupted:
         run.loggers.note(f"stopped after step {run.step} and saved; the same command goes on from there")
     _draw(run)
     return result
 
 
-def _one_step(run: Run, result: Result, stop: threading.Event) -> None:
+def _one_step(run: Run, result: Result) -> None:
     trainer = run.cfg.trainer
     indices, epoch = run.sampler.next()
     with run.clock("step"):
         batch, metrics = train_step(run, run.train_data.batch(indices, epoch))
     run.step += 1
-    last = run.step == run.total_steps or stop.is_set()
+    last = run.step == run.total_steps
     metrics |= {"training/global_step": float(run.step), "training/epoch": float(epoch)}
     metrics |= _step_metrics(run, batch)
     if run.val_data is not None and trainer.test_freq > 0 and (last or run.step % trainer.test_freq == 0):
         result.validation[run.step] = validate(run)
         metrics |= result.validation[run.step]
-    due = trainer.save_freq > 0 and (last or run.step % trainer.save_freq == 0)
-    if due or stop.is_set():
-        with run.clock("save_checkpoint"):
-            save(run)
     timings = run.clock.take()
     tokens = {"prompt_tokens": len(batch["prompt_ids"].flat), "response_tokens": len(batch["responses"].flat)}
-    metrics |= timings | speed_metrics(timings, **tokens)
-    result.metrics = metrics
-    run.loggers.log(run.step, metrics)
+    result.metrics = metrics | timings | speed_metrics(timings, **tokens)
+    # Before the checkpoint is sealed: a run killed in between must not lose this line when it goes on.
+    run.loggers.log(run.step, result.metrics)
+    if trainer.save_freq > 0 and (last or run.step % trainer.save_freq == 0):
+        with run.clock("save_checkpoint"):
+            save(run)
 
 
 def _step_metrics(run: Run, batch: Batch) -> dict[str, float]:
@@ -82,7 +83,7 @@ def _step_metrics(run: Run, batch: Batch) -> dict[str, float]:
         max_response_length=run.cfg.actor_rollout_ref.rollout.response_length,
     )
     problems = run.scorer.drain_problems()
-    metrics["reward/problems"] = float(sum(problem.count for problem in problems))
+    metrics["reward/failed"] = float(sum(problem.count for problem in problems))
     for problem in problems:
         first = f"first: sample {problem.first.sample} of {problem.first.uid}"
         run.loggers.note(f"reward problem, {problem.count} times: {problem.text} ({first})")

@@ -48,6 +48,7 @@ class Run:
     clock: Clock = field(default_factory=Clock)
     notices: list[str] = field(default_factory=list)  # said once the loggers stand
     step: int = 0
+    saved_step: int = 0  # of the newest checkpoint
     version: int = 0  # of the weights that the engine holds
 
     @property

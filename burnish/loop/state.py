@@ -25,6 +25,7 @@ def save(run: Run) -> None:
         roles["critic"] = partial(save_role, backend=critic.backend, optimizer=critic.optimizer, contents=contents)
     state = {"step": run.step, "seed": run.seed, "sampler": run.sampler.state_dict(), "kl": run.kl.state_dict()}
     run.checkpoints.save(run.step, roles, state)
+    run.saved_step = run.step
     run.checkpoints.keep(cfg.trainer.max_actor_ckpt_to_keep, cfg.trainer.max_critic_ckpt_to_keep)
 
 
@@ -35,13 +36,15 @@ def resume(run: Run) -> None:
         return
     cfg, policy, critic = run.cfg, run.policy, run.critic
     state = read_trainer(folder)
-    load_role(folder / "actor", policy.backend, policy.optimizer, cfg.actor_rollout_ref.actor.checkpoint.load_contents)
+    contents, key = cfg.actor_rollout_ref.actor.checkpoint.load_contents, "actor_rollout_ref.actor.checkpoint"
+    load_role(folder / "actor", policy.backend, policy.optimizer, contents, key=f"{key}.load_contents")
     if critic is not None:
-        load_role(folder / "critic", critic.backend, critic.optimizer, cfg.critic.checkpoint.load_contents)
+        contents, key = cfg.critic.checkpoint.load_contents, "critic.checkpoint.load_contents"
+        load_role(folder / "critic", critic.backend, critic.optimizer, contents, key=key)
     if run.sampler is not None:
         run.sampler.load_state_dict(state["sampler"])
     run.kl.load_state_dict(state["kl"])
-    run.step = state["step"]
+    run.step = run.saved_step = state["step"]
     run.notices.append(f"resumed from {folder}")
 
 

@@ -6,6 +6,7 @@ No mask function is registered under these names, so transformers builds no mask
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,16 +52,18 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     segments: list[int],
-    **options: Any,  # noqa: ANN401
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each segment of one packed token stream."""
-    shape = _shape(module, options)
-    dropout = options.get("dropout", 0.0)
-    outputs = [
-        causal_attention(q, k, v, shape, dropout)
-        for q, k, v in zip(*(x.split(segments, dim=2) for x in (query, key, value)), strict=True)
-    ]
-    return torch.cat(outputs, dim=2).transpose(1, 2), None
+    """Causal attention inside each segment of one packed token stream; equally long neighbours go through one call."""
+    shape, dropout = _shape(module, options), options.get("dropout", 0.0)
+    runs = [(length, len(list(same))) for length, same in itertools.groupby(segments)]
+    sizes = [length * count for length, count in runs]
+    outputs = []
+    for (length, count), *parts in zip(runs, *(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=True):
+        # [heads, count * length, d] -> [count, heads, length, d] and back to tokens first
+        q, k, v = (part.unflatten(1, (count, length)).transpose(0, 1) for part in parts)
+        outputs.append(causal_attention(q, k, v, shape, dropout).transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs)[None], None
 
 
 def paged_attention(
@@ -71,7 +74,7 @@ def paged_attention(
     attention_mask: Tensor | None,
     *,
     paged: PagedContext,
-    **options: Any,  # noqa: ANN401
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Hand the tokens of this forward to the engine's cache, which knows whose they are."""
     output = paged.attend(module.layer_idx, query[0], key[0], value[0], _shape(module, options))
@@ -79,7 +82,7 @@ def paged_attention(
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape, dropout: float = 0.0) -> Tensor:
-    """[1, heads, T, d] causal product of one sequence; a window or a soft cap takes the long way."""
+    """[rows, heads, T, d] causal product of each row; a window or a soft cap takes the long way."""
     length = query.shape[2]
     windowed = shape.window is not None and length > shape.window
     if shape.softcap is not None:

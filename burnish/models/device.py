@@ -27,7 +27,10 @@ def pick_device(name: str, key: str = "trainer.device") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("this machine has no CUDA device", key=key, value=name, allowed="auto, cpu", hint=f"{key}=auto")
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise UserError("no such device", key=key, value=name, allowed="auto, cpu, cuda", hint=f"{key}=auto") from error
 
 
 def pick_dtype(name: str | None, device: torch.device, key: str) -> torch.dtype:

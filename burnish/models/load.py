@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,21 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.utils import logging
 
 from burnish.errors import UserError
 from burnish.models import attention
 
 # RoPE variants that choose their frequencies from the longest row of the whole batch: wrong for packed or mixed rows.
 BATCH_DEPENDENT_ROPE = ("longrope", "dynamic")
+SCORE_HEADS = ("ForTokenClassification", "ForSequenceClassification")
+
+
+# A tokenizer saved under these names is what its tokenizer.json says, and nothing more.
+PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,11 @@ class ModelSource:
 def load_config(source: ModelSource) -> PretrainedConfig:
     """The model's config with the overrides applied (flat, or nested under `model_config` as Megatron users write)."""
     for library in source.external_lib:
-        importlib.import_module(library)
+        try:
+            importlib.import_module(library)
+        except ImportError as error:
+            key = source.key.removesuffix("path") + "external_lib"
+            raise UserError(f"cannot import it: {error}", key=key, value=library) from error
     path = source.checked_path()
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=source.trust_remote_code)
@@ -72,8 +86,12 @@ def load_config(source: ModelSource) -> PretrainedConfig:
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False, key: str) -> PreTrainedTokenizerBase:
     """The tokenizer; a missing pad token becomes the EOS token."""
+    where = str(Path(path).expanduser())
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(Path(path).expanduser()), trust_remote_code=trust_remote_code)
+        saved_as = get_tokenizer_config(where).get("tokenizer_class")
+        # AutoTokenizer goes by the model beside the tokenizer, and would replace a custom one's rules by the family's.
+        family = PreTrainedTokenizerFast if saved_as in PLAIN_TOKENIZERS else AutoTokenizer
+        tokenizer = family.from_pretrained(where, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load the tokenizer: {first_line(error)}", key=key, value=path) from error
     if tokenizer.pad_token_id is None:
@@ -81,27 +99,37 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False, key: str) -> P
     return tokenizer
 
 
-def load_causal_lm(source: ModelSource, attn: str, dtype: torch.dtype, *, empty: bool = False) -> PreTrainedModel:
-    """The language model with our attention function; `empty` leaves the weights to be filled by a weight stream."""
+def load_causal_lm(
+    source: ModelSource, attn: str | None, dtype: torch.dtype, *, empty: bool = False
+) -> PreTrainedModel:
+    """The language model with this attention function (None: the family's own); `empty` awaits a weight stream."""
     config = load_config(source)
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in BATCH_DEPENDENT_ROPE:
-        raise UserError(
-            f"RoPE of type {rope!r} depends on the longest row of a batch", key=source.key, value=source.path
-        )
+    for rope in _rope_types(config):
+        if rope in BATCH_DEPENDENT_ROPE:
+            raise UserError(
+                f"RoPE of type {rope!r} depends on the longest row of a batch", key=source.key, value=source.path
+            )
     return _build(AutoModelForCausalLM, source, config, attn, dtype, empty=empty)
+
+
+def _rope_types(config: PretrainedConfig) -> set[str]:
+    """One for all layers, or one per kind of layer (Gemma 3)."""
+    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    per_kind = [entry for entry in parameters.values() if isinstance(entry, dict)]
+    return {entry.get("rope_type", "default") for entry in per_kind or [parameters]}
 
 
 def load_value_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
     """The critic: the same backbone with a one-label token classification head, dropout off."""
     config = load_config(source)
+    is_new = not _has_score_head(config)
     config.num_labels = 1
     for name in ("classifier_dropout", "hidden_dropout", "summary_dropout_prob"):
         if hasattr(config, name):
             setattr(config, name, 0.0)
     config.classifier_dropout = 0.0
     model = _build(AutoModelForTokenClassification, source, config, attention.PACKED, dtype)
-    if _head_is_new(model, source):
+    if is_new:
         # A fresh value head that starts at zero predicts no value until it has learned one.
         nn.init.zeros_(model.score.weight)
         if model.score.bias is not None:
@@ -109,29 +137,43 @@ def load_value_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel
     return model
 
 
-def _head_is_new(model: PreTrainedModel, source: ModelSource) -> bool:
-    path = Path(source.checked_path())
-    return not (path.exists() and "TokenClassification" in str((AutoConfig.from_pretrained(path)).architectures))
+def _has_score_head(config: PretrainedConfig) -> bool:
+    """Was the checkpoint saved by a critic or a reward model, whose trained head a critic goes on with?"""
+    return any(name.endswith(SCORE_HEADS) for name in config.architectures or ())
 
 
 def _build(
-    family: type, source: ModelSource, config: PretrainedConfig, attn: str, dtype: torch.dtype, *, empty: bool = False
+    family: type,
+    source: ModelSource,
+    config: PretrainedConfig,
+    attn: str | None,
+    dtype: torch.dtype,
+    *,
+    empty: bool = False,
 ) -> PreTrainedModel:
     attention.register()
+    how = {"attn_implementation": attn, "dtype": dtype, "trust_remote_code": source.trust_remote_code}
     if empty:
-        return family.from_config(
-            config, attn_implementation=attn, dtype=dtype, trust_remote_code=source.trust_remote_code
-        )
+        return family.from_config(config, **how)
     try:
-        return family.from_pretrained(
-            source.checked_path(),
-            config=config,
-            attn_implementation=attn,
-            dtype=dtype,
-            trust_remote_code=source.trust_remote_code,
-        )
+        with _quiet_transformers():
+            return family.from_pretrained(source.checked_path(), config=config, **how)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load the model: {first_line(error)}", key=source.key, value=source.path) from error
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No bars and no report on a value head that is new on purpose; real problems are raised, not printed."""
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def first_line(error: BaseException) -> str:

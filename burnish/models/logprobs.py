@@ -37,7 +37,7 @@ class _ChunkedHead(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         hidden: Tensor,
         weight: Tensor,
         tokens: Tensor,
@@ -63,7 +63,7 @@ class _ChunkedHead(torch.autograd.Function):
         return log_probs, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple:  # noqa: ANN401
+    def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple:
         hidden, weight, tokens, normaliser, entropy = ctx.saved_tensors
         temperature, softcap, rows = ctx.options
         if grad_log_probs is None:

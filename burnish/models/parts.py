@@ -30,7 +30,7 @@ def logit_softcap(model: PreTrainedModel) -> float | None:
 
 @torch.no_grad()
 def check_head(model: PreTrainedModel, **kwargs: object) -> None:
-    """Refuse a model whose own logits are not the plain (capped) head of its hidden states, rather than train it wrongly."""
+    """Refuse a model whose own logits are not the plain (capped) head of its hidden states."""
     ids = torch.arange(4, device=model.device)[None] % model.config.get_text_config().vocab_size
     theirs = model(input_ids=ids, use_cache=False, **kwargs).logits[0].float()
     hidden = backbone(model)(input_ids=ids, use_cache=False, **kwargs).last_hidden_state[0]

@@ -31,4 +31,5 @@ for _name in ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFa
         example=Example(r"\frac{1}{2}", right=r"It is $\boxed{\dfrac12}$.", wrong=r"It is $\boxed{\frac{1}{3}}$."),
     )
 
-REWARDS.add_lazy("burnish/sums", "burnish.reward.exact:exact", example=Example("42", right=" 42\n", wrong="24"))
+for _name in ("burnish/sort", "burnish/sums"):
+    REWARDS.add_lazy(_name, "burnish.reward.exact:exact", example=Example("42", right=" 42\n", wrong="24"))

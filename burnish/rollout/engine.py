@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from burnish.errors import UserError
 from burnish.table import Table
 
 ENGINES = Table("rollout engine", key="actor_rollout_ref.rollout.name")
@@ -87,6 +88,23 @@ class EngineOptions:
     memory_share: float = 0.5
     invariant: bool | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+
+
+def check_requests(requests: Sequence[Request], options: EngineOptions) -> None:
+    """Refuse what no engine can answer: an empty prompt, no new token, or more of both than fits."""
+    for request in requests:
+        num_prompt, num_new = len(request.ids), request.sampling.max_tokens
+        if num_prompt == 0:
+            raise UserError("a request needs at least one prompt token")
+        if num_new < 1:
+            raise UserError("a request needs at least one new token", key="data.max_response_length", value=num_new)
+        if num_prompt + num_new > options.max_model_len:
+            raise UserError(
+                f"a prompt of {num_prompt} tokens and {num_new} new ones do not fit",
+                key="actor_rollout_ref.rollout.max_model_len",
+                value=options.max_model_len,
+                hint=f"actor_rollout_ref.rollout.max_model_len={num_prompt + num_new}",
+            )
 
 
 class Engine(Protocol):

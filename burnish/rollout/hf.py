@@ -14,28 +14,34 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from burnish.models.load import load_causal_lm
 from burnish.rollout.builtin.sampling import SamplingRows, choose
-from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request
+from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
 
 
 class HfEngine:
-    """Takes what is waiting, left-pads it into one batch, and generates. A request that comes later waits for the next."""
+    """Takes what is waiting, left-pads it into one batch, and generates. What comes later waits for the next."""
 
     def __init__(self, options: EngineOptions) -> None:
         self.capabilities = Capabilities("token", invariant=False, score=True)
         self.options = options
         self.eos_ids = list(options.eos_ids)
-        self.model = load_causal_lm(options.model, "sdpa", options.dtype, empty=True).to(options.device).eval()
+        self.model = load_causal_lm(options.model, None, options.dtype, empty=True).to(options.device).eval()
         self.model.requires_grad_(False)
+        self.model.generation_config = GenerationConfig()  # else it fills in what a request leaves out, such as EOS
         self.version = 0
+        self.paused = self.closed = False
         self.counts: Counter[str] = Counter()
-        self._standing = threading.Lock()  # held while a batch runs, or by whoever paused the engine
+        self._standing = threading.Condition()  # held while the model is in use; a batch waits on it while paused
         self._inbox: queue.SimpleQueue[tuple[Request, Future[Completion]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._live, name="burnish-hf-engine", daemon=True)
         self._thread.start()
 
     def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
-        pairs = [(request, Future()) for request in requests]
+        check_requests(requests, self.options)
+        if self.closed:
+            raise RuntimeError("the engine is closed")
+        pairs: list[tuple[Request, Future[Completion]]] = [(request, Future()) for request in requests]
         for pair in pairs:
+            pair[1].set_running_or_notify_cancel()  # a request cannot be taken back
             self._inbox.put(pair)
         return [future for _, future in pairs]
 
@@ -44,10 +50,13 @@ class HfEngine:
         raise NotImplementedError("the hf engine cannot abort a running batch (capabilities.abort is False)")
 
     def pause(self) -> None:
-        self._standing.acquire()
+        with self._standing:
+            self.paused = True
 
     def resume(self) -> None:
-        self._standing.release()
+        with self._standing:
+            self.paused = False
+            self._standing.notify()
 
     @torch.inference_mode()
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -64,13 +73,14 @@ class HfEngine:
 
     @torch.inference_mode()
     def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        scores = []
-        for row in rows:
-            ids = torch.tensor([list(row)], device=self.options.device)
-            logits = self.model(ids, use_cache=False).logits[0, :-1].float() / temperature
-            log_probs = torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None]).squeeze(-1)
-            scores.append([0.0, *log_probs.tolist()])
-        return scores
+        with self._standing:
+            return [self._score(row, temperature) for row in rows]
+
+    def _score(self, row: Sequence[int], temperature: float) -> list[float]:
+        ids = torch.tensor([list(row)], device=self.options.device)
+        logits = self.model(ids, use_cache=False).logits[0, :-1].float() / temperature
+        log_probs = torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None]).squeeze(-1)
+        return [0.0, *log_probs.tolist()]
 
     def sleep(self, level: int = 1) -> None:
         """Nothing to free: `generate` drops its cache after every batch."""
@@ -82,9 +92,12 @@ class HfEngine:
         return counts
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            self._inbox.put(None)
-            self._thread.join()
+        """Let a running batch end; what waits behind it fails."""
+        with self._standing:
+            self.closed = True
+            self._standing.notify()
+        self._inbox.put(None)
+        self._thread.join()
 
     def _live(self) -> None:
         while (first := self._inbox.get()) is not None:
@@ -97,6 +110,9 @@ class HfEngine:
                 pairs.append(following)
             try:
                 with self._standing:
+                    self._standing.wait_for(lambda: self.closed or not self.paused)
+                    if self.closed:
+                        raise RuntimeError("the engine was closed")
                     completions = self._batch([request for request, _ in pairs])
             except Exception as error:  # nobody must wait for ever on a future of a failed batch
                 for _, future in pairs:

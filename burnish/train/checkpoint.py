@@ -42,10 +42,20 @@ class Checkpoints:
         names = [path.name.removeprefix(PREFIX) for path in found if path.is_dir()]
         return sorted(int(name) for name in names if name.isdigit())
 
+    def own_steps(self) -> list[int]:
+        """Those up to the one saved last; later ones lie there from before a run that started anew."""
+        steps = self.steps()
+        try:
+            last = int((self.folder / LATEST).read_text())
+        except (OSError, ValueError):
+            return steps
+        return [step for step in steps if step <= last] or steps
+
     def save(self, step: int, roles: dict[str, Callable[[Path], None]], trainer: dict[str, Any]) -> Path:
         """Let every role write its part, then make the whole appear at once. On failure nothing old is touched."""
         final, partial = self.path(step), self.folder / f".{PREFIX}{step}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
+        for killed in self.folder.glob(f".{PREFIX}*.partial"):
+            shutil.rmtree(killed, ignore_errors=True)
         try:
             partial.mkdir(parents=True)
             for role, write in roles.items():
@@ -60,7 +70,7 @@ class Checkpoints:
             _sync(self.folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
-            kept = self.steps()
+            kept = self.own_steps()
             last = f"the last good checkpoint is {self.path(kept[-1])}" if kept else "there is no earlier checkpoint"
             raise UserError(
                 f"the checkpoint of step {step} could not be written ({error}); {last}",
@@ -73,7 +83,7 @@ class Checkpoints:
     def latest_good(self) -> tuple[Path | None, list[str]]:
         """The newest checkpoint whose files are whole, and a line for each damaged one that was passed over."""
         damaged = []
-        for step in reversed(self.steps()):
+        for step in reversed(self.own_steps()):
             problem = damage(self.path(step))
             if problem is None:
                 return self.path(step), damaged
@@ -82,11 +92,11 @@ class Checkpoints:
 
     def keep(self, actor: int | None, critic: int | None) -> None:
         """Forget old ones: all but the last `actor` folders, and the critic's part of all but the last `critic`."""
-        steps = self.steps()
+        steps = self.own_steps()
         if actor is not None:
             for step in steps[: max(0, len(steps) - actor)]:
                 shutil.rmtree(self.path(step))
-            steps = self.steps()
+            steps = self.own_steps()
         if critic is not None:
             for step in steps[: max(0, len(steps) - critic)]:
                 self._drop_role(self.path(step), "critic")
@@ -104,7 +114,7 @@ def damage(folder: Path) -> str | None:
         return f"no {MANIFEST}"
     try:
         files = read_manifest(folder)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         return f"{MANIFEST} cannot be read: {error}"
     for name, fact in files.items():
         file = folder / name

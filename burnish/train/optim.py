@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -23,6 +23,13 @@ class Optimizer:
         self.adamw = torch.optim.AdamW(
             self.parameters, lr=config.lr, betas=tuple(config.betas), weight_decay=config.weight_decay, fused=True
         )
+        for parameter in self.parameters:
+            # Made now: else the first save would make it, by an update that AdamW counts and the run does not.
+            self.adamw.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
         self.per_update = config.lr_step_unit == "update"
         horizon = config.total_training_steps if config.total_training_steps > 0 else total_steps
         self.total = horizon * updates_per_step if self.per_update else horizon
@@ -51,6 +58,3 @@ class Optimizer:
         self.adamw.zero_grad(set_to_none=True)
         self.updates += 1
         return norm
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"adamw": self.adamw.state_dict(), "steps": self.steps, "updates": self.updates, "skipped": self.skipped}

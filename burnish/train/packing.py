@@ -46,14 +46,17 @@ class PackedRows:
     def of(batch: Batch, device: torch.device) -> PackedRows:
         prompts, responses = batch["prompt_ids"], batch["responses"]
         lengths = prompts.lengths + responses.lengths
-        starts = lengths.cumsum(0) - lengths
+        # Equally long rows stand side by side in the stream, so that attention takes them in one call.
+        order = torch.argsort(lengths, stable=True)
+        starts = torch.empty_like(lengths)
+        starts[order] = lengths[order].cumsum(0) - lengths[order]
         ids = torch.empty(int(lengths.sum()), dtype=torch.int64)
         ids[flat_index(starts, prompts.lengths)] = prompts.flat.cpu()
         ids[flat_index(starts + prompts.lengths, responses.lengths)] = responses.flat.cpu()
         return PackedRows(
             ids=ids.to(device),
-            positions=flat_index(torch.zeros_like(lengths), lengths).to(device),
-            segments=lengths.tolist(),
+            positions=flat_index(torch.zeros_like(lengths), lengths[order]).to(device),
+            segments=lengths[order].tolist(),
             predicts=flat_index(starts + prompts.lengths - 1, responses.lengths).to(device),
             targets=responses.flat.to(device),
         )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -22,6 +25,7 @@ from burnish.train.backend import Backend
 from burnish.train.optim import Optimizer
 
 EXTRA = "extra.json"
+HUB = "huggingface"
 
 
 def save_role(
@@ -34,15 +38,15 @@ def save_role(
     """Write what `contents` names; the config and tokenizer always, so that the folder explains itself."""
     state = _state(backend, optimizer, contents)
     if state:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # DCP says that one process is one process
+        with _quiet_dcp(), _disk_errors():
             dcp.save(state, checkpoint_id=folder, no_dist=True)
     if "extra" in contents:
         counters = {"steps": optimizer.steps, "updates": optimizer.updates, "skipped": optimizer.skipped}
         (folder / EXTRA).write_text(json.dumps(counters))
-    hub = folder / "huggingface"
+    hub = folder / HUB
     if "hf_model" in contents:
-        backend.model.save_pretrained(hub)
+        with _disk_errors():
+            backend.model.save_pretrained(hub)
     else:
         backend.model.config.save_pretrained(hub)
         if backend.model.can_generate() and backend.model.generation_config is not None:
@@ -51,25 +55,60 @@ def save_role(
         tokenizer.save_pretrained(hub)
 
 
-def load_role(folder: Path, backend: Backend, optimizer: Optimizer, contents: Collection[str]) -> None:
-    """Read back what `contents` names into the live objects."""
+def load_role(folder: Path, backend: Backend, optimizer: Optimizer, contents: Collection[str], *, key: str) -> None:
+    """Read back what `contents` names into the live objects. `key` is the config key that says what to load."""
     if not folder.is_dir():
         raise UserError("the checkpoint has no such role", key="trainer.resume_from_path", value=str(folder))
-    state = _state(backend, optimizer, contents)
+    # A Hugging Face folder is another copy of the weights: read only where it is the only one asked for.
+    wanted = [part for part in contents if part != "hf_model" or "model" not in contents]
+    missing = sorted(set(wanted) - _saved_parts(folder))
+    if missing:
+        problem = f"the checkpoint {folder} was saved without {', '.join(missing)}"
+        raise UserError(problem, key=key, value=list(contents))
+    state = _state(backend, optimizer, wanted)
     if state:
-        saved = set(dcp.FileSystemReader(folder).read_metadata().state_dict_metadata)
-        missing = [part for part in state if not any(name.startswith(f"{part}.") for name in saved)]
-        if missing:
-            key = "actor_rollout_ref.actor.checkpoint.load_contents"
-            raise UserError(f"the checkpoint {folder} was saved without {missing}", key=key, value=sorted(contents))
-        dcp.load(state, checkpoint_id=folder, no_dist=True)
+        with _quiet_dcp():
+            dcp.load(state, checkpoint_id=folder, no_dist=True)
         if "model" in state:
             set_model_state_dict(backend.model, state["model"])
         if "optimizer" in state:
             set_optimizer_state_dict(backend.model, optimizer.adamw, state["optimizer"])
-    if "extra" in contents:
+    if "hf_model" in wanted:
+        backend.model.load_state_dict(type(backend.model).from_pretrained(folder / HUB).state_dict())
+    if "extra" in wanted:
         for name, value in json.loads((folder / EXTRA).read_text()).items():
             setattr(optimizer, name, value)
+
+
+def _saved_parts(folder: Path) -> set[str]:
+    """What save_contents was when this was written."""
+    parts = {"extra"} if (folder / EXTRA).is_file() else set()
+    if any((folder / HUB).glob("*.safetensors")):
+        parts.add("hf_model")
+    if (folder / ".metadata").is_file():
+        names = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        parts |= {name.partition(".")[0] for name in names}
+    return parts
+
+
+@contextmanager
+def _quiet_dcp() -> Iterator[None]:
+    """DCP warns that one process is one process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """DCP and safetensors wrap what the disk said in exceptions of their own."""
+    try:
+        yield
+    except CheckpointException as error:
+        first, _ = next(iter(error.failures.values()))
+        raise OSError(str(first)) from error
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def _state(backend: Backend, optimizer: Optimizer, contents: Collection[str]) -> dict[str, Any]:

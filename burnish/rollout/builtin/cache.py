@@ -1,16 +1,18 @@
 """The paged KV cache and the attention over it.
 
-Keys and values live in blocks of 256 tokens, one pool per layer. Decoding attends in *block space*: every block in use is
-one small product with its row's query, read in place, and a row's blocks are then combined by their log-sum-exp. A
+Keys and values live in blocks of 256 tokens, one pool per layer. Decoding attends in *block space*: every block in use
+is one small product with its row's query, read in place, and a row's blocks are then combined by their log-sum-exp. A
 block's product has a fixed shape, so its bits do not depend on what else is in the batch, and an absent block adds an
 exact zero. Blocks that several rows share (full blocks of a common prompt) are gathered once per reader.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from burnish.models.attention import AttentionShape, causal_attention
 from burnish.rollout.builtin.blocks import BLOCK
 
 MASK_STEP = 64  # a block is read up to its longest row, rounded up to this
+ALIGNMENT = 64  # bytes, as torch aligns its own tensors
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,26 @@ class KVCache:
     """keys[layer], values[layer]: [blocks, kv_heads, BLOCK, head_dim]."""
 
     def __init__(self, shape: CacheShape, num_blocks: int, device: torch.device) -> None:
-        # torch.empty touches no memory on a CPU: the system backs a block when it is first written.
         size = (num_blocks, shape.kv_heads, BLOCK, shape.head_dim)
-        self.keys = [torch.empty(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
-        self.values = [torch.empty(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+        self.keys = [_blank(size, shape.dtype, device) for _ in range(shape.layers)]
+        self.values = [_blank(size, shape.dtype, device) for _ in range(shape.layers)]
 
     def copy_block(self, source: int, targets: Sequence[int], tokens: int) -> None:
         """The first `tokens` entries of one block into others, in every layer."""
         index = torch.tensor(list(targets), device=self.keys[0].device)
         for pool in (*self.keys, *self.values):
             pool[index, :, :tokens] = pool[source, :, :tokens]
+
+
+def _blank(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. They must be: what a mask hides is multiplied by an exact zero, and zero times a stray NaN is NaN."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    # numpy asks the system for zeroed pages, which are backed when first written; torch.zeros would write them all.
+    num_bytes = math.prod(size) * dtype.itemsize
+    room = np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    return torch.from_numpy(room[start : start + num_bytes]).view(dtype).view(size)
 
 
 class PrefillContext:
@@ -100,7 +113,7 @@ class DecodeContext:
             if block in shared
         ]
         self.span = max((block for block, _, _ in own), default=-1) + 1
-        # Entries: the dense range [0, span) of blocks read in place, then one gathered copy per reader of a shared block.
+        # Entries: the dense range [0, span) of blocks read in place, then a gathered copy per reader of a shared block.
         self.far_blocks = torch.tensor([block for block, _, _ in far], dtype=torch.int64, device=device)
         row_of = torch.zeros(self.span + len(far), dtype=torch.int64)
         place_of = torch.full((self.span + len(far),), 1 << 40, dtype=torch.int64)  # holes lie beyond every row's end

@@ -12,15 +12,14 @@ from typing import Any
 
 from torch import Tensor
 
-from burnish.errors import UserError
-from burnish.rollout.builtin.blocks import OutOfBlocksError
+from burnish.rollout.builtin.blocks import OutOfBlocksError, blocks_for
 from burnish.rollout.builtin.rows import Prefix, Row
 from burnish.rollout.builtin.runner import Runner
-from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request
+from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
 
 
 class BuiltinEngine:
-    """Every public method hands a piece of work to the engine's thread; between two tokens the thread takes what came."""
+    """Public methods hand pieces of work to the engine's thread; between two tokens the thread takes what came."""
 
     def __init__(self, options: EngineOptions) -> None:
         invariant = options.device.type == "cpu" if options.invariant is None else options.invariant
@@ -41,16 +40,11 @@ class BuiltinEngine:
     # the protocol
 
     def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
-        for request in requests:
-            room = self.options.max_model_len - len(request.ids)
-            if request.sampling.max_tokens > room:
-                raise UserError(
-                    f"a prompt of {len(request.ids)} tokens and {request.sampling.max_tokens} new ones do not fit",
-                    key="actor_rollout_ref.rollout.max_model_len",
-                    value=self.options.max_model_len,
-                    hint=f"actor_rollout_ref.rollout.max_model_len={len(request.ids) + request.sampling.max_tokens}",
-                )
+        check_requests(requests, self.options)
+        self._check_open()
         rows = [Row(request, Future()) for request in requests]
+        for row in rows:
+            row.future.set_running_or_notify_cancel()  # from here on only `abort` ends it early
         self._inbox.put(lambda: self._enqueue(rows))
         return [row.future for row in rows]
 
@@ -90,10 +84,13 @@ class BuiltinEngine:
 
     # the thread
 
-    def _ask(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401
-        """Run in the engine's thread and give the answer (or the exception) back."""
+    def _check_open(self) -> None:
         if not self._thread.is_alive():
             raise RuntimeError("the engine is closed")
+
+    def _ask(self, work: Callable[[], Any]) -> Any:
+        """Run in the engine's thread and give the answer (or the exception) back."""
+        self._check_open()
         answer: Future[Any] = Future()
 
         def run() -> None:
@@ -178,11 +175,11 @@ class BuiltinEngine:
             self.runner.open_cache()
         places = self.options.max_num_seqs - len(self.running)
         chosen = [self.waiting[i] for i in range(min(places, len(self.waiting)))]
-        fresh = self._open_prefixes(chosen)
+        started, fresh = self._open_prefixes(chosen)
         if fresh:
             self.runner.prefill(fresh)
             self.counts["prefill_tokens"] += sum(len(prefix.ids) for prefix in fresh)
-        started = self._fork([row for row in chosen if row.request.ids in self.prefixes])
+        self._fork(started)
         if started:
             tokens, log_probs = self.runner.first_tokens(started, [self.prefixes[row.request.ids] for row in started])
             gone = set(map(id, started))
@@ -191,38 +188,45 @@ class BuiltinEngine:
             self._take(started, tokens, log_probs)
         self._close_prefixes()
 
-    def _open_prefixes(self, chosen: list[Row]) -> list[Prefix]:
-        """Prompts that must be prefilled for these rows, up to the token budget of one pass and the free blocks."""
+    def _open_prefixes(self, chosen: list[Row]) -> tuple[list[Row], list[Prefix]]:
+        """The rows that can start now, and the prompts to prefill for them in one pass of the token budget."""
+        started: list[Row] = []
         fresh: list[Prefix] = []
+        keep: set[tuple[int, ...]] = set()
         budget = self.options.max_num_batched_tokens
         for row in chosen:
             ids = row.request.ids
-            if ids in self.prefixes:
-                continue
-            if fresh and len(ids) > budget:
+            keep.add(ids)
+            is_new = ids not in self.prefixes
+            if is_new and fresh and len(ids) > budget:
                 break
-            try:
-                prefix = self.runner.open_prefix(ids)
-            except OutOfBlocksError:
+            # one block for each row that starts, so that opened prompts never take the last block from the first row
+            if not self._make_room(len(started) + 1 + (blocks_for(len(ids)) if is_new else 0), keep):
                 break
-            self.prefixes[ids] = prefix
-            fresh.append(prefix)
-            budget -= len(ids)
-        return fresh
+            if is_new:
+                self.prefixes[ids] = self.runner.open_prefix(ids)
+                fresh.append(self.prefixes[ids])
+                budget -= len(ids)
+            started.append(row)
+        return started, fresh
 
-    def _fork(self, rows: list[Row]) -> list[Row]:
-        """Give the rows their prompts' blocks, as many of them as there are blocks for."""
-        started: list[Row] = []
+    def _make_room(self, blocks: int, keep: set[tuple[int, ...]]) -> bool:
+        """Are there so many free blocks, if need be without the idle prompts that are not in `keep`?"""
+        pool = self.runner.pool
+        if pool.num_free < blocks:
+            for ids in [ids for ids in self.prefixes if ids not in keep]:
+                if pool.num_free >= blocks:
+                    break
+                self.runner.drop(self.prefixes.pop(ids))
+        return pool.num_free >= blocks
+
+    def _fork(self, rows: list[Row]) -> None:
+        """Give the rows their prompts' blocks."""
         by_prompt: dict[tuple[int, ...], list[Row]] = {}
         for row in rows:
             by_prompt.setdefault(row.request.ids, []).append(row)
         for ids, members in by_prompt.items():
-            members = members[: max(0, self.runner.pool.num_free)]
-            if not members:
-                break
             self.runner.fork(self.prefixes[ids], members)
-            started.extend(members)
-        return started
 
     def _close_prefixes(self) -> None:
         """Prompts that nobody waits for give their blocks back (rows keep the ones they share)."""

@@ -1,8 +1,8 @@
 """Invariant mode: a response's bits do not depend on what else is in the batch.
 
-A matrix product of 7 rows and one of 256 rows may use different code in the CPU's library, and so differ in the last bit
-of the same row. In invariant mode every product has the same number of rows: the token stream is padded to a multiple of
-TILE, and each linear layer works tile by tile.
+A matrix product of 7 rows and one of 256 rows may use different code in the CPU's library, and so differ in the last
+bit of the same row. In invariant mode every product has the same number of rows: the token stream is padded to a
+multiple of TILE, and each linear layer works tile by tile.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class Runner:
         return Prefix(ids, self._take(blocks_for(len(ids))))
 
     def fork(self, prefix: Prefix, rows: Sequence[Row]) -> None:
-        """Give rows the prompt: full blocks shared, the partial one copied. Raises OutOfBlocksError before any change."""
+        """Give rows the prompt: full blocks shared, the partial one copied. OutOfBlocksError comes first."""
         full, tail = divmod(len(prefix.ids), BLOCK)
         own = self._take(len(rows)) if tail else []
         for number, row in enumerate(rows):

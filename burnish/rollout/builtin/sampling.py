@@ -59,7 +59,9 @@ def restrict(log_probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     ordered = ordered.masked_fill(rank >= limit, float("-inf"))
     probs = ordered.softmax(-1)
     before = probs.cumsum(-1) - probs
-    ordered = ordered.masked_fill((before >= top_p[:, None]) & (rank > 0), float("-inf"))
+    # top_p = 1 restricts nothing, not even where the sum before a token rounds to 1: a row must not feel its neighbours
+    outside = (before >= top_p[:, None]) & (top_p < 1)[:, None] & (rank > 0)
+    ordered = ordered.masked_fill(outside, float("-inf"))
     return torch.empty_like(log_probs).scatter_(-1, order, ordered)
 
 

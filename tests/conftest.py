@@ -1,0 +1,123 @@
+"""What many rooms' tests share: one thread, no network, tiny models of several families, engines that are closed."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from burnish.demo.tiny import END, make_model, make_tokenizer
+from burnish.models.load import ModelSource
+from burnish.rollout.engine import ENGINES, Engine, EngineOptions
+
+CHARACTERS = "0123456789+-=?"
+SIZES = {
+    "vocab_size": 53,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LAYERS = ["sliding_attention", "full_attention"]
+WINDOWED = {"head_dim": 8, "sliding_window": 8, "layer_types": LAYERS, "query_pre_attn_scalar": 8}
+# Caps far below their defaults, so that they bend the numbers.
+FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**SIZES),
+    "qwen2": lambda: Qwen2Config(**SIZES),
+    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=8),
+    "mistral": lambda: MistralConfig(**SIZES, sliding_window=8),
+    "gemma2": lambda: Gemma2Config(**SIZES, **WINDOWED, attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
+    "gemma3": lambda: Gemma3TextConfig(**SIZES, **WINDOWED),
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def sharpen(model: PreTrainedModel, seed: int) -> None:
+    """Weights large enough that attention, windows and caps matter and tokens are far from equally likely."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.25, generator=generator)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Qwen2 of two layers and its character tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = make_tokenizer(CHARACTERS)
+    model = make_model(folder, tokenizer, hidden=32, layers=2, seed=0)
+    assert tokenizer.convert_tokens_to_ids(END) == model.config.eos_token_id == 2
+    sharpen(model, seed=0)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session", params=list(FAMILIES))
+def family_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny model of each family, one after the other."""
+    folder = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(FAMILIES[request.param]())
+    sharpen(model, seed=1)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def their_model() -> Callable[[str], PreTrainedModel]:
+    """The folder's model as transformers runs it, in float32."""
+    loaded: dict[str, PreTrainedModel] = {}
+
+    def load(folder: str) -> PreTrainedModel:
+        if folder not in loaded:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            loaded[folder] = model.eval().requires_grad_(False)
+        return loaded[folder]
+
+    return load
+
+
+@pytest.fixture
+def make_engine(their_model: Callable[[str], PreTrainedModel]) -> Iterator[Callable[..., Engine]]:
+    """make_engine(folder, name="builtin", **options): an engine with the folder's weights as version 1."""
+    engines: list[Engine] = []
+
+    def make(folder: str, name: str = "builtin", **options: object) -> Engine:
+        settings = {"eos_ids": (2,), "max_model_len": 320, **options}
+        source = ModelSource(str(Path(folder)))
+        engine = ENGINES[name].load()(EngineOptions(source, torch.float32, torch.device("cpu"), **settings))
+        engine.load_weights(their_model(folder).named_parameters(), version=1)
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()

@@ -1,0 +1,44 @@
+import pytest
+
+from burnish.loop.step import train_step
+
+PPO = ("algorithm.adv_estimator=gae",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "step", "reads"),
+    [
+        ((), 0, False),
+        (("actor_rollout_ref.actor.ppo_epochs=2",), 0, True),
+        (("actor_rollout_ref.actor.ppo_mini_batch_size=2",), 0, True),
+        (("algorithm.use_kl_in_reward=true",), 0, True),
+        (("actor_rollout_ref.actor.use_kl_loss=true",), 0, False),
+        (("actor_rollout_ref.model.override_config.attention_dropout=0.1",), 0, True),
+        ((*PPO, "trainer.critic_warmup=1"), 0, True),
+        ((*PPO, "trainer.critic_warmup=1"), 1, False),
+    ],
+)
+def test_the_policy_is_read_unless_reading_and_teaching_are_one_pass(make_run, overrides, step, reads):
+    run = make_run(*overrides)
+    run.step = step
+    assert run.reads_old_log_probs(8) is reads
+
+
+def test_not_reading_gives_the_weights_of_reading(make_run, next_prompts, weights, equal, monkeypatch):
+    one, other = make_run(out="one"), make_run(out="other")
+    monkeypatch.setattr(other.policy, "updates_once", lambda num_rows: False)
+    for run in (one, other):
+        for _ in range(3):
+            train_step(run, next_prompts(run))
+            run.step += 1
+    assert "timing_s/old_log_prob" not in one.clock.take()
+    assert "timing_s/old_log_prob" in other.clock.take()
+    assert equal(weights(one.policy), weights(other.policy))
+
+
+def test_closing_ends_the_engine_and_the_scorer(make_run):
+    run = make_run()
+    run.close()
+    with pytest.raises(RuntimeError):
+        run.engine.stats()
+    run.close()

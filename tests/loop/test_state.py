@@ -1,0 +1,176 @@
+import json
+
+import pytest
+import torch
+
+from burnish.errors import UserError
+from burnish.loop.fit import fit
+from burnish.loop.state import RESUME_MODES, resume
+
+GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_kl_loss=true")
+PPO = (
+    "algorithm.adv_estimator=gae",
+    "algorithm.use_kl_in_reward=true",
+    "algorithm.kl_ctrl.type=adaptive",
+    "algorithm.kl_ctrl.horizon=50",
+    "critic.optim.lr=1e-3",
+    "trainer.critic_warmup=1",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "actor_rollout_ref.actor.shuffle=true",
+)
+FOUR_STEPS = (
+    "trainer.total_training_steps=4",
+    "trainer.logger=[file]",
+    "trainer.test_freq=2",
+    "actor_rollout_ref.actor.optim.warmup_style=cosine",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps=2",
+)
+
+
+def optimizer_state(role):
+    optimizer = role.optimizer
+    moments = [state[name] for state in optimizer.adamw.state.values() for name in ("step", "exp_avg", "exp_avg_sq")]
+    return (optimizer.steps, optimizer.updates, optimizer.skipped, optimizer.lr), moments
+
+
+def assert_same_role(one, other, weights, equal):
+    assert equal(weights(one), weights(other))
+    (counters, moments), (other_counters, other_moments) = optimizer_state(one), optimizer_state(other)
+    assert counters == other_counters
+    assert all(torch.equal(a, b) for a, b in zip(moments, other_moments, strict=True))
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, PPO], ids=["grpo", "ppo"])
+def test_two_steps_and_two_more_are_four(
+    make_run, rows, ctrl_c_at, weights, equal, metric_lines, rollouts, tmp_path, algorithm
+):
+    """Weights, optimizers, KL controller, numbers and responses, to the last bit."""
+    whole = make_run(*algorithm, *FOUR_STEPS, out="whole", val_dataset=rows(3))
+    fit(whole)
+    first = make_run(*algorithm, *FOUR_STEPS, out="halves", val_dataset=rows(3), reward=ctrl_c_at(5 + 3 + 8))
+    assert fit(first).interrupted and first.step == 2
+    first.close()
+    torch.manual_seed(99)  # a new process starts with other global random numbers
+    second = make_run(*algorithm, *FOUR_STEPS, out="halves", val_dataset=rows(3))
+    assert second.step == 2
+    fit(second)
+
+    assert_same_role(second.policy, whole.policy, weights, equal)
+    assert (second.critic is None) == (whole.critic is None)
+    if whole.critic is not None:
+        assert_same_role(second.critic, whole.critic, weights, equal)
+    assert second.kl.value == whole.kl.value
+    assert second.sampler.state_dict() == whole.sampler.state_dict()
+    assert metric_lines(tmp_path / "halves") == metric_lines(tmp_path / "whole")
+    assert [step for step, _ in metric_lines(tmp_path / "whole")] == [0, 1, 2, 3, 4]
+    assert rollouts(tmp_path / "halves") == rollouts(tmp_path / "whole")
+
+
+def test_the_adaptive_controller_moves_in_that_run(make_run):
+    run = make_run(*PPO, "trainer.total_training_steps=2")
+    fit(run)
+    assert run.kl.value != run.cfg.algorithm.kl_ctrl.kl_coef
+
+
+def test_saving_more_often_changes_no_weight(make_run, weights, equal):
+    one, other = make_run(*PPO, out="one"), make_run(*PPO, "trainer.save_freq=1", out="other")
+    fit(one)
+    fit(other)
+    assert equal(weights(one.policy), weights(other.policy)) and equal(weights(one.critic), weights(other.critic))
+
+
+def test_a_checkpoint_knows_where_the_run_stands(launch, tmp_path):
+    launch("trainer.save_freq=2", "trainer.seed=5")
+    state = json.loads((tmp_path / "run" / "global_step_2" / "trainer.json").read_text())
+    assert state["step"] == 2 and state["seed"] == 5
+    assert state["sampler"] == {"epoch": 0, "offset": 8, "num_rows": 12, "shuffle": True, "seed": 5}
+    assert state["kl"] == {"value": 0.001}
+
+
+def test_auto_goes_on_from_the_newest(launch, make_run):
+    launch("trainer.save_freq=1")
+    run = make_run()
+    assert run.step == run.saved_step == 2
+    assert run.notices == [f"resumed from {run.checkpoints.path(2)}"]
+
+
+def test_auto_without_a_checkpoint_starts(make_run):
+    run = make_run()
+    assert run.step == 0 and run.notices == []
+
+
+def test_auto_passes_over_a_damaged_checkpoint_and_names_it(launch, make_run, tmp_path):
+    launch("trainer.save_freq=1")
+    (tmp_path / "run" / "global_step_2" / "actor" / "extra.json").write_text("{}")
+    run = make_run()
+    assert run.step == 1
+    assert "global_step_2 is damaged (actor/extra.json has changed)" in run.notices[0]
+    assert run.notices[1].endswith("global_step_1")
+
+
+def test_disable_starts_anew(launch, make_run):
+    launch("trainer.save_freq=1")
+    assert make_run("trainer.resume_mode=disable").step == 0
+
+
+def test_a_new_start_in_an_old_folder_is_what_auto_goes_on_with(launch, make_run):
+    launch("trainer.save_freq=1", "trainer.total_training_steps=4")
+    launch("trainer.save_freq=1", "trainer.total_training_steps=2", "trainer.resume_mode=disable")
+    assert make_run().step == 2
+
+
+def test_a_path_is_taken_as_named(launch, make_run, tmp_path):
+    launch("trainer.save_freq=1")
+    path = tmp_path / "run" / "global_step_1"
+    run = make_run("trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}", out="elsewhere")
+    assert run.step == 1
+
+
+def damage_it(folder):
+    (folder / "trainer.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "said"),
+    [("global_step_9", None, "no such folder"), ("global_step_1", damage_it, "trainer.json has changed")],
+)
+def test_a_path_that_is_no_good_stops_the_run(launch, make_run, tmp_path, name, harm, said):
+    launch("trainer.save_freq=1")
+    path = tmp_path / "run" / name
+    if harm is not None:
+        harm(path)
+    with pytest.raises(UserError, match=said) as caught:
+        make_run("trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}")
+    assert caught.value.key == "trainer.resume_from_path" and caught.value.value == str(path)
+
+
+def test_other_data_than_the_checkpoints_is_refused(launch, make_run, rows):
+    launch("trainer.save_freq=1")
+    with pytest.raises(UserError, match="number of training prompts"):
+        make_run(dataset=rows(9))
+
+
+def test_load_contents_of_each_role(launch, make_run):
+    launch("trainer.save_freq=1", "algorithm.adv_estimator=gae", "critic.checkpoint.save_contents=[model]")
+    with pytest.raises(UserError) as caught:
+        make_run("algorithm.adv_estimator=gae")
+    assert caught.value.key == "critic.checkpoint.load_contents"
+    run = make_run(
+        "algorithm.adv_estimator=gae",
+        "critic.checkpoint.load_contents=[model]",
+        "actor_rollout_ref.actor.checkpoint.load_contents=[model]",
+    )
+    assert run.step == 2 and run.policy.optimizer.updates == run.critic.optimizer.updates == 0
+
+
+def test_a_critic_that_was_never_saved_is_missed(launch, make_run):
+    launch("trainer.save_freq=1")
+    with pytest.raises(UserError, match="no such role"):
+        make_run("algorithm.adv_estimator=gae")
+
+
+def test_resuming_reads_the_mode_from_its_table(make_run):
+    assert RESUME_MODES.names() == ["disable", "auto", "resume_path"]
+    run = make_run()
+    resume(run)
+    assert run.step == 0

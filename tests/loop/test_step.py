@@ -1,0 +1,59 @@
+import torch
+
+from burnish.loop.step import train_step
+
+
+def test_each_room_adds_its_columns(make_run, next_prompts):
+    run = make_run("algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=true")
+    batch, metrics = train_step(run, next_prompts(run))
+    rooms = {"prompt_ids", "responses", "rollout_log_probs", "token_level_scores", "old_log_probs", "entropys"}
+    rooms |= {"ref_log_prob", "values", "token_level_rewards", "advantages", "returns"}
+    assert rooms <= set(batch)
+    assert {"actor/pg_loss", "critic/vf_loss", "actor/reward_kl_penalty"} <= set(metrics)
+    phases = {name.removeprefix("timing_s/") for name in run.clock.take()}
+    assert phases == {"gen", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights"}
+
+
+def test_a_room_that_is_not_needed_is_not_entered(make_run, next_prompts):
+    run = make_run()
+    batch, metrics = train_step(run, next_prompts(run))
+    assert run.critic is None and run.reference is None
+    assert "values" not in batch and "ref_log_prob" not in batch
+    assert not any(name.startswith("critic/") for name in metrics)
+    assert "old_log_probs" in batch, "read on the way, for the numbers of the step"
+
+
+def test_the_engine_samples_with_the_new_weights(make_run, next_prompts):
+    run = make_run()
+    assert run.version == 1
+    batch, _ = train_step(run, next_prompts(run))
+    assert run.version == 2
+    assert set(batch["weight_version"].flat.tolist()) == {1}
+    run.step += 1
+    batch, _ = train_step(run, next_prompts(run))
+    assert set(batch["weight_version"].flat.tolist()) == {2}
+    torch.testing.assert_close(batch["rollout_log_probs"].flat, batch["old_log_probs"].flat, rtol=0, atol=1e-4)
+
+
+def test_the_cache_is_freed_while_models_are_taught(make_run, next_prompts):
+    run = make_run("actor_rollout_ref.rollout.free_cache_engine=true")
+    train_step(run, next_prompts(run))
+    assert run.engine.stats()["sleeps"] == 1
+    other = make_run("actor_rollout_ref.rollout.free_cache_engine=false", out="other")
+    train_step(other, next_prompts(other))
+    assert "sleeps" not in other.engine.stats()
+
+
+def test_critic_warmup_teaches_only_the_critic(make_run, next_prompts, weights, equal):
+    run = make_run("algorithm.adv_estimator=gae", "trainer.critic_warmup=2", "critic.optim.lr=1e-3")
+    policy, critic = weights(run.policy), weights(run.critic)
+    for _ in range(2):
+        batch, metrics = train_step(run, next_prompts(run))
+        run.step += 1
+        assert "old_log_probs" in batch, "the mismatch is measured in these steps too"
+        assert "actor/pg_loss" not in metrics and "critic/vf_loss" in metrics
+    assert equal(weights(run.policy), policy) and not equal(weights(run.critic), critic)
+    assert run.policy.optimizer.updates == 0 and run.version == 1
+    _, metrics = train_step(run, next_prompts(run))
+    assert "actor/pg_loss" in metrics
+    assert not equal(weights(run.policy), policy)

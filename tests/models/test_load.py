@@ -1,0 +1,170 @@
+"""Models, configs and tokenizers from a folder, and what is said when they cannot be loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from burnish.errors import UserError
+from burnish.models.attention import PACKED
+from burnish.models.load import ModelSource, first_line, load_causal_lm, load_config, load_tokenizer, load_value_model
+
+
+@pytest.fixture
+def folder(tiny_folder, tmp_path):
+    """A copy of the tiny model to change."""
+    return shutil.copytree(tiny_folder, tmp_path / "model")
+
+
+def rewrite_config(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("overrides", [{"attention_dropout": 0.25}, {"model_config": {"attention_dropout": 0.25}}])
+def test_overrides_flat_and_nested(tiny_folder, overrides):
+    assert load_config(ModelSource(tiny_folder)).attention_dropout == 0.0
+    assert load_config(ModelSource(tiny_folder, override_config=overrides)).attention_dropout == 0.25
+
+
+def test_overrides_reach_the_model(tiny_folder):
+    source = ModelSource(tiny_folder, override_config={"num_hidden_layers": 1, "attn_implementation": "eager"})
+    model = load_causal_lm(source, PACKED, torch.float32, empty=True)
+    assert len(model.model.layers) == 1
+    assert model.config._attn_implementation == PACKED
+
+
+@pytest.mark.parametrize("overrides", [{"atention_dropout": 0.1}, {"model_config": {"atention_dropout": 0.1}}])
+def test_unknown_override(tiny_folder, overrides):
+    with pytest.raises(UserError) as caught:
+        load_config(ModelSource(tiny_folder, override_config=overrides))
+    assert caught.value.key == "actor_rollout_ref.model.override_config.atention_dropout"
+    assert caught.value.value == 0.1
+    assert {"attention_dropout", "hidden_size"} <= set(caught.value.allowed)
+
+
+def test_missing_folder_names_the_key(tmp_path):
+    with pytest.raises(UserError, match="no such folder") as caught:
+        load_config(ModelSource(str(tmp_path / "nothing"), key="critic.model.path"))
+    assert caught.value.key == "critic.model.path"
+    assert caught.value.value == str(tmp_path / "nothing")
+
+
+def test_folder_without_config(tmp_path):
+    with pytest.raises(UserError, match="holds no config"):
+        load_causal_lm(ModelSource(str(tmp_path)), PACKED, torch.float32)
+
+
+def test_relative_name_that_is_no_folder_is_a_hub_name():
+    """It may be one; without a network the error is still ours."""
+    with pytest.raises(UserError, match="cannot read the model's config"):
+        load_config(ModelSource("nobody/no-such-model"))
+
+
+def test_damaged_config(folder):
+    rewrite_config(folder, model_type="no_such_architecture")
+    with pytest.raises(UserError, match="cannot read the model's config"):
+        load_config(ModelSource(str(folder)))
+
+
+def test_config_without_weights(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="cannot load the model"):
+        load_causal_lm(ModelSource(str(folder)), PACKED, torch.float32)
+    load_causal_lm(ModelSource(str(folder)), PACKED, torch.float32, empty=True)  # the engine needs no weights
+
+
+def test_external_library_is_imported(tiny_folder, tmp_path, monkeypatch):
+    (tmp_path / "burnish_test_side_effect.py").write_text("loaded = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    load_config(ModelSource(tiny_folder, external_lib=("burnish_test_side_effect",)))
+    assert sys.modules.pop("burnish_test_side_effect").loaded
+
+
+def test_missing_external_library(tiny_folder):
+    with pytest.raises(UserError, match="no_such_library") as caught:
+        load_config(ModelSource(tiny_folder, external_lib=("no_such_library",)))
+    assert caught.value.key == "actor_rollout_ref.model.external_lib"
+
+
+def test_dtype_and_empty(tiny_folder):
+    source = ModelSource(tiny_folder)
+    assert load_causal_lm(source, PACKED, torch.bfloat16).dtype == torch.bfloat16
+    full, empty = (load_causal_lm(source, PACKED, torch.float32, empty=e) for e in (False, True))
+    assert not torch.equal(full.lm_head.weight, empty.lm_head.weight)
+    assert [n for n, _ in full.named_parameters()] == [n for n, _ in empty.named_parameters()]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_rope_that_looks_at_the_whole_batch_is_refused(folder, nested):
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    if nested:  # one entry per kind of layer, as Gemma 3 has
+        sizes = json.loads((folder / "config.json").read_text())
+        parameters = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+        (folder / "config.json").write_text(
+            json.dumps({**sizes, "model_type": "gemma3_text", "rope_parameters": parameters, "head_dim": 8})
+        )
+    else:
+        rewrite_config(folder, rope_parameters=rope)
+    with pytest.raises(UserError, match="'dynamic' depends on the longest row"):
+        load_causal_lm(ModelSource(str(folder)), PACKED, torch.float32, empty=True)
+
+
+def test_tokenizer(tiny_folder):
+    tokenizer = load_tokenizer(tiny_folder, key="actor_rollout_ref.model.tokenizer_path")
+    ids = tokenizer("12+3=")["input_ids"]
+    assert len(ids) == 5 and tokenizer.decode(ids) == "12+3="
+    assert tokenizer.pad_token_id == 0 and tokenizer.eos_token_id == 2
+
+
+def test_missing_pad_token_becomes_eos(tiny_folder, tmp_path):
+    tokenizer = load_tokenizer(tiny_folder, key="k")
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path), key="k").pad_token_id == 2
+
+
+def test_missing_tokenizer(tmp_path):
+    with pytest.raises(UserError, match="cannot load the tokenizer") as caught:
+        load_tokenizer(str(tmp_path), key="actor_rollout_ref.model.tokenizer_path")
+    assert caught.value.key == "actor_rollout_ref.model.tokenizer_path"
+
+
+def values_of(model):
+    ids = torch.arange(3, 10)[None]
+    return model(input_ids=ids, position_ids=torch.arange(7)[None], use_cache=False, segments=[7]).logits
+
+
+def test_a_new_critic_predicts_zero(tiny_folder):
+    model = load_value_model(ModelSource(tiny_folder, override_config={"attention_dropout": 0.0}), torch.float32)
+    assert model.score.weight.shape == (1, 32)
+    assert torch.equal(values_of(model), torch.zeros(1, 7, 1))
+    assert model.dropout.p == 0.0
+
+
+def test_a_saved_critic_keeps_its_head(tiny_folder, tmp_path):
+    model = load_value_model(ModelSource(tiny_folder), torch.float32)
+    torch.nn.init.normal_(model.score.weight)
+    model.save_pretrained(tmp_path)
+    again = load_value_model(ModelSource(str(tmp_path)), torch.float32)
+    assert torch.equal(again.score.weight, model.score.weight)
+    assert torch.equal(values_of(again), values_of(model)) and values_of(again).abs().max() > 0
+
+
+def test_a_critic_from_a_reward_model_keeps_its_head(tiny_folder, tmp_path):
+    reward_model = AutoModelForSequenceClassification.from_pretrained(tiny_folder, num_labels=1)
+    torch.nn.init.normal_(reward_model.score.weight)
+    reward_model.save_pretrained(tmp_path)
+    critic = load_value_model(ModelSource(str(tmp_path)), torch.float32)
+    assert torch.equal(critic.score.weight, reward_model.score.weight)
+    assert torch.equal(critic.score.bias, torch.zeros(1))
+
+
+def test_first_line():
+    assert first_line(ValueError("what went wrong\nand much advice")) == "what went wrong"
+    assert first_line(OSError()) == "OSError"

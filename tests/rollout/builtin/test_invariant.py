@@ -1,0 +1,85 @@
+"""A response's bits do not depend on what else is in the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from burnish.address import address
+from burnish.rollout.builtin.invariant import TILE, make_invariant, padding
+from burnish.rollout.engine import Request, Sampling
+
+PROMPT_LENGTHS = [*range(1, 61), 250, 256, 257, 290]
+NUM_RESPONSES = 500
+
+
+@pytest.fixture
+def requests(prompt):
+    """500 requests over 64 prompts, shuffled; lengths, temperatures and limits differ from row to row."""
+    prompts = [prompt(length) for length in PROMPT_LENGTHS]
+    order = torch.randperm(NUM_RESPONSES, generator=torch.Generator().manual_seed(0)).tolist()
+    settings = [{}, {}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"do_sample": False}]
+    return [
+        Request(prompts[i % 64], Sampling(1 + i % 24, **settings[i % len(settings)]), address("invariant", i))
+        for i in order
+    ]
+
+
+def respond(engine, requests):
+    return [future.result(120) for future in engine.generate(requests)]
+
+
+@pytest.fixture
+def two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def test_alone_and_in_batches_are_equal(tiny_folder, make_engine, requests):
+    alone = respond(make_engine(tiny_folder, max_num_seqs=1), requests)
+    assert {completion.finish_reason for completion in alone} == {"stop", "length"}
+    assert max(len(completion.ids) for completion in alone) == 24
+    assert len({tuple(completion.ids) for completion in alone}) > 300
+    for size in (7, 64, 256):
+        assert respond(make_engine(tiny_folder, max_num_seqs=size), requests) == alone, size
+
+
+def test_order_of_arrival_changes_nothing(tiny_folder, make_engine, requests):
+    engine = make_engine(tiny_folder, max_num_seqs=64)
+    assert engine.capabilities.invariant and engine.capabilities.addressed == "token"
+    forward = respond(engine, requests)
+    assert respond(engine, requests[::-1])[::-1] == forward
+
+
+def test_two_threads(tiny_folder, make_engine, requests, two_threads):
+    some = [request for request in requests if request.sampling.max_tokens <= 4]
+    alone = respond(make_engine(tiny_folder, max_num_seqs=1), some)
+    assert respond(make_engine(tiny_folder, max_num_seqs=len(some)), some) == alone
+
+
+def test_every_family(family_folder, make_engine, requests):
+    """Windows and soft caps take other roads through the attention."""
+    some = requests[:40]
+    alone = respond(make_engine(family_folder, max_num_seqs=1), some)
+    assert respond(make_engine(family_folder, max_num_seqs=40), some) == alone
+
+
+def test_padding():
+    assert [padding(rows, True) for rows in (1, TILE - 1, TILE, TILE + 1)] == [TILE - 1, 1, 0, TILE - 1]
+    assert padding(5, False) == 0
+
+
+def test_tiled_layers_compute_the_same(tiny_folder):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 7, bias=False))
+    x = torch.randn(1, 3 * TILE, 24)
+    expected = plain(x)
+    make_invariant(plain)
+    with torch.no_grad():
+        tiled = plain(x)
+        assert torch.equal(plain(x[:, TILE : 2 * TILE]), tiled[:, TILE : 2 * TILE])
+        torch.testing.assert_close(tiled, expected, rtol=1e-5, atol=1e-6)
+        with pytest.raises(ValueError, match="no multiple"):
+            plain(x[:, :5])
