@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GenerationConfig,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
@@ -99,6 +100,7 @@ def their_model() -> Callable[[str], PreTrainedModel]:
     def load(folder: str) -> PreTrainedModel:
         if folder not in loaded:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            model.generation_config = GenerationConfig()  # `generate` does what its caller says, and nothing else
             loaded[folder] = model.eval().requires_grad_(False)
         return loaded[folder]
 

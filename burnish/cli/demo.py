@@ -10,7 +10,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "demo",
         help="make a tiny model and data, and improve it by reinforcement",
-        description="Makes data, a tokenizer and a tiny model, warms it up, trains it with GRPO, and shows what changed.",
+        description="Makes data, a tokenizer and a tiny model, warms it up, trains it by GRPO, shows what changed.",
     )
     parser.add_argument("--seed", type=int, default=1, help="everything follows from it (default: 1)")
     parser.add_argument("--folder", type=Path, default=Path("runs/demo"), help="where to write (default: runs/demo)")

@@ -39,6 +39,7 @@ ADVANTAGES = {
 
 # Estimators that read a critic's values, and those that compare the responses of one prompt.
 VALUE_ADVANTAGES = frozenset({"gae"})
+PAIRED_ADVANTAGES = frozenset({"grpo_passk"})
 GROUPED_ADVANTAGES = frozenset(
     {
         "grpo",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from burnish.config.names import GROUPED_ADVANTAGES, VALUE_ADVANTAGES
+from burnish.config.names import GROUPED_ADVANTAGES, PAIRED_ADVANTAGES, VALUE_ADVANTAGES
 from burnish.config.root import TrainConfig
 from burnish.errors import UserError
 
@@ -20,7 +20,8 @@ def check_rules(cfg: Any, job: str = "train", given: Collection[str] = ()) -> tu
         return [], []
     errors = [error for rule in RULES for error in rule(cfg)]
     errors += [error for error in required_keys(cfg) if error.key not in given]
-    return errors, [line for remark in REMARKS for line in remark(cfg)]
+    remarks = [remark for remark in REMARKS if remark is not nothing_to_validate or "data.val_files" not in given]
+    return errors, [line for remark in remarks for line in remark(cfg)]
 
 
 def required_keys(cfg: TrainConfig) -> Iterator[UserError]:
@@ -188,6 +189,18 @@ def optimizers(cfg: TrainConfig) -> Iterator[UserError]:
             )
 
 
+def estimator_needs(cfg: TrainConfig) -> Iterator[UserError]:
+    """An estimator that reads values has a critic; one that compares the two best has at least two."""
+    name = cfg.algorithm.adv_estimator
+    if name in VALUE_ADVANTAGES and not has_critic(cfg):
+        hint = "critic.enable=true, or algorithm.adv_estimator=grpo"
+        yield UserError(f"algorithm.adv_estimator={name} needs a critic", key="critic.enable", value=False, hint=hint)
+    if name in PAIRED_ADVANTAGES and cfg.actor_rollout_ref.rollout.n < 2:
+        key = f"{ROLLOUT}.n"
+        problem = f"algorithm.adv_estimator={name} compares the two best responses of a prompt"
+        yield UserError(problem, key=key, value=cfg.actor_rollout_ref.rollout.n, allowed=">= 2", hint=f"{key}=8")
+
+
 def resuming(cfg: TrainConfig) -> Iterator[UserError]:
     path = cfg.trainer.resume_from_path
     if cfg.trainer.resume_mode == "resume_path" and not path:
@@ -220,10 +233,13 @@ def run_remarks(cfg: TrainConfig) -> Iterator[str]:
     trainer = cfg.trainer
     if trainer.resume_from_path and trainer.resume_mode != "resume_path":
         yield f"trainer.resume_from_path is not read: trainer.resume_mode={trainer.resume_mode}, not resume_path."
-    if trainer.test_freq > 0 and not cfg.data.val_files:
-        yield "trainer.test_freq has nothing to validate: data.val_files is empty."
     if cfg.algorithm.kl_ctrl.type == "adaptive" and not cfg.algorithm.use_kl_in_reward:
         yield "algorithm.kl_ctrl has no effect: algorithm.use_kl_in_reward is off."
+
+
+def nothing_to_validate(cfg: TrainConfig) -> Iterator[str]:
+    if cfg.trainer.test_freq > 0 and not cfg.data.val_files:
+        yield "trainer.test_freq has nothing to validate: data.val_files is empty."
 
 
 RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
@@ -234,7 +250,13 @@ RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
     sampling,
     reward_source,
     optimizers,
+    estimator_needs,
     resuming,
     loss_numbers,
 )
-REMARKS: tuple[Callable[[TrainConfig], Iterator[str]], ...] = (group_remarks, sampling_remarks, run_remarks)
+REMARKS: tuple[Callable[[TrainConfig], Iterator[str]], ...] = (
+    group_remarks,
+    sampling_remarks,
+    run_remarks,
+    nothing_to_validate,
+)

@@ -106,7 +106,7 @@ def reinforce(
         "data.max_prompt_length=32",
         "data.max_response_length=8",
         "actor_rollout_ref.rollout.n=8",
-        "actor_rollout_ref.rollout.temperature=0.6",  # the warmed-up model is unsure; at 1 it would hardly ever be right
+        "actor_rollout_ref.rollout.temperature=0.6",  # at 1 the half-taught model is hardly ever right
         "actor_rollout_ref.actor.ppo_mini_batch_size=32",
         "actor_rollout_ref.actor.optim.lr=5e-4",
         "actor_rollout_ref.actor.optim.weight_decay=0",

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from burnish.models.load import load_causal_lm
 from burnish.rollout.builtin.sampling import SamplingRows, choose
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
+from burnish.rollout.weights import copy_weights
 
 
 class HfEngine:
@@ -58,17 +59,9 @@ class HfEngine:
             self.paused = False
             self._standing.notify()
 
-    @torch.inference_mode()
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
         with self._standing:
-            own = dict(self.model.named_parameters())
-            missing = set(own)
-            for name, tensor in stream:
-                if name in own:
-                    own[name].copy_(tensor)
-                    missing.discard(name)
-            if missing:
-                raise ValueError(f"the weight stream left out {sorted(missing)[:5]} ({len(missing)} tensors)")
+            copy_weights(self.model, stream)
             self.version = version
 
     @torch.inference_mode()

@@ -57,10 +57,13 @@ class Policy:
         self.seed = seed
         self.loss = LOSSES[config.policy_loss.loss_mode]
         self.options = loss_options(config)
+        mini_rows = config.ppo_mini_batch_size * rows_per_prompt
+        cut = Cut.of(config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu)
+        # A loss that compares tokens of the whole mini-batch must see it whole, or the cut would change the gradient.
         self.plan = UpdatePlan(
             epochs=config.ppo_epochs,
-            mini_rows=config.ppo_mini_batch_size * rows_per_prompt,
-            cut=Cut.of(config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu),
+            mini_rows=mini_rows,
+            cut=Cut(rows=mini_rows) if self.loss.facts.get("couples_rows") else cut,
             grad_clip=config.grad_clip,
             shuffle_seed=shuffle_seed(config.shuffle, config.data_loader_seed, seed),
         )

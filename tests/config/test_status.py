@@ -117,7 +117,6 @@ def test_pending_keys_lists_keys_and_values():
         "trainer.n_gpus_per_node=8",
         "actor_rollout_ref.rollout.multi_turn=true",
         "reward_model.reward_kwargs.max_resp_len=3",
-        "algorithm.adv_estimator=remax",
         "actor_rollout_ref.actor.use_torch_compile=true",
     ],
 )

@@ -44,7 +44,7 @@ def test_training_can_be_called_whatever_was_imported():
 
     assert packing is sys.modules["burnish.train.packing"]
     for train in (burnish.train, sys.modules["burnish.train"], burnish.__getattr__("train")):
-        with pytest.raises(UserError, match="actor_rollout_ref.model.path"):
+        with pytest.raises(UserError, match=r"actor_rollout_ref\.model\.path"):
             train(["trainer.total_epochs=1"])
 
 

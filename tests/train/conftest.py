@@ -1,4 +1,4 @@
-"""A tiny policy, critic and reference on made-up rows: ragged, with observations, a loss mask, and an empty response."""
+"""A tiny policy, critic and reference on made-up rows: ragged, some tokens observed, and one response empty."""
 
 import copy
 from functools import cache, reduce

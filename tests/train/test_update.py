@@ -69,7 +69,7 @@ def teach(rows):
 
 
 def test_each_micro_batch_knows_its_rows_and_its_mini_batchs_totals(teach):
-    done, asked, optimizer = teach(shuffle_seed=3)
+    _, asked, optimizer = teach(shuffle_seed=3)
     assert all(prompts == numbers for prompts, numbers, _ in asked)
     assert [count.tokens for _, _, count in asked] == [4, 4, 4, 4, 2]
     assert asked[0][2] == Totals(tokens=4, sequences=4)

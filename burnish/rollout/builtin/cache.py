@@ -19,7 +19,7 @@ from torch import Tensor
 from burnish.models.attention import AttentionShape, causal_attention
 from burnish.rollout.builtin.blocks import BLOCK
 
-MASK_STEP = 64  # a block is read up to its longest row, rounded up to this
+MASK_STEP = 32  # a block is read up to its longest row, rounded up to this
 ALIGNMENT = 64  # bytes, as torch aligns its own tensors
 
 

@@ -16,6 +16,7 @@ from burnish.rollout.builtin.blocks import OutOfBlocksError, blocks_for
 from burnish.rollout.builtin.rows import Prefix, Row
 from burnish.rollout.builtin.runner import Runner
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
+from burnish.rollout.weights import copy_weights
 
 
 class BuiltinEngine:
@@ -151,7 +152,7 @@ class BuiltinEngine:
         self._close_prefixes()
 
     def _load(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
-        self.runner.load_weights(stream)
+        copy_weights(self.runner.model, stream)
         self.version = version
         for prefix in self.prefixes.values():
             self.runner.drop(prefix)

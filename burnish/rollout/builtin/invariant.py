@@ -7,7 +7,7 @@ multiple of TILE, and each linear layer works tile by tile.
 
 from __future__ import annotations
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 
 TILE = 64
@@ -26,8 +26,12 @@ def _tiled(linear: nn.Linear):  # noqa: ANN202
         if len(flat) % TILE:
             raise ValueError(f"{len(flat)} rows are no multiple of {TILE}")
         output = flat.new_empty(len(flat), linear.out_features)
-        for start in range(0, len(flat), TILE):
-            output[start : start + TILE] = F.linear(flat[start : start + TILE], linear.weight, linear.bias)
+        weight = linear.weight.t()
+        for tile, place in zip(flat.split(TILE), output.split(TILE), strict=True):
+            if linear.bias is None:
+                torch.mm(tile, weight, out=place)
+            else:
+                torch.addmm(linear.bias, tile, weight, out=place)
         return output.view(*rows.shape[:-1], -1)
 
     return forward

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -51,18 +51,6 @@ class Runner:
 
     def close_cache(self) -> None:
         self.cache, self.pool, self._decoding = None, BlockPool(0), None
-
-    @torch.inference_mode()
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy into the fixed storage; every parameter must come."""
-        own = dict(self.model.named_parameters())
-        missing = set(own)
-        for name, tensor in stream:
-            if name in own:
-                own[name].copy_(tensor)
-                missing.discard(name)
-        if missing:
-            raise ValueError(f"the weight stream left out {sorted(missing)[:5]} ({len(missing)} tensors)")
 
     # passes
 
