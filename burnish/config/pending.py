@@ -80,7 +80,6 @@ PENDING: tuple[Pending, ...] = (
     Pending("actor_rollout_ref.rollout.name=vllm", "foreign engines"),
     Pending("actor_rollout_ref.rollout.name=sglang", "foreign engines"),
     Pending("actor_rollout_ref.rollout.name=trtllm", "foreign engines"),
-    Pending("actor_rollout_ref.rollout.mode=async", "an engine server"),
     Pending("actor_rollout_ref.hybrid_engine=false", "asynchronous training"),
     Pending("actor_rollout_ref.actor.kl_loss_type=full", "exact KL"),
     Pending("actor_rollout_ref.actor.kl_loss_type=full+", "exact KL"),
@@ -160,6 +159,7 @@ PENDING: tuple[Pending, ...] = (
         "transfer_queue.*",
     ),
     # engine
+    Pending("actor_rollout_ref.rollout.mode", "an engine server"),
     Pending("actor_rollout_ref.rollout.*_parallel_size", "several processes"),
     Pending("actor_rollout_ref.rollout.enforce_eager", "CUDA graphs", "cpu", _NO_GRAPHS),
     Pending("actor_rollout_ref.rollout.cudagraph_capture_sizes", "CUDA graphs", "cpu", _NO_GRAPHS),

@@ -32,6 +32,10 @@ class RewardConfig:
     fallback_score: float = 0.0
     """Score of a sample whose reward failed."""
 
+    pass_env: list[str] = setting([], comma_separated=True)
+    """Environment variables that look like secrets (HF_TOKEN, OPENAI_API_KEY) but that reward workers may see;
+    other secrets are withheld from them."""
+
 
 @dataclass
 class CustomRewardFunctionConfig:

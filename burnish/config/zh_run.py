@@ -48,6 +48,7 @@ DOCS: dict[str, str] = {
     "RewardConfig.memory_mb": "单个奖励进程的内存上限（MiB），在系统支持限制时生效。",
     "RewardConfig.on_error": "奖励出错、超时或返回非数值时：指明样本并使用 fallback_score，或停止运行。",
     "RewardConfig.fallback_score": "奖励失败的样本的得分。",
+    "RewardConfig.pass_env": "名称像密钥（如 HF_TOKEN）但允许奖励进程看到的环境变量；其余密钥不会传给它们。",
     "CustomRewardFunctionConfig.path": "存放奖励函数的 Python 文件（或 pkg://模块）；null 按数据来源使用内置函数。",
     "CustomRewardFunctionConfig.name": "该文件中的函数名。",
     "CustomRewardFunctionConfig.reward_kwargs": "每次调用附加的关键字参数。",

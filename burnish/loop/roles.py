@@ -81,7 +81,7 @@ def build_critic(cfg: TrainConfig, device: torch.device, total_steps: int) -> Cr
         backend,
         Optimizer(backend.model, critic.optim, total_steps, updates),
         critic,
-        rows_per_prompt=critic.rollout_n,
+        rows_per_prompt=cfg.actor_rollout_ref.rollout.n,
         max_response_length=cfg.actor_rollout_ref.rollout.response_length,
         seed=cfg.trainer.seed,
     )

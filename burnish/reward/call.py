@@ -133,7 +133,8 @@ def describe_exception(error: BaseException, label: str, *, memory_mb: int, with
     summary = "".join(traceback.format_exception_only(error)).strip()
     text = f"raised {trimmed(summary)} in {label}"
     if isinstance(error, KeyError) and error.args and error.args[0] in withheld:
-        text += f" ({error.args[0]} looks like a secret and is withheld from reward workers)"
+        name = error.args[0]
+        text += f" ({name} looks like a secret and is withheld from reward workers; reward.pass_env=[{name}] passes it)"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in _OUR_FRAMES]
     lines = "".join(traceback.format_list(frames[-_TRACEBACK_FRAMES:])).rstrip()
     return Outcome(kind=RAISED, text=f"{text}\n{trimmed(lines)}" if lines else text)

@@ -36,4 +36,5 @@ class RewardSettings:
             memory_mb=reward.memory_mb,
             on_error=reward.on_error,
             fallback_score=reward.fallback_score,
+            pass_env=tuple(reward.pass_env),
         )

@@ -142,8 +142,9 @@ def whole_run(verl_command, spawn, tmp_path_factory):
 
 
 @pytest.fixture
-def burnish(capfd):
-    """burnish(*arguments): the command in this process; its exit status and what it printed."""
+def burnish(capfd, monkeypatch):
+    """burnish(*arguments): the command in this process, less the curves; its exit status and what it printed."""
+    monkeypatch.setattr("burnish.loop.fit.draw_curves", lambda metrics, picture: None)
 
     def run(*arguments):
         capfd.readouterr()

@@ -67,12 +67,19 @@ def test_several_wrong_settings_are_told_at_once(refused):
     assert all(word in message for word in ("grpo", "middle", "trainer.nnodes"))
 
 
-def test_a_reward_that_raises_stops_the_run_where_asked(spawn, verl_command, tmp_path):
+def test_the_command_itself_exits_with_1(spawn):
+    process = spawn(["train", "trainer.nodes=2"])
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "trainer.nnodes" in printed and "Traceback" not in printed
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_reward_that_raises_stops_the_run_where_asked(burnish, verl_command, tmp_path):
     (tmp_path / "raises.py").write_text(RAISES)
     settings = (f"custom_reward_function.path={tmp_path / 'raises.py'}", "~custom_reward_function.reward_kwargs.digit")
-    process = spawn(verl_command(tmp_path / "run", *settings, "reward.on_error=stop", "trainer.val_before_train=False"))
-    printed, _ = process.communicate(timeout=60)
-    assert process.returncode == 1, printed
+    status, printed = burnish(*verl_command(tmp_path / "run", *settings, "reward.on_error=stop"))
+    assert status == 1, printed
     assert "raised ValueError: I do not like this in raises.py:compute_score" in printed
     assert "Sample " in printed and "reward.on_error=fallback" in printed
     assert "Traceback" not in printed and "Exception in thread" not in printed

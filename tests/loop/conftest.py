@@ -12,7 +12,7 @@ import burnish
 from burnish.batch import Batch
 from burnish.config import load
 from burnish.demo.tiny import make_model, make_tokenizer
-from burnish.loop.api import start
+from burnish.log.logger import RunInfo
 from burnish.loop.build import build
 from burnish.loop.state import resume
 
@@ -25,6 +25,12 @@ def model_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     make_model(folder, make_tokenizer("0123456789+"), hidden=16, layers=2, seed=0)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch):
+    """Drawing takes longer than these runs; tests/e2e draws."""
+    monkeypatch.setattr("burnish.loop.fit.draw_curves", lambda metrics, picture: None)
 
 
 @pytest.fixture
@@ -95,7 +101,8 @@ def make_run(settings, rows):
         run = build(loaded.cfg, reward, rows() if dataset is None else dataset, val_dataset)
         made.append(run)
         resume(run)
-        start(run, loaded)
+        info = RunInfo("loop", "tests", run.folder.path, {}, run.total_steps)
+        run.loggers.start(info, resume_step=run.step or None)
         run.send_weights()
         return run
 

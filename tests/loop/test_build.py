@@ -79,7 +79,6 @@ def test_validation_only_needs_something_to_validate(settings):
     [
         ((), False, False),
         (("algorithm.adv_estimator=gae",), True, False),
-        (("algorithm.adv_estimator=gae", "critic.enable=false"), False, False),
         (("critic.enable=true",), True, False),
         (("actor_rollout_ref.actor.use_kl_loss=true",), False, True),
         (("algorithm.use_kl_in_reward=true",), False, True),

@@ -62,7 +62,7 @@ def test_the_run_folder(launch, rows, tmp_path):
     stats = "actor_rollout_ref.rollout.disable_log_stats=false"
     launch("trainer.logger=[file]", "trainer.test_freq=1", stats, val_dataset=rows(2))
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names >= {"config.yaml", "command.txt", "environment.json", "metrics.jsonl", "curves.png", "rollouts"}
+    assert names >= {"config.yaml", "command.txt", "environment.json", "metrics.jsonl", "rollouts"}
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2]
     step = lines[1]["data"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnish.address import address
 from burnish.rollout.builtin.invariant import TILE, make_invariant, padding
@@ -71,7 +72,43 @@ def test_padding():
     assert padding(5, False) == 0
 
 
-def test_tiled_layers_compute_the_same(tiny_folder):
+class ProductRows(TorchDispatchMode):
+    """Notes how many rows each matrix product has."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        matrices = {"aten::addmm": 1, "aten::mm": 0}
+        if function._schema.name in matrices:
+            self.rows.append(len(args[matrices[function._schema.name]]))
+        return function(*args, **(kwargs or {}))
+
+
+def test_every_product_has_the_same_number_of_rows():
+    """Libraries choose their code by shape; where this one's choice shows differs from machine to machine."""
+    layers = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 7, bias=False)).requires_grad_(False)
+    with ProductRows() as plain:
+        layers(torch.zeros(1, 3 * TILE, 24))
+    make_invariant(layers)
+    with ProductRows() as tiled:
+        layers(torch.zeros(1, 3 * TILE, 24))
+    assert plain.rows == [3 * TILE] * 2 and tiled.rows == [TILE] * 6
+
+
+def test_the_engine_uses_it_where_it_says_so(tiny_folder, make_engine):
+    for invariant in (True, False):
+        engine = make_engine(tiny_folder, invariant=invariant)
+        assert engine.capabilities.invariant is invariant
+        layers = [module for module in engine.runner.model.modules() if isinstance(module, nn.Linear)]
+        with ProductRows() as product:
+            for layer in layers:
+                layer(torch.zeros(2 * TILE, layer.in_features))
+        assert set(product.rows) == {TILE if invariant else 2 * TILE}
+
+
+def test_tiled_layers_compute_the_same():
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 7, bias=False))
     x = torch.randn(1, 3 * TILE, 24)

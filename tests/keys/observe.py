@@ -1,0 +1,423 @@
+"""What one can see of a key: each function takes a Case and gives a value to compare."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+import burnish.data.measure
+from burnish.batch import Batch
+from burnish.errors import UserError
+from burnish.loop.api import promises
+from burnish.loop.credit import credit
+from burnish.loop.gather import gather, gather_validation
+from burnish.loop.state import save
+from burnish.models.parts import backbone
+from burnish.reward.sample import Sample
+from burnish.train.optim import Optimizer
+
+from .kit import PROMPTS, Case, fixed_batch, recorded
+from .row import Observe
+
+
+@cache
+def or_refusal(observe: Observe) -> Observe:
+    """The same, or the first sentence of the error where the run refuses to start."""
+
+    def observe_or_refuse(case: Case) -> Any:
+        try:
+            return observe(case)
+        except UserError as error:
+            return f"refused: {error.problem}"
+
+    return observe_or_refuse
+
+
+# data
+
+
+def prompts(case: Case) -> Batch:
+    return case.run.train_data.batch(range(PROMPTS), epoch=0)
+
+
+def prompt_ids(case: Case) -> list[list[int]]:
+    return prompts(case)["prompt_ids"].lists()
+
+
+def longest_prompt(case: Case) -> int:
+    return max(map(len, prompt_ids(case)))
+
+
+def columns(case: Case) -> set[str]:
+    return set(prompts(case))
+
+
+def data_sources(case: Case) -> list[str]:
+    return prompts(case)["data_source"]
+
+
+def num_train(case: Case) -> int:
+    return len(case.run.train_data)
+
+
+def num_val(case: Case) -> int:
+    return 0 if case.run.val_data is None else len(case.run.val_data)
+
+
+def first_batch(case: Case) -> list[int]:
+    return case.run.sampler.next()[0]
+
+
+def batch_size(case: Case) -> int:
+    return len(first_batch(case))
+
+
+def measuring_processes(case: Case) -> int:
+    """Of the pool that measures prompts; here its processes are threads. 0: no pool."""
+    pools = [0]
+
+    class Threads(ThreadPoolExecutor):
+        def __init__(self, workers: int, context: object, **start: Any) -> None:
+            pools.append(workers)
+            super().__init__(workers, **start)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(burnish.data.measure, "ProcessPoolExecutor", Threads)
+        patch.setattr(os, "cpu_count", lambda: 4)
+        assert len(case.run.train_data) > 0
+    return pools[-1]
+
+
+def validation_calls(case: Case) -> list[list[tuple[int, ...]]]:
+    """The prompts of each call of the engine in a run that only validates."""
+    return [[request.ids for request in call] for call in case.fitted().requests]
+
+
+# models
+
+
+def policy_weights(case: Case) -> float:
+    return _size_of(case.run.policy.backend.model)
+
+
+def critic_weights(case: Case) -> float:
+    return _size_of(backbone(case.run.critic.backend.model))
+
+
+def _size_of(module: torch.nn.Module) -> float:
+    return float(sum(parameter.detach().double().abs().sum() for parameter in module.parameters()))
+
+
+def policy_class(case: Case) -> str:
+    return type(case.run.policy.backend.model).__name__
+
+
+def critic_class(case: Case) -> str:
+    return type(case.run.critic.backend.model).__name__
+
+
+def tokenizer_class(case: Case) -> str:
+    return type(case.run.tokenizer).__name__
+
+
+def imports_external_lib(case: Case) -> bool:
+    sys.modules.pop("keys_external_lib", None)
+    case.resumed()
+    return "keys_external_lib" in sys.modules
+
+
+def device(case: Case) -> str:
+    return case.run.policy.backend.device.type
+
+
+# roles: `role` is policy or critic
+
+
+def teach(case: Case, role: str) -> dict[str, float]:
+    """The numbers of one step's teaching."""
+    taught = getattr(case.run, role).teach(fixed_batch(case.run), step=1)
+    return taught if isinstance(taught, dict) else taught.metrics
+
+
+@cache
+def numbers(role: str, *names: str) -> Observe:
+    """Those of teaching."""
+    return lambda case: {name: found for name, found in teach(case, role).items() if name in names}
+
+
+@cache
+def num_updates(role: str) -> Observe:
+    def count(case: Case) -> int:
+        teach(case, role)
+        return getattr(case.run, role).optimizer.updates
+
+    return count
+
+
+PASSES = {"policy": "log_probs", "critic": "values", "reference": "log_probs"}  # of a role's backend
+
+
+@cache
+def taught_rows(role: str) -> Observe:
+    """The response tokens of each micro-batch of teaching, in order."""
+
+    def rows(case: Case) -> list[list[int]]:
+        calls = recorded(getattr(case.run, role).backend, PASSES[role])
+        teach(case, role)
+        return [sorted(call[0].targets.tolist()) for call in calls]
+
+    return rows
+
+
+@cache
+def num_taught(role: str) -> Observe:
+    """Micro-batches of teaching."""
+    return lambda case: len(taught_rows(role)(case))
+
+
+@cache
+def num_read(role: str) -> Observe:
+    """Micro-batches of reading."""
+
+    def count(case: Case) -> int:
+        calls = recorded(getattr(case.run, role).backend, PASSES[role])
+        getattr(case.run, role).read(fixed_batch(case.run))
+        return len(calls)
+
+    return count
+
+
+@cache
+def layer_passes(role: str) -> Observe:
+    """How often the first layer runs in one update: twice where activations are computed again."""
+
+    def count(case: Case) -> int:
+        passes: list[int] = []
+        layer = backbone(getattr(case.run, role).backend.model).layers[0]
+        layer.register_forward_pre_hook(lambda *_: passes.append(1))
+        teach(case, role)
+        return len(passes)
+
+    return count
+
+
+@cache
+def taught_weights(role: str) -> Observe:
+    """All weights after one step's teaching."""
+
+    def weights(case: Case) -> torch.Tensor:
+        teach(case, role)
+        model = getattr(case.run, role).backend.model
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    return weights
+
+
+@cache
+def gradient_norm(role: str) -> Observe:
+    """The norm of the gradient that the first update was given, from AdamW's first moment."""
+
+    def norm(case: Case) -> float:
+        teach(case, role)
+        optimizer: Optimizer = getattr(case.run, role).optimizer
+        moments = [optimizer.adamw.state[parameter]["exp_avg"].flatten() for parameter in optimizer.parameters]
+        return float(torch.cat(moments).norm()) / (1 - optimizer.config.betas[0])
+
+    return norm
+
+
+@cache
+def rates(role: str) -> Observe:
+    """The learning rate of every update over six steps, two updates each."""
+
+    def over_steps(case: Case) -> list[float]:
+        optimizer: Optimizer = getattr(case.run, role).optimizer
+        found = []
+        for update in range(12):
+            optimizer.steps, optimizer.updates = update // 2, update
+            found.append(optimizer.lr)
+        return found
+
+    return over_steps
+
+
+@cache
+def saved_files(role: str) -> Observe:
+    """What a checkpoint holds of a role."""
+
+    def files(case: Case) -> list[str]:
+        save(case.run)
+        folder = case.run.checkpoints.path(0) / role
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+    return files
+
+
+@cache
+def loaded_steps(role: str) -> Observe:
+    """How many steps the role's optimizer has made, after a resume."""
+    return lambda case: getattr(case.resumed(), role).optimizer.steps
+
+
+def has_critic(case: Case) -> bool:
+    """Does the run train a critic?"""
+    return "critic/vf_loss" in case.fitted().result.metrics
+
+
+# rollout
+
+
+def step_batch(case: Case) -> Batch:
+    """The responses to the first prompts, as a step gathers them."""
+    case.run.send_weights()
+    return gather(case.run, prompts(case), step=1)
+
+
+def responses(case: Case) -> list[list[int]]:
+    return step_batch(case)["responses"].lists()
+
+
+def response_lengths(case: Case) -> list[int]:
+    return list(map(len, responses(case)))
+
+
+def longest_response(case: Case) -> int:
+    return max(response_lengths(case))
+
+
+def num_responses(case: Case) -> int:
+    return len(responses(case))
+
+
+def rollout_log_probs(case: Case) -> list[float]:
+    return step_batch(case)["rollout_log_probs"].flat.tolist()
+
+
+def validation_responses(case: Case) -> list[list[int]]:
+    case.run.send_weights()
+    return gather_validation(case.run, prompts(case))["responses"].lists()
+
+
+def num_validation_responses(case: Case) -> int:
+    return len(validation_responses(case))
+
+
+def engine_class(case: Case) -> str:
+    return type(case.run.engine).__name__
+
+
+def engine_dtype(case: Case) -> str:
+    return str(next(case.run.engine.runner.model.parameters()).dtype)
+
+
+def cache_blocks(case: Case) -> int:
+    """Blocks of the engine's KV cache."""
+    case.run.engine.runner.open_cache()
+    return case.run.engine.runner.pool.num_free
+
+
+def decode_steps(case: Case) -> float:
+    step_batch(case)
+    return case.run.engine.stats()["decode_steps"]
+
+
+def prefills(case: Case) -> int:
+    calls = recorded(case.run.engine.runner, "prefill")
+    step_batch(case)
+    return len(calls)
+
+
+def guarantees(case: Case) -> list[str]:
+    """What the run says it can promise."""
+    return promises(case.run)
+
+
+def engine_metrics(case: Case) -> set[str]:
+    """In metrics.jsonl."""
+    return {name for name in case.fitted().metrics[2] if name.startswith("engine/")}
+
+
+def engine_sleeps(case: Case) -> float:
+    """In the last step, as metrics.jsonl has it."""
+    return case.fitted().metrics[2].get("engine/sleeps", 0.0)
+
+
+# rewards
+
+
+def scored(case: Case) -> tuple[float, dict[str, Any], str | None]:
+    """One response's score, extras and problem."""
+    score = case.run.scorer.score([Sample("sums", "77+1", "1", {}, "uid", 0)])[0]
+    return score.value, score.extras, score.problem
+
+
+def score_value(case: Case) -> float:
+    return scored(case)[0]
+
+
+def score_problem(case: Case) -> str | None:
+    """Its first words."""
+    problem = scored(case)[2]
+    return problem and problem.partition(" in ")[0]
+
+
+def secret_seen(case: Case) -> str | None:
+    return scored(case)[1]["seen"]
+
+
+def scored_elsewhere(case: Case) -> bool:
+    """Did the reward function run in a process that this one started?"""
+    return scored(case)[1]["process"] != os.getpid() and scored(case)[1]["parent"] == os.getpid()
+
+
+# algorithm
+
+
+def credited(case: Case) -> dict[str, list[float]]:
+    """Rewards, advantages and returns of two steps one after the other."""
+    run, batch = case.run, fixed_batch(case.run)
+    kept = [name for name in batch if name not in ("advantages", "returns")]
+    steps = [credit(batch.keep(*kept), run.cfg.algorithm, run.estimator, run.kl)[0] for _ in range(2)]
+    names = ("token_level_rewards", "advantages", "returns")
+    return {f"{name} {number}": step[name].flat.tolist() for number, step in enumerate(steps) for name in names}
+
+
+# the run
+
+
+def fitted(observe: Callable[..., Any]) -> Observe:
+    """Of a whole run."""
+    return lambda case: observe(case.fitted())
+
+
+files = fitted(lambda run: run.files)
+num_lines = fitted(lambda run: len(run.said))
+title = fitted(lambda run: run.said[0].partition(":")[0])
+last_step = fitted(lambda run: run.result.step)
+validated_steps = fitted(lambda run: sorted(run.result.validation))
+taught_steps = fitted(lambda run: [step for step, found in run.metrics.items() if "actor/pg_loss" in found])
+checkpoints = fitted(lambda run: sorted({f.rpartition("/extra.json")[0] for f in run.files if "/extra.json" in f}))
+
+
+def total_steps(case: Case) -> int:
+    return case.run.total_steps
+
+
+def resumed_step(case: Case) -> int:
+    return case.resumed().step
+
+
+def saves_elsewhere(case: Case) -> bool:
+    """Does a checkpoint land in the kit's folder `elsewhere`?"""
+    folder = case.kit.root / "elsewhere"
+    shutil.rmtree(folder, ignore_errors=True)
+    save(case.run)
+    return (folder / "latest_checkpointed_iteration.txt").exists()

@@ -1,0 +1,1 @@
+"""What model.external_lib imports."""
