@@ -39,7 +39,7 @@ def test_backbone_then_head_is_the_model(packed):
 
 
 def test_check_head_accepts_the_families(packed):
-    check_head(packed, segments=[4])
+    assert check_head(packed, segments=[4]) is None
 
 
 def test_softcap_is_read_from_the_config(packed, family_folder):
@@ -68,7 +68,7 @@ def test_scaled_logits_are_refused(config):
 
 def test_scale_of_one_is_accepted():
     torch.manual_seed(0)
-    check_head(AutoModelForCausalLM.from_config(GraniteConfig(**SIZES, logits_scaling=1.0)))
+    assert check_head(AutoModelForCausalLM.from_config(GraniteConfig(**SIZES, logits_scaling=1.0))) is None
 
 
 def test_a_head_with_a_bias_is_refused():

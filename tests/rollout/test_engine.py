@@ -19,7 +19,7 @@ def test_greedy_and_restricted():
 
 
 def test_what_fits_is_accepted():
-    check_requests([Request((1, 2, 3), Sampling(7), seed=0)], OPTIONS)
+    assert check_requests([Request((1, 2, 3), Sampling(7), seed=0)], OPTIONS) is None
 
 
 def test_too_long_says_what_to_type():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from burnish.rollout.weights import copy_weights
+from burnish.rollout.weights import copy_weights, release_weights
 
 
 @pytest.fixture
@@ -46,3 +46,11 @@ def test_another_shape_is_refused(model, weights):
 def test_a_second_name_of_a_tied_tensor_does_no_harm(model, weights):
     copy_weights(model, [*weights.items(), ("lm_head.weight", torch.zeros(9))])
     assert torch.equal(model[1].weight, weights["1.weight"])
+
+
+def test_released_weights_come_back_with_the_next_stream(model, weights):
+    release_weights(model)
+    release_weights(model)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 0
+    copy_weights(model, weights.items())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.named_parameters())

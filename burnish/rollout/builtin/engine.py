@@ -16,7 +16,7 @@ from burnish.rollout.builtin.blocks import OutOfBlocksError, blocks_for
 from burnish.rollout.builtin.rows import Prefix, Row
 from burnish.rollout.builtin.runner import Runner
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
-from burnish.rollout.weights import copy_weights
+from burnish.rollout.weights import copy_weights, release_weights
 
 
 class BuiltinEngine:
@@ -82,6 +82,10 @@ class BuiltinEngine:
         if self._thread.is_alive():
             self._inbox.put(None)
             self._thread.join()
+        while not self._inbox.empty():  # requests that came while the thread ended: nobody must wait for them
+            if (work := self._inbox.get()) is not None:
+                work()
+        self._fail(RuntimeError("the engine was closed"))
 
     # the thread
 
@@ -163,6 +167,8 @@ class BuiltinEngine:
             raise RuntimeError("the engine cannot sleep while requests are in flight")
         self.runner.close_cache()
         self.prefixes.clear()
+        if level >= 2:
+            release_weights(self.runner.model)
         self.asleep = True
         self.counts["sleeps"] += 1
 

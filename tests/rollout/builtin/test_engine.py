@@ -220,6 +220,16 @@ class TestWeightsAndSleep:
         future.result(PATIENCE)
         assert ask(engine, [prompt(30)] * 3, TEN) == before
 
+    def test_deep_sleep_frees_the_weights_until_new_ones_come(self, tiny_folder, make_engine, prompt, ask):
+        engine = make_engine(tiny_folder)
+        before = ask(engine, [prompt(30)], TEN)
+        weights = [(name, tensor.clone()) for name, tensor in engine.runner.model.named_parameters()]
+        engine.sleep(level=2)
+        assert sum(parameter.numel() for parameter in engine.runner.model.parameters()) == 0
+        engine.load_weights(weights, version=1)
+        engine.wake()
+        assert ask(engine, [prompt(30)], TEN) == before
+
     def test_no_sleep_with_requests_in_flight(self, tiny_folder, make_engine, prompt):
         engine = make_engine(tiny_folder)
         engine.pause()
