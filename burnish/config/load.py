@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import pickle
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -87,7 +87,7 @@ def _entries(parsed: list, errors: list[UserError]) -> list[Entry]:
 
 def _build(settings: Settings) -> tuple[Any, list[UserError]]:
     """The config with all settings in place, its interpolations resolved. A setting that cannot be is left out."""
-    config = copy.deepcopy(_structured(settings.tree.root))
+    config: DictConfig = pickle.loads(_structured(settings.tree.root))
     for key, setting in settings.values.items():
         _put(config, settings.tree, key, setting.value)
     errors: list[UserError] = []
@@ -106,9 +106,9 @@ def _build(settings: Settings) -> tuple[Any, list[UserError]]:
 
 
 @cache
-def _structured(root: type) -> DictConfig:
-    """The tree with its defaults. Copying it is ten times faster than building it."""
-    return OmegaConf.structured(root)
+def _structured(root: type) -> bytes:
+    """The tree with its defaults, pickled: a copy from there is far faster than deepcopy, and that than building it."""
+    return pickle.dumps(OmegaConf.structured(root))
 
 
 def _put(config: DictConfig, known: Tree, key: str, value: Any) -> None:

@@ -8,6 +8,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from burnish.models.load import quiet_transformers
+
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'][0] }} {{ message['content'] }}<|im_end|>{% endfor %}"
@@ -50,6 +52,7 @@ def make_model(
         pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
     )
     model = Qwen2ForCausalLM(config)
-    model.save_pretrained(folder)
+    with quiet_transformers():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model

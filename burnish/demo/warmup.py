@@ -13,7 +13,7 @@ from burnish.address import address
 from burnish.batch import Batch, Ragged
 from burnish.demo.task import Problem
 from burnish.models.attention import PACKED
-from burnish.models.load import ModelSource, load_causal_lm
+from burnish.models.load import ModelSource, load_causal_lm, quiet_transformers
 from burnish.train.backend import Backend
 from burnish.train.packing import PackedRows
 
@@ -44,7 +44,8 @@ class Warmup:
                 reached = measure(self.backend)
                 if reached >= enough:
                     break
-        self.backend.model.save_pretrained(self.folder)
+        with quiet_transformers():
+            self.backend.model.save_pretrained(self.folder)
         return reached
 
     def _update(self, problems: list[Problem]) -> None:

@@ -156,15 +156,15 @@ def _build(
     if empty:
         return family.from_config(config, **how)
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             return family.from_pretrained(source.checked_path(), config=config, **how)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load the model: {first_line(error)}", key=source.key, value=source.path) from error
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """No bars and no report on a value head that is new on purpose; real problems are raised, not printed."""
+def quiet_transformers() -> Iterator[None]:
+    """No bars, and no report on a value head that is new on purpose; real problems are raised, not printed."""
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-
 RELEASED = "burnish_released_shape"
 
 

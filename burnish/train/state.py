@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 from transformers import PreTrainedTokenizerBase
 
 from burnish.errors import UserError
+from burnish.models.load import quiet_transformers
 from burnish.train.backend import Backend
 from burnish.train.optim import Optimizer
 
@@ -45,7 +46,7 @@ def save_role(
         (folder / EXTRA).write_text(json.dumps(counters))
     hub = folder / HUB
     if "hf_model" in contents:
-        with _disk_errors():
+        with _disk_errors(), quiet_transformers():
             backend.model.save_pretrained(hub)
     else:
         backend.model.config.save_pretrained(hub)

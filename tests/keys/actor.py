@@ -25,7 +25,7 @@ ROWS = [
     Row(f"{ACTOR}.policy_loss.loss_mode", "gpg", LOSS),
     Row(f"{ACTOR}.policy_loss.clip_cov_ratio", "0.9", LOSS, CLIP_COV),
     Row(f"{ACTOR}.policy_loss.clip_cov_lb", "0.5", LOSS, MANY_CLIPPED),
-    Row(f"{ACTOR}.policy_loss.clip_cov_ub", "0.5", LOSS, MANY_CLIPPED),
+    Row(f"{ACTOR}.policy_loss.clip_cov_ub", "-0.5", LOSS, MANY_CLIPPED),
     Row(f"{ACTOR}.policy_loss.kl_cov_ratio", "0.5", LOSS, KL_COV),
     Row(f"{ACTOR}.policy_loss.ppo_kl_coef", "5", LOSS, KL_COV),
     Row(f"{ACTOR}.tau_pos", "3", LOSS, SAPO),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -51,11 +50,9 @@ class Case:
     def __init__(self, kit: Kit, overrides: tuple[str, ...]) -> None:
         self.kit = kit
         self.overrides = overrides
-        self.folder = kit.new_folder()
-
-    @cached_property
-    def loaded(self) -> Loaded:
-        return self.kit.load(self.overrides, self.folder)
+        self.loaded = kit.load(overrides)
+        self.folder = kit.folder(overrides)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def cfg(self) -> TrainConfig:
@@ -97,7 +94,8 @@ class Kit:
     def __init__(self, root: Path, model: str) -> None:
         self.root = root
         self.model = model
-        self.numbers = itertools.count()
+        self.numbers: dict[tuple[str, ...], int] = {}
+        self.loaded: dict[tuple[str, ...], Loaded] = {}
         self.fits: dict[tuple[str, ...], Fitted] = {}
         self.known: dict[tuple[Observe, tuple[str, ...]], Any] = {}
         self.train_file = self._data("train", ROWS)
@@ -119,8 +117,15 @@ class Kit:
             "trainer.total_training_steps=2",
         )
 
-    def load(self, overrides: tuple[str, ...], folder: Path) -> Loaded:
-        return load([*self.base, f"trainer.default_local_dir={folder}", *overrides])
+    def load(self, overrides: tuple[str, ...]) -> Loaded:
+        if overrides not in self.loaded:
+            folder = f"trainer.default_local_dir={self.folder(overrides)}"
+            self.loaded[overrides] = load([*self.base, folder, *overrides])
+        return self.loaded[overrides]
+
+    def folder(self, overrides: tuple[str, ...]) -> Path:
+        """The run folder of this command line."""
+        return self.root / f"run{self.numbers.setdefault(overrides, len(self.numbers))}"
 
     def seen(self, observe: Observe, overrides: tuple[str, ...], again: bool = False) -> Any:
         """What is observed under these overrides."""
@@ -133,9 +138,6 @@ class Kit:
             finally:
                 case.close()
         return self.known[observe, overrides]
-
-    def new_folder(self) -> Path:
-        return self.root / f"run{next(self.numbers)}"
 
     def _data(self, name: str, count: int, offset: int = 0) -> Path:
         """Rows of verl's schema with a second prompt column and a second column of data sources."""
@@ -156,7 +158,7 @@ class Kit:
     @cached_property
     def saved(self) -> Path:
         """The folder of a run with a critic that saved both of its steps."""
-        case = Case(self, ("algorithm.adv_estimator=gae", "trainer.save_freq=1"))
+        case = Case(self, ("trainer.experiment_name=saved", "algorithm.adv_estimator=gae", "trainer.save_freq=1"))
         case.fitted()
         case.close()
         return case.folder
