@@ -407,10 +407,6 @@ taught_steps = fitted(lambda run: [step for step, found in run.metrics.items() i
 checkpoints = fitted(lambda run: sorted({f.rpartition("/extra.json")[0] for f in run.files if "/extra.json" in f}))
 
 
-def total_steps(case: Case) -> int:
-    return case.run.total_steps
-
-
 def resumed_step(case: Case) -> int:
     return case.resumed().step
 

@@ -2,11 +2,12 @@
 
 import pytest
 
+from . import observe as see
 from .row import Row, same
 from .table import ROWS
 
-# The first row of each observable, to observe it twice.
-FIRST = {row.observe: row for row in reversed(ROWS)}
+# The first row of each way to observe, to look twice.
+FIRST = {row.observe.__qualname__: row for row in reversed(ROWS)}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.key for row in ROWS])
@@ -18,6 +19,14 @@ def test_a_key_acts(row, kit):
 def test_nothing_changes_by_itself(row, kit):
     once = kit.seen(row.observe, row.before(kit))
     assert same(once, kit.seen(row.observe, row.before(kit), again=True))
+
+
+def test_an_inert_key_does_not_act(kit):
+    """The critic's mini-batches go by rollout.n, as the notice about critic.rollout_n says."""
+    quiet = Row("critic.rollout_n", "1", see.num_updates("critic"), ("algorithm.adv_estimator=gae",))
+    assert "rollout.n holds for all roles" in " ".join(kit.load(quiet.after(kit)).notices)
+    with pytest.raises(AssertionError, match="changes nothing"):
+        quiet.check(kit)
 
 
 def test_a_key_that_is_only_read_fails(kit):

@@ -6,6 +6,7 @@ from . import observe as see
 from .row import Row
 
 GAE = "algorithm.adv_estimator=gae"
+ONE_EPOCH = ("trainer.total_training_steps=null", "data.train_batch_size=12", "trainer.total_epochs=1")
 SAVING = ("trainer.save_freq=1",)
 RUN_FOLDER = "${trainer.default_local_dir}"
 
@@ -24,7 +25,7 @@ def first_checkpoint(kit):
 
 ROWS = [
     Row("trainer.seed", "2", see.responses),
-    Row("trainer.total_epochs", "5", see.total_steps, ("trainer.total_training_steps=null",), expected=15),
+    Row("trainer.total_epochs", "3", see.last_step, ONE_EPOCH, expected=3),
     Row("trainer.total_training_steps", "3", see.last_step, expected=3),
     Row("trainer.project_name", "mine", see.title, expected="mine/default"),
     Row("trainer.experiment_name", "first", see.title, expected="burnish/first"),
