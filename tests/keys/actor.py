@@ -1,14 +1,14 @@
 """Rows of actor_rollout_ref.actor.* and .ref.*"""
 
-from . import observe as see
+from . import teaching
 from .roles import role_rows
 from .row import Row
 
 ACTOR = "actor_rollout_ref.actor"
 REF = "actor_rollout_ref.ref"
 
-LOSS = see.numbers("policy", "actor/pg_loss")
-DESCENT = see.numbers("policy", "actor/pg_loss", "actor/grad_norm")
+LOSS = teaching.numbers("policy", "actor/pg_loss")
+DESCENT = teaching.numbers("policy", "actor/pg_loss", "actor/grad_norm")
 SAPO = (f"{ACTOR}.policy_loss.loss_mode=sapo",)
 CLIP_COV = (f"{ACTOR}.policy_loss.loss_mode=clip_cov", f"{ACTOR}.policy_loss.clip_cov_lb=-100")
 MANY_CLIPPED = (*CLIP_COV, f"{ACTOR}.policy_loss.clip_cov_ratio=0.9")
@@ -34,9 +34,9 @@ ROWS = [
     Row(f"{ACTOR}.entropy_coeff", "0.5", DESCENT),
     Row(f"{ACTOR}.use_kl_loss", "true", DESCENT),
     Row(f"{ACTOR}.kl_loss_coef", "2", DESCENT, WITH_KL),
-    Row(f"{ACTOR}.kl_loss_type", "abs", see.numbers("policy", "actor/kl_loss"), WITH_KL),
-    Row(f"{REF}.log_prob_micro_batch_size", "4", see.num_read("reference"), WITH_KL, expected=2),
-    Row(f"{REF}.log_prob_micro_batch_size_per_gpu", "2", see.num_read("reference"), WITH_KL, expected=4),
-    Row(f"{REF}.log_prob_use_dynamic_bsz", "true", see.num_read("reference"), ONE_BY_ONE, expected=1),
-    Row(f"{REF}.log_prob_max_token_len_per_gpu", "1", see.num_read("reference"), WITH_KL, expected=8),
+    Row(f"{ACTOR}.kl_loss_type", "abs", teaching.numbers("policy", "actor/kl_loss"), WITH_KL),
+    Row(f"{REF}.log_prob_micro_batch_size", "4", teaching.num_read("reference"), WITH_KL, expected=2),
+    Row(f"{REF}.log_prob_micro_batch_size_per_gpu", "2", teaching.num_read("reference"), WITH_KL, expected=4),
+    Row(f"{REF}.log_prob_use_dynamic_bsz", "true", teaching.num_read("reference"), ONE_BY_ONE, expected=1),
+    Row(f"{REF}.log_prob_max_token_len_per_gpu", "1", teaching.num_read("reference"), WITH_KL, expected=8),
 ]

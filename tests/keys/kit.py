@@ -115,6 +115,7 @@ class Kit:
             f"custom_reward_function.path={USER / 'rewards.py'}",
             "reward.num_workers=0",
             "trainer.total_training_steps=2",
+            "trainer.device=cpu",
         )
 
     def load(self, overrides: tuple[str, ...]) -> Loaded:

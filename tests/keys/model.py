@@ -1,6 +1,7 @@
 """Rows of actor_rollout_ref.model.*"""
 
 from . import observe as see
+from . import teaching
 from .row import Row
 
 MODEL = "actor_rollout_ref.model"
@@ -17,5 +18,5 @@ ROWS = [
     ),
     Row(f"{MODEL}.external_lib", "keys_external_lib", see.imports_external_lib, expected=True),
     Row(f"{MODEL}.override_config", "{rms_norm_eps:0.5}", see.responses),
-    Row(f"{MODEL}.enable_gradient_checkpointing", "false", see.layer_passes("policy"), expected=1),
+    Row(f"{MODEL}.enable_gradient_checkpointing", "false", teaching.layer_passes("policy"), expected=1),
 ]

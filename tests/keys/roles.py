@@ -1,6 +1,6 @@
 """Rows that the policy and the critic have alike: how a step is walked through, the optimizer, checkpoints."""
 
-from . import observe as see
+from . import teaching
 from .row import Row
 
 
@@ -10,16 +10,16 @@ def role_rows(section: str, role: str, loss: str, given: tuple[str, ...] = ()) -
     in_halves = (*given, f"{section}.ppo_mini_batch_size=2")
     shuffled = (*in_halves, f"{section}.shuffle=true")
     return [
-        Row(f"{section}.ppo_mini_batch_size", "2", see.num_updates(role), given, expected=2),
-        Row(f"{section}.ppo_micro_batch_size", "4", see.num_taught(role), given, expected=2),
-        Row(f"{section}.ppo_micro_batch_size_per_gpu", "2", see.num_taught(role), given, expected=4),
-        Row(f"{section}.use_dynamic_bsz", "true", see.num_taught(role), one_by_one, expected=1),
-        Row(f"{section}.ppo_max_token_len_per_gpu", "1", see.num_taught(role), given, expected=8),
-        Row(f"{section}.grad_clip", "0.001", see.gradient_norm(role), given),
-        Row(f"{section}.ppo_epochs", "3", see.num_updates(role), given, expected=3),
-        Row(f"{section}.shuffle", "true", see.taught_rows(role), in_halves),
-        Row(f"{section}.data_loader_seed", "5", see.taught_rows(role), shuffled),
-        Row(f"{section}.loss_agg_mode", "token-sum", see.numbers(role, loss), given),
+        Row(f"{section}.ppo_mini_batch_size", "2", teaching.num_updates(role), given, expected=2),
+        Row(f"{section}.ppo_micro_batch_size", "4", teaching.num_taught(role), given, expected=2),
+        Row(f"{section}.ppo_micro_batch_size_per_gpu", "2", teaching.num_taught(role), given, expected=4),
+        Row(f"{section}.use_dynamic_bsz", "true", teaching.num_taught(role), one_by_one, expected=1),
+        Row(f"{section}.ppo_max_token_len_per_gpu", "1", teaching.num_taught(role), given, expected=8),
+        Row(f"{section}.grad_clip", "0.001", teaching.gradient_norm(role), given),
+        Row(f"{section}.ppo_epochs", "3", teaching.num_updates(role), given, expected=3),
+        Row(f"{section}.shuffle", "true", teaching.taught_rows(role), in_halves),
+        Row(f"{section}.data_loader_seed", "5", teaching.taught_rows(role), shuffled),
+        Row(f"{section}.loss_agg_mode", "token-sum", teaching.numbers(role, loss), given),
         *optim_rows(f"{section}.optim", role, (*given, f"{section}.ppo_epochs=2")),
         *checkpoint_rows(f"{section}.checkpoint", role, given),
     ]
@@ -27,7 +27,7 @@ def role_rows(section: str, role: str, loss: str, given: tuple[str, ...] = ()) -
 
 def optim_rows(section: str, role: str, given: tuple[str, ...]) -> list[Row]:
     """Two updates a step, six steps: the learning rate of each, and what AdamW makes of the second."""
-    rates = see.rates(role)
+    rates = teaching.rates(role)
     flat = (*given, f"{section}.lr=0.01", "trainer.total_training_steps=6")
     falling = (*flat, f"{section}.warmup_style=linear")
     waving = (*flat, f"{section}.warmup_style=cosine")
@@ -41,8 +41,8 @@ def optim_rows(section: str, role: str, given: tuple[str, ...]) -> list[Row]:
         Row(f"{section}.warmup_style", "linear", rates, flat, expected=_twice(*((6 - n) / 600 for n in range(6)))),
         Row(f"{section}.total_training_steps", "2", rates, falling, expected=_twice(0.01, 0.005, 0.0, 0.0, 0.0, 0.0)),
         Row(f"{section}.lr_step_unit", "update", rates, rising, expected=[0.0025, 0.005, 0.0075] + [0.01] * 9),
-        Row(f"{section}.weight_decay", "0.5", see.taught_weights(role), flat),
-        Row(f"{section}.betas", "[0.5,0.6]", see.taught_weights(role), flat),
+        Row(f"{section}.weight_decay", "0.5", teaching.taught_weights(role), flat),
+        Row(f"{section}.betas", "[0.5,0.6]", teaching.taught_weights(role), flat),
     ]
 
 
@@ -54,8 +54,8 @@ def checkpoint_rows(section: str, role: str, given: tuple[str, ...]) -> list[Row
     folder = {"policy": "actor"}.get(role, role)
     resumed = (*given, "trainer.resume_mode=resume_path", _last_checkpoint)
     return [
-        Row(f"{section}.save_contents", "[model,hf_model]", see.saved_files(folder), given),
-        Row(f"{section}.load_contents", "[model]", see.loaded_steps(role), resumed, expected=0),
+        Row(f"{section}.save_contents", "[model,hf_model]", teaching.saved_files(folder), given),
+        Row(f"{section}.load_contents", "[model]", teaching.loaded_steps(role), resumed, expected=0),
     ]
 
 

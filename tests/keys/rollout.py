@@ -1,6 +1,7 @@
 """Rows of actor_rollout_ref.rollout.*"""
 
 from . import observe as see
+from . import teaching
 from .row import Row
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -27,10 +28,10 @@ ROWS = [
     Row(f"{ROLLOUT}.max_num_batched_tokens", "1", see.prefills, expected=4),
     Row(f"{ROLLOUT}.disable_log_stats", "false", see.engine_metrics),
     Row(f"{ROLLOUT}.invariant", "false", see.guarantees),
-    Row(f"{ROLLOUT}.log_prob_micro_batch_size", "4", see.num_read("policy"), expected=2),
-    Row(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", "2", see.num_read("policy"), expected=4),
-    Row(f"{ROLLOUT}.log_prob_use_dynamic_bsz", "true", see.num_read("policy"), ONE_BY_ONE, expected=1),
-    Row(f"{ROLLOUT}.log_prob_max_token_len_per_gpu", "1", see.num_read("policy"), expected=8),
+    Row(f"{ROLLOUT}.log_prob_micro_batch_size", "4", teaching.num_read("policy"), expected=2),
+    Row(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", "2", teaching.num_read("policy"), expected=4),
+    Row(f"{ROLLOUT}.log_prob_use_dynamic_bsz", "true", teaching.num_read("policy"), ONE_BY_ONE, expected=1),
+    Row(f"{ROLLOUT}.log_prob_max_token_len_per_gpu", "1", teaching.num_read("policy"), expected=8),
     Row(f"{VAL}.temperature", "3", see.validation_responses, SAMPLED),
     Row(f"{VAL}.top_k", "1", see.validation_responses, SAMPLED),
     Row(f"{VAL}.top_p", "0.1", see.validation_responses, SAMPLED),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from . import observe as see
+from . import teaching
 from .row import Row, same
 from .table import ROWS
 
@@ -15,6 +15,7 @@ def test_a_key_acts(row, kit):
     row.check(kit)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", FIRST.values(), ids=[row.key for row in FIRST.values()])
 def test_nothing_changes_by_itself(row, kit):
     once = kit.seen(row.observe, row.before(kit))
@@ -23,7 +24,7 @@ def test_nothing_changes_by_itself(row, kit):
 
 def test_an_inert_key_does_not_act(kit):
     """The critic's mini-batches go by rollout.n, as the notice about critic.rollout_n says."""
-    quiet = Row("critic.rollout_n", "1", see.num_updates("critic"), ("algorithm.adv_estimator=gae",))
+    quiet = Row("critic.rollout_n", "1", teaching.num_updates("critic"), ("algorithm.adv_estimator=gae",))
     assert "rollout.n holds for all roles" in " ".join(kit.load(quiet.after(kit)).notices)
     with pytest.raises(AssertionError, match="changes nothing"):
         quiet.check(kit)
