@@ -60,7 +60,10 @@ async def _all_groups(run: Run, prompts: Batch, requests: list[list[Request]]) -
         asyncio.gather(*(_answer(run, prompts, row, sample, next(futures)) for sample in range(len(group))))
         for row, group in enumerate(requests)
     ]
-    return list(await asyncio.gather(*groups))
+    answers = asyncio.gather(*groups)
+    while run.engine.turn():
+        await asyncio.sleep(0)  # let finished responses go to their rewards
+    return list(await answers)
 
 
 async def _answer(run: Run, prompts: Batch, row: int, sample: int, future: Future[Completion]) -> Answer:

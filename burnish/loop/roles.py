@@ -109,6 +109,7 @@ def build_engine(
         max_num_batched_tokens=rollout.max_num_batched_tokens,
         memory_share=rollout.gpu_memory_utilization,
         invariant=rollout.invariant,
+        own_thread=device.type != "cpu",
     )
     return ENGINES[rollout.name].load()(options)
 

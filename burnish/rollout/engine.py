@@ -87,6 +87,7 @@ class EngineOptions:
     max_num_batched_tokens: int = 8192
     memory_share: float = 0.5
     invariant: bool | None = None
+    own_thread: bool = True  # False: the caller drives it by `turn` (see rollout/builtin/worker.py)
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -142,6 +143,10 @@ class Engine(Protocol):
 
     def stats(self) -> dict[str, float]:
         """Counters since the last call."""
+        ...
+
+    def turn(self) -> bool:
+        """One token for everybody, by an engine without a thread of its own; False if there is nothing to drive."""
         ...
 
     def close(self) -> None: ...

@@ -84,6 +84,9 @@ class HfEngine:
         counts, self.counts = dict(self.counts), Counter()
         return counts
 
+    def turn(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Let a running batch end; what waits behind it fails."""
         with self._standing:

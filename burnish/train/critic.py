@@ -43,11 +43,13 @@ class Critic:
         self.seed = seed
         self.read_cut = Cut.of(
             config.forward_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.forward_max_token_len_per_gpu
-        )
+        ).on(backend.device)
         self.plan = UpdatePlan(
             epochs=config.ppo_epochs,
             mini_rows=config.ppo_mini_batch_size * rows_per_prompt,
-            cut=Cut.of(config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu),
+            cut=Cut.of(
+                config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu
+            ).on(backend.device),
             grad_clip=config.grad_clip,
             shuffle_seed=shuffle_seed(config.shuffle, config.data_loader_seed, seed),
         )

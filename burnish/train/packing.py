@@ -11,6 +11,8 @@ from torch import Tensor
 from burnish.algos.batches import token_budget_batches
 from burnish.batch import Batch, flat_index
 
+CPU_TOKENS = 8192  # measured: from here on a micro-batch gains nothing on a CPU, and beyond it loses
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -23,6 +25,12 @@ class Cut:
     def of(rows_per_gpu: int | None, dynamic: bool, tokens: int) -> Cut:
         """verl's three keys as one choice; without a row count the budget decides."""
         return Cut(tokens=tokens) if dynamic or rows_per_gpu is None else Cut(rows=rows_per_gpu)
+
+    def on(self, device: torch.device) -> Cut:
+        """The budget as it suits the device: on a CPU more tokens at once only leave its caches."""
+        if self.tokens is None or device.type != "cpu":
+            return self
+        return Cut(tokens=min(self.tokens, CPU_TOKENS))
 
     def micro_batches(self, lengths: Tensor) -> list[list[int]]:
         """Row numbers of each micro-batch; `lengths` counts prompt and response."""

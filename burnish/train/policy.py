@@ -53,7 +53,7 @@ class Policy:
         self.config = config
         self.temperature = temperature
         self.scale_length = config.loss_scale_factor or max_response_length
-        self.read_cut = read_cut
+        self.read_cut = read_cut.on(backend.device)
         self.seed = seed
         self.loss = LOSSES[config.policy_loss.loss_mode]
         self.options = loss_options(config)
@@ -63,7 +63,7 @@ class Policy:
         self.plan = UpdatePlan(
             epochs=config.ppo_epochs,
             mini_rows=mini_rows,
-            cut=Cut(rows=mini_rows) if self.loss.facts.get("couples_rows") else cut,
+            cut=Cut(rows=mini_rows) if self.loss.facts.get("couples_rows") else cut.on(backend.device),
             grad_clip=config.grad_clip,
             shuffle_seed=shuffle_seed(config.shuffle, config.data_loader_seed, seed),
         )

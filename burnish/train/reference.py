@@ -15,7 +15,7 @@ class Reference:
         self.backend = backend
         self.backend.model.requires_grad_(False)
         self.temperature = temperature
-        self.cut = cut
+        self.cut = cut.on(backend.device)
 
     def read(self, batch: Batch) -> Ragged:
         """ref_log_prob."""

@@ -23,6 +23,11 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def lowest_free(self) -> int:
+        """The block that `take` would give; num_blocks if there is none."""
+        return self._free[0] if self._free else self.num_blocks
+
     def take(self) -> int:
         if not self._free:
             raise OutOfBlocksError

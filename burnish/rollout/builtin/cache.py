@@ -19,6 +19,7 @@ from torch import Tensor
 from burnish.models.attention import AttentionShape, causal_attention
 from burnish.rollout.builtin.blocks import BLOCK
 
+BEYOND = 1 << 40  # the place of a hole: behind every row's end
 MASK_STEP = 32  # a block is read up to its longest row, rounded up to this
 ALIGNMENT = 64  # bytes, as torch aligns its own tensors
 
@@ -44,6 +45,13 @@ class KVCache:
         size = (num_blocks, shape.kv_heads, BLOCK, shape.head_dim)
         self.keys = [_blank(size, shape.dtype, device) for _ in range(shape.layers)]
         self.values = [_blank(size, shape.dtype, device) for _ in range(shape.layers)]
+
+    def move_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Whole blocks to other places, in every layer; no target is a source."""
+        device = self.keys[0].device
+        source, target = torch.tensor(list(sources), device=device), torch.tensor(list(targets), device=device)
+        for pool in (*self.keys, *self.values):
+            pool[target] = pool[source]
 
     def copy_block(self, source: int, targets: Sequence[int], tokens: int) -> None:
         """The first `tokens` entries of one block into others, in every layer."""
@@ -100,28 +108,19 @@ class DecodeContext:
         self.rows = len(tables)
         self.pad = pad  # rows appended to reach a fixed shape; they read and write nothing
         self.lengths = torch.tensor(lengths, device=device)  # tokens in the cache before this step
-        own = [
-            (block, row, place)
-            for row, table in enumerate(tables)
-            for place, block in enumerate(table)
-            if block not in shared
-        ]
-        far = [
-            (block, row, place)
-            for row, table in enumerate(tables)
-            for place, block in enumerate(table)
-            if block in shared
-        ]
+        entries = [(block, row, place) for row, table in enumerate(tables) for place, block in enumerate(table)]
+        own = [entry for entry in entries if entry[0] not in shared]
+        far = [entry for entry in entries if entry[0] in shared]
         self.span = max((block for block, _, _ in own), default=-1) + 1
         # Entries: the dense range [0, span) of blocks read in place, then a gathered copy per reader of a shared block.
         self.far_blocks = torch.tensor([block for block, _, _ in far], dtype=torch.int64, device=device)
-        row_of = torch.zeros(self.span + len(far), dtype=torch.int64)
-        place_of = torch.full((self.span + len(far),), 1 << 40, dtype=torch.int64)  # holes lie beyond every row's end
-        entry_of = torch.full((self.rows, max(map(len, tables))), -1, dtype=torch.int64)
+        row_of = [0] * (self.span + len(far))
+        place_of = [BEYOND] * (self.span + len(far))
+        entry_of = [[-1] * max(map(len, tables)) for _ in tables]
         for entry, row, place in [*own, *((self.span + i, row, place) for i, (_, row, place) in enumerate(far))]:
-            row_of[entry], place_of[entry], entry_of[row, place] = row, place, entry
-        self.row_of, self.place_of = row_of.to(device), place_of.to(device)
-        self.entry_of = entry_of.to(device)
+            row_of[entry], place_of[entry], entry_of[row][place] = row, place, entry
+        self.row_of, self.place_of = torch.tensor(row_of, device=device), torch.tensor(place_of, device=device)
+        self.entry_of = torch.tensor(entry_of, device=device)
         self.write_block = torch.tensor(
             [table[n // BLOCK] for table, n in zip(tables, lengths, strict=True)], device=device
         )
@@ -141,22 +140,11 @@ class DecodeContext:
         grouped = query[:, : self.rows].transpose(0, 1).reshape(self.rows, key.shape[0], -1, head_dim)
         mask, alive, width = self._mask(shape.window)
         asked = grouped[self.row_of]  # [entries, kv_heads, group, d]
-        parts = [
-            block_attention(
-                asked[: self.span],
-                keys[: self.span, :, :width],
-                values[: self.span, :, :width],
-                mask[: self.span],
-                shape,
-            )
-        ]
-        if len(self.far_blocks):
-            near = self.far_blocks
-            parts.append(
-                block_attention(
-                    asked[self.span :], keys[near, :, :width], values[near, :, :width], mask[self.span :], shape
-                )
-            )
+        near, far = slice(0, self.span), self.far_blocks
+        parts = [block_attention(asked[near], keys[near, :, :width], values[near, :, :width], mask[near], shape)]
+        if len(far):
+            rest = slice(self.span, None)
+            parts.append(block_attention(asked[rest], keys[far, :, :width], values[far, :, :width], mask[rest], shape))
         output, weight = (torch.cat(pair) for pair in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
         combined = self._combine(output, weight, alive).reshape(self.rows, heads, head_dim)
         if self.pad:
@@ -199,14 +187,9 @@ def block_attention(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shape: AttentionShape
 ) -> tuple[Tensor, Tensor]:
     """[E, kv_heads, group, d] against one block each -> outputs and their log-sum-exp [E, kv_heads, group]."""
-    if query.device.type == "cpu" and shape.softcap is None and len(query):
-        wide = mask.expand(-1, query.shape[1], query.shape[2], -1)
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, keys, values, 0.0, False, attn_mask=wide, scale=shape.scaling
-        )
-    scores = (query @ keys.transpose(-1, -2)).float() * shape.scaling
+    scores = (query @ keys.transpose(-1, -2)).float().mul_(shape.scaling)
     if shape.softcap is not None:
         scores = torch.tanh(scores / shape.softcap) * shape.softcap
-    scores = scores + mask
+    scores.add_(mask)
     weight = scores.logsumexp(-1)
-    return torch.exp(scores - weight[..., None]).to(values.dtype) @ values, weight
+    return scores.sub_(weight[..., None]).exp_().to(values.dtype) @ values, weight

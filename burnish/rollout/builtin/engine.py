@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 from torch import Tensor
 
 from burnish.rollout.builtin.blocks import OutOfBlocksError, blocks_for
 from burnish.rollout.builtin.rows import Prefix, Row
 from burnish.rollout.builtin.runner import Runner
+from burnish.rollout.builtin.worker import CallersThread, OwnThread
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
 from burnish.rollout.weights import copy_weights, release_weights
 
 
 class BuiltinEngine:
-    """Public methods hand pieces of work to the engine's thread; between two tokens the thread takes what came."""
+    """Public methods hand pieces of work to whoever runs the engine, who takes them between two tokens."""
 
     def __init__(self, options: EngineOptions) -> None:
         invariant = options.device.type == "cpu" if options.invariant is None else options.invariant
@@ -34,91 +32,61 @@ class BuiltinEngine:
         self.prefixes: dict[tuple[int, ...], Prefix] = {}
         self.paused = self.asleep = False
         self.counts: Counter[str] = Counter()
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._live, name="burnish-engine", daemon=True)
-        self._thread.start()
+        self._worker = OwnThread(self._is_idle, self._turn) if options.own_thread else CallersThread()
 
     # the protocol
 
     def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
         check_requests(requests, self.options)
-        self._check_open()
         rows = [Row(request, Future()) for request in requests]
         for row in rows:
             row.future.set_running_or_notify_cancel()  # from here on only `abort` ends it early
-        self._inbox.put(lambda: self._enqueue(rows))
+        self._worker.post(lambda: self._enqueue(rows))
         return [row.future for row in rows]
 
     def abort(self, futures: Iterable[Future[Completion]]) -> None:
         chosen = set(futures)
-        self._ask(lambda: self._abort(chosen))
+        self._worker.do(lambda: self._abort(chosen))
 
     def pause(self) -> None:
-        self._ask(lambda: setattr(self, "paused", True))
+        self._worker.do(lambda: setattr(self, "paused", True))
 
     def resume(self) -> None:
-        self._ask(lambda: setattr(self, "paused", False))
+        self._worker.do(lambda: setattr(self, "paused", False))
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
-        self._ask(lambda: self._load(stream, version))
+        self._worker.do(lambda: self._load(stream, version))
 
     def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        return self._ask(lambda: self.runner.score(rows, temperature))
+        return self._worker.do(lambda: self.runner.score(rows, temperature))
 
     def sleep(self, level: int = 1) -> None:
-        self._ask(lambda: self._sleep(level))
+        self._worker.do(lambda: self._sleep(level))
 
     def wake(self) -> None:
-        self._ask(lambda: setattr(self, "asleep", False))
+        self._worker.do(lambda: setattr(self, "asleep", False))
 
     def stats(self) -> dict[str, float]:
         def take() -> dict[str, float]:
             counts, self.counts = dict(self.counts), Counter()
             return counts
 
-        return self._ask(take)
+        return self._worker.do(take)
+
+    def turn(self) -> bool:
+        if self.options.own_thread or self._is_idle():
+            return False
+        self._turn()
+        return True
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            self._inbox.put(None)
-            self._thread.join()
-        while not self._inbox.empty():  # requests that came while the thread ended: nobody must wait for them
-            if (work := self._inbox.get()) is not None:
-                work()
+        self._worker.close()
         self._fail(RuntimeError("the engine was closed"))
 
-    # the thread
+    # turns
 
-    def _check_open(self) -> None:
-        if not self._thread.is_alive():
-            raise RuntimeError("the engine is closed")
-
-    def _ask(self, work: Callable[[], Any]) -> Any:
-        """Run in the engine's thread and give the answer (or the exception) back."""
-        self._check_open()
-        answer: Future[Any] = Future()
-
-        def run() -> None:
-            try:
-                answer.set_result(work())
-            except BaseException as error:
-                answer.set_exception(error)
-
-        self._inbox.put(run)
-        return answer.result()
-
-    def _live(self) -> None:
-        while True:
-            idle = self.paused or self.asleep or not (self.waiting or self.running)
-            try:
-                work = self._inbox.get(block=idle)
-            except queue.Empty:
-                self._turn()
-                continue
-            if work is None:
-                self._fail(RuntimeError("the engine was closed"))
-                return
-            work()
+    def _is_idle(self) -> bool:
+        return self.paused or self.asleep or not (self.waiting or self.running)
 
     def _turn(self) -> None:
         """Admit what fits, then one token for everybody."""

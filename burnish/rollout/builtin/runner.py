@@ -86,6 +86,7 @@ class Runner:
 
     def _decode_context(self, rows: list[Row]) -> tuple[DecodeContext, SamplingRows]:
         if self._decoding is None or self._decoding[0] is not rows:
+            self._close_holes(rows)
             tables, lengths = [row.table for row in rows], [row.cached for row in rows]
             shared = {block for table in tables for block in table if self.pool.is_shared(block)}
             context = DecodeContext(self.cache, tables, lengths, shared, padding(len(rows), self.invariant))
@@ -164,6 +165,20 @@ class Runner:
             self.pool.drop(block)
         blocks.clear()
         self._decoding = None
+
+    def _close_holes(self, rows: list[Row]) -> None:
+        """Move the highest blocks into holes that finished rows left: every block below the highest is computed on."""
+        owned = [(block, row, place) for row in rows for place, block in enumerate(row.table)]
+        moves: list[tuple[int, int]] = []
+        for block, row, place in sorted(owned, key=lambda entry: -entry[0]):
+            if self.pool.lowest_free > block:
+                break
+            if not self.pool.is_shared(block):
+                row.table[place] = self.pool.take()
+                self.pool.drop(block)
+                moves.append((block, row.table[place]))
+        if moves:
+            self.cache.move_blocks(*zip(*moves, strict=True))
 
     def _take(self, count: int) -> list[int]:
         taken: list[int] = []
