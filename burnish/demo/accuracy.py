@@ -51,8 +51,6 @@ class Examiner:
         self.engine.load_weights(backend.weights(), self.asked)
         greedy = Sampling(MAX_ANSWER, do_sample=False)
         futures = self.engine.generate([Request(tuple(prompt_ids(self.tokenizer, p)), greedy, 0) for p in problems])
-        while self.engine.turn():
-            pass
         texts = [self.tokenizer.decode(future.result().ids, skip_special_tokens=True) for future in futures]
         return [Answered(problem, text) for problem, text in zip(problems, texts, strict=True)]
 

@@ -6,13 +6,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from torch import Tensor
 
 from burnish.rollout.builtin.blocks import OutOfBlocksError, blocks_for
 from burnish.rollout.builtin.rows import Prefix, Row
 from burnish.rollout.builtin.runner import Runner
-from burnish.rollout.builtin.worker import CallersThread, OwnThread
+from burnish.rollout.builtin.worker import CallersThread, DrivenFuture, OwnThread
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
 from burnish.rollout.weights import copy_weights, release_weights
 
@@ -38,7 +39,8 @@ class BuiltinEngine:
 
     def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
         check_requests(requests, self.options)
-        rows = [Row(request, Future()) for request in requests]
+        new_future = Future if self.options.own_thread else partial(DrivenFuture, self.turn)
+        rows = [Row(request, new_future()) for request in requests]
         for row in rows:
             row.future.set_running_or_notify_cancel()  # from here on only `abort` ends it early
         self._worker.post(lambda: self._enqueue(rows))
@@ -76,7 +78,7 @@ class BuiltinEngine:
     def turn(self) -> bool:
         if self.options.own_thread or self._is_idle():
             return False
-        self._turn()
+        self._worker.do(self._turn)
         return True
 
     def close(self) -> None:

@@ -25,20 +25,35 @@ class Worker(Protocol):
 
 
 class CallersThread:
-    """Work is done at once, by whoever asks; somebody must call the engine's `turn`."""
+    """Work is done at once, by whoever asks, one at a time; somebody must call the engine's `turn`."""
 
     def __init__(self) -> None:
         self.open = True
+        self._one_at_a_time = threading.RLock()
 
     def do(self, work: Callable[[], Any]) -> Any:
-        if not self.open:
-            raise RuntimeError("the engine is closed")
-        return work()
+        with self._one_at_a_time:
+            if not self.open:
+                raise RuntimeError("the engine is closed")
+            return work()
 
     post = do
 
     def close(self) -> None:
         self.open = False
+
+
+class DrivenFuture(Future):
+    """Waiting for its result drives the engine, so that nobody waits for ever on an engine that nobody drives."""
+
+    def __init__(self, turn: Callable[[], bool]) -> None:
+        super().__init__()
+        self._turn = turn
+
+    def result(self, timeout: float | None = None) -> Any:
+        while not self.done() and self._turn():
+            pass
+        return super().result(timeout)
 
 
 class OwnThread:

@@ -240,6 +240,27 @@ class TestWeightsAndSleep:
         assert len(future.result(PATIENCE).ids) == 10
 
 
+class TestDrivenByTheCaller:
+    def test_turns_make_the_same_tokens_as_a_thread(self, tiny_folder, make_engine, prompt, ask):
+        threaded, driven = make_engine(tiny_folder), make_engine(tiny_folder, own_thread=False)
+        prompts = [prompt(30), prompt(7)]
+        assert ask(driven, prompts, TEN) == ask(threaded, prompts, TEN)
+        futures = driven.generate([Request(ids, TEN, 0) for ids in prompts])
+        assert threaded.turn() is False
+        turns = 0
+        while driven.turn():
+            turns += 1
+        assert turns == 9 and all(future.done() for future in futures)  # the first turn makes two tokens
+
+    def test_waiting_for_a_result_drives_it(self, tiny_folder, make_engine, prompt):
+        engine = make_engine(tiny_folder, own_thread=False)
+        (future,) = engine.generate([Request(prompt(9), TEN, 0)])
+        assert not future.done() and len(future.result(PATIENCE).ids) == 10
+        engine.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            engine.stats()
+
+
 class TestTrouble:
     def test_an_exception_in_a_turn_reaches_the_futures(self, tiny_folder, make_engine, prompt, ask):
         engine = make_engine(tiny_folder)
