@@ -91,12 +91,13 @@ def test_reward_problems_are_counted_and_named(launch, tmp_path):
 
 
 def test_ctrl_c_finishes_the_step_saves_and_says_so(launch, ctrl_c_at, tmp_path):
+    handler = signal.getsignal(signal.SIGINT)  # a shell that runs us in the background has it ignored
     steps = ("trainer.total_training_steps=5", "trainer.logger=[file]")
     result = launch(*steps, reward=ctrl_c_at(10))
     assert result.interrupted and result.step == 2
     assert checkpoints(tmp_path / "run") == [2]
     assert "stopped after step 2" in (tmp_path / "run" / "notes.txt").read_text()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) == handler
     again = launch(*steps)
     assert again.step == 5 and not again.interrupted
 
@@ -125,10 +126,11 @@ def test_a_second_ctrl_c_stops_at_once(launch, tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
         return 0.0
 
+    handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         launch("trainer.total_training_steps=5", reward=reward)
     assert checkpoints(tmp_path / "run") == []
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) == handler
 
 
 def test_a_run_that_is_done_does_nothing_more(launch, metric_lines):
