@@ -61,7 +61,8 @@ async def _all_groups(run: Run, prompts: Batch, requests: list[list[Request]]) -
         for row, group in enumerate(requests)
     ]
     answers = asyncio.gather(*groups)
-    while run.engine.turn():
+    answers.add_done_callback(lambda done: done.cancelled() or done.exception())  # told below, or given up by Ctrl-C
+    while not answers.done() and run.engine.turn():
         await asyncio.sleep(0)  # let finished responses go to their rewards
     return list(await answers)
 
