@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["UserError", "train"]
+__all__ = ["UserError", "sft", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,6 +18,10 @@ def __getattr__(name: str) -> Any:
         from burnish.loop.api import train
 
         return train
+    if name == "sft":
+        from burnish.jobs.sft.fit import sft
+
+        return sft
     if name == "UserError":
         from burnish.errors import UserError
 

@@ -16,10 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from burnish.algos.masked import masked, next_in_row, reverse_scan, row_counts, row_sums, spread, whiten
+from burnish.algos.masked import masked, next_in_row, reverse_scan, row_counts, row_sums, spread
+from burnish.algos.whitening import WHITENINGS
 from burnish.table import Table
 
 ADVANTAGES = Table("advantage estimator", key="algorithm.adv_estimator")
+OBSERVATIONS = Table("way past observations", key="algorithm.gae_observations")
 
 STD_EPS = 1e-6
 
@@ -39,11 +41,16 @@ class Credit:
     gamma: float = 1.0
     lam: float = 1.0
     norm_by_std: bool = True
+    std_eps: float = STD_EPS  # on top of std_g
+    whitening: str = "unbiased"
+    observations: str = "skip"  # how gae gets past them
+    penalty: Tensor | None = None  # [T] float, taken off the tokens once groups are compared; 0 on observations
+    clip: tuple[float, float] | None = None  # bounds of what comparing leaves of a row's score
 
     def __post_init__(self) -> None:
         tokens, rows = int(self.lengths.sum()), len(self.lengths)
-        sizes = {"token_level_rewards": tokens, "response_mask": tokens, "values": tokens, "groups": rows}
-        for name, size in {**sizes, "greedy_scores": rows}.items():
+        sizes = {"token_level_rewards": tokens, "response_mask": tokens, "values": tokens, "penalty": tokens}
+        for name, size in {**sizes, "groups": rows, "greedy_scores": rows}.items():
             column = getattr(self, name)
             if column is not None and tuple(column.shape) != (size,):
                 raise ValueError(f"{name} has shape {tuple(column.shape)}; lengths ask for ({size},)")
@@ -60,9 +67,32 @@ class Credit:
         return row_sums(self.token_level_rewards, self.lengths)
 
     def on_tokens(self, per_row: Tensor) -> Estimate:
-        """One advantage per row, on each of the model's tokens. It is the return too."""
-        flat = masked(spread(per_row.to(self.token_level_rewards), self.lengths), self.response_mask)
+        """One advantage per row, less the penalties from a token on, on each of the model's tokens; the return too."""
+        per_row = per_row if self.clip is None else per_row.clamp(*self.clip)
+        flat = spread(per_row.to(self.token_level_rewards), self.lengths)
+        if self.penalty is not None:
+            flat = flat - reverse_scan(self.penalty, self.lengths)
+        flat = masked(flat, self.response_mask)
         return flat, flat
+
+    def token_rewards(self) -> Tensor:
+        """[T]: the rewards for estimators that compare no groups: score within its bounds, less the penalty."""
+        rewards = self.token_level_rewards
+        if self.clip is not None:
+            rewards = clip_scores(rewards, self.lengths, *self.clip)
+        return rewards if self.penalty is None else rewards - self.penalty
+
+    def whiten(self, x: Tensor) -> Tensor:
+        """Over all of the batch's own tokens."""
+        return WHITENINGS[self.whitening].load()(x, self.response_mask)
+
+
+def clip_scores(scores: Tensor, lengths: Tensor, low: float, high: float) -> Tensor:
+    """Bring each row's sum into low..high; what is added or taken off stands on its last token."""
+    sums = row_sums(scores, lengths)
+    has_tokens = lengths > 0
+    last = (lengths.cumsum(0) - 1)[has_tokens].to(scores.device)
+    return scores.index_add(0, last, (sums.clamp(low, high) - sums)[has_tokens.to(scores.device)])
 
 
 # Estimators on tokens
@@ -73,13 +103,29 @@ def gae(credit: Credit) -> Estimate:
     """Generalised advantage estimation (arXiv 1506.02438) over the model's own tokens, whitened over the batch.
 
     delta_t = r_t + gamma V_{t+1} - V_t,  A_t = delta_t + gamma lam A_{t+1},  return = A + V.
-    t + 1 is the model's next token: observations are stepped over. After the last one V is 0, cut off or not.
+    After the last token V is 0, cut off or not; what t + 1 is among observations, `credit.observations` says.
     """
+    advantages = OBSERVATIONS[credit.observations].load()(credit)
+    returns = masked(advantages + credit.require("values"), credit.response_mask)
+    return credit.whiten(advantages), returns
+
+
+@OBSERVATIONS.add("skip")
+def skip_observations(credit: Credit) -> Tensor:
+    """t + 1 is the model's next token: observations are stepped over."""
     own = own_tokens(credit)
     values = credit.require("values")[own.index]
     delta = own.rewards + credit.gamma * next_in_row(values, own.lengths) - values
-    advantages = reverse_scan(delta, own.lengths, credit.gamma * credit.lam)
-    return own.back(whiten(advantages, torch.ones_like(values)), credit), own.back(advantages + values, credit)
+    return own.back(reverse_scan(delta, own.lengths, credit.gamma * credit.lam), credit)
+
+
+@OBSERVATIONS.add("walk")
+def walk_observations(credit: Credit) -> Tensor:
+    """t + 1 is the next token of any kind; an observation has value 0 and discounts like any other."""
+    own = own_tokens(credit)
+    values = masked(credit.require("values"), credit.response_mask)
+    delta = own.back(own.rewards, credit) + credit.gamma * next_in_row(values, credit.lengths) - values
+    return masked(reverse_scan(delta, credit.lengths, credit.gamma * credit.lam), credit.response_mask)
 
 
 @ADVANTAGES.add("reinforce_plus_plus")
@@ -87,7 +133,7 @@ def reinforce_plus_plus(credit: Credit) -> Estimate:
     """REINFORCE++ (arXiv 2501.03262): G_t = r_t + gamma G_{t+1}, carried across observations; A = whiten(G)."""
     own = own_tokens(credit)
     returns = own.back(reverse_scan(own.rewards, own.lengths, credit.gamma), credit)
-    return whiten(returns, credit.response_mask), returns
+    return credit.whiten(returns), returns
 
 
 @ADVANTAGES.add("remax", needs={"greedy"})
@@ -102,7 +148,7 @@ def remax(credit: Credit) -> Estimate:
 @ADVANTAGES.add("none")
 def none(credit: Credit) -> Estimate:
     """A_t = r_t: the token rewards as they are."""
-    flat = masked(credit.token_level_rewards, credit.response_mask)
+    flat = masked(credit.token_rewards(), credit.response_mask)
     return flat, flat
 
 
@@ -121,7 +167,7 @@ class OwnTokens(NamedTuple):
 
 def own_tokens(credit: Credit) -> OwnTokens:
     """Leave observations out. A reward on one is credited to the model's token before it, which brought it about."""
-    mask, rewards = credit.response_mask.bool(), credit.token_level_rewards
+    mask, rewards = credit.response_mask.bool(), credit.token_rewards()
     index = mask.nonzero().squeeze(-1)
     lengths = row_counts(mask, credit.lengths).cpu()
     first = (lengths.cumsum(0) - lengths).to(mask.device)
@@ -142,9 +188,9 @@ def reward(credit: Credit) -> Estimate:
 
 @ADVANTAGES.add("grpo", "grpo_vectorized", needs={"groups"})
 def grpo(credit: Credit) -> Estimate:
-    """GRPO (arXiv 2402.03300): A_i = (R_i - mean_g) / (std_g + 1e-6), or R_i - mean_g without norm_by_std."""
+    """GRPO (arXiv 2402.03300): A_i = (R_i - mean_g) / (std_g + std_eps), or R_i - mean_g without norm_by_std."""
     group = GroupScores.of(credit)
-    return credit.on_tokens(group.centred / (group.std() + STD_EPS) if credit.norm_by_std else group.centred)
+    return credit.on_tokens(group.centred / (group.std() + credit.std_eps) if credit.norm_by_std else group.centred)
 
 
 @ADVANTAGES.add("dr_grpo", needs={"groups"})
@@ -155,7 +201,7 @@ def dr_grpo(credit: Credit) -> Estimate:
 
 @ADVANTAGES.add("grpo_passk", needs={"groups"}, min_group=2)
 def grpo_passk(credit: Credit) -> Estimate:
-    """Pass@k (arXiv 2503.19595): a group's best has A = R_best - R_second (/ (std_g + 1e-6)), the others 0."""
+    """Pass@k (arXiv 2503.19595): a group's best has A = R_best - R_second (/ (std_g + std_eps)), the others 0."""
     group = GroupScores.of(credit)
     if bool((group.sizes < 2).any()):
         raise ValueError("grpo_passk needs at least two responses to every prompt: a second best is its baseline")
@@ -163,7 +209,7 @@ def grpo_passk(credit: Credit) -> Estimate:
     numbers = torch.arange(len(top), device=top.device)
     best = -group.max_of(torch.where(group.scores == top, -numbers, -len(top))) == numbers  # the first of equals
     lead = top - group.max_of(torch.where(best, -torch.inf, group.scores))
-    lead = lead / (group.std() + STD_EPS) if credit.norm_by_std else lead
+    lead = lead / (group.std() + credit.std_eps) if credit.norm_by_std else lead
     return credit.on_tokens(torch.where(best, lead, torch.zeros_like(lead)))
 
 
@@ -171,7 +217,7 @@ def grpo_passk(credit: Credit) -> Estimate:
 def reinforce_plus_plus_baseline(credit: Credit) -> Estimate:
     """REINFORCE++ with the group's mean as baseline: A = whiten(R_i - mean_g) over all response tokens."""
     centred, _ = credit.on_tokens(GroupScores.of(credit).centred)
-    white = whiten(centred, credit.response_mask)
+    white = credit.whiten(centred)
     return white, white
 
 

@@ -1,7 +1,7 @@
 """KL between the policy and its reference: per-token estimators, and what sets the coefficient of the KL in the reward.
 
 An estimator takes log-probs of the sampled tokens, (log_prob, ref_log_prob), any shape, and returns the same shape. One
-that needs `logits` takes logits and ref_logits [..., vocabulary] by keyword as well. John Schulman, "Approximating KL
+that needs `exact` takes the KL over the whole vocabulary by keyword as well. John Schulman, "Approximating KL
 divergence" (2020), names k1, k2, k3.
 """
 
@@ -19,15 +19,24 @@ KL_CONTROLLERS = Table("KL controller", key="algorithm.kl_ctrl.type")
 
 
 def kl_penalty(
-    log_prob: Tensor, ref_log_prob: Tensor, name: str, logits: Tensor | None = None, ref_logits: Tensor | None = None
+    log_prob: Tensor,
+    ref_log_prob: Tensor,
+    name: str,
+    logits: Tensor | None = None,
+    ref_logits: Tensor | None = None,
+    *,
+    exact: Tensor | None = None,
+    clamp: float | None = None,
 ) -> Tensor:
-    """The estimator of that name on each token."""
+    """The estimator of that name on each token, held in +-clamp. What `full` needs comes as `exact`, or from logits."""
     row = KL_ESTIMATORS[name]
-    if "logits" not in row.needs:
-        return row.load()(log_prob, ref_log_prob)
-    if logits is None or ref_logits is None:
-        raise ValueError(f"KL estimator {name!r} needs the logits of policy and reference")
-    return row.load()(log_prob, ref_log_prob, logits=logits, ref_logits=ref_logits)
+    given = {}
+    if "exact" in row.needs:
+        if exact is None and (logits is None or ref_logits is None):
+            raise ValueError(f"KL estimator {name!r} needs the logits of policy and reference")
+        given["exact"] = full_kl(logits, ref_logits) if exact is None else exact
+    value = row.load()(log_prob, ref_log_prob, **given)
+    return value if clamp is None else value.clamp(-clamp, clamp)
 
 
 @KL_ESTIMATORS.add("kl", "k1")
@@ -55,10 +64,10 @@ def k3(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
     return (y.exp() - y - 1).clamp(-10, 10)
 
 
-@KL_ESTIMATORS.add("full", needs={"logits"})
-def full(log_prob: Tensor, ref_log_prob: Tensor, *, logits: Tensor, ref_logits: Tensor) -> Tensor:
+@KL_ESTIMATORS.add("full", needs={"exact"})
+def full(log_prob: Tensor, ref_log_prob: Tensor, *, exact: Tensor) -> Tensor:
     """The KL itself, over the whole vocabulary."""
-    return full_kl(logits, ref_logits)
+    return exact
 
 
 def full_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
@@ -72,9 +81,9 @@ def full_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
 def with_k2_gradient(estimator: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The estimator's value with k2's gradient: what a name ending in "+" means."""
 
-    def straight_through(log_prob: Tensor, ref_log_prob: Tensor, **logits: Tensor) -> Tensor:
+    def straight_through(log_prob: Tensor, ref_log_prob: Tensor, **exact: Tensor) -> Tensor:
         backward = k2(log_prob, ref_log_prob)
-        return estimator(log_prob, ref_log_prob, **logits).detach() + backward - backward.detach()
+        return estimator(log_prob, ref_log_prob, **exact).detach() + backward - backward.detach()
 
     straight_through.__doc__ = f"{estimator.__name__}'s value with k2's gradient."
     return straight_through

@@ -8,7 +8,7 @@ import sys
 
 from burnish.errors import UserError
 
-COMMANDS = ("train", "demo", "data", "explain")
+COMMANDS = ("train", "sft", "generate", "eval", "export", "demo", "data", "explain")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,10 +14,22 @@ import torch
 from torch import Tensor
 
 from burnish.algos import kl, losses
-from burnish.algos.advantages import ADVANTAGES, STD_EPS, Credit, Estimate
+from burnish.algos.advantages import ADVANTAGES, Credit, Estimate
 from burnish.algos.aggregate import Totals, aggregate, totals
 from burnish.algos.losses import LOSSES, LossOptions
 from burnish.compat.padding import flat, full_lengths, group_numbers, padded
+from burnish.compat.verl_rollout_corr import (
+    compute_pf_ppo_reweight_data as compute_pf_ppo_reweight_data,
+)
+from burnish.compat.verl_rollout_corr import (
+    compute_rollout_correction_and_rejection_mask as compute_rollout_correction_and_rejection_mask,
+)
+from burnish.compat.verl_rollout_corr import (
+    compute_rollout_correction_weights as compute_rollout_correction_weights,
+)
+from burnish.compat.verl_rollout_corr import (
+    compute_rollout_rejection_mask as compute_rollout_rejection_mask,
+)
 
 # Advantages
 
@@ -36,8 +48,8 @@ def compute_grpo_outcome_advantage(
     norm_adv_by_std_in_grpo: bool = True,
     config: Any = None,
 ) -> Estimate:
-    _only_epsilon(epsilon)
-    return _estimate("grpo", token_level_rewards, response_mask, index=index, norm_by_std=norm_adv_by_std_in_grpo)
+    options = {"norm_by_std": norm_adv_by_std_in_grpo, "std_eps": epsilon}
+    return _estimate("grpo", token_level_rewards, response_mask, index=index, **options)
 
 
 def compute_grpo_passk_outcome_advantage(
@@ -48,9 +60,9 @@ def compute_grpo_passk_outcome_advantage(
     norm_adv_by_std_in_grpo: bool = True,
     config: Any = None,
 ) -> Estimate:
-    _only_epsilon(epsilon)
     norm = norm_adv_by_std_in_grpo if config is None else config.norm_adv_by_std_in_grpo
-    return _estimate("grpo_passk", token_level_rewards, response_mask, index=index, norm_by_std=norm)
+    options = {"norm_by_std": norm, "std_eps": epsilon}
+    return _estimate("grpo_passk", token_level_rewards, response_mask, index=index, **options)
 
 
 def compute_reinforce_plus_plus_outcome_advantage(
@@ -70,11 +82,6 @@ def compute_remax_outcome_advantage(
     config: Any = None,
 ) -> Estimate:
     return _estimate("remax", token_level_rewards, response_mask, greedy_scores=reward_baselines)
-
-
-def _only_epsilon(epsilon: float) -> None:
-    if epsilon != STD_EPS:
-        raise ValueError(f"epsilon is {STD_EPS} here, not {epsilon}")
 
 
 def _grouped(name: str) -> Callable[..., Estimate]:
@@ -128,7 +135,7 @@ def _verl_arguments(credit: Credit) -> dict[str, Any]:
     lengths = credit.lengths
     settings = {"gamma": credit.gamma, "lam": credit.lam, "norm_adv_by_std_in_grpo": credit.norm_by_std}
     arguments: dict[str, Any] = {
-        "token_level_rewards": padded(credit.token_level_rewards, lengths),
+        "token_level_rewards": padded(credit.token_rewards(), lengths),
         "response_mask": padded(credit.response_mask, lengths),
         "config": _Settings(settings),
     }
@@ -256,6 +263,7 @@ compute_policy_loss_vanilla = _verl_loss("vanilla")
 compute_policy_loss_gspo = _verl_loss("gspo")
 compute_policy_loss_sapo = _verl_loss("sapo")
 compute_policy_loss_gpg = _verl_loss("gpg")
+compute_policy_loss_reinforce = compute_policy_loss_gpg
 compute_policy_loss_cispo = _verl_loss("cispo")
 compute_policy_loss_geo_mean = _verl_loss("geo_mean")
 compute_policy_loss_clip_cov = _verl_loss("clip_cov")

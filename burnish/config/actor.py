@@ -119,6 +119,9 @@ class ActorConfig:
     kl_loss_type: str = one_of("low_var_kl", KL_ESTIMATORS)
     """Estimator of the KL in the loss; a + takes its value with the gradient of k2."""
 
+    kl_loss_clamp: float | None = above(None, 0)
+    """Hold the KL in the loss within +- this on each token (OpenRLHF: 10); null leaves it as it is."""
+
     ppo_epochs: int = at_least(1, 1)
     """Passes over a step's responses."""
 
@@ -128,8 +131,16 @@ class ActorConfig:
     data_loader_seed: int | None = None
     """Seed of that shuffle; null uses trainer.seed."""
 
-    tis_imp_ratio_cap: float = -1.0
-    """Cap of the importance weight between engine and trainer; -1 is off."""
+    tis_imp_ratio_cap: float | None = above(None, 0, off=(-1,), verl=-1)
+    """Cap of the token's importance weight between engine and trainer, the older way to set
+    algorithm.rollout_correction.rollout_is=token with rollout_is_threshold; null or -1 is off."""
+
+    ema_beta: float | None = between(None, 0, 1)
+    """Keep a moving average of the weights, average = beta average + (1 - beta) weights after each update (OpenRLHF:
+    0.992). It is saved with the model, and is what hf_model writes; null keeps none."""
+
+    aux_loss_coef: float = at_least(0.0, 0)
+    """Weight of the load-balancing loss of a mixture of experts' routers; each micro-batch is balanced for itself."""
 
     use_torch_compile: bool = setting(False, verl=True)
     """Compile the entropy and log-prob functions."""
@@ -175,6 +186,23 @@ class ActorConfig:
 
 
 @dataclass
+class RefModelConfig:
+    """The reference's model where it differs from the policy's."""
+
+    path: str | None = None
+    """Folder or name of another reference model; null is the policy's. Its tokens must mean the same."""
+
+    override_config: dict[str, Any] = setting({})
+    """Values to change in the reference's Hugging Face config, beyond those of the policy's."""
+
+    external_lib: list[str] = setting([], comma_separated=True)
+    """Python modules to import before the reference is built, beyond the policy's."""
+
+    trust_remote_code: bool = II("actor_rollout_ref.model.trust_remote_code")
+    """Allow the reference's repository to run its own Python code; follows the policy's."""
+
+
+@dataclass
 class RefConfig:
     """The reference policy: the policy's model at the start, frozen."""
 
@@ -205,8 +233,8 @@ class RefConfig:
     entropy_checkpointing: bool = False
     """Recompute the entropy in a backward pass; the reference has none."""
 
-    model: dict[str, Any] | None = None
-    """Model settings of the reference where they differ from the policy's, for instance path."""
+    model: RefModelConfig = section(RefModelConfig)
+    """The reference's model where it differs from the policy's."""
 
     load_weight: bool = True
     """Load the weights from the model's folder (Megatron)."""

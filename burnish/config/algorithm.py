@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from burnish.config.fields import above, at_least, between, one_of, section
-from burnish.config.names import ADVANTAGES, KL_CONTROLLERS, KL_ESTIMATORS, REWEIGHT_METHODS
+from burnish.config.fields import above, at_least, between, one_of, section, setting
+from burnish.config.names import (
+    ADVANTAGES,
+    BYPASS_LOSSES,
+    IS_LEVELS,
+    KL_CONTROLLERS,
+    KL_ESTIMATORS,
+    KL_ORDERS,
+    OBSERVATIONS,
+    REJECTIONS,
+    REWEIGHT_METHODS,
+    WHITENINGS,
+)
 
 
 @dataclass
@@ -44,45 +55,55 @@ class FilterGroupsConfig:
     """Replace groups whose metric is the same for all responses: they teach nothing."""
 
     metric: str | None = None
-    """Metric that must differ within a group: acc, score, seq_reward, seq_final_reward."""
+    """What is compared within a group: score (null), acc, seq_reward or seq_final_reward (the score after length
+    penalties and reward.scale), or any number that the reward returns beside the score."""
 
     max_num_gen_batches: int = at_least(0, 0)
-    """Most generation rounds per step; 0 is no limit."""
+    """Most rounds of data.gen_batch_size prompts per step; then the run stops. 0 is no limit."""
+
+    reward_range: list[float] | None = None
+    """[low, high]: keep a group if the mean of its metric is strictly between the two; null keeps those that differ."""
 
 
 @dataclass
 class RolloutCorrectionConfig:
     """Importance correction between the engine's and the trainer's probabilities."""
 
-    rollout_is: str | None = one_of(None, ("token", "sequence"))
+    rollout_is: str | None = one_of(None, IS_LEVELS)
     """Weight the loss by the ratio of trainer to engine probability, per token or per sequence; null is off."""
 
-    rollout_is_threshold: float | str = 2.0
-    """Largest such weight; "low_high" sets weights outside to 0."""
+    rollout_is_threshold: str = "2.0"
+    """Largest such weight, for instance 2.0; a pair low_high (0.5_2.0) sets weights outside it to 0 (IcePop)."""
+
+    rollout_is_threshold_lower: float | None = above(None, 0)
+    """Smallest such weight: lower ones count as this (OpenRLHF: 0.5); null has no lower bound."""
 
     rollout_is_batch_normalize: bool = False
     """Scale the weights to mean 1 over the batch."""
 
-    rollout_rs: str | None = None
-    """Reject tokens or sequences by these measures, separated by commas, for instance token_k1,seq_max_k2."""
+    rollout_rs: list[str] = one_of([], REJECTIONS, comma_separated=True, verl=None)
+    """Reject tokens or sequences by these measures, separated by commas, for instance token_k1,seq_max_k2; a token must
+    pass them all. Empty or null is off."""
 
-    rollout_rs_threshold: str | None = None
-    """Threshold of each measure, separated by commas; low_high for k1."""
+    rollout_rs_threshold: list[str] = setting([], comma_separated=True, verl=None)
+    """Threshold of each measure, separated by commas, or one for all: the largest distance (k2, k3), or ratios low_high
+    (k1 and the older names), where a single number h means 1/h to h."""
 
-    rollout_rs_threshold_lower: float | None = None
-    """Lower threshold of rejection (older form)."""
+    rollout_rs_threshold_lower: float | None = above(None, 0)
+    """Lower ratio of the measures whose threshold is a single number (older form)."""
 
     rollout_token_veto_threshold: float | None = above(None, 0)
-    """Reject a sequence with a token whose ratio is below this."""
+    """Reject a sequence with a token whose ratio of trainer to engine probability is below this."""
 
     bypass_mode: bool = False
-    """Take the engine's log-probs as old log-probs instead of reading them again."""
+    """Take ratios against the engine's log-probs instead of the trainer's, which are then not read again unless weights
+    or rejection need them."""
 
     use_policy_gradient: bool = False
     """bypass_mode: plain policy gradient instead of the clipped loss (older form of loss_type)."""
 
-    loss_type: str = one_of("ppo_clip", ("ppo_clip", "reinforce"))
-    """bypass_mode: clipped loss, or plain policy gradient."""
+    loss_type: str = one_of("ppo_clip", BYPASS_LOSSES)
+    """bypass_mode: actor.policy_loss.loss_mode, or plain policy gradient."""
 
 
 @dataclass
@@ -109,6 +130,24 @@ class AlgorithmConfig:
 
     kl_ctrl: KlCtrlConfig = section(KlCtrlConfig)
     """The weight of the KL in the reward."""
+
+    kl_clamp: float | None = above(None, 0)
+    """Hold the KL in the reward within +- this on each token (OpenRLHF: 10); null leaves it as it is."""
+
+    kl_order: str = one_of("before", KL_ORDERS)
+    """Whether the KL is taken off the reward before the responses of a prompt are compared, or after (OpenRLHF)."""
+
+    reward_clip_range: list[float] | None = None
+    """[low, high] for a response's score (OpenRLHF: [-10,10]); with kl_order=after, for what comparing leaves of it."""
+
+    whitening: str = one_of("unbiased", WHITENINGS)
+    """How gae, reinforce_plus_plus and reinforce_plus_plus_baseline scale advantages over the batch."""
+
+    group_std_epsilon: float = at_least(1e-6, 0)
+    """Added to a group's standard deviation before dividing by it (OpenRLHF: 1e-9)."""
+
+    gae_observations: str = one_of("skip", OBSERVATIONS)
+    """How gae gets past tokens that the model did not write."""
 
     use_pf_ppo: bool = False
     """Policy filtration: draw the step's responses again by their score."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import II
 
+from burnish.config.adapters import TrainedModelConfig
 from burnish.config.engine import FsdpConfig, MegatronConfig
 from burnish.config.fields import at_least, one_of, section, setting
 from burnish.config.names import LOSS_AGGREGATIONS, STRATEGIES
@@ -15,7 +16,7 @@ from burnish.config.profiler import ProfilerConfig
 
 
 @dataclass
-class CriticModelConfig:
+class CriticModelConfig(TrainedModelConfig):
     """The value model."""
 
     path: str | None = setting(II("actor_rollout_ref.model.path"), verl="~/models/deepseek-llm-7b-chat")
@@ -33,23 +34,8 @@ class CriticModelConfig:
     trust_remote_code: bool = II("actor_rollout_ref.model.trust_remote_code")
     """Allow the critic's repository to run its own Python code; follows the policy's."""
 
-    enable_gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass instead of keeping them."""
-
-    enable_activation_offload: bool = False
-    """Keep activations in CPU memory between forward and backward."""
-
     use_remove_padding: bool = setting(True, verl=False)
     """Train on packed tokens without padding."""
-
-    lora_rank: int = at_least(0, 0)
-    """Rank of LoRA adapters; 0 trains all weights."""
-
-    lora_alpha: float = at_least(16, 0)
-    """Scale of LoRA: the adapters' output is multiplied by lora_alpha / lora_rank."""
-
-    target_modules: Any = "all-linear"
-    """Modules that get a LoRA adapter."""
 
     use_shm: bool = False
     """Copy the weights to shared memory before loading them."""

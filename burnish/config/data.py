@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import II
 
 from burnish.config.fields import at_least, files, one_of, section, setting
-from burnish.config.names import TRUNCATIONS
+from burnish.config.names import HANDLERS, PROMPT_TYPES, TRUNCATIONS
 
 
 @dataclass
@@ -34,14 +34,41 @@ class SamplerConfig:
 
 
 @dataclass
+class HandlerConfig:
+    """Raw rows as MindSpeed RL's preprocessing reads them."""
+
+    name: str | None = one_of(None, HANDLERS)
+    """Handler that makes prompts and answers of raw rows (handler_name there); null reads rows as they are."""
+
+    map_keys: dict[str, str] = setting({})
+    """Columns of the parts prompt, query, response and system; "" leaves a part out."""
+
+    prompt_type: str = one_of("default", PROMPT_TYPES)
+    """Form of the prompt."""
+
+
+@dataclass
 class DataConfig:
     """Prompts: files, columns, lengths, order."""
 
     train_files: list[str] = files(verl=["~/data/rlhf/gsm8k/train.parquet"])
-    """Training files (.parquet, .json, .jsonl), read in this order. One path, a list, or paths separated by commas."""
+    """What to train on, read in this order; one name, a list, or names separated by commas.
+
+    A name is a file (.parquet, .jsonl, .json, .csv, .arrow), a folder made by save_to_disk, the prefix of packed
+    .bin/.idx files, or a Hugging Face dataset (name, or name@folder). Paths may be remote: s3://, hdfs://, ...
+    """
 
     val_files: list[str] = files(verl=["~/data/rlhf/gsm8k/test.parquet"])
     """Validation files, given like train_files. Empty: no validation."""
+
+    train_split: str = "train"
+    """Split to train on, where a dataset has splits; plain files have none."""
+
+    val_split: str = "test"
+    """Split to validate with, where a dataset has splits; plain files have none."""
+
+    train_probs: list[float] | None = setting(None, low=0, open_low=True)
+    """Mix the training datasets with these weights, by seed, until each was used up once; null reads them in order."""
 
     train_max_samples: int = at_least(-1, -1)
     """Use at most this many training rows; -1 uses all. With shuffle they are drawn by seed, else the first."""
@@ -50,10 +77,22 @@ class DataConfig:
     """Use at most this many validation rows; -1 uses all."""
 
     prompt_key: str = "prompt"
-    """Column with the chat: a list of {role, content} messages."""
+    """Column with the prompt: a list of {role, content} messages, or text (one user message)."""
+
+    label_key: str | None = None
+    """Column that is the ground truth of rows without reward_model.ground_truth."""
+
+    additional_keys: list[str] = setting([], comma_separated=True)
+    """Further fields of packed .bin/.idx files; labels is the answer, others go to extra_info."""
+
+    handler: HandlerConfig = section(HandlerConfig)
+    """Raw rows as MindSpeed RL's preprocessing reads them."""
 
     reward_fn_key: str = "data_source"
-    """Column that names the data source; it picks the built-in reward and groups the validation metrics."""
+    """Column that names the data source; it picks the built-in reward and groups the validation metrics.
+
+    Without a column data_source, the dataset's own name stands in.
+    """
 
     max_prompt_length: int = at_least(512, 1)
     """Longest prompt in tokens, chat template included; for longer ones see filter_overlong_prompts and truncation."""
@@ -65,7 +104,7 @@ class DataConfig:
     """Prompts per step; responses per step are this times rollout.n. A last incomplete batch of an epoch is dropped."""
 
     gen_batch_size: int | None = at_least(None, 1)
-    """Prompts per generation round, for filtered groups and asynchronous training; null means train_batch_size."""
+    """Prompts generated at once where groups are filtered (algorithm.filter_groups); null means train_batch_size."""
 
     val_batch_size: int | None = at_least(None, 1)
     """Prompts per validation batch; null sends the whole set at once."""
@@ -132,6 +171,12 @@ class DataConfig:
 
     datagen: CustomClassConfig = section(CustomClassConfig)
     """A class that makes new rows during training."""
+
+    apply_chat_template: bool = True
+    """Write prompts with the chat template; false takes a prompt of text as it is."""
+
+    input_template: str | None = None
+    """Text with {} for the prompt, where no chat template applies (apply_chat_template=false)."""
 
     apply_chat_template_kwargs: dict[str, Any] = setting({})
     """Arguments passed on to the tokenizer's chat template, for instance enable_thinking: false."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from burnish.config.reward_rules import read_overlong
 from burnish.config.root import TrainConfig
 
 KEEP = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep")
@@ -11,7 +12,7 @@ KEEP = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep")
 
 def derive(cfg: TrainConfig) -> list[str]:
     """Fill such values in; the lines say what was filled in and why."""
-    return [*_checkpoints_to_keep(cfg), *_micro_batches(cfg)]
+    return [*_checkpoints_to_keep(cfg), *_micro_batches(cfg), *_raw_chat(cfg), *read_overlong(cfg)]
 
 
 def _checkpoints_to_keep(cfg: TrainConfig) -> Iterator[str]:
@@ -30,6 +31,7 @@ def _micro_batches(cfg: TrainConfig) -> Iterator[str]:
         (actor, "actor_rollout_ref.actor.ppo_micro_batch_size", actor.ppo_micro_batch_size),
         (critic, "critic.ppo_micro_batch_size", critic.ppo_micro_batch_size),
         (critic, "critic.forward_micro_batch_size", critic.forward_micro_batch_size),
+        (cfg.reward_model, "reward_model.micro_batch_size", cfg.reward_model.micro_batch_size),
         *(
             (role, f"actor_rollout_ref.{name}.log_prob_micro_batch_size", role.log_prob_micro_batch_size)
             for name, role in (("rollout", cfg.actor_rollout_ref.rollout), ("ref", cfg.actor_rollout_ref.ref))
@@ -43,6 +45,14 @@ def _micro_batches(cfg: TrainConfig) -> Iterator[str]:
             setattr(role, name, None)  # the tree that is printed says it once
             setattr(role, f"{name}_per_gpu", max(1, size // ranks))
             yield _line(key, f"{key}_per_gpu={max(1, size // ranks)}")
+
+
+def _raw_chat(cfg: TrainConfig) -> Iterator[str]:
+    """A reward model with a template of its own reads the messages."""
+    model = cfg.reward_model.model
+    if cfg.reward_model.enable and model.input_tokenizer and not cfg.data.return_raw_chat:
+        cfg.data.return_raw_chat = True
+        yield "data.return_raw_chat=true: the reward model reads the messages (reward_model.model.input_tokenizer)."
 
 
 def _line(key: str, *read_as: str) -> str:

@@ -24,8 +24,8 @@ class WrapPolicyConfig:
 class MixedPrecisionConfig:
     """dtypes of FSDP's mixed precision."""
 
-    param_dtype: str = one_of("bf16", DTYPES)
-    """dtype of the weights in forward and backward."""
+    param_dtype: str | None = one_of(None, DTYPES, verl="bf16")
+    """dtype of the products in forward and backward; null is bf16 on a GPU and float32 on a CPU."""
 
     reduce_dtype: str = one_of("fp32", DTYPES)
     """dtype in which gradients are summed over ranks."""
@@ -60,7 +60,7 @@ class FsdpConfig:
     """Gather the next layer's weights while the current one computes."""
 
     model_dtype: str = one_of("fp32", DTYPES)
-    """dtype of the master weights."""
+    """dtype of the kept weights: what an update is added to."""
 
     use_orig_params: bool = False
     """FSDP1's option to keep the original parameters."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.config.fields import at_least, between, one_of, section, setting
-from burnish.config.names import DEVICES, ENGINES, STRATEGIES
+from burnish.config.fields import at_least, between, files, one_of, section, setting
+from burnish.config.names import DEVICES, ENGINES, STRATEGIES, TRUNCATIONS
 from burnish.config.reward import CustomRewardFunctionConfig, RewardConfig
 from burnish.config.rollout import EngineKwargsConfig, SamplingConfig
 from burnish.config.root import TrainConfig
+from burnish.config.sandbox import ProgramsConfig
 from burnish.config.sft import SftConfig
 from burnish.config.trainer import RayInitConfig
 
@@ -18,20 +19,23 @@ from burnish.config.trainer import RayInitConfig
 class EvalDataConfig:
     """The responses to score."""
 
-    path: str | None = setting(None, verl="/tmp/math_Qwen2-7B-Instruct.parquet")
-    """Parquet file with responses."""
+    path: list[str] = files(verl="/tmp/math_Qwen2-7B-Instruct.parquet")
+    """Files with responses (.parquet, .jsonl and others). One path, a list, or paths separated by commas."""
 
     prompt_key: str = "prompt"
-    """Column with the prompt."""
+    """Column with the prompt, for rewards that read it (reward.remote_url)."""
 
     response_key: str = "responses"
-    """Column with the list of responses of a row."""
+    """Column with the list of responses of a row; a string is one response."""
 
     data_source_key: str = "data_source"
     """Column that names the data source; scores are averaged for each."""
 
-    reward_model_key: str = "reward_model"
-    """Column with the ground truth."""
+    reward_model_key: str | None = "reward_model"
+    """Column with the ground truth: an object with ground_truth, or the truth itself; null if the reward needs none."""
+
+    output_path: str | None = None
+    """File to write the rows with their scores to, .parquet or .jsonl; null writes none."""
 
 
 @dataclass
@@ -47,6 +51,9 @@ class EvalConfig:
     reward: RewardConfig = section(RewardConfig)
     """The worker processes that run reward functions."""
 
+    sandbox: ProgramsConfig = section(ProgramsConfig)
+    """How programs that a model wrote are run."""
+
     ray_init: RayInitConfig = section(RayInitConfig)
     """Ray."""
 
@@ -56,19 +63,22 @@ class GenerateDataConfig:
     """The prompts to answer."""
 
     path: str | None = setting(None, verl="~/data/rlhf/math/test.parquet")
-    """Parquet file with prompts."""
+    """File with prompts: parquet, JSON lines or JSON."""
 
     prompt_key: str = "prompt"
-    """Column with the chat: a list of {role, content} messages."""
+    """Column with the prompt: a list of {role, content} messages, or a string."""
 
     n_samples: int = at_least(5, 1)
     """Responses per prompt."""
 
     output_path: str = setting("generated.parquet", verl="/opt/tiger/math_Qwen2-7B-Instruct.parquet")
-    """Parquet file to write: the rows with their responses."""
+    """Parquet file to write: the rows, and a column `responses` with a list of texts."""
 
     batch_size: int = at_least(128, 1)
     """Prompts handed to the engine at once."""
+
+    truncation: str = one_of("error", TRUNCATIONS, verl="right")
+    """What to do with prompts longer than rollout.prompt_length."""
 
     trust_remote_code: bool = False
     """Allow the tokenizer's repository to run its own Python code."""

@@ -113,6 +113,24 @@ REWARD_MANAGERS = {
     "dapo": Line("as naive, minus a penalty for overlong responses", "同 naive，并对过长回答扣分"),
 }
 
+VERIFIERS = {
+    "acc": Line("right 1, wrong -0.5, no boxed answer -1", "答对 1，答错 -0.5，没有 boxed 答案 -1"),
+    "strict_format": Line(
+        "1 for think and answer tags, each once, with one boxed answer; else -0.5",
+        "think 与 answer 标签各一次且恰有一个 boxed 答案得 1，否则 -0.5",
+    ),
+    "format": Line("1 for <think>...</think><answer>...</answer>, else 0", "符合 think、answer 格式得 1，否则 0"),
+    "step": Line("a third for each sign of a step, at most 1", "每个步骤标记得三分之一，最多 1"),
+    "base_acc": Line("1 for the right boxed answer in that format, else 0", "格式正确且 boxed 答案正确得 1，否则 0"),
+    "math_17k_acc": Line("1 if the last boxed answer is right, else 0", "最后一个 boxed 答案正确得 1，否则 0"),
+    "acc_for_ppo": Line("same as math_17k_acc", "同 math_17k_acc"),
+    "acc_for_dapo": Line('1 if the last "Answer:" line is right, else -1', "最后一行 Answer: 正确得 1，否则 -1"),
+    "math_verify_reward": Line("same as base_acc", "同 base_acc"),
+    "retool_reward": Line(
+        "1 if right; else -1 and 0.1 for each tool call, up to 0", "答对 1；否则 -1，每次工具调用加 0.1，最高到 0"
+    ),
+}
+
 LOGGERS = {
     "console": Line("a readable line per step in the terminal", "在终端为每步打印一行"),
     "file": Line("JSON lines in the run folder", "在运行目录写 JSON Lines"),
@@ -135,6 +153,31 @@ TRUNCATIONS = {
     "left": Line("keep the end", "保留末尾"),
     "right": Line("keep the beginning", "保留开头"),
     "middle": Line("keep beginning and end", "保留开头和末尾"),
+}
+
+HANDLERS = {
+    "AlpacaStyleInstructionHandler": Line(
+        "instruction and input ask, output answers", "指令与输入组成问题，输出为答案"
+    ),
+    "R1AlpacaStyleInstructionHandler": Line("the same, for reasoning data", "同上，用于推理数据"),
+    "Math17kAlpacaStyleInstructionHandler": Line(
+        "a chat asks, an object with ground_truth answers", "对话为问题，带 ground_truth 的对象为答案"
+    ),
+}
+
+PROMPT_TYPES = {
+    "empty": Line("no template", "不使用模板"),
+    **dict.fromkeys(
+        ("default", "qwen", "qwen3", "llama3", "deepseek3"),
+        Line("the tokenizer's own chat template", "使用分词器自带的对话模板"),
+    ),
+    **dict.fromkeys(
+        ("qwen_r1", "qwen_math_r1", "llama3_r1"),
+        Line(
+            "the same, and a system message that asks for <think>, <answer> and \\boxed",
+            "同上，并加入要求 <think>、<answer> 与 \\boxed 的系统消息",
+        ),
+    ),
 }
 
 RESUME_MODES = {
@@ -163,6 +206,19 @@ DTYPES = {
     "fp16": Line("same as float16", "同 float16"),
 }
 
+ATTENTIONS = {
+    "sdpa": Line("PyTorch's fused attention", "PyTorch 自带的融合注意力"),
+    "eager": Line("plain matrix products and softmax, slow", "普通矩阵乘与 softmax，较慢"),
+    "flash_attention_2": Line("flash-attn 2 on packed rows, GPU only", "flash-attn 2，处理紧凑序列，仅 GPU"),
+    "flash_attention_3": Line("flash-attn 3 on packed rows, GPU only", "flash-attn 3，处理紧凑序列，仅 GPU"),
+    "flex_attention": Line("PyTorch's flex attention: refused", "PyTorch 的 flex attention：会被拒绝"),
+}
+
+RECOMPUTE_METHODS = {
+    "uniform": Line("layers in equal groups, each kept as one", "各层均分成组，每组只保留入口激活"),
+    "block": Line("only the first layers", "只重算最前面的若干层"),
+}
+
 CHECKPOINT_CONTENTS = {
     "model": Line("the weights", "权重"),
     "optimizer": Line("the optimizer's state", "优化器状态"),
@@ -177,10 +233,61 @@ DEVICES = {
     "npu": Line("Ascend NPUs", "昇腾 NPU"),
 }
 
+SCORE_NORMALIZERS = {
+    "batch": Line("by the scores of the step", "按当前步的得分"),
+    "running": Line("by all scores so far", "按至今所有得分"),
+}
+
 REWEIGHT_METHODS = {
     "pow": Line("weight |score| to the power weight_pow", "权重为 |得分| 的 weight_pow 次幂"),
     "max_min": Line("only the best and the worst scores", "只保留最高和最低得分"),
     "max_random": Line("0.4 for the best score, 0.1 for the others", "最高得分权重 0.4，其余 0.1"),
+}
+
+IS_LEVELS = {
+    "token": Line("each token by its own ratio", "每个 token 按自身的比率"),
+    "sequence": Line("all tokens by the product of the row's ratios", "整条序列按各 token 比率之积"),
+}
+
+REJECTIONS = {
+    "token_k1": Line("token: ratio of engine to trainer", "逐 token：引擎与训练的概率比"),
+    "token_k2": Line("token: half the squared log-ratio", "逐 token：对数比平方的一半"),
+    "token_k3": Line("token: ratio - 1 - log-ratio", "逐 token：比率 - 1 - 对数比"),
+    "seq_sum_k1": Line("sequence: product of the ratios", "整条序列：比率之积"),
+    "seq_sum_k2": Line("sequence: sum of k2", "整条序列：k2 之和"),
+    "seq_sum_k3": Line("sequence: sum of k3", "整条序列：k3 之和"),
+    "seq_mean_k1": Line("sequence: geometric mean of the ratios", "整条序列：比率的几何平均"),
+    "seq_mean_k2": Line("sequence: mean of k2", "整条序列：k2 的平均"),
+    "seq_mean_k3": Line("sequence: mean of k3", "整条序列：k3 的平均"),
+    "seq_max_k2": Line("sequence: largest k2", "整条序列：最大的 k2"),
+    "seq_max_k3": Line("sequence: largest k3", "整条序列：最大的 k3"),
+    "token": Line("older form: token, ratio of trainer to engine", "旧写法：逐 token，训练与引擎的概率比"),
+    "sequence": Line("older form: product of those ratios", "旧写法：上述比率之积"),
+    "geometric": Line("older form: geometric mean of those ratios", "旧写法：上述比率的几何平均"),
+}
+
+BYPASS_LOSSES = {
+    "ppo_clip": Line("the loss of actor.policy_loss.loss_mode", "actor.policy_loss.loss_mode 指定的损失"),
+    "reinforce": Line("log-prob times advantage, no ratio", "对数概率乘优势，不含比率"),
+}
+
+KL_ORDERS = {
+    "before": Line("the KL is part of the score that is compared", "KL 先并入得分，再参与组内比较"),
+    "after": Line(
+        "scores are compared; then each token pays for the KL from it on",
+        "先比较得分；之后每个 token 扣除自其起的 KL",
+    ),
+}
+
+WHITENINGS = {
+    "unbiased": Line("to mean 0 and variance 1, the variance over n - 1", "均值 0、方差 1，方差除以 n-1"),
+    "biased": Line("the same with the variance over n (OpenRLHF)", "同上，方差除以 n（OpenRLHF）"),
+    "mean": Line("to mean 0 only", "只减均值"),
+}
+
+OBSERVATIONS = {
+    "skip": Line("the model's next token comes after its last", "跳过观测，模型的下一个 token 紧接上一个"),
+    "walk": Line("an observation is a step with value 0 (OpenRLHF)", "观测也算一步，价值为 0（OpenRLHF）"),
 }
 
 ROLLOUT_MODES = {
@@ -196,15 +303,27 @@ TABLES = {
     "loss aggregation": LOSS_AGGREGATIONS,
     "engine": ENGINES,
     "reward manager": REWARD_MANAGERS,
+    "verifier": VERIFIERS,
     "logger": LOGGERS,
     "schedule": SCHEDULES,
     "truncation": TRUNCATIONS,
+    "data handler": HANDLERS,
+    "prompt type": PROMPT_TYPES,
     "resume mode": RESUME_MODES,
     "KL controller": KL_CONTROLLERS,
     "strategy": STRATEGIES,
     "dtype": DTYPES,
+    "attention": ATTENTIONS,
+    "recompute method": RECOMPUTE_METHODS,
     "checkpoint content": CHECKPOINT_CONTENTS,
     "device": DEVICES,
     "reweight method": REWEIGHT_METHODS,
+    "level of importance weights": IS_LEVELS,
+    "rejection measure": REJECTIONS,
+    "loss in bypass mode": BYPASS_LOSSES,
+    "KL order": KL_ORDERS,
+    "whitening": WHITENINGS,
+    "way past observations": OBSERVATIONS,
+    "score normaliser": SCORE_NORMALIZERS,
     "rollout mode": ROLLOUT_MODES,
 }

@@ -89,7 +89,7 @@ class CheckpointConfig:
     """What to restore on resume; follows save_contents."""
 
     async_save: bool = False
-    """Write checkpoints while training goes on."""
+    """Copy the state to memory and write the checkpoint while training goes on. On for one role, it holds for all."""
 
     mbridge_config: dict[str, Any] = setting({})
     """Arguments of mbridge when Megatron saves a Hugging Face folder."""

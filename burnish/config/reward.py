@@ -7,9 +7,10 @@ from typing import Any
 
 from omegaconf import II
 
+from burnish.config.data import CustomClassConfig
 from burnish.config.engine import FsdpConfig, MegatronConfig
 from burnish.config.fields import above, at_least, one_of, section, setting
-from burnish.config.names import REWARD_MANAGERS, STRATEGIES
+from burnish.config.names import REWARD_MANAGERS, SCORE_NORMALIZERS, STRATEGIES, VERIFIERS
 from burnish.config.profiler import ProfilerConfig
 
 
@@ -32,9 +33,53 @@ class RewardConfig:
     fallback_score: float = 0.0
     """Score of a sample whose reward failed."""
 
+    stop_properly_penalty: float | None = None
+    """Responses cut off at the length limit keep this share of their score; if negative, it is the score. null: off."""
+
+    scale: float = 1.0
+    """Multiply the score by this, after the penalties for length. Validation scores are never shaped."""
+
+    normalize: str | None = one_of(None, SCORE_NORMALIZERS)
+    """Take the mean off the score and divide by the standard deviation, after scaling; null is off."""
+
+    clip_range: list[float] | None = None
+    """[low, high]: bounds of the score after all else; null is off."""
+
     pass_env: list[str] = setting([], comma_separated=True)
     """Environment variables that look like secrets (HF_TOKEN, OPENAI_API_KEY) but that reward workers may see;
     other secrets are withheld from them."""
+
+    isolate: bool | None = None
+    """Linux namespaces around reward workers. null: where the system can, a worker sees no process but its own.
+    true: it must, and a worker writes only in its own temporary folder. false: none."""
+
+    network: bool = True
+    """Whether reward workers may use the network; false needs a system that can isolate them."""
+
+    verifiers: list[str] = one_of([], VERIFIERS, comma_separated=True)
+    """Rules that score every response instead of the one of its data source (MindSpeed RL); their sum is the score."""
+
+    verifier_weights: list[float] = setting([])
+    """Weight of each verifier in that sum; empty is 1 for each."""
+
+    remote_url: list[str] = setting([], comma_separated=True)
+    """Remote reward in OpenRLHF's way: one Python file with reward_func(queries, prompts, labels), or http(s) addresses
+    of reward servers, which take turns."""
+
+    remote_timeout: float = above(180.0, 0)
+    """Seconds one request to a reward server may take."""
+
+    remote_retries: int = at_least(5, 1)
+    """How often a sample is sent to reward servers before its reward counts as failed."""
+
+    remote_wait: float = at_least(1.0, 0)
+    """Seconds between these tries."""
+
+    model_weight: float | None = None
+    """Weight of the reward model's score in its sum with the function's; null is 1. Setting either mixes them."""
+
+    function_weight: float | None = None
+    """Weight of the function's score in its sum with the reward model's; null is 1. Both null: the model's alone."""
 
 
 @dataclass
@@ -79,7 +124,10 @@ class OverlongBufferConfig:
     """Points taken off at the very limit; in between, in proportion."""
 
     log: bool = False
-    """Report the penalty as a metric."""
+    """Report the penalty as a metric, and with each response."""
+
+    max_resp_len: int | None = at_least(None, 1)
+    """Length at whose end that stretch lies; null is data.max_response_length."""
 
 
 @dataclass
@@ -87,7 +135,10 @@ class RewardModelModelConfig:
     """The reward model itself."""
 
     path: str | None = setting(None, verl="~/models/FsfairX-LLaMA3-RM-v0.1")
-    """Folder or name of the reward model."""
+    """Folder or name of the reward model: a sequence or token classifier with one label."""
+
+    custom_cls: CustomClassConfig = section(CustomClassConfig)
+    """A reward model class of your own: Class(path, device) with score(rows) -> one number per row."""
 
     input_tokenizer: str | None = II("actor_rollout_ref.model.path")
     """Tokenizer that decodes responses for the reward model's own template; null feeds the policy's tokens."""
@@ -116,7 +167,11 @@ class RewardModelConfig:
     """A model that scores responses, and the manager of all rewards."""
 
     enable: bool = False
-    """Score responses by a model. Its score replaces that of the reward function."""
+    """Score responses by a model. Its score replaces that of the reward function, unless reward.model_weight or
+    reward.function_weight mixes them."""
+
+    normalize: bool = False
+    """Give (score - mean) / std, with mean and std from the reward model's config.json."""
 
     reward_manager: str = one_of("naive", REWARD_MANAGERS, user_paths=True)
     """How reward functions are called."""
@@ -137,7 +192,7 @@ class RewardModelConfig:
     """Responses per scoring pass on one rank; null packs by forward_max_token_len_per_gpu."""
 
     max_length: int | None = at_least(None, 1)
-    """Longest input of the reward model in tokens; null is no limit."""
+    """Longest input of the reward model in tokens; longer ones lose their beginning. null is no limit."""
 
     use_dynamic_bsz: bool = II("critic.use_dynamic_bsz")
     """Cut scoring passes by tokens instead of by responses; follows the critic's."""

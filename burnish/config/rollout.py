@@ -7,10 +7,16 @@ from typing import Any
 
 from omegaconf import II
 
-from burnish.config.fields import at_least, between, one_of, section, setting
+from burnish.config.fields import above, at_least, between, one_of, section, setting
 from burnish.config.names import DTYPES, ENGINES, ROLLOUT_MODES
 from burnish.config.profiler import ProfilerConfig
 from burnish.config.turns import AgentConfig, CheckpointEngineConfig, MultiTurnConfig, PrometheusConfig, TraceConfig
+
+# Where an engine's first weights may come from, in the words of verl and vLLM.
+LOAD_FORMATS = (
+    *("auto", "hf", "safetensors", "dtensor", "megatron", "dummy", "dummy_hf", "dummy_dtensor", "dummy_megatron"),
+    *("pt", "npcache", "sharded_state", "gguf", "bitsandbytes", "mistral", "tensorizer", "runai_streamer"),
+)
 
 
 @dataclass
@@ -31,6 +37,21 @@ class ValKwargsConfig:
 
     do_sample: bool = False
     """Sample in validation; off is greedy, whatever the temperature."""
+
+    min_p: float = between(0.0, 0, 1)
+    """Leave out tokens less likely than this share of the likeliest in validation; 0 is off."""
+
+    repetition_penalty: float = above(1.0, 0)
+    """Penalty on tokens that the prompt or the response has, in validation; 1 is off."""
+
+    presence_penalty: float = between(0.0, -2, 2)
+    """Taken from the logit of every token that the response has, in validation; 0 is off."""
+
+    frequency_penalty: float = between(0.0, -2, 2)
+    """Taken from a token's logit for each time the response has it, in validation; 0 is off."""
+
+    seed: int | None = None
+    """Seed of validation's sampling; null follows the rollout's seed, and that the run's."""
 
 
 @dataclass
@@ -74,6 +95,39 @@ class SamplingConfig:
 
     ignore_eos: bool = False
     """Go on after the end-of-sequence token, up to response_length."""
+
+    min_p: float = between(0.0, 0, 1)
+    """Leave out tokens less likely than this share of the likeliest; 0 is off."""
+
+    min_tokens: int = at_least(0, 0)
+    """No end-of-sequence or stop token, and no stop string, before this many tokens. Holds for validation too."""
+
+    stop: list[str] = setting([])
+    """A response ends when its text contains one of these; rewards see the text before it. Holds for validation too."""
+
+    stop_token_ids: list[int] = setting([], low=0)
+    """Tokens that end a response, besides the model's own; ignore_eos leaves them. Holds for validation too."""
+
+    repetition_penalty: float = above(1.0, 0)
+    """Divides positive logits of tokens that the prompt or the response has, multiplies negative ones; 1 is off."""
+
+    presence_penalty: float = between(0.0, -2, 2)
+    """Taken from the logit of every token that the response has; 0 is off."""
+
+    frequency_penalty: float = between(0.0, -2, 2)
+    """Taken from a token's logit for each time the response has it; 0 is off."""
+
+    bad_words: list[str] = setting([])
+    """Words whose tokens the model never completes. Holds for validation too."""
+
+    seed: int | None = None
+    """Seed of the sampling; null follows the run's seed."""
+
+    logprobs: int | None = at_least(None, 0)
+    """Log-probs of this many likeliest tokens beside each sampled one, in dumped rollouts; null dumps none."""
+
+    detokenize: bool = True
+    """Make the text of responses."""
 
     prompt_length: int = at_least(II("data.max_prompt_length"), 1)
     """Longest prompt of the engine; follows data.max_prompt_length."""
@@ -124,16 +178,16 @@ class SamplingConfig:
     """Batch sizes for which CUDA graphs are captured; null lets the engine choose."""
 
     enable_chunked_prefill: bool = True
-    """Split long prompts over several engine steps."""
+    """Split prompts over several engine steps, 256 tokens at a time; off refuses prompts above the token budget."""
 
     enable_prefix_caching: bool = setting(False, verl=True)
-    """Keep the cache of prompts that begin alike."""
+    """Keep full blocks (256 tokens) of the cache for other prompts that begin alike, until the weights change."""
 
-    load_format: str = setting("dummy_dtensor")
+    load_format: str = one_of("dummy_dtensor", LOAD_FORMATS)
     """Where the engine's first weights come from: dummy* is random, others read the model's folder."""
 
     use_fire_sampling: bool = False
-    """Sample the first token at a very high temperature (FIRE, arXiv 2410.21236)."""
+    """Draw the first token at temperature 30 among the top_k (16 if off) likeliest (FIRE, arXiv 2410.21236)."""
 
     trust_remote_code: bool = False
     """Allow the engine to run Python code of the model's repository."""

@@ -13,6 +13,7 @@ from burnish.config.model import ModelConfig
 from burnish.config.profiler import GlobalProfilerConfig
 from burnish.config.reward import CustomRewardFunctionConfig, RewardConfig, RewardModelConfig
 from burnish.config.rollout import RolloutConfig
+from burnish.config.sandbox import ProgramsConfig
 from burnish.config.trainer import (
     AsyncTrainingConfig,
     RayInitConfig,
@@ -66,6 +67,9 @@ class TrainConfig:
 
     reward_model: RewardModelConfig = section(RewardModelConfig)
     """A model that scores responses, and the manager of all rewards."""
+
+    sandbox: ProgramsConfig = section(ProgramsConfig)
+    """How programs that a model wrote are run."""
 
     algorithm: AlgorithmConfig = section(AlgorithmConfig)
     """How scores become advantages."""

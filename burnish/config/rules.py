@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from burnish.config import credit_rules
+from burnish.config.data_rules import data_remarks, prompt_form, user_classes
+from burnish.config.generate_rules import GENERATE_RULES
+from burnish.config.model_rules import MODEL_RULES
 from burnish.config.names import GROUPED_ADVANTAGES, PAIRED_ADVANTAGES, VALUE_ADVANTAGES
+from burnish.config.reward_rules import EVAL_RULES
+from burnish.config.reward_rules import RULES as REWARD_RULES
+from burnish.config.rollout_rules import check_rollout
 from burnish.config.root import TrainConfig
+from burnish.config.sft_rules import SFT_RULES
 from burnish.errors import UserError
 
 ACTOR = "actor_rollout_ref.actor"
@@ -17,7 +25,8 @@ REF = "actor_rollout_ref.ref"
 def check_rules(cfg: Any, job: str = "train", given: Collection[str] = ()) -> tuple[list[UserError], list[str]]:
     """The broken rules, and what is legal but worth knowing. Keys in `given` are supplied in another way."""
     if job != "train":
-        return [], []
+        rules = RULES_OF.get(job, ())
+        return [error for rule in rules for error in rule(cfg) if error.key not in given], []
     errors = [error for rule in RULES for error in rule(cfg)]
     errors += [error for error in required_keys(cfg) if error.key not in given]
     remarks = [remark for remark in REMARKS if remark is not nothing_to_validate or "data.val_files" not in given]
@@ -90,6 +99,7 @@ def micro_batches(cfg: TrainConfig) -> Iterator[UserError]:
     yield from _micro_twice(cfg.actor_rollout_ref.ref, f"{REF}.log_prob_micro_batch_size")
     yield from _micro_divides(cfg, actor, ACTOR)
     yield from _micro_twice(critic, "critic.ppo_micro_batch_size")
+    yield from _micro_twice(cfg.reward_model, "reward_model.micro_batch_size")
     followed = critic.forward_micro_batch_size == critic.ppo_micro_batch_size
     if not followed and critic.forward_micro_batch_size_per_gpu != critic.ppo_micro_batch_size_per_gpu:
         yield from _micro_twice(critic, "critic.forward_micro_batch_size")
@@ -160,21 +170,28 @@ def lengths(cfg: TrainConfig) -> Iterator[UserError]:
 
 
 def sampling(cfg: TrainConfig) -> Iterator[UserError]:
-    """Training divides logits by the temperature."""
+    """Training divides logits by the temperature; and what holds for every rollout."""
     if cfg.actor_rollout_ref.rollout.temperature == 0:
         key = f"{ROLLOUT}.temperature"
         yield UserError(
             "training samples need a temperature above 0", key=key, value=0, allowed="> 0", hint=f"{key}=1.0"
         )
-    if cfg.actor_rollout_ref.rollout.top_p == 0:
-        yield UserError("no token could be sampled", key=f"{ROLLOUT}.top_p", value=0, allowed="> 0 and <= 1")
+    yield from check_rollout(cfg.actor_rollout_ref.rollout, ROLLOUT)
 
 
 def reward_source(cfg: TrainConfig) -> Iterator[UserError]:
-    """A reward model has a path; a reward function has a name."""
-    if cfg.reward_model.enable and not cfg.reward_model.model.path:
+    """A reward model has a path or a class, and a class a name; a reward function has a name."""
+    model = cfg.reward_model.model
+    if cfg.reward_model.enable and not model.path and not model.custom_cls.path:
         key = "reward_model.model.path"
         yield UserError("reward_model.enable needs a reward model", key=key, hint=f"{key}=/path/to/model")
+    if cfg.reward_model.enable and model.custom_cls.path and not model.custom_cls.name:
+        key = "reward_model.model.custom_cls.name"
+        yield UserError("the class in this file is not named", key=key, hint=f"{key}=MyRewardModel")
+    if cfg.reward_model.enable and model.custom_cls.path and cfg.reward_model.normalize:
+        problem = "mean and std are read from the model's config, which a class of your own does not have"
+        key = "reward_model.normalize"
+        yield UserError(problem, key=key, value=True, hint=f"{key}=false, and let the class normalise")
     function = cfg.custom_reward_function
     if function.path and not function.name:
         key = "custom_reward_function.name"
@@ -215,12 +232,46 @@ def loss_numbers(cfg: TrainConfig) -> Iterator[UserError]:
         yield UserError("is above clip_cov_ub", key=key, value=loss.clip_cov_lb, allowed=f"<= {loss.clip_cov_ub:g}")
 
 
+def filtering(cfg: TrainConfig) -> Iterator[UserError]:
+    """Groups are judged before log-probs are read, and by a range that can hold something."""
+    filter_groups = cfg.algorithm.filter_groups
+    if not filter_groups.enable:
+        return
+    yield from _range("algorithm.filter_groups.reward_range", filter_groups.reward_range, "[0,1]")
+    if filter_groups.metric == "seq_final_reward" and cfg.algorithm.use_kl_in_reward:
+        problem = "with algorithm.use_kl_in_reward the final reward differs in every group: nothing would be filtered"
+        key = "algorithm.filter_groups.metric"
+        yield UserError(problem, key=key, value=filter_groups.metric, hint=f"{key}=seq_reward")
+
+
+def shaping(cfg: TrainConfig) -> Iterator[UserError]:
+    """The overlong stretch lies within the response; bounds have room between them."""
+    buffer = cfg.reward_model.overlong_buffer
+    limit = buffer.max_resp_len or cfg.data.max_response_length
+    if buffer.enable and not 1 <= buffer.len <= limit:
+        key = "reward_model.overlong_buffer.len"
+        problem = f"does not lie within a response (at most {limit} tokens)"
+        yield UserError(problem, key=key, value=buffer.len, allowed=f"1 to {limit}", hint=f"{key}={max(1, limit // 4)}")
+    yield from _range("reward.clip_range", cfg.reward.clip_range, "[-10,10]")
+
+
+def _range(key: str, value: list[float] | None, example: str) -> Iterator[UserError]:
+    if value is not None and (len(value) != 2 or not value[0] < value[1]):
+        yield UserError("must be two numbers, the smaller one first", key=key, value=value, hint=f"{key}={example}")
+
+
 def group_remarks(cfg: TrainConfig) -> Iterator[str]:
     if cfg.actor_rollout_ref.rollout.n == 1 and cfg.algorithm.adv_estimator in GROUPED_ADVANTAGES:
         yield (
             f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} compares the responses of a prompt,"
             f" but {ROLLOUT}.n=1: the advantage is the score itself."
         )
+
+
+def filter_remarks(cfg: TrainConfig) -> Iterator[str]:
+    filter_groups = cfg.algorithm.filter_groups
+    if filter_groups.enable and filter_groups.reward_range is None and cfg.actor_rollout_ref.rollout.n == 1:
+        yield f"algorithm.filter_groups keeps every group: {ROLLOUT}.n=1, and a single response differs from none."
 
 
 def sampling_remarks(cfg: TrainConfig) -> Iterator[str]:
@@ -243,6 +294,8 @@ def nothing_to_validate(cfg: TrainConfig) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
+    prompt_form,
+    user_classes,
     batch_sizes,
     micro_batches,
     kl_once,
@@ -253,10 +306,25 @@ RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
     estimator_needs,
     resuming,
     loss_numbers,
+    *credit_rules.RULES,
+    *REWARD_RULES,
+    *MODEL_RULES,
+    filtering,
+    shaping,
 )
 REMARKS: tuple[Callable[[TrainConfig], Iterator[str]], ...] = (
     group_remarks,
+    filter_remarks,
     sampling_remarks,
     run_remarks,
+    credit_rules.correction_remarks,
+    data_remarks,
     nothing_to_validate,
 )
+
+# Rules of the other jobs.
+RULES_OF: dict[str, tuple[Callable[[Any], Iterator[UserError]], ...]] = {
+    "sft": SFT_RULES,
+    "generate": GENERATE_RULES,
+    "eval": EVAL_RULES,
+}

@@ -91,10 +91,12 @@ class Settings:
 
     def _as_typed(self, leaf: Leaf, entry: Entry) -> Any:
         """Text fields keep a number as it was typed (007, 1e5); known other names of a value become ours."""
-        value = entry.value
-        numeric = isinstance(value, int | float) and not isinstance(value, bool)
-        if numeric and entry.text and str in kinds(leaf.hint) and not {int, float} & set(kinds(leaf.hint)):
+        value, hints = entry.value, set(kinds(leaf.hint))
+        if entry.text and str in hints and not {int, float} & hints and _is_number(value):
             return entry.text
+        entries = value if isinstance(value, list) else [value]
+        if entry.text and list[str] in hints and leaf.facts.comma_separated and any(map(_is_number, entries)):
+            return entry.text.strip("[]")
         if isinstance(value, str) and (leaf.key, value) in VALUES:
             ours = VALUES[leaf.key, value]
             self.notices.append(f"{leaf.key}={value} is read as {leaf.key}={ours}.")
@@ -128,6 +130,10 @@ class Settings:
             key=entry.key,
             hint=f"only {entry.key}=...",
         )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def unknown_key(key: str, known: Tree) -> UserError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from burnish.config.adapters import TrainedModelConfig
 from burnish.config.data import CustomClassConfig
 from burnish.config.engine import FsdpConfig
 from burnish.config.fields import at_least, between, files, one_of, section, setting
@@ -38,6 +39,12 @@ class SftDataConfig:
 
     val_files: list[str] = files(verl=["~/data/gsm8k/test.parquet"])
     """Validation files; empty is no validation."""
+
+    train_split: str = "train"
+    """Split to train on, where a dataset has splits; plain files have none."""
+
+    val_split: str = "test"
+    """Split to validate with, where a dataset has splits; plain files have none."""
 
     train_max_samples: int = at_least(-1, -1)
     """Use at most this many training rows; -1 uses all."""
@@ -88,7 +95,13 @@ class SftDataConfig:
     """How verl pads examples."""
 
     chat_template: str | None = None
-    """Chat template that replaces the tokenizer's own."""
+    """Chat template that replaces the tokenizer's own: Jinja text, or a file."""
+
+    apply_chat_template: bool = True
+    """Write prompts with the chat template; false takes a prompt of text as it is."""
+
+    input_template: str | None = None
+    """Text with {} for the prompt, where no chat template applies (apply_chat_template=false)."""
 
     apply_chat_template_kwargs: dict[str, Any] = setting({})
     """Arguments passed on to the tokenizer's chat template."""
@@ -115,7 +128,7 @@ class SftFsdpConfig(FsdpConfig):
 
 
 @dataclass
-class SftModelConfig:
+class SftModelConfig(TrainedModelConfig):
     """The model to teach."""
 
     partial_pretrain: str | None = setting(None, verl="~/models/gemma-1.1-7b-it")
@@ -133,20 +146,8 @@ class SftModelConfig:
     override_config: dict[str, Any] = setting({})
     """Values to change in the model's Hugging Face config."""
 
-    enable_gradient_checkpointing: bool = setting(True, verl=False)
-    """Recompute activations in the backward pass instead of keeping them."""
-
     trust_remote_code: bool = False
     """Allow the model's repository to run its own Python code."""
-
-    lora_rank: int = at_least(0, 0)
-    """Rank of LoRA adapters; 0 trains all weights."""
-
-    lora_alpha: float = at_least(16, 0)
-    """Scale of LoRA: the adapters' output is multiplied by lora_alpha / lora_rank."""
-
-    target_modules: Any = "all-linear"
-    """Modules that get a LoRA adapter."""
 
     use_liger: bool = False
     """Replace parts of the model by Liger's kernels."""

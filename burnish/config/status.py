@@ -1,4 +1,4 @@
-"""Whether a key acts, is pending or is inert, and what that means for a run. The rows are in pending.py."""
+"""Whether a key acts, is pending or is inert, and what that means for a run. The rows are in pending.py and beside it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from burnish.config.idle import CONDITIONS, IDLE
+from burnish.config.job_status import INERT_OF, PENDING_OF
 from burnish.config.names import Line
-from burnish.config.pending import CONDITIONS, INERT, PENDING, WAITS, Pending
+from burnish.config.pending import WAITS, Pending
 from burnish.config.settings import Setting
 from burnish.config.tree import tree
 from burnish.config.values import is_interpolation, written_as
@@ -28,13 +30,10 @@ class Status:
 
 def status_of(key: str, value: Any = None, job: str = "train") -> Status:
     """The status of a key; with a value, of that value."""
-    if job != "train":
-        waits = f"the {job} command"
-        return Status("pending", Line(f"waits for {waits}", f"等待：{WAITS[waits]}"))
-    row = _pending_row(key, value)
+    row = _pending_row(key, value, job)
     if row is not None:
         return Status("pending", _why(row))
-    for pattern, reason in INERT.items():
+    for pattern, reason in INERT_OF[job].items():
         if _matches(pattern, key):
             return Status("inert", reason)
     return Status("acts")
@@ -44,29 +43,23 @@ def pending_keys(job: str = "train") -> list[tuple[str, str]]:
     """Every pending key, or key=value, with what it waits for."""
     keys = [(key, status_of(key, job=job)) for key in tree(job).leaves]
     rows = [(key, status.why.en) for key, status in keys if status.kind == "pending"]
-    if job != "train":
-        return rows
     return rows + [
         (f"{key}={row.pattern.partition('=')[2]}", _why(row).en)
-        for row in PENDING
+        for row in PENDING_OF[job]
         if "=" in row.pattern
         for key in tree(job).leaves
-        if _matches(row.pattern.partition("=")[0], key) and status_of(key).kind != "pending"
+        if _matches(row.pattern.partition("=")[0], key) and status_of(key, job=job).kind != "pending"
     ]
 
 
 def check_pending(cfg: Any, settings: Mapping[str, Setting], job: str = "train") -> list[UserError]:
     """An error for every pending key that was set to something else than its default and could matter."""
-    if job != "train":
-        return [
-            UserError(f"`burnish {job}` comes with a later piece of work; its keys can be read by `burnish explain`")
-        ]
     errors = []
     for key, setting in settings.items():
-        row = _pending_row(key, setting.value)
-        if row is None or _is_default(key, setting.value, cfg) or _cannot_matter(row, cfg):
+        row = _pending_row(key, setting.value, job)
+        if row is None or _is_default(key, setting.value, cfg, job) or _cannot_matter(row, cfg):
             continue
-        default = _default_of(key, cfg)
+        default = _default_of(key, cfg, job)
         errors.append(
             UserError(
                 f"is not there yet: it waits for {row.waits_for} (`burnish explain --pending` lists such keys)",
@@ -81,26 +74,35 @@ def check_pending(cfg: Any, settings: Mapping[str, Setting], job: str = "train")
 def inert_notices(cfg: Any, settings: Mapping[str, Setting], job: str = "train") -> list[str]:
     """A line for every key that was set but has no effect in this run."""
     notices = []
-    for key, setting in settings.items() if job == "train" else ():
-        if _is_default(key, setting.value, cfg):
+    for key, setting in settings.items():
+        if _is_default(key, setting.value, cfg, job):
             continue
-        row = _pending_row(key, setting.value)
-        status = status_of(key, setting.value)
-        reason = row.reason.en if row is not None and row.reason is not None else status.why.en
-        if status.kind == "inert" or (row is not None and _cannot_matter(row, cfg)):
-            notices.append(f"{setting.written or key}={written_as(setting.value)} has no effect here: {reason}.")
+        reason = _why_inert(key, setting.value, cfg, job)
+        if reason is not None:
+            notices.append(f"{setting.written or key}={written_as(setting.value)} has no effect here: {reason.en}.")
     return notices
 
 
-def _pending_row(key: str, value: Any) -> Pending | None:
+def _why_inert(key: str, value: Any, cfg: Any, job: str) -> Line | None:
+    """Why this value can have no effect in this run, if so."""
+    row, status = _pending_row(key, value, job), status_of(key, value, job)
+    if row is not None:
+        return row.reason if _cannot_matter(row, cfg) else None
+    if status.kind == "inert":
+        return status.why
+    idle = (one for one in IDLE.get(job, ()) if any(_matches(pattern, key) for pattern in one.patterns))
+    return next((one.reason for one in idle if CONDITIONS[one.when](cfg)), None)
+
+
+def _pending_row(key: str, value: Any, job: str = "train") -> Pending | None:
     """The first row of a value, then an inert key is inert, then the first row of the key."""
     valued = f"{key}={written_as(value)}"
-    for row in PENDING:
+    for row in PENDING_OF[job]:
         if "=" in row.pattern and value is not None and _matches(row.pattern, valued):
             return row
-    if any(_matches(pattern, key) for pattern in INERT):
+    if any(_matches(pattern, key) for pattern in INERT_OF[job]):
         return None
-    for row in PENDING:
+    for row in PENDING_OF[job]:
         if "=" not in row.pattern and (_matches(row.pattern, key) or _matches(f"{row.pattern}.*", key)):
             return row
     return None
@@ -130,13 +132,13 @@ def _matches(pattern: str, key: str) -> bool:
     return _pattern(pattern).fullmatch(key) is not None
 
 
-def _is_default(key: str, value: Any, cfg: Any) -> bool:
-    return value == _default_of(key, cfg)
+def _is_default(key: str, value: Any, cfg: Any, job: str) -> bool:
+    return value == _default_of(key, cfg, job)
 
 
-def _default_of(key: str, cfg: Any) -> Any:
+def _default_of(key: str, cfg: Any, job: str) -> Any:
     """The default of a key in this config: where it follows another key, that key's value."""
-    leaf, rest = tree().find(key)
+    leaf, rest = tree(job).find(key)
     default = leaf.default
     for name in rest.split(".") if rest else ():
         default = default.get(name) if isinstance(default, dict) else None

@@ -32,6 +32,9 @@ class TrainerConfig:
     logger: list[str] = one_of(["console", "file"], LOGGERS, comma_separated=True, verl=["console", "wandb"])
     """Where the numbers go."""
 
+    log_freq: int = at_least(1, 1)
+    """Log the numbers of every so many steps, and of the last; validations are always logged."""
+
     log_val_generations: int = at_least(0, 0)
     """Validation samples shown per validation, as a table where the logger has tables."""
 
@@ -47,11 +50,14 @@ class TrainerConfig:
     save_freq: int = at_least(-1, -1)
     """Save every so many steps and at the end; 0 or -1 saves never."""
 
+    export_dir: str | None = None
+    """Folder for the trained policy and its tokenizer, as Hugging Face reads them, at the end of the run."""
+
     resume_mode: str = one_of("auto", RESUME_MODES)
     """Whether and where to go on."""
 
     resume_from_path: str | None = None
-    """Checkpoint folder (global_step_N) for resume_mode=resume_path."""
+    """Checkpoint folder (global_step_N), perhaps a remote one, for resume_mode=resume_path."""
 
     remove_previous_ckpt_in_save: bool = False
     """Keep only the newest checkpoint; the older way to set max_actor_ckpt_to_keep and max_critic_ckpt_to_keep to 1."""
@@ -87,13 +93,14 @@ class TrainerConfig:
     """Spread responses over ranks so that each has about the same number of tokens."""
 
     esi_redundant_time: float = at_least(0, 0)
-    """Save this many seconds before the machine's lease ends."""
+    """Seconds to spare when the machine's lease ends: the run then saves and stops before a step that might not fit."""
 
     default_hdfs_dir: str | None = None
-    """Remote folder to which checkpoints are copied."""
+    """Folder elsewhere (hdfs://, s3://, ..., or a path) to which checkpoints are copied; resume_mode=auto looks there
+    where the run folder has none."""
 
     del_local_ckpt_after_load: bool = False
-    """Delete the local copy of a remote checkpoint once it is loaded."""
+    """Delete the local copy of the checkpoint that was resumed from, if there is a copy of it elsewhere."""
 
     ray_wait_register_center_timeout: int = at_least(300, 1)
     """Seconds to wait for Ray workers to find each other."""

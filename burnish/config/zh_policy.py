@@ -8,16 +8,30 @@ DOCS: dict[str, str] = {
     "CustomClassConfig.name": "该文件中的类名。",
     "SamplerConfig.class_path": "存放采样器类的 Python 文件（或 pkg://模块）；null 使用内置采样器。",
     "SamplerConfig.class_name": "该文件中的采样器类名。",
+    "HandlerConfig.name": "把原始数据变成提示与答案的处理器（MindSpeed RL 的 handler_name）；null 表示直接读取。",
+    "HandlerConfig.map_keys": 'prompt、query、response、system 各部分对应的列；写 "" 表示不用该部分。',
+    "HandlerConfig.prompt_type": "提示的形式。",
     "DataConfig.train_files": (
-        "训练文件（.parquet、.json、.jsonl），按给定顺序读取。可写单个路径、列表，或用逗号分隔的多个路径。"
+        "训练数据，按给定顺序读取；可写单个名称、列表，或用逗号分隔。"
+        "名称可以是文件（.parquet、.jsonl、.json、.csv、.arrow）、save_to_disk 生成的目录、"
+        "打包的 .bin/.idx 文件前缀，或 Hugging Face 数据集（名称或 名称@目录）。路径可以是远程的：s3://、hdfs:// 等。"
     ),
+    "DataConfig.train_split": "数据集带有划分时，用于训练的划分；普通文件没有划分。",
+    "DataConfig.val_split": "数据集带有划分时，用于验证的划分；普通文件没有划分。",
+    "DataConfig.train_probs": ("按这些权重与种子混合各训练数据集，直到每个都用完一遍；null 表示依次读取。"),
+    "DataConfig.label_key": "没有 reward_model.ground_truth 的数据以该列为标准答案。",
+    "DataConfig.additional_keys": "打包的 .bin/.idx 文件中的其他字段；labels 为答案，其余放入 extra_info。",
+    "DataConfig.apply_chat_template": "用对话模板书写提示；false 表示文本提示原样使用。",
+    "DataConfig.input_template": "不用对话模板时（apply_chat_template=false）的文本模板，{} 处填入提示。",
     "DataConfig.val_files": "验证文件，写法同 train_files。留空表示不做验证。",
     "DataConfig.train_max_samples": (
         "最多使用多少条训练数据；-1 为全部。开启 shuffle 时按种子抽取，否则取最前面的若干条。"
     ),
     "DataConfig.val_max_samples": "最多使用多少条验证数据；-1 为全部。",
-    "DataConfig.prompt_key": "存放对话的列：由 {role, content} 消息组成的列表。",
-    "DataConfig.reward_fn_key": "标明数据来源的列；据此选择内置奖励，并对验证指标分组。",
+    "DataConfig.prompt_key": "存放提示的列：由 {role, content} 消息组成的列表，或文本（视为一条用户消息）。",
+    "DataConfig.reward_fn_key": (
+        "标明数据来源的列；据此选择内置奖励，并对验证指标分组。没有 data_source 列时使用数据集自身的名称。"
+    ),
     "DataConfig.max_prompt_length": (
         "提示的最大 token 数（含对话模板）；更长的提示由 filter_overlong_prompts 与 truncation 处理。"
     ),
@@ -25,7 +39,7 @@ DOCS: dict[str, str] = {
     "DataConfig.train_batch_size": (
         "每步的提示数；每步的回答数为它乘以 rollout.n。每个 epoch 末尾不足一批的数据会被丢弃。"
     ),
-    "DataConfig.gen_batch_size": "每轮生成的提示数，用于过滤分组或异步训练；null 等于 train_batch_size。",
+    "DataConfig.gen_batch_size": "过滤分组（algorithm.filter_groups）时同时生成的提示数；null 等于 train_batch_size。",
     "DataConfig.val_batch_size": "每个验证批次的提示数；null 表示整个验证集一次送入。",
     "DataConfig.tool_config_path": "工具的 YAML，其描述计入提示长度；默认跟随 rollout 的工具设置。",
     "DataConfig.return_raw_input_ids": "额外加入 raw_input_ids 列：不套对话模板的提示 token。",
@@ -48,35 +62,48 @@ DOCS: dict[str, str] = {
     "DataConfig.apply_chat_template_kwargs": "传给分词器对话模板的参数，例如 enable_thinking: false。",
     # model
     "FusedKernelConfig.impl_backend": "融合对数概率输出头的实现：分块 torch，或 Triton。",
-    "LoraConfig.type": "适配器的种类。",
-    "LoraConfig.rank": "适配器的秩；0 为关闭。",
-    "LoraConfig.alpha": "适配器的缩放：输出乘以 alpha / rank。",
-    "LoraConfig.dropout": "适配器之前的 dropout。",
+    "LoraConfig.type": "适配器的种类：lora，或 dora（还学习每行权重的长度）；canonical_lora 在此即 lora。",
+    "LoraConfig.rank": "适配器的秩；0 为关闭。同 lora_rank。",
+    "LoraConfig.alpha": "适配器的缩放：输出乘以 alpha / rank。同 lora_alpha。",
+    "LoraConfig.dropout": "适配器之前的 dropout。同 lora_dropout。",
     "LoraConfig.merge": "向引擎发送合并后的权重，而不是单独的适配器。",
-    "LoraConfig.target_modules": "加适配器的模块。",
-    "LoraConfig.exclude_modules": "不加适配器的模块。",
-    "LoraConfig.lora_A_init_method": "第一个适配器矩阵的初始化方式。",
-    "LoraConfig.lora_B_init_method": "第二个适配器矩阵的初始化方式。",
-    "LoraConfig.dtype": "适配器的数据类型；null 与模型相同。",
-    "LoraConfig.adapter_path": "从哪个适配器开始训练。",
+    "LoraConfig.target_modules": "加适配器的模块，可用 Hugging Face 或 Megatron 的名称。同 target_modules。",
+    "LoraConfig.exclude_modules": "不加适配器的模块。同 exclude_modules。",
+    "LoraConfig.lora_A_init_method": "第一个适配器矩阵的初始化方式；null 用 peft 自己的方式（kaiming）。",
+    "LoraConfig.lora_B_init_method": "第二个适配器矩阵的初始化方式；null 为全零，模型从原样开始。",
+    "LoraConfig.dtype": "适配器的数据类型；null 与保存的权重相同，4 比特或 float16 权重之上为 float32。",
+    "LoraConfig.adapter_path": "从哪个适配器开始训练。同 lora_adapter_path。",
     "ModelConfig.path": "模型的目录或 Hugging Face 名称。策略、参考模型与引擎都从它开始。",
     "ModelConfig.hf_config_path": "模型配置的目录或名称，仅在与 path 不同时需要。",
     "ModelConfig.tokenizer_path": "分词器的目录或名称；null 等于 path。",
     "ModelConfig.trust_remote_code": "允许模型仓库执行其自带的 Python 代码。",
-    "ModelConfig.custom_chat_template": "替换分词器自带模板的对话模板（Jinja 文本）。",
+    "ModelConfig.custom_chat_template": "替换分词器自带模板的对话模板（Jinja 文本，或其文件）。",
     "ModelConfig.external_lib": "构建模型之前要导入的 Python 模块，例如用来注册模型类。",
     "ModelConfig.override_config": (
         "要在模型的 Hugging Face 配置中修改的值，例如 attn_implementation 或某个 dropout。"
     ),
-    "ModelConfig.torch_dtype": "加载权重时的数据类型；null 表示被训练的权重用 float32。",
-    "ModelConfig.enable_gradient_checkpointing": "反向传播时重算激活值而不是保留：省内存，多耗时。",
-    "ModelConfig.enable_activation_offload": "在前向与反向之间把激活值放到 CPU 内存。",
+    "ModelConfig.torch_dtype": "加载与保存权重的数据类型；null 用各角色的 fsdp_config.model_dtype。",
+    "TrainedModelConfig.enable_gradient_checkpointing": "反向传播时重算激活值而不是保留：省内存，多耗时。",
+    "TrainedModelConfig.enable_activation_offload": "在前向与反向之间把激活值放到 CPU 内存。",
     "ModelConfig.use_remove_padding": "在不含填充的紧凑 token 上训练。",
-    "ModelConfig.lora_rank": "LoRA 适配器的秩；0 训练全部权重。",
-    "ModelConfig.lora_alpha": "LoRA 的缩放：适配器输出乘以 lora_alpha / lora_rank。",
-    "ModelConfig.target_modules": "加 LoRA 适配器的模块：all-linear、单个名称或名称列表。",
-    "ModelConfig.exclude_modules": "不加 LoRA 适配器的模块：正则表达式或名称列表。",
-    "ModelConfig.lora_adapter_path": "作为起点的 LoRA 适配器目录。",
+    "TrainedModelConfig.lora_rank": "LoRA 适配器的秩；0 训练全部权重。",
+    "TrainedModelConfig.lora_dropout": "LoRA 适配器之前的 dropout。",
+    "TrainedModelConfig.load_in_4bit": (
+        "以 4 比特（nf4，双重量化）加载并冻结权重；需要 LoRA。引擎得到的仍是完整权重。"
+    ),
+    "TrainedModelConfig.attn_implementation": (
+        "训练中注意力的算子；null 取 override_config.attn_implementation，再没有则为 sdpa。"
+    ),
+    "RecomputeConfig.method": "uniform：每 num_layers 层为一组整体保留；block：只重算最前 num_layers 层；null：逐层。",
+    "RecomputeConfig.num_layers": "每组的层数（uniform；null 为 1），或要重算的层数（block；null 为全部）。",
+    "RefModelConfig.path": "另一个参考模型的目录或名称；null 与策略相同。token 的含义必须一致。",
+    "RefModelConfig.override_config": "在策略的修改之外，要在参考模型的 Hugging Face 配置中修改的值。",
+    "RefModelConfig.external_lib": "在策略的模块之外，构建参考模型之前要导入的 Python 模块。",
+    "RefModelConfig.trust_remote_code": "允许参考模型的仓库执行其自带的 Python 代码；跟随策略。",
+    "TrainedModelConfig.lora_alpha": "LoRA 的缩放：适配器输出乘以 lora_alpha / lora_rank。",
+    "TrainedModelConfig.target_modules": "加 LoRA 适配器的模块：all-linear、单个名称、名称列表或正则表达式。",
+    "TrainedModelConfig.exclude_modules": "不加 LoRA 适配器的模块：正则表达式或名称列表。",
+    "TrainedModelConfig.lora_adapter_path": "作为起点的 LoRA 适配器目录（peft 格式）；秩、缩放与模块以它为准。",
     "ModelConfig.use_liger": "用 Liger 的算子替换模型的部分模块。",
     "ModelConfig.use_fused_kernels": "使用融合输出头：不构造完整 logits 就得到对数概率与熵。",
     "ModelConfig.use_shm": "加载前先把权重复制到共享内存。",
@@ -105,12 +132,12 @@ DOCS: dict[str, str] = {
         "保存的内容：model（权重）、optimizer（优化器）、extra（调度与随机状态）、hf_model（Hugging Face 目录）。"
     ),
     "CheckpointConfig.load_contents": "恢复时读取的内容；默认跟随 save_contents。",
-    "CheckpointConfig.async_save": "训练继续进行的同时写检查点。",
+    "CheckpointConfig.async_save": "先把状态复制到内存，再在训练继续的同时写检查点。任一角色开启即对所有角色生效。",
     "CheckpointConfig.mbridge_config": "Megatron 通过 mbridge 保存 Hugging Face 目录时的参数。",
     # engine sections
     "WrapPolicyConfig.min_num_params": "参数量不少于此值的模块单独成为一个 FSDP 单元；0 按模型的层划分。",
     "WrapPolicyConfig.transformer_layer_cls_to_wrap": "要单独包装的层类名；留空取模型自带的列表。",
-    "MixedPrecisionConfig.param_dtype": "前向与反向时权重的数据类型。",
+    "MixedPrecisionConfig.param_dtype": "前向与反向中乘法的数据类型；null 在 GPU 上为 bf16，CPU 上为 float32。",
     "MixedPrecisionConfig.reduce_dtype": "跨进程累加梯度时的数据类型。",
     "MixedPrecisionConfig.buffer_dtype": "缓冲区的数据类型。",
     "FsdpConfig.param_offload": "该角色不计算时把权重放到 CPU 内存。",
@@ -119,7 +146,7 @@ DOCS: dict[str, str] = {
     "FsdpConfig.reshard_after_forward": "前向后释放聚合的权重；给整数则改为在这么多进程间切分。",
     "FsdpConfig.fsdp_size": "一个切分组的进程数；-1 在全部进程间切分。",
     "FsdpConfig.forward_prefetch": "计算当前层时提前聚合下一层的权重。",
-    "FsdpConfig.model_dtype": "主权重的数据类型。",
+    "FsdpConfig.model_dtype": "保存的权重（更新所加到的权重）的数据类型。",
     "FsdpConfig.use_orig_params": "FSDP1 中保留原始参数的选项。",
     "FsdpConfig.forward_only": "只为前向计算构建模型。",
     "FsdpConfig.strategy": "新版 verl 在此处写后端；这里由角色自身的 strategy 决定。",
@@ -184,7 +211,16 @@ DOCS: dict[str, str] = {
     "ActorConfig.ppo_epochs": "对每步的回答训练几遍。",
     "ActorConfig.shuffle": "每遍之前打乱回答；否则保持提示的顺序。",
     "ActorConfig.data_loader_seed": "该打乱的种子；null 使用 trainer.seed。",
-    "ActorConfig.tis_imp_ratio_cap": "引擎与训练之间重要性权重的上限；-1 为关闭。",
+    "ActorConfig.kl_loss_clamp": "把损失中每个 token 的 KL 限制在正负此值内（OpenRLHF：10）；null 不限。",
+    "ActorConfig.tis_imp_ratio_cap": (
+        "引擎与训练之间逐 token 重要性权重的上限，"
+        "即 rollout_correction.rollout_is=token 与 rollout_is_threshold 的旧写法；null 或 -1 为关闭。"
+    ),
+    "ActorConfig.ema_beta": (
+        "保存权重的滑动平均，每次更新后 平均 = beta 平均 + (1 - beta) 权重（OpenRLHF：0.992）；"
+        "随模型保存，也是 hf_model 写出的权重；null 不保存。"
+    ),
+    "ActorConfig.aux_loss_coef": "混合专家模型路由负载均衡损失的权重；每个 micro-batch 各自均衡。",
     "ActorConfig.use_torch_compile": "编译熵与对数概率的计算函数。",
     "ActorConfig.entropy_from_logits_with_chunking": "分块计算熵以节省内存。",
     "ActorConfig.entropy_checkpointing": "反向时重算熵，而不保留中间值。",
@@ -204,7 +240,6 @@ DOCS: dict[str, str] = {
     "RefConfig.use_torch_compile": "编译对数概率的计算函数；跟随策略。",
     "RefConfig.entropy_from_logits_with_chunking": "分块计算熵。",
     "RefConfig.entropy_checkpointing": "反向时重算熵；参考模型没有反向。",
-    "RefConfig.model": "参考模型与策略不同的模型设置，例如 path。",
     "RefConfig.load_weight": "从模型目录加载权重（Megatron）。",
     # rollout
     "ValKwargsConfig.temperature": "验证时的采样温度；0 为贪心。",
@@ -212,6 +247,11 @@ DOCS: dict[str, str] = {
     "ValKwargsConfig.top_p": "验证时只在累计概率达到此值的 token 中采样；1 为关闭。",
     "ValKwargsConfig.n": "每个验证提示的回答数。",
     "ValKwargsConfig.do_sample": "验证时采样；关闭则无论温度如何都用贪心。",
+    "ValKwargsConfig.min_p": "验证时舍去概率低于最高概率乘以此比例的 token；0 为关闭。",
+    "ValKwargsConfig.repetition_penalty": "验证时对提示或回答中已有 token 的惩罚；1 为关闭。",
+    "ValKwargsConfig.presence_penalty": "验证时从回答中已有 token 的 logit 减去的值；0 为关闭。",
+    "ValKwargsConfig.frequency_penalty": "验证时 token 在回答中每出现一次就从其 logit 减去的值；0 为关闭。",
+    "ValKwargsConfig.seed": "验证采样的随机种子；null 跟随 rollout 的种子，再跟随运行的种子。",
     "EngineKwargsConfig.vllm": "原样传给 vLLM 的参数；值为 null 的会被略去。",
     "EngineKwargsConfig.sglang": "原样传给 SGLang 的参数。",
     "EngineKwargsConfig.trtllm": "原样传给 TensorRT-LLM 的参数。",
@@ -225,6 +265,17 @@ DOCS: dict[str, str] = {
     "SamplingConfig.do_sample": "进行采样；关闭则无论温度如何都用贪心。",
     "SamplingConfig.n": "每个提示的回答数，即组大小。",
     "SamplingConfig.ignore_eos": "遇到结束符后继续生成，直到 response_length。",
+    "SamplingConfig.min_p": "舍去概率低于最高概率乘以此比例的 token；0 为关闭。",
+    "SamplingConfig.min_tokens": "在生成这么多 token 之前不出现结束符、停止 token 或停止字符串。验证时同样有效。",
+    "SamplingConfig.stop": "回答文本中出现其中之一即结束；奖励只看到它之前的文本。验证时同样有效。",
+    "SamplingConfig.stop_token_ids": "除模型自带结束符外还会结束回答的 token；不受 ignore_eos 影响。验证时同样有效。",
+    "SamplingConfig.repetition_penalty": "对提示或回答中已有的 token，正 logit 除以此值，负 logit 乘以此值；1 为关闭。",
+    "SamplingConfig.presence_penalty": "从回答中已有 token 的 logit 减去的值；0 为关闭。",
+    "SamplingConfig.frequency_penalty": "token 在回答中每出现一次就从其 logit 减去的值；0 为关闭。",
+    "SamplingConfig.bad_words": "模型永远不会完整生成的词。验证时同样有效。",
+    "SamplingConfig.seed": "采样的随机种子；null 跟随运行的种子。",
+    "SamplingConfig.logprobs": "在导出的 rollout 中为每个 token 附上这么多个最可能 token 的对数概率；null 不附。",
+    "SamplingConfig.detokenize": "生成回答的文本。",
     "SamplingConfig.prompt_length": "引擎的最大提示长度；跟随 data.max_prompt_length。",
     "SamplingConfig.response_length": "引擎的最大回答长度；跟随 data.max_response_length。",
     "SamplingConfig.dtype": "引擎权重的数据类型；null 在 CPU 上为 float32，在 GPU 上为 bfloat16。",
@@ -241,10 +292,12 @@ DOCS: dict[str, str] = {
     "SamplingConfig.pipeline_model_parallel_size": "单个引擎的流水线级数。",
     "SamplingConfig.enforce_eager": "不使用 CUDA graph。",
     "SamplingConfig.cudagraph_capture_sizes": "要捕获 CUDA graph 的批大小；null 由引擎选择。",
-    "SamplingConfig.enable_chunked_prefill": "把长提示拆到多个引擎步中处理。",
-    "SamplingConfig.enable_prefix_caching": "保留前缀相同的提示的缓存。",
+    "SamplingConfig.enable_chunked_prefill": "把提示按 256 个 token 拆到多个引擎步；关闭则拒绝超过 token 预算的提示。",
+    "SamplingConfig.enable_prefix_caching": "为开头相同的其他提示保留完整的缓存块（256 个 token），直到权重更新。",
     "SamplingConfig.load_format": "引擎初始权重的来源：dummy* 为随机，其他从模型目录读取。",
-    "SamplingConfig.use_fire_sampling": "以极高温度采样第一个 token（FIRE，arXiv 2410.21236）。",
+    "SamplingConfig.use_fire_sampling": (
+        "以温度 30 在最可能的 top_k（关闭时为 16）个 token 中采样第一个 token（FIRE，arXiv 2410.21236）。"
+    ),
     "SamplingConfig.trust_remote_code": "允许引擎执行模型仓库自带的 Python 代码。",
     "RolloutConfig.log_prob_micro_batch_size": "策略重算旧对数概率时全部进程一次前向的回答数；下一个键的旧写法。",
     "RolloutConfig.log_prob_micro_batch_size_per_gpu": (

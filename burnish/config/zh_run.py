@@ -9,12 +9,7 @@ DOCS: dict[str, str] = {
     "CriticModelConfig.override_config": "要在 critic 的 Hugging Face 配置中修改的值。",
     "CriticModelConfig.external_lib": "构建 critic 之前要导入的 Python 模块；跟随策略。",
     "CriticModelConfig.trust_remote_code": "允许 critic 的仓库执行其自带的 Python 代码；跟随策略。",
-    "CriticModelConfig.enable_gradient_checkpointing": "反向传播时重算激活值而不是保留。",
-    "CriticModelConfig.enable_activation_offload": "在前向与反向之间把激活值放到 CPU 内存。",
     "CriticModelConfig.use_remove_padding": "在不含填充的紧凑 token 上训练。",
-    "CriticModelConfig.lora_rank": "LoRA 适配器的秩；0 训练全部权重。",
-    "CriticModelConfig.lora_alpha": "LoRA 的缩放：适配器输出乘以 lora_alpha / lora_rank。",
-    "CriticModelConfig.target_modules": "加 LoRA 适配器的模块。",
     "CriticModelConfig.use_shm": "加载前先把权重复制到共享内存。",
     "CriticConfig.enable": "是否训练 critic；null 表示优势估计需要价值时（gae）才训练。",
     "CriticConfig.strategy": "critic 的训练后端；跟随策略。",
@@ -48,25 +43,55 @@ DOCS: dict[str, str] = {
     "RewardConfig.memory_mb": "单个奖励进程的内存上限（MiB），在系统支持限制时生效。",
     "RewardConfig.on_error": "奖励出错、超时或返回非数值时：指明样本并使用 fallback_score，或停止运行。",
     "RewardConfig.fallback_score": "奖励失败的样本的得分。",
+    "RewardConfig.stop_properly_penalty": "达到长度上限的回答只保留该比例的得分；为负时直接取该值。null 关闭。",
+    "RewardConfig.scale": "在长度惩罚之后将得分乘以该值。验证得分从不调整。",
+    "RewardConfig.normalize": "缩放之后减去均值并除以标准差；null 关闭。",
+    "RewardConfig.clip_range": "[下限, 上限]：最后对得分截断；null 关闭。",
     "RewardConfig.pass_env": "名称像密钥（如 HF_TOKEN）但允许奖励进程看到的环境变量；其余密钥不会传给它们。",
+    "RewardConfig.model_weight": "与奖励函数的得分相加时奖励模型得分的权重；null 为 1。设置任一权重即混合两者。",
+    "RewardConfig.function_weight": "与奖励模型的得分相加时函数得分的权重；null 为 1。两者都为 null 时只计模型得分。",
+    "RewardConfig.isolate": (
+        "为奖励进程建立 Linux 命名空间。null：系统支持时，进程只看得到自己的进程；"
+        "true：必须支持，且只能写自己的临时目录；false：不隔离。"
+    ),
+    "RewardConfig.network": "奖励进程是否可以使用网络；false 需要系统支持隔离。",
+    "RewardConfig.verifiers": "给每个回答打分的规则，取代数据来源对应的规则（MindSpeed RL）；得分为各规则之和。",
+    "RewardConfig.verifier_weights": "各规则在该和中的权重；为空时均为 1。",
+    "RewardConfig.remote_url": (
+        "OpenRLHF 方式的远程奖励：一个含 reward_func(queries, prompts, labels) 的 Python 文件，"
+        "或轮流使用的 http(s) 地址。"
+    ),
+    "RewardConfig.remote_timeout": "一次奖励服务请求的最长秒数。",
+    "RewardConfig.remote_retries": "一个样本最多向奖励服务发送几次，之后视为奖励失败。",
+    "RewardConfig.remote_wait": "两次尝试之间的秒数。",
     "CustomRewardFunctionConfig.path": "存放奖励函数的 Python 文件（或 pkg://模块）；null 按数据来源使用内置函数。",
     "CustomRewardFunctionConfig.name": "该文件中的函数名。",
     "CustomRewardFunctionConfig.reward_kwargs": "每次调用附加的关键字参数。",
+    "ProgramsConfig.allow_weak": "系统无法隔离时也运行程序：只有资源限制，程序能看到训练用户能看到的一切。",
+    "ProgramsConfig.timeout": "单个测试用例的最长秒数，本机与沙箱服务相同。",
+    "ProgramsConfig.memory_mb": "一个程序连同其子进程可用的内存（MiB）。",
+    "ProgramsConfig.output_kb": "程序最多可输出的量（KiB）；超出即被终止。",
+    "ProgramsConfig.max_cases": "每个答案运行的测试用例数（取前若干个）；得分为通过的比例。",
+    "ProgramsConfig.max_parallel": "本机同时运行的程序数；null 为每个处理器一个。",
     "SandboxConfig.url": "执行代码答案的沙箱服务地址；null 在本地进程中执行。",
     "SandboxConfig.max_concurrent": "同时发往沙箱的最大请求数。",
     "SandboxConfig.memory_limit_mb": "沙箱中单次执行的内存上限（MiB）。",
     "OverlongBufferConfig.enable": "对落在长度上限前最后 len 个 token 内结束的回答扣分。",
     "OverlongBufferConfig.len": "该区间的长度（token）。",
     "OverlongBufferConfig.penalty_factor": "到达上限时扣的分数；区间内按比例。",
-    "OverlongBufferConfig.log": "把扣分作为指标记录。",
-    "RewardModelModelConfig.path": "奖励模型的目录或名称。",
+    "OverlongBufferConfig.max_resp_len": "该区间的终点长度；null 表示 data.max_response_length。",
+    "OverlongBufferConfig.log": "把扣分作为指标记录，并随每条回答输出。",
+    "RewardModelModelConfig.path": "奖励模型的目录或名称：单标签的序列或 token 分类模型。",
     "RewardModelModelConfig.input_tokenizer": "先用它解码回答，再套奖励模型自己的模板；null 直接送入策略的 token。",
     "RewardModelModelConfig.external_lib": "构建奖励模型之前要导入的 Python 模块；跟随策略。",
     "RewardModelModelConfig.trust_remote_code": "允许奖励模型仓库执行其自带的 Python 代码。",
     "RewardModelModelConfig.use_remove_padding": "在不含填充的紧凑 token 上打分。",
     "RewardModelModelConfig.use_fused_kernels": "跟随策略；奖励模型没有可融合的语言输出头。",
     "RewardModelModelConfig.use_shm": "加载前先把权重复制到共享内存。",
-    "RewardModelConfig.enable": "用模型给回答打分，其得分取代奖励函数的得分。",
+    "RewardModelConfig.enable": (
+        "用模型给回答打分，其得分取代奖励函数的得分，除非以 reward.model_weight 或 reward.function_weight 混合。"
+    ),
+    "RewardModelConfig.normalize": "给出 (得分 - mean) / std，mean 与 std 取自奖励模型的 config.json。",
     "RewardModelConfig.reward_manager": "奖励函数的调用方式。",
     "RewardModelConfig.reward_kwargs": "奖励管理器的参数，例如 dapo 的 overlong_buffer_cfg 与 max_resp_len。",
     "RewardModelConfig.strategy": "奖励模型的后端；跟随策略。",
@@ -74,7 +99,7 @@ DOCS: dict[str, str] = {
     "RewardModelConfig.micro_batch_size_per_gpu": (
         "单个进程一次打分的回答数；null 按 forward_max_token_len_per_gpu 打包。"
     ),
-    "RewardModelConfig.max_length": "奖励模型输入的最大 token 数；null 不限。",
+    "RewardModelConfig.max_length": "奖励模型输入的最大 token 数，过长时去掉开头；null 不限。",
     "RewardModelConfig.use_dynamic_bsz": "按 token 数而不是回答数切分；跟随 critic。",
     "RewardModelConfig.forward_max_token_len_per_gpu": "单个进程一次打分的 token 预算；跟随 critic。",
     "RewardModelConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数。",
@@ -94,20 +119,35 @@ DOCS: dict[str, str] = {
     "PfPpoConfig.reweight_method": "如何由得分得到采样权重。",
     "PfPpoConfig.weight_pow": "pow 方式的指数。",
     "FilterGroupsConfig.enable": "替换组内指标全部相同的提示：它们不提供学习信号。",
-    "FilterGroupsConfig.metric": "组内必须有差异的指标：acc、score、seq_reward、seq_final_reward。",
-    "FilterGroupsConfig.max_num_gen_batches": "每步最多的生成轮数；0 不限。",
+    "FilterGroupsConfig.metric": (
+        "组内比较的指标：score（null）、acc、seq_reward 或 seq_final_reward（长度惩罚与缩放之后的得分），"
+        "或奖励返回的任意数值。"
+    ),
+    "FilterGroupsConfig.max_num_gen_batches": "每步最多几轮 data.gen_batch_size 个提示，超过则停止；0 不限。",
+    "FilterGroupsConfig.reward_range": "[下限, 上限]：仅保留指标均值严格位于其间的组；null 保留有差异的组。",
     "RolloutCorrectionConfig.rollout_is": "用训练与引擎的概率比给损失加权，按 token 或按序列；null 为关闭。",
-    "RolloutCorrectionConfig.rollout_is_threshold": "该权重的上限；写成“低_高”时把区间外的权重置 0。",
+    "RolloutCorrectionConfig.rollout_is_threshold": (
+        "该权重的上限，例如 2.0；写成“低_高”（0.5_2.0）时把区间外的权重置 0（IcePop）。"
+    ),
+    "RolloutCorrectionConfig.rollout_is_threshold_lower": (
+        "该权重的下限，更小的按此值计（OpenRLHF：0.5）；null 无下限。"
+    ),
     "RolloutCorrectionConfig.rollout_is_batch_normalize": "把权重在批次内归一到均值 1。",
-    "RolloutCorrectionConfig.rollout_rs": "按这些度量拒绝 token 或序列，逗号分隔，例如 token_k1,seq_max_k2。",
-    "RolloutCorrectionConfig.rollout_rs_threshold": "各度量的阈值，逗号分隔；k1 写成“低_高”。",
-    "RolloutCorrectionConfig.rollout_rs_threshold_lower": "拒绝的下阈值（旧写法）。",
-    "RolloutCorrectionConfig.rollout_token_veto_threshold": "序列中有 token 的概率比低于此值时拒绝整条序列。",
-    "RolloutCorrectionConfig.bypass_mode": "直接以引擎的对数概率作为旧对数概率，不再重算。",
+    "RolloutCorrectionConfig.rollout_rs": (
+        "按这些度量拒绝 token 或序列，逗号分隔，例如 token_k1,seq_max_k2；须全部通过。空或 null 为关闭。"
+    ),
+    "RolloutCorrectionConfig.rollout_rs_threshold": (
+        "各度量的阈值，逗号分隔，或一个通用：k2、k3 为最大距离；k1 与旧名称为比率“低_高”，单个数 h 表示 1/h 到 h。"
+    ),
+    "RolloutCorrectionConfig.rollout_rs_threshold_lower": "阈值为单个数的度量的比率下限（旧写法）。",
+    "RolloutCorrectionConfig.rollout_token_veto_threshold": (
+        "序列中有 token 的训练与引擎概率比低于此值时拒绝整条序列。"
+    ),
+    "RolloutCorrectionConfig.bypass_mode": ("比率以引擎的对数概率为分母；除非权重或拒绝需要，不再用训练模型重算。"),
     "RolloutCorrectionConfig.use_policy_gradient": (
         "bypass_mode：使用普通策略梯度而非截断损失（loss_type 的旧写法）。"
     ),
-    "RolloutCorrectionConfig.loss_type": "bypass_mode：截断损失，或普通策略梯度。",
+    "RolloutCorrectionConfig.loss_type": "bypass_mode：actor.policy_loss.loss_mode 的损失，或普通策略梯度。",
     "AlgorithmConfig.adv_estimator": "优势估计：名称，或 path/to/file.py:function。",
     "AlgorithmConfig.gamma": "对后续奖励的折扣（gae、reinforce_plus_plus）。",
     "AlgorithmConfig.lam": "GAE 的 λ：1 相信回报，0 相信 critic。",
@@ -116,6 +156,14 @@ DOCS: dict[str, str] = {
         "从逐 token 奖励中扣除与参考策略的 KL（PPO）。不可与 actor.use_kl_loss 同用。"
     ),
     "AlgorithmConfig.kl_penalty": "奖励中 KL 的估计方式。",
+    "AlgorithmConfig.kl_clamp": "把奖励中每个 token 的 KL 限制在正负此值内（OpenRLHF：10）；null 不限。",
+    "AlgorithmConfig.kl_order": "在比较同一提示的回答之前还是之后（OpenRLHF）从奖励中扣除 KL。",
+    "AlgorithmConfig.reward_clip_range": (
+        "[低, 高]：限制回答的得分（OpenRLHF：[-10,10]）；kl_order=after 时限制组内比较后的值。"
+    ),
+    "AlgorithmConfig.whitening": ("gae、reinforce_plus_plus、reinforce_plus_plus_baseline 如何在批次上缩放优势。"),
+    "AlgorithmConfig.group_std_epsilon": "除以组内标准差前加上的数（OpenRLHF：1e-9）。",
+    "AlgorithmConfig.gae_observations": "gae 如何越过并非模型生成的 token。",
     "AlgorithmConfig.use_pf_ppo": "策略过滤：按得分重新抽取本步的回答。",
     # trainer
     "TrainerConfig.seed": "整个运行的种子：每个随机数都由它和用途推导得出。",
@@ -128,9 +176,11 @@ DOCS: dict[str, str] = {
     "TrainerConfig.rollout_data_dir": "保存每步回答与得分的目录，每步一个 JSON Lines 文件。",
     "TrainerConfig.validation_data_dir": "保存每次验证的回答与得分的目录。",
     "TrainerConfig.default_local_dir": "运行目录：配置、指标、曲线、检查点。",
+    "TrainerConfig.log_freq": "每隔多少步以及最后一步记录指标；验证结果始终记录。",
+    "TrainerConfig.export_dir": "运行结束时保存策略与分词器（Hugging Face 格式）的目录。",
     "TrainerConfig.save_freq": "每隔多少步以及结束时保存；0 或 -1 从不保存。",
     "TrainerConfig.resume_mode": "是否续训、从哪里续训。",
-    "TrainerConfig.resume_from_path": "resume_mode=resume_path 时的检查点目录（global_step_N）。",
+    "TrainerConfig.resume_from_path": "resume_mode=resume_path 时的检查点目录（global_step_N），可以是远程目录。",
     "TrainerConfig.remove_previous_ckpt_in_save": (
         "只保留最新检查点；把 max_actor_ckpt_to_keep 与 max_critic_ckpt_to_keep 设为 1 的旧写法。"
     ),
@@ -144,9 +194,11 @@ DOCS: dict[str, str] = {
     "TrainerConfig.nnodes": "机器数。",
     "TrainerConfig.n_gpus_per_node": "每台机器的训练进程数，每个设备一个。",
     "TrainerConfig.balance_batch": "在进程间分配回答，使各进程的 token 数相近。",
-    "TrainerConfig.esi_redundant_time": "在机器租期结束前多少秒保存。",
-    "TrainerConfig.default_hdfs_dir": "检查点要复制到的远程目录。",
-    "TrainerConfig.del_local_ckpt_after_load": "加载后删除远程检查点的本地副本。",
+    "TrainerConfig.esi_redundant_time": "机器租期结束前的余量（秒）：若下一步可能来不及，则保存并停止。",
+    "TrainerConfig.default_hdfs_dir": (
+        "检查点要复制到的其他位置（hdfs://、s3:// 等，或路径）；运行目录中没有检查点时 resume_mode=auto 会到那里查找。"
+    ),
+    "TrainerConfig.del_local_ckpt_after_load": "若检查点在别处有副本，恢复后删除其本地副本。",
     "TrainerConfig.ray_wait_register_center_timeout": "等待 Ray 工作进程互相发现的秒数。",
     "TrainerConfig.use_legacy_worker_impl": "verl 在新旧工作进程实现之间的选择。",
     "TrainerConfig.profile_steps": "要做性能分析的步；null 不分析。",
@@ -208,6 +260,8 @@ DOCS: dict[str, str] = {
     "SftMultiturnConfig.enable_thinking_key": "标明是否开启模板思考模式的列。",
     "SftDataConfig.train_files": "训练文件，按给定顺序读取。",
     "SftDataConfig.val_files": "验证文件；留空表示不做验证。",
+    "SftDataConfig.train_split": "数据集带有划分时，用于训练的划分；普通文件没有划分。",
+    "SftDataConfig.val_split": "数据集带有划分时，用于验证的划分；普通文件没有划分。",
     "SftDataConfig.train_max_samples": "最多使用多少条训练数据；-1 为全部。",
     "SftDataConfig.val_max_samples": "最多使用多少条验证数据；-1 为全部。",
     "SftDataConfig.train_batch_size": "每次更新的样本数（全部进程合计）。",
@@ -223,7 +277,9 @@ DOCS: dict[str, str] = {
     "SftDataConfig.truncation": "更长的样本如何处理。",
     "SftDataConfig.balance_dp_token": "损失除以全部进程的 token 数。",
     "SftDataConfig.pad_mode": "verl 的样本填充方式。",
-    "SftDataConfig.chat_template": "替换分词器自带模板的对话模板。",
+    "SftDataConfig.chat_template": "替换分词器自带模板的对话模板：Jinja 文本或文件。",
+    "SftDataConfig.apply_chat_template": "用对话模板书写提示；false 表示文本提示原样使用。",
+    "SftDataConfig.input_template": "不用对话模板时（apply_chat_template=false）的文本模板，{} 处填入提示。",
     "SftDataConfig.apply_chat_template_kwargs": "传给分词器对话模板的参数。",
     "SftDataConfig.ignore_input_ids_mismatch": "接受单轮与整体分词结果不一致的对话。",
     "SftDataConfig.use_shm": "先把数据文件复制到共享内存再读取。",
@@ -233,11 +289,7 @@ DOCS: dict[str, str] = {
     "SftModelConfig.strategy": "训练后端。",
     "SftModelConfig.external_lib": "构建模型之前要导入的 Python 模块。",
     "SftModelConfig.override_config": "要在模型的 Hugging Face 配置中修改的值。",
-    "SftModelConfig.enable_gradient_checkpointing": "反向传播时重算激活值而不是保留。",
     "SftModelConfig.trust_remote_code": "允许模型仓库执行其自带的 Python 代码。",
-    "SftModelConfig.lora_rank": "LoRA 适配器的秩；0 训练全部权重。",
-    "SftModelConfig.lora_alpha": "LoRA 的缩放：适配器输出乘以 lora_alpha / lora_rank。",
-    "SftModelConfig.target_modules": "加 LoRA 适配器的模块。",
     "SftModelConfig.use_liger": "用 Liger 的算子替换模型的部分模块。",
     "SftModelConfig.use_shm": "加载前先把权重复制到共享内存。",
     "SftOptimConfig.lr": "学习率峰值。",
@@ -268,16 +320,18 @@ DOCS: dict[str, str] = {
     "SftConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数。",
     "SftConfig.use_remove_padding": "在不含填充的紧凑 token 上训练。",
     # eval and generate
-    "EvalDataConfig.path": "带有回答的 parquet 文件。",
-    "EvalDataConfig.prompt_key": "存放提示的列。",
-    "EvalDataConfig.response_key": "存放每行回答列表的列。",
+    "EvalDataConfig.path": "带有回答的文件（.parquet、.jsonl 等）。可写一个路径、列表或逗号分隔的多个路径。",
+    "EvalDataConfig.prompt_key": "存放提示的列，供需要读取它的奖励使用（reward.remote_url）。",
+    "EvalDataConfig.response_key": "存放每行回答列表的列；单个字符串视为一个回答。",
     "EvalDataConfig.data_source_key": "标明数据来源的列；得分按来源取平均。",
-    "EvalDataConfig.reward_model_key": "存放标准答案的列。",
-    "GenerateDataConfig.path": "带有提示的 parquet 文件。",
-    "GenerateDataConfig.prompt_key": "存放对话的列：由 {role, content} 消息组成的列表。",
+    "EvalDataConfig.reward_model_key": "存放标准答案的列：含 ground_truth 的对象，或答案本身；不需要答案时为 null。",
+    "EvalDataConfig.output_path": "写出各行及其得分的文件，.parquet 或 .jsonl；null 不写。",
+    "GenerateDataConfig.path": "带有提示的文件：parquet、JSON Lines 或 JSON。",
+    "GenerateDataConfig.prompt_key": "存放提示的列：{role, content} 消息列表，或字符串。",
     "GenerateDataConfig.n_samples": "每个提示的回答数。",
-    "GenerateDataConfig.output_path": "要写出的 parquet 文件：原数据加上回答。",
+    "GenerateDataConfig.output_path": "要写出的 parquet 文件：原数据加上 responses 列（文本列表）。",
     "GenerateDataConfig.batch_size": "一次交给引擎的提示数。",
+    "GenerateDataConfig.truncation": "如何处理长于 rollout.prompt_length 的提示。",
     "GenerateDataConfig.trust_remote_code": "允许分词器仓库执行其自带的 Python 代码。",
     "GenerateDataConfig.apply_chat_template_kwargs": "传给分词器对话模板的参数。",
     "GenerateModelConfig.path": "模型的目录或名称。",

@@ -13,6 +13,8 @@ from torch import Tensor
 from burnish.batch import Batch, Column, Ragged
 from burnish.data.encode import TRUNCATIONS, PromptEncoder, TemplateFailure, too_long
 from burnish.data.files import ListRows, Rows
+from burnish.data.grown import GrownRows
+from burnish.data.handlers import PROMPT_TYPES
 from burnish.data.measure import Measured, measure
 from burnish.data.prompt import Prompt, read_prompt
 from burnish.errors import UserError
@@ -63,7 +65,9 @@ class PromptDataset:
         self.rows: Rows = rows if isinstance(rows, Rows) else ListRows(rows)
         self.cfg = cfg
         self.key = key
-        self.encoder = PromptEncoder(tokenizer, dict(cfg.apply_chat_template_kwargs or {}))
+        self.templated = cfg.apply_chat_template and PROMPT_TYPES[cfg.handler.prompt_type].facts["templated"]
+        kwargs = dict(cfg.apply_chat_template_kwargs or {})
+        self.encoder = PromptEncoder(tokenizer, kwargs, self.templated, cfg.input_template)
         self.truncation = TRUNCATIONS[cfg.truncation]
         self.kept: list[int] = list(range(len(self.rows))) if picked is None else list(picked)
         self.report: FilterReport | None = None
@@ -95,6 +99,10 @@ class PromptDataset:
         """Every data source that a row names."""
         return {source for source in self.rows.values(self.cfg.reward_fn_key) if source is not None}
 
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """A row as it is in its file: what samplers and generators of a user's own look at."""
+        return self.rows.row(self.kept[index])
+
     def prompt(self, index: int) -> Prompt:
         return self._read_prompt(self.rows.row(self.kept[index]), self.kept[index])
 
@@ -120,11 +128,42 @@ class PromptDataset:
             columns["raw_input_ids"] = Ragged.of(plain, torch.int64)
         return Batch(**columns)
 
+    def append(self, rows: Sequence[Mapping[str, Any]], maker: str, *, measure: bool = True) -> list[int]:
+        """New rows after all others, less those that the overlong filter would drop; which of them stay."""
+        grown = self.rows if isinstance(self.rows, GrownRows) else GrownRows(self.rows)
+        fitting = [
+            number for number, row in enumerate(rows) if not measure or self._fits(row, f"{maker}, row {number}")
+        ]
+        self.rows = grown
+        self.kept += grown.add([rows[number] for number in fitting], maker)
+        return fitting
+
+    def _fits(self, row: Mapping[str, Any], where: str) -> bool:
+        """Does a new row stay? What the first rows of the files were checked for is checked here."""
+        for name in (self.cfg.prompt_key, self.cfg.reward_fn_key):
+            if row.get(name) is None:
+                raise UserError(f"{where} has no {name!r}", key="data.datagen.name", value=self.cfg.datagen.name)
+        try:
+            length = len(self.encoder.ids(read_prompt(row, self.cfg.prompt_key, where)))
+        except TemplateFailure as failure:
+            if self.cfg.filter_overlong_prompts:
+                return False
+            raise UserError(f"{where}: the chat template failed: {failure}", key=self.key) from failure
+        limit = self.cfg.max_prompt_length
+        if length > limit and not self.cfg.filter_overlong_prompts and self.truncation.facts.get("before_start"):
+            raise too_long(f"{where} has {length} tokens", limit, length)
+        return length <= limit or not self.cfg.filter_overlong_prompts
+
     def _read_prompt(self, row: Mapping[str, Any], number: int) -> Prompt:
         for name in (self.cfg.image_key, self.cfg.video_key):
             if row.get(name):
                 raise UserError(f"{self._where(number)} has {name}; only text prompts can be trained on", key=self.key)
-        return read_prompt(row, self.cfg.prompt_key, self._where(number))
+        prompt = read_prompt(row, self.cfg.prompt_key, self._where(number))
+        if not self.templated and prompt.written is None and prompt.ids is None:
+            name = self.cfg.prompt_key
+            problem = f"{self._where(number)}: {name!r} is a list of messages, which only a chat template can write"
+            raise UserError(problem, key="data.apply_chat_template", value=False, hint="data.apply_chat_template=true")
+        return prompt
 
     def _ids(self, prompt: Prompt, number: int) -> Tensor:
         """Tokens of a prompt, truncated; remembered while there is room."""
@@ -159,7 +198,12 @@ class PromptDataset:
         return value
 
     def _ground_truth(self, row: Mapping[str, Any], number: int) -> Any:
-        return self._object(row, "reward_model", number).get("ground_truth")
+        truth, label = self._object(row, "reward_model", number).get("ground_truth"), self.cfg.label_key
+        if truth is not None or label is None:
+            return truth
+        if row.get(label) is None:
+            raise UserError(f"{self._where(number)} has no {label!r}", key="data.label_key", value=label)
+        return row[label]
 
     def _extra_info(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
         """The row's extra_info, with the row's number as its index where it has none of its own."""
@@ -183,6 +227,8 @@ class PromptDataset:
         tokens = ({"prompt_ids"}, {"raw_prompt_ids"}, {"raw_prompt"}, {"input_ids", "attention_mask"})
         has_prompt = self.cfg.prompt_key in columns or any(names <= columns.keys() for names in tokens)
         needed = {"data.prompt_key": has_prompt, "data.reward_fn_key": self.cfg.reward_fn_key in columns}
+        if self.cfg.label_key is not None:
+            needed["data.label_key"] = self.cfg.label_key in columns or "reward_model" in columns
         for key, there in needed.items():
             if not there:
                 raise UserError(

@@ -26,6 +26,8 @@ class PromptEncoder:
 
     tokenizer: Any
     template_kwargs: dict[str, Any]
+    use_template: bool = True
+    input_template: str | None = None  # text with {}, where no chat template applies
 
     def __post_init__(self) -> None:
         taken = sorted(RESERVED_KWARGS & self.template_kwargs.keys())
@@ -35,7 +37,8 @@ class PromptEncoder:
 
     @property
     def has_template(self) -> bool:
-        return bool(getattr(self.tokenizer, "chat_template", None) or self.template_kwargs.get("chat_template"))
+        found = getattr(self.tokenizer, "chat_template", None) or self.template_kwargs.get("chat_template")
+        return self.use_template and bool(found)
 
     def text(self, prompt: Prompt) -> str:
         """The prompt as the model reads it, with the header of the answer to come."""
@@ -44,7 +47,7 @@ class PromptEncoder:
         if self.has_template:
             return self._templated(prompt.messages)
         if prompt.written is not None:
-            return prompt.written
+            return (self.input_template or "{}").replace("{}", prompt.written)
         raise UserError(
             "the prompts are chat messages, and the tokenizer has no chat template",
             allowed="an instruct model, a chat template, or prompts that are plain strings",

@@ -1,8 +1,9 @@
-"""Data files as rows: parquet, JSON lines and JSON, read once and cheap to read by row."""
+"""Data files as rows: parquet, arrow, JSON lines, JSON and CSV, read once and cheap to read by row."""
 
 from __future__ import annotations
 
 import bisect
+import csv
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from burnish.errors import UserError
+from burnish.remote import is_remote, local_path
 from burnish.table import Table
 
 FORMATS = Table("data file format", key="data.train_files")
@@ -148,47 +150,71 @@ class JoinedRows:
         return part.where(within)
 
 
-def read_files(files: Sequence[str], key: str = "data.train_files") -> Rows:
+def read_files(files: Sequence[str], key: str = "data.train_files", use_shm: bool = False) -> Rows:
     """The rows of all files, one after the other. They must have the same columns."""
-    if not files:
+    return join_rows([read_file(file, key, use_shm) for file in files], key)
+
+
+def join_rows(parts: Sequence[Rows], key: str) -> Rows:
+    """The rows of all parts, one after the other."""
+    check_parts(parts, key)
+    return parts[0] if len(parts) == 1 else JoinedRows(list(parts))
+
+
+def check_parts(parts: Sequence[Rows], key: str) -> None:
+    """There are some, and they have the same columns."""
+    if not parts:
         raise UserError("no data files are named", key=key, hint=f"{key}=/path/to/rows.parquet")
-    parts = [read_file(file, key) for file in files]
     for part in parts[1:]:
         _check_same_columns(parts[0], part, key)
-    return parts[0] if len(parts) == 1 else JoinedRows(parts)
 
 
-def read_file(file: str, key: str = "data.train_files") -> Rows:
-    """The rows of one file, by its ending."""
-    path = Path(file).expanduser()
+def read_file(file: str, key: str = "data.train_files", use_shm: bool = False) -> Rows:
+    """The rows of one file, by its ending. A remote file is fetched first."""
+    path = Path(local_path(file, key=key) if is_remote(file) else file.removeprefix("file://")).expanduser()
     if path.is_dir():
         raise UserError(
             "this is a folder, not a file", key=key, value=file, hint=f"{key}={file.rstrip('/')}/train.parquet"
         )
     if not path.is_file():
-        where = " (only local files are read)" if "://" in file else ""
-        raise UserError(f"no such file{where}", key=key, value=file, hint=f"{key}=/path/to/rows.parquet")
+        raise UserError("no such file", key=key, value=file, hint=f"{key}=/path/to/rows.parquet")
     if path.suffix not in FORMATS:
         raise UserError(
             f"cannot read {path.suffix or 'a file without an ending'}", key=key, value=file, allowed=FORMATS.names()
         )
-    rows: Rows = FORMATS[path.suffix].load()(path, key)
+    name = file if is_remote(file) else str(path)  # what the user typed, not where the copy lies
+    if use_shm:
+        path = Path(local_path(str(path), key=key, use_shm=True))
+    rows: Rows = FORMATS[path.suffix].load()(path, key, name)
     if len(rows) == 0:
         raise UserError("the file has no rows", key=key, value=file)
     return rows
 
 
 @FORMATS.add(".parquet")
-def read_parquet(path: Path, key: str) -> Rows:
+def read_parquet(path: Path, key: str, name: str) -> Rows:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"not a readable parquet file: {error}", key=key, value=str(path)) from error
-    return ArrowRows(table, str(path), fingerprint_of_file(path))
+        raise UserError(f"not a readable parquet file: {error}", key=key, value=name) from error
+    return ArrowRows(table, name, fingerprint_of_file(path))
+
+
+@FORMATS.add(".arrow")
+def read_arrow(path: Path, key: str, name: str) -> Rows:
+    """Arrow's stream format, which Hugging Face datasets are kept in, or its file format."""
+    try:
+        try:
+            table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+        except pa.ArrowInvalid:
+            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"not a readable arrow file: {error}", key=key, value=name) from error
+    return ArrowRows(table, name, fingerprint_of_file(path))
 
 
 @FORMATS.add(".jsonl")
-def read_json_lines(path: Path, key: str) -> Rows:
+def read_json_lines(path: Path, key: str, name: str) -> Rows:
     lines: list[bytes] = []
     kinds: dict[str, str] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -197,48 +223,88 @@ def read_json_lines(path: Path, key: str) -> Rows:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise UserError(f"line {number} is not JSON: {error}", key=key, value=str(path)) from error
+            raise UserError(f"line {number} is not JSON: {error}", key=key, value=name) from error
         if not isinstance(row, dict):
-            raise UserError(f"line {number} is a {type(row).__name__}, not an object", key=key, value=str(path))
+            raise UserError(f"line {number} is a {type(row).__name__}, not an object", key=key, value=name)
         add_kinds(kinds, row)
         lines.append(line)
-    return LineRows(lines, kinds, str(path), fingerprint_of_file(path))
+    return LineRows(lines, kinds, name, fingerprint_of_file(path))
 
 
 @FORMATS.add(".json")
-def read_json(path: Path, key: str) -> Rows:
+def read_json(path: Path, key: str, name: str) -> Rows:
     """A JSON array of objects, one object, or one object per line: all three go by this ending."""
     try:
         content = json.loads(path.read_bytes())
     except ValueError:
-        return read_json_lines(path, key)
+        return read_json_lines(path, key, name)
     rows = content if isinstance(content, list) else [content]
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise UserError(f"row {number} is a {type(row).__name__}, not an object", key=key, value=str(path))
+            raise UserError(f"row {number} is a {type(row).__name__}, not an object", key=key, value=name)
     if not rows:
-        raise UserError("the file has no rows", key=key, value=str(path))
-    return ListRows(rows, str(path), fingerprint_of_file(path))
+        raise UserError("the file has no rows", key=key, value=name)
+    return ListRows(rows, name, fingerprint_of_file(path))
+
+
+@FORMATS.add(".csv")
+def read_csv(path: Path, key: str, name: str) -> Rows:
+    """Columns by the header. Every value stays the text it is: "007" is no number."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file, strict=True))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(f"not a readable CSV file: {error}", key=key, value=name) from error
+    for number, row in enumerate(rows):
+        if None in row or None in row.values():
+            problem = f"row {number} has {'more' if None in row else 'fewer'} values than there are columns"
+            raise UserError(problem, key=key, value=name)
+    if not rows:
+        raise UserError("the file has no rows", key=key, value=name)
+    return ListRows(rows, name, fingerprint_of_file(path))
 
 
 def write_parquet(rows: list[dict[str, Any]], out: str | Path) -> None:
     """Write rows as one parquet file: whole or not at all."""
+    parquet_path(out, "OUT")
+    write_table(as_table(rows, out, "OUT"), out, "OUT")
+
+
+def write_with_column(rows: Rows, name: str, values: list[Any], out: str | Path, key: str) -> None:
+    """The rows and one column more, as a parquet file. Columns of an arrow table keep their types."""
+    if isinstance(rows, ArrowRows):
+        table = rows.table.append_column(name, [values])
+    else:
+        every = [{**rows.row(number), name: value} for number, value in enumerate(values)]
+        table = as_table(every, out, key)
+    write_table(table, out, key)
+
+
+def parquet_path(out: str | Path, key: str) -> Path:
     path = Path(out).expanduser()
     if path.suffix != ".parquet":
-        raise UserError(
-            "the output must be a parquet file", key="OUT", value=str(out), hint=f"{path.with_suffix('.parquet')}"
-        )
+        hint = f"{path.with_suffix('.parquet')}"
+        raise UserError("the output must be a parquet file", key=key, value=str(out), hint=hint)
+    return path
+
+
+def as_table(rows: list[dict[str, Any]], out: str | Path, key: str) -> pa.Table:
     try:
-        table = pa.Table.from_pylist(rows)
+        return pa.Table.from_pylist(rows)
     except pa.ArrowException as error:
-        raise UserError(f"the rows do not fit one parquet schema: {error}", key="OUT", value=str(out)) from error
+        raise UserError(f"the rows do not fit one parquet schema: {error}", key=key, value=str(out)) from error
+
+
+def write_table(table: pa.Table, out: str | Path, key: str) -> None:
+    """Beside its name first, then renamed."""
+    path = parquet_path(out, key)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, beside)
         os.replace(beside, path)
     except OSError as error:
-        raise UserError(f"cannot write: {error}", key="OUT", value=str(out)) from error
+        raise UserError(f"cannot write: {error}", key=key, value=str(out)) from error
     finally:
         beside.unlink(missing_ok=True)
 

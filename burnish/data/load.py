@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from burnish.address import address
+from burnish.config.data import DataConfig
 from burnish.data.custom import load_custom_rows
 from burnish.data.dataset import PromptDataset
-from burnish.data.files import ListRows, Rows, read_files
+from burnish.data.files import ListRows, Rows, join_rows
+from burnish.data.find import Finder
+from burnish.data.handlers import HandledRows
+from burnish.data.mix import MixedRows
+from burnish.data.named import NamedRows
 from burnish.data.sampler import PromptSampler, epoch_order
+from burnish.data.user_sampler import UserSampler, load_user_sampler
+from burnish.remote import local_path
 
-if TYPE_CHECKING:
-    from burnish.config.data import DataConfig
+
+@dataclass(frozen=True)
+class Wanted:
+    """One of the two sets of prompts: its files and how they are read."""
+
+    files: list[str]
+    key: str
+    split: str
+    max_samples: int
+    shuffle: bool
+    probs: list[float] | None = None
 
 
 def load_train(
@@ -24,8 +41,10 @@ def load_train(
     processor: Any = None,
 ) -> PromptDataset:
     """The training prompts: `rows` where given, else data.custom_cls, else data.train_files."""
-    source = (cfg.train_files, "data.train_files", cfg.train_max_samples, cfg.shuffle)
-    return _load(cfg, tokenizer, source, order_seed(cfg, run_seed), rows, processor)
+    wanted = Wanted(
+        cfg.train_files, "data.train_files", cfg.train_split, cfg.train_max_samples, cfg.shuffle, cfg.train_probs
+    )
+    return _load(cfg, tokenizer, wanted, order_seed(cfg, run_seed), rows, processor)
 
 
 def load_val(
@@ -37,13 +56,15 @@ def load_val(
     processor: Any = None,
 ) -> PromptDataset:
     """The validation prompts: `rows` where given, else data.custom_cls, else data.val_files."""
-    source = (cfg.val_files, "data.val_files", cfg.val_max_samples, cfg.validation_shuffle)
-    return _load(cfg, tokenizer, source, order_seed(cfg, run_seed), rows, processor)
+    wanted = Wanted(cfg.val_files, "data.val_files", cfg.val_split, cfg.val_max_samples, cfg.validation_shuffle)
+    return _load(cfg, tokenizer, wanted, order_seed(cfg, run_seed), rows, processor)
 
 
-def train_sampler(cfg: DataConfig, num_rows: int, *, run_seed: int) -> PromptSampler:
-    """The order of the training prompts."""
-    return PromptSampler(num_rows, cfg.train_batch_size, cfg.shuffle, order_seed(cfg, run_seed))
+def train_sampler(cfg: DataConfig, dataset: PromptDataset, *, run_seed: int) -> PromptSampler | UserSampler:
+    """The order of the training prompts: by seed, or by data.sampler."""
+    if cfg.sampler.class_path:
+        return load_user_sampler(cfg, dataset)
+    return PromptSampler(len(dataset), cfg.train_batch_size, cfg.shuffle, order_seed(cfg, run_seed))
 
 
 def order_seed(cfg: DataConfig, run_seed: int) -> int:
@@ -61,19 +82,33 @@ def pick(num_rows: int, max_samples: int | None, shuffle: bool, seed: int) -> li
 def _load(
     cfg: DataConfig,
     tokenizer: Any,
-    source: tuple[list[str], str, int, bool],
+    wanted: Wanted,
     seed: int,
     rows: Sequence[Mapping[str, Any]] | None,
     processor: Any,
 ) -> PromptDataset:
-    files, key, max_samples, shuffle = source
+    max_samples = wanted.max_samples
     found: Rows
     if rows is not None:
         found = ListRows(rows)
     elif cfg.custom_cls.path:
+        files = [local_path(file, key=wanted.key, use_shm=cfg.use_shm) for file in wanted.files]
         found, took_samples = load_custom_rows(cfg, files, tokenizer, processor, max_samples)
         max_samples = -1 if took_samples else max_samples
     else:
-        found = read_files(files, key)
-    picked = pick(len(found), max_samples, shuffle, seed)
-    return PromptDataset(found, tokenizer, cfg, picked=picked, key=key)
+        found = _file_rows(cfg, tokenizer, wanted, seed)
+    picked = pick(len(found), max_samples, wanted.shuffle, seed)
+    return PromptDataset(found, tokenizer, cfg, picked=picked, key=wanted.key)
+
+
+def _file_rows(cfg: DataConfig, tokenizer: Any, wanted: Wanted, seed: int) -> Rows:
+    """The rows of all names, each through the handler and with a data source; in order, or mixed."""
+    finder = Finder(wanted.key, wanted.split, cfg.use_shm, tuple(cfg.additional_keys), tokenizer)
+    parts: list[Rows] = [finder.rows(name) for name in wanted.files]
+    if cfg.handler.name is not None:
+        parts = [HandledRows(part, cfg.handler, cfg.prompt_key, (cfg.reward_fn_key,)) for part in parts]
+    if cfg.reward_fn_key == DataConfig.reward_fn_key:  # a column of another name was asked for, and must be there
+        parts = [part if cfg.reward_fn_key in part.kinds else NamedRows(part, cfg.reward_fn_key) for part in parts]
+    if wanted.probs is not None:
+        return MixedRows(parts, wanted.probs, seed, wanted.key)
+    return join_rows(parts, wanted.key)

@@ -39,20 +39,18 @@ def read_prompt(row: Mapping[str, Any], prompt_key: str, where: str) -> Prompt:
     return Prompt(read_messages(value, prompt_key, where), ids=ids)
 
 
-def read_messages(value: object, prompt_key: str, where: str) -> list[dict[str, Any]]:
+def read_messages(value: object, prompt_key: str, where: str, key: str = "data.prompt_key") -> list[dict[str, Any]]:
     """Check a list of {role, content} and drop what parquet fills in for fields that other rows have."""
     if value is None or isinstance(value, Mapping | bytes) or not isinstance(value, Sequence):
         problem = f"{where}: the prompt must be a list of messages or a string, not {type(value).__name__}"
-        raise UserError(problem, key="data.prompt_key", value=prompt_key, allowed=EXAMPLE)
+        raise UserError(problem, key=key, value=prompt_key, allowed=EXAMPLE)
     if not value:
-        raise UserError(
-            f"{where}: the prompt has no messages", key="data.prompt_key", value=prompt_key, allowed=EXAMPLE
-        )
+        raise UserError(f"{where}: the prompt has no messages", key=key, value=prompt_key, allowed=EXAMPLE)
     messages = []
     for number, message in enumerate(value):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             problem = f"{where}: message {number} of the prompt must be an object with 'role' and 'content'"
-            raise UserError(problem, key="data.prompt_key", value=prompt_key, allowed=EXAMPLE)
+            raise UserError(problem, key=key, value=prompt_key, allowed=EXAMPLE)
         messages.append({k: v for k, v in message.items() if v is not None or k == "content"})
     return messages
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from burnish.address import address
+from burnish.batch import Batch
 from burnish.errors import UserError
 
 
@@ -37,6 +38,7 @@ class PromptSampler:
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
+        self.growth: list[list[int]] = []  # [epoch, prompts from then on], where the data grows
         self._go_to(epoch=0, offset=0)
 
     @property
@@ -46,7 +48,7 @@ class PromptSampler:
 
     def next(self) -> tuple[list[int], int]:
         """The next full batch and its epoch. What is left of an epoch and too little for a batch is skipped."""
-        if self.offset + self.batch_size > self.num_rows:
+        if self.offset + self.batch_size > len(self.order):
             self._go_to(self.epoch + 1, 0)
         return self._take(self.batch_size), self.epoch
 
@@ -55,12 +57,34 @@ class PromptSampler:
         indices: list[int] = []
         epochs: list[int] = []
         while len(indices) < count:
-            if self.offset == self.num_rows:
+            if self.offset == len(self.order):
                 self._go_to(self.epoch + 1, 0)
-            taken = self._take(min(count - len(indices), self.num_rows - self.offset))
+            taken = self._take(min(count - len(indices), len(self.order) - self.offset))
             indices += taken
             epochs += [self.epoch] * len(taken)
         return indices, epochs
+
+    def give_back(self, count: int) -> None:
+        """The last `count` prompts were drawn but not needed: they come next."""
+        offset, epoch = self.offset - count, self.epoch
+        while offset <= 0 and epoch > 0:  # the end of an epoch, not the beginning of the next
+            offset, epoch = offset + self._rows_of(epoch - 1), epoch - 1
+        self._go_to(epoch, offset)
+
+    @property
+    def epochs_done(self) -> int:
+        """Passes over the data that are complete."""
+        return self.epoch + self.offset // len(self.order)
+
+    def update(self, batch: Batch) -> None:
+        """A step is over. This order learns nothing from it."""
+
+    def grow(self, num_rows: int) -> None:
+        """There are more prompts now; the new ones join with the next epoch."""
+        self.growth = [entry for entry in self.growth if entry[0] <= self.epoch] + [[self.epoch + 1, num_rows]]
+
+    def _rows_of(self, epoch: int) -> int:
+        return next((rows for first, rows in reversed(self.growth) if first <= epoch), self.num_rows)
 
     def _take(self, count: int) -> list[int]:
         start, self.offset = self.offset, self.offset + count
@@ -69,10 +93,10 @@ class PromptSampler:
     def _go_to(self, epoch: int, offset: int) -> None:
         self.epoch = epoch
         self.offset = offset
-        self.order = epoch_order(self.num_rows, self.shuffle, self.seed, epoch)
+        self.order = epoch_order(self._rows_of(epoch), self.shuffle, self.seed, epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("epoch", "offset", "num_rows", "shuffle", "seed")
+        names = ("epoch", "offset", "num_rows", "shuffle", "seed", *(["growth"] if self.growth else []))
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -86,6 +110,7 @@ class PromptSampler:
                     value=getattr(self, name),
                     hint="the settings and files of the checkpoint, or trainer.resume_mode=disable",
                 )
+        self.growth = [list(entry) for entry in state.get("growth", [])]
         self._go_to(state["epoch"], state["offset"])
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from burnish.data.files import FORMATS, ListRows, Rows, read_file
+from burnish.data.find import HUB_NAME
 from burnish.data.hub import hub_rows
 from burnish.errors import UserError
-
-HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def raw_rows(source: str, *, subset: str | None, split: str) -> Rows:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,23 @@ def say_error(text: str) -> None:
     Console(stderr=True, markup=False, emoji=False, highlight=False).print(text, style="red", soft_wrap=True)
 
 
+@contextmanager
+def counting(noun: str, total: int, console: Console | None = None) -> Iterator[Callable[[int], None]]:
+    """Gives a function to be told how many are done: it moves a bar on a terminal, and says so elsewhere."""
+    console = console or get_console()
+    if not has_cursor(console):
+        yield lambda done: console.print(f"{done}/{total} {noun}")
+        return
+    with _bar(console) as bar:
+        task = bar.add_task(noun, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def has_cursor(console: Console) -> bool:
+    """A notebook has no cursor to move: it gets plain lines, as a log file does."""
+    return console.is_terminal and not console.is_jupyter and not console.is_dumb_terminal
+
+
 class ConsoleLogger:
     """One readable line per step, trouble named, and a live bar with the time left where there is a terminal."""
 
@@ -63,8 +81,7 @@ class ConsoleLogger:
         self._began = (done, time.monotonic())
         again = f", from step {done}" if done else ""
         self._print(f"{run.project}/{run.name}: {self.total} steps{again}, in {run.folder}", style="bold")
-        # A notebook has no cursor to move: it gets plain lines, as a log file does.
-        if self.console.is_terminal and not self.console.is_jupyter and not self.console.is_dumb_terminal:
+        if has_cursor(self.console):
             self.progress = _bar(self.console)
             self.progress.add_task("step", total=self.total or None, completed=done)
             self.progress.start()

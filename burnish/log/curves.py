@@ -71,6 +71,13 @@ def _panel(axis: Axes, title: str, names: list[str], steps: dict[int, dict[str, 
     axis.legend(fontsize=6)
 
 
+def sparkline(values: Sequence[float], low: float, high: float, width: int = 24) -> str:
+    """A curve in one line of block characters, between two fixed values."""
+    steps = len(LEVELS) - 2
+    shares = [(value - low) / (high - low) for value in _squeezed([float(value) for value in values], width)]
+    return "".join(LEVELS[1 + round(min(max(share, 0.0), 1.0) * steps)] for share in shares)
+
+
 def terminal_curve(values: Sequence[float], width: int = 60, height: int = 8) -> str:
     """A curve in block characters, with its largest and smallest value at the side. Not-finite values are left out."""
     finite = [float(value) for value in values if math.isfinite(value)]

@@ -121,6 +121,9 @@ def _mismatch(batch: Batch) -> dict[str, float]:
         "training/rollout_probs_diff_mean": float(difference.mean()),
         "training/rollout_probs_diff_std": float(difference.std()) if difference.numel() > 1 else 0.0,
     }
+    gap = _own_tokens(batch, "old_log_probs") - _own_tokens(batch, "rollout_log_probs")
+    metrics["rollout_corr/kl"] = float(-gap.mean())
+    metrics["rollout_corr/k3_kl"] = float((gap.clamp(-20, 20).exp() - 1 - gap).mean())
     if rollout.numel() > 1 and float(rollout.std()) > 0 and float(trainer.std()) > 0:
         correlation = torch.corrcoef(torch.stack([rollout, trainer]))[0, 1]
         metrics["training/rollout_actor_probs_pearson_corr"] = float(correlation)

@@ -58,7 +58,7 @@ def start(run: Run, loaded: Loaded) -> None:
         trainer.project_name, trainer.experiment_name, run.folder.path, to_plain(loaded.cfg), run.total_steps
     )
     run.loggers.start(info, resume_step=run.step or None)
-    for notice in [*loaded.notices, *run.notices, *promises(run)]:
+    for notice in [*loaded.notices, *run.notices, *run.scorer.notices, *promises(run)]:
         run.loggers.note(notice)
 
 
@@ -67,7 +67,8 @@ def promises(run: Run) -> list[str]:
     engine = run.engine.capabilities
     said = []
     if run.sampling.restricted:
-        said.append("top_k or top_p restrict sampling, so probability ratios are biased: log-probs are over all tokens")
+        what = ", ".join(run.sampling.biases)
+        said.append(f"probability ratios are biased: log-probs are over all tokens, but sampling is bent by {what}")
     if engine.addressed == "token" and engine.invariant:
         said.append("responses depend on the seed, the prompt and the weights alone (invariant engine)")
     elif engine.addressed != "none":

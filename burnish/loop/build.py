@@ -12,25 +12,40 @@ import torch
 from burnish.algos.advantages import ADVANTAGES
 from burnish.algos.kl import KL_CONTROLLERS, KL_ESTIMATORS
 from burnish.algos.losses import LOSSES
+from burnish.config.model_rules import trained_models
 from burnish.data.dataset import PromptDataset
+from burnish.data.growth import Growth, load_growth
 from burnish.data.load import load_train, load_val, train_sampler
 from burnish.data.sampler import PromptSampler
+from burnish.data.user_sampler import UserSampler
 from burnish.errors import UserError, raise_all
 from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
+from burnish.loop.backends import check_kernels
+from burnish.loop.build_judge import build_judge
+from burnish.loop.correct import Correction
+from burnish.loop.export import check_export_dir
+from burnish.loop.filter import GroupFilter
+from burnish.loop.judge import Judge, Weights
+from burnish.loop.lease import Lease
 from burnish.loop.roles import build_critic, build_engine, build_policy, build_reference, policy_source
 from burnish.loop.run import Run
+from burnish.loop.sampling import training_sampling, validation_sampling
+from burnish.loop.shape import Shaper
 from burnish.loop.state import RESUME_MODES
 from burnish.models.device import pick_device
 from burnish.models.load import ModelSource, load_config, load_tokenizer
-from burnish.reward.managers import REWARD_MANAGERS
+from burnish.reward.absent import NoFunction
+from burnish.reward.managers import REWARD_MANAGERS, make_scorer
+from burnish.reward.sandbox.settings import SandboxSettings
 from burnish.reward.score import Scorer
 from burnish.reward.settings import RewardSettings
-from burnish.rollout.engine import ENGINES, Sampling
+from burnish.rollout.engine import ENGINES
 from burnish.train.checkpoint import Checkpoints
+from burnish.train.mirror import Mirror
 
 if TYPE_CHECKING:
-    from burnish.config import RolloutConfig, TrainConfig, ValKwargsConfig
+    from burnish.config import TrainConfig
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -40,8 +55,12 @@ class Data:
     """Room 1: prompts to train on and to validate with."""
 
     train: PromptDataset | None
-    sampler: PromptSampler | None
+    sampler: PromptSampler | UserSampler | None
     val: PromptDataset | None
+    growth: Growth | None = None  # rows made during training
+
+    def notices(self) -> list[str]:
+        return self.sampler.notices() if isinstance(self.sampler, UserSampler) else []
 
     def sources(self) -> set[str]:
         found = [data for data in (self.train, self.val) if data is not None]
@@ -59,19 +78,28 @@ def build(
     device = pick_device(cfg.trainer.device)
     loggers = Loggers(cfg.trainer.logger)
     source = policy_source(cfg)
+    check_kernels(dict(trained_models(cfg)), cfg.actor_rollout_ref.model.use_liger, device)
     load_config(source)
     tokenizer = load_tokenizer(
         cfg.data.tokenizer or source.tokenizer_path or source.checked_path(),
         trust_remote_code=cfg.data.trust_remote_code or source.trust_remote_code,
         key="data.tokenizer" if cfg.data.tokenizer else source.key,
+        chat_template=cfg.actor_rollout_ref.model.custom_chat_template,
     )
     data = build_data(cfg, tokenizer, dataset, val_dataset)
     folder = RunFolder(cfg.trainer.default_local_dir)
-    settings = RewardSettings.of(cfg.custom_reward_function, cfg.reward)
-    scorer: Scorer = REWARD_MANAGERS[cfg.reward_model.reward_manager].load()(settings, reward)
+    check_export_dir(cfg.trainer.export_dir)
+    lease = Lease.of(cfg.trainer.esi_redundant_time)
+    settings = RewardSettings.of(
+        cfg.custom_reward_function, cfg.reward, SandboxSettings.of(cfg.sandbox, cfg.reward_model.sandbox_fusion)
+    )
+    functions_count = Weights.of(cfg.reward, cfg.reward_model).function != 0
+    manager, kwargs = cfg.reward_model.reward_manager, dict(cfg.reward_model.reward_kwargs)
+    scorer: Scorer | NoFunction = make_scorer(manager, kwargs, settings, reward) if functions_count else NoFunction()
     try:
         scorer.check_sources(data.sources())
-        return _build_models(cfg, device, source, tokenizer, data, scorer, loggers, folder)
+        judge = build_judge(cfg, device, tokenizer, reward)
+        return _build_models(cfg, device, source, tokenizer, data, scorer, judge, loggers, folder, lease)
     except BaseException:
         scorer.close()
         raise
@@ -107,7 +135,8 @@ def build_data(cfg: TrainConfig, tokenizer: Any, dataset: Rows | None, val_datas
             raise UserError("validation only, but there is nothing to validate", key="trainer.val_only", value=True)
         return Data(None, None, val)
     train = load_train(cfg.data, tokenizer, run_seed=seed, rows=dataset)
-    return Data(train, train_sampler(cfg.data, len(train), run_seed=seed), val)
+    growth = load_growth(cfg.data, train) if cfg.data.datagen.path else None
+    return Data(train, train_sampler(cfg.data, train, run_seed=seed), val, growth)
 
 
 def _build_models(
@@ -116,13 +145,18 @@ def _build_models(
     source: ModelSource,
     tokenizer: Any,
     data: Data,
-    scorer: Scorer,
+    scorer: Scorer | NoFunction,
+    judge: Judge | None,
     loggers: Loggers,
     folder: RunFolder,
+    lease: Lease,
 ) -> Run:
     rollout, algorithm = cfg.actor_rollout_ref.rollout, cfg.algorithm
     estimator = ADVANTAGES[algorithm.adv_estimator]
     total = total_steps(cfg, data)
+    vocabulary = load_config(source).get_text_config().vocab_size
+    sampling = training_sampling(rollout, tokenizer, vocabulary)
+    val_sampling = validation_sampling(rollout.val_kwargs, rollout, tokenizer, vocabulary)
     policy = build_policy(cfg, source, device, total)
     wants_critic = "values" in estimator.needs if cfg.critic.enable is None else cfg.critic.enable
     wants_reference = cfg.actor_rollout_ref.actor.use_kl_loss or algorithm.use_kl_in_reward
@@ -133,20 +167,28 @@ def _build_models(
         sampler=data.sampler,
         val_data=data.val,
         engine=build_engine(cfg, source, device, policy.backend, tokenizer),
-        sampling=sampling_of(rollout, rollout),
-        val_sampling=sampling_of(rollout.val_kwargs, rollout),
+        sampling=sampling,
+        val_sampling=val_sampling,
         scorer=scorer,
         policy=policy,
         critic=build_critic(cfg, device, total) if wants_critic else None,
-        reference=build_reference(cfg, source, device) if wants_reference else None,
+        judge=judge,
+        notices=[*([] if judge is None else judge.notices), *data.notices()],
+        reference=build_reference(cfg, source, device, policy) if wants_reference else None,
         estimator=estimator,
         kl=KL_CONTROLLERS[algorithm.kl_ctrl.type].load()(
             algorithm.kl_ctrl.kl_coef, algorithm.kl_ctrl.target_kl, algorithm.kl_ctrl.horizon
         ),
+        correction=Correction.of(cfg),
+        shaper=Shaper.of(cfg),
+        filter=GroupFilter.of(cfg),
         loggers=loggers,
         folder=folder,
         checkpoints=Checkpoints(Path(folder.path)),
         total_steps=total,
+        growth=data.growth,
+        mirror=Mirror(cfg.trainer.default_hdfs_dir) if cfg.trainer.default_hdfs_dir else None,
+        lease=lease,
     )
 
 
@@ -155,15 +197,3 @@ def total_steps(cfg: TrainConfig, data: Data) -> int:
     if data.sampler is None:
         return 0
     return cfg.trainer.total_training_steps or cfg.trainer.total_epochs * data.sampler.batches_per_epoch
-
-
-def sampling_of(settings: RolloutConfig | ValKwargsConfig, rollout: RolloutConfig) -> Sampling:
-    """Training's or validation's way to sample; length and EOS are the engine's for both."""
-    return Sampling(
-        max_tokens=rollout.response_length,
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        do_sample=settings.do_sample,
-        ignore_eos=rollout.ignore_eos,
-    )

@@ -15,6 +15,8 @@ from burnish.log.clock import speed_metrics
 from burnish.log.curves import draw_curves
 from burnish.log.folder import dump_rollouts
 from burnish.log.metrics import batch_metrics
+from burnish.loop.export import export_policy
+from burnish.loop.judge import judge_numbers
 from burnish.loop.run import Run
 from burnish.loop.state import save
 from burnish.loop.step import train_step
@@ -41,35 +43,43 @@ def fit(run: Run) -> Result:
         _log_validation(run, result)
     if trainer.val_only:
         return result
-    with _stop_request() as stop:
-        while run.step < run.total_steps and not stop.is_set():
+    with stop_request() as stop:
+        while not (run.finished or stop.is_set() or run.lease.runs_out()):
             _one_step(run, result)
-        result.step, result.interrupted = run.step, run.step < run.total_steps
+        result.step, result.interrupted = run.step, not run.finished
         if result.interrupted and run.saved_step != run.step:
             save(run)
+        run.saving.wait()
     if result.interrupted:
-        run.loggers.note(f"stopped after step {run.step} and saved; the same command goes on from there")
+        why = "" if stop.is_set() else ", because the machine's lease ends,"
+        run.loggers.note(f"stopped after step {run.step}{why} and saved; the same command goes on from there")
+    else:
+        export_policy(run)
     _draw(run)
     return result
 
 
 def _one_step(run: Run, result: Result) -> None:
     trainer = run.cfg.trainer
-    indices, epoch = run.sampler.next()
     with run.clock("step"):
-        batch, metrics = train_step(run, run.train_data.batch(indices, epoch))
+        batch, metrics = train_step(run, run.next_prompts())
     run.step += 1
-    last = run.step == run.total_steps
-    metrics |= {"training/global_step": float(run.step), "training/epoch": float(epoch)}
+    run.learn_order(batch)
+    last = run.finished
+    metrics |= {"training/global_step": float(run.step), "training/epoch": float(run.sampler.epoch)}
     metrics |= _step_metrics(run, batch)
     if run.val_data is not None and trainer.test_freq > 0 and (last or run.step % trainer.test_freq == 0):
         result.validation[run.step] = validate(run)
         metrics |= result.validation[run.step]
     timings = run.clock.take()
+    run.lease.measured(timings)
     tokens = {"prompt_tokens": len(batch["prompt_ids"].flat), "response_tokens": len(batch["responses"].flat)}
     result.metrics = metrics | timings | speed_metrics(timings, **tokens)
     # Before the checkpoint is sealed: a run killed in between must not lose this line when it goes on.
-    run.loggers.log(run.step, result.metrics)
+    if last or run.step % trainer.log_freq == 0:
+        run.loggers.log(run.step, result.metrics)
+    elif run.step in result.validation:
+        run.loggers.log(run.step, result.validation[run.step])
     if trainer.save_freq > 0 and (last or run.step % trainer.save_freq == 0):
         with run.clock("save_checkpoint"):
             save(run)
@@ -82,6 +92,9 @@ def _step_metrics(run: Run, batch: Batch) -> dict[str, float]:
         max_prompt_length=data.max_prompt_length,
         max_response_length=run.cfg.actor_rollout_ref.rollout.response_length,
     )
+    if run.filter is not None:
+        metrics |= run.filter.take()
+    metrics |= judge_numbers(run)
     problems = run.scorer.drain_problems()
     metrics["reward/failed"] = float(sum(problem.count for problem in problems))
     for problem in problems:
@@ -105,7 +118,7 @@ def _draw(run: Run) -> None:
 
 
 @contextmanager
-def _stop_request() -> Iterator[threading.Event]:
+def stop_request() -> Iterator[threading.Event]:
     """Ctrl-C asks for a stop after the running step; a second one stops at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -1,37 +1,37 @@
-"""Rooms 2 and 3 together: one coroutine per group responds and scores, so that rewards run while others generate."""
+"""Rooms 2 and 3 together: responses are scored while others are still generated."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from burnish.batch import Batch, Ragged
+from burnish.batch import Batch, Column, Ragged
+from burnish.loop.answers import Answer, drive, run_coroutine, start_groups
+from burnish.loop.judge import add_scores
+from burnish.loop.replay import replayed
 from burnish.loop.run import Run
-from burnish.reward.sample import Sample, Score
-from burnish.rollout.engine import Completion, Request, Sampling
+from burnish.rollout.engine import Engine, Request
 from burnish.rollout.respond import requests_for, response_columns
 
 
-@dataclass(frozen=True)
-class Answer:
-    """One response and its score."""
-
-    completion: Completion
-    text: str
-    score: Score
-
-
 def gather(run: Run, prompts: Batch, step: int) -> Batch:
-    """The step's batch: n scored responses to each prompt, in prompt order whatever finished first."""
+    """The step's batch: n scored responses to each prompt, in prompt order whatever finished first.
+
+    Where groups are filtered, `prompts` are the first to be tried; others take the place of those that are rejected.
+    """
     n = run.cfg.actor_rollout_ref.rollout.n
-    requests = requests_for(prompts, run.sampling, n, seed=run.seed, step=step)
-    batch = _rows(prompts.repeat(n), _answers(run, prompts, requests), range(n))
-    if "greedy" in run.estimator.needs:
-        batch = batch.add(greedy_scores=_greedy_scores(run, prompts, step).repeat_interleave(n))
+    with replayed(run, step) as engine:
+        if run.filter is not None:
+            run.scorer.begin()
+            prompts, answers = run_coroutine(run.filter.gather(run, engine, prompts, step))
+        else:
+            answers = _answers(run, engine, prompts, requests_for(prompts, run.sampling, n, seed=run.seed, step=step))
+        # A filter has asked the judge already.
+        batch = _rows(prompts.repeat(n), answers, range(n), judged=run.judge is None or run.filter is not None)
+        if "greedy" in run.estimator.needs:
+            batch = batch.add(**_greedy_columns(run, engine, prompts, step, n))
     return batch
 
 
@@ -39,73 +39,43 @@ def gather_validation(run: Run, prompts: Batch) -> Batch:
     """The same for validation; its noise depends on the prompt and not on the step, so that validations compare."""
     n = run.cfg.actor_rollout_ref.rollout.val_kwargs.n
     requests = requests_for(prompts, run.val_sampling, n, seed=run.seed, step=-1)
-    return _rows(prompts.repeat(n), _answers(run, prompts, requests), range(n))
+    answers = _answers(run, run.engine, prompts, requests)
+    return _rows(prompts.repeat(n), answers, range(n), judged=run.judge is None)
 
 
-def _greedy_scores(run: Run, prompts: Batch, step: int) -> torch.Tensor:
-    """The score of each prompt's greedy response, the baseline of ReMax."""
-    greedy: Sampling = replace(run.sampling, do_sample=False)
-    answers = _answers(run, prompts, requests_for(prompts, greedy, 1, seed=run.seed, step=step))
-    return torch.tensor([group[0].score.value for group in answers], dtype=torch.float32)
+def _greedy_columns(run: Run, engine: Engine, prompts: Batch, step: int, n: int) -> dict[str, Column]:
+    """Of each prompt's greedy response: score, the baseline of ReMax, and what shaping asks for; n times each."""
+    greedy = replace(run.sampling, do_sample=False)
+    answers = _answers(run, engine, prompts, requests_for(prompts, greedy, 1, seed=run.seed, step=step))
+    each = [group[0] for group in answers for _ in range(n)]
+    columns: dict[str, Column] = {
+        "greedy_lengths": torch.tensor([len(answer.completion.ids) for answer in each]),
+        "greedy_finish_reason": [answer.completion.finish_reason for answer in each],
+    }
+    if run.judge is None:
+        scores = torch.tensor([answer.score.value for answer in each], dtype=torch.float32)
+        return columns | {"greedy_scores": scores}
+    responses = Ragged.of([answer.completion.ids for answer in each], torch.int64)
+    return columns | {"greedy_responses": responses, "greedy_function_score": [answer.score for answer in each]}
 
 
-def _answers(run: Run, prompts: Batch, requests: list[list[Request]]) -> list[list[Answer]]:
-    return _run_coroutine(_all_groups(run, prompts, requests))
+def _answers(run: Run, engine: Engine, prompts: Batch, requests: list[list[Request]]) -> list[list[Answer]]:
+    run.scorer.begin()
+    return run_coroutine(_all_groups(run, engine, prompts, requests))
 
 
-async def _all_groups(run: Run, prompts: Batch, requests: list[list[Request]]) -> list[list[Answer]]:
-    # All requests go to the engine at once: it prefills a prompt once for its samples.
-    futures = iter(run.engine.generate([request for group in requests for request in group]))
-    groups = [
-        asyncio.gather(*(_answer(run, prompts, row, sample, next(futures)) for sample in range(len(group))))
-        for row, group in enumerate(requests)
-    ]
-    answers = asyncio.gather(*groups)
-    answers.add_done_callback(lambda done: done.cancelled() or done.exception())  # told below, or given up by Ctrl-C
-    while not answers.done() and run.engine.turn():
-        await asyncio.sleep(0)  # let finished responses go to their rewards
-    return list(await answers)
+async def _all_groups(run: Run, engine: Engine, prompts: Batch, requests: list[list[Request]]) -> list[list[Answer]]:
+    groups = start_groups(run, engine, prompts, requests)
+    return await drive(engine, asyncio.gather(*(group.answers for group in groups)))
 
 
-async def _answer(run: Run, prompts: Batch, row: int, sample: int, future: Future[Completion]) -> Answer:
-    """Wait for the response, then for its score."""
-    completion = await asyncio.wrap_future(future)
-    text = run.tokenizer.decode(completion.ids, skip_special_tokens=True)
-    asked = Sample(
-        data_source=prompts["data_source"][row],
-        solution_str=text,
-        ground_truth=prompts["ground_truth"][row],
-        extra_info=prompts["extra_info"][row],
-        uid=prompts["uid"][row],
-        sample=sample,
-    )
-    return Answer(completion, text, await asyncio.wrap_future(run.scorer.submit(asked)))
-
-
-def _rows(prompts: Batch, answers: list[list[Answer]], samples: range) -> Batch:
-    """Response and score columns. A score stands on the response's last token."""
+def _rows(prompts: Batch, answers: list[list[Answer]], samples: range, *, judged: bool) -> Batch:
+    """Response and score columns; where a judge has still to read them, what the function gave waits for it."""
     flat = [answer for group in answers for answer in group]
-    columns = response_columns([answer.completion for answer in flat])
-    responses: Ragged = columns["responses"]
-    scores = torch.zeros(len(responses.flat))
-    has_tokens = responses.lengths > 0
-    values = torch.tensor([answer.score.value for answer in flat], dtype=torch.float32)
-    scores[(responses.lengths.cumsum(0) - 1)[has_tokens]] = values[has_tokens]
-    return prompts.add(
+    batch = prompts.add(
         sample=[sample for _ in answers for sample in samples],
-        **columns,
-        token_level_scores=Ragged.like(scores, responses),
+        **response_columns([answer.completion for answer in flat]),
         response_text=[answer.text for answer in flat],
-        reward_extras=[answer.score.extras for answer in flat],
-        reward_problem=[answer.score.problem for answer in flat],
     )
-
-
-def _run_coroutine(coroutine: Coroutine) -> list[list[Answer]]:
-    """Run to the end, also where the caller (a notebook) already has a running loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as executor:
-        return executor.submit(asyncio.run, coroutine).result()
+    scores = [answer.score for answer in flat]
+    return add_scores(batch, scores) if judged else batch.add(function_score=scores)

@@ -5,22 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from burnish.algos.kl import FixedKL
+from burnish.algos.kl import KL_ESTIMATORS, FixedKL
 from burnish.data.dataset import PromptDataset
+from burnish.data.growth import Growth
 from burnish.data.sampler import PromptSampler
+from burnish.data.user_sampler import UserSampler
 from burnish.log.clock import Clock
 from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
+from burnish.loop.correct import Correction
+from burnish.loop.lease import Lease
+from burnish.loop.saving import Saving
+from burnish.loop.shape import Shaper
+from burnish.reward.absent import NoFunction
 from burnish.reward.score import Scorer
 from burnish.rollout.engine import Engine, Sampling
 from burnish.table import Row
 from burnish.train.checkpoint import Checkpoints
 from burnish.train.critic import Critic
+from burnish.train.mirror import Mirror
 from burnish.train.policy import Policy
 from burnish.train.reference import Reference
 
 if TYPE_CHECKING:
+    from burnish.batch import Batch, Ragged
     from burnish.config import TrainConfig
+    from burnish.loop.filter import GroupFilter
+    from burnish.loop.judge import Judge
 
 
 @dataclass
@@ -30,23 +41,31 @@ class Run:
     cfg: TrainConfig
     tokenizer: Any
     train_data: PromptDataset | None  # None only for val_only
-    sampler: PromptSampler | None
+    sampler: PromptSampler | UserSampler | None
     val_data: PromptDataset | None
     engine: Engine
     sampling: Sampling
     val_sampling: Sampling
-    scorer: Scorer
+    scorer: Scorer | NoFunction
     policy: Policy
     critic: Critic | None
+    judge: Judge | None  # None leaves the scores to functions
     reference: Reference | None
     estimator: Row
     kl: FixedKL
+    shaper: Shaper
+    filter: GroupFilter | None  # None keeps every group
     loggers: Loggers
     folder: RunFolder
     checkpoints: Checkpoints
     total_steps: int
     clock: Clock = field(default_factory=Clock)
     notices: list[str] = field(default_factory=list)  # said once the loggers stand
+    saving: Saving = field(default_factory=Saving)
+    growth: Growth | None = None  # rows made during training
+    mirror: Mirror | None = None  # copies of the checkpoints elsewhere
+    correction: Correction = field(default_factory=Correction)
+    lease: Lease = field(default_factory=lambda: Lease(ends=None, spare=0.0))
     step: int = 0
     saved_step: int = 0  # of the newest checkpoint
     version: int = 0  # of the weights that the engine holds
@@ -55,11 +74,43 @@ class Run:
     def seed(self) -> int:
         return self.cfg.trainer.seed
 
+    @property
+    def finished(self) -> bool:
+        """All steps are made; or all epochs, where those count and filtering makes steps of more prompts."""
+        trainer = self.cfg.trainer
+        counts_epochs = self.filter is not None and trainer.total_training_steps is None
+        used_up = counts_epochs and self.sampler is not None and self.sampler.epochs_done >= trainer.total_epochs
+        return self.step >= self.total_steps or used_up
+
+    def next_prompts(self) -> Batch:
+        """The prompts of the next step; where groups are filtered, the first of them."""
+        if self.filter is None:
+            indices, epoch = self.sampler.next()
+            return self.train_data.batch(indices, epoch)
+        return self.train_data.batch(*self.sampler.draw(self.filter.in_flight))
+
+    def learn_order(self, batch: Batch) -> None:
+        """After a step: a curriculum looks at it, and new rows may come."""
+        self.sampler.update(batch)
+        if self.growth is not None:
+            self.sampler.grow(self.growth.grow())
+
     def reads_old_log_probs(self, num_rows: int) -> bool:
         """Must the policy be read before it is taught? Not where both would be the same pass (see docs/rooms.md)."""
-        kl_in_reward = self.cfg.algorithm.use_kl_in_reward
         taught_now = self.step + 1 > self.cfg.trainer.critic_warmup
-        return kl_in_reward or not taught_now or not self.policy.updates_once(num_rows)
+        if self.correction.acts or not taught_now:
+            return True
+        if self.correction.bypass:  # the engine's stand in for them
+            return False
+        return self.cfg.algorithm.use_kl_in_reward or not self.policy.updates_once(num_rows)
+
+    def read_reference(self, batch: Batch) -> dict[str, Ragged]:
+        """ref_log_prob, and exact_kl where the KL in the reward is the exact one."""
+        columns = {"ref_log_prob": self.reference.read(batch)}
+        algorithm = self.cfg.algorithm
+        if algorithm.use_kl_in_reward and "exact" in KL_ESTIMATORS[algorithm.kl_penalty].needs:
+            columns["exact_kl"] = self.policy.read_exact_kl(batch)
+        return columns
 
     def send_weights(self) -> None:
         """The policy's weights become the engine's."""
@@ -67,6 +118,7 @@ class Run:
         self.engine.load_weights(self.policy.weights(), self.version)
 
     def close(self) -> None:
+        self.saving.close()
         self.engine.close()
         self.scorer.close()
         self.loggers.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from burnish.batch import Batch
-from burnish.loop.credit import credit
+from burnish.loop.credit import credit, filtrate
 from burnish.loop.gather import gather
 from burnish.loop.run import Run
 
@@ -15,17 +15,24 @@ def train_step(run: Run, prompts: Batch) -> tuple[Batch, dict[str, float]]:
         batch = gather(run, prompts, step)
         if run.cfg.actor_rollout_ref.rollout.free_cache_engine:
             run.engine.sleep(level=1)
+    if run.judge is not None:
+        with clock("reward"):
+            batch = run.judge.judge(batch)
     if run.reads_old_log_probs(len(batch)):
         with clock("old_log_prob"):
             batch = batch.add(**run.policy.read(batch))
     if run.reference is not None:
         with clock("ref"):
-            batch = batch.add(ref_log_prob=run.reference.read(batch))
+            batch = batch.add(**run.read_reference(batch))
     if run.critic is not None:
         with clock("values"):
             batch = batch.add(values=run.critic.read(batch))
     with clock("adv"):
-        batch, metrics = credit(batch, run.cfg.algorithm, run.estimator, run.kl)
+        batch, correcting = run.correction.apply(batch)
+        batch, shaping = run.shaper.shape(batch)
+        batch, metrics = credit(batch, run.cfg.algorithm, run.estimator, run.kl, run.correction.old_column)
+        batch = filtrate(batch, run.cfg.algorithm, run.seed, step)
+        metrics |= shaping | correcting
     if run.critic is not None:
         with clock("update_critic"):
             metrics |= run.critic.teach(batch, step)

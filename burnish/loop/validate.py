@@ -8,6 +8,7 @@ from burnish.log.folder import dump_rollouts
 from burnish.log.metrics import row_sums
 from burnish.log.validation import pick_generations, validation_metrics
 from burnish.loop.gather import gather_validation
+from burnish.loop.judge import judge_numbers
 from burnish.loop.run import Run
 
 
@@ -17,6 +18,7 @@ def validate(run: Run) -> dict[str, float]:
     order = validation_batches(len(data), cfg.val_batch_size, cfg.validation_shuffle, run.seed)
     with run.clock("testing"):
         batch = Batch.join([gather_validation(run, data.batch(index, epoch=0)) for index in order])
+        batch = _judged(run, batch)
     rows = rollout_rows(run, batch)
     if run.cfg.trainer.validation_data_dir is not None:
         dump_rollouts(run.cfg.trainer.validation_data_dir, run.step, rows)
@@ -30,10 +32,23 @@ def validate(run: Run) -> dict[str, float]:
     return validation_metrics(batch["data_source"], batch["uid"], scores, extras)
 
 
+def _judged(run: Run, batch: Batch) -> Batch:
+    """The reward model reads while the engine sleeps, as in a step. Its numbers are told for training steps only."""
+    if run.judge is None:
+        return batch
+    if run.cfg.actor_rollout_ref.rollout.free_cache_engine:
+        run.engine.sleep(level=1)
+    batch = run.judge.judge(batch)
+    run.engine.wake()
+    judge_numbers(run)
+    return batch
+
+
 def rollout_rows(run: Run, batch: Batch) -> list[dict]:
     """One readable record per response, with the reward's extras."""
     inputs = run.tokenizer.batch_decode(batch["prompt_ids"].lists(), skip_special_tokens=False)
     scores = row_sums(batch["token_level_scores"]).tolist()
+    tokens = token_records(run, batch)
     return [
         {
             **batch["reward_extras"][row],
@@ -44,6 +59,36 @@ def rollout_rows(run: Run, batch: Batch) -> list[dict]:
             "uid": batch["uid"][row],
             "sample": batch["sample"][row],
             "finish_reason": batch["finish_reason"][row],
+            **tokens[row],
+            **_overlong(batch, row),
         }
         for row in range(len(batch))
     ]
+
+
+def token_records(run: Run, batch: Batch) -> list[dict[str, list[dict]]]:
+    """Every token of a response with its log-prob and the likeliest ones beside it, where rollout.logprobs asks."""
+    if "top_log_probs" not in batch:
+        return [{} for _ in range(len(batch))]
+
+    def text(token: int) -> str:
+        return run.tokenizer.decode([token])
+
+    rows = zip(batch["responses"].lists(), batch["rollout_log_probs"].lists(), batch["top_log_probs"], strict=True)
+    return [
+        {
+            "logprobs": [
+                {"id": token, "token": text(token), "logprob": own, "top": [[text(one), value] for one, value in top]}
+                for token, own, top in zip(ids, log_probs, likeliest or [[]] * len(ids), strict=True)
+            ]
+        }
+        for ids, log_probs, likeliest in rows
+    ]
+
+
+def _overlong(batch: Batch, row: int) -> dict[str, float | bool]:
+    """The points taken off for length, where reward_model.overlong_buffer.log wants them seen."""
+    if "overlong_reward" not in batch:
+        return {}
+    points = float(batch["overlong_reward"][row])
+    return {"overlong_reward": points, "overlong": points < 0}

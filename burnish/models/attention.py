@@ -7,7 +7,8 @@ No mask function is registered under these names, so transformers builds no mask
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -16,18 +17,18 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from burnish.errors import UserError
+from burnish.models.varlen import AttentionShape, check_varlen, varlen_product
 
 PACKED = "burnish_packed"
+PACKED_EAGER = "burnish_packed_eager"
+PACKED_VARLEN = {2: "burnish_packed_varlen_2", 3: "burnish_packed_varlen_3"}  # by the major version of flash-attn
 PAGED = "burnish_paged"
+# What users call the product, and how it is done on packed rows.
+SIMPLE_PRODUCTS = {"sdpa": PACKED, "eager": PACKED_EAGER}
+VARLEN_PRODUCTS = {"flash_attention_2": 2, "flash_attention_3": 3}
 
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """What one layer's product needs besides query, key and value."""
-
-    scaling: float
-    window: int | None = None
-    softcap: float | None = None
+# [rows, heads, T, d] query, key and value, shape, dropout -> [rows, heads, T, d]
+Product = Callable[[Tensor, Tensor, Tensor, AttentionShape, float], Tensor]
 
 
 class PagedContext(Protocol):
@@ -42,6 +43,38 @@ def register() -> None:
     """Make both names known to transformers; called by the loader, not on import."""
     AttentionInterface.register(PACKED, packed_attention)
     AttentionInterface.register(PAGED, paged_attention)
+    AttentionInterface.register(PACKED_EAGER, partial(packed_attention, product=eager_attention))
+    for number, name in PACKED_VARLEN.items():
+        AttentionInterface.register(name, partial(varlen_attention, number))
+
+
+def packed_function(asked: str | None, device: torch.device, key: str) -> str:
+    """The registered name of the packed function with this product; refuses one that cannot run here."""
+    if asked is None or asked in SIMPLE_PRODUCTS:
+        return SIMPLE_PRODUCTS[asked or "sdpa"]
+    number = VARLEN_PRODUCTS.get(asked)
+    if number is None:
+        known = [*SIMPLE_PRODUCTS, *VARLEN_PRODUCTS]
+        raise UserError("does not work on packed rows", key=key, value=asked, allowed=known, hint=f"{key}=sdpa")
+    check_varlen(number, device, key, asked)
+    return PACKED_VARLEN[number]
+
+
+def varlen_attention(
+    number: int,
+    module: nn.Module,
+    query: Tensor,  # [1, heads, T, d]
+    key: Tensor,  # [1, kv_heads, T, d]
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    segments: list[int],
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The same through flash-attn: one call for all segments."""
+    shape, dropout = _shape(module, options), options.get("dropout", 0.0)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return varlen_product(number, q, k, v, segments, shape, dropout)[None], None
 
 
 def packed_attention(
@@ -52,6 +85,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     segments: list[int],
+    product: Product | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention inside each segment of one packed token stream; equally long neighbours go through one call."""
@@ -62,7 +96,7 @@ def packed_attention(
     for (length, count), *parts in zip(runs, *(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=True):
         # [heads, count * length, d] -> [count, heads, length, d] and back to tokens first
         q, k, v = (part.unflatten(1, (count, length)).transpose(0, 1) for part in parts)
-        outputs.append(causal_attention(q, k, v, shape, dropout).transpose(1, 2).flatten(0, 1))
+        outputs.append((product or causal_attention)(q, k, v, shape, dropout).transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)[None], None
 
 
@@ -82,12 +116,15 @@ def paged_attention(
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape, dropout: float = 0.0) -> Tensor:
-    """[rows, heads, T, d] causal product of each row; a window or a soft cap takes the long way."""
-    length = query.shape[2]
+    """[rows, heads, T, d] causal product of each row; a window or a soft cap takes the long way.
+
+    Queries may be those of the last tokens only; keys and values are of all.
+    """
+    length, asked = key.shape[2], query.shape[2]
     windowed = shape.window is not None and length > shape.window
     if shape.softcap is not None:
-        return _capped_attention(query, key, value, shape, dropout)
-    mask = band_mask(length, shape.window, query.device) if windowed else None
+        return eager_attention(query, key, value, shape, dropout)
+    mask = band_mask(length, shape.window, query.device, asked) if windowed or asked < length else None
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -100,18 +137,21 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, shape: Attention
     )
 
 
-def band_mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    """[T, T], True where a query may look: itself and at most window - 1 tokens back."""
-    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None, :]
+def band_mask(length: int, window: int | None, device: torch.device, asked: int | None = None) -> Tensor:
+    """[asked, T], True where a query of the last `asked` tokens (all by default) may look: at most window - 1 back."""
+    places = torch.arange(length, device=device)
+    distance = places[length - (length if asked is None else asked) :, None] - places[None, :]
     return (distance >= 0) & (distance < (window or length))
 
 
-def _capped_attention(query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape, dropout: float) -> Tensor:
+def eager_attention(query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape, dropout: float = 0.0) -> Tensor:
+    """The same by plain products and a softmax in float32, with a soft cap where there is one."""
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     scores = query @ key.transpose(2, 3) * shape.scaling
-    scores = torch.tanh(scores / shape.softcap) * shape.softcap
-    scores = scores.masked_fill(~band_mask(query.shape[2], shape.window, query.device), float("-inf"))
+    if shape.softcap is not None:
+        scores = torch.tanh(scores / shape.softcap) * shape.softcap
+    scores = scores.masked_fill(~band_mask(key.shape[2], shape.window, query.device, query.shape[2]), float("-inf"))
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
     return F.dropout(weights, dropout) @ value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import math
 import numbers
@@ -23,6 +24,8 @@ _EXTRA_LIMIT = 2000
 class Caller:
     """A reward function with its keyword arguments, called with as many of the four arguments as it takes."""
 
+    offers: tuple[str, ...] = ARGUMENTS  # what it can give, by name
+
     def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any], *, label: str, key: str) -> None:
         self.function = function
         self.kwargs = dict(kwargs)
@@ -39,26 +42,30 @@ class Caller:
         # reward_kwargs win over the four arguments, as in verl.
         return self.function(**({name: arguments[name] for name in self.names} | self.kwargs))
 
+    def read(self, result: Any, count: int) -> Outcome:
+        """What the function's result means; `count` samples were asked about, here always one."""
+        return read_result(result, self.label)
+
     def _accepted(self) -> list[str]:
-        """Those of the four arguments that the function takes; UserError if it cannot be called at all."""
+        """Those of the arguments that the function takes; UserError if it cannot be called at all."""
         if not callable(self.function):
             raise UserError(f"{self.label} is a {type(self.function).__name__}, not a function", key=self.key)
         parameters = parameters_of(self.function)
         if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            return list(ARGUMENTS)
+            return list(self.offers)
         by_keyword = {name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         self._refuse_unknown_kwargs(by_keyword)
-        given = by_keyword & ({*ARGUMENTS} | self.kwargs.keys())
+        given = by_keyword & ({*self.offers} | self.kwargs.keys())
         optional = {name for name, p in parameters.items() if p.default is not p.empty or p.kind is p.VAR_POSITIONAL}
         missing = [name for name in parameters if name not in given and name not in optional]
         if missing:
             raise UserError(
                 f"{self.label} needs {', '.join(map(repr, missing))}, which nothing provides",
                 key=self.key,
-                allowed=f"{', '.join(ARGUMENTS)} (by name) and whatever reward_kwargs adds",
+                allowed=f"{', '.join(self.offers)} (by name) and whatever reward_kwargs adds",
                 hint=f"custom_reward_function.reward_kwargs.{missing[0]}=... if it is a setting of the function",
             )
-        return [name for name in ARGUMENTS if name in by_keyword]
+        return [name for name in self.offers if name in by_keyword]
 
     def _refuse_unknown_kwargs(self, by_keyword: set[str]) -> None:
         for name in self.kwargs:
@@ -68,7 +75,7 @@ class Caller:
                     f"{self.label} takes no {name!r}." + (f" Did you mean {meant!r}?" if meant else ""),
                     key=f"custom_reward_function.reward_kwargs.{name}",
                     value=self.kwargs[name],
-                    allowed=sorted(by_keyword - {*ARGUMENTS}) or "no further arguments",
+                    allowed=sorted(by_keyword - {*self.offers}) or "no further arguments",
                 )
 
 
@@ -135,6 +142,8 @@ def describe_exception(error: BaseException, label: str, *, memory_mb: int, with
     if isinstance(error, KeyError) and error.args and error.args[0] in withheld:
         name = error.args[0]
         text += f" ({name} looks like a secret and is withheld from reward workers; reward.pass_env=[{name}] passes it)"
+    if isinstance(error, OSError) and error.errno == errno.EROFS:
+        text += " (with reward.isolate=true reward workers write in their temporary folder only)"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in _OUR_FRAMES]
     lines = "".join(traceback.format_list(frames[-_TRACEBACK_FRAMES:])).rstrip()
     return Outcome(kind=RAISED, text=f"{text}\n{trimmed(lines)}" if lines else text)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.reward.call import ARGUMENTS, Caller, describe_exception, read_result
+from burnish.reward.call import ARGUMENTS, Caller, describe_exception
 from burnish.reward.sample import RAISED, TIMED_OUT, Outcome, Sample
 from burnish.reward.source import Source
 
@@ -26,9 +26,24 @@ class Setup:
 
 
 def pack(sample: Sample) -> bytes:
-    """A sample as it travels: its random address and the four arguments."""
+    """A sample as it travels: its random address, and the arguments of its call."""
+    return pickle.dumps((_address(sample), 1, _arguments(sample) | {"prompt": sample.prompt, "query": sample.query}))
+
+
+def pack_batch(samples: Sequence[Sample]) -> bytes:
+    """Many samples as one: the address of the first, and lists of arguments under plural names."""
+    rows = [_arguments(sample) for sample in samples]
+    columns = {f"{name}s": [row[name] for row in rows] for name in ARGUMENTS}
+    return pickle.dumps((_address(samples[0]), len(samples), columns))
+
+
+def _address(sample: Sample) -> str:
+    return f"{sample.uid}/{sample.sample}"
+
+
+def _arguments(sample: Sample) -> dict[str, Any]:
     values = (sample.data_source, sample.solution_str, sample.ground_truth, sample.extra_info or {})
-    return pickle.dumps((f"{sample.uid}/{sample.sample}", *values))
+    return dict(zip(ARGUMENTS, values, strict=True))
 
 
 class Evaluator:
@@ -46,12 +61,12 @@ class Evaluator:
         """Evaluate one sample to its end."""
         label = "the sample"
         try:
-            arguments, caller = self._unpack(payload)
+            count, arguments, caller = self._unpack(payload)
             label = caller.label
             result = caller(arguments)
             if not inspect.isawaitable(result):
-                return read_result(result, label)
-            return self.loop.run_until_complete(self._await(result, label))
+                return caller.read(result, count)
+            return self.loop.run_until_complete(self._await(result, caller, count))
         except BaseException as error:  # sys.exit() in a reward function must not end the process either
             return self._failure(error, label)
 
@@ -69,27 +84,27 @@ class Evaluator:
     async def _outcome_async(self, payload: bytes) -> Outcome:
         label = "the sample"
         try:
-            arguments, caller = self._unpack(payload)
+            count, arguments, caller = self._unpack(payload)
             label = caller.label
-            return await self._await(caller(arguments), label)
+            return await self._await(caller(arguments), caller, count)
         except BaseException as error:
             return self._failure(error, label)
 
-    async def _await(self, result: Awaitable[Any], label: str) -> Outcome:
-        limit = asyncio.timeout(self.setup.timeout)
+    async def _await(self, result: Awaitable[Any], caller: Caller, count: int) -> Outcome:
+        seconds = self.setup.timeout * count
+        limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                return read_result(await result, label)
+                return caller.read(await result, count)
         except TimeoutError:
             if limit.expired():
-                return Outcome(kind=TIMED_OUT, text=f"timed out after {self.setup.timeout:g} s in {label}")
+                return Outcome(kind=TIMED_OUT, text=f"timed out after {seconds:g} s in {caller.label}")
             raise
 
-    def _unpack(self, payload: bytes) -> tuple[dict[str, Any], Caller]:
-        address, *values = pickle.loads(payload)
+    def _unpack(self, payload: bytes) -> tuple[int, dict[str, Any], Caller]:
+        address, count, arguments = pickle.loads(payload)
         self.before_each(address)
-        arguments = dict(zip(ARGUMENTS, values, strict=True))
-        return arguments, self.caller_of(arguments["data_source"])
+        return count, arguments, self.caller_of(arguments.get("data_source", ""))
 
     def _failure(self, error: BaseException, label: str) -> Outcome:
         try:

@@ -17,6 +17,7 @@ class Inline:
     """The same two methods as Pool. For a debugger, or a function that needs an object of this process."""
 
     def __init__(self, source: Source, settings: RewardSettings, finish: Callable[[Job, Outcome], None]) -> None:
+        self.notices: list[str] = []
         setup = Setup(source, dict(settings.reward_kwargs), settings.timeout, memory_mb=0, withheld=[])
         # No seeding by address here: Python's global generator belongs to the whole process.
         self._evaluator = Evaluator(setup, before_each=lambda address: None)

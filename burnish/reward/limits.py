@@ -13,6 +13,7 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _NOT_SECRET = frozenset({"PWD", "OLDPWD"})
+_FILE_BYTES = 256 * 2**20
 
 
 def looks_secret(name: str) -> bool:
@@ -48,6 +49,16 @@ def forbid_core_dumps() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def limit_files() -> None:
+    """No file of a worker grows beyond this: what it prints goes to a file too."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        _, ceiling = resource.getrlimit(resource.RLIMIT_FSIZE)
+        limit = _FILE_BYTES if ceiling == resource.RLIM_INFINITY else min(_FILE_BYTES, ceiling)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
 def arm_alarm(seconds: float) -> None:

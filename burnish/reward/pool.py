@@ -16,6 +16,7 @@ from multiprocessing.connection import wait
 
 from burnish.errors import UserError
 from burnish.reward.evaluate import Setup
+from burnish.reward.isolation import Borders, problem_with
 from burnish.reward.limits import worker_environment
 from burnish.reward.process import Job, WorkerProcess
 from burnish.reward.sample import DIED, TIMED_OUT, Outcome
@@ -30,6 +31,31 @@ _CHUNK_MOST = 64
 _START_FAILURES_MOST = 3
 
 
+def borders_of(source: Source, settings: RewardSettings) -> Borders | None:
+    """As `reward.isolate` and `reward.network` ask, and as far as this system can; None is no isolation."""
+    if settings.isolate is False:
+        if not settings.network:
+            problem = "workers that are not isolated have the network"
+            raise UserError(problem, key="reward.network", value=False, hint="reward.isolate=null")
+        return None
+    strict = settings.isolate is True
+    if not source.is_foreign and problem_with(network=False, read_only=True) is None:
+        return Borders(False, True, settings.memory_mb)  # our own rules need neither network nor files
+    problem = problem_with(network=settings.network, read_only=strict)
+    if problem is None:
+        return Borders(settings.network, strict, settings.memory_mb)
+    if strict or not settings.network:
+        key = "reward.isolate" if strict else "reward.network"
+        hint = f"{key}={'null' if strict else 'true'} to run without"
+        raise UserError(f"this system cannot do it ({problem})", key=key, value=strict, hint=hint)
+    return None
+
+
+def _not_isolated(settings: RewardSettings) -> str:
+    problem = problem_with(network=settings.network, read_only=False)
+    return f"reward functions have limits of time and memory, but could reach other processes: {problem}"
+
+
 class Pool:
     """`put` a job from any thread; `finish(job, outcome)` is called for it from the pool's own thread."""
 
@@ -41,6 +67,8 @@ class Pool:
         setup = Setup(source, dict(settings.reward_kwargs), settings.timeout, settings.memory_mb, withheld)
         self._setup = pickle.dumps(setup)  # the same bytes for every worker, also those started much later
         self._folder = os.getcwd()
+        self._borders = borders_of(source, settings)
+        self.notices = [] if self._borders is not None or settings.isolate is False else [_not_isolated(settings)]
         self._queue: deque[Job] = deque()
         self._seconds_per_sample = _CHUNK_SECONDS  # a first guess: one sample per message
         self._start_failures = 0
@@ -74,17 +102,17 @@ class Pool:
             self._bell_rope.send_bytes(b"1")
 
     def _new_worker(self) -> WorkerProcess:
-        return WorkerProcess(self._setup, self._settings.timeout, self._environment, self._folder)
+        return WorkerProcess(self._setup, self._settings.timeout, self._environment, self._folder, self._borders)
 
     def _first_worker(self) -> WorkerProcess:
         """Start one worker and wait for it, so that a bad function is known before anything heavy is loaded."""
         worker = self._new_worker()
         try:
-            if not worker.connection.poll(STARTUP_SECONDS):
+            if not worker.channel.poll(STARTUP_SECONDS):
                 raise UserError(
                     f"loading the reward function took longer than {STARTUP_SECONDS:g} s", key=self._source.key
                 )
-            worker.started(worker.receive())
+            worker.started(worker.channel.receive())
         except EOFError as error:
             how = worker.how_it_ended()
             raise UserError(
@@ -122,7 +150,8 @@ class Pool:
                     if chunk:
                         worker.send(chunk)
                 except EOFError:
-                    self._queue.extendleft(reversed(chunk))  # the next listening finds the worker dead
+                    self._queue.extendleft(reversed(chunk))
+                    worker.kill()  # it is dead or does not read; the next listening finds it dead
 
     def _next_chunk(self, ready: Ready) -> list[Job]:
         """Several jobs if they are quick, one if it is slow; a suspect goes alone."""
@@ -141,18 +170,17 @@ class Pool:
         """Sleep until a worker speaks, the bell rings or a deadline passes; take in what was said."""
         deadlines = [worker.deadline for worker in self._workers if worker.deadline is not None]
         patience = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-        speaking = wait([self._bell, *(worker.connection for worker in self._workers)], patience)
+        speaking = wait([self._bell, *(worker.channel for worker in self._workers)], patience)
         if self._bell in speaking:
             with self._lock:
                 self._bell.recv_bytes()
                 self._rung = False
-        for worker in [worker for worker in self._workers if worker.connection in speaking]:
+        for worker in [worker for worker in self._workers if worker.channel in speaking]:
             self._take_in(worker)
 
     def _take_in(self, worker: WorkerProcess) -> None:
         try:
-            while worker.connection.poll():
-                message = worker.receive()
+            for message in worker.channel.take():
                 if worker.ready is None:
                     worker.started(message)
                     self._start_failures = 0
@@ -174,9 +202,8 @@ class Pool:
     def _end_overdue(self) -> None:
         now = time.monotonic()
         for worker in list(self._workers):
-            if worker.deadline is not None and worker.deadline <= now and not worker.connection.poll():
-                seconds = STARTUP_SECONDS if worker.ready is None else self._settings.timeout
-                self._replace(worker, TIMED_OUT, f"timed out after {seconds:g} s")
+            if worker.deadline is not None and worker.deadline <= now:
+                self._replace(worker, TIMED_OUT, f"timed out after {worker.limit:g} s")
 
     def _replace(self, worker: WorkerProcess, kind: str, problem: str) -> None:
         """End a worker that hangs or died; the guilty sample fails, the others go back to the front of the queue."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +15,14 @@ import tempfile
 import time
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
-from multiprocessing import Pipe
+from dataclasses import dataclass, replace
+from typing import Any
 
 from burnish.errors import UserError
 from burnish.reward.call import trimmed
-from burnish.reward.sample import Outcome, Sample, Score
+from burnish.reward.channel import Channel
+from burnish.reward.isolation import Borders
+from burnish.reward.sample import KINDS, Outcome, Sample
 from burnish.reward.worker import STARTUP_SECONDS, Ready
 
 _ASYNC_GRACE = 2.0  # seconds in which an async function's own time limit should have fired
@@ -26,12 +30,20 @@ _ASYNC_GRACE = 2.0  # seconds in which an async function's own time limit should
 
 @dataclass(eq=False)
 class Job:
-    """A sample on its way. It goes `alone` after it was in a worker that died, to find out whether it was the cause."""
+    """A sample on its way. It goes `alone` after it was in a worker that died, to find out whether it was the cause.
+
+    With `parts` it is a whole batch: one call for all of them, in the time of all of them.
+    """
 
     sample: Sample
     payload: bytes
-    future: Future[Score]
+    future: Future[Any]
     alone: bool = False
+    parts: tuple[Job, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.parts) or 1
 
 
 class WorkerProcess:
@@ -41,41 +53,52 @@ class WorkerProcess:
     may not have children of their own, which reward functions that run code need.
     """
 
-    def __init__(self, setup: bytes, timeout: float, environment: dict[str, str], folder: str) -> None:
+    def __init__(
+        self, setup: bytes, timeout: float, environment: dict[str, str], folder: str, borders: Borders | None = None
+    ) -> None:
         self.timeout = timeout
         self.ready: Ready | None = None
         self.jobs: dict[int, Job] = {}  # unanswered, by index in the chunk
         self.num_sent = 0
+        self._number = 0  # of the chunk
         self.sent_at = time.monotonic()
-        self.deadline: float | None = self.sent_at + STARTUP_SECONDS
+        self.limit = STARTUP_SECONDS  # seconds for what it does now
+        self.deadline: float | None = self.sent_at + self.limit
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `end`
-        self.connection, theirs = Pipe()
+        self.channel = Channel()
+        theirs = self.channel.theirs
+        self._own_folder = tempfile.mkdtemp(prefix="burnish-reward-")
+        self._isolated = borders is not None
+        lifeline, self._lifeline = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-c", self._code(theirs.fileno(), lifeline, borders)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=(theirs.fileno(), lifeline),
+                env=environment | {"TMPDIR": self._own_folder},
+                cwd=folder,
+                start_new_session=True,  # Ctrl-C is the parent's affair, and `end` reaches the worker's children too
+            )
+        finally:
+            os.close(lifeline)
+            theirs.close()
+        with contextlib.suppress(EOFError):  # already dead: the next read says so
+            self.channel.send(setup)
+
+    def _code(self, descriptor: int, lifeline: int, borders: Borders | None) -> str:
         path = [str(entry) for entry in sys.path]
-        code = f"import sys; sys.path[:] = {path!r}; from burnish.reward.worker import main; main({theirs.fileno()})"
-        self._process = subprocess.Popen(
-            [sys.executable, "-u", "-c", code],
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-            pass_fds=(theirs.fileno(),),
-            env=environment,
-            cwd=folder,
-            start_new_session=True,  # Ctrl-C is the parent's affair, and `end` reaches the worker's children too
-        )
-        theirs.close()
-        with contextlib.suppress(OSError):  # already dead: the next read says so
-            self.connection.send_bytes(setup)
+        start = f"import sys; sys.path[:] = {path!r}; from burnish.reward.worker import main; "
+        if borders is None:
+            return f"{start} main({descriptor})"
+        text = str(replace(borders, lifeline=lifeline, folder=self._own_folder))
+        isolate = "from burnish.reward.isolation import run_isolated; "
+        return f"{start}{isolate}run_isolated({text!r}, lambda: main({descriptor}))"
 
     @property
     def idle(self) -> bool:
         return self.ready is not None and not self.jobs
-
-    def receive(self) -> bytes:
-        """The next message; EOFError when the worker is gone."""
-        try:
-            return self.connection.recv_bytes()
-        except OSError as error:
-            raise EOFError(str(error)) from error
 
     def started(self, message: bytes) -> None:
         """Take the first message in; it may be a UserError."""
@@ -86,28 +109,30 @@ class WorkerProcess:
 
     def send(self, jobs: list[Job]) -> None:
         """Hand over a chunk. EOFError when the worker is gone; the jobs are then still the caller's."""
-        try:
-            self.connection.send_bytes(pickle.dumps([job.payload for job in jobs]))
-        except OSError as error:
-            raise EOFError(str(error)) from error
+        seconds = [self.timeout * job.count for job in jobs]
+        in_all = max(seconds) if self.ready.concurrent else sum(seconds)
+        self._number += 1
+        self.channel.send(pickle.dumps((self._number, in_all, [job.payload for job in jobs])))
         self.jobs = dict(enumerate(jobs))
         self.num_sent = len(jobs)
         self.sent_at = time.monotonic()
-        self.deadline = self.sent_at + self.timeout + (_ASYNC_GRACE if self.ready.concurrent else 0.0)
+        self.limit = in_all if self.ready.concurrent else seconds[0]
+        self.deadline = self.sent_at + self.limit + (_ASYNC_GRACE if self.ready.concurrent else 0.0)
 
     def answered(self, message: bytes) -> tuple[Job, Outcome]:
         """Match a reply with its job, and give the next sample its own time. EOFError if it makes no sense."""
         try:
             # JSON, not pickle: reward functions may run what a model wrote, and a pickle could run it here as well.
-            index, *fields = json.loads(message)
-            outcome = Outcome(*fields)
-            job = self.jobs.pop(index)
-        except (ValueError, TypeError, KeyError) as error:
+            number, index, *fields = json.loads(message)
+            outcome = checked(Outcome(*fields))
+            job = self.jobs.pop(index if number == self._number else None)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise EOFError(f"a reply that makes no sense: {error}") from error
         if not self.jobs:
             self.deadline = None
         elif not self.ready.concurrent:
-            self.deadline = time.monotonic() + self.timeout
+            self.limit = self.timeout * next(iter(self.jobs.values())).count
+            self.deadline = time.monotonic() + self.limit
         return job, outcome
 
     def unanswered(self) -> tuple[Job | None, deque[Job]]:
@@ -118,16 +143,27 @@ class WorkerProcess:
             return others.popleft(), others
         return None, others
 
-    def end(self) -> str:
-        """Kill the worker and its children; what it last wrote to stdout or stderr."""
+    def kill(self) -> None:
+        """The worker and its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self.connection.close()
+
+    def end(self) -> str:
+        """Kill the worker; what it last wrote to stdout or stderr."""
+        os.close(self._lifeline)
+        if self._isolated:
+            # Its watcher ends everything. Were it killed, nobody might wait for it, and its entry would stay for ever.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=2)
+        if not self._isolated or self._process.returncode is None:
+            self.kill()
+        self.channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
         size = os.fstat(self._output.fileno()).st_size
         text = os.pread(self._output.fileno(), 4000, max(0, size - 4000)).decode("utf-8", "replace")
         self._output.close()
+        shutil.rmtree(self._own_folder, ignore_errors=True)
         return trimmed(text.strip())
 
     def how_it_ended(self) -> str:
@@ -138,3 +174,12 @@ class WorkerProcess:
         if status is None:
             return "closed its pipe"
         return f"signal {-status}, {signal.strsignal(-status)}" if status < 0 else f"exit status {status}"
+
+
+def checked(outcome: Outcome) -> Outcome:
+    """The outcome, if it is one: whatever a reward function did to its worker, only scores go on. Else ValueError."""
+    is_number = isinstance(outcome.value, int | float) and math.isfinite(outcome.value)
+    are_texts = isinstance(outcome.text, str) and isinstance(outcome.printed, str)
+    if not (is_number and are_texts and isinstance(outcome.extras, dict) and outcome.kind in KINDS):
+        raise ValueError("no outcome")
+    return outcome

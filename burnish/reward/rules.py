@@ -1,22 +1,54 @@
-"""REWARDS: the built-in rules, one row per data source. A rule is a function of the same form as a user's own."""
+"""REWARDS: the built-in rules, one row per data source. A rule is a function of the same form as a user's own.
+
+A name that ends in * holds for every data source that begins so. What a row `needs` must be installed.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from dataclasses import dataclass
+from typing import Any
 
-from burnish.table import Table
+from burnish.errors import UserError
+from burnish.table import Row, Table
+
+# A library that a row may need, and the extra of ours that installs it.
+_EXTRAS = {"math_verify": "math"}
 
 
 @dataclass(frozen=True)
 class Example:
     """A ground truth with a right and a wrong response; the contract test scores them."""
 
-    ground_truth: str
+    ground_truth: Any
     right: str
     wrong: str
 
 
 REWARDS = Table("reward", key="data_source")
+
+
+def find_rule(data_source: str) -> Row | None:
+    """The row of this data source, by its name or else by how it begins."""
+    if data_source in REWARDS:
+        return REWARDS[data_source]
+    families = ((name[:-1], row) for name, row in REWARDS.rows.items() if name.endswith("*"))
+    return next((row for beginning, row in families if data_source.startswith(beginning)), None)
+
+
+def check_needs(row: Row) -> None:
+    """UserError if a library that the row needs is not installed."""
+    for library in row.needs & _EXTRAS.keys():
+        if not _is_installed(library):
+            hint = f"pip install burnish[{_EXTRAS[library]}]"
+            raise UserError(f"the reward of {row.name!r} needs {library}", key="data_source", value=row.name, hint=hint)
+
+
+@functools.cache
+def _is_installed(library: str) -> bool:
+    return importlib.util.find_spec(library) is not None
+
 
 REWARDS.add_lazy(
     "openai/gsm8k",
@@ -33,3 +65,48 @@ for _name in ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFa
 
 for _name in ("burnish/sort", "burnish/sums"):
     REWARDS.add_lazy(_name, "burnish.reward.exact:exact", example=Example("42", right=" 42\n", wrong="24"))
+
+for _name in ("math_dapo", "math", "math_dapo_reasoning", "aime*"):
+    REWARDS.add_lazy(
+        _name,
+        "burnish.reward.math_dapo:math_dapo",
+        example=Example("34", right="We add them up.\nAnswer: $34$", wrong="We add them up.\nAnswer: 43"),
+    )
+
+REWARDS.add_lazy(
+    "numina_*",
+    "burnish.reward.numina:numina",
+    needs={"math_verify"},
+    example=Example("(x+1)^2", right=r"So it is \boxed{x^2 + 2x + 1}.", wrong=r"So it is \boxed{x^2 + 1}."),
+)
+
+REWARDS.add_lazy(
+    "hiyouga/geometry3k",
+    "burnish.reward.geometry3k:geometry3k",
+    needs={"math_verify"},
+    example=Example(
+        r"2\sqrt{2}", right=r"<think>Pythagoras.</think> It is \boxed{\sqrt{8}}.", wrong=r"It is \boxed{\sqrt{7}}."
+    ),
+)
+
+REWARDS.add_lazy(
+    "searchR1_*",
+    "burnish.reward.search_qa:search_qa",
+    example=Example(
+        {"target": ["Marie Curie", "Maria Skłodowska"]},
+        right="<think>Nobel prizes</think><answer>the Marie Curie.</answer>",
+        wrong="<answer>Pierre Curie</answer>",
+    ),
+)
+
+for _name in ("codecontests", "apps", "codeforces", "taco"):
+    REWARDS.add_lazy(
+        _name,
+        "burnish.reward.code:code",
+        runs_code=True,
+        example=Example(
+            '{"inputs": ["1 2\\n"], "outputs": ["3\\n"]}',
+            right="```python\nprint(sum(map(int, input().split())))\n```",
+            wrong="```python\nprint(4)\n```",
+        ),
+    )

@@ -10,11 +10,12 @@ RAISED = "raised"
 INVALID = "invalid result"
 TIMED_OUT = "timed out"
 DIED = "died"
+KINDS = (None, RAISED, INVALID, TIMED_OUT, DIED)  # None: there is no problem
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One response and what is known about its prompt."""
+    """One response and what is known about its prompt. Whole texts are there only if the scorer `reads_prompts`."""
 
     data_source: str
     solution_str: str
@@ -22,6 +23,8 @@ class Sample:
     extra_info: dict[str, Any]
     uid: str
     sample: int
+    prompt: str = ""  # the prompt's text, with special tokens
+    query: str = ""  # prompt and response, with special tokens
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,16 @@ from types import TracebackType
 from typing import Any
 
 from burnish.errors import UserError
+from burnish.reward.call import Caller
 from burnish.reward.evaluate import pack
 from burnish.reward.inline import Inline
 from burnish.reward.pool import Pool
 from burnish.reward.process import Job
+from burnish.reward.programs import Programs
+from burnish.reward.remote import Remote, check_urls
 from burnish.reward.sample import Outcome, Problem, Sample, Score
 from burnish.reward.settings import RewardSettings
-from burnish.reward.source import FromCallable, FromFile, FromRules, Source
+from burnish.reward.source import FromCallable, FromFile, FromRemoteFile, FromRules, FromUrls, FromVerifiers, Source
 from burnish.table import Table
 
 logger = logging.getLogger("burnish.reward")
@@ -35,7 +38,7 @@ def give_fallback(scorer: Scorer, sample: Sample, problem: str) -> Score:
     return Score(scorer.settings.fallback_score, {}, problem)
 
 
-@ON_ERROR.add("stop")
+@ON_ERROR.add("stop", stops=True)
 def stop(scorer: Scorer, sample: Sample, problem: str) -> Score:
     """A UserError that names the function and the sample."""
     shown = sample.solution_str[:_RESPONSE_SHOWN] + ("..." if len(sample.solution_str) > _RESPONSE_SHOWN else "")
@@ -56,20 +59,53 @@ class Scorer:
     UserError.
     """
 
+    caller: type[Caller] = Caller  # how a user's own function is called
+
     def __init__(self, settings: RewardSettings, reward: Callable[..., Any] | None = None) -> None:
         self.settings = settings
         self._on_error = ON_ERROR[settings.on_error].load()
-        self.source = choose_source(settings, reward)
+        self.source = choose_source(settings, reward, self.caller)
         self.problems: Counter[str] = Counter()  # by kind, since the beginning
         self._recent: dict[str, Problem] = {}
         self._prints_shown: set[int] = set()
         self._lock = threading.Lock()
-        kind_of_pool = Pool if settings.num_workers > 0 else Inline
-        self._pool = kind_of_pool(self.source, settings, self._finish)
+        self._pool: Pool | Inline | Remote = self._make_pool()
+        self._programs: Programs | None = None  # made when a data source turns up whose answers are code
 
     def check_sources(self, names: Iterable[str]) -> None:
         """UserError if one of these data sources has no reward; call it as soon as the data is known."""
+        names = list(names)
         self.source.check_sources(names, self.settings.reward_kwargs)
+        if any(self.source.runs_code(name) for name in names):
+            self._code_pool()
+
+    @property
+    def notices(self) -> list[str]:
+        """What a person should know about how answers are scored."""
+        return [*self._pool.notices, *([] if self._programs is None else [self._programs.notice])]
+
+    def _code_pool(self) -> Programs:
+        with self._lock:
+            if self._programs is None:
+                self._programs = Programs(self.settings.sandbox, self._finish)
+            return self._programs
+
+    def _make_pool(self) -> Pool | Inline | Remote:
+        if isinstance(self.source, FromUrls):
+            return Remote(self.settings, self._finish)
+        kind = Pool if self.settings.num_workers > 0 else Inline
+        return kind(self.source, self.settings, self._finish)
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Does it want the whole texts of samples?"""
+        return self.source.reads_prompts
+
+    def begin(self) -> None:
+        """A new round of responses begins: what was expected and never came is forgotten."""
+
+    def expect(self, count: int) -> None:
+        """So many more samples will be submitted. Only a manager that calls once per batch waits for them."""
 
     def submit(self, sample: Sample) -> Future[Score]:
         """Queue a sample; thread-safe, returns at once."""
@@ -78,13 +114,15 @@ class Scorer:
             self.source.check_sources([sample.data_source], {})
             payload = pack(sample)
         except Exception as error:  # an object in extra_info that cannot be pickled raises what it likes
-            future.set_exception(error if isinstance(error, UserError) else _cannot_travel(sample, error))
+            future.set_exception(error if isinstance(error, UserError) else cannot_travel(sample, error))
             return future
-        self._pool.put(Job(sample, payload, future))
+        pool = self._code_pool() if self.source.runs_code(sample.data_source) else self._pool
+        pool.put(Job(sample, payload, future))
         return future
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """Scores of all samples, in their order."""
+        self.expect(len(samples))
         return [future.result() for future in [self.submit(sample) for sample in samples]]
 
     def drain_problems(self) -> list[Problem]:
@@ -96,6 +134,8 @@ class Scorer:
     def close(self) -> None:
         """End the workers. Futures that are not done are cancelled or get a RuntimeError."""
         self._pool.close()
+        if self._programs is not None:
+            self._programs.close()
 
     def __enter__(self) -> Scorer:
         return self
@@ -138,18 +178,39 @@ class Scorer:
             logger.debug("%s printed: %s", self.source.label(sample.data_source), printed)
 
 
-def choose_source(settings: RewardSettings, reward: Callable[..., Any] | None) -> Source:
-    """Callable before custom_reward_function.path before the built-in rules."""
+def choose_source(settings: RewardSettings, reward: Callable[..., Any] | None, caller: type[Caller] = Caller) -> Source:
+    """A Python function before custom_reward_function.path; verifiers or a remote reward alone; else the rules."""
+    _refuse_two(settings, reward)
     if reward is not None:
         if settings.path is not None:
             logger.warning("custom_reward_function.path=%s is not used: a function was given in Python", settings.path)
-        return FromCallable(reward)
+        return FromCallable(reward, caller=caller)
     if settings.path is not None:
-        return FromFile(settings.path, settings.name)
+        return FromFile(settings.path, settings.name, caller=caller)
+    if settings.verifiers:
+        return FromVerifiers(settings.verifiers, settings.verifier_weights or (1.0,) * len(settings.verifiers))
+    if settings.remote_url:
+        if len(settings.remote_url) == 1 and settings.remote_url[0].endswith(".py"):
+            return FromRemoteFile(settings.remote_url[0])
+        check_urls(settings.remote_url)
+        return FromUrls(settings.remote_url)
     return FromRules()
 
 
-def _cannot_travel(sample: Sample, error: Exception) -> UserError:
+def _refuse_two(settings: RewardSettings, reward: Callable[..., Any] | None) -> None:
+    """A function that was given in Python is unknown to the config's rules; this holds for all."""
+    named = {
+        "a reward function": reward is not None or settings.path is not None,
+        "reward.verifiers": bool(settings.verifiers),
+        "reward.remote_url": bool(settings.remote_url),
+    }
+    given = [name for name, is_given in named.items() if is_given]
+    if len(given) > 1:
+        problem = f"{' and '.join(given)} are set together: which one scores?"
+        raise UserError(problem, key=given[-1], hint=f"only {given[0]}")
+
+
+def cannot_travel(sample: Sample, error: Exception) -> UserError:
     return UserError(
         f"ground_truth or extra_info of uid {sample.uid!r} cannot be sent to a worker: {type(error).__name__}: {error}"
     )

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from burnish.reward.sandbox.settings import SandboxSettings
+
 if TYPE_CHECKING:
     from burnish.config.reward import CustomRewardFunctionConfig, RewardConfig
 
 
 @dataclass(frozen=True)
 class RewardSettings:
-    """`custom_reward_function.*` and `reward.*`, as plain values."""
+    """`custom_reward_function.*`, `reward.*` and what the sandbox needs, as plain values."""
 
     path: str | None = None
     name: str = "compute_score"
@@ -23,10 +25,21 @@ class RewardSettings:
     on_error: str = "fallback"
     fallback_score: float = 0.0
     pass_env: tuple[str, ...] = ()  # names of secrets that the reward function may see after all
+    isolate: bool | None = None  # namespaces around workers; None is where the system can
+    network: bool = True
+    verifiers: tuple[str, ...] = ()
+    verifier_weights: tuple[float, ...] = ()
+    remote_url: tuple[str, ...] = ()
+    remote_timeout: float = 180.0  # seconds per try
+    remote_retries: int = 5  # tries in all
+    remote_wait: float = 1.0  # seconds between them
+    sandbox: SandboxSettings = field(default_factory=SandboxSettings)
 
     @staticmethod
-    def of(function: CustomRewardFunctionConfig, reward: RewardConfig) -> RewardSettings:
-        """From the two config sections."""
+    def of(
+        function: CustomRewardFunctionConfig, reward: RewardConfig, sandbox: SandboxSettings | None = None
+    ) -> RewardSettings:
+        """From the config sections."""
         return RewardSettings(
             path=function.path,
             name=function.name or "compute_score",
@@ -37,4 +50,13 @@ class RewardSettings:
             on_error=reward.on_error,
             fallback_score=reward.fallback_score,
             pass_env=tuple(reward.pass_env),
+            isolate=reward.isolate,
+            network=reward.network,
+            verifiers=tuple(reward.verifiers),
+            verifier_weights=tuple(reward.verifier_weights),
+            remote_url=tuple(reward.remote_url),
+            remote_timeout=reward.remote_timeout,
+            remote_retries=reward.remote_retries,
+            remote_wait=reward.remote_wait,
+            sandbox=sandbox or SandboxSettings(),
         )

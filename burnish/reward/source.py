@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 from burnish.errors import UserError, nearest
 from burnish.reward.call import ARGUMENTS, Caller, parameters_of
-from burnish.reward.rules import REWARDS
-from burnish.table import load_user_attribute
+from burnish.reward.callers import QueryCaller
+from burnish.reward.rules import REWARDS, check_needs, find_rule
+from burnish.reward.verifiers import VERIFIERS, weighted
+from burnish.table import Row, load_user_attribute
 
 
 class Source(Protocol):
@@ -22,12 +24,17 @@ class Source(Protocol):
 
     key: str
     is_single: bool  # one function for every data source
+    is_foreign: bool  # the function is not ours
+    reads_prompts: bool  # it wants whole texts
 
     def label(self, data_source: str) -> str:
         """`file.py:function`, for messages."""
 
     def check_sources(self, names: Iterable[str], kwargs: Mapping[str, Any]) -> None:
         """UserError if there is no reward for one of these data sources."""
+
+    def runs_code(self, data_source: str) -> bool:
+        """Are the answers programs, to be run in the sandbox?"""
 
     def callers(self, kwargs: Mapping[str, Any]) -> Callable[[str], Caller]:
         """From a data source to the function that scores it. Imports the user's code."""
@@ -37,13 +44,20 @@ class OneFunction:
     """A user's own function: the same for every data source, and it decides for itself what it can score."""
 
     key: str
+    caller: type[Caller]
     is_single = True
+    is_foreign = True
+    reads_prompts = False
 
     def check_sources(self, names: Iterable[str], kwargs: Mapping[str, Any]) -> None:
         """Any data source will do."""
 
+    def runs_code(self, data_source: str) -> bool:
+        """What a user's function does with an answer is its own affair."""
+        return False
+
     def callers(self, kwargs: Mapping[str, Any]) -> Callable[[str], Caller]:
-        caller = Caller(self.load(), kwargs, label=self.label(""), key=self.key)
+        caller = self.caller(self.load(), kwargs, label=self.label(""), key=self.key)
         return lambda data_source: caller
 
     def load(self) -> Callable[..., Any]:
@@ -62,6 +76,7 @@ class FromFile(OneFunction):
     path: str
     name: str
     key: str = "custom_reward_function.path"
+    caller: type[Caller] = Caller
 
     def load(self) -> Callable[..., Any]:
         return load_user_attribute(self.path, self.name, key=self.key)
@@ -76,6 +91,7 @@ class FromCallable(OneFunction):
 
     function: Callable[..., Any]
     key: str = "reward"
+    caller: type[Caller] = Caller
 
     def load(self) -> Callable[..., Any]:
         return self.function
@@ -84,7 +100,7 @@ class FromCallable(OneFunction):
         return title_of(self.function)
 
     def __reduce__(self) -> tuple:
-        return FromPickle, (_pickled(self.function), title_of(self.function))
+        return FromPickle, (_pickled(self.function), title_of(self.function), self.key, self.caller)
 
 
 @dataclass(frozen=True)
@@ -94,6 +110,7 @@ class FromPickle(OneFunction):
     payload: bytes
     title: str
     key: str = "reward"
+    caller: type[Caller] = Caller
 
     def load(self) -> Callable[..., Any]:
         return pickle.loads(self.payload)
@@ -108,20 +125,24 @@ class FromRules:
 
     key: str = "data_source"
     is_single: bool = False
+    is_foreign: bool = False
+    reads_prompts: bool = False
 
     def label(self, data_source: str) -> str:
-        return title_of(REWARDS[data_source].load())
+        return title_of(_rule(data_source).load())
 
     def check_sources(self, names: Iterable[str], kwargs: Mapping[str, Any]) -> None:
         names = list(dict.fromkeys(names))
         for name in names:
-            if name not in REWARDS:
-                raise _no_rule(name)
+            check_needs(_rule(name))
         if kwargs:
             self._check_kwargs(names, kwargs)
 
+    def runs_code(self, data_source: str) -> bool:
+        return _rule(data_source).facts.get("runs_code", False)
+
     def _check_kwargs(self, names: list[str], kwargs: Mapping[str, Any]) -> None:
-        accepted = {argument for name in names for argument in parameters_of(REWARDS[name].load()) or ()}
+        accepted = {argument for name in names for argument in parameters_of(_rule(name).load()) or ()}
         for argument, value in kwargs.items():
             if argument not in accepted:
                 raise UserError(
@@ -130,18 +151,68 @@ class FromRules:
                     value=value,
                 )
         for name in names:  # a value that a rule refuses is refused here, not once per sample
-            example = REWARDS[name].facts["example"]
+            example = _rule(name).facts["example"]
             values = (name, example.right, example.ground_truth, {})
             self.callers(kwargs)(name)(dict(zip(ARGUMENTS, values, strict=True)))
 
     def callers(self, kwargs: Mapping[str, Any]) -> Callable[[str], Caller]:
         @functools.cache
         def caller(data_source: str) -> Caller:
-            function = REWARDS[data_source].load()
+            function = _rule(data_source).load()
             taken = {name: value for name, value in kwargs.items() if name in (parameters_of(function) or ())}
             return Caller(function, taken, label=self.label(data_source), key=self.key)
 
         return caller
+
+
+@dataclass(frozen=True)
+class FromVerifiers(OneFunction):
+    """`reward.verifiers`: rules that take the place of the data source's own."""
+
+    names: tuple[str, ...]
+    weights: tuple[float, ...]
+    key: str = "reward.verifiers"
+    caller: type[Caller] = Caller
+    is_foreign = False
+
+    def check_sources(self, names: Iterable[str], kwargs: Mapping[str, Any]) -> None:
+        for name in self.names:
+            check_needs(VERIFIERS[name])
+
+    def load(self) -> Callable[..., Any]:
+        return weighted(self.names, self.weights)
+
+    def label(self, data_source: str) -> str:
+        return f"reward.verifiers={','.join(self.names)}"
+
+
+@dataclass(frozen=True)
+class FromRemoteFile(FromFile):
+    """`reward.remote_url=file.py`: OpenRLHF's reward_func."""
+
+    name: str = "reward_func"
+    key: str = "reward.remote_url"
+    caller: type[Caller] = QueryCaller
+    reads_prompts = True
+
+
+@dataclass(frozen=True)
+class FromUrls(OneFunction):
+    """`reward.remote_url=http://...`: servers that answer for every data source. They are asked, not called."""
+
+    urls: tuple[str, ...]
+    key: str = "reward.remote_url"
+    reads_prompts = True
+
+    def label(self, data_source: str) -> str:
+        return ", ".join(self.urls)
+
+
+def _rule(data_source: str) -> Row:
+    row = find_rule(data_source)
+    if row is None:
+        raise _no_rule(data_source)
+    return row
 
 
 def _no_rule(name: str) -> UserError:

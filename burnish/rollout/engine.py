@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -21,23 +21,61 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. `top_k=-1` and `top_p=1` restrict nothing; temperature 0 is greedy."""
+    """How a response is sampled and when it ends, as vLLM's SamplingParams has it. Temperature 0 is greedy."""
 
     max_tokens: int
     temperature: float = 1.0
     top_k: int = -1
     top_p: float = 1.0
+    min_p: float = 0.0
     do_sample: bool = True
     ignore_eos: bool = False
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bad_words: tuple[tuple[int, ...], ...] = ()  # as tokens
+    logprobs: int | None = None  # how many of the likeliest tokens a completion reports beside the sampled one
+    fire: bool = False
+    seed: int | None = None  # in the place of the run's seed
 
     @property
     def greedy(self) -> bool:
         return not self.do_sample or self.temperature == 0
 
     @property
+    def penalised(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def looks_back(self) -> bool:
+        """Does the choice of a token depend on those before it by more than the model?"""
+        return self.penalised or self.min_tokens > 0 or bool(self.bad_words)
+
+    @property
+    def biases(self) -> list[str]:
+        """What makes tokens be drawn from another distribution than the one whose log-probs are reported."""
+        if self.greedy:
+            return []
+        found = {
+            "top_k": self.top_k > 0,
+            "top_p": self.top_p < 1,
+            "min_p": self.min_p > 0,
+            "min_tokens": self.min_tokens > 0,
+            "repetition_penalty": self.repetition_penalty != 1,
+            "presence_penalty": self.presence_penalty != 0,
+            "frequency_penalty": self.frequency_penalty != 0,
+            "bad_words": bool(self.bad_words),
+            "use_fire_sampling": self.fire,
+        }
+        return [name for name, there in found.items() if there]
+
+    @property
     def restricted(self) -> bool:
-        """Does sampling leave out part of the vocabulary, so that importance ratios are biased?"""
-        return not self.greedy and (self.top_k > 0 or self.top_p < 1)
+        """Are importance ratios biased, because sampling leaves out or bends part of the distribution?"""
+        return bool(self.biases)
 
 
 @dataclass(frozen=True)
@@ -60,6 +98,8 @@ class Completion:
     log_probs: list[float]
     versions: list[int]
     finish_reason: FinishReason
+    stop_reason: str | int | None = None  # the stop string or stop token that ended it; None for EOS
+    top_log_probs: list[list[tuple[int, float]]] | None = None  # per token the likeliest (id, log-prob), best first
 
 
 @dataclass(frozen=True)
@@ -88,17 +128,25 @@ class EngineOptions:
     memory_share: float = 0.5
     invariant: bool | None = None
     own_thread: bool = True  # False: the caller drives it by `turn` (see rollout/builtin/worker.py)
+    chunked_prefill: bool = True
+    prefix_caching: bool = False
+    decode: Callable[[Sequence[int]], str] | None = None  # response tokens to text; stop strings need it
     extra: dict[str, Any] = field(default_factory=dict)
 
 
 def check_requests(requests: Sequence[Request], options: EngineOptions) -> None:
     """Refuse what no engine can answer: an empty prompt, no new token, or more of both than fits."""
     for request in requests:
-        num_prompt, num_new = len(request.ids), request.sampling.max_tokens
+        num_prompt, num_new, num_least = len(request.ids), request.sampling.max_tokens, request.sampling.min_tokens
         if num_prompt == 0:
             raise UserError("a request needs at least one prompt token")
         if num_new < 1:
             raise UserError("a request needs at least one new token", key="data.max_response_length", value=num_new)
+        if num_least > num_new:
+            key = "actor_rollout_ref.rollout.min_tokens"
+            raise UserError(f"is more than the {num_new} tokens that a response may have", key=key, value=num_least)
+        if request.sampling.stop and options.decode is None:
+            raise ValueError("stop strings need EngineOptions.decode")
         if num_prompt + num_new > options.max_model_len:
             raise UserError(
                 f"a prompt of {num_prompt} tokens and {num_new} new ones do not fit",

@@ -5,16 +5,26 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from burnish.models.load import load_causal_lm
-from burnish.rollout.builtin.sampling import SamplingRows, choose
+from burnish.rollout.builtin.past import Past
+from burnish.rollout.builtin.sampling import Drawn, SamplingRows, draw
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
+from burnish.rollout.stop import Finish, finish
 from burnish.rollout.weights import copy_weights
 
 
@@ -24,7 +34,7 @@ class HfEngine:
     def __init__(self, options: EngineOptions) -> None:
         self.capabilities = Capabilities("token", invariant=False, score=True)
         self.options = options
-        self.eos_ids = list(options.eos_ids)
+        self.eos_ids = frozenset(options.eos_ids)
         self.model = load_causal_lm(options.model, None, options.dtype, empty=True).to(options.device).eval()
         self.model.requires_grad_(False)
         self.model.generation_config = GenerationConfig()  # else it fills in what a request leaves out, such as EOS
@@ -123,42 +133,77 @@ class HfEngine:
         longest = max(len(request.ids) for request in requests)
         ids = torch.tensor([[0] * (longest - len(r.ids)) + list(r.ids) for r in requests], device=device)
         mask = torch.tensor([[0] * (longest - len(r.ids)) + [1] * len(r.ids) for r in requests], device=device)
-        chooser = _Chooser(requests, device)
+        rows = [_Row(request, Past.of(request, self.eos_ids)) for request in requests]
+        chooser = _Chooser(rows, device, partial(finish, eos_ids=self.eos_ids, decode=self.options.decode))
         most = max(request.sampling.max_tokens for request in requests)
-        stop_early = not any(request.sampling.ignore_eos for request in requests)
-        config = GenerationConfig(
-            do_sample=False, max_new_tokens=most, pad_token_id=0, eos_token_id=self.eos_ids if stop_early else None
+        config = GenerationConfig(do_sample=False, max_new_tokens=most, pad_token_id=0, eos_token_id=None)
+        self.model.generate(
+            ids,
+            attention_mask=mask,
+            generation_config=config,
+            logits_processor=LogitsProcessorList([chooser]),
+            stopping_criteria=StoppingCriteriaList([_AllEnded(rows)]),
         )
-        output = self.model.generate(
-            ids, attention_mask=mask, generation_config=config, logits_processor=LogitsProcessorList([chooser])
-        )
-        tokens = output[:, longest:].tolist()
-        log_probs = torch.stack(chooser.log_probs, 1).tolist()
-        self.counts["decode_steps"] += len(chooser.log_probs)
-        return [self._cut(*row) for row in zip(requests, tokens, log_probs, strict=True)]
+        self.counts["decode_steps"] += chooser.steps
+        self.counts["tokens"] += sum(len(row.tokens) for row in rows)
+        return [row.completion(self.version) for row in rows]
 
-    def _cut(self, request: Request, tokens: list[int], log_probs: list[float]) -> Completion:
-        """End a row at its own EOS or length; the batch went on for the others."""
-        sampling = request.sampling
-        end, reason = min(len(tokens), sampling.max_tokens), "length"
-        if not sampling.ignore_eos:
-            for place, token in enumerate(tokens[:end]):
-                if token in self.eos_ids:
-                    end, reason = place + 1, "stop"
-                    break
-        self.counts["tokens"] += end
-        return Completion(tokens[:end], log_probs[:end], [self.version] * end, reason)
+
+@dataclass(eq=False)
+class _Row:
+    """One response in the making. The batch goes on for the others once it has ended."""
+
+    request: Request
+    past: Past | None
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    end: Finish | None = None
+
+    def completion(self, version: int) -> Completion:
+        versions = [version] * len(self.tokens)
+        top = None if self.request.sampling.logprobs is None else self.top
+        return Completion(self.tokens, self.log_probs, versions, self.end.reason, self.end.stop, top)
 
 
 class _Chooser(LogitsProcessor):
     """Chooses the token with our addressed noise, and leaves `generate` nothing but that token to take."""
 
-    def __init__(self, requests: list[Request], device: torch.device) -> None:
-        self.rows = SamplingRows.of([r.sampling for r in requests], [r.seed for r in requests], device)
-        self.log_probs: list[Tensor] = []
+    def __init__(self, rows: list[_Row], device: torch.device, finish: Callable[..., Finish | None]) -> None:
+        self.rows = rows
+        self.finish = finish
+        self.steps = 0
+        requests = [row.request for row in rows]
+        settings, seeds = [r.sampling for r in requests], [r.seed for r in requests]
+        pasts = [row.past for row in rows]
+        self.first = SamplingRows.of(settings, seeds, device, pasts, first=True)
+        self.later = SamplingRows.of(settings, seeds, device, pasts)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        index = torch.full((len(scores),), len(self.log_probs), dtype=torch.int64, device=scores.device)
-        tokens, log_probs = choose(scores, self.rows, index)
-        self.log_probs.append(log_probs)
+        index = torch.full((len(scores),), self.steps, dtype=torch.int64, device=scores.device)
+        drawn = draw(scores, self.later if self.steps else self.first, index)
+        self.steps += 1
+        for number, row in enumerate(self.rows):
+            if row.end is None:
+                self._append(row, drawn, number)
+        tokens = torch.tensor(drawn.tokens, device=scores.device)
         return torch.full_like(scores, float("-inf")).scatter_(-1, tokens[:, None], 0.0)
+
+    def _append(self, row: _Row, drawn: Drawn, number: int) -> None:
+        row.tokens.append(drawn.tokens[number])
+        row.log_probs.append(drawn.log_probs[number])
+        if drawn.top is not None:
+            row.top.append(drawn.top[number])
+        if row.past is not None:
+            row.past.add(drawn.tokens[number])
+        row.end = self.finish(row.tokens, row.request.sampling)
+
+
+class _AllEnded(StoppingCriteria):
+    """Ends a row's part of the batch by our own rules; the batch ends with its last row."""
+
+    def __init__(self, rows: list[_Row]) -> None:
+        self.rows = rows
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **options: object) -> Tensor:
+        return torch.tensor([row.end is not None for row in self.rows], device=input_ids.device)

@@ -10,7 +10,8 @@ from burnish.rollout.engine import Completion, Request, Sampling
 
 
 def requests_for(prompts: Batch, sampling: Sampling, n: int, *, seed: int, step: int) -> list[list[Request]]:
-    """n requests per prompt. A request's seed names it: run seed, step, prompt, sample."""
+    """n requests per prompt. A request's seed names it: run seed (or the sampling's own), step, prompt, sample."""
+    seed = seed if sampling.seed is None else sampling.seed
     return [
         [Request(tuple(ids), sampling, address(seed, step, uid, sample)) for sample in range(n)]
         for ids, uid in zip(prompts["prompt_ids"].lists(), prompts["uid"], strict=True)
@@ -18,9 +19,14 @@ def requests_for(prompts: Batch, sampling: Sampling, n: int, *, seed: int, step:
 
 
 def response_columns(completions: list[Completion]) -> dict[str, Ragged | list]:
-    """responses, response_mask, rollout_log_probs, weight_version, finish_reason; one row per completion."""
+    """responses, response_mask, rollout_log_probs, weight_version, finish_reason; one row per completion.
+
+    And top_log_probs where the likeliest tokens were asked for.
+    """
     responses = Ragged.of([c.ids for c in completions], torch.int64)
+    top = [c.top_log_probs for c in completions]
     return {
+        **({"top_log_probs": top} if top and None not in top else {}),
         "responses": responses,
         "response_mask": Ragged.like(torch.ones(len(responses.flat)), responses),
         "rollout_log_probs": Ragged.of([c.log_probs for c in completions], torch.float32),

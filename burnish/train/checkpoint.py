@@ -66,7 +66,7 @@ class Checkpoints:
             if final.exists():  # a resumed run that saves the same step again
                 shutil.rmtree(final)
             partial.rename(final)
-            _replace_text(self.folder / LATEST, str(step))
+            replace_text(self.folder / LATEST, str(step))
             _sync(self.folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
@@ -104,7 +104,7 @@ class Checkpoints:
     def _drop_role(self, folder: Path, role: str) -> None:
         if (folder / role).is_dir():
             files = {name: fact for name, fact in read_manifest(folder).items() if not name.startswith(f"{role}/")}
-            _replace_text(folder / MANIFEST, json.dumps({"files": files}, indent=1))
+            replace_text(folder / MANIFEST, json.dumps({"files": files}, indent=1))
             shutil.rmtree(folder / role)
 
 
@@ -157,7 +157,8 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file whole or not at all."""
     temporary = path.with_name(f".{path.name}.partial")
     temporary.write_text(text)
     _sync(temporary)

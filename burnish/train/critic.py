@@ -62,7 +62,8 @@ class Critic:
         torch.manual_seed(address(self.seed, "critic dropout", step))
         self.backend.model.train()
         lr, skipped = self.optimizer.lr, self.optimizer.skipped
-        done = run_updates(batch, step, self.plan, self.optimizer, self._loss)
+        with self.backend.at_work(), self.optimizer.at_work():
+            done = run_updates(batch, step, self.plan, self.optimizer, self._loss)
         numbers = done.numbers("critic", "vf_loss") | {"critic/lr": lr}
         return numbers | {"critic/skipped_updates": float(self.optimizer.skipped - skipped)}
 

@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from burnish.algos.schedules import SCHEDULES
+from burnish.train.ema import MovingAverage
+from burnish.train.offload import CPU, Offload, updated_on_cpu
+from burnish.train.scale import LossScale
 
 if TYPE_CHECKING:
     from burnish.config.optim import OptimConfig
 
 
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """Where the optimizer's state lives and what its gradients are computed in."""
+
+    device: torch.device | None = None  # of the updates; None is where the weights are
+    offload: bool = False  # the state waits in CPU memory between phases
+    on_cpu: bool = False  # the state never leaves CPU memory, and updates are made there
+    scale_loss: bool = False  # float16 gradients
+
+
+PLAIN = OptimizerOptions()
+
+
 class Optimizer:
     """AdamW with a learning rate that is a pure function of how many steps or updates were made."""
 
-    def __init__(self, module: nn.Module, config: OptimConfig, total_steps: int, updates_per_step: int) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        config: OptimConfig,
+        total_steps: int,
+        updates_per_step: int,
+        options: OptimizerOptions = PLAIN,
+    ) -> None:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.config = config
+        self.on_cpu = options.on_cpu
+        self.scale = LossScale(options.scale_loss)
+        self.offload = Offload(self._state, options.device) if options.offload else None
+        self.home = home = CPU if options.offload or options.on_cpu else options.device
         # `fused` does the whole update in one kernel, on the CPU too; the learning rate is set before each update.
         self.adamw = torch.optim.AdamW(
             self.parameters, lr=config.lr, betas=tuple(config.betas), weight_decay=config.weight_decay, fused=True
@@ -26,9 +57,9 @@ class Optimizer:
         for parameter in self.parameters:
             # Made now: else the first save would make it, by an update that AdamW counts and the run does not.
             self.adamw.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
+                "step": torch.zeros((), dtype=torch.float32, device=home or parameter.device),
+                "exp_avg": torch.zeros_like(parameter, device=home or parameter.device),
+                "exp_avg_sq": torch.zeros_like(parameter, device=home or parameter.device),
             }
         self.per_update = config.lr_step_unit == "update"
         horizon = config.total_training_steps if config.total_training_steps > 0 else total_steps
@@ -39,6 +70,7 @@ class Optimizer:
         self.steps = 0  # turns of the loop in which this role was taught
         self.updates = 0
         self.skipped = 0
+        self.average: MovingAverage | None = None  # of the weights, where one is wanted
 
     @property
     def lr(self) -> float:
@@ -46,13 +78,47 @@ class Optimizer:
         factor = self.schedule(done, self.warmup, self.total, self.config.min_lr_ratio or 0.0, self.config.num_cycles)
         return self.config.lr * factor
 
+    def at_work(self) -> AbstractContextManager:
+        """The state is beside the weights inside; where nothing is offloaded it always is."""
+        return contextlib.nullcontext() if self.offload is None else self.offload.fetched()
+
+    def settle(self) -> None:
+        """After a load, which puts the state beside the weights wherever those are: back to where it belongs."""
+        if self.offload is not None:
+            self.offload.park()
+        elif self.home is not None:
+            for tensor in self._state():
+                tensor.data = tensor.data.to(self.home)
+
+    def _state(self) -> Iterator[Tensor]:
+        for values in self.adamw.state.values():
+            yield from (value for value in values.values() if isinstance(value, Tensor))
+
+    @property
+    def loss_scale(self) -> list[float]:
+        """The scale's state, as a checkpoint has it."""
+        return [self.scale.factor, self.scale.good]
+
+    @loss_scale.setter
+    def loss_scale(self, state: list[float]) -> None:
+        self.scale.factor, self.scale.good = state[0], int(state[1])
+
+    def backward(self, loss: Tensor) -> None:
+        self.scale.scaled(loss).backward()
+
     def update(self, grad_clip: float) -> float:
         """Clip and apply the gradients; a gradient that is not finite is thrown away and counted. Returns its norm."""
+        self.scale.unscale(self.parameters)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, grad_clip if grad_clip > 0 else float("inf")))
-        if norm == norm and norm != float("inf"):
+        finite = norm == norm and norm != float("inf")
+        self.scale.judge(finite)
+        if finite:
             for group in self.adamw.param_groups:
                 group["lr"] = self.lr
-            self.adamw.step()
+            with updated_on_cpu(self.parameters) if self.on_cpu else contextlib.nullcontext():
+                self.adamw.step()
+            if self.average is not None:
+                self.average.update()
         else:
             self.skipped += 1
         self.adamw.zero_grad(set_to_none=True)

@@ -49,6 +49,7 @@ class PackedRows:
     segments: list[int]
     predicts: Tensor  # where in the stream the hidden state stands that predicts each response token [R]
     targets: Tensor  # the response tokens [R]
+    ends: Tensor  # where in the stream each row ends, in row order [rows]
 
     @staticmethod
     def of(batch: Batch, device: torch.device) -> PackedRows:
@@ -67,6 +68,7 @@ class PackedRows:
             segments=lengths[order].tolist(),
             predicts=flat_index(starts + prompts.lengths - 1, responses.lengths).to(device),
             targets=responses.flat.to(device),
+            ends=(starts + lengths - 1).to(device),
         )
 
     def inputs(self) -> dict[str, Any]:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from burnish.address import address
-from burnish.algos.aggregate import Totals, aggregate
-from burnish.algos.kl import kl_penalty
+from burnish.algos.aggregate import Totals, aggregate, totals
+from burnish.algos.kl import KL_ESTIMATORS, kl_penalty
 from burnish.algos.losses import LOSSES, LossOptions
-from burnish.algos.masked import Metrics, masked_share
+from burnish.algos.masked import Metrics, Share, masked, masked_share
 from burnish.batch import Batch, Ragged
+from burnish.models.exact_kl import HeadInput, exact_kl
+from burnish.models.router import check_router
 from burnish.train.backend import Backend, has_dropout
+from burnish.train.ema import MovingAverage
 from burnish.train.optim import Optimizer
 from burnish.train.packing import Cut, PackedRows
-from burnish.train.read import in_row_order, read_log_probs
+from burnish.train.read import in_row_order, read_exact_kl, read_log_probs
+from burnish.train.reference import Reference
 from burnish.train.update import UpdatePlan, loss_mask, row_weights, run_updates
 
 if TYPE_CHECKING:
@@ -34,7 +38,11 @@ class Taught:
 
 
 class Policy:
-    """The trained language model. `read_cut` cuts reading into micro-batches; the actor's own keys cut teaching."""
+    """The trained language model. `read_cut` cuts reading into micro-batches; the actor's own keys cut teaching.
+
+    `loss` replaces the loss that the config names; `old_column` are the log-probs that ratios are taken against;
+    `reference` is asked while teaching where the KL is the exact one.
+    """
 
     def __init__(
         self,
@@ -47,15 +55,24 @@ class Policy:
         max_response_length: int,
         read_cut: Cut,
         seed: int,
+        loss: str | None = None,
+        old_column: str = "old_log_probs",
+        reference: Reference | None = None,
     ) -> None:
         self.backend = backend
         self.optimizer = optimizer
         self.config = config
+        self.old_column = old_column
+        self.reference = reference
+        if config.aux_loss_coef > 0:
+            check_router(backend.model, "actor_rollout_ref.actor.aux_loss_coef", config.aux_loss_coef)
+        if config.ema_beta is not None:
+            optimizer.average = MovingAverage(backend.model, config.ema_beta)
         self.temperature = temperature
         self.scale_length = config.loss_scale_factor or max_response_length
         self.read_cut = read_cut.on(backend.device)
         self.seed = seed
-        self.loss = LOSSES[config.policy_loss.loss_mode]
+        self.loss = LOSSES[loss or config.policy_loss.loss_mode]
         self.options = loss_options(config)
         mini_rows = config.ppo_mini_batch_size * rows_per_prompt
         cut = Cut.of(config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu)
@@ -78,23 +95,31 @@ class Policy:
         log_probs, entropys = read_log_probs(self.backend, batch, self.temperature, self.read_cut, with_entropy=True)
         return {"old_log_probs": log_probs, "entropys": entropys}
 
+    def read_exact_kl(self, batch: Batch) -> Ragged:
+        """exact_kl: to the reference, over the whole vocabulary."""
+        return read_exact_kl(self.backend, self.reference, batch, self.temperature, self.read_cut)
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return self.backend.weights()
 
     def teach(self, batch: Batch, step: int) -> Taught:
         """ppo_epochs passes over the batch. Without old_log_probs they are the new ones, and are read on the way."""
         torch.manual_seed(address(self.seed, "dropout", step))
+        self.options = replace(self.options, seed=address(self.seed, "loss", step))
         self.backend.model.train()
         read: list[tuple[list[int], Tensor, Tensor]] = []
+        seen = set(range(len(batch))) if "old_log_probs" in batch else set()
         lr, skipped = self.optimizer.lr, self.optimizer.skipped
 
         def loss_of(micro: Batch, rows: list[int], count: Totals) -> tuple[Tensor, Tensor, Metrics]:
             loss, reported, metrics, columns = self._loss(micro, count)
-            if "old_log_probs" not in batch:
+            if not seen.issuperset(rows):
+                seen.update(rows)
                 read.append((rows, *columns))
             return loss, reported, metrics
 
-        done = run_updates(batch, step, self.plan, self.optimizer, loss_of)
+        with self.backend.at_work(), self.optimizer.at_work():
+            done = run_updates(batch, step, self.plan, self.optimizer, loss_of)
         numbers = done.numbers("actor", "pg_loss") | {"actor/lr": lr}
         numbers |= {"actor/skipped_updates": float(self.optimizer.skipped - skipped)}
         if self.config.use_kl_loss:
@@ -106,15 +131,18 @@ class Policy:
         return Taught(numbers, columns)
 
     def _loss(self, micro: Batch, count: Totals) -> tuple[Tensor, Tensor, Metrics, tuple[Tensor, Tensor | None]]:
-        """This micro-batch's part of the mini-batch's loss: policy loss - entropy bonus + KL."""
+        """This micro-batch's part of the mini-batch's loss: policy loss - entropy bonus + KL + routers' balance."""
         config, device = self.config, self.backend.device
         lengths = micro["responses"].lengths
         mask = loss_mask(micro).to(device)
-        read_now = "old_log_probs" not in micro
-        wants_entropy = read_now or config.entropy_coeff != 0
-        new, entropy = self.backend.log_probs(PackedRows.of(micro, device), self.temperature, wants_entropy)
-        old = new.detach() if read_now else micro["old_log_probs"].flat.to(device)
+        rows = PackedRows.of(micro, device)
+        wants_entropy = "old_log_probs" not in micro or config.entropy_coeff != 0
+        head = self.backend.head_input(rows, with_balance=config.aux_loss_coef > 0)
+        new, entropy = self.backend.log_probs(rows, self.temperature, wants_entropy, head)
+        old = micro[self.old_column].flat.to(device) if self.old_column in micro else new.detach()
         per_token, found = self.loss.load()(new, old, micro["advantages"].flat.to(device), mask, lengths, self.options)
+        if "importance_weights" in micro:
+            per_token = per_token * masked(micro["importance_weights"].flat.to(device), mask)
 
         mode = self.loss.facts.get("aggregation", config.loss_agg_mode)
         weights = row_weights(micro)
@@ -128,10 +156,24 @@ class Policy:
         if entropy is not None:
             found = {**found, "entropy": masked_share(entropy, mask)}
         if config.use_kl_loss:
-            kl = kl_penalty(new, micro["ref_log_prob"].flat.to(device), config.kl_loss_type)
+            kl = self._kl(micro, rows, new, head)
             loss = loss + config.kl_loss_coef * whole(kl)
             found = {**found, "kl_loss": masked_share(kl, mask)}
-        return loss, policy_loss, found, (new, entropy)
+        if head.balance is not None:
+            # A loss of the micro-batch as a whole: each counts by its share of the mini-batch's tokens.
+            share = totals(mask, lengths, weights).tokens / max(1.0, count.tokens)
+            loss = loss + config.aux_loss_coef * share * head.balance
+            found = {**found, "aux_loss": Share(share * head.balance.detach(), torch.tensor(share))}
+        return loss, policy_loss, found, (new.detach(), entropy)
+
+    def _kl(self, micro: Batch, rows: PackedRows, new: Tensor, head: HeadInput) -> Tensor:
+        """The KL to the reference in the loss, per token."""
+        config = self.config
+        exact = None
+        if "exact" in KL_ESTIMATORS[config.kl_loss_type].needs:
+            exact = exact_kl(head, self.reference.head_input(rows), self.temperature)
+        ref_log_prob = micro["ref_log_prob"].flat.to(new.device)
+        return kl_penalty(new, ref_log_prob, config.kl_loss_type, exact=exact, clamp=config.kl_loss_clamp)
 
 
 def loss_options(config: ActorConfig) -> LossOptions:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from burnish.batch import Batch, Ragged
+from burnish.models.exact_kl import exact_kl
 from burnish.train.backend import Backend
 from burnish.train.packing import Cut, PackedRows, row_lengths
+
+if TYPE_CHECKING:
+    from burnish.train.reference import Reference
 
 
 def read_log_probs(
@@ -23,9 +28,27 @@ def read_log_probs(
     return log_probs, in_row_order([(index, found[1]) for index, found in parts], batch["responses"])
 
 
+def read_exact_kl(policy: Backend, reference: Reference, batch: Batch, temperature: float, cut: Cut) -> Ragged:
+    """The KL of the policy to the reference over the whole vocabulary, at each response token."""
+
+    def read(rows: PackedRows) -> Tensor:
+        return exact_kl(policy.head_input(rows), reference.head_input(rows), temperature)
+
+    return in_row_order(_read(policy, batch, cut, read), batch["responses"])
+
+
 def read_values(backend: Backend, batch: Batch, cut: Cut) -> Ragged:
     """The critic's value before each response token."""
     return in_row_order(_read(backend, batch, cut, backend.values), batch["responses"])
+
+
+def read_scores(backend: Backend, rows: Ragged, cut: Cut) -> Tensor:
+    """A reward model's score at the last token of each row: float32 [rows] on the CPU."""
+    empty = Ragged(rows.flat[:0], torch.zeros_like(rows.lengths))
+    scores = torch.empty(len(rows))
+    for index, found in _read(backend, Batch(prompt_ids=rows, responses=empty), cut, backend.scores):
+        scores[index] = found.float().cpu()
+    return scores
 
 
 def in_row_order(parts: list[tuple[list[int], Tensor]], like: Ragged) -> Ragged:
@@ -37,7 +60,7 @@ def in_row_order(parts: list[tuple[list[int], Tensor]], like: Ragged) -> Ragged:
 
 def _read(backend: Backend, batch: Batch, cut: Cut, read: Callable) -> list[tuple[list[int], Tensor]]:
     backend.model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), backend.at_work():
         return [
             (index, read(PackedRows.of(batch.select(index), backend.device)))
             for index in cut.micro_batches(row_lengths(batch))

@@ -62,7 +62,7 @@ def run_updates(batch: Batch, step: int, plan: UpdatePlan, optimizer: Optimizer,
             count = totals(loss_mask(mini), mini["responses"].lengths, row_weights(mini))
             for rows in plan.cut.micro_batches(row_lengths(mini)):
                 loss, reported, metrics = loss_of(mini.select(rows), [index[row] for row in rows], count)
-                loss.backward()
+                optimizer.backward(loss)
                 done.losses.append(reported.detach())
                 done.metrics.append(metrics)
             done.norms.append(optimizer.update(plan.grad_clip))

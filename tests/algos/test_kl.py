@@ -88,3 +88,23 @@ def test_controllers_keep_their_state():
     assert resumed.value == adaptive.value
     with pytest.raises(ValueError, match="positive"):
         kl.AdaptiveKL(0.1, target_kl=0.0)
+
+
+@pytest.mark.parametrize("name", ["k1", "k2", "k3", "abs"])
+def test_a_clamp_holds_the_value_and_stops_the_gradient_outside(name):
+    policy = torch.tensor([-30.0, -1.0, 30.0], requires_grad=True)
+    plain = kl.kl_penalty(policy, torch.zeros(3), name)
+    found = kl.kl_penalty(policy, torch.zeros(3), name, clamp=0.75)
+    assert found.tolist() == [max(-0.75, min(0.75, x)) for x in plain.tolist()]
+    found.sum().backward()
+    assert policy.grad[0] == policy.grad[2] == 0
+
+
+def test_an_exact_kl_may_be_given(log_probs):
+    policy, reference = log_probs
+    exact = torch.rand(9, dtype=torch.float64)
+    assert kl.kl_penalty(policy, reference, "full", exact=exact) is exact
+    straight = kl.kl_penalty(policy, reference, "full+", exact=exact)
+    torch.testing.assert_close(straight.detach(), exact)
+    straight.sum().backward()
+    torch.testing.assert_close(policy.grad, (policy - reference).detach())

@@ -8,6 +8,7 @@ from burnish.config.rules import check_rules, has_critic
 GIVEN = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model", "trainer.device=cpu"]
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+FILTER = "algorithm.filter_groups"
 
 
 def broken(*overrides):
@@ -42,6 +43,14 @@ def test_the_defaults_break_nothing():
         (["trainer.resume_mode=resume_path"], "trainer.resume_from_path"),
         ([f"{ACTOR}.policy_loss.clip_cov_lb=9"], f"{ACTOR}.policy_loss.clip_cov_lb"),
         (["trainer.val_only=true"], "data.val_files"),
+        ([f"{FILTER}.enable=true", f"{FILTER}.reward_range=[1,0]"], f"{FILTER}.reward_range"),
+        ([f"{FILTER}.enable=true", f"{FILTER}.reward_range=[1]"], f"{FILTER}.reward_range"),
+        (
+            [f"{FILTER}.enable=true", f"{FILTER}.metric=seq_final_reward", "algorithm.use_kl_in_reward=true"],
+            f"{FILTER}.metric",
+        ),
+        (["reward_model.overlong_buffer.enable=true"], "reward_model.overlong_buffer.len"),
+        (["reward.clip_range=[0,0]"], "reward.clip_range"),
     ],
 )
 def test_a_broken_rule_names_its_key(overrides, key):

@@ -80,8 +80,116 @@ def test_ignore_eos(engine):
     assert any(2 in completion.ids for completion in completions)
 
 
+LETTERS = "".join(chr(97 + token) for token in range(26))
+
+
+@pytest.fixture(params=loadable())
+def reader(request, make_engine, tiny_folder):
+    """An engine that can read its tokens: one letter each, EOS none."""
+    return make_engine(
+        tiny_folder, request.param, decode=lambda ids: "".join(LETTERS[token] for token in ids if token != 2)
+    )
+
+
+def sampled(engine, count=60, **settings):
+    return respond(engine, requests(Sampling(20, **settings), prompts=PROMPTS * (count // 5)))
+
+
+def test_stop_token_ids(engine):
+    plain = sampled(engine, ignore_eos=True)
+    for before, after in zip(plain, sampled(engine, ignore_eos=True, stop_token_ids=(6, 9)), strict=True):
+        place = next((place for place, token in enumerate(before.ids) if token in (6, 9)), None)
+        if place is None:
+            assert after == before
+        else:
+            assert (after.ids, after.finish_reason) == (before.ids[: place + 1], "stop")
+            assert after.stop_reason == before.ids[place] and after.log_probs == before.log_probs[: place + 1]
+    assert {c.stop_reason for c in sampled(engine)} == {None}
+
+
+def test_stop_strings(reader):
+    """Tokens are kept as they were sampled, up to the one that completes the string."""
+    (long,) = respond(reader, [Request(PROMPTS[0], Sampling(20, ignore_eos=True), 3)])
+    text = "".join(LETTERS[token] for token in long.ids if token != 2)
+    stop = text[5:7]
+    (cut,) = respond(reader, [Request(PROMPTS[0], Sampling(20, ignore_eos=True, stop=("zzz", stop)), 3)])
+    assert cut.finish_reason == "stop" and cut.stop_reason == stop
+    assert cut.ids == long.ids[: len(cut.ids)] and 2 <= len(cut.ids) < 20
+    said = "".join(LETTERS[token] for token in cut.ids if token != 2)
+    assert said.endswith(stop) and text.find(stop) == len(said) - 2
+
+
+def test_min_tokens(engine):
+    short = [c for c in sampled(engine) if len(c.ids) <= 6]
+    late = sampled(engine, min_tokens=6)
+    assert short and all(len(c.ids) > 6 for c in late)
+    assert any(c.finish_reason == "stop" for c in late)
+
+
+def pairs(completions):
+    return {pair for c in completions for pair in zip(c.ids, c.ids[1:], strict=False)}
+
+
+def test_bad_words(engine):
+    plain = sampled(engine)
+    word = min(pair for pair in pairs(plain) if 5 not in pair)
+    assert any(5 in c.ids for c in plain)
+    clean = sampled(engine, bad_words=((5,), word))
+    assert not any(5 in c.ids for c in clean)
+    assert word not in pairs(clean) and any(word[0] in c.ids[:-1] for c in clean)
+
+
+def test_penalties(engine):
+    """Beyond all measure: a token comes again only when every other has come."""
+    (plain,) = respond(engine, [Request((4,), Sampling(15, ignore_eos=True), 7)])
+    assert len(set(plain.ids)) < 15
+    for penalty in ("presence_penalty", "frequency_penalty"):
+        (bent,) = respond(engine, [Request((4,), Sampling(15, ignore_eos=True, **{penalty: 1000.0}), 7)])
+        assert len(set(bent.ids)) == 15
+
+
+def test_repetition_penalty_counts_the_prompt(engine):
+    """Every token of the vocabulary but two is in the prompt, and made a thousand times less likely."""
+    prompt = tuple(token for token in range(21) if token not in (6, 9)) * 3
+    (bent,) = respond(engine, [Request(prompt, Sampling(1, repetition_penalty=1e6, do_sample=False), 7)])
+    logits = engine.score([[*prompt, token] for token in range(21)])
+    best = max((6, 9), key=lambda token: logits[token][-1])
+    assert bent.ids == [best]
+
+
+def test_fire(engine):
+    plain, fired = sampled(engine), sampled(engine, fire=True)
+    first = {c.ids[0] for c in plain[::5]}
+    assert len({c.ids[0] for c in fired[::5]}) > len(first)
+    greedy = Sampling(5, do_sample=False)
+    assert respond(engine, requests(greedy)) == respond(engine, requests(Sampling(5, do_sample=False, fire=True)))
+
+
+def test_likeliest_tokens(engine):
+    if not engine.capabilities.log_probs:
+        return
+    for completion in sampled(engine, count=5, logprobs=3, temperature=0.7):
+        assert len(completion.top_log_probs) == len(completion.ids)
+        for token, log_prob, top in zip(completion.ids, completion.log_probs, completion.top_log_probs, strict=True):
+            values = [value for _, value in top]
+            assert len(top) == 3 and values == sorted(values, reverse=True) and log_prob <= values[0]
+            assert dict(top).get(token, log_prob) == log_prob
+    assert all(c.top_log_probs is None for c in sampled(engine, count=5))
+
+
+def test_options_of_others_change_nothing(reader):
+    """All options in one batch: a plain request gives what it gives alone."""
+    kinds = [{}, {"min_p": 0.5}, {"frequency_penalty": 2.0}, {"stop": ("a",)}, {"fire": True}, {"logprobs": 2}, {}]
+    alone = respond(reader, requests(Sampling(12)))
+    mixed = respond(reader, [r for kind in kinds for r in requests(Sampling(12, **kind))])
+    assert [c.ids for c in mixed[:5]] == [c.ids for c in mixed[-5:]]
+    if reader.capabilities.invariant:
+        assert mixed[:5] == alone
+
+
 def test_log_probs(engine):
-    for sampling in (Sampling(20), Sampling(20, temperature=0.6, top_k=4), Sampling(20, do_sample=False)):
+    kinds = [{}, {"temperature": 0.6, "top_k": 4}, {"do_sample": False}, {"min_p": 0.3}, {"presence_penalty": 1.0}]
+    for sampling in [Sampling(20, **kind) for kind in kinds]:
         for completion in respond(engine, requests(sampling)):
             assert all(math.isfinite(value) and value <= 0 for value in completion.log_probs)
 
@@ -154,10 +262,12 @@ def test_score(engine, their_model, tiny_folder):
             assert score == pytest.approx(expected, abs=1e-4)
 
 
-def test_score_agrees_with_generate(engine):
+@pytest.mark.parametrize("bent", [{}, {"top_k": 4, "min_p": 0.1}, {"repetition_penalty": 1.5}, {"fire": True}])
+def test_score_agrees_with_generate(engine, bent):
+    """Log-probs are over all tokens at the temperature, whatever bends the draw."""
     if not (engine.capabilities.score and engine.capabilities.log_probs):
         return
-    completions = respond(engine, requests(Sampling(20, temperature=0.7)))
+    completions = respond(engine, requests(Sampling(20, temperature=0.7, **bent)))
     scores = engine.score([[*ids, *c.ids] for ids, c in zip(PROMPTS, completions, strict=True)], temperature=0.7)
     for completion, score in zip(completions, scores, strict=True):
         assert completion.log_probs == pytest.approx(score[-len(completion.ids) :], abs=1e-4)

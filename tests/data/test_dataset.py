@@ -8,6 +8,7 @@ from burnish.data import dataset as dataset_module
 from burnish.data.dataset import PromptDataset
 from burnish.data.encode import PromptEncoder
 from burnish.data.files import read_files
+from burnish.data.prompt import Prompt
 from burnish.errors import UserError
 
 
@@ -186,3 +187,70 @@ def test_a_prompt_without_tokens_is_named(tokenizer, config):
     rows = [{"prompt_ids": [], "data_source": "x"}]
     with pytest.raises(UserError, match="row 0: the prompt has no tokens"):
         PromptDataset(rows, tokenizer, config()).batch([0], 0)
+
+
+def test_a_raw_string_is_the_prompt(tokenizer, config):
+    rows = [{"prompt": "1+1=", "data_source": "sums"}]
+    cfg = config(apply_chat_template=False)
+    assert tokenizer.decode(PromptDataset(rows, tokenizer, cfg).batch([0], 0)["prompt_ids"].lists()[0]) == "1+1="
+    cfg = config(apply_chat_template=False, input_template="Q: {}\nA: ")
+    batch = PromptDataset(rows, tokenizer, cfg).batch([0], 0)
+    assert tokenizer.decode(batch["prompt_ids"].lists()[0]) == "Q: 1+1=\nA: "
+    assert batch["raw_prompt"] == [[{"role": "user", "content": "1+1="}]]
+
+
+def test_braces_of_a_prompt_stay(tokenizer, config):
+    rows = [{"prompt": "{x} {}", "data_source": "sums"}]
+    cfg = config(apply_chat_template=False, input_template="{y} {}")
+    assert PromptDataset(rows, tokenizer, cfg).encoder.text(Prompt([], written="{x} {}")) == "{y} {x} {}"
+
+
+def test_messages_without_the_template_that_was_switched_off_are_named(tokenizer, config, sums):
+    rows = [{"prompt": "1+1=", "data_source": "sums"}, sums(1)[0]]
+    data = PromptDataset(rows, tokenizer, config(apply_chat_template=False, truncation="left"))
+    with pytest.raises(UserError, match=r"apply_chat_template=False: dataset, row 1: 'prompt' is a list of messages"):
+        data.batch([1], 0)
+
+
+def test_labels_are_the_ground_truth_of_rows_without_one(tokenizer, config, sums):
+    rows = [{**sums(2)[1], "label": "L"}, {"prompt": "1", "data_source": "x", "label": "M"}]
+    batch = PromptDataset(rows, tokenizer, config(label_key="label")).batch([0, 1], 0)
+    assert batch["ground_truth"] == ["2", "M"]
+
+
+def test_a_missing_label_is_named(tokenizer, config):
+    rows = [{"prompt": "1", "data_source": "x", "label": "1"}, {"prompt": "1", "data_source": "x"}]
+    with pytest.raises(UserError, match=r"data\.label_key='label': dataset, row 1 has no 'label'"):
+        PromptDataset(rows, tokenizer, config(label_key="label")).batch([1], 0)
+    with pytest.raises(UserError, match=r"data\.label_key='answer': dataset has no such column"):
+        PromptDataset(rows, tokenizer, config(label_key="answer"))
+
+
+def test_rows_can_be_looked_at(tokenizer, config, sums):
+    data = PromptDataset(sums(5), tokenizer, config(), picked=[1, 3])
+    assert data[1] == sums(5)[3] and [row["prompt"] for row in data] == [sums(5)[n]["prompt"] for n in (1, 3)]
+
+
+def test_new_rows_come_after_all_others(tokenizer, config, sums):
+    data = PromptDataset(sums(3), tokenizer, config(), picked=[0, 2])
+    before = [data.uid(index, 0) for index in range(2)]
+    new = [{"prompt": "7+7=", "data_source": "sums", "reward_model": {"ground_truth": "14"}}]
+    assert data.append(new, "rows of Maker") == [0]
+    assert data.append(new, "rows of Maker") == [0]
+    assert len(data) == 4 and [data.uid(index, 0) for index in range(2)] == before
+    assert data.batch([3], 1)["ground_truth"] == ["14"] and data.uid(3, 1).endswith("-4-1")
+    assert data.rows.where(4) == "rows of Maker, row 1"
+
+
+def test_new_rows_are_measured(tokenizer, config, sums):
+    long = {"prompt": "9" * 500, "data_source": "sums"}
+    short = {"prompt": "9", "data_source": "sums"}
+    filtering = PromptDataset(sums(3), tokenizer, config(filter_overlong_prompts=True, max_prompt_length=40))
+    assert filtering.append([long, short], "M") == [1] and len(filtering) == 4
+    cutting = PromptDataset(sums(3), tokenizer, config(truncation="left", max_prompt_length=40))
+    assert cutting.append([long, short], "M") == [0, 1]
+    strict = PromptDataset(sums(3), tokenizer, config(max_prompt_length=40))
+    with pytest.raises(UserError, match=r"M, row 0 has 5\d\d tokens"):
+        strict.append([long], "M")
+    with pytest.raises(UserError, match=r"data\.datagen\.name: M, row 0 has no 'data_source'"):
+        strict.append([{"prompt": "9"}], "M")

@@ -3,10 +3,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fsspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from burnish.data.files import ListRows, Rows, read_file, read_files, write_parquet
+from burnish.data.files import ListRows, Rows, read_file, read_files, write_parquet, write_with_column
 from burnish.errors import UserError
 
 
@@ -97,15 +99,57 @@ def test_folder(tmp_path):
         read_files([str(tmp_path)])
 
 
-def test_remote_file():
-    with pytest.raises(UserError, match="only local files are read"):
-        read_files(["hdfs://host/rows.parquet"])
+def test_a_remote_file_is_read_and_named_as_it_was_typed(write, sums, tmp_path, monkeypatch):
+    monkeypatch.setenv("BURNISH_CACHE", str(tmp_path / "cache"))
+    fsspec.filesystem("memory").put_file(write("rows.parquet", sums(3)), "/test_files/rows.parquet")
+    rows = read_files(["memory://test_files/rows.parquet"])
+    assert [rows.row(number) for number in range(3)] == sums(3)
+    assert rows.where(2) == "memory://test_files/rows.parquet, row 2"
+    assert read_files([f"file://{write('rows.parquet', sums(3))}"]).fingerprint == rows.fingerprint
 
 
 def test_unknown_ending(tmp_path):
-    (tmp_path / "rows.csv").write_text("a,b\n")
-    with pytest.raises(UserError, match=r"cannot read \.csv.*Allowed: \.parquet, \.jsonl, \.json"):
-        read_files([str(tmp_path / "rows.csv")])
+    (tmp_path / "rows.xlsx").write_text("a,b\n")
+    with pytest.raises(UserError, match=r"cannot read \.xlsx.*Allowed: \.parquet, \.arrow, \.jsonl, \.json, \.csv"):
+        read_files([str(tmp_path / "rows.xlsx")])
+
+
+@pytest.mark.parametrize("kind", [pa.ipc.new_stream, pa.ipc.new_file])
+def test_arrow_files_of_both_kinds(kind, sums, tmp_path):
+    table = pa.Table.from_pylist(sums(5))
+    with kind(str(tmp_path / "rows.arrow"), table.schema) as out:
+        out.write_table(table)
+    rows = read_files([str(tmp_path / "rows.arrow")])
+    assert [rows.row(number) for number in range(len(rows))] == sums(5)
+
+
+def test_unreadable_arrow_is_named(tmp_path):
+    (tmp_path / "bad.arrow").write_bytes(b"no arrow at all, but some bytes")
+    with pytest.raises(UserError, match=r"bad\.arrow': not a readable arrow file"):
+        read_files([str(tmp_path / "bad.arrow")])
+
+
+def test_csv_values_stay_text(tmp_path):
+    (tmp_path / "rows.csv").write_text('question,answer\n"1,\n2?",007\n3?,\n', encoding="utf-8-sig")
+    rows = read_files([str(tmp_path / "rows.csv")])
+    assert rows.row(0) == {"question": "1,\n2?", "answer": "007"}
+    assert rows.row(1) == {"question": "3?", "answer": ""}
+    assert rows.kinds == {"question": "text", "answer": "text"}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("a,b\n1,2\n1,2,3\n", "row 1 has more values"),
+        ("a,b\n1\n", "row 0 has fewer values"),
+        ("a,b\n", "the file has no rows"),
+        ('a\n"1', "not a readable CSV file"),
+    ],
+)
+def test_bad_csv(content, problem, tmp_path):
+    (tmp_path / "bad.csv").write_text(content)
+    with pytest.raises(UserError, match=rf"bad\.csv': {problem}"):
+        read_files([str(tmp_path / "bad.csv")])
 
 
 @pytest.mark.parametrize("content", [b"", b"not parquet at all", b"PAR1" + b"\0" * 40 + b"PAR1"])
@@ -189,3 +233,22 @@ def test_write_parquet_refuses_other_endings_and_mixed_types(tmp_path):
     with pytest.raises(UserError, match="do not fit one parquet schema"):
         write_parquet([{"a": 1}, {"a": {"b": 2}}], tmp_path / "out.parquet")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_column_more_keeps_the_types_of_an_arrow_table(tmp_path):
+    table = pa.table({"small": pa.array([1, 2], pa.int8()), "text": ["a", "b"]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    rows = read_file(str(tmp_path / "in.parquet"))
+    write_with_column(rows, "responses", [["x"], []], tmp_path / "out.parquet", "data.output_path")
+    written = pq.read_table(tmp_path / "out.parquet")
+    assert written.select(["small", "text"]).equals(table) and written.column("responses").to_pylist() == [["x"], []]
+
+
+def test_a_column_more_of_other_rows(tmp_path):
+    rows = ListRows([{"a": 1, "b": {"c": "d"}}, {"a": None, "b": {"c": "e"}}])
+    write_with_column(rows, "responses", [["x"], ["y"]], tmp_path / "out.parquet", "data.output_path")
+    written = read_file(str(tmp_path / "out.parquet"))
+    assert written.row(1) == {"a": None, "b": {"c": "e"}, "responses": ["y"]}
+    with pytest.raises(UserError, match="must be a parquet file") as caught:
+        write_with_column(rows, "responses", [["x"], ["y"]], tmp_path / "out.csv", "data.output_path")
+    assert caught.value.key == "data.output_path"

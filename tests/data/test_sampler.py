@@ -71,6 +71,31 @@ def test_a_draw_may_be_longer_than_an_epoch():
     assert epochs == [0, 0, 0, 1, 1, 1, 2]
 
 
+@pytest.mark.parametrize("drawn", [1, 4, 10, 11, 25])
+def test_what_is_given_back_comes_next(drawn):
+    sampler, expected = PromptSampler(10, 4, True, seed=3), PromptSampler(10, 4, True, seed=3)
+    sampler.draw(7)
+    expected.draw(7)
+    sampler.draw(drawn)
+    sampler.give_back(drawn)
+    assert sampler.state_dict() == expected.state_dict()
+    assert sampler.draw(25) == expected.draw(25)
+
+
+def test_an_epoch_is_done_with_its_last_prompt():
+    sampler = PromptSampler(10, 4, True, seed=0)
+    assert sampler.epochs_done == 0
+    sampler.draw(9)
+    assert sampler.epochs_done == 0
+    sampler.draw(1)
+    assert sampler.epochs_done == 1 and sampler.epoch == 0
+    sampler.draw(3)
+    sampler.give_back(3)
+    assert sampler.epochs_done == 1 and sampler.epoch == 0
+    sampler.give_back(10)
+    assert sampler.state_dict() == PromptSampler(10, 4, True, seed=0).state_dict()
+
+
 def test_the_batch_size_may_change_on_resume():
     sampler = PromptSampler(10, 4, True, seed=1)
     sampler.next()

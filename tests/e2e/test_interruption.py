@@ -48,11 +48,23 @@ def rollouts(folder):
     return {path.name: path.read_text() for path in (folder / "rollouts").iterdir()}
 
 
-@pytest.mark.parametrize("how", ["ctrl-c", "kill -9"])
-def test_the_same_command_again_ends_like_an_uninterrupted_run(spawn, burnish, verl_command, whole_run, tmp_path, how):
+BESIDE = "actor_rollout_ref.actor.checkpoint.async_save=true"
+
+
+@pytest.mark.parametrize(
+    ("how", "more"),
+    [
+        pytest.param("ctrl-c", (), id="ctrl-c"),
+        pytest.param("kill -9", (), id="kill -9"),
+        pytest.param("kill -9", (BESIDE,), id="kill -9 beside", marks=pytest.mark.long),
+    ],
+)
+def test_the_same_command_again_ends_like_an_uninterrupted_run(
+    spawn, burnish, verl_command, whole_run, tmp_path, how, more
+):
     _, _, whole = whole_run
     folder = tmp_path / "run"
-    process = spawn(verl_command(folder))
+    process = spawn(verl_command(folder, *more))
     if how == "ctrl-c":
         wait_for(process, folder / "rollouts" / "1.jsonl")
         os.killpg(process.pid, signal.SIGINT)
@@ -68,7 +80,7 @@ def test_the_same_command_again_ends_like_an_uninterrupted_run(spawn, burnish, v
         assert process.returncode == -signal.SIGKILL
     assert not (folder / "global_step_6").exists(), "it was stopped before its end"
 
-    status, printed = burnish(*verl_command(folder))
+    status, printed = burnish(*verl_command(folder, *more))
     assert status == 0, printed
     assert "resumed from" in printed
     assert [step for step, _ in metrics(folder)] == [0, 1, 2, 3, 4, 5, 6]

@@ -14,7 +14,13 @@ def function(name: str) -> str:
 
 
 ROWS = [
-    Row("reward.num_workers", "1", see.scored_elsewhere, (function("which_process"),), expected=True),
+    Row(
+        "reward.num_workers",
+        "1",
+        see.scored_elsewhere,
+        (function("which_process"), "reward.isolate=false"),
+        expected=True,
+    ),
     Row("reward.timeout", "0.01", see.score_problem, (function("slow"),), expected="timed out after 0.01 s"),
     Row("reward.memory_mb", "256", see.score_problem, (function("greedy"), IN_A_WORKER), expected=OUT_OF_MEMORY),
     Row("reward.on_error", "stop", see.or_refusal(see.score_value), (function("broken"),)),

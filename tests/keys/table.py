@@ -1,5 +1,40 @@
 """All rows: one for every key of `burnish train` that acts."""
 
-from . import actor, algorithm, critic, data, model, reward, rollout, trainer
+from . import (
+    actor,
+    algorithm,
+    credit,
+    critic,
+    data,
+    data_more,
+    gathering,
+    model,
+    models_more,
+    reward,
+    reward_model,
+    rollout,
+    sampling,
+    sandbox,
+    scoring,
+    trainer,
+)
 
-ROWS = [row for section in (data, model, actor, critic, rollout, reward, algorithm, trainer) for row in section.ROWS]
+SECTIONS = (
+    data,
+    data_more,
+    model,
+    models_more,
+    actor,
+    critic,
+    rollout,
+    reward,
+    reward_model,
+    sandbox,
+    algorithm,
+    credit,
+    trainer,
+    gathering,
+    sampling,
+    scoring,
+)
+ROWS = [row for section in SECTIONS for row in section.ROWS]

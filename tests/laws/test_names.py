@@ -8,6 +8,7 @@ import re
 import pytest
 
 from burnish.config import names
+from burnish.config.adapters import PAIRS
 from burnish.config.aliases import find_alias
 from burnish.config.jobs import JOBS
 from burnish.config.status import status_of
@@ -24,12 +25,22 @@ TABLES = {
     "KL_ESTIMATORS": "burnish.algos.kl",
     "KL_CONTROLLERS": "burnish.algos.kl",
     "LOSS_AGGREGATIONS": "burnish.algos.aggregate",
+    "WHITENINGS": "burnish.algos.whitening",
+    "OBSERVATIONS": "burnish.algos.advantages",
+    "IS_LEVELS": "burnish.algos.correction",
+    "REJECTIONS": "burnish.algos.correction",
+    "REWEIGHT_METHODS": "burnish.algos.filtration",
+    "KL_ORDERS": "burnish.loop.credit",
     "SCHEDULES": "burnish.algos.schedules",
     "ENGINES": "burnish.rollout.engine",
     "REWARD_MANAGERS": "burnish.reward.managers",
+    "VERIFIERS": "burnish.reward.verifiers",
     "LOGGERS": "burnish.log.logger",
     "TRUNCATIONS": "burnish.data.encode",
+    "HANDLERS": "burnish.data.handlers",
+    "PROMPT_TYPES": "burnish.data.handlers",
     "RESUME_MODES": "burnish.loop.state",
+    "SCORE_NORMALIZERS": "burnish.algos.shaping",
 }
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
@@ -91,15 +102,20 @@ def own_signature(key, job):
     return f"{tree(job).sections[key].cls.__name__}("
 
 
+# Files of the config room that turn keys into other keys, or into what a room is handed.
+HANDS_ON = ("derive", "adapters")
+
+
 def test_every_acting_key_is_read_by_somebody():
-    """`cfg.x` must stand in a room, or where the config hands it on to another key (derive, or a default "${x}")."""
+    """`cfg.x` must stand in a room, or where the config hands it on (HANDS_ON, or a default "${x}")."""
     read = {
         node.attr
         for module in modules()
-        if module.room != "config" or module.path.stem == "derive"
+        if module.room != "config" or module.path.stem in HANDS_ON
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
+    read |= {name for pair in PAIRS for name in pair}
     leaves = tree().leaves.values()
     followed = {leaf.default[2:-1] for leaf in leaves if is_interpolation(leaf.default) and leaf.name in read}
     acting = [leaf for leaf in leaves if status_of(leaf.key).kind == "acts" and has_choice(leaf)]

@@ -8,6 +8,7 @@ import pytest
 
 from burnish.cli.main import COMMANDS
 from burnish.config.aliases import find_alias
+from burnish.config.jobs import JOBS
 from burnish.config.tree import tree
 from burnish.errors import UserError
 
@@ -64,7 +65,8 @@ def check_command(words, where):
 
 def known(key):
     ends = [leaf for leaf in tree().leaves if leaf.endswith(f".{key}")]
-    return tree().find(key) or key in tree().sections or find_alias(key, "train") or len(ends) == 1
+    in_a_tree = any(tree(job).find(key) or find_alias(key, job) for job in JOBS)
+    return in_a_tree or key in tree().sections or len(ends) == 1
 
 
 def failing_blocks():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from burnish.log.console import ConsoleLogger, get_console, say
+from burnish.log.console import ConsoleLogger, counting, get_console, say
 from burnish.log.logger import RunInfo
 
 STEP = {
@@ -95,3 +95,18 @@ def test_say_follows_standard_output(capsys):
 def test_the_console_loads_no_torch():
     code = "import sys, burnish.log.logger; sys.exit(bool({'torch', 'wandb', 'matplotlib'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_counting_says_so_where_there_is_no_terminal():
+    console = Console(file=io.StringIO(), force_terminal=False)
+    with counting("prompts", 5, console) as done:
+        done(2)
+        done(5)
+    assert console.file.getvalue().splitlines() == ["2/5 prompts", "5/5 prompts"]
+
+
+def test_counting_moves_a_bar_on_a_terminal():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"})
+    with counting("prompts", 5, console) as done:
+        done(5)
+    assert "5/5" in console.file.getvalue() and "5/5 prompts" not in console.file.getvalue()

@@ -6,7 +6,7 @@ import matplotlib.image
 import matplotlib.pyplot
 import pytest
 
-from burnish.log.curves import draw_curves, terminal_curve
+from burnish.log.curves import draw_curves, sparkline, terminal_curve
 from burnish.log.jsonl import encode
 
 
@@ -52,3 +52,9 @@ def test_terminal_curve_keeps_its_size(count):
 def test_terminal_curve_of_nothing_of_nan_and_of_one_value():
     assert terminal_curve([]) == "" and terminal_curve([math.nan]) == ""
     assert terminal_curve([0.5, math.nan, 0.5], height=2).splitlines() == ["0.5 ┤", "0.5 ┤▁▁"]
+
+
+def test_a_sparkline_keeps_its_scale():
+    assert sparkline([0, 0.4, 1], 0, 1) == "▁▄█"
+    assert sparkline([-5, 9], 0, 1) == "▁█"
+    assert len(sparkline(list(range(100)), 0, 100)) == 24

@@ -67,6 +67,8 @@ def test_every_metric_of_a_full_batch():
         "training/rollout_probs_diff_max": math.exp(-1) - math.exp(-1.5),
         "training/rollout_probs_diff_mean": (math.exp(-1) - math.exp(-1.5)) / 5,
         "training/rollout_probs_diff_std": (math.exp(-1) - math.exp(-1.5)) / math.sqrt(5),
+        "rollout_corr/kl": 0.5 / 5,
+        "rollout_corr/k3_kl": (math.exp(-0.5) - 0.5) / 5,
     }
     correlation = metrics.pop("training/rollout_actor_probs_pearson_corr")
     assert metrics == pytest.approx(expected, abs=1e-6)

@@ -72,6 +72,15 @@ def test_the_run_folder(launch, rows, tmp_path):
     )
 
 
+def test_numbers_are_logged_every_so_many_steps_and_at_the_end(launch, rows, metric_lines):
+    steps = ("trainer.total_training_steps=5", "trainer.log_freq=3", "trainer.test_freq=2", "trainer.logger=[file]")
+    result = launch(*steps, val_dataset=rows(2))
+    logged = dict(metric_lines())
+    assert [step for step, line in logged.items() if "critic/score/mean" in line] == [3, 5]
+    assert [step for step, line in logged.items() if any(name.startswith("val-core/") for name in line)] == [0, 2, 4, 5]
+    assert logged[2] == result.validation[2]
+
+
 def test_rollouts_go_where_asked(launch, tmp_path):
     launch(f"trainer.rollout_data_dir={tmp_path / 'elsewhere'}")
     assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == ["1.jsonl", "2.jsonl"]

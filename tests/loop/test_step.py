@@ -44,6 +44,17 @@ def test_the_cache_is_freed_while_models_are_taught(make_run, next_prompts):
     assert "sleeps" not in other.engine.stats()
 
 
+def test_the_engine_keeps_its_weights_through_critic_warmup(make_run, next_prompts):
+    """They were last sent before the first step, and the engine slept in between."""
+    run = make_run("algorithm.adv_estimator=gae", "trainer.critic_warmup=2", "critic.optim.lr=1e-3")
+    for _ in range(3):
+        batch, _ = train_step(run, next_prompts(run))
+        run.step += 1
+        assert set(batch["weight_version"].flat.tolist()) == {1}
+        torch.testing.assert_close(batch["rollout_log_probs"].flat, batch["old_log_probs"].flat, rtol=0, atol=1e-4)
+    assert run.version == 2, "the third step taught the policy"
+
+
 def test_critic_warmup_teaches_only_the_critic(make_run, next_prompts, weights, equal):
     run = make_run("algorithm.adv_estimator=gae", "trainer.critic_warmup=2", "critic.optim.lr=1e-3")
     policy, critic = weights(run.policy), weights(run.critic)

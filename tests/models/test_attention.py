@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from burnish.errors import UserError
-from burnish.models.attention import PACKED, band_mask, packed_attention
+from burnish.models.attention import PACKED, PACKED_EAGER, band_mask, packed_attention
 from burnish.models.load import ModelSource, load_causal_lm
 
 LENGTHS = [5, 23, 1, 9, 23, 8, 40]  # shorter and longer than the window, and two of one length
@@ -97,3 +97,14 @@ def test_attention_sinks_are_refused(tiny_folder):
     x = torch.zeros(1, 2, 3, 4)
     with pytest.raises(UserError, match="attention sinks"):
         packed_attention(attention, x, x, x, None, segments=[3], scaling=1.0, s_aux=torch.zeros(2))
+
+
+def test_the_eager_product_is_the_same_product(family_folder):
+    ids, positions = torch.arange(3, 30)[None], torch.cat([torch.arange(12), torch.arange(15)])[None]
+    found = [
+        load_causal_lm(ModelSource(family_folder), attn, torch.float32)(
+            input_ids=ids, position_ids=positions, segments=[12, 15], use_cache=False
+        ).logits
+        for attn in (PACKED, PACKED_EAGER)
+    ]
+    torch.testing.assert_close(*found, rtol=0, atol=1e-4)

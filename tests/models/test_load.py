@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 
+import fsspec
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
@@ -168,3 +169,54 @@ def test_a_critic_from_a_reward_model_keeps_its_head(tiny_folder, tmp_path):
 def test_first_line():
     assert first_line(ValueError("what went wrong\nand much advice")) == "what went wrong"
     assert first_line(OSError()) == "OSError"
+
+
+def test_a_remote_model_and_tokenizer(tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("BURNISH_CACHE", str(tmp_path / "cache"))
+    fsspec.filesystem("memory").put(str(tiny_folder), "/test_models/tiny", recursive=True)
+    source = ModelSource(path="memory://test_models/tiny")
+    here, there = (load_causal_lm(one, "sdpa", torch.float32) for one in (ModelSource(path=str(tiny_folder)), source))
+    assert all(torch.equal(a, b) for a, b in zip(here.parameters(), there.parameters(), strict=True))
+    tokenizer = load_tokenizer("memory://test_models/tiny", key="data.tokenizer")
+    assert tokenizer("1+1") == load_tokenizer(str(tiny_folder), key="data.tokenizer")("1+1")
+
+
+def test_a_remote_folder_that_is_no_model_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("BURNISH_CACHE", str(tmp_path / "cache"))
+    fsspec.filesystem("memory").pipe_file("/test_models/empty/readme", b"-")
+    with pytest.raises(UserError, match=r"model\.path='memory://test_models/empty'.*no config\.json"):
+        ModelSource(path="memory://test_models/empty").checked_path()
+
+
+def test_a_model_in_shared_memory(tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("burnish.remote.SHARED_MEMORY", tmp_path)
+    where = ModelSource(path=str(tiny_folder), use_shm=True).checked_path()
+    assert where.startswith(str(tmp_path / "burnish-cache"))
+    assert load_causal_lm(ModelSource(path=str(tiny_folder), use_shm=True), "sdpa", torch.float32).num_parameters() > 0
+
+
+def test_a_model_of_the_hub_is_fetched_before_it_goes_to_shared_memory(tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("burnish.remote.SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("burnish.models.load.snapshot_download", lambda name: str(tiny_folder))
+    assert ModelSource(path="someone/tiny", use_shm=True).checked_path().startswith(str(tmp_path))
+
+    def offline(name):
+        raise OSError("no network")
+
+    monkeypatch.setattr("burnish.models.load.snapshot_download", offline)
+    with pytest.raises(UserError, match=r"model\.path='someone/tiny': cannot fetch it: no network"):
+        ModelSource(path="someone/tiny", use_shm=True).checked_path()
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_chat_template_of_ones_own(tiny_folder, tmp_path, as_file):
+    text = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    (tmp_path / "mine.jinja").write_text(text)
+    given = str(tmp_path / "mine.jinja") if as_file else text
+    tokenizer = load_tokenizer(str(tiny_folder), key="data.tokenizer", chat_template=given)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "1"}], tokenize=False) == "<1>"
+
+
+def test_a_chat_template_that_is_nothing_is_named(tiny_folder):
+    with pytest.raises(UserError, match=r"model\.custom_chat_template='mine\.jinja': neither Jinja text nor a file"):
+        load_tokenizer(str(tiny_folder), key="data.tokenizer", chat_template="mine.jinja")

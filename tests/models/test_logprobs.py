@@ -131,3 +131,36 @@ def test_bfloat16_weights_get_bfloat16_gradients(inputs):
     assert log_probs.dtype == torch.float32
     log_probs.sum().backward()
     assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
+
+
+def test_a_compiled_head_gives_the_same_numbers(monkeypatch):
+    compiled = []
+
+    def trace(function, dynamic):
+        compiled.append((function.__name__, dynamic))
+        return real(function, dynamic=dynamic, backend="eager")
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", trace)
+    logprobs.fused.cache_clear()
+    found = []
+    for use in (False, True):
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(5, 8, generator=generator, requires_grad=True)
+        weight = torch.randn(11, 8, generator=generator, requires_grad=True)
+        new, entropy = logprobs.token_log_probs(
+            hidden, weight, torch.arange(5), 0.7, with_entropy=True, softcap=3.0, compiled=use
+        )
+        (new.sum() + 2 * entropy.sum()).backward()
+        found.append((new, entropy, hidden.grad, weight.grad))
+    logprobs.fused.cache_clear()
+    assert compiled == [("measure_logits", True), ("logit_gradient", True)]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_frozen_head_gets_no_gradient():
+    hidden = torch.randn(5, 8, requires_grad=True)
+    weight = torch.randn(11, 8)
+    logprobs.token_log_probs(hidden, weight, torch.arange(5))[0].sum().backward()
+    assert hidden.grad is not None and weight.grad is None

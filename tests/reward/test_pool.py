@@ -72,7 +72,7 @@ def test_a_memory_bomb_is_defused_where_the_system_can(scorer, sample, caplog):
 
 
 def test_a_worker_killed_while_idle_is_replaced(scorer, sample):
-    one = scorer(lambda solution_str: {"score": 1.0, "process": os.getpid()})
+    one = scorer(lambda solution_str: {"score": 1.0, "process": os.getpid()}, isolate=False)
     process = one.score([sample()])[0].extras["process"]
     os.kill(process, signal.SIGKILL)
     after = one.score([sample()])[0]
@@ -98,7 +98,7 @@ def test_workers_share_the_work(scorer, sample):
         time.sleep(0.05)
         return {"score": 1.0, "process": os.getpid()}
 
-    one = scorer(slow, num_workers=2)
+    one = scorer(slow, num_workers=2, isolate=False)  # an isolated worker's number is its own affair
     one.score([sample() for _ in range(8)])  # both are up now
     scores = one.score([sample() for _ in range(8)])
     assert len({score.extras["process"] for score in scores}) == 2

@@ -12,7 +12,7 @@ from burnish.reward.source import FromCallable
 def start(function, timeout=5.0):
     setup = pickle.dumps(Setup(FromCallable(function), {}, timeout, 0, []))
     worker = WorkerProcess(setup, timeout, dict(os.environ), os.getcwd())
-    worker.started(worker.receive())
+    worker.started(worker.channel.receive())
     return worker
 
 
@@ -28,10 +28,10 @@ def test_replies_are_matched_and_the_deadline_moves(sample):
     worker.send(sent)
     first_deadline = worker.deadline
     assert not worker.idle
-    job, outcome = worker.answered(worker.receive())
+    job, outcome = worker.answered(worker.channel.receive())
     assert (job, outcome.value) == (sent[0], 1.0)
     assert worker.deadline > first_deadline
-    job, outcome = worker.answered(worker.receive())
+    job, outcome = worker.answered(worker.channel.receive())
     assert (job, outcome.value) == (sent[1], 2.0)
     assert worker.idle
     assert worker.deadline is None
@@ -47,9 +47,9 @@ def test_the_first_unanswered_job_is_guilty(sample):
     worker = start(die_on_b)
     sent = jobs(sample, "a", "b", "c")
     worker.send(sent)
-    worker.answered(worker.receive())
+    worker.answered(worker.channel.receive())
     with pytest.raises(EOFError):
-        worker.receive()
+        worker.channel.receive()
     assert worker.how_it_ended() == "exit status 7"
     guilty, others = worker.unanswered()
     assert guilty is sent[1]
@@ -64,7 +64,19 @@ def test_a_reply_is_data_and_never_code(sample, tmp_path):
         def __reduce__(self):
             return (tmp_path / "was_run").touch, ()
 
-    for reply in (pickle.dumps(Evil()), b"[0]x", b"[9, 1.0]", b"7", b"[{}, 1.0]", b"\xff"):
+    for reply in (
+        pickle.dumps(Evil()),
+        b"[0, 0]x",
+        b"[0, 9, 1.0]",
+        b"[5, 0, 1.0]",
+        b"7",
+        b"[0, {}, 1.0]",
+        b"\xff",
+        b'[0, 0, "1"]',
+        b"[0, 0, NaN]",
+        b"[0, 0, 1.0, []]",
+        b'[0, 0, 1.0, {}, "odd"]',
+    ):
         worker.jobs = dict(enumerate(jobs(sample, "a")))
         with pytest.raises(EOFError, match="makes no sense"):
             worker.answered(reply)

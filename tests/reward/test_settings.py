@@ -16,3 +16,21 @@ def test_every_key_arrives():
 
 def test_no_name_is_the_usual_name():
     assert RewardSettings.of(CustomRewardFunctionConfig(name=None), RewardConfig()).name == "compute_score"
+
+
+def test_every_key_of_the_newer_ones_arrives():
+    reward = RewardConfig(
+        isolate=True,
+        network=False,
+        verifiers=["acc"],
+        verifier_weights=[2.0],
+        remote_url=["http://host/"],
+        remote_timeout=1.0,
+        remote_retries=2,
+        remote_wait=3.0,
+    )
+    arrived = RewardSettings.of(CustomRewardFunctionConfig(), reward)
+    assert (arrived.isolate, arrived.network) == (True, False)
+    assert (arrived.verifiers, arrived.verifier_weights) == (("acc",), (2.0,))
+    assert (arrived.remote_url, arrived.remote_timeout) == (("http://host/",), 1.0)
+    assert (arrived.remote_retries, arrived.remote_wait) == (2, 3.0)

@@ -27,17 +27,21 @@ def start(source, **changes):
 
 def test_it_says_ready_then_answers_one_by_one_in_order(sample):
     worker = start(FromRules())
-    assert pickle.loads(worker.receive()) == Ready(concurrent=False, memory_limited=False)
-    worker.connection.send_bytes(pickle.dumps([pack(sample("42")), pack(sample("41"))]))
-    assert [json.loads(worker.receive()) for _ in range(2)] == [[0, 1.0, {}, None, "", ""], [1, 0.0, {}, None, "", ""]]
+    assert pickle.loads(worker.channel.receive()) == Ready(concurrent=False, memory_limited=False)
+    worker.channel.send(pickle.dumps((3, 5.0, [pack(sample("42")), pack(sample("41"))])))
+    assert [json.loads(worker.channel.receive()) for _ in range(2)] == [
+        [3, 0, 1.0, {}, None, "", ""],
+        [3, 1, 0.0, {}, None, "", ""],
+    ]
     worker.end()
 
 
 def test_it_ends_when_the_parent_hangs_up():
     worker = start(FromRules())
-    worker.receive()
-    worker.connection.close()
+    worker.channel.receive()
+    worker.channel.close()
     assert worker.how_it_ended() == "exit status 0"
+    worker.end()
 
 
 def test_a_function_that_cannot_be_loaded_is_a_user_error(reward_file):
@@ -47,7 +51,7 @@ def test_a_function_that_cannot_be_loaded_is_a_user_error(reward_file):
         ("def other(): pass", "has no 'compute_score'"),
     ):
         worker = start(FromFile(reward_file(code, f"file_{len(code)}.py"), "compute_score"))
-        message = pickle.loads(worker.receive())
+        message = pickle.loads(worker.channel.receive())
         assert isinstance(message, UserError)
         assert text in str(message)
         worker.end()
@@ -60,10 +64,10 @@ def test_prints_come_with_the_answer_and_only_once(sample):
         return 1.0
 
     worker = start(FromCallable(chatty))
-    worker.receive()
+    worker.channel.receive()
     for response in ("one", "two"):
-        worker.connection.send_bytes(pickle.dumps([pack(sample(response))]))
-        assert json.loads(worker.receive())[-1] == f"hello {response}\nfrom a child"
+        worker.channel.send(pickle.dumps((1, 5.0, [pack(sample(response))])))
+        assert json.loads(worker.channel.receive())[-1] == f"hello {response}\nfrom a child"
     worker.end()
 
 

@@ -18,6 +18,22 @@ def test_greedy_and_restricted():
     assert not Sampling(1, top_k=5, do_sample=False).restricted
 
 
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"min_p": 0.1, "top_p": 0.9}, ["top_p", "min_p"]),
+        ({"repetition_penalty": 1.1}, ["repetition_penalty"]),
+        ({"presence_penalty": 0.1, "frequency_penalty": -0.1}, ["presence_penalty", "frequency_penalty"]),
+        ({"min_tokens": 3, "bad_words": ((1,),)}, ["min_tokens", "bad_words"]),
+        ({"fire": True}, ["use_fire_sampling"]),
+        ({"stop": ("x",), "stop_token_ids": (3,), "logprobs": 5, "ignore_eos": True, "seed": 3}, []),
+    ],
+)
+def test_what_bends_the_draw_is_named(settings, named):
+    assert Sampling(9, **settings).biases == named
+    assert Sampling(9, **settings).restricted == bool(named)
+
+
 def test_what_fits_is_accepted():
     assert check_requests([Request((1, 2, 3), Sampling(7), seed=0)], OPTIONS) is None
 
@@ -33,6 +49,16 @@ def test_empty_prompt_and_no_new_token():
         check_requests([Request((), Sampling(1), 0)], OPTIONS)
     with pytest.raises(UserError, match="at least one new token"):
         check_requests([Request((1,), Sampling(0), 0)], OPTIONS)
+
+
+def test_more_least_tokens_than_most():
+    with pytest.raises(UserError, match="more than the 3 tokens"):
+        check_requests([Request((1,), Sampling(3, min_tokens=4), 0)], OPTIONS)
+
+
+def test_stop_strings_need_a_tokenizer():
+    with pytest.raises(ValueError, match=r"EngineOptions\.decode"):
+        check_requests([Request((1,), Sampling(3, stop=("x",)), 0)], OPTIONS)
 
 
 def test_unknown_engine_names_the_nearest():

@@ -34,6 +34,11 @@ def test_every_part_of_the_address_matters():
     assert [a == b for a, b in zip(seeds(), seeds(batch=renamed), strict=True)] == [True, True, False]
 
 
+def test_a_seed_of_the_sampling_takes_the_place_of_the_runs():
+    own = [[r.seed for r in group] for group in requests_for(prompts(), Sampling(3, seed=2), 2, seed=1, step=4)]
+    assert own == seeds(seed=2)
+
+
 def test_nothing_else_matters():
     assert seeds() == seeds()
     assert [group[:2] for group in seeds(n=5)] == seeds(n=2)
@@ -54,6 +59,12 @@ def test_response_columns():
     assert batch["weight_version"].lists() == [[7, 8], [], [8]]
     assert batch["finish_reason"] == ["stop", "abort", "length"]
     assert batch["responses"].flat.dtype == torch.int64 and batch["rollout_log_probs"].flat.dtype == torch.float32
+
+
+def test_likeliest_tokens_are_a_column_where_asked_for():
+    asked = [Completion([4], [-0.5], [7], "stop", None, [[(4, -0.5), (5, -1.0)]])]
+    assert response_columns(asked)["top_log_probs"] == [[[(4, -0.5), (5, -1.0)]]]
+    assert "top_log_probs" not in response_columns([Completion([4], [-0.5], [7], "stop")])
 
 
 def test_no_token_at_all():

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from burnish.errors import UserError
 from burnish.train.checkpoint import Checkpoints, damage
-from burnish.train.state import load_role, save_role
+from burnish.train.state import in_memory, load_role, save_role, writer_of
 
 ALL = ["model", "optimizer", "extra"]
 
@@ -51,6 +51,27 @@ def test_the_next_update_after_loading_is_bit_identical(trained, fresh, batch, w
     assert here == there
     assert equal(weights(fresh), weights(trained))
     assert all(equal(a, b) for a, b in zip(moments(fresh), moments(trained), strict=True))
+
+
+def test_a_copy_is_that_of_when_it_was_taken(trained, fresh, batch, weights, tmp_path):
+    expected = weights(trained)
+    write = writer_of(trained.backend, trained.optimizer, [*ALL, "hf_model"], copy=True)
+    trained.teach(batch, 3)
+    (tmp_path / "actor").mkdir()
+    write(tmp_path / "actor")
+    load(tmp_path / "actor", fresh)
+    assert equal(weights(fresh), expected) and not equal(weights(trained), expected)
+    assert fresh.optimizer.updates == 2
+    load(tmp_path / "actor", trained, ["hf_model"])
+    assert equal(weights(trained), expected)
+
+
+def test_tensors_that_are_one_are_copied_once():
+    weight = torch.ones(2, 3)
+    copied = in_memory({"a": weight, "b": weight.view(2, 3), "c": [weight.T, 5], "step": torch.zeros(())}, {})
+    assert copied["a"] is copied["b"] is not weight
+    weight.add_(1)
+    assert copied["a"].sum() == 6 and copied["c"][0].shape == (3, 2) and copied["c"][1] == 5
 
 
 def test_counters_come_back(trained, fresh, tmp_path):

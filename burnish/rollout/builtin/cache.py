@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -71,28 +72,56 @@ def _blank(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.from_numpy(room[start : start + num_bytes]).view(dtype).view(size)
 
 
-class PrefillContext:
-    """Whole prompts, packed; each attends to itself, and its keys and values are written to its blocks."""
+class Segment(NamedTuple):
+    """Some of a prompt's tokens. Those before `start`, a whole number of blocks, are in the cache already."""
 
-    def __init__(self, cache: KVCache | None, segments: list[int], blocks: list[list[int]]) -> None:
+    length: int
+    start: int = 0
+    blocks: Sequence[int] = ()  # of the whole prompt; padding has none
+
+
+class PrefillContext:
+    """Prompts or parts of them, packed; each attends to its own prompt, and its keys and values go to its blocks.
+
+    With `by_block` the queries of a long prompt attend block by block, so that the bits are the same however the
+    prompt is cut into passes.
+    """
+
+    def __init__(self, cache: KVCache | None, segments: list[Segment], by_block: bool) -> None:
         self.cache = cache
         self.segments = segments
-        self.blocks = blocks  # per prompt; padding segments at the end have none
+        self.by_block = by_block
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
         outputs = []
-        start = 0
-        for number, length in enumerate(self.segments):
-            part = slice(start, start + length)
+        first = 0
+        for segment in self.segments:
+            part = slice(first, first + segment.length)
             q, k, v = query[None, :, part], key[None, :, part], value[None, :, part]
-            outputs.append(causal_attention(q, k, v, shape)[0])
-            if self.cache is not None and number < len(self.blocks):
-                self._write(layer, self.blocks[number], k[0], v[0])
-            start += length
+            paged = self.cache is not None and len(segment.blocks) > 0
+            if paged:
+                self._write(layer, segment.blocks[segment.start // BLOCK :], k[0], v[0])
+            if paged and (segment.start or (self.by_block and segment.length > BLOCK)):
+                outputs += self._attend_by_block(layer, q, segment, shape)
+            else:
+                outputs.append(causal_attention(q, k, v, shape)[0])
+            first += segment.length
         return torch.cat(outputs, dim=1).transpose(0, 1)
 
-    def _write(self, layer: int, blocks: list[int], key: Tensor, value: Tensor) -> None:
-        for number, block in enumerate(blocks):
+    def _attend_by_block(self, layer: int, query: Tensor, segment: Segment, shape: AttentionShape) -> list[Tensor]:
+        """A block of queries at a time, against all keys up to its end, read from the cache."""
+        outputs = []
+        for offset in range(0, segment.length, BLOCK):
+            asked = query[:, :, offset : offset + BLOCK]
+            end = segment.start + offset + asked.shape[2]
+            places = torch.tensor(segment.blocks[: -(-end // BLOCK)], device=query.device)
+            pools = (self.cache.keys[layer], self.cache.values[layer])
+            keys, values = (pool[places].transpose(0, 1).flatten(1, 2)[None, :, :end] for pool in pools)
+            outputs.append(causal_attention(asked, keys, values, shape)[0])
+        return outputs
+
+    def _write(self, layer: int, blocks: Sequence[int], key: Tensor, value: Tensor) -> None:
+        for number, block in enumerate(blocks[: -(-key.shape[1] // BLOCK)]):
             k = key[:, number * BLOCK : (number + 1) * BLOCK]
             v = value[:, number * BLOCK : (number + 1) * BLOCK]
             self.cache.keys[layer][block, :, : k.shape[1]] = k

@@ -10,11 +10,15 @@ from functools import partial
 
 from torch import Tensor
 
-from burnish.rollout.builtin.blocks import OutOfBlocksError, blocks_for
+from burnish.errors import UserError
+from burnish.rollout.builtin.blocks import BLOCK, OutOfBlocksError, blocks_for
+from burnish.rollout.builtin.past import Past
 from burnish.rollout.builtin.rows import Prefix, Row
 from burnish.rollout.builtin.runner import Runner
+from burnish.rollout.builtin.sampling import Drawn
 from burnish.rollout.builtin.worker import CallersThread, DrivenFuture, OwnThread
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
+from burnish.rollout.stop import Finish, finish
 from burnish.rollout.weights import copy_weights, release_weights
 
 
@@ -23,10 +27,10 @@ class BuiltinEngine:
 
     def __init__(self, options: EngineOptions) -> None:
         invariant = options.device.type == "cpu" if options.invariant is None else options.invariant
-        self.capabilities = Capabilities("token", invariant, score=True, abort=True, sleep=True)
+        self.runner = Runner(options, invariant)
+        self.capabilities = Capabilities("token", self.runner.invariant, score=True, abort=True, sleep=True)
         self.options = options
         self.eos_ids = frozenset(options.eos_ids)
-        self.runner = Runner(options, invariant)
         self.version = 0
         self.waiting: deque[Row] = deque()
         self.running: list[Row] = []
@@ -39,8 +43,9 @@ class BuiltinEngine:
 
     def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
         check_requests(requests, self.options)
+        self._check_budget(requests)
         new_future = Future if self.options.own_thread else partial(DrivenFuture, self.turn)
-        rows = [Row(request, new_future()) for request in requests]
+        rows = [Row(request, new_future(), Past.of(request, self.eos_ids)) for request in requests]
         for row in rows:
             row.future.set_running_or_notify_cancel()  # from here on only `abort` ends it early
         self._worker.post(lambda: self._enqueue(rows))
@@ -85,6 +90,17 @@ class BuiltinEngine:
         self._worker.close()
         self._fail(RuntimeError("the engine was closed"))
 
+    def _check_budget(self, requests: Sequence[Request]) -> None:
+        """Without chunked prefill a prompt must fit into one pass."""
+        longest = max((len(request.ids) for request in requests), default=0)
+        if longest > self.options.max_num_batched_tokens and not self.options.chunked_prefill:
+            raise UserError(
+                f"a prompt of {longest} tokens does not fit into one engine step",
+                key="actor_rollout_ref.rollout.max_num_batched_tokens",
+                value=self.options.max_num_batched_tokens,
+                hint="actor_rollout_ref.rollout.enable_chunked_prefill=true, to split it over several",
+            )
+
     # turns
 
     def _is_idle(self) -> bool:
@@ -118,10 +134,10 @@ class BuiltinEngine:
     def _abort(self, chosen: set[Future[Completion]]) -> None:
         for row in [row for row in self.running if row.future in chosen]:
             self.runner.drop(row)
-            row.complete("abort")
+            row.complete(Finish("abort"))
         self.running = [row for row in self.running if row.future not in chosen]
         for row in [row for row in self.waiting if row.future in chosen]:
-            row.complete("abort")
+            row.complete(Finish("abort"))
         self.waiting = deque(row for row in self.waiting if row.future not in chosen)
         self._close_prefixes()
 
@@ -131,6 +147,7 @@ class BuiltinEngine:
         for prefix in self.prefixes.values():
             self.runner.drop(prefix)
         self.prefixes.clear()
+        self.runner.forget()
 
     def _sleep(self, level: int) -> None:
         if self.running or self.waiting:
@@ -152,50 +169,69 @@ class BuiltinEngine:
             self.runner.open_cache()
         places = self.options.max_num_seqs - len(self.running)
         chosen = [self.waiting[i] for i in range(min(places, len(self.waiting)))]
-        started, fresh = self._open_prefixes(chosen)
-        if fresh:
-            self.runner.prefill(fresh)
-            self.counts["prefill_tokens"] += sum(len(prefix.ids) for prefix in fresh)
+        started, pieces = self._open_prefixes(chosen)
+        if pieces:
+            self.runner.prefill(pieces)
+            self.counts["prefill_tokens"] += sum(count for _, count in pieces)
         self._fork(started)
         if started:
-            tokens, log_probs = self.runner.first_tokens(started, [self.prefixes[row.request.ids] for row in started])
+            drawn = self.runner.first_tokens(started, [self.prefixes[row.request.ids] for row in started])
             gone = set(map(id, started))
             self.waiting = deque(row for row in self.waiting if id(row) not in gone)
             self.running = [*self.running, *started]
-            self._take(started, tokens, log_probs)
+            self._take(started, drawn)
         self._close_prefixes()
 
-    def _open_prefixes(self, chosen: list[Row]) -> tuple[list[Row], list[Prefix]]:
-        """The rows that can start now, and the prompts to prefill for them in one pass of the token budget."""
+    def _open_prefixes(self, chosen: list[Row]) -> tuple[list[Row], list[tuple[Prefix, int]]]:
+        """The rows that can start now, and how much of which prompts to prefill in one pass of the token budget."""
         started: list[Row] = []
-        fresh: list[Prefix] = []
+        pieces: list[tuple[Prefix, int]] = []
         keep: set[tuple[int, ...]] = set()
         budget = self.options.max_num_batched_tokens
         for row in chosen:
             ids = row.request.ids
             keep.add(ids)
-            is_new = ids not in self.prefixes
-            if is_new and fresh and len(ids) > budget:
+            prefix = self.prefixes.get(ids)
+            if prefix is None and pieces and self._piece(len(ids), budget) == 0:
                 break
             # one block for each row that starts, so that opened prompts never take the last block from the first row
-            if not self._make_room(len(started) + 1 + (blocks_for(len(ids)) if is_new else 0), keep):
+            if not self._make_room(len(started) + 1 + (blocks_for(len(ids)) if prefix is None else 0), keep):
                 break
-            if is_new:
-                self.prefixes[ids] = self.runner.open_prefix(ids)
-                fresh.append(self.prefixes[ids])
-                budget -= len(ids)
-            started.append(row)
-        return started, fresh
+            if prefix is None:
+                prefix = self._open_prefix(ids)
+            if prefix.left:
+                count = self._piece(prefix.left, budget, alone=not pieces)
+                if count == 0:
+                    break
+                self.runner.plan(prefix, count)
+                pieces.append((prefix, count))
+                budget -= count
+            if prefix.left == 0:
+                started.append(row)
+        return started, pieces
+
+    def _open_prefix(self, ids: tuple[int, ...]) -> Prefix:
+        prefix = self.prefixes[ids] = self.runner.open_prefix(ids)
+        if self.options.prefix_caching:
+            self.counts["prefix_hit_tokens"] += prefix.planned
+        return prefix
+
+    def _piece(self, left: int, budget: int, alone: bool = False) -> int:
+        """How many of a prompt's tokens go into a pass: all, or whole blocks of them; never none of the first."""
+        if left <= budget:
+            return left
+        if not self.options.chunked_prefill:
+            return left if alone else 0
+        whole = max(0, budget // BLOCK * BLOCK)
+        return whole or (min(left, BLOCK) if alone else 0)
 
     def _make_room(self, blocks: int, keep: set[tuple[int, ...]]) -> bool:
         """Are there so many free blocks, if need be without the idle prompts that are not in `keep`?"""
-        pool = self.runner.pool
-        if pool.num_free < blocks:
-            for ids in [ids for ids in self.prefixes if ids not in keep]:
-                if pool.num_free >= blocks:
-                    break
-                self.runner.drop(self.prefixes.pop(ids))
-        return pool.num_free >= blocks
+        for ids in [ids for ids in self.prefixes if ids not in keep]:
+            if self.runner.make_room(blocks):
+                break
+            self.runner.drop(self.prefixes.pop(ids))
+        return self.runner.make_room(blocks)
 
     def _fork(self, rows: list[Row]) -> None:
         """Give the rows their prompts' blocks."""
@@ -221,12 +257,14 @@ class BuiltinEngine:
                     if self._preempt() is row:
                         break
         if self.running:
-            tokens, log_probs = self.runner.decode(self.running)
+            drawn = self.runner.decode(self.running)
             self.counts["decode_steps"] += 1
-            self._take(self.running, tokens, log_probs)
+            self._take(self.running, drawn)
 
     def _preempt(self) -> Row | None:
         """Blocks ran out: idle prompts go first, then the newest row starts again later."""
+        if self.runner.make_room(1):
+            return None
         if self.prefixes:
             self.runner.drop(self.prefixes.pop(next(iter(self.prefixes))))
             return None
@@ -238,15 +276,17 @@ class BuiltinEngine:
         self.counts["preemptions"] += 1
         return row
 
-    def _take(self, rows: list[Row], tokens: list[int], log_probs: list[float]) -> None:
+    def _take(self, rows: list[Row], drawn: Drawn) -> None:
         """Append one token to each row, and let the finished ones go."""
         done: set[int] = set()
-        for row, token, log_prob in zip(rows, tokens, log_probs, strict=True):
+        for row, top in zip(rows, drawn.top or (), strict=False):
+            row.top.append(top)
+        for row, token, log_prob in zip(rows, drawn.tokens, drawn.log_probs, strict=True):
             row.append(token, log_prob, self.version)
-            reason = row.finished(self.eos_ids)
-            if reason is not None:
+            end = finish(row.tokens, row.request.sampling, self.eos_ids, self.options.decode)
+            if end is not None:
                 self.runner.drop(row)
-                row.complete(reason)
+                row.complete(end)
                 done.add(id(row))
         self.counts["tokens"] += len(rows)
         if done:

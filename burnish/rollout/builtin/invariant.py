@@ -20,6 +20,12 @@ def make_invariant(model: nn.Module) -> None:
             module.forward = _tiled(module)
 
 
+def can_be_invariant(model: nn.Module) -> bool:
+    """Are all products those of linear layers? Experts multiply as many rows as were sent to them."""
+    known = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding)}
+    return all(parameter.dim() < 2 or id(parameter) in known for parameter in model.parameters())
+
+
 def _tiled(linear: nn.Linear):  # noqa: ANN202
     def forward(rows: Tensor) -> Tensor:
         flat = rows.reshape(-1, rows.shape[-1])

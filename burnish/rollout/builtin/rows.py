@@ -7,17 +7,21 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from burnish.rollout.engine import Completion, FinishReason, Request
+from burnish.rollout.builtin.past import Past
+from burnish.rollout.engine import Completion, Request
+from burnish.rollout.stop import Finish
 
 
 @dataclass(eq=False)
 class Row:
     request: Request
     future: Future[Completion]
+    past: Past | None = None  # where it matters for what comes next
     table: list[int] = field(default_factory=list)  # its blocks, in order
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
 
     @property
     def cached(self) -> int:
@@ -28,24 +32,32 @@ class Row:
         self.tokens.append(token)
         self.log_probs.append(log_prob)
         self.versions.append(version)
-
-    def finished(self, eos_ids: frozenset[int]) -> FinishReason | None:
-        if not self.request.sampling.ignore_eos and self.tokens[-1] in eos_ids:
-            return "stop"
-        return "length" if len(self.tokens) >= self.request.sampling.max_tokens else None
+        if self.past is not None:
+            self.past.add(token)
 
     def restart(self) -> None:
         """Forget everything made so far: the same noise will make it again."""
-        self.table, self.tokens, self.log_probs, self.versions = [], [], [], []
+        self.table, self.tokens, self.log_probs, self.versions, self.top = [], [], [], [], []
+        if self.past is not None:
+            self.past.clear()
 
-    def complete(self, reason: FinishReason) -> None:
-        self.future.set_result(Completion(self.tokens, self.log_probs, self.versions, reason))
+    def complete(self, end: Finish) -> None:
+        top = None if self.request.sampling.logprobs is None else self.top
+        self.future.set_result(
+            Completion(self.tokens, self.log_probs, self.versions, end.reason, stop_reason=end.stop, top_log_probs=top)
+        )
 
 
 @dataclass(eq=False)
 class Prefix:
-    """A prompt that has been prefilled: its full blocks are shared, its last partial block is copied by each row."""
+    """A prompt that is prefilled: its full blocks are shared, its last partial block is copied by each row."""
 
     ids: tuple[int, ...]
     blocks: list[int]
-    logits: Tensor | None = None  # of the first new token, [V]
+    planned: int = 0  # tokens in the cache, those of the coming pass included
+    logits: Tensor | None = None  # of the first new token, [V], once all are
+
+    @property
+    def left(self) -> int:
+        """Tokens that no pass has taken yet."""
+        return len(self.ids) - self.planned

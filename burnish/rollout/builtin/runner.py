@@ -7,16 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from burnish.errors import UserError
 from burnish.models.attention import PAGED
 from burnish.models.load import load_causal_lm
 from burnish.models.logprobs import chunk_logits
 from burnish.models.parts import backbone, head_weight, logit_softcap
-from burnish.rollout.builtin.blocks import BLOCK, BlockPool, blocks_for
-from burnish.rollout.builtin.cache import CacheShape, DecodeContext, KVCache, PrefillContext
-from burnish.rollout.builtin.invariant import make_invariant, padding
+from burnish.rollout.builtin.blocks import BLOCK, BlockPool, OutOfBlocksError, blocks_for
+from burnish.rollout.builtin.cache import CacheShape, DecodeContext, KVCache, PrefillContext, Segment
+from burnish.rollout.builtin.invariant import can_be_invariant, make_invariant, padding
 from burnish.rollout.builtin.memory import free_bytes
+from burnish.rollout.builtin.prefixes import PrefixCache
 from burnish.rollout.builtin.rows import Prefix, Row
-from burnish.rollout.builtin.sampling import SamplingRows, choose
+from burnish.rollout.builtin.sampling import Drawn, SamplingRows, draw
 from burnish.rollout.engine import EngineOptions
 
 
@@ -25,17 +27,25 @@ class Runner:
 
     def __init__(self, options: EngineOptions, invariant: bool) -> None:
         self.options = options
-        self.invariant = invariant
         self.device = options.device
         self.model = load_causal_lm(options.model, PAGED, options.dtype, empty=True).to(options.device).eval()
         self.model.requires_grad_(False)
-        if invariant:
+        self.invariant = invariant and can_be_invariant(self.model)
+        if options.invariant and not self.invariant:
+            raise UserError(
+                f"{type(self.model).__name__} has experts, whose products depend on the batch",
+                key="actor_rollout_ref.rollout.invariant",
+                value=True,
+                hint="actor_rollout_ref.rollout.invariant=null",
+            )
+        if self.invariant:
             make_invariant(self.model)
         config = self.model.config.get_text_config()
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = CacheShape(config.num_hidden_layers, config.num_key_value_heads, head_dim, options.dtype)
         self.pool = BlockPool(0)
         self.cache: KVCache | None = None
+        self.known: PrefixCache | None = None
         self._decoding: tuple[list[Row], DecodeContext, SamplingRows] | None = None
 
     # memory
@@ -47,42 +57,45 @@ class Runner:
         affordable = int(free_bytes(self.device) * self.options.memory_share) // self.shape.block_bytes
         num_blocks = max(row_blocks + 1, min(wanted, affordable))  # one row always fits, so work always goes on
         self.pool = BlockPool(num_blocks)
+        self.known = PrefixCache(self.pool) if self.options.prefix_caching else None
         self.cache = KVCache(self.shape, num_blocks, self.device)
 
     def close_cache(self) -> None:
-        self.cache, self.pool, self._decoding = None, BlockPool(0), None
+        self.cache, self.known, self.pool, self._decoding = None, None, BlockPool(0), None
 
     # passes
 
     @torch.inference_mode()
-    def prefill(self, prefixes: Sequence[Prefix]) -> None:
-        """Fill the prefixes' blocks and keep the logits of their next token."""
-        segments = [len(prefix.ids) for prefix in prefixes]
-        hidden = self._forward_prompts([list(p.ids) for p in prefixes], [p.blocks for p in prefixes], self.cache)
-        last = torch.tensor(segments).cumsum(0) - 1
-        logits = self._logits(hidden[last.to(self.device)])
-        for prefix, row in zip(prefixes, logits, strict=True):
-            prefix.logits = row
+    def prefill(self, pieces: Sequence[tuple[Prefix, int]]) -> None:
+        """Fill the blocks of each prompt's last so many planned tokens; at its end keep the logits of what follows."""
+        segments = [Segment(count, prefix.planned - count, prefix.blocks) for prefix, count in pieces]
+        tokens = [token for prefix, count in pieces for token in prefix.ids[prefix.planned - count : prefix.planned]]
+        hidden = self._forward_prompts(tokens, segments, self.cache)
+        ends = torch.tensor([segment.length for segment in segments]).cumsum(0) - 1
+        ended = [number for number, (prefix, _) in enumerate(pieces) if prefix.left == 0]
+        if ended:
+            logits = self._logits(hidden[ends[ended].to(self.device)])
+            for number, row in zip(ended, logits, strict=True):
+                pieces[number][0].logits = row
 
     @torch.inference_mode()
-    def first_tokens(self, rows: Sequence[Row], prefixes: Sequence[Prefix]) -> tuple[list[int], list[float]]:
+    def first_tokens(self, rows: Sequence[Row], prefixes: Sequence[Prefix]) -> Drawn:
         """Sample each row's first token from its prompt's logits."""
-        settings = SamplingRows.of([r.request.sampling for r in rows], [r.request.seed for r in rows], self.device)
         logits = torch.stack([prefix.logits for prefix in prefixes])
-        tokens, log_probs = choose(logits, settings, torch.zeros(len(rows), dtype=torch.int64, device=self.device))
-        return tokens.tolist(), log_probs.tolist()
+        index = torch.zeros(len(rows), dtype=torch.int64, device=self.device)
+        return draw(logits, self._settings(rows, first=True), index)
 
     @torch.inference_mode()
-    def decode(self, rows: list[Row]) -> tuple[list[int], list[float]]:
+    def decode(self, rows: list[Row]) -> Drawn:
         """One more token for every row. Rows and blocks that stay as they were keep their tables."""
         context, settings = self._decode_context(rows)
         tokens = torch.tensor([row.tokens[-1] for row in rows] + [0] * context.pad, device=self.device)
         positions = torch.nn.functional.pad(context.lengths, (0, context.pad))
         hidden = self._backbone(tokens, positions, context)
         index = torch.tensor([len(row.tokens) for row in rows], device=self.device)
-        chosen, log_probs = choose(self._logits(hidden)[: len(rows)], settings, index)
+        drawn = draw(self._logits(hidden)[: len(rows)], settings, index)
         context.advance()
-        return chosen.tolist(), log_probs.tolist()
+        return drawn
 
     def _decode_context(self, rows: list[Row]) -> tuple[DecodeContext, SamplingRows]:
         if self._decoding is None or self._decoding[0] is not rows:
@@ -90,14 +103,18 @@ class Runner:
             tables, lengths = [row.table for row in rows], [row.cached for row in rows]
             shared = {block for table in tables for block in table if self.pool.is_shared(block)}
             context = DecodeContext(self.cache, tables, lengths, shared, padding(len(rows), self.invariant))
-            settings = SamplingRows.of([r.request.sampling for r in rows], [r.request.seed for r in rows], self.device)
-            self._decoding = (rows, context, settings)
+            self._decoding = (rows, context, self._settings(rows))
         return self._decoding[1], self._decoding[2]
+
+    def _settings(self, rows: Sequence[Row], first: bool = False) -> SamplingRows:
+        requests = [row.request for row in rows]
+        seeds, pasts = [request.seed for request in requests], [row.past for row in rows]
+        return SamplingRows.of([request.sampling for request in requests], seeds, self.device, pasts, first)
 
     @torch.inference_mode()
     def score(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """Log-prob of every token given those before it."""
-        hidden = self._forward_prompts([list(row) for row in rows], [], None)
+        hidden = self._forward_prompts([token for row in rows for token in row], [Segment(len(r)) for r in rows], None)
         scores, start = [], 0
         for row in rows:
             logits = self._logits(hidden[start : start + len(row)]).float() / temperature
@@ -109,13 +126,12 @@ class Runner:
 
     # the model
 
-    def _forward_prompts(self, prompts: list[list[int]], blocks: list[list[int]], cache: KVCache | None) -> Tensor:
-        segments = [len(prompt) for prompt in prompts]
-        pad = padding(sum(segments), self.invariant)
-        ids = torch.tensor([token for prompt in prompts for token in prompt] + [0] * pad, device=self.device)
-        segments = segments + ([pad] if pad else [])
-        positions = torch.cat([torch.arange(n) for n in segments]).to(self.device)
-        return self._backbone(ids, positions, PrefillContext(cache, segments, blocks))
+    def _forward_prompts(self, tokens: list[int], segments: list[Segment], cache: KVCache | None) -> Tensor:
+        pad = padding(len(tokens), self.invariant)
+        ids = torch.tensor(tokens + [0] * pad, device=self.device)
+        segments = segments + ([Segment(pad)] if pad else [])
+        positions = torch.cat([torch.arange(s.start, s.start + s.length) for s in segments]).to(self.device)
+        return self._backbone(ids, positions, PrefillContext(cache, segments, by_block=self.invariant))
 
     def _backbone(self, ids: Tensor, positions: Tensor, context: PrefillContext | DecodeContext) -> Tensor:
         output = backbone(self.model)(
@@ -137,8 +153,32 @@ class Runner:
     # blocks
 
     def open_prefix(self, ids: tuple[int, ...]) -> Prefix:
-        """Blocks for a prompt; raises OutOfBlocksError and takes none if they do not suffice."""
-        return Prefix(ids, self._take(blocks_for(len(ids))))
+        """Blocks for a prompt, known ones first; raises OutOfBlocksError and takes none if they do not suffice."""
+        known = [] if self.known is None else self.known.match(ids)
+        prefix = Prefix(ids, known, planned=len(known) * BLOCK)
+        try:
+            prefix.blocks = [*known, *self._take(blocks_for(len(ids)) - len(known))]
+        except OutOfBlocksError:
+            self.drop(prefix)
+            raise
+        return prefix
+
+    def plan(self, prefix: Prefix, count: int) -> None:
+        """The coming pass fills so many more tokens; prompts behind it in that pass may read them already."""
+        prefix.planned += count
+        if self.known is not None:
+            self.known.keep(prefix.ids[: prefix.planned], prefix.blocks)
+
+    def make_room(self, blocks: int) -> bool:
+        """Are there so many free blocks, if need be without known ones that nobody reads?"""
+        if self.known is not None and self.pool.num_free < blocks:
+            self.known.make_room(blocks)
+        return self.pool.num_free >= blocks
+
+    def forget(self) -> None:
+        """Other weights make other keys and values."""
+        if self.known is not None:
+            self.known.clear()
 
     def fork(self, prefix: Prefix, rows: Sequence[Row]) -> None:
         """Give rows the prompt: full blocks shared, the partial one copied. OutOfBlocksError comes first."""

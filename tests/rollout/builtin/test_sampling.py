@@ -1,13 +1,16 @@
-"""Addressed noise, and the sets that top-k and top-p leave."""
+"""Addressed noise, the sets that limits leave, and what bends the draw without bending the log-probs."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from burnish.address import address
-from burnish.rollout.builtin.sampling import SamplingRows, choose, restrict, uniform
-from burnish.rollout.engine import Sampling
+from burnish.rollout.builtin.past import Past
+from burnish.rollout.builtin.sampling import SamplingRows, choose, likeliest, restrict, uniform
+from burnish.rollout.engine import Request, Sampling
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([1.0, 3.0, 0.0, 2.0, -1.0, 2.5, 0.5])
@@ -138,3 +141,137 @@ def test_settings_are_per_row():
     temperatures = torch.tensor([1.0, 0.1, 1.0, 9.0])[:, None]
     expected = torch.log_softmax(LOGITS / temperatures, -1).gather(-1, tokens[:, None]).squeeze(-1)
     torch.testing.assert_close(log_probs, expected)
+
+
+def reference(logits, sampling, past=()):
+    """The distribution to draw from, by hand and in double precision: penalties, temperature, min_p, top_k, top_p."""
+    scores = logits.double().clone()
+    for token in set(past):
+        scores[token] -= sampling.frequency_penalty * past.count(token) + sampling.presence_penalty
+    if sampling.min_tokens > len(past):
+        scores[list(sampling.stop_token_ids)] = float("-inf")
+    probabilities = (scores / sampling.temperature).softmax(-1)
+    probabilities[probabilities < sampling.min_p * probabilities.max()] = 0
+    order = probabilities.argsort(descending=True)
+    if sampling.top_k > 0:
+        probabilities[order[sampling.top_k :]] = 0
+        probabilities /= probabilities.sum()
+    total, kept = 0.0, []
+    for token in order.tolist():
+        if total < sampling.top_p:
+            kept.append(token)
+        total += float(probabilities[token])
+    held = torch.zeros_like(probabilities)
+    held[kept] = probabilities[kept]
+    return held / held.sum()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"min_p": 0.2},
+        {"min_p": 0.1, "temperature": 2.0},
+        {"min_p": 0.05, "top_k": 4, "top_p": 0.85},
+        {"frequency_penalty": 1.5, "presence_penalty": 0.5},
+        {"frequency_penalty": 1.5, "temperature": 0.5, "top_p": 0.9},
+        {"min_tokens": 9, "stop_token_ids": (1, 5), "top_k": 3},
+    ],
+)
+def test_draws_follow_the_reference(settings):
+    sampling, past = Sampling(20, **settings), [1, 5, 1]
+    rows = SamplingRows.of(
+        [sampling] * 20_000, [address("ref", i) for i in range(20_000)], CPU, [a_past(sampling, past)]
+    )
+    rows = replace(rows, pasts=[(row, rows.pasts[0][1]) for row in range(20_000)] if rows.pasts else [])
+    tokens, log_probs = choose(LOGITS.expand(20_000, -1), rows, torch.full((20_000,), 3))
+    probabilities = reference(LOGITS, sampling, past)
+    counts = torch.bincount(tokens, minlength=len(LOGITS)).double()
+    assert (counts[probabilities == 0] == 0).all() and (probabilities > 0).any()
+    possible = probabilities > 0
+    assert chi_square(counts[possible], probabilities[possible]) < 28  # at most 6 degrees of freedom: p = 1e-4
+    expected = torch.log_softmax(LOGITS / sampling.temperature, -1)[tokens]
+    assert torch.equal(log_probs, expected)  # whatever bends the draw: over all tokens, at temperature
+
+
+def a_past(sampling, tokens):
+    past = Past.of(Request((3,), sampling, 0), eos_ids=())
+    for token in tokens if past is not None else ():
+        past.add(token)
+    return past
+
+
+def test_min_p_keeps_what_is_near_the_best():
+    def kept(min_p, top_k=-1):
+        log_probs = torch.tensor([[0.1, 0.4, 0.2, 0.25, 0.05]]).log()
+        left = restrict(log_probs, torch.tensor([top_k]), torch.tensor([1.0]), torch.tensor([min_p]))[0]
+        return torch.isfinite(left).nonzero().flatten().tolist()
+
+    assert kept(0.0) == [0, 1, 2, 3, 4]
+    assert kept(0.2) == [0, 1, 2, 3]
+    assert kept(0.6) == [1, 3]
+    assert kept(1.0) == [1]
+    assert kept(0.2, top_k=2) == [1, 3]
+
+
+def test_fire_draws_the_first_token_among_the_likeliest():
+    logits = torch.linspace(0, 9, 40)
+    seeds = [address("fire", i) for i in range(20_000)]
+
+    def drawn(first, **settings):
+        sampling = Sampling(9, fire=True, **settings)
+        rows = SamplingRows.of([sampling] * len(seeds), seeds, CPU, first=first)
+        return choose(logits.expand(len(seeds), -1), rows, torch.zeros(len(seeds), dtype=torch.int64))
+
+    tokens, log_probs = drawn(first=True)
+    counts = torch.bincount(tokens, minlength=40)[-16:].float()
+    assert counts.sum() == len(seeds)
+    assert chi_square(counts, (logits[-16:] / 30).softmax(-1)) < 43  # 15 degrees of freedom: p = 1e-4
+    assert torch.equal(log_probs, torch.log_softmax(logits, -1)[tokens])
+    assert set(drawn(first=True, top_k=3, top_p=0.5)[0].tolist()) == {37, 38, 39}
+    assert (drawn(first=True, do_sample=False)[0] == 39).all()
+    assert torch.equal(drawn(first=False)[0], choose_plainly(logits, seeds))
+
+
+def choose_plainly(logits, seeds):
+    return draw(logits, Sampling(9), seeds)[0]
+
+
+def test_likeliest_tokens_are_reported_beside_the_sampled_one():
+    settings = [Sampling(1, logprobs=2, temperature=0.5), Sampling(1), Sampling(1, logprobs=99, top_k=1)]
+    rows = SamplingRows.of(settings, [1, 2, 3], CPU)
+    two, none, every = likeliest(LOGITS.expand(3, -1), rows)
+    assert [token for token, _ in two] == [1, 5] and none == []
+    assert [value for _, value in two] == pytest.approx(torch.log_softmax(LOGITS / 0.5, -1)[[1, 5]].tolist())
+    assert [token for token, _ in every] == LOGITS.argsort(descending=True).tolist()
+    assert likeliest(LOGITS[None], SamplingRows.of([Sampling(1)], [1], CPU)) is None
+
+
+def test_no_option_of_a_row_is_felt_by_another():
+    """Every row draws what it draws alone, bit for bit."""
+    settings = [
+        Sampling(9),
+        Sampling(9, min_p=0.3),
+        Sampling(9, repetition_penalty=1.4),
+        Sampling(9, fire=True),
+        Sampling(9, logprobs=3),
+        Sampling(9, bad_words=((1,),), do_sample=False),
+        Sampling(9, temperature=0.7, top_p=0.9),
+    ]
+    logits = torch.randn(len(settings), 300, generator=torch.Generator().manual_seed(0))
+    pasts = [a_past(sampling, [1, 2]) for sampling in settings]
+    seeds = [address("alone", row) for row in range(len(settings))]
+    together = choose(
+        logits, SamplingRows.of(settings, seeds, CPU, pasts, first=True), torch.zeros(7, dtype=torch.int64)
+    )
+    for row, sampling in enumerate(settings):
+        rows = SamplingRows.of([sampling], [seeds[row]], CPU, [pasts[row]], first=True)
+        token, log_prob = choose(logits[row : row + 1], rows, torch.zeros(1, dtype=torch.int64))
+        assert token == together[0][row] and log_prob == together[1][row]
+
+
+def test_nothing_is_computed_that_nobody_asked_for():
+    rows = SamplingRows.of(
+        [Sampling(9), Sampling(9, do_sample=False, stop=("x",))], [1, 2], CPU, [None, None], first=True
+    )
+    assert rows.pasts == [] and rows.heat is None and rows.min_p is None and rows.num_top is None
+    assert not rows.any_restricted

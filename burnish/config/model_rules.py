@@ -1,0 +1,92 @@
+"""Rules about the models of a run: adapters, number formats, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from burnish.config.adapters import adapter_of, asked_attention, wants_adapter
+from burnish.config.engine import FsdpConfig
+from burnish.config.names import VALUE_ADVANTAGES
+from burnish.config.root import TrainConfig
+from burnish.errors import UserError
+
+MODEL = "actor_rollout_ref.model"
+CRITIC = "critic.model"
+HALF = ("fp16", "float16")
+SAME_DTYPE = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def trained_models(cfg: TrainConfig) -> Iterator[tuple[str, Any]]:
+    """(section, its config) of every model that is trained."""
+    yield MODEL, cfg.actor_rollout_ref.model
+    if cfg.critic.enable or (cfg.critic.enable is None and cfg.algorithm.adv_estimator in VALUE_ADVANTAGES):
+        yield CRITIC, cfg.critic.model
+
+
+def adapters(cfg: TrainConfig) -> Iterator[UserError]:
+    """Both forms of the LoRA keys agree, and 4-bit weights have something that can be trained."""
+    for key, model in trained_models(cfg):
+        try:
+            adapter_of(model, key)
+        except UserError as error:
+            yield error
+        if model.load_in_4bit and not wants_adapter(model):
+            yield UserError(
+                "4-bit weights cannot be trained themselves: LoRA adapters are needed beside them",
+                key=f"{key}.load_in_4bit",
+                value=True,
+                hint=f"{key}.lora_rank=16",
+            )
+
+
+def attention(cfg: TrainConfig) -> Iterator[UserError]:
+    for key, model in trained_models(cfg):
+        try:
+            asked_attention(model, key)
+        except UserError as error:
+            yield error
+
+
+def number_formats(cfg: TrainConfig) -> Iterator[UserError]:
+    """torch_dtype and model_dtype agree; float16 is too coarse to add updates to."""
+    asked = cfg.actor_rollout_ref.model.torch_dtype
+    fsdp = cfg.actor_rollout_ref.actor.fsdp_config
+    kept, default = _plain(fsdp.model_dtype), FsdpConfig().model_dtype
+    if asked is not None and kept != _plain(default) and kept != _plain(asked):
+        yield UserError(
+            f"{MODEL}.torch_dtype and actor.fsdp_config.model_dtype are set differently"
+            f" ({asked!r} and {fsdp.model_dtype!r})",
+            key=f"{MODEL}.torch_dtype",
+            value=asked,
+            hint=f"only {MODEL}.torch_dtype={asked}",
+        )
+    formats = {
+        MODEL: (asked or fsdp.model_dtype, "actor_rollout_ref.actor.fsdp_config"),
+        CRITIC: (cfg.critic.model.fsdp_config.model_dtype, f"{CRITIC}.fsdp_config"),
+    }
+    for key, model in trained_models(cfg):
+        name, where = formats[key]
+        mixed = fsdp.mixed_precision if key == MODEL else cfg.critic.model.fsdp_config.mixed_precision
+        if _plain(mixed.param_dtype) == "float32" and _plain(name) != "float32":
+            yield UserError(
+                f"weights kept in {name} are computed on in {name}",
+                key=f"{where}.mixed_precision.param_dtype",
+                value=mixed.param_dtype,
+                hint=f"{where}.mixed_precision.param_dtype={name}",
+            )
+        if name in HALF and not wants_adapter(model):
+            yield UserError(
+                "weights kept in float16 lose small updates: compute in it, and keep float32",
+                key=f"{where}.model_dtype",
+                value=name,
+                allowed="fp32, bf16",
+                hint=f"{where}.model_dtype=fp32 {where}.mixed_precision.param_dtype=fp16",
+            )
+
+
+def _plain(dtype: str | None) -> str | None:
+    return SAME_DTYPE.get(dtype, dtype)
+
+
+MODEL_RULES = (adapters, attention, number_formats)

@@ -1,0 +1,142 @@
+"""Raw rows as MindSpeed RL's preprocessing reads them: which columns make the prompt and the answer, and in what form.
+
+`data.handler` takes the place of its preprocessing YAML: handler_name, map_keys and prompt_type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from burnish.data.files import Rows, short_hash
+from burnish.data.prompt import read_messages, text_of
+from burnish.errors import UserError
+from burnish.table import Table
+
+if TYPE_CHECKING:
+    from burnish.config.data import HandlerConfig
+
+HANDLERS = Table("data handler", key="data.handler.name")
+PROMPT_TYPES = Table("prompt type", key="data.handler.prompt_type")
+
+MAP_KEY = "data.handler.map_keys"
+COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "system": "system"}
+NEEDED = ("prompt", "response")
+REASONING = (
+    "Think before you answer. Put your reasoning between <think> and </think>, then your answer between <answer> and"
+    " </answer>, and put the final result inside \\boxed{}."
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a raw row says."""
+
+    question: str
+    answer: Any
+    system: str
+
+
+@HANDLERS.add("AlpacaStyleInstructionHandler", "R1AlpacaStyleInstructionHandler")
+def alpaca(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> Asked:
+    """Instruction and input make the question, one per line; the response is the answer."""
+    parts = [_text(row, columns.get(name), where) for name in ("prompt", "query")]
+    question = "\n".join(part for part in parts if part)
+    if not question:
+        raise UserError(f"{where}: {columns['prompt']!r} is empty", key=MAP_KEY, value=dict(columns))
+    return Asked(question, row[columns["response"]], _text(row, columns.get("system"), where))
+
+
+@HANDLERS.add("Math17kAlpacaStyleInstructionHandler")
+def math17k(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> Asked:
+    """The prompt is a chat whose contents make the question; the answer is the ground truth of an object."""
+    value, answer = row[columns["prompt"]], row[columns["response"]]
+    messages = read_messages(None if isinstance(value, str) else value, columns["prompt"], where, key=MAP_KEY)
+    if not isinstance(answer, Mapping) or answer.get("ground_truth") is None:
+        problem = f"{where}: {columns['response']!r} has no ground_truth"
+        raise UserError(problem, key=MAP_KEY, value=dict(columns))
+    question = "\n".join(text_of(message["content"]) for message in messages)
+    return Asked(question, answer["ground_truth"], _text(row, columns.get("system"), where))
+
+
+@PROMPT_TYPES.add("empty", templated=False)
+def bare(asked: Asked) -> str:
+    """The question as it is, without a chat template."""
+    return f"{asked.system}\n{asked.question}" if asked.system else asked.question
+
+
+@PROMPT_TYPES.add("default", "qwen", "qwen3", "llama3", "deepseek3", templated=True)
+def chat(asked: Asked) -> list[dict[str, str]]:
+    """One user turn for the tokenizer's own chat template, after the row's system message."""
+    system = [{"role": "system", "content": asked.system}] if asked.system else []
+    return [*system, {"role": "user", "content": asked.question}]
+
+
+@PROMPT_TYPES.add("qwen_r1", "qwen_math_r1", "llama3_r1", templated=True)
+def reasoning_chat(asked: Asked) -> list[dict[str, str]]:
+    """The same, and the system message asks for <think>, <answer> and \\boxed."""
+    system = f"{REASONING}\n{asked.system}" if asked.system else REASONING
+    return chat(Asked(asked.question, asked.answer, system))
+
+
+class HandledRows:
+    """Raw rows through a handler: a prompt, a ground truth, and the raw row in extra_info."""
+
+    def __init__(self, rows: Rows, cfg: HandlerConfig, prompt_key: str, kept: tuple[str, ...] = ()) -> None:
+        self.rows = rows
+        self.name = rows.name
+        self.read = HANDLERS[cfg.name].load()
+        self.columns = _columns(rows, dict(cfg.map_keys))
+        self.prompt_key = prompt_key
+        self.form = PROMPT_TYPES[cfg.prompt_type].load()
+        self.kinds = {prompt_key: "list", "reward_model": "object", "extra_info": "object"}
+        self.kept = [column for column in kept if column in rows.kinds]  # columns that stay as they are
+        self.kinds |= {column: rows.kinds[column] for column in self.kept}
+        about = (rows.fingerprint, cfg.name, cfg.prompt_type, sorted(self.columns.items()))
+        self.fingerprint = short_hash(repr(about).encode())
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def row(self, number: int) -> dict[str, Any]:
+        raw = self.rows.row(number)
+        asked = self.read(raw, self.columns, self.where(number))
+        if asked.answer is None:
+            problem = f"{self.where(number)}: {self.columns['response']!r} is empty"
+            raise UserError(problem, key=MAP_KEY, value=self.columns)
+        return {
+            self.prompt_key: self.form(asked),
+            "reward_model": {"ground_truth": asked.answer},
+            "extra_info": {"row": raw},
+            **{column: raw[column] for column in self.kept},
+        }
+
+    def values(self, column: str) -> set[Any]:
+        return {self.row(number).get(column) for number in range(len(self))} if column in self.kinds else set()
+
+    def where(self, number: int) -> str:
+        return self.rows.where(number)
+
+
+def _columns(rows: Rows, given: dict[str, str]) -> dict[str, str]:
+    """Part of a prompt -> column. A part mapped to "" is left out; unmapped parts have their usual columns, if any."""
+    unknown = sorted(given.keys() - COLUMNS.keys())
+    if unknown:
+        raise UserError(f"{', '.join(unknown)} cannot be mapped", key=MAP_KEY, value=given, allowed=list(COLUMNS))
+    columns = {part: given.get(part, usual) for part, usual in COLUMNS.items()}
+    for part, column in columns.items():
+        wanted = part in NEEDED or bool(given.get(part))
+        if wanted and column not in rows.kinds:
+            problem = f"{rows.name} has no column {column!r} for the {part}"
+            raise UserError(problem, key=MAP_KEY, value=given, allowed=f"its columns {', '.join(sorted(rows.kinds))}")
+    return {part: column for part, column in columns.items() if column in rows.kinds}
+
+
+def _text(row: Mapping[str, Any], column: str | None, where: str) -> str:
+    value = row.get(column) if column else None
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{where}: {column!r} must be text, it is {type(value).__name__}", key=MAP_KEY)
+    return value

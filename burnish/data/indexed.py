@@ -1,0 +1,143 @@
+"""Prompts that are templated and tokenised already: Megatron's indexed files, as MindSpeed RL packs them.
+
+A prefix stands for <prefix>_packed_<field>_document.{bin,idx}, one pair of files per field. The .bin file is all
+numbers of all rows one after the other. The .idx file, little endian:
+
+  9 bytes   MMIDIDX and two zeros            8 bytes  version, 1           1 byte  code of the numbers' type
+  8 bytes   sequences                        8 bytes  document indices
+  int32     length of each sequence          int64    where each begins in .bin, in bytes
+  int64     document indices: row r is the sequences from index r up to index r + 1
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from burnish.data.files import fingerprint_of_file, short_hash
+from burnish.errors import UserError
+from burnish.remote import is_remote, local_path
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEAD = struct.Struct("<9sQBQQ")
+INTEGERS = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+FLOATS = {6: "float64", 7: "float32"}
+TOKENS, MASK, ANSWER = "input_ids", "attention_mask", "labels"
+
+
+@dataclass(frozen=True)
+class IndexedColumn:
+    """One field: rows of numbers, read from the disk when they are asked for."""
+
+    numbers: np.ndarray
+    lengths: np.ndarray
+    starts: np.ndarray  # in numbers, not in bytes
+    documents: np.ndarray
+    name: str
+    fingerprint: str
+
+    @classmethod
+    def open(cls, prefix: str, field: str, *, key: str, use_shm: bool = False) -> IndexedColumn:
+        names = [file_name(prefix, field, ending) for ending in ("idx", "bin")]
+        index, content = (Path(local_path(name, key=key, use_shm=use_shm)).expanduser() for name in names)
+        for name, path in zip(names, (index, content), strict=True):
+            if not path.is_file():
+                raise UserError(f"there is no {name}", key=key, value=prefix)
+        head = index.read_bytes()[: HEAD.size]
+        magic, version, code, sequences, documents = HEAD.unpack(head) if len(head) == HEAD.size else (b"", 0, 0, 0, 0)
+        if magic != MAGIC or version != 1:
+            raise UserError(f"{names[0]} is no Megatron index of version 1", key=key, value=prefix)
+        if code not in INTEGERS:
+            kind = FLOATS.get(code, f"numbers of the unknown type {code}")
+            raise UserError(f"{names[0]} holds {kind}, not tokens", key=key, value=prefix)
+        if index.stat().st_size < HEAD.size + 12 * sequences + 8 * documents:
+            raise UserError(f"{names[0]} is cut short", key=key, value=prefix)
+        lengths = np.memmap(index, "<i4", "r", HEAD.size, (sequences,))
+        pointers = np.memmap(index, "<i8", "r", HEAD.size + 4 * sequences, (sequences,))
+        ends = np.memmap(index, "<i8", "r", HEAD.size + 12 * sequences, (documents,))
+        kind = np.dtype(INTEGERS[code])
+        needed = int(pointers[-1]) + int(lengths[-1]) * kind.itemsize if sequences else 0
+        if content.stat().st_size < needed:
+            raise UserError(f"{names[1]} has {content.stat().st_size} of {needed} bytes", key=key, value=prefix)
+        numbers = np.memmap(content, kind, "r") if needed else np.zeros(0, kind)
+        fingerprint = fingerprint_of_file(index) + fingerprint_of_file(content)
+        return cls(numbers, lengths, pointers // kind.itemsize, ends, names[1], fingerprint)
+
+    def __len__(self) -> int:
+        return max(0, len(self.documents) - 1)
+
+    def row(self, number: int) -> list[int]:
+        first, end = int(self.documents[number]), int(self.documents[number + 1])
+        parts = range(first, end)
+        return [int(n) for s in parts for n in self.numbers[self.starts[s] : self.starts[s] + self.lengths[s]]]
+
+
+class IndexedRows:
+    """Rows of one prefix: tokens by the mask, the answer's tokens as text, other fields in extra_info."""
+
+    def __init__(
+        self, prefix: str, additional_keys: Sequence[str], tokenizer: Any, *, key: str, use_shm: bool = False
+    ) -> None:
+        self.name = prefix
+        self.tokenizer = tokenizer
+        fields = [TOKENS, *([MASK] if has_field(prefix, MASK, key) else []), *additional_keys]
+        self.columns = {
+            field: IndexedColumn.open(prefix, field, key=key, use_shm=use_shm) for field in dict.fromkeys(fields)
+        }
+        counts = {field: len(column) for field, column in self.columns.items()}
+        if len(set(counts.values())) > 1:
+            told = ", ".join(f"{field} {count}" for field, count in counts.items())
+            raise UserError(f"the fields have different numbers of rows: {told}", key=key, value=prefix)
+        self.length = counts[TOKENS]
+        if self.length == 0:
+            raise UserError("the files have no rows", key=key, value=prefix)
+        self.fingerprint = short_hash("".join(column.fingerprint for column in self.columns.values()).encode())
+        self.kinds = {"prompt_ids": "list", "extra_info": "object"}
+        if ANSWER in self.columns:
+            self.kinds["reward_model"] = "object"
+
+    def __len__(self) -> int:
+        return self.length
+
+    def row(self, number: int) -> dict[str, Any]:
+        values = {field: column.row(number) for field, column in self.columns.items()}
+        tokens = values.pop(TOKENS)
+        mask = values.pop(MASK, [1] * len(tokens))
+        if len(mask) != len(tokens):
+            raise UserError(f"{self.where(number)}: {len(tokens)} tokens and a mask of {len(mask)}")
+        row: dict[str, Any] = {"prompt_ids": [token for token, real in zip(tokens, mask, strict=True) if real]}
+        if ANSWER in values:
+            answer = [token for token in values.pop(ANSWER) if token >= 0]  # -100 marks what is not taught
+            row["reward_model"] = {"ground_truth": self.tokenizer.decode(answer, skip_special_tokens=True).strip()}
+        return {**row, "extra_info": values}
+
+    def values(self, column: str) -> set[Any]:
+        return {self.row(number).get(column) for number in range(len(self))} if column in self.kinds else set()
+
+    def where(self, number: int) -> str:
+        return f"{self.name}, row {number}"
+
+
+def file_name(prefix: str, field: str, ending: str) -> str:
+    return f"{prefix}_packed_{field}_document.{ending}"
+
+
+def has_field(prefix: str, field: str, key: str) -> bool:
+    """Is there an index of this field?"""
+    name = file_name(prefix, field, "idx")
+    if not is_remote(name):
+        return Path(name.removeprefix("file://")).expanduser().is_file()
+    try:
+        return bool(local_path(name, key=key))
+    except UserError:
+        return False
+
+
+def is_packed(prefix: str, key: str) -> bool:
+    """Is this the prefix of packed files?"""
+    return has_field(prefix, TOKENS, key)

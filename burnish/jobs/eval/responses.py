@@ -1,0 +1,104 @@
+"""What is evaluated: rows of files with their responses, checked before anything is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from burnish.data.files import Rows
+from burnish.data.prompt import read_prompt
+from burnish.errors import UserError, nearest
+from burnish.reward.sample import Sample
+
+if TYPE_CHECKING:
+    from burnish.config.jobs import EvalDataConfig
+
+
+def check_columns(rows: Rows, cfg: EvalDataConfig, *, reads_prompts: bool) -> None:
+    """Every column that is asked for is there; else the one that was perhaps meant."""
+    asked = {
+        "data.response_key": cfg.response_key,
+        "data.data_source_key": cfg.data_source_key,
+        "data.reward_model_key": cfg.reward_model_key,
+        "data.prompt_key": cfg.prompt_key if reads_prompts else None,
+    }
+    for key, column in asked.items():
+        if column is None or column in rows.kinds:
+            continue
+        meant = nearest(column, rows.kinds)
+        raise UserError(
+            f"{rows.name} has no such column." + (f" Did you mean {meant!r}?" if meant else ""),
+            key=key,
+            value=column,
+            allowed=f"its columns {', '.join(sorted(rows.kinds))}",
+            hint=f"{key}={meant or 'COLUMN'}",
+        )
+
+
+def samples_of(rows: Rows, number: int, cfg: EvalDataConfig, *, reads_prompts: bool) -> list[Sample]:
+    """One sample per response of a row."""
+    row, where = rows.row(number), rows.where(number)
+    given = _object(row, "extra_info", where)
+    extra = given if given.get("index") is not None else {**given, "index": number}
+    source = row.get(cfg.data_source_key)
+    if source is None:
+        raise UserError(
+            f"{where} has no {cfg.data_source_key!r}", key="data.data_source_key", value=cfg.data_source_key
+        )
+    prompt = read_prompt(row, cfg.prompt_key, where).contents() if reads_prompts else ""
+    return [
+        Sample(
+            data_source=str(source),
+            solution_str=response,
+            ground_truth=_ground_truth(row, cfg),
+            extra_info=extra,
+            uid=f"{rows.fingerprint}-{number}",
+            sample=sample,
+            **({"prompt": prompt, "query": prompt + response} if reads_prompts else {}),
+        )
+        for sample, response in enumerate(_responses(row, cfg, where))
+    ]
+
+
+def all_samples(rows: Rows, cfg: EvalDataConfig, *, reads_prompts: bool) -> Iterator[list[Sample]]:
+    return (samples_of(rows, number, cfg, reads_prompts=reads_prompts) for number in range(len(rows)))
+
+
+def check_rows(rows: Rows, cfg: EvalDataConfig) -> set[str]:
+    """The data sources; UserError at the first row that cannot be scored, before a minute is spent on the others."""
+    return {sample.data_source for samples in all_samples(rows, cfg, reads_prompts=False) for sample in samples}
+
+
+def _responses(row: Mapping[str, Any], cfg: EvalDataConfig, where: str) -> list[str]:
+    """A list of strings; one string is one response."""
+    value = row.get(cfg.response_key)
+    responses = [value] if isinstance(value, str) else value
+    if isinstance(responses, Sequence) and responses and all(isinstance(one, str) for one in responses):
+        return list(responses)
+    found = "nothing" if value is None or value == [] else _kind(value)
+    raise UserError(
+        f"{where}: the responses must be a list of strings, or one string; there is {found}",
+        key="data.response_key",
+        value=cfg.response_key,
+    )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Sequence):
+        return "a list with " + ", ".join(sorted({type(one).__name__ for one in value if not isinstance(one, str)}))
+    return type(value).__name__
+
+
+def _ground_truth(row: Mapping[str, Any], cfg: EvalDataConfig) -> Any:
+    """The `ground_truth` of an object; anything else in that column is the ground truth itself."""
+    if cfg.reward_model_key is None:
+        return None
+    value = row.get(cfg.reward_model_key)
+    return value.get("ground_truth") if isinstance(value, Mapping) else value
+
+
+def _object(row: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    value = row.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise UserError(f"{where}: {name!r} must be an object, it is {type(value).__name__}", key="data.path")
+    return dict(value or {})

@@ -1,0 +1,124 @@
+"""From the config of `burnish sft` to a SftRun: names, then files, then the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from burnish.config.optim import OptimConfig
+from burnish.data.examples import ExampleDataset, load_examples
+from burnish.data.find import Finder
+from burnish.data.sampler import PromptSampler
+from burnish.errors import UserError
+from burnish.jobs.sft.run import SftRun
+from burnish.log.folder import RunFolder
+from burnish.log.logger import Loggers
+from burnish.loop.backends import check_kernels, optimizer_options, trained_language_model
+from burnish.models.device import pick_device
+from burnish.models.load import ModelSource, load_config, load_tokenizer, read_chat_template
+from burnish.train.checkpoint import Checkpoints
+from burnish.train.imitator import Imitator
+from burnish.train.mirror import Mirror
+from burnish.train.optim import Optimizer
+from burnish.train.packing import Cut
+from burnish.train.update import UpdatePlan
+
+if TYPE_CHECKING:
+    from burnish.config.engine import FsdpConfig
+    from burnish.config.sft import SftConfig, SftFsdpConfig, SftOptimConfig
+
+Rows = Sequence[Mapping[str, Any]]
+MODEL = "model.partial_pretrain"
+
+
+def build(cfg: SftConfig, dataset: Rows | None = None, val_dataset: Rows | None = None) -> SftRun:
+    """What is cheap to find wrong is found first."""
+    device = pick_device(cfg.trainer.device)
+    check_kernels({"model": cfg.model}, cfg.model.use_liger, device)
+    loggers = Loggers(cfg.trainer.logger)
+    source = model_source(cfg)
+    load_config(source)
+    data = cfg.data
+    tokenizer = load_tokenizer(source.checked_path(), trust_remote_code=source.trust_remote_code, key=MODEL)
+    if data.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(data.chat_template, "data.chat_template")
+    train_finder = Finder("data.train_files", data.train_split, data.use_shm, tokenizer=tokenizer)
+    train = load_examples(data, train_finder, data.train_files, data.train_max_samples, dataset)
+    val: ExampleDataset | None = None
+    if data.val_files or val_dataset is not None:
+        val_finder = Finder("data.val_files", data.val_split, data.use_shm, tokenizer=tokenizer)
+        val = load_examples(data, val_finder, data.val_files, data.val_max_samples, val_dataset)
+    sampler = PromptSampler(len(train), data.train_batch_size, shuffle=True, seed=cfg.trainer.seed)
+    total = cfg.trainer.total_training_steps or cfg.trainer.total_epochs * sampler.batches_per_epoch
+    folder = RunFolder(cfg.trainer.default_local_dir)
+    return SftRun(
+        cfg=cfg,
+        tokenizer=tokenizer,
+        train_data=train,
+        sampler=sampler,
+        val_data=val,
+        imitator=build_imitator(cfg, source, device, total),
+        loggers=loggers,
+        folder=folder,
+        checkpoints=Checkpoints(Path(folder.path)),
+        total_steps=total,
+        mirror=Mirror(cfg.trainer.default_hdfs_dir) if cfg.trainer.default_hdfs_dir else None,
+    )
+
+
+def model_source(cfg: SftConfig) -> ModelSource:
+    model = cfg.model
+    if not model.partial_pretrain:
+        raise UserError("which model?", key=MODEL, hint=f"{MODEL}=Qwen/Qwen2.5-0.5B")
+    return ModelSource(
+        path=model.partial_pretrain,
+        key=MODEL,
+        override_config=dict(model.override_config),
+        external_lib=tuple(model.external_lib),
+        trust_remote_code=model.trust_remote_code,
+        use_shm=model.use_shm,
+    )
+
+
+def build_imitator(cfg: SftConfig, source: ModelSource, device: torch.device, total_steps: int) -> Imitator:
+    data, fsdp = cfg.data, offloading(cfg.model.fsdp_config)
+    backend = trained_language_model(
+        source,
+        cfg.model,
+        fsdp,
+        "model.fsdp_config",
+        device,
+        torch_dtype=None,
+        liger=cfg.model.use_liger,
+        compile_head=False,
+        seed=cfg.trainer.seed,
+    )
+    rows = data.micro_batch_size or data.micro_batch_size_per_gpu
+    cut = Cut.of(rows, data.use_dynamic_bsz, data.max_token_len_per_gpu)
+    plan = UpdatePlan(epochs=1, mini_rows=data.train_batch_size, cut=cut.on(device), grad_clip=cfg.optim.clip_grad)
+    options = optimizer_options(fsdp, backend)
+    optimizer = Optimizer(backend.model, optimizer_config(cfg.optim), total_steps, 1, options)
+    return Imitator(backend, optimizer, plan, seed=cfg.trainer.seed)
+
+
+def offloading(fsdp: SftFsdpConfig) -> FsdpConfig:
+    """cpu_offload is verl's older way to ask for offload_policy."""
+    return replace(fsdp, offload_policy=fsdp.offload_policy or fsdp.cpu_offload)
+
+
+def optimizer_config(optim: SftOptimConfig) -> OptimConfig:
+    """The same optimizer under the names that reinforcement uses."""
+    return OptimConfig(
+        lr=optim.lr,
+        betas=list(optim.betas),
+        weight_decay=optim.weight_decay,
+        lr_warmup_steps=optim.lr_warmup_steps,
+        lr_warmup_steps_ratio=optim.warmup_steps_ratio,
+        warmup_style=optim.lr_scheduler,
+        min_lr_ratio=optim.min_lr_ratio,
+        num_cycles=optim.num_cycles,
+    )

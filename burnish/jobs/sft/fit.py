@@ -1,0 +1,140 @@
+"""The story of supervised training: a batch, an update; around them validating, saving, logging, stopping well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from burnish.config import Loaded, load
+from burnish.config.tree import to_plain
+from burnish.jobs.sft.build import build
+from burnish.jobs.sft.run import SftRun
+from burnish.log.curves import draw_curves
+from burnish.log.logger import RunInfo
+from burnish.loop.fit import Result, stop_request
+from burnish.loop.state import RESUME_MODES
+from burnish.train.checkpoint import read_trainer
+from burnish.train.state import load_role, writer_of
+
+
+def sft(
+    overrides: Sequence[str] = (),
+    *,
+    dataset: Sequence[Mapping[str, Any]] | None = None,
+    val_dataset: Sequence[Mapping[str, Any]] | None = None,
+    config_path: str | None = None,
+    config_name: str | None = None,
+) -> Result:
+    """Teach a model by example, as the config says; rows may take the place of data.train_files and data.val_files."""
+    rows = {"data.train_files": dataset, "data.val_files": val_dataset}
+    given = [key for key, value in rows.items() if value is not None]
+    loaded = load(overrides, config_path=config_path, config_name=config_name, job="sft", given=given)
+    return sft_loaded(loaded, dataset, val_dataset)
+
+
+def sft_loaded(
+    loaded: Loaded,
+    dataset: Sequence[Mapping[str, Any]] | None = None,
+    val_dataset: Sequence[Mapping[str, Any]] | None = None,
+) -> Result:
+    """The same from a config that has been read."""
+    run = build(loaded.cfg, dataset, val_dataset)
+    try:
+        resume(run)
+        start(run, loaded)
+        return fit(run)
+    finally:
+        run.close()
+
+
+def start(run: SftRun, loaded: Loaded) -> None:
+    trainer = run.cfg.trainer
+    run.folder.describe(loaded.yaml(), device=str(run.imitator.backend.device))
+    config = to_plain(loaded.cfg)
+    info = RunInfo(trainer.project_name, trainer.experiment_name, run.folder.path, config, run.total_steps)
+    run.loggers.start(info, resume_step=run.step or None)
+    for notice in [*loaded.notices, *run.notices]:
+        run.loggers.note(notice)
+
+
+def fit(run: SftRun) -> Result:
+    """Train to the end, or until Ctrl-C; either way what can be saved is saved."""
+    result = Result(run.folder.path, run.step)
+    with stop_request() as stop:
+        while run.step < run.total_steps and not stop.is_set():
+            one_step(run, result)
+        result.step, result.interrupted = run.step, run.step < run.total_steps
+        if result.interrupted and run.saved_step != run.step:
+            save(run)
+        run.saving.wait()
+    if result.interrupted:
+        run.loggers.note(f"stopped after step {run.step} and saved; the same command goes on from there")
+    if run.folder.metrics.exists():
+        draw_curves(run.folder.metrics, run.folder.curves)
+    return result
+
+
+def one_step(run: SftRun, result: Result) -> None:
+    indices, epoch = run.sampler.next()
+    with run.clock("step"):
+        metrics = run.imitator.teach(run.train_data.batch(indices), run.step + 1)
+    run.step += 1
+    metrics |= {"training/global_step": float(run.step), "training/epoch": float(epoch)}
+    if run.val_data is not None and run.due(run.cfg.trainer.test_freq):
+        with run.clock("testing"):
+            result.validation[run.step] = validate(run)
+        metrics |= result.validation[run.step]
+    timings = run.clock.take()
+    metrics["perf/throughput"] = metrics["train/tokens"] / timings["timing_s/step"]
+    result.metrics = metrics | timings
+    # Before the checkpoint is sealed: a run killed in between must not lose this line when it goes on.
+    run.loggers.log(run.step, result.metrics)
+    if run.due(run.cfg.trainer.save_freq):
+        with run.clock("save_checkpoint"):
+            save(run)
+
+
+def validate(run: SftRun) -> dict[str, float]:
+    """Mean cross entropy per taught token of all validation examples."""
+    total = tokens = 0.0
+    size = run.cfg.data.train_batch_size
+    for start_row in range(0, len(run.val_data), size):
+        batch = run.val_data.batch(range(start_row, min(start_row + size, len(run.val_data))))
+        loss, count = run.imitator.measure(batch)
+        total, tokens = total + loss, tokens + count
+    return {"val/loss": total / max(tokens, 1.0)}
+
+
+def save(run: SftRun) -> None:
+    """Weights, optimizer, schedule, sampler position and step, in the same folders as a policy's."""
+    config, imitator = run.cfg.trainer.checkpoint, run.imitator
+    run.saving.wait()  # two checkpoints are never written at once
+    role = writer_of(imitator.backend, imitator.optimizer, config.save_contents, run.tokenizer, copy=config.async_save)
+    state = {"step": run.step, "seed": run.cfg.trainer.seed, "sampler": run.sampler.state_dict()}
+    write = partial(_write, run, run.step, role, state)
+    run.saving.start(write) if config.async_save else write()
+    run.saved_step = run.step
+
+
+def _write(run: SftRun, step: int, role: Callable[[Path], None], state: dict[str, Any]) -> None:
+    run.checkpoints.save(step, {"actor": role}, state)
+    problem = run.mirror.send(run.checkpoints, step) if run.mirror is not None else None
+    if problem is not None:
+        run.loggers.note(problem)
+    run.checkpoints.keep(run.cfg.trainer.max_ckpt_to_keep, None)
+
+
+def resume(run: SftRun) -> None:
+    """Go on where a checkpoint left off, if trainer.resume_mode finds one."""
+    folder = RESUME_MODES[run.cfg.trainer.resume_mode].load()(run)
+    if folder is None:
+        return
+    state = read_trainer(folder)
+    imitator, contents = run.imitator, run.cfg.trainer.checkpoint.load_contents
+    key = "trainer.checkpoint.load_contents"
+    load_role(folder / "actor", imitator.backend, imitator.optimizer, contents, key=key)
+    run.sampler.load_state_dict(state["sampler"])
+    run.step = run.saved_step = state["step"]
+    run.notices.append(f"resumed from {folder}")

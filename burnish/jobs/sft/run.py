@@ -1,0 +1,56 @@
+"""SftRun: everything that supervised training holds, built once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from burnish.data.examples import ExampleDataset
+from burnish.data.sampler import PromptSampler
+from burnish.log.clock import Clock
+from burnish.log.folder import RunFolder
+from burnish.log.logger import Loggers
+from burnish.loop.saving import Saving
+from burnish.train.checkpoint import Checkpoints
+from burnish.train.imitator import Imitator
+from burnish.train.mirror import Mirror
+
+if TYPE_CHECKING:
+    from burnish.config.sft import SftConfig
+
+
+@dataclass
+class SftRun:
+    """The data, the model and where the run stands. `step` is the last finished update."""
+
+    cfg: SftConfig
+    tokenizer: Any
+    train_data: ExampleDataset
+    sampler: PromptSampler
+    val_data: ExampleDataset | None
+    imitator: Imitator
+    loggers: Loggers
+    folder: RunFolder
+    checkpoints: Checkpoints
+    total_steps: int
+    mirror: Mirror | None = None  # copies of the checkpoints elsewhere
+    saving: Saving = field(default_factory=Saving)
+    clock: Clock = field(default_factory=Clock)
+    notices: list[str] = field(default_factory=list)
+    step: int = 0
+    saved_step: int = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.sampler.batches_per_epoch
+
+    def close(self) -> None:
+        self.saving.close()
+        self.loggers.close()
+
+    def due(self, every: int | str) -> bool:
+        """Is something due after this step that comes every so many steps, after each epoch, and at the end?"""
+        if self.step == self.total_steps:
+            return True
+        interval = self.steps_per_epoch if every == "after_each_epoch" else int(every)
+        return interval > 0 and self.step % interval == 0

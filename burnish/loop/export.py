@@ -1,0 +1,43 @@
+"""The trained policy as a Hugging Face folder, once the run is over."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from burnish.errors import UserError
+from burnish.loop.run import Run
+from burnish.train.state import hub_weights, write_hub
+
+KEY = "trainer.export_dir"
+
+
+def check_export_dir(asked: str | None) -> None:
+    """It is made before the run: that it cannot be written should not be found out after hours."""
+    if asked is None:
+        return
+    folder = Path(asked).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_write(asked, error) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError("the folder cannot be written to", key=KEY, value=asked)
+
+
+def export_policy(run: Run) -> None:
+    """Weights, config, generation config and tokenizer, where trainer.export_dir asks for them."""
+    asked = run.cfg.trainer.export_dir
+    if asked is None:
+        return
+    backend, optimizer = run.policy.backend, run.policy.optimizer
+    try:
+        write_hub(Path(asked).expanduser(), backend, run.tokenizer, hub_weights(backend, optimizer))
+    except OSError as error:
+        raise _cannot_write(asked, error) from error
+    run.loggers.note(f"the policy is in {Path(asked).expanduser()}")
+
+
+def _cannot_write(asked: str, error: OSError) -> UserError:
+    problem = f"the policy cannot be written there: {error.strerror or error}"
+    return UserError(problem, key=KEY, value=asked, hint=f"{KEY}=/a/folder/with/room")

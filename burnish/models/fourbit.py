@@ -1,0 +1,57 @@
+"""4-bit weights (nf4, double quantisation): how they are asked for, and how the full ones come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import BitsAndBytesConfig, PreTrainedModel
+
+from burnish.errors import UserError
+
+
+def four_bits(compute_dtype: torch.dtype, heads: tuple[str, ...], key: str) -> BitsAndBytesConfig:
+    """What transformers is told; the heads stay as they are. `key` is the model's section."""
+    _library(key)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute_dtype,
+        llm_int8_skip_modules=list(heads),
+    )
+
+
+def is_packed(parameter: Tensor) -> bool:
+    """Does it hold 4-bit numbers, so that neither its shape nor its bytes are those of the weight?"""
+    return getattr(parameter, "quant_state", None) is not None
+
+
+def unpacked(parameter: Tensor) -> Tensor:
+    """The weight that a parameter stands for, in full."""
+    if not is_packed(parameter):
+        return parameter.detach()
+    return _library("model").functional.dequantize_4bit(parameter.data, parameter.quant_state)
+
+
+def steady(model: PreTrainedModel) -> PreTrainedModel:
+    """One way to multiply, whether the model is read or taught: on some CPUs the library repacks weights for reading,
+    and then reading and teaching would give different numbers."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model
+
+
+def _library(key: str) -> Any:
+    try:
+        import bitsandbytes
+    except ImportError as error:
+        raise UserError(
+            "4-bit weights need the bitsandbytes library: pip install burnish[bitsandbytes]",
+            key=f"{key}.load_in_4bit",
+            value=True,
+            hint=f"{key}.load_in_4bit=false",
+        ) from error
+    return bitsandbytes

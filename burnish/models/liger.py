@@ -1,0 +1,26 @@
+"""Liger's kernels in place of a model's norms, rotary embedding and MLPs."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from burnish.errors import UserError
+
+
+def check_liger(device: torch.device, key: str) -> None:
+    """Refuse before a model is loaded what could not run."""
+    if device.type == "cpu":
+        raise UserError("Liger's kernels run on GPUs only", key=key, value=True, hint=f"{key}=false")
+    try:
+        import liger_kernel.transformers  # noqa: F401
+    except ImportError as error:
+        problem = "needs the liger-kernel library: pip install burnish[liger]"
+        raise UserError(problem, key=key, value=True, hint=f"{key}=false") from error
+
+
+def apply_liger(model: PreTrainedModel) -> None:
+    """Patch this instance; the head is left alone, because ours never builds the logits that theirs would fuse."""
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+    _apply_liger_kernel_to_instance(model=model, fused_linear_cross_entropy=False, cross_entropy=False)

@@ -1,0 +1,70 @@
+"""The plain model behind a trained one: no adapters, no 4-bit weights, what transformers saves and loads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from burnish.errors import UserError
+
+
+def plain_config(model: PreTrainedModel) -> PretrainedConfig:
+    """The config without what belongs to the way it was loaded."""
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
+
+
+def plain_model(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> PreTrainedModel:
+    """A model of the same class that holds these weights (no copies), ready for save_pretrained."""
+    config = plain_config(model)
+    config.dtype = next(iter(weights.values())).dtype
+    with torch.device("meta"):
+        plain = type(model)(config)
+    plain.load_state_dict(dict(weights), assign=True)
+    plain.tie_weights()
+    plain.generation_config = model.generation_config if model.can_generate() else None
+    return plain
+
+
+def model_of(
+    config: PretrainedConfig,
+    weights: Mapping[str, Tensor] | None,
+    *,
+    values: bool,
+    generation: Path | None = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """A language (or value) model of this config that holds these weights; without any, only its shapes."""
+    family = AutoModelForTokenClassification if values else AutoModelForCausalLM
+    with torch.device("meta"):
+        model = family.from_config(config, trust_remote_code=trust_remote_code)
+    if weights is None:
+        return model
+    missing, unknown = model.load_state_dict(dict(weights), assign=True, strict=False)
+    missing = [name for name in missing if name not in tied_names(model)]
+    if missing or unknown:
+        problem = f"the weights do not fit the config: {', '.join([*missing, *unknown][:3])}"
+        raise UserError(problem, key="CHECKPOINT")
+    model.tie_weights()
+    model.config.dtype = next(iter(weights.values())).dtype
+    if generation is not None:
+        model.generation_config = GenerationConfig.from_pretrained(generation.parent)
+    return model
+
+
+def tied_names(model: PreTrainedModel) -> set[str]:
+    """Weights that another one stands for, so that a file may leave them out."""
+    return set(model.all_tied_weights_keys or ())

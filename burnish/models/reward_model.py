@@ -1,0 +1,82 @@
+"""Reward models give one score to a token sequence: a backbone and the linear head `score` on its last hidden state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedModel
+
+from burnish.errors import UserError
+from burnish.models import attention
+from burnish.models.load import (
+    BATCH_DEPENDENT_ROPE,
+    SCORE_HEADS,
+    ModelSource,
+    first_line,
+    load_config,
+    quiet_transformers,
+    rope_types,
+)
+from burnish.models.parts import backbone
+
+PROBE = 4  # tokens of the sequence on which a model's own score is compared with ours
+
+
+def load_reward_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
+    """A sequence or token classifier with one label and a `score` head, frozen, with packed attention."""
+    attention.register()
+    config = load_config(source)
+    is_classifier = any(name.endswith(SCORE_HEADS) for name in config.architectures or ())
+    if is_classifier and config.num_labels != 1:
+        raise _refusal(source, f"it has {config.num_labels} labels, and a score is one number")
+    if rope_types(config) & set(BATCH_DEPENDENT_ROPE):
+        raise _refusal(source, "its RoPE depends on the longest row of a batch")
+    config.num_labels = 1
+    by_token = any(name.endswith("ForTokenClassification") for name in config.architectures or ())
+    family = AutoModelForTokenClassification if by_token else AutoModelForSequenceClassification
+    how = {"dtype": dtype, "attn_implementation": attention.PACKED, "trust_remote_code": source.trust_remote_code}
+    try:
+        with quiet_transformers():
+            model, report = family.from_pretrained(
+                source.checked_path(), config=config, output_loading_info=True, **how
+            )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"cannot load the model: {first_line(error)}", key=source.key, value=source.path) from error
+    fresh = [name for name in report["missing_keys"] if name.startswith("score.") and name != "score.bias"]
+    if fresh or not isinstance(getattr(model, "score", None), nn.Module):
+        raise _refusal(source, "it has no trained score head")
+    return model.eval().requires_grad_(False)
+
+
+def last_token_scores(model: PreTrainedModel, inputs: dict, last: Tensor) -> Tensor:
+    """The score at these places of a packed token stream, float32 [rows]."""
+    hidden = backbone(model)(**inputs).last_hidden_state[0, last]
+    return model.score(hidden)[:, 0].float()
+
+
+@torch.no_grad()
+def check_score(model: PreTrainedModel, source: ModelSource) -> None:
+    """Refuse a model whose own score is not that of its head at the last token."""
+    padding = model.config.get_text_config().pad_token_id
+    ids = [token for token in range(PROBE + 1) if token != padding][:PROBE]
+    inputs = {
+        "input_ids": torch.tensor([ids], device=model.device),
+        "position_ids": torch.arange(PROBE, device=model.device)[None],
+        "attention_mask": None,
+        "use_cache": False,
+        "segments": [PROBE],
+    }
+    theirs = model(**inputs).logits.reshape(-1)[-1].float()
+    ours = last_token_scores(model, inputs, torch.tensor([PROBE - 1], device=model.device))[0]
+    if not torch.allclose(ours, theirs, rtol=2e-2, atol=2e-2):
+        raise _refusal(source, f"{type(model).__name__} does more than a linear head on the last token")
+
+
+def _refusal(source: ModelSource, why: str) -> UserError:
+    return UserError(
+        f"this is no reward model that Burnish can read: {why}",
+        key=source.key,
+        value=source.path,
+        allowed="a sequence or token classifier with one label, or a class of your own",
+        hint="reward_model.model.custom_cls.path=/path/to/file.py reward_model.model.custom_cls.name=MyRewardModel",
+    )

@@ -1,0 +1,32 @@
+"""Mixtures of experts: the loss that keeps their routers from sending every token to the same experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from burnish.errors import UserError
+
+
+def check_router(model: PreTrainedModel, key: str, value: float) -> None:
+    """Refuse a model without routers, or whose family has no load-balancing loss."""
+    config = model.config.get_text_config()
+    if getattr(config, "router_aux_loss_coef", None) is None or not hasattr(config, "num_experts_per_tok"):
+        problem = f"{type(model).__name__} has no router whose load could be balanced"
+        raise UserError(problem, key=key, value=value, hint=f"{key}=0")
+
+
+def balance_loss(model: PreTrainedModel, router_logits: Sequence[Tensor]) -> Tensor:
+    """experts x sum_e (share of tokens sent to e) x (mean probability of e), over all layers (arXiv 2101.03961).
+
+    The routers choose k experts for each token, so the shares sum to k; even routing gives k.
+    """
+    top_k = model.config.get_text_config().num_experts_per_tok
+    num_experts = router_logits[0].shape[-1]
+    probability = torch.cat([logits.float().softmax(-1) for logits in router_logits])  # [layers x T, experts]
+    chosen = probability.topk(top_k, dim=-1).indices
+    sent = torch.bincount(chosen.reshape(-1), minlength=num_experts) / len(probability)
+    return num_experts * (sent * probability.mean(0)).sum()

@@ -1,0 +1,47 @@
+"""Limits: what one sandboxed program may use."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+
+_MB = 2**20
+_LIBRARIES_MB = 2048  # address space that libraries reserve and never touch, beyond the memory that is really used
+
+
+@dataclass(frozen=True)
+class Limits:
+    """None means no limit. Memory and processes hold for a program and its children together where it is isolated."""
+
+    cpu_seconds: float | None = None
+    memory_mb: int | None = None
+    file_mb: int | None = 64  # of one file, and of the private folder as a whole
+    processes: int | None = 64  # threads count
+    open_files: int | None = 128
+
+
+def apply_limits(limits: Limits) -> None:
+    """Set this process's resource limits, for itself and all its children."""
+    _set(resource.RLIMIT_CORE, 0)
+    if limits.cpu_seconds is not None:
+        whole = int(limits.cpu_seconds) + 1
+        _set(resource.RLIMIT_CPU, whole, whole + 1)
+    if limits.memory_mb is not None:
+        # DATA makes an allocation fail cleanly; AS also stops shared mappings, which DATA does not count.
+        _set(resource.RLIMIT_DATA, limits.memory_mb * _MB)
+        _set(resource.RLIMIT_AS, (limits.memory_mb + _LIBRARIES_MB) * _MB)
+    if limits.file_mb is not None:
+        _set(resource.RLIMIT_FSIZE, limits.file_mb * _MB)
+    if limits.processes is not None:
+        _set(resource.RLIMIT_NPROC, limits.processes)
+    if limits.open_files is not None:
+        _set(resource.RLIMIT_NOFILE, limits.open_files)
+
+
+def _set(kind: int, soft: int, hard: int | None = None) -> None:
+    """Never above the hard limit in force: raising that is a privilege."""
+    _, ceiling = resource.getrlimit(kind)
+    wanted = [soft, soft if hard is None else hard]
+    if ceiling != resource.RLIM_INFINITY:
+        wanted = [min(value, ceiling) for value in wanted]
+    resource.setrlimit(kind, tuple(wanted))

@@ -1,0 +1,158 @@
+"""burnish sft: the model learns its examples, cuts change nothing, and an interrupted run goes on exactly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from burnish.demo.tiny import make_model, make_tokenizer
+from burnish.errors import UserError
+from burnish.jobs.sft.fit import sft
+from burnish.log.file import read_metrics
+from burnish.models.load import load_tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = make_tokenizer("0123456789 +=abcdefghijklmnopqrstuvwxyz")
+    make_model(folder, tokenizer, hidden=32, layers=2, seed=0)
+    return folder
+
+
+ROWS = [{"question": f"{a} + {b} =", "answer": "abcd"[b]} for a in range(4) for b in range(4)]
+
+
+def overrides(model: Path, folder: Path, *more: str) -> list[str]:
+    return [
+        f"model.partial_pretrain={model}",
+        "model.enable_gradient_checkpointing=false",
+        f"trainer.default_local_dir={folder}",
+        "trainer.logger=[file]",
+        "data.train_batch_size=8",
+        "data.micro_batch_size_per_gpu=4",
+        "data.max_length=64",
+        "optim.lr=3e-3",
+        "optim.weight_decay=0",
+        *more,
+    ]
+
+
+def lines(folder: Path) -> dict[int, dict[str, float]]:
+    steps = read_metrics(folder / "metrics.jsonl")
+    return {
+        step: {name: value for name, value in numbers.items() if not name.startswith(("timing_s/", "perf/"))}
+        for step, numbers in steps.items()
+    }
+
+
+def test_a_model_learns_its_examples(model, tmp_path):
+    more = ("trainer.total_epochs=100", "optim.lr=5e-3")
+    result = sft(overrides(model, tmp_path, *more), dataset=ROWS, val_dataset=ROWS[:8])
+    steps = lines(tmp_path)
+    assert result.step == 200 == len(steps)
+    assert steps[200]["train/loss"] < 0.3 * steps[1]["train/loss"]
+    assert result.validation[200]["val/loss"] < 0.3
+    assert (tmp_path / "curves.png").is_file() and (tmp_path / "global_step_200/actor").is_dir()
+
+
+@pytest.mark.parametrize(
+    "cut", [("data.micro_batch_size_per_gpu=1",), ("data.use_dynamic_bsz=true", "data.max_token_len_per_gpu=70")]
+)
+def test_the_cut_changes_nothing(model, tmp_path, cut):
+    sft(overrides(model, tmp_path / "a", "trainer.total_training_steps=3"), dataset=ROWS)
+    sft(overrides(model, tmp_path / "b", "trainer.total_training_steps=3", *cut), dataset=ROWS)
+    one, other = lines(tmp_path / "a"), lines(tmp_path / "b")
+    for step in (1, 2, 3):
+        assert one[step]["train/loss"] == pytest.approx(other[step]["train/loss"], rel=1e-5)
+        assert one[step]["train/grad_norm"] == pytest.approx(other[step]["train/grad_norm"], rel=1e-4)
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_the_answers(model, tmp_path):
+    sft(overrides(model, tmp_path, "trainer.total_training_steps=1", "optim.lr=0"), dataset=ROWS[:8])
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    tokenizer = load_tokenizer(str(model), key="model.partial_pretrain")
+    total = count = 0.0
+    for row in ROWS[:8]:
+        asked = [{"role": "user", "content": row["question"]}]
+        if tokenizer.chat_template:
+            text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        else:
+            text = row["question"]
+        prompt = tokenizer(text, add_special_tokens=not tokenizer.chat_template)["input_ids"]
+        answer = [*tokenizer(row["answer"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        logits = reference(torch.tensor([prompt + answer])).logits[0]
+        chosen = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1].gather(-1, torch.tensor(answer)[:, None])
+        total, count = total - float(chosen.detach().sum()), count + len(answer)
+    assert lines(tmp_path)[1]["train/loss"] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_an_interrupted_run_goes_on_exactly(model, tmp_path):
+    more = ("trainer.total_training_steps=6", "trainer.save_freq=2", "optim.lr_scheduler=wsd")
+    sft(overrides(model, tmp_path / "whole", *more), dataset=ROWS, val_dataset=ROWS[:4])
+    sft(overrides(model, tmp_path / "parts", *more), dataset=ROWS, val_dataset=ROWS[:4])
+    shutil.rmtree(tmp_path / "parts/global_step_6")
+    (tmp_path / "parts/latest_checkpointed_iteration.txt").write_text("4")
+    sft(overrides(model, tmp_path / "parts", *more), dataset=ROWS, val_dataset=ROWS[:4])
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+
+
+def test_after_each_epoch(model, tmp_path):
+    more = ("trainer.total_epochs=2", "trainer.save_freq=after_each_epoch", "trainer.test_freq=after_each_epoch")
+    result = sft(overrides(model, tmp_path, *more, "trainer.max_ckpt_to_keep=1"), dataset=ROWS, val_dataset=ROWS[:4])
+    assert sorted(result.validation) == [2, 4]
+    assert [path.name for path in tmp_path.glob("global_step_*")] == ["global_step_4"]
+
+
+def test_conversations_teach_the_assistant_only(model, tmp_path):
+    chat = [
+        {"role": "user", "content": "1 + 1 ="},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "2 + 2 ="},
+        {"role": "assistant", "content": "4"},
+    ]
+    rows = [{"messages": chat}] * 8
+    template = f"data.chat_template={json.dumps(TEMPLATE)}"
+    sft(
+        overrides(model, tmp_path, "data.multiturn.enable=true", "trainer.total_training_steps=1", template),
+        dataset=rows,
+    )
+    numbers = lines(tmp_path)[1]
+    # "2<|im_end|>\n" and "4<|im_end|>\n" teach; everything else is context.
+    assert 0 < numbers["train/taught_tokens"] < numbers["train/tokens"] / 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "said"),
+    [
+        ([{"a": "x", "b": "y"}] * 8, (), "data.prompt_key"),
+        ([{"question": "x", "answer": 3}] * 8, (), "data.response_key"),
+        ([{"question": "x" * 90, "answer": "y"}] * 8, (), "data.max_length"),
+        ([{"question": {"text": "x"}, "answer": "y"}] * 8, ("data.prompt_dict_keys=[words]",), "words"),
+        ([{"messages": [{"role": "user", "content": "x"}]}] * 8, ("data.multiturn.enable=true",), "assistant"),
+        (ROWS, ("data.train_batch_size=100",), "data.train_batch_size"),
+    ],
+)
+def test_bad_rows_are_named_before_a_model_is_loaded(model, tmp_path, monkeypatch, rows, more, said):
+    monkeypatch.setattr(
+        "burnish.jobs.sft.build.trained_language_model", lambda *a, **k: pytest.fail("the model was loaded")
+    )
+    with pytest.raises(UserError) as caught:
+        sft(overrides(model, tmp_path, *more), dataset=rows)
+    assert said in caught.value.text()
+
+
+def test_long_examples_are_cut_where_asked(model, tmp_path):
+    rows = [{"question": "a" * 90, "answer": "y"}] * 8
+    sft(overrides(model, tmp_path, "data.truncation=left", "trainer.total_training_steps=1"), dataset=rows)
+    assert lines(tmp_path)[1]["train/tokens"] == 8 * 64

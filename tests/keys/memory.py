@@ -1,0 +1,212 @@
+"""What one can see of adapters, number formats, kept activations and offloading.
+
+A CPU has nothing to offload from: the observers that look at it let the run believe that it had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import burnish.loop.backends
+import burnish.models.logprobs
+import burnish.train.backend
+import burnish.train.optim
+from burnish.models.fourbit import is_packed
+from burnish.train.offload import Offload
+
+from .kit import Case, Kit, _edit, fixed_batch
+from .row import Observe
+from .teaching import teach
+
+
+def backend(case: Case, role: str) -> Any:
+    return case.run.judge.model.backend if role == "judge" else getattr(case.run, role).backend
+
+
+@contextlib.contextmanager
+def as_on_a_gpu() -> Iterator[pytest.MonkeyPatch]:
+    """Offloading and compiling as where the device has a memory of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(burnish.loop.backends, "has_own_memory", lambda device: True)
+        yield patch
+
+
+# adapters
+
+
+@cache
+def adapter(role: str, *names: str) -> Observe:
+    """Facts of the role's adapters by name; None without any."""
+
+    def facts(case: Case) -> dict[str, Any] | None:
+        adapters = backend(case, role).adapters
+        if adapters is None:
+            return None
+        layer = next(iter(adapters.layers.values()))
+        found = {
+            "rank": adapters.config.r,
+            "scaling": layer.scaling["default"],
+            "dropout": getattr(layer.lora_dropout["default"], "p", 0.0),
+            "modules": sorted({name.rpartition(".")[2] for name in adapters.layers}),
+            "dora": bool(layer.lora_magnitude_vector),
+            "dtype": str(layer.lora_A["default"].weight.dtype),
+            "A": float(layer.lora_A["default"].weight.double().abs().sum()),
+            "B": float(layer.lora_B["default"].weight.double().abs().sum()),
+        }
+        return {name: found[name] for name in names}
+
+    return facts
+
+
+@cache
+def num_packed(role: str) -> Observe:
+    """4-bit weights of the role's model."""
+    return lambda case: sum(map(is_packed, backend(case, role).model.parameters()))
+
+
+def saved_adapter(kit: Kit, role: str) -> Path:
+    """An adapter of rank 3 that a run of the kit wrote."""
+    folder = kit.root / f"{role}_adapter"
+    if not folder.exists():
+        case = Case(kit, ("critic.model.lora_rank=3", "actor_rollout_ref.model.lora_rank=3", "critic.enable=true"))
+        adapters = backend(case, role).adapters
+        adapters.write(folder, adapters.state())
+        case.close()
+    return folder
+
+
+def other_config(kit: Kit) -> Path:
+    """The model's config with another norm."""
+    folder = kit.root / "other_config"
+    if not folder.exists():
+        folder.mkdir()
+        shutil.copy(Path(kit.model) / "config.json", folder)
+        _edit(folder / "config.json", rms_norm_eps=0.5)
+    return folder
+
+
+# number formats
+
+
+@cache
+def kept_dtype(role: str) -> Observe:
+    return lambda case: str(next(backend(case, role).model.parameters()).dtype)
+
+
+@cache
+def compute_dtype(role: str) -> Observe:
+    return lambda case: str(backend(case, role).compute_dtype)
+
+
+@cache
+def buffer_dtype(role: str) -> Observe:
+    return lambda case: str(next(b.dtype for b in backend(case, role).model.buffers() if b.is_floating_point()))
+
+
+# memory and kernels
+
+
+@cache
+def kept_tensors(role: str) -> Observe:
+    """How many tensors one step's forward passes keep for the backward pass."""
+
+    def count(case: Case) -> int:
+        kept: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(1) or tensor, lambda tensor: tensor):
+            teach(case, role)
+        return len(kept)
+
+    return count
+
+
+@cache
+def fused_products(role: str) -> Observe:
+    """Calls of PyTorch's fused attention in one step's teaching."""
+
+    def count(case: Case) -> int:
+        calls: list[int] = []
+        real = F.scaled_dot_product_attention
+        assert case.run.policy, "built before it is watched: loading checks the head by a pass of its own"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or real(*a, **k))
+            teach(case, role)
+        return len(calls)
+
+    return count
+
+
+@cache
+def offloaded_passes(role: str) -> Observe:
+    """Passes whose activations wait in CPU memory, as on a GPU."""
+
+    def count(case: Case) -> int:
+        passes: list[int] = []
+        real = burnish.train.backend.activations_on_cpu
+        with as_on_a_gpu() as patch:
+            patch.setattr(burnish.train.backend, "activations_on_cpu", lambda *a: passes.append(1) or real(*a))
+            teach(case, role)
+        return len(passes)
+
+    return count
+
+
+@cache
+def moves(role: str) -> Observe:
+    """What is brought to the device, and where updates are made, in one reading and teaching, as on a GPU."""
+
+    def count(case: Case) -> dict[str, int]:
+        found = {"weights": 0, "state": 0, "updates on the CPU": 0}
+        fetch, on_cpu = Offload._fetch, burnish.train.optim.updated_on_cpu
+
+        def counted(offload: Offload) -> None:
+            found["weights" if offload is weights else "state"] += 1
+            fetch(offload)
+
+        def updated(parameters: list) -> Any:
+            found["updates on the CPU"] += 1
+            return on_cpu(parameters)
+
+        with as_on_a_gpu() as patch:
+            weights = backend(case, role).offload
+            patch.setattr(Offload, "_fetch", counted)
+            patch.setattr(burnish.train.optim, "updated_on_cpu", updated)
+            batch = fixed_batch(case.run)
+            (case.run.judge.model if role == "judge" else getattr(case.run, role)).read(batch)
+            if role in ("policy", "critic"):
+                teach(case, role)
+        return found
+
+    return count
+
+
+@cache
+def compiled_functions(role: str) -> Observe:
+    """What reading lets torch.compile fuse, as on a GPU."""
+
+    def names(case: Case) -> list[str]:
+        found: list[str] = []
+        with as_on_a_gpu() as patch:
+            patch.setattr(torch, "compile", lambda function, dynamic: found.append(function.__name__) or function)
+            burnish.models.logprobs.fused.cache_clear()
+            getattr(case.run, role).read(fixed_batch(case.run).keep("prompt_ids", "responses"))
+            burnish.models.logprobs.fused.cache_clear()
+        return found
+
+    return names
+
+
+def reference_log_probs(case: Case) -> list[float]:
+    return case.run.reference.read(fixed_batch(case.run).keep("prompt_ids", "responses")).flat.tolist()
+
+
+def reference_class(case: Case) -> str:
+    return type(case.run.reference.backend.model).__name__

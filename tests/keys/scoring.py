@@ -1,0 +1,77 @@
+"""Rows of the keys that say which rule or server scores, and what reward workers may do."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any
+
+from ..reward.server import Server
+from . import observe as see
+from .gathering import BUFFERED, shaped_scores
+from .kit import USER, Case
+from .reward import IN_A_WORKER, function
+from .row import Row
+
+NO_FUNCTION = ("custom_reward_function.path=null",)
+OURS = (IN_A_WORKER, f"custom_reward_function.path={USER / 'scoring.py'}")
+
+
+@functools.cache
+def failing() -> Server:
+    """A server that is slow to say that it cannot."""
+
+    def answer(asked: dict[str, Any], number: int) -> tuple[int, bytes]:
+        time.sleep(0.05)
+        return 500, b"no"
+
+    return Server(answer)
+
+
+ONE_SERVER = (*NO_FUNCTION, lambda kit: f"reward.remote_url={failing().url}")
+QUICK = (*ONE_SERVER, "reward.remote_wait=0.01")
+
+
+def requests(case: Case) -> int:
+    """How often the server is asked about one sample."""
+    before = len(failing().asked)
+    see.scored(case)
+    return len(failing().asked) - before
+
+
+def waits(case: Case) -> bool:
+    """Is there a pause between tries?"""
+    started = time.perf_counter()
+    see.scored(case)
+    return time.perf_counter() - started > 0.9
+
+
+def said(case: Case) -> str:
+    """What the problem says first: a failure, or that it took too long."""
+    return see.scored(case)[2].partition(" from ")[0]
+
+
+ROWS = [
+    Row("reward.isolate", "true", see.or_refusal(see.score_problem), (*OURS, function("writes"))),
+    Row("reward.network", "false", see.or_refusal(see.score_problem), (*OURS, function("connects"))),
+    Row("reward.verifiers", "[step,acc]", see.or_refusal(see.score_value), NO_FUNCTION, expected=-1.0),
+    Row(
+        "reward.verifier_weights",
+        "[3,0.5]",
+        see.score_value,
+        (*NO_FUNCTION, "reward.verifiers=[acc,step]"),
+        expected=-3.0,
+    ),
+    Row("reward.remote_url", str(USER / "scoring.py"), see.or_refusal(see.score_value), NO_FUNCTION, expected=0.125),
+    Row("reward.remote_retries", "2", requests, QUICK, expected=2),
+    Row("reward.remote_wait", "0.3", waits, (*ONE_SERVER, "reward.remote_retries=2"), expected=False),
+    Row("reward.remote_timeout", "0.01", said, QUICK, expected="no answer within 0.01 s"),
+    Row(
+        "reward_model.reward_kwargs",
+        "{factor:3.0}",
+        see.score_value,
+        (f"reward_model.reward_manager={USER / 'scoring.py'}:scaled",),
+        expected=6.0,
+    ),
+    Row("reward_model.overlong_buffer.max_resp_len", "2", shaped_scores, BUFFERED),
+]

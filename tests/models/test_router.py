@@ -1,0 +1,71 @@
+"""The load-balancing loss against transformers' own, on tiny mixtures of experts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2Config, Qwen3MoeConfig
+
+from burnish.errors import UserError
+from burnish.models.router import balance_loss, check_router
+
+SIZES = {
+    "vocab_size": 53,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+MIXTURES = [
+    MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    Qwen3MoeConfig(**SIZES, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=16, head_dim=8),
+]
+
+
+@pytest.fixture(params=MIXTURES, ids=lambda config: config.model_type)
+def mixture(request):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(request.param)
+
+
+def test_it_is_the_familys_own(mixture):
+    ids = torch.arange(3, 40)[None]
+    output = mixture(ids, output_router_logits=True)
+    torch.testing.assert_close(balance_loss(mixture, output.router_logits), output.aux_loss)
+
+
+def test_its_gradient_is_the_familys_own(mixture):
+    ids = torch.arange(3, 40)[None]
+
+    def gradient(loss):
+        mixture.zero_grad()
+        loss.backward()
+        named = mixture.named_parameters()
+        return {name: p.grad.clone() for name, p in named if p.grad is not None and p.grad.abs().max() > 0}
+
+    output = mixture(ids, output_router_logits=True)
+    theirs = gradient(output.aux_loss)
+    ours = gradient(balance_loss(mixture, mixture(ids, output_router_logits=True).router_logits))
+    assert any("gate" in name for name in theirs) and ours.keys() == theirs.keys()
+    for name, want in theirs.items():
+        torch.testing.assert_close(ours[name], want, rtol=1e-4, atol=1e-6)
+
+
+def test_even_routing_gives_the_number_of_chosen_experts(mixture):
+    top_k = mixture.config.num_experts_per_tok
+    # Every token likes its own run of k experts, a little; over all tokens each is chosen equally often.
+    experts = 8
+    logits = torch.stack([torch.eye(experts)[[(t + i) % experts for i in range(top_k)]].sum(0) for t in range(experts)])
+    assert float(balance_loss(mixture, [logits * 1e-3])) == pytest.approx(top_k, rel=1e-5)
+
+
+def test_a_model_without_routers_is_refused(mixture):
+    assert check_router(mixture, "key", 0.1) is None
+    dense = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES))
+    with pytest.raises(UserError, match="Qwen2ForCausalLM has no router") as caught:
+        check_router(dense, "actor_rollout_ref.actor.aux_loss_coef", 0.1)
+    assert caught.value.hint == "actor_rollout_ref.actor.aux_loss_coef=0"

@@ -1,0 +1,75 @@
+"""flash-attn's call, with a stand-in for the library: it is not there on a CPU."""
+
+import itertools
+import sys
+import types
+
+import pytest
+import torch
+
+from burnish.errors import UserError
+from burnish.models.attention import PACKED_VARLEN, causal_attention, packed_function, register, varlen_attention
+from burnish.models.varlen import AttentionShape, check_varlen, varlen_product
+
+GPU = torch.device("cuda")
+KEY = "actor_rollout_ref.model.attn_implementation"
+
+
+def flash(query, key, value, starts, key_starts, longest, key_longest, **options):
+    """What flash-attn computes, segment by segment; the options it was given are kept beside it."""
+    flash.options = {**options, "longest": (longest, key_longest)}
+    window = options.get("window_size", (-1, 0))[0]
+    shape = AttentionShape(options["softmax_scale"], None if window < 0 else window + 1, options.get("softcap"))
+    parts = []
+    for start, end in itertools.pairwise(starts.tolist()):
+        q, k, v = (x[start:end].transpose(0, 1)[None].float() for x in (query, key, value))
+        parts.append(causal_attention(q, k, v, shape)[0].transpose(0, 1))
+    return torch.cat(parts).to(query.dtype)
+
+
+@pytest.fixture
+def library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_varlen_func=flash))
+
+
+@pytest.mark.parametrize(
+    "shape", [AttentionShape(0.5), AttentionShape(0.5, window=2), AttentionShape(0.5, softcap=2.0)]
+)
+def test_rows_of_different_lengths_in_one_call(library, shape):
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(9, 4, 8, generator=generator).half()
+    key, value = (torch.randn(9, 2, 8, generator=generator).half() for _ in range(2))
+    found = varlen_product(2, query, key, value, [4, 5], shape, dropout=0.0)
+    q, k, v = (x[4:].transpose(0, 1)[None].float() for x in (query, key, value))
+    wanted = causal_attention(q, k, v, shape)[0].transpose(0, 1)
+    torch.testing.assert_close(found[4:].float(), wanted, rtol=0, atol=1e-3)
+    assert flash.options["causal"] and flash.options["longest"] == (5, 5)
+
+
+def test_the_packed_function_hands_on_its_stream(library):
+    query = torch.randn(1, 4, 9, 8).half()
+    key = value = torch.randn(1, 2, 9, 8).half()
+    output, _ = varlen_attention(2, torch.nn.Identity(), query, key, value, None, segments=[4, 5], scaling=0.5)
+    assert output.shape == (1, 9, 4, 8)
+
+
+def test_float32_is_refused(library):
+    stream = torch.randn(3, 2, 8)
+    with pytest.raises(UserError, match="16 bits only"):
+        varlen_product(2, stream, stream, stream, [3], AttentionShape(1.0), 0.0)
+
+
+def test_without_a_gpu_or_the_library_it_says_so(monkeypatch):
+    with pytest.raises(UserError, match="NVIDIA GPUs only"):
+        check_varlen(2, torch.device("cpu"), KEY, "flash_attention_2")
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    with pytest.raises(UserError, match="pip install flash-attn"):
+        packed_function("flash_attention_2", GPU, KEY)
+
+
+def test_names_of_products(library):
+    register()
+    assert packed_function("flash_attention_2", GPU, KEY) == PACKED_VARLEN[2]
+    assert packed_function(None, GPU, KEY) == packed_function("sdpa", torch.device("cpu"), KEY)
+    with pytest.raises(UserError, match="does not work on packed rows"):
+        packed_function("flex_attention", GPU, KEY)

@@ -1,0 +1,94 @@
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from burnish.errors import UserError
+from burnish.reward.call import ARGUMENTS
+from burnish.reward.callers import BatchCaller, PositionalCaller, QueryCaller
+
+VALUES = dict(zip(ARGUMENTS, ("src", "response", "truth", {"index": 3}), strict=True))
+WHOLE = VALUES | {"prompt": "<s>p", "query": "<s>pr</s>"}
+PLURAL = {f"{name}s": [value, value] for name, value in VALUES.items()}
+
+
+def make(caller, function, **kwargs):
+    return caller(function, kwargs, label="f.py:f", key="custom_reward_function.path")
+
+
+def test_prime_passes_by_position_whatever_the_names():
+    assert make(PositionalCaller, lambda task, text, truth, extra: (task, text, truth, extra["index"]))(VALUES) == (
+        "src",
+        "response",
+        "truth",
+        3,
+    )
+    assert make(PositionalCaller, lambda a, b: (a, b))(VALUES) == ("src", "response")
+    assert make(PositionalCaller, lambda *all_of_them: len(all_of_them))(VALUES) == 4
+    assert make(PositionalCaller, lambda a, b, c, d=None, e=5: e)(VALUES) == 5
+    assert make(PositionalCaller, lambda a, b, c, d, bonus: bonus, bonus=2)(VALUES) == 2
+    assert make(PositionalCaller, functools.partial(lambda a, b, c, d, bonus=1: bonus, bonus=7))(VALUES) == 7
+
+
+def test_prime_refuses_what_it_cannot_call():
+    with pytest.raises(UserError, match="takes 5 arguments by position"):
+        make(PositionalCaller, lambda a, b, c, d, e: 0)
+    with pytest.raises(UserError, match="takes no 'bonus'"):
+        make(PositionalCaller, lambda a, b: 0, bonus=1)
+    with pytest.raises(UserError, match="not a function"):
+        make(PositionalCaller, 3)
+
+
+def test_batch_passes_plural_names():
+    caller = make(BatchCaller, lambda solution_strs, ground_truths: [len(text) for text in solution_strs])
+    assert caller(PLURAL) == [8, 8]
+    assert make(BatchCaller, lambda **everything: sorted(everything))(PLURAL) == sorted(PLURAL)
+    with pytest.raises(UserError, match=r"needs 'solution_str', which nothing provides.*solution_strs"):
+        make(BatchCaller, lambda solution_str: 0)
+
+
+@pytest.mark.parametrize(
+    "result", [[1.0, {"score": 0.5, "acc": 1}], (1.0, {"score": 0.5, "acc": 1})], ids=["list", "tuple"]
+)
+def test_a_batch_has_an_outcome_each(result):
+    first, second = make(BatchCaller, lambda **_: 0).read(result, 2).extras["outcomes"]
+    assert first[0] == 1.0
+    assert second[:2] == [0.5, {"acc": 1}]
+
+
+def test_arrays_of_scores_are_lists():
+    for result in (np.array([1.0, 0.0]), torch.tensor([1.0, 0.0])):
+        outcome = make(BatchCaller, lambda **_: 0).read(result, 2)
+        assert [one[0] for one in outcome.extras["outcomes"]] == [1.0, 0.0]
+
+
+def test_one_bad_result_of_a_batch_is_its_own():
+    good, bad = make(BatchCaller, lambda **_: 0).read([1.0, None], 2).extras["outcomes"]
+    assert good[2] is None
+    assert bad[2] == "invalid result"
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ([1.0], "returned 1 scores for 2 responses in f.py:f"),
+        ([], "returned 0 scores for 2 responses"),
+        (1.0, "returned float instead of a list of 2 scores"),
+        (None, "returned NoneType instead of a list of 2 scores"),
+        ("ab", "returned str instead of a list of 2 scores"),
+        ({"score": [1, 2]}, "returned dict instead of a list of 2 scores"),
+    ],
+)
+def test_a_batch_of_the_wrong_shape(result, text):
+    outcome = make(BatchCaller, lambda **_: 0).read(result, 2)
+    assert outcome.kind == "invalid result"
+    assert text in outcome.text
+
+
+def test_openrlhf_passes_lists_of_one():
+    seen = make(QueryCaller, lambda queries, prompts, labels, **more: (queries, prompts, labels, more), bonus=1)(WHOLE)
+    assert seen == (["<s>pr</s>"], ["<s>p"], ["truth"], {"bonus": 1})
+    assert make(QueryCaller, lambda queries: queries)(WHOLE) == ["<s>pr</s>"]
+    with pytest.raises(UserError, match="needs 'answers'"):
+        make(QueryCaller, lambda queries, answers: 0)

@@ -1,0 +1,99 @@
+import signal
+import threading
+import time
+
+import pytest
+
+from burnish.errors import UserError
+from burnish.reward import grader
+from burnish.reward.grader import check_installed, is_tame, same_value
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("0.5", r"\frac{1}{2}"),
+        ("x^2+2x+1", "(x+1)^2"),
+        (r"\sqrt{8}", r"2\sqrt{2}"),
+        (r"\{2, 1\}", r"\{1, 2\}"),
+        (r"\int_0^1 x^{3} dx", r"\frac{1}{4}"),
+        ("2^{10}", "1024"),
+        (r"\text{even}", "even"),
+    ],
+)
+def test_the_same_value_in_another_form(answer, truth):
+    assert same_value(answer, truth)
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("x^2+1", "(x+1)^2"),
+        (r"\sqrt{7}", r"2\sqrt{2}"),
+        ("(1,2)", "(2,1)"),
+        ("", "1"),
+        ("10", "10**20"),
+        ("1" * 500, "1"),
+    ],
+)
+def test_another_value(answer, truth):
+    assert not same_value(answer, truth)
+
+
+BOMBS = {
+    "tower": "9^{9^{9}}",
+    "tower without braces": "9^9^9",
+    "python's power": "9**9**9",
+    "large exponent": "2^{99999}",
+    "large factorial": "99999999!",
+    "factorial of a factorial": "9!!",
+    "binomial": r"\binom{1000000000}{500000000}",
+    "nested fractions": r"\frac{" * 30 + "1" + "}{2}" * 30,
+    "powers of powers": "((((((((x+1)^9)^9)^9)^9)^9)^9)^9)^9",
+    "long number": "9" * 100,
+    "code": "__import__('os').system('touch was_run')",
+    "unbalanced": "{{{{1",
+    "other scripts": "٤٢",
+    "null": "\x001",
+}
+
+
+@pytest.mark.parametrize("answer", BOMBS.values(), ids=BOMBS.keys())
+def test_a_bomb_never_reaches_the_library(answer):
+    started = time.perf_counter()
+    assert not is_tame(answer)
+    assert not same_value(answer, "3")
+    assert time.perf_counter() - started < 0.5
+
+
+def test_what_takes_too_long_is_not_equal(monkeypatch):
+    before = signal.getsignal(signal.SIGVTALRM)
+    monkeypatch.setattr(grader, "_SECONDS", 0.1)
+    monkeypatch.setattr(grader, "_library", lambda: (lambda text: text, lambda one, other: _for_ever()))
+    started = time.process_time()
+    assert not same_value("x+1", "y")
+    assert 0.05 < time.process_time() - started < 1
+    assert signal.getsignal(signal.SIGVTALRM) is before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def _for_ever():
+    while True:
+        try:
+            sum(range(1000))
+        except Exception:  # a library that goes on whatever happens
+            continue
+
+
+def test_it_works_in_a_thread_too():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(same_value("x+1", "1+x")))
+    thread.start()
+    thread.join()
+    assert found == [True]
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(grader.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install burnish\[math\]"):
+        check_installed()

@@ -1,0 +1,35 @@
+import pytest
+
+from burnish.reward.minerva import normalise
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("$34$", "34"),
+        ("x = 34", "34"),
+        ("an apple", "apple"),
+        (r"\frac12", r"\frac{1}{2}"),
+        (r"\sqrt3", r"\sqrt{3}"),
+        ("1,234", "1234"),
+        ("(1,234)", "(1,234)"),
+        (r"90^\circ", "90"),
+        (r"90^{\circ}", "90"),
+        ("34 dollars", "34"),
+        (r"x\text{ and }y", "x,y"),
+        (r"\boxed{34}", "34"),
+        (r"\mbox{cm}", ""),
+        (r"5\text{m}^2", "5"),
+        ("It is $7$.", "7"),
+        (r"\text{(B)}", "(B)"),
+        ("", ""),
+    ],
+)
+def test_one_spelling(answer, expected):
+    assert normalise(answer) == expected
+
+
+def test_equal_after_normalising():
+    assert normalise(r"$\frac12$") == normalise(r"\frac{1}{2}")
+    assert normalise("1,000 meters") == normalise("1000")
+    assert normalise("1000") != normalise("1001")

@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+import torch
+
+from burnish.reward.protocol import read_answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"rewards": [0.5]},
+        {"rewards": 0.5},
+        {"rewards": torch.tensor([0.5]), "scores": None, "extra_logs": None},
+        {"rewards": np.array([[0.5]])},
+        [0.5],
+        torch.tensor([0.5]),
+        torch.tensor(0.5),
+        0.5,
+    ],
+)
+def test_the_score_is_the_reward_where_there_is_none(answer):
+    outcome = read_answer(answer, "f")
+    assert (outcome.value, outcome.extras, outcome.kind) == (0.5, {"scores": 0.5}, None)
+
+
+def test_a_score_of_zero_is_a_score():
+    assert read_answer({"rewards": [0.5], "scores": torch.tensor([0.0])}, "f").extras == {"scores": 0.0}
+
+
+def test_logs_are_extras():
+    outcome = read_answer({"rewards": [1], "extra_logs": {"len": torch.tensor([3.0]), "note": "short"}}, "f")
+    assert outcome.extras == {"scores": 1.0, "len": 3.0, "note": "short"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (None, "gave no 'rewards' (keys: 'rewards') in f"),
+        ({}, "gave no 'rewards' (keys: none)"),
+        ({"rewards": None, "scores": [1]}, "gave no 'rewards'"),
+        ({"reward": [1]}, "gave no 'rewards' (keys: 'reward')"),
+        ({"rewards": [1, 2]}, "returned list instead of a number"),
+        ({"rewards": []}, "returned list instead of a number"),
+        ({"rewards": ["1"]}, "returned str instead of a number"),
+        ({"rewards": [float("nan")]}, "returned nan"),
+        ({"rewards": [1], "scores": ["high"]}, "returned str instead of a number"),
+        ({"rewards": [1], "extra_logs": [1]}, "gave list instead of a mapping as extra_logs"),
+    ],
+)
+def test_what_is_no_answer(answer, text):
+    outcome = read_answer(answer, "f")
+    assert outcome.kind == "invalid result"
+    assert text in outcome.text
