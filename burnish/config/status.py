@@ -1,4 +1,4 @@
-"""Whether a key acts, is pending or is inert, and what that means for a run. The rows are in pending.py and beside it."""
+"""Whether a key acts, is pending or is inert, and what that means for a run. The rows: pending.py and beside it."""
 
 from __future__ import annotations
 
