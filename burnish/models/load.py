@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -96,8 +97,21 @@ def load_config(source: ModelSource) -> PretrainedConfig:
         if name not in known:
             key = source.key.removesuffix("path") + f"override_config.{name}"
             raise UserError("the model's config has no such entry", key=key, value=value, allowed=sorted(known))
-        setattr(config, name, value)
+        _put(config, name, value, source)
     return config
+
+
+def _put(config: PretrainedConfig, name: str, value: Any, source: ModelSource) -> None:
+    """Set one entry; a whole number is fine where the config wants a float."""
+    if isinstance(value, int) and isinstance(getattr(config, name), float) and not isinstance(value, bool):
+        value = float(value)
+    try:
+        setattr(config, name, value)
+    except StrictDataclassError as error:
+        key = source.key.removesuffix("path") + f"override_config.{name}"
+        raise UserError(
+            f"the model's config refuses it: {str(error).splitlines()[-1].strip()}", key=key, value=value
+        ) from error
 
 
 def flat_overrides(override_config: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -232,6 +233,8 @@ def adapter_dtype(model: PreTrainedModel, asked: torch.dtype | None) -> torch.dt
 
 
 def _peft(key: str) -> Any:
+    # peft imports bitsandbytes where it is installed, and that complains about kernels that nobody asked for.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         import peft
     except ImportError as error:

@@ -30,7 +30,7 @@ def test_no_key_has_two_rows():
 
 
 def test_every_value_is_another_than_the_default():
-    defaults = load(check=False).cfg
+    defaults = load(["actor_rollout_ref.model.path=model"], check=False).cfg
     wrong = {}
     for row in ROWS:
         leaf = tree().leaves[row.key]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from burnish.demo.tiny import make_model, make_tokenizer
 from burnish.errors import UserError
 from burnish.models.attention import PACKED
 from burnish.models.load import ModelSource, first_line, load_causal_lm, load_config, load_tokenizer, load_value_model
@@ -220,3 +221,11 @@ def test_a_chat_template_of_ones_own(tiny_folder, tmp_path, as_file):
 def test_a_chat_template_that_is_nothing_is_named(tiny_folder):
     with pytest.raises(UserError, match=r"model\.custom_chat_template='mine\.jinja': neither Jinja text nor a file"):
         load_tokenizer(str(tiny_folder), key="data.tokenizer", chat_template="mine.jinja")
+
+
+def test_an_override_of_the_wrong_kind_is_named(tmp_path):
+    make_model(tmp_path, make_tokenizer("01"), hidden=16, layers=1, seed=0)
+    assert load_config(ModelSource(str(tmp_path), override_config={"rms_norm_eps": 1})).rms_norm_eps == 1.0
+    with pytest.raises(UserError, match="refuses it") as caught:
+        load_config(ModelSource(str(tmp_path), override_config={"num_hidden_layers": "many"}))
+    assert caught.value.key == "actor_rollout_ref.model.override_config.num_hidden_layers"
