@@ -113,10 +113,16 @@ def load_user_attribute(path: str, attribute: str, *, key: str, value: object = 
 
 
 def load_user_module(path: str, *, key: str) -> Any:
-    """Import a Python file by path, `file://path` or `pkg://dotted.module`. A file is imported once."""
+    """Import a Python file by path, `file://path` or `pkg://dotted.module`. A file is imported once.
+
+    What it imports from verl or OpenRLHF, where they are not installed, has stand-ins there and nowhere else.
+    """
+    from burnish.compat.shims import imports
+
     if path.startswith("pkg://"):
         try:
-            return importlib.import_module(path[6:])
+            with imports.user_imports():
+                return importlib.import_module(path[6:])
         except ImportError as error:
             raise UserError(f"cannot import {path[6:]}: {error}", key=key, value=path) from error
     file = Path(path.removeprefix("file://")).expanduser()
@@ -130,6 +136,7 @@ def load_user_module(path: str, *, key: str) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs: dataclasses and pickling look it up there
+    imports.as_user_file(module)
     try:
         spec.loader.exec_module(module)
     except Exception as error:

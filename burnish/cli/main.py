@@ -8,7 +8,10 @@ import sys
 
 from burnish.errors import UserError
 
-COMMANDS = ("train", "sft", "generate", "eval", "export", "demo", "data", "explain")
+COMMANDS = (
+    *("train", "sft", "generate", "eval", "export", "demo", "data", "explain"),
+    *("run", "convert", "rehearse", "doctor"),
+)
 
 
 def main(argv: list[str] | None = None) -> int:

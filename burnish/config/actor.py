@@ -142,6 +142,10 @@ class ActorConfig:
     aux_loss_coef: float = at_least(0.0, 0)
     """Weight of the load-balancing loss of a mixture of experts' routers; each micro-batch is balanced for itself."""
 
+    aux_loss_scope: str = one_of("model", ("model", "layer", "sequence"))
+    """What that loss balances as one: the routers of all layers together, each layer (Megatron: the layers' losses add
+    up), or each sequence in each layer."""
+
     use_torch_compile: bool = setting(False, verl=True)
     """Compile the entropy and log-prob functions."""
 

@@ -133,6 +133,7 @@ _TRAIN = (
     Alias("reward.reward_model.*", "reward_model.*", NEWER),
     Alias("reward_model.num_workers", "reward.num_workers", NEWER),
     Alias("reward_model.param_offload", "reward_model.megatron.param_offload", OLDER),
+    Alias("custom_cls.*", "data.custom_cls.*", "a section of data, written by itself"),
 )
 
 _SFT = (
@@ -175,12 +176,6 @@ GROUPS: dict[tuple[str, str, str], dict[str, Any]] = {
     ("sft", "model", "hf_model"): {},
     ("train", "model_engine", "dp"): {},
     ("train", "model_engine", "megatron"): {"actor_rollout_ref.actor.strategy": "megatron"},
-}
-
-# Config files of verl that a command may name without having them: what each sets beyond the defaults.
-VERL_FILES: dict[str, dict[str, Any]] = {
-    "ppo_trainer": {},
-    "ppo_megatron_trainer": {"actor_rollout_ref": {"actor": {"strategy": "megatron"}}},
 }
 
 

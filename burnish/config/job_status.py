@@ -9,6 +9,7 @@ _NO_RAY = Line("one process computes it, without Ray", "单进程计算，不使
 
 SFT_PENDING: tuple[Pending, ...] = (
     Pending("model.strategy=megatron", "the Megatron backend"),
+    Pending("model.aux_loss_coef", "mixtures of experts"),
     Pending("trainer.device=npu", "Ascend devices"),
     Pending("ulysses_sequence_parallel_size", "several processes"),
     Pending("trainer.nnodes", "several processes"),

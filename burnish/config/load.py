@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from burnish.config.derive import derive
-from burnish.config.overrides import Entry, entry_of, is_group, read_file, read_overrides
+from burnish.config.overrides import COMMAND_LINE, Entry, entry_of, is_group, read_file, read_overrides
 from burnish.config.root import TrainConfig
 from burnish.config.rules import check_rules
 from burnish.config.settings import Setting, Settings
@@ -39,13 +39,14 @@ class Loaded:
 def load(
     overrides: Sequence[str] = (),
     *,
+    values: Mapping[str, Any] | None = None,
     config_path: str | None = None,
     config_name: str | None = None,
     job: str = "train",
     check: bool = True,
     given: Collection[str] = (),
 ) -> Loaded:
-    """Read a file and overrides into the job's config.
+    """Read a file, overrides, and `values` (by key, as they are) into the job's config.
 
     Every error is raised together. With `check`, rules across keys and pending keys are errors too, and the notices
     say which keys have no effect here. Keys in `given` are supplied in another way (rows instead of files), so that
@@ -60,8 +61,9 @@ def load(
         except UserError as error:
             errors.append(error)
     settings.add_all(_entries([one for one in parsed if config_name is None or one not in groups], errors))
+    settings.add_all(Entry(key, value, COMMAND_LINE) for key, value in (values or {}).items())
     errors += settings.errors
-    cfg, broken = _build(settings)
+    cfg, broken = build(settings)
     errors += broken
     notices = settings.notices
     if check:
@@ -85,7 +87,7 @@ def _entries(parsed: list, errors: list[UserError]) -> list[Entry]:
     return entries
 
 
-def _build(settings: Settings) -> tuple[Any, list[UserError]]:
+def build(settings: Settings) -> tuple[Any, list[UserError]]:
     """The config with all settings in place, its interpolations resolved. A setting that cannot be is left out."""
     config: DictConfig = pickle.loads(_structured(settings.tree.root))
     for key, setting in settings.values.items():

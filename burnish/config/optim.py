@@ -38,7 +38,10 @@ class OptimConfig:
     """What the schedule counts: turns of the loop (step), or optimizer steps (update)."""
 
     weight_decay: float = at_least(0.01, 0)
-    """Weight decay of AdamW, on all parameters."""
+    """Weight decay of AdamW, on all parameters unless decay_matrices_only."""
+
+    decay_matrices_only: bool = False
+    """No weight decay on biases and norms (parameters of one dimension), as OpenRLHF and Megatron have it."""
 
     betas: list[float] = setting([0.9, 0.999], low=0, high=1)
     """The two decay rates of AdamW."""

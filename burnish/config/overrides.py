@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from burnish.config.aliases import VERL_FILES
+from burnish.config.verl_files import VERL_FILES
 from burnish.errors import UserError, nearest
 
 COMMAND_LINE = "the command line"
+_GIVEN = "given"  # the name of a parsed YAML among the files it is composed from
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,19 @@ def read_file(config_path: str | None, config_name: str, groups: Sequence[Overri
     if not exists and name not in VERL_FILES:
         raise _no_such_file(folder, name)
     if not exists:
-        return _flat(VERL_FILES[name], "", name)
+        return flat(VERL_FILES[name], name)
+    return _composed(folder, name, groups)
+
+
+def read_mapping(content: Mapping[str, Any], folder: str, origin: str) -> list[Entry]:
+    """What a parsed YAML says, flat; the files of its `defaults:` list are looked up in `folder`."""
+    if not content.get("defaults"):
+        return flat(content, origin)
+    ConfigStore.instance().store(name=_GIVEN, node=dict(content))
+    return _composed(Path(folder).absolute(), _GIVEN, ())
+
+
+def _composed(folder: Path, name: str, groups: Sequence[Override]) -> list[Entry]:
     store = ConfigStore.instance()
     for known, content in VERL_FILES.items():
         store.store(name=known, node=content)
@@ -88,8 +101,8 @@ def read_file(config_path: str | None, config_name: str, groups: Sequence[Overri
             warnings.simplefilter("ignore")  # a search path of the file that does not exist here
             composed = compose(name, overrides=[override.input_line or "" for override in groups])
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise UserError(f"cannot compose {folder / name}: {error}", key="--config-name", value=config_name) from error
-    return _flat(OmegaConf.to_container(composed, resolve=False), "", f"{name}.yaml")
+        raise UserError(f"cannot compose {folder / name}: {error}", key="--config-name", value=name) from error
+    return flat(OmegaConf.to_container(composed, resolve=False), f"{name}.yaml")
 
 
 def _no_such_file(folder: Path, name: str) -> UserError:
@@ -104,7 +117,7 @@ def _no_such_file(folder: Path, name: str) -> UserError:
     )
 
 
-def _flat(node: dict[str, Any], prefix: str, origin: str) -> list[Entry]:
+def flat(node: Mapping[str, Any], origin: str, prefix: str = "") -> list[Entry]:
     """The entries of a mapping. Mappings stay whole where they are empty; `hydra` and `_target_` are not ours."""
     entries: list[Entry] = []
     for key, value in node.items():
@@ -112,7 +125,7 @@ def _flat(node: dict[str, Any], prefix: str, origin: str) -> list[Entry]:
             continue
         full = f"{prefix}{key}"
         if isinstance(value, dict) and value:
-            entries += _flat(value, f"{full}.", origin)
+            entries += flat(value, origin, f"{full}.")
         else:
             entries.append(Entry(full, value, origin))
     return entries

@@ -59,9 +59,20 @@ def ranks(cfg: TrainConfig) -> int:
     return cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
 
 
+def data_ranks(cfg: TrainConfig, role: Any) -> int:
+    """Ranks that see different rows: those of the run, less those that share a row of this role between them."""
+    shared = role.ulysses_sequence_parallel_size
+    if role.strategy == "megatron":
+        sizes = role.megatron
+        shared = sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size * sizes.context_parallel_size
+    return max(1, ranks(cfg) // shared)
+
+
 def batch_sizes(cfg: TrainConfig) -> Iterator[UserError]:
     """Prompts per step cover a mini-batch, and responses spread evenly over ranks."""
     prompts, n = cfg.data.train_batch_size, cfg.actor_rollout_ref.rollout.n
+    if prompts == 0 and cfg.rollout.nnodes * cfg.rollout.n_gpus_per_node:
+        return  # an engine of its own streams prompts: the mini-batch counts
     if prompts == 0:
         yield UserError(
             "there must be at least one prompt per step", key="data.train_batch_size", value=0, allowed=">= 1"
@@ -72,12 +83,13 @@ def batch_sizes(cfg: TrainConfig) -> Iterator[UserError]:
         yield _mini_too_large(f"{ACTOR}.ppo_mini_batch_size", mini, prompts)
     if has_critic(cfg) and cfg.critic.ppo_mini_batch_size > prompts and cfg.critic.ppo_mini_batch_size != mini:
         yield _mini_too_large("critic.ppo_mini_batch_size", cfg.critic.ppo_mini_batch_size, prompts)
-    if prompts * n % ranks(cfg):
+    spread = data_ranks(cfg, cfg.actor_rollout_ref.actor)
+    if prompts * n % spread:
         yield UserError(
-            f"{prompts} prompts x {n} responses do not spread evenly over {ranks(cfg)} processes",
+            f"{prompts} prompts x {n} responses do not spread evenly over {spread} processes",
             key="data.train_batch_size",
             value=prompts,
-            allowed=f"a multiple of {ranks(cfg)}",
+            allowed=f"a multiple of {spread}",
         )
 
 
@@ -124,11 +136,12 @@ def _micro_divides(cfg: TrainConfig, role: Any, section: str) -> Iterator[UserEr
     n = cfg.actor_rollout_ref.rollout.n
     name = "ppo_micro_batch_size_per_gpu" if role.ppo_micro_batch_size is None else "ppo_micro_batch_size"
     micro = getattr(role, name)
-    share = role.ppo_mini_batch_size * n // (ranks(cfg) if name.endswith("per_gpu") else 1)
+    spread = data_ranks(cfg, role)
+    share = role.ppo_mini_batch_size * n // (spread if name.endswith("per_gpu") else 1)
     if micro is not None and share % micro:
         yield UserError(
             f"does not divide a mini-batch: {role.ppo_mini_batch_size} prompts x {n} responses"
-            f" on {ranks(cfg)} process(es) are {share} responses",
+            f" on {spread} process(es) are {share} responses",
             key=f"{section}.{name}",
             value=micro,
             allowed=f"a divisor of {share}",

@@ -73,10 +73,10 @@ class SftDataConfig:
     response_key: str = "answer"
     """Column with the response."""
 
-    prompt_dict_keys: list[str] = setting([], comma_separated=True, verl=["question"])
+    prompt_dict_keys: list[str] = setting([], comma_separated=True)
     """Keys to follow inside the prompt column, where it holds mappings."""
 
-    response_dict_keys: list[str] = setting([], comma_separated=True, verl=["answer"])
+    response_dict_keys: list[str] = setting([], comma_separated=True)
     """Keys to follow inside the response column, where it holds mappings."""
 
     multiturn: SftMultiturnConfig = section(SftMultiturnConfig)
@@ -149,6 +149,9 @@ class SftModelConfig(TrainedModelConfig):
     trust_remote_code: bool = False
     """Allow the model's repository to run its own Python code."""
 
+    aux_loss_coef: float = at_least(0.0, 0)
+    """Weight of the load-balancing loss of a mixture of experts' routers."""
+
     use_liger: bool = False
     """Replace parts of the model by Liger's kernels."""
 
@@ -167,7 +170,10 @@ class SftOptimConfig:
     """The two decay rates of AdamW."""
 
     weight_decay: float = at_least(0.01, 0)
-    """Weight decay of AdamW, on all parameters."""
+    """Weight decay of AdamW, on all parameters unless decay_matrices_only."""
+
+    decay_matrices_only: bool = False
+    """No weight decay on biases and norms (parameters of one dimension), as OpenRLHF and Megatron have it."""
 
     warmup_steps_ratio: float = between(0.1, 0, 1)
     """Warm-up as a share of all updates."""
@@ -210,6 +216,9 @@ class SftTrainerConfig:
     logger: list[str] = one_of(["console", "file"], LOGGERS, comma_separated=True, verl=["console", "wandb"])
     """Where the numbers go."""
 
+    log_freq: int = at_least(1, 1)
+    """Log the numbers of every so many updates, and of the last; validations are always logged."""
+
     default_local_dir: str = "checkpoints/${trainer.project_name}/${trainer.experiment_name}"
     """The run folder."""
 
@@ -221,6 +230,9 @@ class SftTrainerConfig:
 
     test_freq: int | str = -1
     """Validate every so many updates, or after_each_epoch; 0 or -1 validates at the end only."""
+
+    export_dir: str | None = None
+    """Folder for the trained model and its tokenizer, as Hugging Face reads them, at the end of the run."""
 
     resume_mode: str = one_of("auto", RESUME_MODES)
     """Whether and where to go on."""

@@ -39,6 +39,15 @@ def status_of(key: str, value: Any = None, job: str = "train") -> Status:
     return Status("acts")
 
 
+def status_in(cfg: Any, key: str, value: Any, job: str = "train") -> Status:
+    """The status of a value in this run: a default is never pending, and what cannot matter is inert."""
+    row = _pending_row(key, value, job)
+    if row is not None and not _cannot_matter(row, cfg):
+        return Status("acts") if _is_default(key, value, cfg, job) else Status("pending", _why(row))
+    reason = _why_inert(key, value, cfg, job)
+    return Status("acts") if reason is None else Status("inert", reason)
+
+
 def pending_keys(job: str = "train") -> list[tuple[str, str]]:
     """Every pending key, or key=value, with what it waits for."""
     keys = [(key, status_of(key, job=job)) for key in tree(job).leaves]

@@ -66,6 +66,9 @@ class AgentConfig:
     agent_loop_config_path: str | None = None
     """YAML with the user's agent loops."""
 
+    agent_func_path: str | None = None
+    """Python file with an AgentExecutor, as OpenRLHF has it: it talks with the engine and brings the reward."""
+
     custom_async_server: CustomClassConfig = section(CustomClassConfig)
     """An engine server class of your own."""
 

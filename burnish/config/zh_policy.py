@@ -116,7 +116,8 @@ DOCS: dict[str, str] = {
     "OptimConfig.warmup_style": "预热之后的学习率调度。",
     "OptimConfig.total_training_steps": "学习率调度覆盖的步数；-1 取训练总长。",
     "OptimConfig.lr_step_unit": "调度按什么计数：主循环的步（step），或优化器更新（update）。",
-    "OptimConfig.weight_decay": "AdamW 的权重衰减，作用于全部参数。",
+    "OptimConfig.weight_decay": "AdamW 的权重衰减；除非设置 decay_matrices_only，作用于全部参数。",
+    "OptimConfig.decay_matrices_only": "偏置与归一化参数（一维参数）不做权重衰减，与 OpenRLHF 和 Megatron 相同。",
     "OptimConfig.betas": "AdamW 的两个衰减系数。",
     "OptimConfig.optimizer": "Megatron 后端的优化器。",
     "OptimConfig.lr_warmup_init": "Megatron 预热的起始学习率。",
@@ -221,6 +222,9 @@ DOCS: dict[str, str] = {
         "随模型保存，也是 hf_model 写出的权重；null 不保存。"
     ),
     "ActorConfig.aux_loss_coef": "混合专家模型路由负载均衡损失的权重；每个 micro-batch 各自均衡。",
+    "ActorConfig.aux_loss_scope": (
+        "该损失以什么为单位均衡：所有层的路由合在一起、每层（Megatron：各层损失相加），或每层中的每条序列。"
+    ),
     "ActorConfig.use_torch_compile": "编译熵与对数概率的计算函数。",
     "ActorConfig.entropy_from_logits_with_chunking": "分块计算熵以节省内存。",
     "ActorConfig.entropy_checkpointing": "反向时重算熵，而不保留中间值。",
@@ -335,6 +339,7 @@ DOCS: dict[str, str] = {
     "AgentConfig.num_workers": "智能体工作进程数。",
     "AgentConfig.default_agent_loop": "没有 agent_name 的数据使用的智能体循环。",
     "AgentConfig.agent_loop_config_path": "自定义智能体循环的 YAML 文件。",
+    "AgentConfig.agent_func_path": "含 AgentExecutor 的 Python 文件（OpenRLHF 方式）：由它与引擎对话并给出奖励。",
     "TraceConfig.backend": "对话轨迹写到哪里；null 不记录。",
     "TraceConfig.token2text": "在轨迹中附上 token 的文本。",
     "PrometheusConfig.enable": "向 Prometheus 提供引擎指标。",

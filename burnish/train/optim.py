@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -51,9 +52,7 @@ class Optimizer:
         self.offload = Offload(self._state, options.device) if options.offload else None
         self.home = home = CPU if options.offload or options.on_cpu else options.device
         # `fused` does the whole update in one kernel, on the CPU too; the learning rate is set before each update.
-        self.adamw = torch.optim.AdamW(
-            self.parameters, lr=config.lr, betas=tuple(config.betas), weight_decay=config.weight_decay, fused=True
-        )
+        self.adamw = torch.optim.AdamW(self._groups(), lr=config.lr, betas=tuple(config.betas), fused=True)
         for parameter in self.parameters:
             # Made now: else the first save would make it, by an update that AdamW counts and the run does not.
             self.adamw.state[parameter] = {
@@ -64,13 +63,22 @@ class Optimizer:
         self.per_update = config.lr_step_unit == "update"
         horizon = config.total_training_steps if config.total_training_steps > 0 else total_steps
         self.total = horizon * updates_per_step if self.per_update else horizon
-        ratio = int(config.lr_warmup_steps_ratio * self.total)
+        # Steps are verl's and cut off; updates are OpenRLHF's and rounded up.
+        ratio = (math.ceil if self.per_update else int)(config.lr_warmup_steps_ratio * self.total)
         self.warmup = config.lr_warmup_steps if config.lr_warmup_steps >= 0 else ratio
         self.schedule = SCHEDULES[config.warmup_style].load()
         self.steps = 0  # turns of the loop in which this role was taught
         self.updates = 0
         self.skipped = 0
         self.average: MovingAverage | None = None  # of the weights, where one is wanted
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The parameters with their weight decay."""
+        fewest = 2 if self.config.decay_matrices_only else 0  # dimensions of a parameter that decays
+        decaying = [parameter for parameter in self.parameters if parameter.ndim >= fewest]
+        spared = [parameter for parameter in self.parameters if parameter.ndim < fewest]
+        groups = ((decaying, self.config.weight_decay), (spared, 0.0))
+        return [{"params": members, "weight_decay": decay} for members, decay in groups if members]
 
     @property
     def lr(self) -> float:

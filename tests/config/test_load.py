@@ -133,3 +133,13 @@ def test_other_jobs_have_trees_of_their_own():
     assert loaded.cfg.model.partial_pretrain == "m"
     assert loaded.cfg.trainer.test_freq == "after_each_epoch"
     assert load(["data.path=a.parquet,b.parquet"], job="eval").cfg.data.path == ["a.parquet", "b.parquet"]
+
+
+def test_values_are_taken_as_they_are():
+    rate, path = 1.2345678901234e-7, "a, b's {x}"
+    values = {"actor_rollout_ref.actor.optim.lr": rate, "trainer.rollout_data_dir": path, "data.train_files": ["a,b"]}
+    cfg = load(values=values, check=False).cfg
+    assert (cfg.actor_rollout_ref.actor.optim.lr, cfg.trainer.rollout_data_dir) == (rate, path)
+    assert cfg.data.train_files == ["a,b"]
+    with pytest.raises(UserError, match="Did you mean"):
+        load(values={"algorithm.adv_estimater": "grpo"}, check=False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from burnish.config.overrides import entry_of, is_group, read_file, read_overrides
+from burnish.config.overrides import entry_of, is_group, read_file, read_mapping, read_overrides
 from burnish.errors import UserError
 
 
@@ -66,12 +66,23 @@ def test_a_file_may_build_on_verls_own(tmp_path):
         "data:\n  max_prompt_length: 9\n"
     )
     found = {entry.key: entry.value for entry in read_file(str(tmp_path), "mine", [])}
-    assert found == {"actor_rollout_ref.actor.strategy": "megatron", "data.max_prompt_length": 9}
+    assert found["actor_rollout_ref.actor.strategy"] == "megatron"
+    assert found["data.max_prompt_length"] == 9
+
+
+def test_a_parsed_file_is_read_like_one_on_disk(tmp_path):
+    (tmp_path / "base.yaml").write_text("trainer:\n  seed: 3\n")
+    content = {"defaults": ["ppo_megatron_trainer", "base", "_self_"], "data": {"max_prompt_length": 9}}
+    found = {entry.key: entry.value for entry in read_mapping(content, str(tmp_path), "the file")}
+    assert found["actor_rollout_ref.actor.strategy"] == "megatron"
+    assert (found["trainer.seed"], found["data.max_prompt_length"]) == (3, 9)
+    assert [entry.origin for entry in read_mapping({"data": {"seed": 1}}, ".", "the file")] == ["the file"]
 
 
 def test_verls_files_need_not_exist(tmp_path):
     assert read_file(str(tmp_path), "ppo_trainer", []) == []
-    assert [entry.value for entry in read_file(None, "ppo_megatron_trainer.yaml", [])] == ["megatron"]
+    found = {entry.key: entry.value for entry in read_file(None, "ppo_megatron_trainer.yaml", [])}
+    assert found["actor_rollout_ref.actor.strategy"] == "megatron"
 
 
 def test_missing_and_broken_files(tmp_path):

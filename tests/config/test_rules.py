@@ -109,3 +109,17 @@ def test_missing_files_say_what_to_type():
         "actor_rollout_ref.model.path": True,
         "data.train_files": True,
     }
+
+
+def test_ranks_that_share_a_row_do_not_split_the_batch():
+    sizes = ["data.train_batch_size=64", f"{ACTOR}.ppo_mini_batch_size=64", f"{ROLLOUT}.n=5", "trainer.nnodes=32"]
+    micro = f"{ACTOR}.ppo_micro_batch_size_per_gpu=4"
+    assert broken(*sizes, micro) == [f"{ACTOR}.ppo_micro_batch_size_per_gpu"]  # 64 x 5 / 32 = 10 responses
+    assert broken(*sizes, micro, f"{ACTOR}.ulysses_sequence_parallel_size=2") == []  # on 16: 20 responses
+    split = [f"{ACTOR}.strategy=megatron", f"{ACTOR}.megatron.tensor_model_parallel_size=4"]
+    assert broken(*sizes, micro, *split) == []  # on 8: 40 responses
+
+
+def test_streamed_prompts_need_no_batch_size():
+    assert broken("data.train_batch_size=0") == ["data.train_batch_size"]
+    assert broken("data.train_batch_size=0", "rollout.nnodes=1", "rollout.n_gpus_per_node=4") == []

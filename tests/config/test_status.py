@@ -8,7 +8,7 @@ from burnish.config import load
 from burnish.config.idle import CONDITIONS
 from burnish.config.job_status import PENDING_OF
 from burnish.config.pending import INERT, PENDING, WAITS
-from burnish.config.status import pending_keys, status_of
+from burnish.config.status import pending_keys, status_in, status_of
 from burnish.config.tree import tree
 from burnish.errors import UserError
 
@@ -144,3 +144,15 @@ def test_on_a_gpu_offloading_acts():
 def test_a_setting_of_what_is_off_is_said_to_have_no_effect(setting, switch):
     assert any(line.startswith(f"{setting} has no effect here") for line in load([*GIVEN, setting]).notices)
     assert not any(setting in line for line in load([*GIVEN, setting, switch]).notices)
+
+
+def test_a_status_within_a_run_knows_defaults_and_what_cannot_matter():
+    alone = load(check=False).cfg
+    several = load(["trainer.n_gpus_per_node=8", "trainer.device=cuda"], check=False).cfg
+    assert status_in(alone, "trainer.nnodes", 1).kind == "acts"
+    assert status_in(alone, "trainer.nnodes", 2).kind == "pending"
+    assert status_in(alone, "actor_rollout_ref.actor.fsdp_config.fsdp_size", 4).kind == "inert"
+    assert status_in(several, "actor_rollout_ref.actor.fsdp_config.fsdp_size", 4).kind == "pending"
+    assert status_in(several, "actor_rollout_ref.model.use_remove_padding", False).kind == "inert"
+    assert status_in(several, "algorithm.filter_groups.metric", "acc").kind == "inert"
+    assert status_in(several, "algorithm.adv_estimator", "grpo").kind == "acts"

@@ -170,6 +170,14 @@ def files(run: Any, metrics: dict) -> list[str]:
     return sorted(str(path.relative_to(run.folder.path)) for path in run.folder.path.rglob("*"))
 
 
+def exported(kit: Kit, more: tuple[str, ...]) -> list[str]:
+    """Files of a folder that was not there, after a run."""
+    folder = kit.folder / "exported"
+    shutil.rmtree(folder, ignore_errors=True)
+    kit.fit(more)
+    return sorted(path.name for path in folder.glob("*"))
+
+
 def rates(run: Any, metrics: dict) -> list[float]:
     return [metrics[step]["train/lr"] for step in sorted(metrics)]
 
@@ -372,7 +380,13 @@ ROWS = [
     ("model.override_config", "{attention_dropout: 0.5}", losses, ()),
     ("optim.lr", "1e-3", after(rates), ()),
     ("optim.betas", "[0.5,0.5]", of_run(lambda run: run.imitator.optimizer.adamw.defaults["betas"]), ()),
-    ("optim.weight_decay", "0.5", of_run(lambda run: run.imitator.optimizer.adamw.defaults["weight_decay"]), ()),
+    ("optim.weight_decay", "0.5", of_run(lambda run: run.imitator.optimizer.adamw.param_groups[0]["weight_decay"]), ()),
+    (
+        "optim.decay_matrices_only",
+        "true",
+        of_run(lambda run: [group["weight_decay"] for group in run.imitator.optimizer.adamw.param_groups]),
+        (),
+    ),
     ("optim.warmup_steps_ratio", "0.9", after(rates), ()),
     ("optim.lr_warmup_steps", "2", after(rates), ()),
     ("optim.clip_grad", "0.01", losses, ()),
@@ -386,6 +400,8 @@ ROWS = [
     ("trainer.experiment_name", "mine", of_run(lambda run: run.folder.path.name), ("named",)),
     ("trainer.logger", "[console]", after(lambda run, metrics: len(metrics)), ()),
     ("trainer.default_local_dir", lambda kit: kit.path("elsewhere"), of_run(lambda run: run.folder.path.name), ()),
+    ("trainer.log_freq", "2", after(lambda run, metrics: sorted(metrics)), ()),
+    ("trainer.export_dir", lambda kit: kit.path("exported"), exported, ()),
     ("trainer.save_freq", "1", after(files), ()),
     ("trainer.test_freq", "1", after(lambda run, metrics: ["val/loss" in metrics[s] for s in metrics]), ("val",)),
     ("trainer.max_ckpt_to_keep", "1", after(files), ("trainer.save_freq=1",)),

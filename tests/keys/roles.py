@@ -42,6 +42,12 @@ def optim_rows(section: str, role: str, given: tuple[str, ...]) -> list[Row]:
         Row(f"{section}.total_training_steps", "2", rates, falling, expected=_twice(0.01, 0.005, 0.0, 0.0, 0.0, 0.0)),
         Row(f"{section}.lr_step_unit", "update", rates, rising, expected=[0.0025, 0.005, 0.0075] + [0.01] * 9),
         Row(f"{section}.weight_decay", "0.5", teaching.taught_weights(role), flat),
+        Row(
+            f"{section}.decay_matrices_only",
+            "true",
+            teaching.taught_weights(role),
+            (*flat, f"{section}.weight_decay=0.5"),
+        ),
         Row(f"{section}.betas", "[0.5,0.6]", teaching.taught_weights(role), flat),
     ]
 

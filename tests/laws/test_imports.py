@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "dialects": {"config", "table", "errors"},
     "algos": {"table"},
     "models": {"errors", "remote"},
-    "compat": {"algos", "table", "batch"},
+    "compat": {"algos", "table", "batch", "errors", "data", "reward"},
     "data": ROOM,
     "reward": ROOM,
     "cluster": ROOM,
@@ -33,13 +33,19 @@ MAY_IMPORT = {
     "train": ROOM | {"models", "algos"},
     "loop": ROOM | MIDDLE,
     "jobs": ROOM | MIDDLE | {"loop"},
+    "doctor": ROOM | {"dialects", "data", "reward", "models"},
+    "rehearsal": ROOM | MIDDLE | {"loop", "jobs", "demo", "dialects", "compat"},
     "view": {"log"},
     "demo": ROOM | MIDDLE | {"loop", "compat", "view"},
-    "cli": ROOM | MIDDLE | {"loop", "jobs", "compat", "view", "demo", "dialects"},
+    "cli": ROOM | MIDDLE | {"loop", "jobs", "compat", "view", "demo", "dialects", "doctor", "rehearsal"},
 }
 
-# The one way back: the room that shares its name with the API's function hands a call of itself on to that.
-BACK_DOORS = {("burnish/train/__init__.py", "burnish.loop.api")}
+# The ways back: the room that shares its name with the API's function hands a call of itself on to that; and a user's
+# file is loaded with stand-ins for the modules it imports from other systems.
+BACK_DOORS = {
+    ("burnish/train/__init__.py", "burnish.loop.api"),
+    ("burnish/table.py", "burnish.compat.shims.imports"),
+}
 
 HEAVY = (
     "ray",

@@ -122,3 +122,19 @@ def test_adamws_state_is_there_from_the_start_and_changes_no_update(module):
         made.update(grad_clip=0)
         lazy.step()
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), twin.parameters(), strict=True))
+
+
+def test_weight_decay_may_spare_biases_and_norms():
+    module = torch.nn.Linear(3, 3)
+    made = optimizer(module, 4, lr=0.1, weight_decay=0.5, decay_matrices_only=True)
+    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    made.update(1.0)
+    assert torch.equal(module.bias, before["bias"])
+    assert torch.allclose(module.weight, before["weight"] * (1 - 0.1 * 0.5))
+
+
+def test_a_share_of_updates_is_rounded_up(module):
+    assert optimizer(module, 10, 1, lr_warmup_steps_ratio=0.03, lr_step_unit="update").warmup == 1
+    assert optimizer(module, 10, 1, lr_warmup_steps_ratio=0.03).warmup == 0

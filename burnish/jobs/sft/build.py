@@ -18,6 +18,7 @@ from burnish.jobs.sft.run import SftRun
 from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
 from burnish.loop.backends import check_kernels, optimizer_options, trained_language_model
+from burnish.loop.export import check_export_dir
 from burnish.models.device import pick_device
 from burnish.models.load import ModelSource, load_config, load_tokenizer, read_chat_template
 from burnish.train.checkpoint import Checkpoints
@@ -40,6 +41,7 @@ def build(cfg: SftConfig, dataset: Rows | None = None, val_dataset: Rows | None 
     device = pick_device(cfg.trainer.device)
     check_kernels({"model": cfg.model}, cfg.model.use_liger, device)
     loggers = Loggers(cfg.trainer.logger)
+    check_export_dir(cfg.trainer.export_dir)
     source = model_source(cfg)
     load_config(source)
     data = cfg.data
@@ -116,6 +118,7 @@ def optimizer_config(optim: SftOptimConfig) -> OptimConfig:
         lr=optim.lr,
         betas=list(optim.betas),
         weight_decay=optim.weight_decay,
+        decay_matrices_only=optim.decay_matrices_only,
         lr_warmup_steps=optim.lr_warmup_steps,
         lr_warmup_steps_ratio=optim.warmup_steps_ratio,
         warmup_style=optim.lr_scheduler,

@@ -16,7 +16,7 @@ from burnish.log.logger import RunInfo
 from burnish.loop.fit import Result, stop_request
 from burnish.loop.state import RESUME_MODES
 from burnish.train.checkpoint import read_trainer
-from burnish.train.state import load_role, writer_of
+from burnish.train.state import hub_weights, load_role, write_hub, writer_of
 
 
 def sft(
@@ -69,7 +69,9 @@ def fit(run: SftRun) -> Result:
         if result.interrupted and run.saved_step != run.step:
             save(run)
         run.saving.wait()
-    if result.interrupted:
+    if not result.interrupted:
+        export(run)
+    else:
         run.loggers.note(f"stopped after step {run.step} and saved; the same command goes on from there")
     if run.folder.metrics.exists():
         draw_curves(run.folder.metrics, run.folder.curves)
@@ -90,10 +92,22 @@ def one_step(run: SftRun, result: Result) -> None:
     metrics["perf/throughput"] = metrics["train/tokens"] / timings["timing_s/step"]
     result.metrics = metrics | timings
     # Before the checkpoint is sealed: a run killed in between must not lose this line when it goes on.
-    run.loggers.log(run.step, result.metrics)
+    if run.step == run.total_steps or run.step % run.cfg.trainer.log_freq == 0:
+        run.loggers.log(run.step, result.metrics)
+    elif run.step in result.validation:
+        run.loggers.log(run.step, result.validation[run.step])
     if run.due(run.cfg.trainer.save_freq):
         with run.clock("save_checkpoint"):
             save(run)
+
+
+def export(run: SftRun) -> None:
+    """The trained model and its tokenizer, where trainer.export_dir asks for them."""
+    if run.cfg.trainer.export_dir is None:
+        return
+    folder, imitator = Path(run.cfg.trainer.export_dir).expanduser(), run.imitator
+    write_hub(folder, imitator.backend, run.tokenizer, hub_weights(imitator.backend, imitator.optimizer))
+    run.loggers.note(f"the model is in {folder}")
 
 
 def validate(run: SftRun) -> dict[str, float]:

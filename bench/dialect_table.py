@@ -1,0 +1,117 @@
+"""Read every real launch command in a folder of cases, and print what became of its settings.
+
+    python bench/dialect_table.py [--cases ../shared/cases] [--write docs/dialects.md]
+
+A case file is JSON lines: `name`, `entry` and `argv` of a command, or `file` and `config` of a YAML. With --write, the
+table replaces what follows the page's marker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from burnish.dialects.read import translate_command, translate_yaml
+from burnish.dialects.report import REFUSED, STATUSES, Translation
+from burnish.errors import UserError
+
+MARKER = "<!-- cases: made by bench/dialect_table.py -->"
+# Files of a config tree that are no config of a run.
+PARTS = re.compile(r"configs/(model|datasets|envs|tools)/")
+_LONGEST = 240
+_PATH = re.compile(r"(?<![\w.~-])(?:/[\w.@-]+){2,}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case: its translation, or why there is none."""
+
+    case: str
+    translation: Translation | None = None
+    unread: str = ""
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    """Every command and every run's YAML of the cases."""
+    with tempfile.TemporaryDirectory() as made:
+        for path in sorted(folder.glob("*.jsonl")):
+            cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            files = {id(case): _write(Path(made) / case["version"], case) for case in cases if "config" in case}
+            for case in cases:
+                name = case.get("name") or case["file"]
+                if not PARTS.search(name):
+                    yield _row(f"{path.stem} {case['version']} {name}", case, files.get(id(case)))
+
+
+def _write(tree: Path, case: dict[str, Any]) -> str:
+    file = tree / case["file"]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(case["config"], allow_unicode=True), encoding="utf-8")
+    return str(file)
+
+
+def _row(name: str, case: dict[str, Any], file: str | None) -> Row:
+    try:
+        if file is not None:
+            return Row(name, translate_yaml(file))
+        return Row(name, translate_command(["python3", "-m", case["entry"], *case["argv"]]))
+    except UserError as error:
+        return Row(name, unread=_cell(error.text()))
+
+
+def page(found: list[Row]) -> str:
+    """The table, the reasons for what is refused, and the programs that are no job of Burnish."""
+    head = f"| case | {' | '.join(STATUSES)} |\n|---|{'---|' * len(STATUSES)}\n"
+    read = [row for row in found if row.translation is not None]
+    table = "".join(f"| {row.case} | {' | '.join(_counts(row.translation))} |\n" for row in read)
+    refused = [line for row in read for line in _refusals(row)] or ["Nothing.\n"]
+    unread = [f"- {row.case}: {row.unread}\n" for row in found if row.translation is None] or ["None.\n"]
+    return (
+        f"{len(read)} commands and configs are read. Settings, with written-out defaults:\n\n{head}{table}\n"
+        f"### What is refused in them\n\n{''.join(refused)}\n### Programs that are not read\n\n{''.join(unread)}"
+    )
+
+
+def _counts(translation: Translation) -> list[str]:
+    return [str(translation.count(status)) for status in STATUSES]
+
+
+def _refusals(row: Row) -> list[str]:
+    items = [item for item in row.translation.items if item.status == REFUSED]
+    return [f"- {row.case}: `{item.theirs}`: {_cell(item.why)}\n" for item in items]
+
+
+def _cell(text: str) -> str:
+    """One line of a page: not too long, and without the paths of somebody's machine."""
+    line = _PATH.sub("PATH", " ".join(text.split())).replace("|", "\\|").replace("<", "\\<")
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=Path, default=Path(__file__).parents[2] / "shared" / "cases")
+    parser.add_argument("--write", type=Path, metavar="PAGE")
+    args = parser.parse_args()
+    if not args.cases.is_dir():
+        print(f"no cases in {args.cases}", file=sys.stderr)
+        return 1
+    text = page(list(rows(args.cases)))
+    if args.write is None:
+        print(text, end="")
+        return 0
+    head = args.write.read_text(encoding="utf-8").partition(MARKER)[0]
+    args.write.write_text(f"{head}{MARKER}\n\n{text}", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""burnish doctor: what a command would need, what will go wrong with it, and what this machine can run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from burnish.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from burnish.dialects.report import Translation
+    from burnish.doctor.examine import Examination
+    from burnish.doctor.machine import Machine
+
+GIB = 1 << 30
+DEFAULT_GIB = 80.0
+COLOURS = {"refused": "red", "warning": "yellow", "note": "cyan"}
+PAGE = 140  # columns where no terminal says how wide it is
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    """Put `doctor` among the commands."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="batch arithmetic, a memory plan, known mistakes, and what this machine can run",
+        description="burnish doctor [--json] [-- COMMAND... | SCRIPT.sh | FILE.yaml]",
+    )
+    parser.add_argument("words", nargs="*", metavar="COMMAND", help="a launch command after --, a script, or a YAML")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument(
+        "--gpu-memory", type=float, metavar="GB", help="memory of a GPU; default: this machine's, or 80"
+    )
+    parser.add_argument("--shape", metavar="MODEL", help="known model, or folder with a config.json, for the policy")
+    parser.add_argument("--no-files", action="store_true", help="do not look at data files and Python files")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit status 0 fine, 3 something is refused or will not fit, 2 what was given cannot be read."""
+    from burnish.doctor.examine import examine
+    from burnish.doctor.machine import look
+
+    examination, notes = None, []
+    if args.words:
+        try:
+            translation, notes = read(args.words)
+            capacity = int((args.gpu_memory or _device_gib()) * GIB)
+            examination = examine(translation, capacity=capacity, shape=args.shape, look=not args.no_files)
+        except UserError as error:
+            return _unreadable(error, args.json)
+    machine = look()
+    if args.json:
+        whole: dict[str, Any] = {"machine": machine.plain()}
+        whole |= {name: None for name in ("understood", "arithmetic", "memory")} | {"findings": []}
+        whole |= {} if examination is None else examination.plain()
+        print(json.dumps(whole | {"notes": notes}, default=str))
+    else:
+        show(machine, examination, notes, args.words)
+    return 0 if examination is None else examination.exit_status
+
+
+def read(words: list[str]) -> tuple[Translation, list[str]]:
+    """What was given, translated; and what to know about the reading."""
+    from burnish.dialects.read import translate_command, translate_yaml
+
+    first = words[0]
+    if first.endswith((".yaml", ".yml")) and os.path.isfile(first):
+        return translate_yaml(first, words[1:]), []
+    if first.endswith(".sh") or (os.path.isfile(first) and not first.endswith(".py") and len(words) == 1):
+        return _read_script(words)
+    return translate_command(words), []
+
+
+def _read_script(words: list[str]) -> tuple[Translation, list[str]]:
+    """The first training that a script would start, else the first command that is understood."""
+    from burnish.cli.recording import record_script
+    from burnish.dialects.read import translate_command
+
+    recording = record_script(words[0], words[1:])
+    read_ones: list[Translation] = []
+    last: UserError | None = None
+    for command in recording:
+        try:
+            read_ones.append(translate_command(list(command.words), command.cwd))
+        except UserError as error:
+            last = error
+    if not read_ones:
+        raise last or UserError(f"{words[0]} starts nothing that Burnish reads")
+    chosen = next((one for one in read_ones if one.job == "train"), read_ones[0])
+    notes = list(recording.notes)
+    if len(read_ones) > 1:
+        notes.append(
+            f"the script starts {len(read_ones)} commands that are understood; this is about the first training"
+        )
+    return chosen, notes
+
+
+def _device_gib() -> float:
+    from burnish.doctor.machine import cuda_devices
+
+    devices = cuda_devices()
+    return min(device.memory for device in devices) / GIB if devices else DEFAULT_GIB
+
+
+def _unreadable(error: UserError, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"error": error.text()}))
+    else:
+        from burnish.log.console import say_error
+
+        say_error(error.text())
+    return 2
+
+
+def show(machine: Machine, examination: Examination | None, notes: list[str], words: list[str]) -> None:
+    """All sections, the command's first."""
+    from rich.console import Console
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    if not console.is_terminal:
+        console = Console(markup=False, emoji=False, highlight=False, width=PAGE)
+    if examination is not None:
+        _show_understood(console, examination, notes)
+        _show_arithmetic(console, examination)
+        _show_memory(console, examination)
+        _show_findings(console, examination)
+    _show_machine(console, machine)
+
+
+def _title(console: Console, text: str) -> None:
+    console.print()
+    console.print(text, style="bold")
+
+
+def _show_understood(console: Console, examination: Examination, notes: list[str]) -> None:
+    from burnish.dialects.report import STATUSES
+
+    translation = examination.translation
+    _title(console, f"Understood: a {translation.dialect} command, job {translation.job}")
+    counts = ", ".join(f"{translation.count(status)} {status}" for status in STATUSES)
+    console.print(f"  {counts} (burnish convert lists them)")
+    for note in notes:
+        console.print(f"  {note}")
+
+
+def _show_arithmetic(console: Console, examination: Examination) -> None:
+    if not examination.arithmetic:
+        return
+    _title(console, "Batch arithmetic")
+    width = max(map(len, examination.arithmetic))
+    for name, value in examination.arithmetic.items():
+        console.print(f"  {name.replace('_', ' '):<{width}}  {_number(value)}")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+
+
+def _show_memory(console: Console, examination: Examination) -> None:
+    from rich.table import Table
+
+    plan = examination.plan
+    if plan is None:
+        return
+    _title(console, f"Memory of one GPU ({plan.capacity / GIB:.0f} GiB), in GiB at the worst moment of each phase")
+    for role, found in examination.shapes.items():
+        billions = found.shape.parameters / 1e9
+        console.print(
+            f"  {role}: {billions:.2f} B parameters, by {found.source}{'' if found.shape.exact else ' (estimated)'}"
+        )
+    table = Table("phase", "GiB", "fits", "of which")
+    for phase in plan.phases:
+        parts = ", ".join(f"{part.role} {part.name} {part.bytes / GIB:.1f}".strip() for part in phase.parts)
+        fits = phase.bytes <= plan.capacity
+        table.add_row(
+            phase.name,
+            f"{phase.bytes / GIB:.1f}",
+            "yes" if fits else "NO",
+            f"{parts}. {phase.note}" if phase.note else parts,
+            style=None if fits else "red",
+        )
+    console.print(table)
+    for note in plan.notes:
+        console.print(f"  {note}")
+    if plan.too_big:
+        console.print(
+            "  What to type, cheapest first:" if examination.cures else "  No key makes it fit: a smaller model."
+        )
+    for number, cure in enumerate(examination.cures, 1):
+        console.print(f"  {number}. {cure.text()}")
+    if examination.cures and not examination.cures[-1].fits:
+        console.print("  Even then it does not fit: a smaller model, or larger GPUs.")
+
+
+def _show_findings(console: Console, examination: Examination) -> None:
+    _title(console, "Findings" if examination.findings else "Findings: none")
+    for finding in examination.findings:
+        console.print(f"  {finding.severity}: {finding.text}", style=COLOURS[finding.severity])
+        if finding.type:
+            console.print(f"      type: {finding.type}")
+
+
+def _show_machine(console: Console, machine: Machine) -> None:
+    _title(console, "This machine")
+    gpus = ", ".join(f"{device.name} ({device.memory / GIB:.0f} GiB)" for device in machine.devices) or "no CUDA device"
+    console.print(
+        f"  Python {machine.python} on {machine.system}, {machine.cpus} CPUs, {machine.memory / GIB:.0f} GiB; {gpus}"
+    )
+    there = [f"{name} {number}" for name, number in machine.libraries.items() if number is not None]
+    absent = [name for name, number in machine.libraries.items() if number is None]
+    console.print(f"  installed: {', '.join(there)}")
+    console.print(f"  not installed: {', '.join(absent) or 'nothing'}")
+    for what, rows in (("engines", machine.engines), ("loggers", machine.loggers)):
+        console.print(f"  {what} that could run: {', '.join(name for name, can in rows.items() if can)}")
+    console.print(f"  bf16 on the CPU: {machine.bf16}")
+    console.print(f"  sandbox: {machine.isolation}")
+    shared = "none" if machine.shared_memory is None else f"{machine.shared_memory / GIB:.1f} GiB free"
+    console.print(f"  disk: {machine.free_disk / GIB:.0f} GiB free here; /dev/shm: {shared}")

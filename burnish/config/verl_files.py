@@ -1,0 +1,85 @@
+"""Config files of verl's own tree that a command may name without having them: what each sets beyond our defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_MEGATRON: dict[str, Any] = {
+    "actor_rollout_ref": {
+        "model": {"enable_gradient_checkpointing": False},
+        "actor": {"strategy": "megatron", "optim": {"lr_decay_style": "linear"}},
+        "rollout": {
+            "load_format": "dummy_megatron",
+            "tensor_model_parallel_size": 1,
+            "enable_chunked_prefill": False,
+        },
+    },
+    "critic": {
+        "model": {"enable_gradient_checkpointing": False},
+        "optim": {"lr": 1e-6, "lr_decay_style": "linear"},
+    },
+}
+_DAPO: dict[str, Any] = {
+    "reward_model": {"reward_manager": "dapo", "overlong_buffer": {"len": 0, "penalty_factor": 0.0}},
+    "trainer": {"project_name": "verl-dapo"},
+}
+_OWN_DEVICES: dict[str, Any] = {"rollout": {"nnodes": 1, "n_gpus_per_node": 8}}
+_FULLY_ASYNC: dict[str, Any] = {
+    "rollout": {"total_rollout_steps": 100, "total_epochs": 10, "test_freq": 1},
+    "data": {"gen_batch_size": 1},
+}
+
+
+def _both(*contents: dict[str, Any]) -> dict[str, Any]:
+    """Several contents in one; a later one wins."""
+    merged: dict[str, Any] = {}
+    for content in contents:
+        for name, value in content.items():
+            inside = isinstance(value, dict) and isinstance(merged.get(name), dict)
+            merged[name] = _both(merged[name], value) if inside else value
+    return merged
+
+
+def _turns(longest: int, **turns: Any) -> dict[str, Any]:
+    """verl's examples of conversations on SGLang."""
+    return {
+        "data": {
+            "max_prompt_length": longest,
+            "max_response_length": longest,
+            "train_batch_size": 256,
+            "return_raw_chat": True,
+        },
+        "actor_rollout_ref": {"rollout": {"name": "sglang", "multi_turn": {"enable": True, **turns}}},
+    }
+
+
+VERL_FILES: dict[str, dict[str, Any]] = {
+    "ppo_trainer": {},
+    "ppo_megatron_trainer": _MEGATRON,
+    "dapo_trainer": _DAPO,
+    "dapo_megatron_trainer": _both(_MEGATRON, _DAPO),
+    "one_step_off_ppo_trainer": _OWN_DEVICES,
+    "one_step_off_ppo_megatron_trainer": _both(
+        _MEGATRON, _OWN_DEVICES, {"actor_rollout_ref": {"rollout": {"free_cache_engine": False}}}
+    ),
+    "fully_async_ppo_trainer": _both(_OWN_DEVICES, _FULLY_ASYNC),
+    "fully_async_ppo_megatron_trainer": _both(_MEGATRON, _OWN_DEVICES, _FULLY_ASYNC),
+    "fully_async_dapo_trainer": _both(_DAPO, _OWN_DEVICES, _FULLY_ASYNC),  # likewise
+    "gsm8k_multiturn_grpo": _turns(1024, max_assistant_turns=5),
+    "gsm8k_multiturn_grpo_server": _turns(1024, max_assistant_turns=5),
+    "gsm8k_multiturn_grpo_w_interaction": _turns(1024, max_user_turns=5),
+    "gsm8k_multiturn_sf_grpo": _turns(1024, max_assistant_turns=5),  # named by verl's scripts only: as its neighbour
+    "gsm8k_multiturn_megatron_grpo": _both(_MEGATRON, _turns(1024, max_assistant_turns=5)),
+    "geo3k_multiturn_grpo": _turns(2048, max_assistant_turns=5),
+    "geo3k_multiturn_megatron_grpo": _both(_MEGATRON, _turns(2048, max_assistant_turns=5)),
+    "retool_multiturn_grpo": _turns(1024, max_assistant_turns=5),
+    "search_multiturn_grpo": _both(_turns(1024, max_assistant_turns=2), {"data": {"shuffle": False}}),
+    "sft_trainer": {},
+    "sft_trainer_engine": {
+        "data": {"use_dynamic_bsz": True, "val_files": [], "multiturn": {"enable": True}},
+        "optim": {"lr": 1e-3, "betas": [0.9, 0.999], "warmup_steps_ratio": 0.0, "lr_scheduler": "constant"},
+        "model": {"strategy": "fsdp"},
+    },
+    "generation": {},
+    "evaluation": {},
+}

@@ -1,0 +1,255 @@
+"""Shape: what a model's config.json says about its size, and how many numbers that makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from burnish.doctor.known_shapes import KNOWN
+from burnish.errors import UserError
+
+# Families whose every number is counted exactly; others are counted as if they were Llama.
+EXACT = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2")
+GEMMA = ("gemma", "gemma2", "gemma3_text")
+FOUR_NORMS = ("gemma2", "gemma3_text")
+QK_NORMS = ("qwen3", "qwen3_moe", "gemma3_text")
+# Parts of a name that change what a model was trained on, not its size.
+SIBLINGS = r"(?<![a-z])(math|coder|vl|meta)(?![a-z])"
+CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
+
+
+class Linear(NamedTuple):
+    """One matrix of a layer: its name in Hugging Face models, inputs, outputs, and whether a bias is added."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+
+    @property
+    def weights(self) -> int:
+        return self.inputs * self.outputs
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder-only language model, by its sizes."""
+
+    family: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    softcap: bool = False  # attention scores are capped, so attention is computed the long way
+    experts: int = 0  # of a mixture; `intermediate` is then that of one expert
+    active_experts: int = 0
+    shared_intermediate: int = 0  # of experts that every token passes through
+    vision: bool = False  # there is more than the text model that is counted here
+
+    @property
+    def exact(self) -> bool:
+        """Is every number counted, rather than estimated?"""
+        return self.family in EXACT and not self.vision
+
+    @property
+    def query(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def key(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def qk_norm(self) -> bool:
+        return self.family in QK_NORMS
+
+    @property
+    def norms(self) -> int:
+        """RMS norms of the hidden size in a layer."""
+        return 4 if self.family in FOUR_NORMS else 2
+
+    def attention(self) -> list[Linear]:
+        return [
+            Linear("q_proj", self.hidden, self.query, self.qkv_bias),
+            Linear("k_proj", self.hidden, self.key, self.qkv_bias),
+            Linear("v_proj", self.hidden, self.key, self.qkv_bias),
+            Linear("o_proj", self.query, self.hidden, self.out_bias),
+        ]
+
+    def mlp(self) -> list[Linear]:
+        """Matrices of the feed-forward part; of a mixture, those of all its experts."""
+        inner = self.shared_intermediate + self.intermediate * max(1, self.experts)
+        return [
+            Linear("gate_proj", self.hidden, inner, self.mlp_bias),
+            Linear("up_proj", self.hidden, inner, self.mlp_bias),
+            Linear("down_proj", inner, self.hidden, self.mlp_bias),
+        ]
+
+    @property
+    def active_intermediate(self) -> int:
+        """Inner width that one token passes through."""
+        return self.shared_intermediate + self.intermediate * max(1, self.active_experts)
+
+    @property
+    def layer_linear(self) -> int:
+        """Entries of the matrices of a layer."""
+        return sum(one.weights for one in (*self.attention(), *self.mlp())) + self.experts * self.hidden
+
+    @property
+    def layer(self) -> int:
+        """All parameters of a layer."""
+        biases = sum(one.outputs for one in (*self.attention(), *self.mlp()) if one.bias)
+        return self.layer_linear + biases + self.norms * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+
+    @property
+    def layer_tensors(self) -> int:
+        """Parameters of a layer, counted as tensors."""
+        linears = (*self.attention(), *self.mlp())
+        return len(linears) + sum(one.bias for one in linears) + self.norms + 2 * self.qk_norm + bool(self.experts)
+
+    @property
+    def embedding(self) -> int:
+        return self.vocab * self.hidden
+
+    @property
+    def backbone(self) -> int:
+        """Everything before the head."""
+        return self.embedding + self.layers * self.layer + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Of the language model; a tied head counts once."""
+        return self.backbone + (0 if self.tied else self.embedding)
+
+    @property
+    def tensors(self) -> int:
+        return 2 + self.layers * self.layer_tensors + (not self.tied)
+
+    def cache_per_token(self, width: int) -> int:
+        """Bytes of keys and values of one token."""
+        return 2 * self.layers * self.key * width
+
+
+class Found(NamedTuple):
+    """A shape and where it came from."""
+
+    shape: Shape
+    source: str
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    """The sizes in a Hugging Face config."""
+    text = {**config, **(config.get("text_config") or {})}
+    family = str(text.get("model_type", "llama"))
+    hidden, heads = _number(text, "hidden_size"), _number(text, "num_attention_heads")
+    experts = _first(text, "num_experts", "num_local_experts", "n_routed_experts") or 0
+    inner = text.get("intermediate_size")
+    expert = _first(text, "moe_intermediate_size") or inner
+    shared = _first(text, "shared_expert_intermediate_size") or (_first(text, "n_shared_experts") or 0) * (expert or 0)
+    return Shape(
+        family=family,
+        hidden=hidden,
+        intermediate=(expert if experts else inner) or 4 * hidden,
+        layers=_number(text, "num_hidden_layers"),
+        heads=heads,
+        kv_heads=text.get("num_key_value_heads") or heads,
+        head_dim=text.get("head_dim") or hidden // heads,
+        vocab=_number(text, "vocab_size"),
+        tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", family in GEMMA))),
+        qkv_bias=family in ("qwen2", "qwen2_moe") or bool(text.get("attention_bias", False)),
+        out_bias=family in ("llama", "qwen3", "gemma", "gemma2") and bool(text.get("attention_bias", False)),
+        mlp_bias=bool(text.get("mlp_bias", False)),
+        softcap=family == "gemma2" and text.get("attn_logit_softcapping", 50.0) is not None,
+        experts=experts,
+        active_experts=_first(text, "num_experts_per_tok") or 0,
+        shared_intermediate=shared if experts else 0,
+        vision="vision_config" in config,
+    )
+
+
+def find_shape(path: str, overrides: Mapping[str, Any] | None = None, key: str = "--shape") -> Found:
+    """The shape of a model: by its config.json, where there is one here, else by its name."""
+    config = _config_file(path)
+    if config is not None:
+        read = json.loads(config.read_text(encoding="utf-8"))
+        changes = {**(overrides or {})}
+        changes.update(changes.pop("model_config", None) or {})
+        return Found(shape_of({**read, **changes}), f"{config}")
+    name = known_name(path)
+    if name is None:
+        raise UserError(
+            "neither a folder with a config.json nor a model whose shape is known here",
+            key=key,
+            value=path,
+            hint="--shape qwen2.5-7b, or --shape /folder/with/config.json",
+        )
+    shape = Shape(**KNOWN[name])
+    layers = (overrides or {}).get("num_hidden_layers")
+    shape = replace(
+        shape, layers=layers or shape.layers, vision=bool(re.search(r"(?<![a-z])vl(?![a-z])", path.lower()))
+    )
+    return Found(shape, f"the known shape of {name}")
+
+
+def known_name(path: str) -> str | None:
+    """The known model that a path or hub name speaks of: the longest name in it, whatever the punctuation."""
+    name = os.path.basename(path.rstrip("/"))
+    spoken = (_bare(name), _bare(re.sub(SIBLINGS, "", name.lower())))
+    found = [known for known in KNOWN if any(_names(_bare(known), bare) for bare in spoken)]
+    return max(found, key=len, default=None)
+
+
+def _names(known: str, bare: str) -> bool:
+    """Is it in there, and not as the beginning or end of a longer number?"""
+    return re.search(rf"(?<!\d){re.escape(known)}", bare) is not None
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def is_reward_head(path: str) -> bool | None:
+    """Does its config.json name a classifier? None where there is none to read."""
+    config = _config_file(path)
+    if config is None:
+        return None
+    names = json.loads(config.read_text(encoding="utf-8")).get("architectures") or []
+    return any(name.endswith(CLASSIFIERS) for name in names)
+
+
+def _config_file(path: str) -> Path | None:
+    """config.json in a folder, or in the newest snapshot of a hub name in the local cache."""
+    given = Path(path).expanduser()
+    if given.is_file() and given.suffix == ".json":
+        return given
+    if (given / "config.json").is_file():
+        return given / "config.json"
+    hub = os.environ.get("HF_HUB_CACHE") or os.path.join(
+        os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface")), "hub"
+    )
+    snapshots = Path(hub, f"models--{path.replace('/', '--')}", "snapshots")
+    found = sorted(snapshots.glob("*/config.json"), key=lambda file: file.stat().st_mtime) if snapshots.is_dir() else []
+    return found[-1] if found else None
+
+
+def _number(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise UserError(f"the model's config.json has no usable {name!r}", value=value)
+    return value
+
+
+def _first(config: Mapping[str, Any], *names: str) -> int | None:
+    return next((config[name] for name in names if config.get(name) is not None), None)

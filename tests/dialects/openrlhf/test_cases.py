@@ -1,0 +1,93 @@
+"""Real commands and the seed's: every flag understood, refused only for true reasons."""
+
+import re
+
+import pytest
+
+from burnish.config import load
+from burnish.errors import UserError
+
+from .asked import cases, refused, shared, translate
+
+HYBRID, REJECTION = "train_ppo_ray_hybrid_engine.sh", "train_rejection_sampling_llama.sh"
+# (version, script) -> flags that are refused there, and why a person would agree.
+TRUE_REASONS = {
+    # The response gets what the prompt leaves of --data.max_len: no single limit is given.
+    ("0.11", HYBRID): {"--rollout.max_new_tokens"},
+    # v0.9.2 reads no response without --output_key, and drops every row.
+    ("0.9.2", REJECTION): {"--output_key"},
+}
+KNOWN = {"train_ppo_ray": 5, "train_sft": 6}
+
+
+def read_cases():
+    found = []
+    for case in cases():
+        program = case["entry"].removeprefix("openrlhf.cli.")
+        if program in KNOWN:
+            found.append((case, program, translate(case["argv"], program=program)))
+    return found
+
+
+def test_every_case_is_understood():
+    found = read_cases()
+    assert {program: sum(one[1] == program for one in found) for program in KNOWN} == KNOWN
+    for case, _, translation in found:
+        expected = TRUE_REASONS.get((case["version"], case["name"].rpartition("/")[2]), set())
+        assert set(refused(translation)) == expected, case["name"]
+
+
+def test_every_flag_of_a_case_has_an_item():
+    for case, _, translation in read_cases():
+        flags = {word for word in case["argv"] if re.match(r"--[a-z]", word)}
+        assert flags <= {item.theirs for item in translation.items}, case["name"]
+
+
+def test_every_case_makes_a_config_that_reads_back():
+    for case, _, translation in read_cases():
+        loaded = load(translation.overrides(), job=translation.job, check=False)
+        assert {key: loaded.settings[key].value for key in translation.settings} == translation.settings, case["name"]
+        assert translation.config()
+
+
+def test_other_programs_are_refused_by_name():
+    others = {case["entry"] for case in cases()} - {f"openrlhf.cli.{program}" for program in KNOWN}
+    assert len(others) >= 4
+    for entry in others:
+        with pytest.raises(UserError, match=rf"{entry}: .*Allowed: openrlhf\.cli\.train_ppo_ray"):
+            translate("--pretrain m", program=entry.removeprefix("openrlhf.cli."))
+
+
+def test_pro_rl_is_what_its_authors_meant():
+    (translation,) = [
+        translation for case, _, translation in read_cases() if case["version"] == "0.9.2" and "prorlv2" in case["name"]
+    ]
+    asked = translation.settings
+    assert asked["actor_rollout_ref.actor.ppo_mini_batch_size"] == 8192 // 16
+    assert asked["algorithm.rollout_correction.rollout_is_threshold"] == "0.5_5.0"
+    assert asked["algorithm.adv_estimator"] == "reinforce_plus_plus_baseline"
+    assert asked["algorithm.filter_groups.reward_range"] == [0.0, 1.0]
+    (epochs,) = [item for item in translation.items if item.theirs == "--max_epochs"]
+    assert epochs.ours_value == 100
+    assert "Did you mean --num_episodes 100?" in epochs.why
+
+
+def seed():
+    return shared("seeds", "003_7fde56a900b6fd95.txt").read_text(encoding="utf-8")
+
+
+def test_every_flag_of_the_seed_is_known():
+    from burnish.dialects.openrlhf.flags import PPO
+
+    flags = set(re.findall(r"--([a-z_0-9]+)", seed()))
+    assert len(flags) == 95
+    assert flags <= set(PPO)
+
+
+def test_the_combinations_of_the_seed_translate():
+    blocks = [block for block in re.findall(r"```bash\n(.*?)```", seed(), re.S) if "\\\n" in block]
+    assert len(blocks) == 3
+    for block in blocks:
+        translation = translate(block.replace("\\\n", " "))
+        assert refused(translation) == {}
+        assert load(translation.overrides(), check=False)

@@ -1,0 +1,41 @@
+"""What is typed reads back as the same value."""
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from burnish.dialects.typed import typed
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        1e-9,
+        0.123456789,
+        float("inf"),
+        "plain",
+        "./ckpt/a.b-c",
+        "hub/name@folder",
+        "~/data",
+        "007",
+        "0.5_5.0",
+        "null",
+        "True",
+        "",
+        "two words",
+        "a,b",
+        "Q: {}\nA: ",
+        "it's",
+        "back\\slash",
+        "end\\",
+        "quote\\'d",
+        "$HOME/x",
+        [0.9, 0.95],
+        ["a b", "c"],
+        {"image": 1},
+    ],
+)
+def test_a_value_reads_back(value):
+    assert OverridesParser.create().parse_override(f"key={typed(value)}").value() == value

@@ -1,0 +1,303 @@
+"""verl's commands, as our keys."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from burnish.config import load
+from burnish.dialects.read import translate_command
+from burnish.dialects.report import CONVERTED, INERT, KEPT, PENDING, REFUSED
+from burnish.dialects.verl.entries import find_program, module_of
+
+CASES = Path(__file__).parents[3] / "shared" / "cases" / "verl.jsonl"
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+# What is refused in the cases, and why a person would accept that.
+TRUE_REFUSALS = {
+    ("trainer.nnodes", ""),  # a shell variable that was not set
+    ("trainer.n_gpus_per_node", ""),
+    ("actor_rollout_ref.model.path", "<path_to_dsv3_config>"),  # a placeholder, which Hydra cannot read either
+}
+
+
+def verl(*argv, entry="verl.trainer.main_ppo", before=("python3", "-m"), folder="."):
+    return translate_command([*before, entry, *argv], folder)
+
+
+def item_of(translation, theirs):
+    found = [item for item in translation.items if item.theirs == theirs]
+    assert len(found) == 1, [item.theirs for item in translation.items]
+    return found[0]
+
+
+def cases():
+    if not CASES.exists():
+        pytest.skip("shared folder is not here")
+    return [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
+
+
+def check_case(case):
+    translation = verl(*case["argv"], entry=case["entry"])
+    assert translation.dialect == "verl"
+    told = {item.theirs.lstrip("~") for item in translation.items if item.given}
+    written = {word.lstrip("+~").partition("=")[0] for word in case["argv"]}
+    assert written <= told, f"{case['name']}: dropped {written - told}"
+    refused = {(item.theirs, item.value) for item in translation.items if item.status == REFUSED}
+    assert refused <= TRUE_REFUSALS, case["name"]
+
+
+def test_a_share_of_the_cases_is_understood():
+    for case in cases()[::9]:
+        check_case(case)
+
+
+@pytest.mark.long
+def test_every_case_is_understood():
+    jobs = set()
+    for case in cases():
+        check_case(case)
+        jobs.add(find_program(case["entry"]).job)
+    assert jobs == {"train", "sft", "eval", "generate"}
+
+
+def test_the_cases_name_every_refusal():
+    seen = {
+        (key, value) for case in cases() for key, _, value in (word.lstrip("+").partition("=") for word in case["argv"])
+    }
+    assert seen >= TRUE_REFUSALS
+
+
+@pytest.mark.parametrize(
+    ("entry", "job"),
+    [
+        ("verl.trainer.main_ppo", "train"),
+        ("verl/trainer/main_ppo.py", "train"),
+        ("/x/verl/verl/trainer/main_ppo.py", "train"),
+        ("main_ppo.py", "train"),
+        ("recipe.dapo.main_dapo", "train"),
+        ("recipe/dapo/src/main_dapo.py", "train"),
+        ("verl.trainer.fsdp_sft_trainer", "sft"),
+        ("verl.trainer.sft_trainer", "sft"),
+        ("verl.trainer.main_generation", "generate"),
+        ("verl.trainer.main_generation_server", "generate"),
+        ("verl.trainer.main_eval", "eval"),
+        ("recipe.r1.main_eval", "eval"),
+    ],
+)
+def test_programs(entry, job):
+    assert find_program(entry).job == job
+
+
+@pytest.mark.parametrize("entry", ["verl.model_merger", "train.py", "my.main_ppo", "openrlhf.cli.train_sft", "verl"])
+def test_other_programs_are_not_ours(entry):
+    assert find_program(entry) is None
+
+
+def test_a_file_is_the_module_of_its_path():
+    assert module_of("/a/verl/verl/trainer/main_ppo.py") == "verl.trainer.main_ppo"
+
+
+def test_what_is_the_same_is_kept():
+    translation = verl(
+        "algorithm.adv_estimator=grpo", f"{ACTOR}.optim.lr=1e-6", "+data.seed=3", "trainer.logger=console"
+    )
+    assert item_of(translation, "algorithm.adv_estimator").status == KEPT
+    rate, seed, logger = (item_of(translation, key) for key in (f"{ACTOR}.optim.lr", "data.seed", "trainer.logger"))
+    assert (rate.status, rate.ours_value) == (KEPT, 1e-6)
+    assert (seed.status, seed.ours_value) == (KEPT, 3)
+    assert (logger.status, logger.ours_value) == (KEPT, ["console"])
+
+
+def test_other_names_and_values_are_converted():
+    translation = verl(
+        "custom_reward_function.path=f.py",
+        f"{ACTOR}.optim.lr_scheduler_type=cosine",
+        f"{ACTOR}.checkpoint.contents=[model]",
+        f"{ROLLOUT}.top_k=0",
+        f"{ROLLOUT}.name=naive",
+    )
+    schedule = item_of(translation, f"{ACTOR}.optim.lr_scheduler_type")
+    assert (schedule.status, schedule.ours, schedule.ours_value) == (CONVERTED, f"{ACTOR}.optim.warmup_style", "cosine")
+    assert "newer verl's name" in schedule.why
+    contents = [item.ours for item in translation.items if item.theirs == f"{ACTOR}.checkpoint.contents"]
+    assert contents == [f"{ACTOR}.checkpoint.save_contents", f"{ACTOR}.checkpoint.load_contents"]
+    top_k = item_of(translation, f"{ROLLOUT}.top_k")
+    assert (top_k.status, top_k.ours_value, top_k.why) == (CONVERTED, -1, "0 is written -1 here")
+    assert item_of(translation, f"{ROLLOUT}.name").ours_value == "hf"
+
+
+def test_the_spellings_of_verls_documentation():
+    translation = verl(
+        f"{ROLLOUT}.multi_turn=true",
+        f"{ROLLOUT}.tool_kwargs.tools_config_file=tools.yaml",
+        f"{ROLLOUT}.interaction_config_file=users.yaml",
+        "actor_rollout_ref.model.external_libs=my.models",
+    )
+    turns = item_of(translation, f"{ROLLOUT}.multi_turn")
+    assert (turns.status, turns.ours, turns.ours_value) == (PENDING, f"{ROLLOUT}.multi_turn.enable", True)
+    tools = item_of(translation, f"{ROLLOUT}.tool_kwargs.tools_config_file")
+    assert (tools.status, tools.ours) == (PENDING, f"{ROLLOUT}.multi_turn.tool_config_path")
+    assert item_of(translation, "actor_rollout_ref.model.external_libs").ours_value == ["my.models"]
+
+
+def test_an_unknown_key_is_refused_with_what_was_meant():
+    translation = verl("algorithm.adv_estimater=grpo")
+    item = item_of(translation, "algorithm.adv_estimater")
+    assert item.status == REFUSED
+    assert "Did you mean algorithm.adv_estimator?" in item.why
+    assert translation.exit_status == 3
+
+
+def test_what_cannot_be_is_refused():
+    translation = verl("algorithm.adv_estimator=gpro", f"{ROLLOUT}.n=0", "data.seed=[1", "trainer.seed=${no.such}")
+    assert "Did you mean 'grpo'?" in item_of(translation, "algorithm.adv_estimator").why
+    assert "out of range" in item_of(translation, f"{ROLLOUT}.n").why
+    assert "cannot read" in item_of(translation, "data.seed").why
+    assert "cannot be resolved" in item_of(translation, "trainer.seed").why
+    assert translation.count(REFUSED) == 4
+
+
+def test_two_spellings_set_differently_are_refused():
+    translation = verl(f"{ACTOR}.optim.warmup_style=constant", f"{ACTOR}.optim.lr_scheduler_type=cosine")
+    assert "set differently" in item_of(translation, f"{ACTOR}.optim.lr_scheduler_type").why
+
+
+def test_double_kl_is_refused():
+    translation = verl(f"{ACTOR}.use_kl_loss=true", "algorithm.use_kl_in_reward=true")
+    refused = [item for item in translation.items if item.status == REFUSED]
+    assert ["twice" in item.why for item in refused] == [True]
+
+
+def test_the_last_of_a_key_wins_and_the_first_is_told():
+    translation = verl(f"{ROLLOUT}.n=2", f"{ROLLOUT}.n=4")
+    first, last = [item for item in translation.items if item.theirs == f"{ROLLOUT}.n"]
+    assert (first.status, last.status, last.ours_value) == (INERT, KEPT, 4)
+    assert "set again later" in first.why
+    assert translation.settings[f"{ROLLOUT}.n"] == 4
+
+
+def test_verls_defaults_are_written_out():
+    translation = verl("data.train_files=x.parquet")
+    written = {item.ours: item for item in translation.items if not item.given}
+    assert written[f"{ROLLOUT}.name"].ours_value == "vllm"
+    assert written["trainer.n_gpus_per_node"].status == PENDING
+    assert written[f"{ACTOR}.clip_ratio_high"].ours_value == 0.2
+    assert written["trainer.logger"].why == "verl's default; Burnish's is [console,file]"
+    assert "data.train_files" not in written
+    assert translation.settings["trainer.logger"] == ["console", "wandb"]
+    assert translation.settings["critic.model.path"] == "~/models/deepseek-llm-7b-chat"  # PPO has a critic
+
+
+def test_a_default_that_can_do_nothing_is_told_but_not_set():
+    translation = verl("algorithm.adv_estimator=grpo")
+    for key in ("critic.model.path", "reward_model.model.path", "actor_rollout_ref.model.use_remove_padding"):
+        assert item_of(translation, key).status == INERT
+        assert key not in translation.settings
+
+
+def test_clip_ratio_alone_does_in_verl_nothing():
+    item = item_of(verl(f"{ACTOR}.clip_ratio=0.1"), f"{ACTOR}.clip_ratio")
+    assert item.status == INERT
+    assert f"{ACTOR}.clip_ratio_low=0.1" in item.why
+    free = verl(f"{ACTOR}.clip_ratio=0.1", f"{ACTOR}.clip_ratio_low=null", f"{ACTOR}.clip_ratio_high=null")
+    assert item_of(free, f"{ACTOR}.clip_ratio").status == KEPT
+
+
+def test_burnishs_own_command_has_burnishs_defaults():
+    translation = translate_command(["burnish", "train", f"{ROLLOUT}.n=4"])
+    assert translation.job == "train"
+    assert translation.settings == {f"{ROLLOUT}.n": 4}
+    assert translate_command(["burnish", "sft", "optim.lr=1e-4"]).job == "sft"
+
+
+def test_the_config_is_what_differs():
+    translation = verl("data.train_files=x.parquet", f"{ROLLOUT}.n=4", f"{ACTOR}.ppo_epochs=1")
+    config = translation.config()
+    assert config["actor_rollout_ref"]["rollout"]["n"] == 4
+    assert "ppo_epochs" not in config["actor_rollout_ref"]["actor"]
+    assert "rollout_n" not in config["critic"]  # it follows rollout.n by itself
+    assert load(translation.overrides(), check=False).cfg == load(values=translation.settings, check=False).cfg
+
+
+def test_names_of_verls_tree_resolve_without_it():
+    translation = verl("--config-path=config", "--config-name=ppo_megatron_trainer.yaml", f"{ROLLOUT}.name=hf")
+    assert item_of(translation, "--config-name").status == KEPT
+    assert item_of(translation, f"{ACTOR}.strategy").status == PENDING
+    assert not item_of(translation, f"{ACTOR}.strategy").given
+    assert translation.settings[f"{ROLLOUT}.tensor_model_parallel_size"] == 1  # not the other file's 2
+    turns = verl("--config-name", "gsm8k_multiturn_grpo")
+    assert turns.settings[f"{ROLLOUT}.name"] == "sglang"
+    assert turns.settings["data.max_prompt_length"] == 1024
+
+
+def test_a_config_of_the_user_is_found_and_given(tmp_path):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - _self_\ndata:\n  seed: 5\n")
+    translation = verl("--config-path=conf", "--config-name=mine", folder=str(tmp_path))
+    assert item_of(translation, "data.seed").given
+    assert item_of(translation, f"{ROLLOUT}.name").ours_value == "vllm"
+
+
+def test_a_config_that_is_nowhere_is_refused():
+    item = item_of(verl("--config-name=ppo_trainr"), "--config-name")
+    assert item.status == REFUSED
+    assert "ppo_trainer" in item.why
+
+
+def test_hydras_own_words():
+    translation = verl("hydra.run.dir=out", "--cfg", "job", "--multirun", "~data.seed", "--nonsense")
+    assert item_of(translation, "hydra.run.dir").status == INERT
+    assert (item_of(translation, "--cfg").status, item_of(translation, "--cfg").value) == (INERT, "job")
+    assert item_of(translation, "--multirun").status == REFUSED
+    assert item_of(translation, "--nonsense").status == REFUSED
+    assert item_of(translation, "~data.seed").status == CONVERTED
+
+
+def test_dapo_starts_from_its_own_defaults():
+    translation = verl(entry="recipe.dapo.main_dapo")
+    assert translation.settings["reward_model.reward_manager"] == "dapo"
+    assert translation.settings["trainer.project_name"] == "verl-dapo"
+
+
+def test_a_recipe_with_a_loop_of_its_own_is_refused():
+    translation = verl(f"{ROLLOUT}.n=4", entry="recipe.prime.main_prime")
+    assert item_of(translation, "recipe.prime.main_prime").status == REFUSED
+    assert translation.settings[f"{ROLLOUT}.n"] == 4
+
+
+def test_asynchronous_programs_are_pending():
+    translation = verl("trainer.n_gpus_per_node=1", entry="recipe.one_step_off_policy.main_ppo")
+    item = item_of(translation, "recipe.one_step_off_policy.main_ppo")
+    assert (item.status, item.ours, item.ours_value) == (PENDING, "actor_rollout_ref.hybrid_engine", False)
+
+
+def test_the_newer_sft_reads_conversations():
+    translation = verl("model.path=m", "engine=fsdp", entry="verl.trainer.sft_trainer")
+    assert translation.settings["data.multiturn.enable"] is True
+    assert translation.settings["model.partial_pretrain"] == "m"
+    assert item_of(translation, "engine").status == INERT
+
+
+def test_torchrun_says_how_many_processes_there_are():
+    before = ("torchrun", "--nproc_per_node=4", "--nnodes", "2", "-m")
+    entry = "verl.trainer.fsdp_sft_trainer"
+    translation = verl("trainer.n_gpus_per_node=8", entry=entry, before=before)
+    assert translation.settings["trainer.n_gpus_per_node"] == 4
+    assert translation.settings["trainer.nnodes"] == 2
+    assert item_of(translation, "--nproc_per_node").status == PENDING
+    assert item_of(translation, "trainer.n_gpus_per_node").status == INERT
+    assert "trainer.n_gpus_per_node" not in verl(entry=entry).settings
+    unknown = verl(entry=entry, before=("torchrun", "--nproc_per_node=auto", "-m"))
+    assert item_of(unknown, "--nproc_per_node").status == REFUSED
+
+
+def test_one_process_waits_for_nothing():
+    translation = verl("trainer.nnodes=1", "trainer.n_gpus_per_node=1", f"{ROLLOUT}.tensor_model_parallel_size=1")
+    for key in ("trainer.nnodes", "trainer.n_gpus_per_node", f"{ROLLOUT}.tensor_model_parallel_size"):
+        assert item_of(translation, key).status == KEPT
+
+
+def test_secrets_stay_in_the_environment():
+    translation = verl(before=("WANDB_API_KEY=geheim", "VLLM_USE_V1=1", "python3", "-m"))
+    assert translation.environment == {"WANDB_API_KEY": "geheim"}
+    assert "geheim" not in str([item.plain() for item in translation.items])

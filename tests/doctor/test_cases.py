@@ -1,0 +1,29 @@
+"""Real verl commands are examined without a stumble, and nearly all get a memory plan by the model's name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from burnish.dialects.read import translate_command
+from burnish.doctor.examine import examine
+from burnish.doctor.memory import GIB
+
+CASES = Path(__file__).parents[3] / "shared" / "cases" / "verl.jsonl"
+EVERY = 16
+
+
+def test_real_commands_are_examined():
+    if not CASES.exists():
+        pytest.skip("shared folder is not here")
+    cases = [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
+    planned = []
+    for case in cases[::EVERY]:
+        words = ["python3", "-m", case["entry"], *case["argv"]]
+        found = examine(translate_command(words), capacity=80 * GIB, look=False)
+        assert json.dumps(found.plain(), default=str)
+        planned.append(found.plan is not None)
+    assert len(planned) >= 10
+    assert sum(planned) / len(planned) > 0.8

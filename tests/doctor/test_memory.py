@@ -1,0 +1,224 @@
+"""The memory plan: its bytes are those of real models, and its phases follow the keys."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from burnish.config import load
+from burnish.config.adapters import adapter_of
+from burnish.config.optim import OptimConfig
+from burnish.doctor.arithmetic import CPU_TOKENS
+from burnish.doctor.engine import CACHE_BLOCK, engine_plan
+from burnish.doctor.memory import GIB, Phase, Plan, Shapes, generate_plan, sft_plan, train_plan, worst_moment
+from burnish.doctor.roles import Spread, adapter_parameters, four_bit_bytes, taught, weight_bytes
+from burnish.doctor.shapes import find_shape
+from burnish.models.fourbit import four_bits, is_packed
+from burnish.models.load import ModelSource, load_causal_lm
+from burnish.models.lora import add_adapters
+from burnish.models.recompute import enable_recompute
+from burnish.rollout.builtin.blocks import BLOCK
+from burnish.rollout.builtin.cache import CacheShape
+from burnish.train import packing
+from burnish.train.ema import MovingAverage
+from burnish.train.optim import Optimizer
+
+from .meter import Small
+
+MODEL = "actor_rollout_ref.model"
+ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref"))
+GRPO = ["algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=8"]
+
+
+def bytes_of(tensors) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def role_of(small: Small, *overrides: str, head: bool = True):
+    cfg = load([f"{MODEL}.path=m", *overrides], check=False).cfg
+    model, fsdp = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.actor.fsdp_config
+    return taught("policy", small.shape, model, fsdp, Spread(), key=MODEL, on_cpu=False, head=head, average=True)
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("fp32", "fp32"), ("bf16", "bf16")])
+def test_weights_gradients_and_optimizer_are_exact(form, dtype):
+    small = Small("qwen2", form)
+    role = role_of(small, f"{ACTOR}.fsdp_config.model_dtype={dtype}")
+    optimizer = Optimizer(small.model, OptimConfig(), total_steps=1, updates_per_step=1)
+    small.backend.log_probs(small.rows, 1.0, False)[0].sum().backward()
+    assert role.weights == bytes_of(small.model.parameters())
+    assert role.gradients == bytes_of(p.grad for p in small.model.parameters())
+    assert role.optimizer == bytes_of(optimizer._state())
+    assert role.average == bytes_of(MovingAverage(small.model, 0.9).weights.values())
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "[q_proj,v_proj]"])
+def test_adapters_are_exact(targets):
+    small = Small("qwen2")
+    cfg = load([f"{MODEL}.path=m", f"{MODEL}.lora_rank=4", f"{MODEL}.target_modules={targets}"], check=False).cfg
+    settings = adapter_of(cfg.actor_rollout_ref.model, MODEL)
+    add_adapters(small.model, settings, dtype=torch.float32, heads=(), seed=0)
+    trained = [p for p in small.model.parameters() if p.requires_grad]
+    role = role_of(small, f"{MODEL}.lora_rank=4", f"{MODEL}.target_modules={targets}")
+    assert adapter_parameters(small.shape, settings) == (sum(p.numel() for p in trained), len(trained))
+    assert role.gradients == bytes_of(trained)
+    assert role.weights == bytes_of(small.model.parameters())
+
+
+def test_four_bit_weights_are_exact(tmp_path):
+    Small("qwen2", hidden_size=64, head_dim=16, intermediate_size=128).model.save_pretrained(tmp_path)
+    quantised = load_causal_lm(
+        ModelSource(str(tmp_path)),
+        None,
+        torch.float32,
+        quantization_config=four_bits(torch.float32, ("lm_head",), MODEL),
+        device_map={"": "cpu"},
+    )
+    found = find_shape(str(tmp_path)).shape
+    whole = 0
+    for parameter in quantised.parameters():
+        whole += parameter.numel() * parameter.element_size()
+        if is_packed(parameter):
+            state = parameter.quant_state
+            whole += bytes_of([state.absmax, state.state2.absmax])
+    assert weight_bytes(found, 4, found.parameters, four_bit=True) == whole
+    assert four_bit_bytes(64 * 256) == 64 * 128 + 256 + 4
+
+
+def test_the_cache_is_that_of_the_engine():
+    small = Small("qwen2")
+    cfg = load([f"{MODEL}.path=m", f"{ROLLOUT}.dtype=bf16"], check=False).cfg
+    plan = engine_plan(cfg.actor_rollout_ref.rollout, small.shape, 1, on_cpu=False)
+    real = CacheShape(small.shape.layers, small.shape.kv_heads, small.shape.head_dim, torch.bfloat16)
+    assert CACHE_BLOCK == BLOCK
+    assert plan.token * BLOCK == real.block_bytes
+    assert plan.sequence == 4 * real.block_bytes  # 512 + 512 tokens
+    assert CPU_TOKENS == packing.CPU_TOKENS
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("form", ["fp32", "mixed", "bf16"])
+@pytest.mark.parametrize("vocab", [16, 3000])
+def test_the_peak_of_an_update_is_near_the_plan(form, recompute, vocab):
+    """Also what is alive for a moment: counted over a whole forward and backward pass."""
+    small = Small("qwen2", form, (150, 150), vocab_size=vocab, hidden_size=64, head_dim=16, intermediate_size=256)
+    if recompute:
+        enable_recompute(small.model, None, None, "model")
+    kept = {"fp32": "fp32", "mixed": "fp32", "bf16": "bf16"}[form]
+    computed = {"fp32": "fp32", "mixed": "bf16", "bf16": "bf16"}[form]
+    fsdp = f"{ACTOR}.fsdp_config"
+    role = role_of(
+        small,
+        f"{fsdp}.model_dtype={kept}",
+        f"{fsdp}.mixed_precision.param_dtype={computed}",
+        f"{MODEL}.enable_gradient_checkpointing={recompute}",
+    )
+    assert role.width == small.width
+    assert sum(worst_moment(role, small.passed).values()) == pytest.approx(small.peak_of_update(), rel=0.12)
+
+
+def plan(*overrides: str, model: str = "qwen2.5-7b", capacity: int = 80, **shapes) -> Plan:
+    cfg = load([f"{MODEL}.path={model}", *overrides], check=False).cfg
+    return train_plan(cfg, Shapes(find_shape(model).shape, **shapes), capacity * GIB)
+
+
+def part(phase: Phase, role: str, name: str) -> int:
+    return sum(part.bytes for part in phase.parts if (part.role, part.name) == (role, name))
+
+
+def phases(plan: Plan) -> dict[str, Phase]:
+    return {phase.name: phase for phase in plan.phases}
+
+
+def test_phases_follow_the_roles():
+    assert list(phases(plan(*GRPO))) == ["rollout", "old log-probs", "update actor", "weight sync"]
+    judge = find_shape("llama-3-8b").shape
+    whole = plan(f"{ACTOR}.use_kl_loss=true", "reward_model.enable=true", reward_model=judge)
+    assert list(phases(whole)) == [
+        *("rollout", "reward model", "old log-probs", "reference", "values", "update critic", "update actor"),
+        "weight sync",
+    ]
+    assert part(phases(whole)["reward model"], "reward model", "weights") == 2 * (judge.backbone + judge.hidden + 1)
+
+
+def test_offloading_empties_the_other_phases():
+    before = phases(plan(*GRPO))
+    fsdp = f"{ACTOR}.fsdp_config"
+    after = phases(plan(*GRPO, f"{fsdp}.param_offload=true", f"{fsdp}.optimizer_offload=true"))
+    weights, state = part(before["rollout"], "policy", "weights"), part(before["rollout"], "policy", "optimizer")
+    assert part(after["rollout"], "policy", "weights") == part(after["rollout"], "policy", "optimizer") == 0
+    assert part(after["update actor"], "policy", "optimizer") == state
+    assert part(after["weight sync"], "policy", "weights") == weights
+    on_cpu = phases(plan(*GRPO, f"{fsdp}.offload_policy=true"))
+    assert part(on_cpu["update actor"], "policy", "optimizer") == 0
+
+
+def test_adapters_share_the_reference_and_four_bits_shrink_the_weights():
+    kl = f"{ACTOR}.use_kl_loss=true"
+    full, lora = phases(plan(*GRPO, kl)), phases(plan(*GRPO, kl, f"{MODEL}.lora_rank=16"))
+    assert part(full["rollout"], "reference", "weights") > 0
+    assert part(lora["rollout"], "reference", "weights") == 0
+    assert "reference" in lora
+    assert part(lora["update actor"], "policy", "gradients") < part(full["update actor"], "policy", "gradients") / 50
+    four = phases(plan(*GRPO, kl, f"{MODEL}.lora_rank=16", f"{MODEL}.load_in_4bit=true"))
+    assert part(four["rollout"], "policy", "weights") < part(lora["rollout"], "policy", "weights") / 3
+
+
+def test_ranks_divide_and_gather():
+    one, eight = phases(plan(*GRPO)), phases(plan(*GRPO, "trainer.n_gpus_per_node=8"))
+    for name in ("weights", "gradients"):
+        assert part(eight["update actor"], "policy", name) == part(one["update actor"], "policy", name) // 8
+    assert part(eight["update actor"], "policy", "gathered weights") > 0
+    assert part(one["update actor"], "policy", "gathered weights") == 0
+    tensor = phases(plan(*GRPO, "trainer.n_gpus_per_node=8", f"{ROLLOUT}.tensor_model_parallel_size=4"))
+    assert part(tensor["rollout"], "engine", "weights") == part(one["rollout"], "engine", "weights") // 4
+
+
+def test_megatron_divides_by_its_own_sizes():
+    sizes = [
+        f"{ACTOR}.strategy=megatron",
+        f"{ACTOR}.megatron.tensor_model_parallel_size=2",
+        "trainer.n_gpus_per_node=8",
+    ]
+    found = phases(plan(*GRPO, *sizes))["update actor"]
+    total = find_shape("qwen2.5-7b").shape.parameters
+    assert part(found, "policy", "weights") == 2 * total // 2
+    assert part(found, "policy", "gradients") == 4 * total // 2
+    assert part(found, "policy", "optimizer") == pytest.approx(12 * total / 8, rel=1e-3)
+
+
+def test_checkpointing_and_micro_batches_change_the_activations():
+    def activations(*overrides: str) -> int:
+        found = phases(plan(*GRPO, *overrides))["update actor"]
+        return sum(part.bytes for part in found.parts if part.name in ("activations", "weight copies"))
+
+    rows = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+    assert activations(f"{rows}=8") < activations(f"{rows}=32")
+    assert activations(f"{rows}=32") < activations(f"{rows}=32", f"{MODEL}.enable_gradient_checkpointing=false") / 3
+
+
+def test_engines_reserve_by_their_own_rule():
+    ours, foreign = (
+        phases(plan(*GRPO, f"{ROLLOUT}.name={name}", model="qwen2.5-0.5b")) for name in ("builtin", "vllm")
+    )
+    reserved = sum(part.bytes for part in foreign["rollout"].parts if part.role == "engine")
+    assert reserved == pytest.approx(0.5 * 80 * GIB, rel=1e-6)
+    assert part(foreign["update actor"], "engine", "weights") == 0
+    assert part(ours["update actor"], "engine", "weights") > 0
+    assert "1024 sequences" in ours["rollout"].note
+
+
+def test_what_does_not_fit_is_named():
+    assert [phase.name for phase in plan(*GRPO, model="qwen2.5-0.5b").too_big] == []
+    too_big = plan(*GRPO).too_big
+    assert "update actor" in {phase.name for phase in too_big}
+    assert plan(*GRPO).plain()["fits"] is False
+
+
+def test_other_jobs_have_plans():
+    shape = find_shape("qwen2.5-0.5b").shape
+    sft = sft_plan(load(["model.partial_pretrain=m"], job="sft", check=False).cfg, shape, 80 * GIB)
+    assert [phase.name for phase in sft.phases] == ["update"]
+    assert part(sft.phases[0], "model", "gradients") == 4 * shape.parameters
+    made = generate_plan(load(["model.path=m"], job="generate", check=False).cfg, shape, 80 * GIB)
+    assert [phase.name for phase in made.phases] == ["rollout"]

@@ -1,0 +1,150 @@
+"""A right command passes, and says what it did; each broken thing is found and named."""
+
+from __future__ import annotations
+
+import json
+
+from burnish.dialects.read import translate_command
+from burnish.rehearsal.rehearse import rehearse
+from burnish.rehearsal.report import BROKEN, PASSED
+
+
+def breaking(report):
+    return [finding.text for finding in report.findings if finding.breaks]
+
+
+def test_a_right_command_passes_and_says_what_it_did(rehearsed):
+    report = rehearsed()
+    assert report.exit_status == PASSED, breaking(report)
+    assert any("tiny qwen2" in line for line in report.stand_ins)
+    assert any("made rows (data source openai/gsm8k)" in line for line in report.stand_ins)
+    assert "data.train_batch_size: 64 -> 4 (divided by 16)" in report.scaled
+    assert "actor_rollout_ref.actor.ppo_mini_batch_size: 16 -> 1 (divided by 16)" in report.scaled
+    assert any("all ranks are one process" in line and "n_gpus_per_node=8" in line for line in report.folded)
+    assert any("built-in one (actor_rollout_ref.rollout.name=vllm)" in line for line in report.folded)
+    assert any("nothing leaves this machine" in line for line in report.folded)
+    assert "the engine that was asked for" in report.not_tested
+    assert json.loads(json.dumps(report.as_dict()))["passed"] is True
+
+
+def test_the_real_rows_are_read(rehearsed, gsm8k):
+    path = gsm8k()
+    report = rehearsed(data__train_files=path)
+    assert report.passed, breaking(report)
+    assert f"data.train_files {path}: its first 32 of many rows" in report.stand_ins
+
+
+def test_a_missing_column_is_named(rehearsed, gsm8k):
+    report = rehearsed(data__train_files=gsm8k(), data__prompt_key="question")
+    assert report.exit_status == BROKEN
+    assert any("question" in text and "prompt" in text for text in breaking(report))
+
+
+def test_several_mistakes_are_told_together(rehearsed, gsm8k):
+    report = rehearsed(data__train_files=gsm8k(count=20), actor_rollout_ref__actor__ppo_mini_batch_size=128)
+    assert any("the files have 20 rows" in text for text in breaking(report))
+    assert any("ppo_mini_batch_size=128" in text and "more than the 64 prompts" in text for text in breaking(report))
+
+
+def test_a_reward_that_raises_on_every_sample(rehearsed, gsm8k, tmp_path):
+    reward = tmp_path / "reward.py"
+    reward.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return answer\n")
+    report = rehearsed(data__train_files=gsm8k(), custom_reward_function__path=reward)
+    assert report.exit_status == BROKEN
+    (text,) = breaking(report)
+    assert "on every response" in text and "name 'answer' is not defined" in text and "reward.py" in text
+
+
+def test_a_reward_that_fails_on_some_is_worth_knowing(rehearsed, gsm8k, tmp_path):
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return 1.0 / (extra_info['index'] % 2)\n"
+    )
+    report = rehearsed(data__train_files=gsm8k(), data__shuffle=False, custom_reward_function__path=reward)
+    assert report.passed, breaking(report)
+    (finding,) = report.findings
+    assert finding.where == "reward" and "4 responses, not on all" in finding.text and "ZeroDivision" in finding.text
+
+
+def test_a_reward_of_another_machine_gets_a_stand_in(rehearsed):
+    report = rehearsed(custom_reward_function__path="/elsewhere/reward.py")
+    assert report.passed, breaking(report)
+    assert any("/elsewhere/reward.py is not here" in line for line in report.stand_ins)
+    assert "the reward function" in report.not_tested
+
+
+def test_a_template_that_fails(rehearsed, gsm8k, tmp_path):
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ raise_exception('only two roles') }}")
+    report = rehearsed(data__train_files=gsm8k(), **{"++actor_rollout_ref__model__custom_chat_template": template})
+    assert report.exit_status == BROKEN
+    assert any("chat template failed" in text and "only two roles" in text for text in breaking(report))
+
+
+def test_wrong_batch_arithmetic_is_found_before_it_is_scaled(rehearsed):
+    report = rehearsed(actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu=5)
+    (text,) = breaking(report)
+    assert "ppo_micro_batch_size_per_gpu=5" in text and "on 8 process(es) are 16 responses" in text
+
+
+def test_an_unknown_estimator(rehearsed):
+    report = rehearsed(algorithm__adv_estimator="gpro")
+    assert not report.passed
+    assert any("grpo" in text and "gpro" in text for text in [*report.refused, *breaking(report)])
+
+
+def test_what_was_dropped_was_not_tested(rehearsed):
+    report = rehearsed(**{"+actor_rollout_ref__rollout__multi_turn__enable": True})
+    assert any("multi_turn" in line for line in report.dropped)
+    assert "multi-turn: its keys were dropped" in report.not_tested
+
+
+def test_an_unreadable_file_is_named(rehearsed, tmp_path):
+    path = tmp_path / "broken.parquet"
+    path.write_bytes(b"no parquet")
+    report = rehearsed(data__train_files=path)
+    assert any("cannot be read" in text and "broken.parquet" in text for text in breaking(report))
+
+
+def test_filtered_groups_are_rehearsed_with_scores_that_differ(rehearsed):
+    keys = {"+algorithm__filter_groups__enable": True, "+algorithm__filter_groups__metric": "acc"}
+    report = rehearsed(**keys, reward_model__reward_manager="dapo")
+    assert report.passed, breaking(report)
+    assert any("scores are alike" in line for line in report.stand_ins)
+
+
+def test_errors_speak_the_users_dialect():
+    from burnish.dialects.report import CONVERTED, Item, Translation
+
+    translation = Translation("openrlhf", "train")
+    settings = {
+        "actor_rollout_ref.model.path": ("--pretrain", "Qwen/Qwen2.5-7B"),
+        "data.train_files": ("--prompt_data", ["dapo-math-17k"]),
+        "data.train_batch_size": ("--rollout_batch_size", 16),
+        "actor_rollout_ref.actor.ppo_mini_batch_size": ("--train_batch_size", 32),
+    }
+    for ours, (theirs, value) in settings.items():
+        translation.put(Item(theirs, value, CONVERTED, ours, value))
+    report = rehearse(translation)
+    (text,) = breaking(report)
+    assert text.startswith("--train_batch_size 32: is more than the 16 prompts of a step (--rollout_batch_size)")
+
+
+def test_as_many_steps_as_were_asked_for(rehearsed, tmp_path):
+    report = rehearsed(steps=2, folder=tmp_path)
+    assert report.passed, breaking(report)
+    dumps = sorted(path.name for path in (tmp_path / "run" / "default_local_dir" / "rollouts").glob("*.jsonl"))
+    assert dumps == ["1.jsonl", "2.jsonl"]
+
+
+def test_supervised_training_is_rehearsed():
+    command = (
+        "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer data.train_files=/x/gsm8k/train.parquet"
+        " data.val_files=/x/gsm8k/test.parquet data.prompt_key=extra_info data.response_key=extra_info"
+        " data.prompt_dict_keys=[question] data.response_dict_keys=[answer] data.micro_batch_size_per_gpu=4"
+        " model.partial_pretrain=google/gemma-2b-it trainer.logger=[console]"
+    )
+    report = rehearse(translate_command(command.split()))
+    assert report.passed, [report.refused, report.findings]
+    assert any("tiny gemma" in line for line in report.stand_ins)
