@@ -1,7 +1,7 @@
 """One GRPO run, asked for in three dialects: the same tree, and the same bits in the first step.
 
-The rows are the same in three formats. The noise of a response is addressed by the fingerprint of its file, so that the packed
-file of MindSpeed RL is given the fingerprint of the others here.
+The rows are the same in three formats. The noise of a response is addressed by the fingerprint of its file, so the
+three files are given one fingerprint here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ PROMPTS = [f"{n}1" for n in range(8)]
 
 # A weight so large that the epsilon under the group's deviation, 1e-6 or 1e-9, is lost in its float32.
 REWARD = """
-from burnish.reward.verifiers import VERIFIERS
 
 def reward_func(queries, prompts, labels):
     texts = [query[len(prompt):] for query, prompt in zip(queries, prompts)]
@@ -49,7 +48,9 @@ BY_NATURE = (
 )
 # Where runs are kept and shown, which rows and which reward they read.
 NAMES = ("trainer.project_name", "trainer.experiment_name", "trainer.logger", "trainer.default_local_dir")
-PLACES = (*NAMES, "trainer.export_dir", "data.train_files", "custom_reward_function.path", "reward.remote_url")
+COLUMNS = ("data.train_files", "data.prompt_key", "data.label_key", "data.additional_keys")
+REWARDS = ("custom_reward_function.path", "reward.remote_url", "reward.verifiers", "reward.verifier_weights")
+PLACES = {*NAMES, *COLUMNS, *REWARDS, "trainer.export_dir"}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,11 @@ def place(tmp_path_factory) -> Path:
         for row in rows
     ]
     pq.write_table(pa.Table.from_pylist(verl), folder / "rows.parquet")
+    asked = [tokenizer.apply_chat_template(row["input"], add_generation_prompt=True, tokenize=False) for row in rows]
+    encoded = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in asked]
+    write_field(folder / "data", "input_ids", encoded)
+    write_field(folder / "data", "attention_mask", [[1] * len(ids) for ids in encoded])
+    write_field(folder / "data", "labels", [tokenizer(text)["input_ids"] for text in PROMPTS])
     (folder / "reward.py").write_text(REWARD)
     (folder / "score.py").write_text(SCORE)
     return folder
@@ -75,7 +81,7 @@ def verl(place: Path) -> Translation:
             "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo trainer.n_gpus_per_node=1 trainer.seed=42"
             f" data.train_files={place}/rows.parquet data.val_files=[] data.train_batch_size=4"
             " data.max_prompt_length=32 data.max_response_length=8 data.truncation=left data.return_raw_chat=True"
-            " data.trust_remote_code=True data.seed=42"
+            " data.trust_remote_code=True"
             f" actor_rollout_ref.model.path={place}/model actor_rollout_ref.model.trust_remote_code=True"
             " actor_rollout_ref.model.enable_gradient_checkpointing=False actor_rollout_ref.rollout.n=2"
             " actor_rollout_ref.rollout.name=builtin actor_rollout_ref.rollout.tensor_model_parallel_size=1"
@@ -86,6 +92,7 @@ def verl(place: Path) -> Translation:
             " actor_rollout_ref.actor.clip_ratio_c=null actor_rollout_ref.actor.use_torch_compile=False"
             " actor_rollout_ref.actor.optim.lr=1e-3 actor_rollout_ref.actor.optim.weight_decay=0"
             " actor_rollout_ref.actor.optim.betas=[0.9,0.95]"
+            " actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=null"
             f" custom_reward_function.path={place}/score.py trainer.total_epochs=1 trainer.logger=[console]"
             " trainer.resume_mode=disable trainer.max_actor_ckpt_to_keep=3 trainer.device=auto"
             f" {BY_NATURE}"
@@ -106,6 +113,50 @@ def openrlhf(place: Path) -> Translation:
     )
 
 
+def mindspeed(place: Path) -> Translation:
+    config = {
+        "megatron_training": {
+            "stage": "ray_grpo",
+            "global_batch_size": 4,
+            "train_iters": 2,
+            "seq_length": 32,
+            "data_path": f"{place}/data",
+            "dataset_additional_keys": ["labels"],
+            "tokenizer_name_or_path": f"{place}/model",
+            "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
+            "seed": 42,
+        },
+        "actor_config": {
+            "micro_batch_size": 8,
+            "lr": 1e-3,
+            "lr_decay_style": "constant",
+            "weight_decay": 0.0,
+            "adam_beta2": 0.95,
+            "finetune": True,
+        },
+        "rl_config": {
+            "mini_batch_size": 4,
+            "n_samples_per_prompt": 2,
+            "max_prompt_length": 32,
+            "init_kl_coef": 0.0,
+            "verifier_function": ["format"],
+            "verifier_weight": [1000.0],
+            "actor_resource": {"num_npus": 1},
+        },
+        "generate_config": {
+            "infer_tensor_parallel_size": 1,
+            "max_model_len": 40,
+            "max_num_seqs": 1024,
+            "max_num_batched_tokens": 8192,
+            "trust_remote_code": True,
+            "sampling_config": {"max_tokens": 8, "temperature": 1.0, "top_k": -1},
+        },
+    }
+    (place / "grpo.yaml").write_text(yaml.safe_dump(config))
+    return translate_yaml(str(place / "grpo.yaml"))
+
+
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in tree.items():
@@ -122,9 +173,14 @@ def differing(one: Translation, other: Translation) -> dict[str, tuple[Any, Any]
     return {key: (a[key], b[key]) for key in a if a[key] != b[key]}
 
 
-def first_step(translation: Translation, folder: Path) -> dict[str, float]:
-    more = [f"trainer.default_local_dir={folder}", "trainer.logger=[file]", "trainer.export_dir=null", "reward.num_workers=0"]
-    result = train_loaded(load([*translation.overrides(), "trainer.total_training_steps=1", *more]))
+def first_step(translation: Translation, folder: Path, *changed: str) -> dict[str, float]:
+    more = [
+        f"trainer.default_local_dir={folder}",
+        "trainer.logger=[file]",
+        "trainer.export_dir=null",
+        "reward.num_workers=0",
+    ]
+    result = train_loaded(load([*translation.overrides(), "trainer.total_training_steps=1", *more, *changed]))
     unequal = ("timing_", "perf/")
     return {name: value for name, value in result.metrics.items() if not name.startswith(unequal)}
 
@@ -132,3 +188,50 @@ def first_step(translation: Translation, folder: Path) -> dict[str, float]:
 def test_verl_and_openrlhf_give_one_tree(place):
     left = {key: values for key, values in differing(verl(place), openrlhf(place)).items() if key not in PLACES}
     assert left == {}
+
+
+def test_verl_and_openrlhf_give_the_same_bits(place, tmp_path, monkeypatch):
+    same_fingerprints(monkeypatch)
+    one, other = first_step(verl(place), tmp_path / "verl"), first_step(openrlhf(place), tmp_path / "openrlhf")
+    assert one == other
+    assert one["actor/grad_norm"] > 0 and one["critic/score/max"] == 1000.0
+
+
+# OpenRLHF | MindSpeed RL, which have no key for these.
+MUST = {
+    "algorithm.group_std_epsilon": (1e-9, 1e-6),
+    "algorithm.kl_order": ("after", "before"),
+    "algorithm.reward_clip_range": ([-10.0, 10.0], None),
+    "data.filter_overlong_prompts": (False, True),
+    "data.truncation": ("left", "error"),
+    "reward.on_error": ("stop", "fallback"),
+    "reward.timeout": (180.0, 10.0),
+    "actor_rollout_ref.rollout.max_model_len": (None, 40),  # the sum of both lengths, which null means
+    "trainer.total_epochs": (1, 30),
+    "trainer.total_training_steps": (None, 2),  # of one epoch of two steps
+    "trainer.max_actor_ckpt_to_keep": (3, None),
+}
+
+
+def test_mindspeed_differs_where_it_must(place):
+    left = {key: values for key, values in differing(openrlhf(place), mindspeed(place)).items() if key not in PLACES}
+    assert left == MUST
+
+
+def test_mindspeed_gives_the_same_bits(place, tmp_path, monkeypatch):
+    same_fingerprints(monkeypatch)
+    # Its own rewards are rules on text; the function of the others takes their place.
+    reward = ("reward.verifiers=[]", "reward.verifier_weights=[]", f"custom_reward_function.path={place}/score.py")
+    one = first_step(mindspeed(place), tmp_path / "mindspeed", *reward)
+    other = first_step(verl(place), tmp_path / "verl")
+    shown = {name for name in one if name.startswith("critic/rewards/")}  # OpenRLHF's bounds cut what is shown there
+    assert {name for name in one if one[name] != other[name]} <= shown
+    assert one.keys() == other.keys() and one["actor/grad_norm"] > 0
+
+
+def same_fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three files of the same rows count as one."""
+    for kind in (ArrowRows, LineRows, IndexedRows):
+        monkeypatch.setattr(
+            kind, "fingerprint", property(lambda rows: "the rows", lambda rows, value: None), raising=False
+        )
