@@ -145,7 +145,8 @@ class SamplingConfig:
     """Free the engine's cache after each generation, for training."""
 
     max_model_len: int | None = at_least(None, 1)
-    """Longest prompt and response together; null means prompt_length + response_length."""
+    """Longest prompt and response together; null means prompt_length + response_length. With less, a response gets
+    what its prompt leaves."""
 
     max_num_seqs: int = at_least(1024, 1)
     """Most responses the engine generates at once."""

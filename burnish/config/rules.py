@@ -162,16 +162,15 @@ def kl_once(cfg: TrainConfig) -> Iterator[UserError]:
 
 
 def lengths(cfg: TrainConfig) -> Iterator[UserError]:
-    """Prompt and response fit into the engine's model length."""
+    """The engine's model length leaves room for a response after the longest prompt."""
     rollout = cfg.actor_rollout_ref.rollout
-    total = rollout.prompt_length + rollout.response_length
-    if rollout.max_model_len is not None and total > rollout.max_model_len:
+    if rollout.max_model_len is not None and rollout.prompt_length >= rollout.max_model_len:
         yield UserError(
-            f"is less than prompt and response: {rollout.prompt_length} + {rollout.response_length} = {total}",
+            f"leaves no room for a response after a prompt of {rollout.prompt_length} tokens",
             key=f"{ROLLOUT}.max_model_len",
             value=rollout.max_model_len,
-            allowed=f">= {total}",
-            hint=f"{ROLLOUT}.max_model_len={total}",
+            allowed=f"> {rollout.prompt_length}",
+            hint=f"{ROLLOUT}.max_model_len={rollout.prompt_length + rollout.response_length}",
         )
     if rollout.prompt_length < cfg.data.max_prompt_length:
         yield UserError(
@@ -293,6 +292,16 @@ def sampling_remarks(cfg: TrainConfig) -> Iterator[str]:
         yield f"{ROLLOUT}.do_sample=false: all responses of a prompt will be the same greedy one."
 
 
+def length_remarks(cfg: TrainConfig) -> Iterator[str]:
+    rollout = cfg.actor_rollout_ref.rollout
+    short = rollout.prompt_length + rollout.response_length - (rollout.max_model_len or 0)
+    if rollout.max_model_len is not None and short > 0:
+        yield (
+            f"{ROLLOUT}.max_model_len={rollout.max_model_len} is {short} less than prompt and response together:"
+            " a response ends where its prompt leaves no more room."
+        )
+
+
 def run_remarks(cfg: TrainConfig) -> Iterator[str]:
     trainer = cfg.trainer
     if trainer.resume_from_path and trainer.resume_mode != "resume_path":
@@ -329,6 +338,7 @@ REMARKS: tuple[Callable[[TrainConfig], Iterator[str]], ...] = (
     group_remarks,
     filter_remarks,
     sampling_remarks,
+    length_remarks,
     run_remarks,
     credit_rules.correction_remarks,
     data_remarks,

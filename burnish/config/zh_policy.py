@@ -285,7 +285,9 @@ DOCS: dict[str, str] = {
     "SamplingConfig.dtype": "引擎权重的数据类型；null 在 CPU 上为 float32，在 GPU 上为 bfloat16。",
     "SamplingConfig.gpu_memory_utilization": "引擎的权重与缓存可占的显存比例。在 CPU 上：缓存可占的空闲内存比例。",
     "SamplingConfig.free_cache_engine": "每次生成后释放引擎缓存，留给训练。",
-    "SamplingConfig.max_model_len": "提示与回答的最大总长；null 等于 prompt_length + response_length。",
+    "SamplingConfig.max_model_len": (
+        "提示与回答的最大总长；null 等于 prompt_length + response_length。更小时，回答只能用完提示剩下的长度。"
+    ),
     "SamplingConfig.max_num_seqs": "引擎同时生成的最大回答数。",
     "SamplingConfig.max_num_batched_tokens": "引擎一步处理的最大 token 数（含提示）。",
     "SamplingConfig.disable_log_stats": "不报告引擎统计（运行中、等待中、缓存占用）。",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
@@ -40,6 +40,14 @@ class Sampling:
     logprobs: int | None = None  # how many of the likeliest tokens a completion reports beside the sampled one
     fire: bool = False
     seed: int | None = None  # in the place of the run's seed
+    room: int | None = None  # prompt and response together: a response gets no more than its prompt leaves
+
+    def after(self, num_prompt: int) -> Sampling:
+        """The same after a prompt of this length."""
+        if self.room is None or num_prompt + self.max_tokens <= self.room:
+            return self
+        left = self.room - num_prompt
+        return replace(self, max_tokens=left, min_tokens=min(self.min_tokens, left))
 
     @property
     def greedy(self) -> bool:

@@ -13,7 +13,7 @@ def requests_for(prompts: Batch, sampling: Sampling, n: int, *, seed: int, step:
     """n requests per prompt. A request's seed names it: run seed (or the sampling's own), step, prompt, sample."""
     seed = seed if sampling.seed is None else sampling.seed
     return [
-        [Request(tuple(ids), sampling, address(seed, step, uid, sample)) for sample in range(n)]
+        [Request(tuple(ids), sampling.after(len(ids)), address(seed, step, uid, sample)) for sample in range(n)]
         for ids, uid in zip(prompts["prompt_ids"].lists(), prompts["uid"], strict=True)
     ]
 

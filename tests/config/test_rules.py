@@ -34,7 +34,7 @@ def test_the_defaults_break_nothing():
         ([f"{ACTOR}.ppo_micro_batch_size_per_gpu=7"], f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
         (["critic.ppo_micro_batch_size_per_gpu=7"], "critic.ppo_micro_batch_size_per_gpu"),
         ([f"{ACTOR}.use_kl_loss=true", "algorithm.use_kl_in_reward=true"], f"{ACTOR}.use_kl_loss"),
-        ([f"{ROLLOUT}.max_model_len=1000"], f"{ROLLOUT}.max_model_len"),
+        ([f"{ROLLOUT}.max_model_len=512"], f"{ROLLOUT}.max_model_len"),
         ([f"{ROLLOUT}.prompt_length=100"], f"{ROLLOUT}.prompt_length"),
         ([f"{ROLLOUT}.temperature=0"], f"{ROLLOUT}.temperature"),
         (["reward_model.enable=true"], "reward_model.model.path"),
@@ -92,6 +92,7 @@ def test_critic_rules_hold_only_where_there_is_one():
     [
         (["algorithm.adv_estimator=grpo"], "n=1"),
         ([f"{ROLLOUT}.do_sample=false"], "greedy"),
+        ([f"{ROLLOUT}.max_model_len=1000"], "24 less than prompt and response"),
         (["trainer.resume_from_path=x"], "resume_mode"),
         (["trainer.test_freq=2"], "val_files"),
         (["algorithm.kl_ctrl.type=adaptive"], "use_kl_in_reward"),

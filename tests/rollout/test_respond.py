@@ -70,3 +70,9 @@ def test_likeliest_tokens_are_a_column_where_asked_for():
 def test_no_token_at_all():
     columns = response_columns([Completion([], [], [], "abort")])
     assert columns["responses"].lists() == [[]] and columns["responses"].flat.dtype == torch.int64
+
+
+def test_a_response_gets_what_its_prompt_leaves():
+    groups = requests_for(prompts(), Sampling(3, min_tokens=3, room=5), 1, seed=1, step=4)
+    assert [group[0].sampling.max_tokens for group in groups] == [3, 2, 3]
+    assert [group[0].sampling.min_tokens for group in groups] == [3, 2, 3]

@@ -93,12 +93,11 @@ def _lengths(reading: Reading) -> None:
     total = prompt.value + most.value
     if seq.value is not None and room.value < seq.value:
         reading.refuse(room, f"is below megatron_training.seq_length={seq.value}, as MindSpeed RL says too")
-    elif room.value < total:
-        short = f"{prompt.value} + {most.value} = {total} tokens do not fit: vLLM ends responses to long prompts"
-        cure = f"generate_config.max_model_len: {total}, or rl_config.max_prompt_length: {room.value - most.value}"
-        reading.refuse(room, f"{short} up to {total - room.value} tokens early, and nothing here does. Write {cure}")
+    elif room.value <= prompt.value:
+        reading.refuse(room, f"leaves no room for a response: write generate_config.max_model_len: {total}")
     else:
-        reading.put(room, f"{ROLLOUT}.max_model_len")
+        ends = f"less than {prompt.value} + {most.value} = {total}: responses to long prompts end early, as there"
+        reading.put(room, f"{ROLLOUT}.max_model_len", why=ends if room.value < total else "")
 
 
 def _turn_lengths(reading: Reading) -> None:

@@ -35,10 +35,11 @@ def _apart(w: Writing) -> None:
     if not (w.given("prompt_max_len") or w.given("generate_max_len")):
         why = "before v0.9.8 the engine's limit, since then prompt and response together: add --max_new_tokens N"
         w.refuse("max_len", why)
-    elif asked < total:
-        w.refuse("max_len", f"is less than prompt and response together ({total})")
+    elif asked <= w.get("prompt_max_len"):
+        w.refuse("max_len", f"leaves no room for a response after {w.name('prompt_max_len')}")
     else:
-        w.put("max_len", f"{ROLLOUT}.max_model_len")
+        ends = f"less than prompt and response together ({total}): responses to long prompts end early"
+        w.put("max_len", f"{ROLLOUT}.max_model_len", why=ends if asked < total else "")
 
 
 def _in_all(w: Writing) -> None:
@@ -47,9 +48,10 @@ def _in_all(w: Writing) -> None:
     if total is None:
         w.refuse("max_len", f"is needed beside {w.name('max_new_tokens')}: prompt and response together")
     elif response is None:
-        why = "theirs then gives each response what its prompt leaves; here the limit is one number: add"
-        w.refuse("max_new_tokens", f"{why} {w.name('max_new_tokens')} N (prompts get {total} - N)")
-        w.elsewhere("max_len", f"prompt and response together; {w.name('max_new_tokens')} splits it")
+        why = f"without {w.name('max_new_tokens')} a response gets what its prompt leaves"
+        w.put("max_len", f"{ROLLOUT}.max_model_len", why=why)
+        w.put("max_len", PROMPT, total - 1, "a prompt leaves room for one token at least")
+        w.put("max_len", RESPONSE, total - 1, why)
     elif response >= total:
         w.refuse("max_new_tokens", f"leaves no room for a prompt in {w.name('max_len')} {total}")
     else:

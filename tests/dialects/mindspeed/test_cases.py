@@ -14,7 +14,6 @@ CASES = Path(__file__).parents[4] / "shared" / "cases" / "mindspeed.jsonl"
 SEED = Path(__file__).parents[4] / "shared" / "seeds"
 # What a person would have to mend, and in which of the configs.
 TRUE_REASONS = {
-    ("grpo_deepseek_r1_671b_A2", "generate_config.max_model_len"),  # 8196 + 2048 tokens do not fit into 10240
     ("dpo_qwen3_30b_a3b_A3", "megatron_training.stage"),  # DPO is no RL job
     ("orca_rlhf", "handler_name"),  # pairs for DPO
 }

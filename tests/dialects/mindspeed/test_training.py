@@ -113,7 +113,6 @@ def test_arithmetic_is_in_the_reason():
             "constant, linear, cosine",
         ),
         (("megatron_training.seq_length", 32), "megatron_training.seq_length", "max_prompt_length: 32"),
-        (("generate_config.max_model_len", 100), "generate_config.max_model_len", "max_model_len: 128"),
         (("generate_config.max_model_len", 60), "generate_config.max_model_len", "seq_length=64"),
         (("megatron_training.split", "949,50,1"), "megatron_training.split", "write 100,0,0"),
         (("megatron_training.bf16", False), "megatron_training.bf16", "bf16: true"),

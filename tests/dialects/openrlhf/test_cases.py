@@ -9,11 +9,9 @@ from burnish.errors import UserError
 
 from .asked import cases, refused, shared, translate
 
-HYBRID, REJECTION = "train_ppo_ray_hybrid_engine.sh", "train_rejection_sampling_llama.sh"
+REJECTION = "train_rejection_sampling_llama.sh"
 # (version, script) -> flags that are refused there, and why a person would agree.
 TRUE_REASONS = {
-    # The response gets what the prompt leaves of --data.max_len: no single limit is given.
-    ("0.11", HYBRID): {"--rollout.max_new_tokens"},
     # v0.9.2 reads no response without --output_key, and drops every row.
     ("0.9.2", REJECTION): {"--output_key"},
 }

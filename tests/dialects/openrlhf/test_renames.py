@@ -73,9 +73,11 @@ def test_later_features_that_are_not_there(flags, theirs):
     assert theirs in refused(translate(base, flags))
 
 
-def test_a_response_limit_that_depends_on_the_prompt_is_asked_for():
-    found = refused(translate("--actor.model_name_or_path m --reward.remote_url r.py --data.max_len 2048"))
-    assert "add --rollout.max_new_tokens N" in found["--rollout.max_new_tokens"]
+def test_without_a_response_limit_a_response_gets_what_its_prompt_leaves():
+    found = translate("--actor.model_name_or_path m --reward.remote_url r.py --data.max_len 2048")
+    assert refused(found) == {}
+    assert found.settings["actor_rollout_ref.rollout.max_model_len"] == 2048
+    assert found.settings["data.max_response_length"] == found.settings["data.max_prompt_length"] == 2047
 
 
 def test_names_lead_to_flags():
