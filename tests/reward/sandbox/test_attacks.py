@@ -312,7 +312,8 @@ except OSError as error:
 
 @pytest.mark.parametrize("way", CONTAINED)
 def test_what_one_program_leaves_the_next_does_not_find(way, run_code):
-    leave = "import os\nprint(os.listdir('.'), os.listdir('/tmp'))\nopen('left', 'w').write('x')"
+    # /tmp is the private folder, unless the Python that runs us lies below it; then it is read-only.
+    leave = "import os\nprint(os.listdir('.'), 'left' in os.listdir('/tmp'))\nopen('left', 'w').write('x')"
     first, second = (refused_or(lambda: run_code(leave, way=way), way) for _ in range(2))
     if first is not None:
-        assert first.stdout == second.stdout == "['main.py'] ['main.py']\n"
+        assert first.stdout == second.stdout == "['main.py'] False\n"
