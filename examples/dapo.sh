@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # DAPO: clip-higher, token mean, groups without a lesson drawn again, a penalty near the length limit.
-#   burnish data math openai/math data/train.parquet   # or any file in verl's schema
-#   MODEL=Qwen/Qwen2.5-0.5B-Instruct examples/dapo.sh trainer.total_training_steps=100
+# data/math/train.parquet is any file in verl's schema. Further overrides go behind the script's name.
 set -eu
+
 burnish train \
     algorithm.adv_estimator=grpo \
     algorithm.filter_groups.enable=true \
     algorithm.filter_groups.metric=acc \
     algorithm.filter_groups.max_num_gen_batches=10 \
-    data.train_files="${TRAIN:-data/train.parquet}" \
+    data.train_files=data/math/train.parquet \
     data.train_batch_size=64 \
     data.gen_batch_size=96 \
     data.max_prompt_length=1024 \
     data.max_response_length=4096 \
-    actor_rollout_ref.model.path="${MODEL:-Qwen/Qwen2.5-0.5B-Instruct}" \
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct \
     actor_rollout_ref.rollout.n=16 \
     actor_rollout_ref.actor.ppo_mini_batch_size=32 \
     actor_rollout_ref.actor.clip_ratio_low=0.2 \
