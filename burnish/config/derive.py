@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from burnish.config.ranks import data_ranks
 from burnish.config.reward_rules import read_overlong
 from burnish.config.root import TrainConfig
 
@@ -25,7 +26,6 @@ def _checkpoints_to_keep(cfg: TrainConfig) -> Iterator[str]:
 
 def _micro_batches(cfg: TrainConfig) -> Iterator[str]:
     """A size over all ranks becomes the size on one rank, so that the rooms read one key."""
-    ranks = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
     actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
     places = (
         (actor, "actor_rollout_ref.actor.ppo_micro_batch_size", actor.ppo_micro_batch_size),
@@ -43,8 +43,10 @@ def _micro_batches(cfg: TrainConfig) -> Iterator[str]:
         name = key.rpartition(".")[2]
         if size is not None and getattr(role, f"{name}_per_gpu") is None:
             setattr(role, name, None)  # the tree that is printed says it once
-            setattr(role, f"{name}_per_gpu", max(1, size // ranks))
-            yield _line(key, f"{key}_per_gpu={max(1, size // ranks)}")
+            # The engine's section says how the policy reads.
+            share = max(1, size // data_ranks(cfg, actor if role is cfg.actor_rollout_ref.rollout else role))
+            setattr(role, f"{name}_per_gpu", share)
+            yield _line(key, f"{key}_per_gpu={share}")
 
 
 def _raw_chat(cfg: TrainConfig) -> Iterator[str]:

@@ -10,6 +10,7 @@ from burnish.config.data_rules import data_remarks, prompt_form, user_classes
 from burnish.config.generate_rules import GENERATE_RULES
 from burnish.config.model_rules import MODEL_RULES
 from burnish.config.names import GROUPED_ADVANTAGES, PAIRED_ADVANTAGES, VALUE_ADVANTAGES
+from burnish.config.ranks import data_ranks
 from burnish.config.reward_rules import EVAL_RULES
 from burnish.config.reward_rules import RULES as REWARD_RULES
 from burnish.config.rollout_rules import check_rollout
@@ -52,20 +53,6 @@ def has_critic(cfg: TrainConfig) -> bool:
     if cfg.critic.enable is not None:
         return cfg.critic.enable
     return cfg.algorithm.adv_estimator in VALUE_ADVANTAGES
-
-
-def ranks(cfg: TrainConfig) -> int:
-    """Training processes of the run."""
-    return cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
-
-
-def data_ranks(cfg: TrainConfig, role: Any) -> int:
-    """Ranks that see different rows: those of the run, less those that share a row of this role between them."""
-    shared = role.ulysses_sequence_parallel_size
-    if role.strategy == "megatron":
-        sizes = role.megatron
-        shared = sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size * sizes.context_parallel_size
-    return max(1, ranks(cfg) // shared)
 
 
 def batch_sizes(cfg: TrainConfig) -> Iterator[UserError]:

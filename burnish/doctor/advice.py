@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from burnish.config.names import GROUPED_ADVANTAGES
-from burnish.config.rules import has_critic, ranks
+from burnish.config.ranks import ranks
+from burnish.config.rules import has_critic
 from burnish.doctor.roles import width_of
 from burnish.doctor.rules import NOTE, REFUSED, WARNING, Case, Judgement, Rule
 

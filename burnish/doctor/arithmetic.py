@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.config import SftConfig, TrainConfig
-from burnish.config.rules import has_critic, ranks
+from burnish.config.ranks import ranks
+from burnish.config.rules import has_critic
 from burnish.doctor.activations import Pass
 
 CPU_TOKENS = 8192  # the largest token budget of a micro-batch that a CPU is given; a test compares it with training's

@@ -13,7 +13,8 @@ from typing import Any
 
 from burnish.config import TrainConfig
 from burnish.config.adapters import wants_adapter
-from burnish.config.rules import has_critic, ranks
+from burnish.config.ranks import ranks
+from burnish.config.rules import has_critic
 from burnish.doctor.memory import GIB, Plan
 
 ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref"))

@@ -12,7 +12,8 @@ from typing import Any
 from burnish.config import SftConfig, TrainConfig
 from burnish.config.adapters import wants_adapter
 from burnish.config.jobs import GenerateConfig
-from burnish.config.rules import has_critic, ranks
+from burnish.config.ranks import ranks
+from burnish.config.rules import has_critic
 from burnish.doctor import activations as act
 from burnish.doctor.activations import Pass, Width
 from burnish.doctor.arithmetic import cuts, sft_cut

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from burnish.config.names import GROUPED_ADVANTAGES
+from burnish.config.ranks import data_ranks
 from burnish.config.root import TrainConfig
-from burnish.config.rules import data_ranks, has_critic
+from burnish.config.rules import has_critic
 from burnish.rehearsal.plan import Plan
 
 PROMPTS = 4  # of a step, about

@@ -45,3 +45,11 @@ def test_nothing_is_filled_in_by_default_nor_twice():
     assert loaded.cfg.trainer.max_actor_ckpt_to_keep is None
     assert loaded.cfg.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu is None
     assert loaded.notices == derive(loaded.cfg) == []
+
+
+def test_ranks_that_share_a_row_count_once():
+    sizes = ["actor_rollout_ref.actor.ppo_micro_batch_size=16", "actor_rollout_ref.rollout.log_prob_micro_batch_size=8"]
+    shared = ["trainer.n_gpus_per_node=4", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"]
+    cfg = load([*sizes, *shared], check=False).cfg
+    assert cfg.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 8
+    assert cfg.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu == 4
