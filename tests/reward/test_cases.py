@@ -32,10 +32,10 @@ def test_the_block_of_the_language_comes_first():
 
 
 def test_fences_by_the_thousand_are_found_quickly():
-    started = time.perf_counter()
+    started = time.process_time()  # our own work: a busy machine must not fail this
     extract_code("```python\n" * 50_000)
     extract_code("`" * 500_000)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_programs_get_the_input_and_are_never_shown_the_output():
