@@ -53,7 +53,7 @@ def train_loaded(
 def start(run: Run, loaded: Loaded) -> None:
     """Open the loggers, describe the run in its folder, and say what a person should know before it begins."""
     trainer = run.cfg.trainer
-    run.folder.describe(loaded.yaml(), device=str(run.policy.backend.device))
+    run.folder.describe(loaded.yaml(), device=run.policy.device)
     info = RunInfo(
         trainer.project_name, trainer.experiment_name, run.folder.path, to_plain(loaded.cfg), run.total_steps
     )

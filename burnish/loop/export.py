@@ -7,7 +7,6 @@ from pathlib import Path
 
 from burnish.errors import UserError
 from burnish.loop.run import Run
-from burnish.train.state import hub_weights, write_hub
 
 KEY = "trainer.export_dir"
 
@@ -30,9 +29,8 @@ def export_policy(run: Run) -> None:
     asked = run.cfg.trainer.export_dir
     if asked is None:
         return
-    backend, optimizer = run.policy.backend, run.policy.optimizer
     try:
-        write_hub(Path(asked).expanduser(), backend, run.tokenizer, hub_weights(backend, optimizer))
+        run.policy.export(Path(asked).expanduser(), run.tokenizer)
     except OSError as error:
         raise _cannot_write(asked, error) from error
     run.loggers.note(f"the policy is in {Path(asked).expanduser()}")

@@ -13,7 +13,6 @@ from burnish.loop.run import Run
 from burnish.remote import cache_folder, local_path
 from burnish.table import Table
 from burnish.train.checkpoint import damage, read_trainer
-from burnish.train.state import load_role, writer_of
 
 RESUME_MODES = Table("resume mode", key="trainer.resume_mode")
 PATH_KEY = "trainer.resume_from_path"
@@ -27,10 +26,10 @@ def save(run: Run) -> None:
         critic is not None and cfg.critic.checkpoint.async_save
     )
     run.saving.wait()  # two checkpoints are never written at once
-    roles = {"actor": writer_of(policy.backend, policy.optimizer, contents, run.tokenizer, copy=beside)}
+    roles = {"actor": policy.writer(contents, run.tokenizer, copy=beside)}
     if critic is not None:
         contents = cfg.critic.checkpoint.save_contents
-        roles["critic"] = writer_of(critic.backend, critic.optimizer, contents, copy=beside)
+        roles["critic"] = critic.writer(contents, copy=beside)
     state = {"step": run.step, "seed": run.seed, "sampler": run.sampler.state_dict(), "kl": run.kl.state_dict()}
     state["shaper"] = run.shaper.state_dict()
     if run.growth is not None:
@@ -57,10 +56,10 @@ def resume(run: Run) -> None:
     cfg, policy, critic = run.cfg, run.policy, run.critic
     state = read_trainer(folder)
     contents, key = cfg.actor_rollout_ref.actor.checkpoint.load_contents, "actor_rollout_ref.actor.checkpoint"
-    load_role(folder / "actor", policy.backend, policy.optimizer, contents, key=f"{key}.load_contents")
+    policy.load(folder / "actor", contents, key=f"{key}.load_contents")
     if critic is not None:
         contents, key = cfg.critic.checkpoint.load_contents, "critic.checkpoint.load_contents"
-        load_role(folder / "critic", critic.backend, critic.optimizer, contents, key=key)
+        critic.load(folder / "critic", contents, key=key)
     if run.growth is not None:
         run.growth.load(folder / "data", state.get("growth"))
     if run.sampler is not None:

@@ -13,6 +13,7 @@ from burnish.algos.losses import value_loss
 from burnish.algos.masked import Metrics, masked_share
 from burnish.batch import Batch, Ragged
 from burnish.train.backend import Backend
+from burnish.train.learner import Learner
 from burnish.train.optim import Optimizer
 from burnish.train.packing import Cut, PackedRows
 from burnish.train.policy import shuffle_seed
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from burnish.config.critic import CriticConfig
 
 
-class Critic:
+class Critic(Learner):
     """The value model. `forward_*` keys cut reading, `ppo_*` keys cut teaching."""
 
     def __init__(

@@ -10,13 +10,14 @@ from burnish.algos.aggregate import Totals, aggregate
 from burnish.algos.masked import Metrics
 from burnish.batch import Batch
 from burnish.train.backend import Backend
+from burnish.train.learner import Learner
 from burnish.train.optim import Optimizer
 from burnish.train.packing import PackedRows, row_lengths
 from burnish.train.read import read_log_probs
 from burnish.train.update import UpdatePlan, loss_mask, run_updates
 
 
-class Imitator:
+class Imitator(Learner):
     """Cross entropy, averaged over the taught tokens of the whole batch, however it is cut."""
 
     def __init__(self, backend: Backend, optimizer: Optimizer, plan: UpdatePlan, *, seed: int) -> None:

@@ -19,6 +19,7 @@ from burnish.models.exact_kl import HeadInput, exact_kl
 from burnish.models.router import check_router
 from burnish.train.backend import Backend, has_dropout
 from burnish.train.ema import MovingAverage
+from burnish.train.learner import Learner
 from burnish.train.optim import Optimizer
 from burnish.train.packing import Cut, PackedRows
 from burnish.train.read import in_row_order, read_exact_kl, read_log_probs
@@ -37,7 +38,7 @@ class Taught:
     columns: dict[str, Ragged]
 
 
-class Policy:
+class Policy(Learner):
     """The trained language model. `read_cut` cuts reading into micro-batches; the actor's own keys cut teaching.
 
     `loss` replaces the loss that the config names; `old_column` are the log-probs that ratios are taken against;

@@ -16,7 +16,6 @@ from burnish.log.logger import RunInfo
 from burnish.loop.fit import Result, stop_request
 from burnish.loop.state import RESUME_MODES
 from burnish.train.checkpoint import read_trainer
-from burnish.train.state import hub_weights, load_role, write_hub, writer_of
 
 
 def sft(
@@ -51,7 +50,7 @@ def sft_loaded(
 
 def start(run: SftRun, loaded: Loaded) -> None:
     trainer = run.cfg.trainer
-    run.folder.describe(loaded.yaml(), device=str(run.imitator.backend.device))
+    run.folder.describe(loaded.yaml(), device=run.imitator.device)
     config = to_plain(loaded.cfg)
     info = RunInfo(trainer.project_name, trainer.experiment_name, run.folder.path, config, run.total_steps)
     run.loggers.start(info, resume_step=run.step or None)
@@ -106,7 +105,7 @@ def export(run: SftRun) -> None:
     if run.cfg.trainer.export_dir is None:
         return
     folder, imitator = Path(run.cfg.trainer.export_dir).expanduser(), run.imitator
-    write_hub(folder, imitator.backend, run.tokenizer, hub_weights(imitator.backend, imitator.optimizer))
+    imitator.export(folder, run.tokenizer)
     run.loggers.note(f"the model is in {folder}")
 
 
@@ -125,7 +124,7 @@ def save(run: SftRun) -> None:
     """Weights, optimizer, schedule, sampler position and step, in the same folders as a policy's."""
     config, imitator = run.cfg.trainer.checkpoint, run.imitator
     run.saving.wait()  # two checkpoints are never written at once
-    role = writer_of(imitator.backend, imitator.optimizer, config.save_contents, run.tokenizer, copy=config.async_save)
+    role = imitator.writer(config.save_contents, run.tokenizer, copy=config.async_save)
     state = {"step": run.step, "seed": run.cfg.trainer.seed, "sampler": run.sampler.state_dict()}
     write = partial(_write, run, run.step, role, state)
     run.saving.start(write) if config.async_save else write()
@@ -148,7 +147,7 @@ def resume(run: SftRun) -> None:
     state = read_trainer(folder)
     imitator, contents = run.imitator, run.cfg.trainer.checkpoint.load_contents
     key = "trainer.checkpoint.load_contents"
-    load_role(folder / "actor", imitator.backend, imitator.optimizer, contents, key=key)
+    imitator.load(folder / "actor", contents, key=key)
     run.sampler.load_state_dict(state["sampler"])
     run.step = run.saved_step = state["step"]
     run.notices.append(f"resumed from {folder}")
