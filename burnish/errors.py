@@ -1,4 +1,4 @@
-"""UserError: what went wrong, in the words of the person who typed it."""
+"""UserError: what went wrong, in the words of the person who typed it. WorkerDied: what nobody typed."""
 
 from __future__ import annotations
 
@@ -57,6 +57,26 @@ class UserErrors(UserError):
 
     def text(self) -> str:
         return "\n".join(f"{number}. {error.text()}" for number, error in enumerate(self.errors, 1))
+
+
+class WorkerDied(RuntimeError):
+    """A process of the run is gone, or cannot go on. What it held is lost; a checkpoint is not."""
+
+    def __init__(self, who: str, why: str) -> None:
+        self.who = who
+        self.why = why
+        super().__init__(f"{who} {why}")
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.who, self.why)
+
+
+class StopNow(KeyboardInterrupt):
+    """A second signal: end at once, with the exit status that shells give for it."""
+
+    def __init__(self, signum: int) -> None:
+        self.status = 128 + signum
+        super().__init__(signum)
 
 
 def raise_all(errors: list[UserError]) -> None:

@@ -1,0 +1,68 @@
+"""What the workers of these tests host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import Future
+
+from burnish.errors import UserError
+
+
+class Thing:
+    """Adds, fails, waits and dies on request."""
+
+    concurrent = frozenset({"release", "later"})
+
+    def __init__(self, rank: int, base: int = 0) -> None:
+        self.rank = rank
+        self.base = base
+        self.released = threading.Event()
+
+    def add(self, number: int) -> int:
+        return self.base + self.rank + number
+
+    def order(self) -> int:
+        self.base += 1
+        return self.base
+
+    def mistype(self) -> None:
+        raise UserError("no such thing", key="a.key", value=3, hint="a.key=4")
+
+    def fail_on(self, rank: int) -> None:
+        if self.rank == rank:
+            raise ValueError("the worker's own words")
+        time.sleep(60)
+
+    def break_with(self, rank: int) -> None:
+        """One dies amid a collective; the others hear that it is broken before anybody hears of the death."""
+        if self.rank == rank:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("connection closed by peer")
+
+    def wait_for_release(self) -> bool:
+        return self.released.wait(30)
+
+    def release(self) -> None:
+        self.released.set()
+
+    def later(self) -> Future[str]:
+        answer: Future[str] = Future()
+        threading.Timer(0.05, lambda: answer.set_result("later")).start()
+        return answer
+
+    def unsendable(self) -> object:
+        return threading.Lock()
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Unbuildable:
+    """Refuses to be made."""
+
+    def __init__(self, rank: int) -> None:
+        raise UserError("cannot be made", key="a.key")
