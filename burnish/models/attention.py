@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +17,17 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from burnish.errors import UserError
-from burnish.models.varlen import AttentionShape, check_varlen, varlen_product
+from burnish.models.paged import KEYS, VALUES, Pages
+from burnish.models.varlen import AttentionShape, check_varlen, own_kernel_fits, own_product, varlen_product
+
+if TYPE_CHECKING:
+    from burnish.models.sequence.parallel import SequenceParallel
 
 PACKED = "burnish_packed"
 PACKED_EAGER = "burnish_packed_eager"
 PACKED_VARLEN = {2: "burnish_packed_varlen_2", 3: "burnish_packed_varlen_3"}  # by the major version of flash-attn
 PAGED = "burnish_paged"
+PAGED_ON_DEVICE = "burnish_paged_on_device"
 # What users call the product, and how it is done on packed rows.
 SIMPLE_PRODUCTS = {"sdpa": PACKED, "eager": PACKED_EAGER}
 VARLEN_PRODUCTS = {"flash_attention_2": 2, "flash_attention_3": 3}
@@ -41,11 +46,14 @@ class PagedContext(Protocol):
 
 def register() -> None:
     """Make both names known to transformers; called by the loader, not on import."""
-    AttentionInterface.register(PACKED, packed_attention)
     AttentionInterface.register(PAGED, paged_attention)
-    AttentionInterface.register(PACKED_EAGER, partial(packed_attention, product=eager_attention))
+    AttentionInterface.register(PAGED_ON_DEVICE, paged_attention_on_device)
+    AttentionInterface.register(PACKED, partial(shared_attention, packed_attention))
+    AttentionInterface.register(
+        PACKED_EAGER, partial(shared_attention, partial(packed_attention, product=eager_attention))
+    )
     for number, name in PACKED_VARLEN.items():
-        AttentionInterface.register(name, partial(varlen_attention, number))
+        AttentionInterface.register(name, partial(shared_attention, partial(varlen_attention, number)))
 
 
 def packed_function(asked: str | None, device: torch.device, key: str) -> str:
@@ -58,6 +66,27 @@ def packed_function(asked: str | None, device: torch.device, key: str) -> str:
         raise UserError("does not work on packed rows", key=key, value=asked, allowed=known, hint=f"{key}=sdpa")
     check_varlen(number, device, key, asked)
     return PACKED_VARLEN[number]
+
+
+def shared_attention(
+    packed: Callable[..., tuple[Tensor, None]],
+    module: nn.Module,
+    query: Tensor,  # [1, heads, T, d]
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    sequence: SequenceParallel | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """A packed function, also where several ranks share the stream: `sequence` then joins their slices."""
+    if sequence is None:
+        return packed(module, query, key, value, attention_mask, **options)
+
+    def product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return packed(module, query, key, value, attention_mask, **options)[0]
+
+    return sequence.attend(query, key, value, options["segments"], _shape(module, options), product), None
 
 
 def varlen_attention(
@@ -88,8 +117,12 @@ def packed_attention(
     product: Product | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each segment of one packed token stream; equally long neighbours go through one call."""
+    """Causal attention inside each segment of one packed token stream: one call for all where torch's kernel can, else
+    one for equally long neighbours."""
     shape, dropout = _shape(module, options), options.get("dropout", 0.0)
+    if product is None and own_kernel_fits(query, shape):
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        return own_product(q, k, v, segments, shape, dropout)[None], None
     runs = [(length, len(list(same))) for length, same in itertools.groupby(segments)]
     sizes = [length * count for length, count in runs]
     outputs = []
@@ -112,6 +145,22 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """Hand the tokens of this forward to the engine's cache, which knows whose they are."""
     output = paged.attend(module.layer_idx, query[0], key[0], value[0], _shape(module, options))
+    return output.unsqueeze(0), None
+
+
+def paged_attention_on_device(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    paged: Pages,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The same where each module holds its layer's cache itself (see models/paged.py)."""
+    keys, values = getattr(module, KEYS, None), getattr(module, VALUES, None)
+    output = paged.attend(keys, values, query[0], key[0], value[0], _shape(module, options))
     return output.unsqueeze(0), None
 
 

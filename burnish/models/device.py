@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import torch
 
 from burnish.errors import UserError
 
+LIBRARIES = {"npu": "torch_npu"}  # accelerators that torch learns of from a library of their own
 DTYPES = {
     "float32": torch.float32,
     "fp32": torch.float32,
@@ -27,10 +29,28 @@ def pick_device(name: str, key: str = "trainer.device") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("this machine has no CUDA device", key=key, value=name, allowed="auto, cpu", hint=f"{key}=auto")
+    if name in LIBRARIES and not _is_there(name):
+        raise UserError(
+            f"this machine has no such device, or its library is not installed: pip install {LIBRARIES[name]}",
+            key=key,
+            value=name,
+            allowed="auto, cpu, cuda",
+            hint=f"{key}=auto",
+        )
     try:
         return torch.device(name)
     except RuntimeError as error:
         raise UserError("no such device", key=key, value=name, allowed="auto, cpu, cuda", hint=f"{key}=auto") from error
+
+
+def _is_there(name: str) -> bool:
+    """Does torch know this accelerator, once the library that teaches it is imported?"""
+    try:
+        importlib.import_module(LIBRARIES[name])
+    except ImportError:
+        return False
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found is not None and found.type == name
 
 
 def pick_dtype(name: str | None, device: torch.device, key: str) -> torch.dtype:

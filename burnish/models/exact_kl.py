@@ -7,28 +7,36 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from burnish.models import logprobs
-from burnish.models.logprobs import chunk_logits
+from burnish.models.chunks import Chunks, add_product, product, sum_space
+from burnish.models.logits import TORCH, Gap, LogitKernel, Sharpness, statistics_dtype
+from burnish.models.sequence.places import ALL_HERE, Places
 
 
 class HeadInput(NamedTuple):
-    """What a head makes logits of; `balance` is the routers' load-balancing loss where it was asked for."""
+    """What a head makes logits of; `balance` is the routers' load-balancing loss where it was asked for.
+
+    Where ranks share the rows, the hidden states are those of this rank's `places`.
+    """
 
     hidden: Tensor  # [T, hidden]
     weight: Tensor  # [vocabulary, hidden]
     softcap: float | None = None
     balance: Tensor | None = None
+    places: Places = ALL_HERE
 
 
-def exact_kl(policy: HeadInput, reference: HeadInput, temperature: float = 1.0) -> Tensor:
+def exact_kl(
+    policy: HeadInput, reference: HeadInput, temperature: float = 1.0, *, kernel: LogitKernel = TORCH
+) -> Tensor:
     """sum_v p_v (log p_v - log q_v) of the two softmaxes at this temperature; float32 [T]. Only the policy is taught.
 
     The two may differ in width, not in vocabulary.
     """
     if policy.weight.shape[0] != reference.weight.shape[0]:
         raise ValueError(f"vocabularies of {policy.weight.shape[0]} and {reference.weight.shape[0]} have no KL")
-    options = (temperature, policy.softcap, reference.softcap)
-    return _ChunkedKL.apply(policy.hidden, policy.weight, reference.hidden, reference.weight, options)
+    shapes = (Sharpness(temperature, policy.softcap), Sharpness(temperature, reference.softcap))
+    found = _ChunkedKL.apply(policy.hidden, policy.weight, reference.hidden, reference.weight, shapes, kernel)
+    return policy.places.whole(found)
 
 
 class _ChunkedKL(torch.autograd.Function):
@@ -36,45 +44,46 @@ class _ChunkedKL(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, ref_hidden: Tensor, ref_weight: Tensor, options: tuple
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        ref_hidden: Tensor,
+        ref_weight: Tensor,
+        shapes: tuple[Sharpness, Sharpness],
+        kernel: LogitKernel,
     ) -> Tensor:
-        kl = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-        for part in _chunks(hidden, weight):
-            log_p, gap = _log_probs(hidden[part], weight, ref_hidden[part], ref_weight, options)
-            kl[part] = (log_p.exp() * gap).sum(-1)
-        ctx.save_for_backward(hidden, weight, ref_hidden, ref_weight, kl)
-        ctx.options = options
-        return kl
+        found = [
+            torch.empty(len(hidden), dtype=statistics_dtype(hidden.dtype), device=hidden.device) for _ in Gap._fields
+        ]
+        for part, logits, ref_logits in _products(hidden, weight, ref_hidden, ref_weight, kernel):
+            for whole, rows in zip(found, kernel.measure_gap(logits, ref_logits, *shapes), strict=True):
+                whole[part] = rows
+        ctx.save_for_backward(hidden, weight, ref_hidden, ref_weight, *found)
+        ctx.options = (shapes, kernel)
+        return found[-1]
 
     @staticmethod
     def backward(ctx: Any, grad_kl: Tensor) -> tuple:
-        hidden, weight, ref_hidden, ref_weight, kl = ctx.saved_tensors
-        temperature, softcap, _ = ctx.options
+        hidden, weight, ref_hidden, ref_weight, *found = ctx.saved_tensors
+        shapes, kernel = ctx.options
+        taught = ctx.needs_input_grad[1]
+        computed = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        for part in _chunks(hidden, weight):
-            log_p, gap = _log_probs(hidden[part], weight, ref_hidden[part], ref_weight, ctx.options)
-            grad = log_p.exp() * (gap - kl[part, None]) * grad_kl[part, None]  # dKL/dz = p (log p - log q - KL)
-            if softcap is not None:  # d tanh: 1 - (capped / cap)^2
-                capped = chunk_logits(hidden[part], weight, 1.0, softcap)
-                grad *= 1 - (capped / softcap) ** 2
-            grad = (grad / temperature).to(hidden.dtype)
-            grad_hidden[part] = grad @ weight
-            grad_weight += (grad.t() @ hidden[part]).float()
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+        grad_weight = sum_space(weight) if taught else None
+        for part, logits, ref_logits in _products(hidden, weight, ref_hidden, ref_weight, kernel):
+            gap = Gap(*(whole[part] for whole in found))
+            grad = kernel.differentiate_gap(logits, ref_logits, *shapes, gap, grad_kl[part])
+            torch.mm(grad, computed, out=grad_hidden[part])
+            if taught:
+                add_product(grad_weight, grad, hidden[part])
+        return grad_hidden, grad_weight.to(weight.dtype) if taught else None, None, None, None, None
 
 
-def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
-    # Two models' logits are alive at once, so each has half the rows.
-    rows = max(1, logprobs.CHUNK_ENTRIES // (2 * weight.shape[0]))
-    return [slice(start, start + rows) for start in range(0, len(hidden), rows)]
-
-
-def _log_probs(
-    hidden: Tensor, weight: Tensor, ref_hidden: Tensor, ref_weight: Tensor, options: tuple
-) -> tuple[Tensor, Tensor]:
-    """log p, and log p - log q, of a few rows."""
-    temperature, softcap, ref_softcap = options
-    log_p = chunk_logits(hidden, weight, temperature, softcap).log_softmax(-1)
-    log_q = chunk_logits(ref_hidden, ref_weight, temperature, ref_softcap).log_softmax(-1)
-    return log_p, log_p - log_q
+def _products(hidden: Tensor, weight: Tensor, ref_hidden: Tensor, ref_weight: Tensor, kernel: LogitKernel) -> Any:
+    """(rows, policy's product, reference's product) of each chunk."""
+    weight, ref_weight = weight.to(hidden.dtype), ref_weight.to(ref_hidden.dtype)
+    # Two models' logits are alive at once.
+    chunks = Chunks.of(len(hidden), len(weight), 2 * kernel.entry_bytes(hidden.dtype, False), hidden.device)
+    space, ref_space = chunks.space(hidden, len(weight)), chunks.space(ref_hidden, len(weight))
+    for part in chunks.parts():
+        yield part, product(hidden[part], weight, space), product(ref_hidden[part], ref_weight, ref_space)

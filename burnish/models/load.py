@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -70,6 +71,15 @@ class ModelSource:
             return snapshot_download(self.path)
         except (OSError, ValueError) as error:
             raise UserError(f"cannot fetch it: {first_line(error)}", key=self.key, value=self.path) from error
+
+
+def load_generation_config(source: ModelSource) -> GenerationConfig:
+    """The model's own, or what its config says where it has none."""
+    config = load_config(source)
+    try:
+        return GenerationConfig.from_pretrained(source.checked_path())
+    except OSError:
+        return GenerationConfig.from_model_config(config)
 
 
 def load_config(source: ModelSource) -> PretrainedConfig:

@@ -2,74 +2,43 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# Rows x vocabulary of one chunk: 16 M entries are 64 MiB of float32.
-CHUNK_ENTRIES = 1 << 24
+from burnish.models.chunks import Chunks, add_product, product, sum_space
+from burnish.models.logits import TORCH, LogitKernel, Measured, Sharpness, logits_of, statistics_dtype
 
 
 def token_log_probs(
     hidden: Tensor,  # [T, hidden]
-    weight: Tensor,  # [vocabulary, hidden]
+    weight: Tensor,  # [vocabulary, hidden], of any format: products are computed in that of `hidden`
     tokens: Tensor,  # [T]
     temperature: float = 1.0,
     with_entropy: bool = False,
     softcap: float | None = None,
     *,
-    compiled: bool = False,
+    kernel: LogitKernel = TORCH,
 ) -> tuple[Tensor, Tensor | None]:
-    """log softmax(hidden @ weight.T / temperature) at `tokens`, and the entropy of that distribution; float32 [T].
-
-    `compiled` lets torch.compile fuse what is done to a chunk's logits.
-    """
-    log_probs, entropy = _ChunkedHead.apply(hidden, weight, tokens, temperature, with_entropy, softcap, compiled)
+    """log softmax(hidden @ weight.T / temperature) at `tokens`, and the entropy of that distribution; float32 [T]."""
+    # A frozen head, as under LoRA: what a token's log-prob does to its hidden state is known but for a factor.
+    ahead = torch.is_grad_enabled() and hidden.requires_grad and not weight.requires_grad
+    shape = Sharpness(temperature, softcap)
+    log_probs, entropy = _ChunkedHead.apply(hidden, weight, tokens, shape, with_entropy, kernel, ahead)
     return log_probs, entropy if with_entropy else None
 
 
 def chunk_logits(hidden: Tensor, weight: Tensor, temperature: float, softcap: float | None) -> Tensor:
     """float32 logits of a few rows, capped and divided by the temperature."""
-    logits = (hidden @ weight.t()).float()
-    if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
-    return logits / temperature if temperature != 1.0 else logits
-
-
-def measure_logits(logits: Tensor, tokens: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Log-sum-exp, log-prob of the tokens and entropy of each row."""
-    normaliser = torch.logsumexp(logits, -1)
-    log_probs = logits.gather(-1, tokens[:, None]).squeeze(-1) - normaliser
-    if not with_entropy:
-        return normaliser, log_probs, None
-    mean_logit = (torch.exp(logits - normaliser[:, None]) * logits).sum(-1)
-    return normaliser, log_probs, normaliser - mean_logit
-
-
-def logit_gradient(
-    logits: Tensor, tokens: Tensor, normaliser: Tensor, entropy: Tensor, grad: Tensor, grad_entropy: Tensor | None
-) -> Tensor:
-    """What the rows' gradients of log-prob and entropy mean for their logits."""
-    log_p = logits - normaliser[:, None]
-    p = torch.exp(log_p)
-    found = -p * grad[:, None]
-    found.scatter_add_(-1, tokens[:, None], grad[:, None])
-    if grad_entropy is not None:  # dH/dz = -p (log p + H)
-        found -= p * (log_p + entropy[:, None]) * grad_entropy[:, None]
-    return found
-
-
-@functools.cache
-def fused(function: Callable) -> Callable:
-    """The function, compiled once for every number of rows."""
-    return torch.compile(function, dynamic=True)
+    return logits_of(hidden @ weight.to(hidden.dtype).t(), Sharpness(temperature, softcap))
 
 
 class _ChunkedHead(torch.autograd.Function):
-    """Keeps hidden states and weights for the backward pass, and makes each chunk's logits again there."""
+    """Keeps hidden states and weights for the backward pass, and makes each chunk's logits again there.
+
+    Where the head is frozen, the forward pass keeps d log-prob / d hidden instead: one product less.
+    """
 
     @staticmethod
     def forward(
@@ -77,47 +46,73 @@ class _ChunkedHead(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         tokens: Tensor,
-        temperature: float,
+        shape: Sharpness,
         with_entropy: bool,
-        softcap: float | None,
-        compiled: bool,
+        kernel: LogitKernel,
+        ahead: bool,
     ) -> tuple[Tensor, Tensor]:
-        measure = fused(measure_logits) if compiled else measure_logits
-        rows = max(1, CHUNK_ENTRIES // weight.shape[0])
-        log_probs = torch.empty(len(tokens), dtype=torch.float32, device=hidden.device)
-        entropy = torch.zeros_like(log_probs)
-        normaliser = torch.empty_like(log_probs)
-        for start in range(0, len(tokens), rows):
-            part = slice(start, start + rows)
-            logits = chunk_logits(hidden[part], weight, temperature, softcap)
-            normaliser[part], log_probs[part], found = measure(logits, tokens[part], with_entropy)
+        computed = weight.to(hidden.dtype)
+        chunks = Chunks.of(len(tokens), len(weight), kernel.entry_bytes(hidden.dtype, with_entropy), hidden.device)
+        space = chunks.space(hidden, len(weight))
+        log_probs = torch.empty(len(tokens), dtype=statistics_dtype(hidden.dtype), device=hidden.device)
+        entropy, normaliser = torch.zeros_like(log_probs), torch.empty_like(log_probs)
+        slope = torch.empty_like(hidden) if ahead else None
+        for part in chunks.parts():
+            logits = product(hidden[part], computed, space)
+            found = kernel.measure(logits, tokens[part], shape, with_entropy, keep=ahead)
+            normaliser[part], log_probs[part] = found.normaliser, found.log_probs
             if with_entropy:
-                entropy[part] = found
+                entropy[part] = found.entropy
+            if ahead:
+                grad = kernel.differentiate(logits, tokens[part], shape, found, torch.ones_like(found.log_probs), None)
+                torch.mm(grad, computed, out=slope[part])
         ctx.set_materialize_grads(False)  # an entropy that is only reported costs nothing in the backward pass
-        ctx.save_for_backward(hidden, weight, tokens, normaliser, entropy)
-        ctx.options = (temperature, softcap, rows, compiled)
+        kept = hidden if with_entropy or not ahead else None
+        ctx.save_for_backward(kept, weight, tokens, normaliser, entropy, slope)
+        ctx.options = (shape, kernel)
         return log_probs, entropy
 
     @staticmethod
     def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple:
-        hidden, weight, tokens, normaliser, entropy = ctx.saved_tensors
-        temperature, softcap, rows, compiled = ctx.options
-        gradient = fused(logit_gradient) if compiled else logit_gradient
+        hidden, weight, tokens, normaliser, entropy, slope = ctx.saved_tensors
+        shape, kernel = ctx.options
+        nothing = (None,) * 5
         if grad_log_probs is None:
             grad_log_probs = torch.zeros_like(normaliser)
-        grad_hidden = torch.empty_like(hidden)
-        # A frozen head, as under LoRA, needs none.
+        if slope is not None and grad_entropy is None:
+            return (slope * grad_log_probs[:, None].to(slope.dtype), None, *nothing)
+        measured = Measured(normaliser, normaliser, entropy)
         taught = ctx.needs_input_grad[1]
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if taught else None
-        for start in range(0, len(tokens), rows):
-            part = slice(start, start + rows)
-            logits = chunk_logits(hidden[part], weight, temperature, softcap)
-            part_entropy = None if grad_entropy is None else grad_entropy[part]
-            grad = gradient(logits, tokens[part], normaliser[part], entropy[part], grad_log_probs[part], part_entropy)
-            if softcap is not None:  # d tanh: 1 - (capped / cap)^2
-                grad *= 1 - (logits * temperature / softcap) ** 2
-            grad = (grad / temperature).to(hidden.dtype)
-            grad_hidden[part] = grad @ weight
-            if taught:
-                grad_weight += (grad.t() @ hidden[part]).float()
-        return grad_hidden, grad_weight.to(weight.dtype) if taught else None, None, None, None, None, None
+        grad_hidden, total = _gradients(
+            hidden, weight, tokens, shape, kernel, measured, grad_log_probs, grad_entropy, taught
+        )
+        return (grad_hidden, total.to(weight.dtype) if taught else None, *nothing)
+
+
+def _gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    tokens: Tensor,
+    shape: Sharpness,
+    kernel: LogitKernel,
+    measured: Measured,
+    grad_log_probs: Tensor,
+    grad_entropy: Tensor | None,
+    taught: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Of hidden states, and, where they are taught, of the weights in at least float32."""
+    computed = weight.to(hidden.dtype)
+    entry_bytes = kernel.entry_bytes(hidden.dtype, grad_entropy is not None)
+    chunks = Chunks.of(len(tokens), len(weight), entry_bytes, hidden.device)
+    space = chunks.space(hidden, len(weight))
+    grad_hidden = torch.empty_like(hidden)
+    grad_weight = sum_space(weight) if taught else None
+    for part in chunks.parts():
+        rows = Measured(measured.normaliser[part], measured.log_probs[part], measured.entropy[part])
+        part_entropy = None if grad_entropy is None else grad_entropy[part]
+        logits = product(hidden[part], computed, space)
+        grad = kernel.differentiate(logits, tokens[part], shape, rows, grad_log_probs[part], part_entropy)
+        torch.mm(grad, computed, out=grad_hidden[part])
+        if taught:
+            add_product(grad_weight, grad, hidden[part])
+    return grad_hidden, grad_weight

@@ -1,8 +1,9 @@
-"""flash-attn's kernel for packed rows of different lengths. The library is found when it is asked for."""
+"""Kernels for packed rows of different lengths: the one in torch itself, and those of the flash-attn library."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,61 @@ class AttentionShape:
     scaling: float
     window: int | None = None
     softcap: float | None = None
+
+
+class Segments(list[int]):
+    """Lengths of the rows of a packed stream. All layers need to know where they start: it is sent to a device once."""
+
+    @staticmethod
+    def of(lengths: Sequence[int]) -> Segments:
+        return lengths if isinstance(lengths, Segments) else Segments(lengths)
+
+    def starts(self, device: torch.device) -> Tensor:
+        """Where each row starts, and one past the end: int32 [rows + 1]."""
+        if getattr(self, "_device", None) != device:
+            self._device = device
+            starts = torch.tensor([0, *self], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+            self._starts = starts.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else starts
+        return self._starts
+
+
+# Devices on which torch's own kernel takes all rows at once: "cuda", once that is measured.
+OWN_KERNEL_ON: frozenset[str] = frozenset()
+
+
+def own_kernel_fits(query: Tensor, shape: AttentionShape) -> bool:
+    """Whether torch's own kernel can do it: 16 bits on a GPU, no cap, heads of a size it knows."""
+    size = query.shape[-1]
+    knows = query.itemsize == 2 and shape.softcap is None and size % 8 == 0 and size <= 256
+    return knows and query.device.type in OWN_KERNEL_ON
+
+
+def own_product(
+    query: Tensor,  # [T, heads, d]
+    key: Tensor,  # [T, kv_heads, d]
+    value: Tensor,
+    segments: list[int],
+    shape: AttentionShape,
+    dropout: float,
+) -> Tensor:
+    """Causal attention inside each segment by torch's own kernel, one call for all, [T, heads, d]."""
+    starts, longest = Segments.of(segments).starts(query.device), max(segments)
+    window = (None, None) if shape.window is None else (shape.window - 1, 0)
+    return torch.ops.aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        starts,
+        starts,
+        longest,
+        longest,
+        dropout,
+        True,
+        False,
+        scale=shape.scaling,
+        window_size_left=window[0],
+        window_size_right=window[1],
+    )[0]
 
 
 def check_varlen(number: int, device: torch.device, key: str, asked: str) -> None:
@@ -56,8 +112,7 @@ def varlen_product(
             value="fp32",
             allowed="bf16, fp16",
         )
-    ends = torch.tensor([0, *segments], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(query.device)
-    longest = max(segments)
+    ends, longest = Segments.of(segments).starts(query.device), max(segments)
     options: dict[str, Any] = {"causal": True, "softmax_scale": shape.scaling}
     if shape.window is not None:
         options["window_size"] = (shape.window - 1, 0)

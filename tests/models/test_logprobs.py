@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from burnish.models import logprobs
+from burnish.models import chunks, logits, logprobs
 from burnish.models.device import make_cpu_bf16_safe
+from burnish.models.logits import TorchKernel
 from burnish.models.logprobs import chunk_logits, token_log_probs
+
+from ..doctor.meter import Meter
 
 ROWS, HIDDEN, VOCABULARY = 37, 16, 101
 SETTINGS = [(1.0, None), (0.7, None), (1.0, 2.0), (0.7, 2.0)]
@@ -85,7 +88,7 @@ def test_chunk_size_changes_nothing(inputs, monkeypatch, entries):
         return [log_probs.detach(), entropy.detach(), *(leaf.grad for leaf in leaves)]
 
     whole = everything()
-    monkeypatch.setattr(logprobs, "CHUNK_ENTRIES", entries)
+    monkeypatch.setitem(chunks.BUDGET, "cpu", 8 * entries)
     for got, want in zip(everything(), whole, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
@@ -107,7 +110,7 @@ def test_never_the_full_logits(monkeypatch):
     hidden = torch.randn(rows, HIDDEN, requires_grad=True)
     weight = torch.randn(vocabulary, HIDDEN, requires_grad=True)
     tokens = torch.randint(0, vocabulary, (rows,))
-    monkeypatch.setattr(logprobs, "CHUNK_ENTRIES", 128 * vocabulary)
+    monkeypatch.setitem(chunks.BUDGET, "cpu", 8 * 128 * vocabulary)
     with LargestTensor() as largest:
         log_probs, entropy = token_log_probs(hidden, weight, tokens, with_entropy=True, softcap=30.0)
         (log_probs.sum() + entropy.sum()).backward()
@@ -142,18 +145,18 @@ def test_a_compiled_head_gives_the_same_numbers(monkeypatch):
 
     real = torch.compile
     monkeypatch.setattr(torch, "compile", trace)
-    logprobs.fused.cache_clear()
+    logits.fused.cache_clear()
     found = []
     for use in (False, True):
         generator = torch.Generator().manual_seed(0)
         hidden = torch.randn(5, 8, generator=generator, requires_grad=True)
         weight = torch.randn(11, 8, generator=generator, requires_grad=True)
         new, entropy = logprobs.token_log_probs(
-            hidden, weight, torch.arange(5), 0.7, with_entropy=True, softcap=3.0, compiled=use
+            hidden, weight, torch.arange(5), 0.7, with_entropy=True, softcap=3.0, kernel=TorchKernel(use)
         )
         (new.sum() + 2 * entropy.sum()).backward()
         found.append((new, entropy, hidden.grad, weight.grad))
-    logprobs.fused.cache_clear()
+    logits.fused.cache_clear()
     assert compiled == [("measure_logits", True), ("logit_gradient", True)]
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
@@ -164,3 +167,88 @@ def test_a_frozen_head_gets_no_gradient():
     weight = torch.randn(11, 8)
     logprobs.token_log_probs(hidden, weight, torch.arange(5))[0].sum().backward()
     assert hidden.grad is not None and weight.grad is None
+
+
+@pytest.mark.parametrize("entropy_weight", [None, 0.0, 0.3])
+@pytest.mark.parametrize("taught", [True, False])
+@pytest.mark.parametrize(("temperature", "softcap"), SETTINGS)
+def test_in_float64_it_is_the_naive_head(inputs, monkeypatch, temperature, softcap, taught, entropy_weight):
+    """Values and gradients, over several chunks; also of a frozen head, whose gradient the forward pass knows."""
+    monkeypatch.setitem(chunks.BUDGET, "cpu", 8 * 2 * 10 * VOCABULARY)
+    tokens = inputs[2]
+    hidden, weight = inputs[0].double().requires_grad_(), inputs[1].double().requires_grad_(taught)
+    pull = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
+
+    def everything(function: Callable) -> list[Tensor]:
+        log_probs, entropy = function()
+        loss = (log_probs * pull).sum() + (entropy_weight * (entropy * pull.flip(0)).sum() if entropy_weight else 0.0)
+        found = [log_probs] if entropy_weight is None else [log_probs, entropy]
+        return found + list(torch.autograd.grad(loss, [hidden, weight] if taught else [hidden]))
+
+    asked = entropy_weight is not None
+    ours = everything(lambda: token_log_probs(hidden, weight, tokens, temperature, asked, softcap))
+    expected = everything(lambda: naive(hidden, weight, tokens, temperature, softcap))
+    for got, want in zip(ours, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_a_frozen_head_needs_one_product_less(inputs):
+    """The backward pass of a head that learns makes the logits again; that of a frozen one only scales."""
+    products = {}
+    for taught in (True, False):
+        hidden, weight = inputs[0].clone().requires_grad_(), inputs[1].clone().requires_grad_(taught)
+        with Products() as found:
+            token_log_probs(hidden, weight, inputs[2])[0].sum().backward()
+        products[taught] = found.count
+    assert products == {True: 4, False: 2}
+    with torch.no_grad(), Products() as found:
+        token_log_probs(inputs[0].clone().requires_grad_(), inputs[1], inputs[2])
+    assert found.count == 1
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.count += function._schema.name in ("aten::mm", "aten::addmm")
+        return function(*args, **(kwargs or {}))
+
+
+def test_weights_in_float32_get_a_gradient_that_is_summed_in_float32(inputs, monkeypatch):
+    """Masters in float32 under products in bfloat16: the shares of the chunks are added in float32 and stay there."""
+    make_cpu_bf16_safe()
+    monkeypatch.setitem(chunks.BUDGET, "cpu", 6 * 10 * VOCABULARY)
+    hidden, weight = inputs[0].bfloat16().requires_grad_(), inputs[1].clone().requires_grad_()
+    token_log_probs(hidden, weight, inputs[2])[0].sum().backward()
+    rounded = inputs[1].bfloat16().double().requires_grad_()
+    naive(inputs[0].bfloat16(), rounded, inputs[2], 1.0, None)[0].sum().backward()
+    assert weight.grad.dtype == torch.float32
+    assert not torch.equal(weight.grad, weight.grad.bfloat16().float())
+    assert float((weight.grad - rounded.grad).norm() / rounded.grad.norm()) < 1e-2
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_the_peak_is_an_eighth_of_the_naive_heads(monkeypatch, with_entropy):
+    """Bytes of all tensors that live at once, inputs not counted, at the proportions of 16k tokens on a GPU."""
+    rows, hidden_size, vocabulary = 2048, 16, 4096
+    hidden, weight = torch.randn(rows, hidden_size), torch.randn(vocabulary, hidden_size)
+    tokens = torch.randint(0, vocabulary, (rows,))
+    budget = chunks.BUDGET["cuda"] * rows * vocabulary // (16384 * 151_936)
+    monkeypatch.setitem(chunks.BUDGET, "cpu", budget)
+
+    def peak(head: Callable) -> int:
+        leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+        with Meter([*leaves, tokens]) as meter:
+            log_probs, entropy = head(*leaves)
+            (log_probs.sum() + (entropy.sum() if with_entropy else 0)).backward()
+        return meter.peak
+
+    def plain(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        log_p = (hidden @ weight.t()).log_softmax(-1)
+        entropy = -(log_p.exp() * log_p).sum(-1) if with_entropy else None
+        return log_p.gather(-1, tokens[:, None]).squeeze(-1), entropy
+
+    ours = peak(lambda h, w: token_log_probs(h, w, tokens, with_entropy=with_entropy))
+    assert ours <= peak(plain) / 8

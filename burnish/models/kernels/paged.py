@@ -1,0 +1,343 @@
+"""Attention over a paged cache in Triton: write new keys and values, one query per row, many queries per row.
+
+The cache of a layer is [blocks, kv_heads, block, head_dim]; a row's block table says where its tokens are, so rows that
+share a prompt share its blocks by pointing at them. A group of query heads that read the same key/value head is one
+program, padded to what the matrix units take; long contexts are split over several programs and put together after.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from burnish.models.kernels.door import kernel, tl
+from burnish.models.varlen import AttentionShape
+
+DOT = 16  # the least rows and columns of a product of the matrix units
+TILE = 64  # keys read at once, fewer where they are wide
+TILE_BYTES = 1 << 15  # of one tile of keys: several must fit into a multiprocessor's own memory
+STAGES = 2  # tiles on their way at once
+QUERIES = 64  # queries of one program in prefill
+PROGRAMS = 1024  # enough to fill the largest GPUs several times over
+MOST_SPLITS = 64
+
+
+def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    """key and value [kv_heads, T, d] into the cache; slots [T] are block * block_size + place."""
+    kv_heads, tokens, dim = key.shape
+    _write[(tokens,)](
+        keys,
+        values,
+        key,
+        value,
+        slots,
+        *(key.stride(0), key.stride(1), value.stride(0), value.stride(1), keys.stride(0), keys.stride(1)),
+        BLOCK=keys.shape[2],
+        HEADS=kv_heads,
+        HEADS_PAD=_power(kv_heads),
+        DIM=dim,
+        DIM_PAD=_power(dim),
+    )
+
+
+def decode_attention(
+    query: Tensor,  # [heads, rows, d]
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,  # [rows, blocks of the longest] int32
+    lengths: Tensor,  # [rows] tokens to see, the newest included; at least 1
+    shape: AttentionShape,
+) -> Tensor:
+    """[rows, heads, d]; the keys and values of the newest tokens are in the cache already."""
+    heads, rows, dim = query.shape
+    kv_heads, block = keys.shape[1], keys.shape[2]
+    splits = num_splits(rows * kv_heads, tables.shape[1] * block)
+    output = torch.empty(rows, heads, dim, dtype=query.dtype, device=query.device)
+    if splits == 1:
+        parts, weights = output, output  # one program sees all of a row: nothing to put together
+    else:
+        parts = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=query.device)
+        weights = torch.empty(rows, heads, splits, dtype=torch.float32, device=query.device)
+    group = heads // kv_heads
+    _decode[(rows, kv_heads, splits)](
+        query,
+        keys,
+        values,
+        tables,
+        lengths,
+        parts,
+        weights,
+        shape.scaling,
+        shape.softcap or 0.0,
+        *(query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), tables.stride(0)),
+        HEADS=heads,
+        GROUP=group,
+        GROUP_PAD=max(DOT, _power(group)),
+        DIM=dim,
+        DIM_PAD=max(DOT, _power(dim)),
+        BLOCK=block,
+        TILE=_tile(block, dim, query.dtype),
+        SPLITS=splits,
+        WINDOW=shape.window or 0,
+        CAPPED=shape.softcap is not None,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_stages=STAGES,
+    )
+    if splits > 1:
+        _combine[(rows, heads)](
+            parts, weights, output, HEADS=heads, SPLITS=splits, SPLITS_PAD=_power(splits), DIM=dim, DIM_PAD=_power(dim)
+        )
+    return output
+
+
+def prefill_attention(
+    query: Tensor,  # [heads, T, d], the segments' new tokens one after the other
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,  # [segments, blocks of the longest] int32
+    segments: Tensor,  # [segments, 3] int32: where its tokens begin in the stream, how many, how many came before
+    tiles: Tensor,  # [tiles, 2] int32: segment, first token of the tile inside it
+    shape: AttentionShape,
+) -> Tensor:
+    """[T, heads, d]: every new token sees its own prompt up to itself, all of it read from the cache."""
+    heads, tokens, dim = query.shape
+    kv_heads, block = keys.shape[1], keys.shape[2]
+    output = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
+    _prefill[(len(tiles), heads)](
+        query,
+        keys,
+        values,
+        tables,
+        segments,
+        tiles,
+        output,
+        shape.scaling,
+        shape.softcap or 0.0,
+        *(query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), tables.stride(0)),
+        HEADS=heads,
+        GROUP=heads // kv_heads,
+        QUERIES=QUERIES,
+        DIM=dim,
+        DIM_PAD=max(DOT, _power(dim)),
+        BLOCK=block,
+        TILE=_tile(block, dim, query.dtype),
+        WINDOW=shape.window or 0,
+        CAPPED=shape.softcap is not None,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_stages=STAGES,
+    )
+    return output
+
+
+def num_splits(programs: int, longest: int) -> int:
+    """Into how many parts a row's context is cut so that few rows still fill the GPU; a power of two."""
+    wanted = min(MOST_SPLITS, PROGRAMS // max(1, programs), longest // TILE)
+    return 1 << max(0, wanted.bit_length() - 1)
+
+
+def _tile(block: int, dim: int, dtype: torch.dtype) -> int:
+    """Keys of a tile: it divides a block and keeps to its bytes."""
+    return min(TILE, block, max(DOT, TILE_BYTES // (_power(dim) * dtype.itemsize)))
+
+
+def _power(number: int) -> int:
+    """The next power of two: what Triton's ranges must be."""
+    return 1 << (number - 1).bit_length()
+
+
+@kernel
+def _write(
+    keys,
+    values,
+    key,
+    value,
+    slots,
+    key_head,
+    key_token,
+    value_head,
+    value_token,
+    cache_block,
+    cache_head,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEADS_PAD: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+) -> None:
+    """One token: all its heads' keys and values."""
+    token = tl.program_id(0)
+    slot = tl.load(slots + token).to(tl.int64)
+    heads, dims = tl.arange(0, HEADS_PAD)[:, None], tl.arange(0, DIM_PAD)[None, :]
+    there = (heads < HEADS) & (dims < DIM)
+    target = (slot // BLOCK) * cache_block + heads * cache_head + (slot % BLOCK) * DIM + dims
+    tl.store(keys + target, tl.load(key + heads * key_head + token * key_token + dims, mask=there), mask=there)
+    tl.store(values + target, tl.load(value + heads * value_head + token * value_token + dims, mask=there), mask=there)
+
+
+@kernel
+def _decode(
+    query,
+    keys,
+    values,
+    tables,
+    lengths,
+    parts,
+    weights,
+    scaling,
+    softcap,
+    query_head,
+    query_row,
+    cache_block,
+    cache_head,
+    table_row,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    """One row, one key/value head, one part of the context."""
+    row, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lengths + row).to(tl.int32)
+    start = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
+    first = start // TILE
+    share = tl.cdiv(tl.cdiv(length, TILE) - first, SPLITS)
+    begin = first + split * share
+    end = tl.minimum(begin + share, tl.cdiv(length, TILE))
+
+    members, dims = tl.arange(0, GROUP_PAD), tl.arange(0, DIM_PAD)
+    head = kv * GROUP + members
+    asked = (members < GROUP)[:, None] & (dims < DIM)[None, :]
+    q = tl.load(query + head[:, None] * query_head + row * query_row + dims[None, :], mask=asked, other=0.0)
+    inside = tl.arange(0, TILE)
+    peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    mixed = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
+    for tile in range(begin, end):
+        place = tile * TILE + inside
+        seen = (place >= start) & (place < length)
+        block = tl.load(tables + row * table_row + tile * TILE // BLOCK).to(tl.int64)
+        base = block * cache_block + kv * cache_head + (place % BLOCK) * DIM
+        there = seen[:, None] & (dims < DIM)[None, :]
+        k = tl.load(keys + base[:, None] + dims[None, :], mask=there, other=0.0)
+        v = tl.load(values + base[:, None] + dims[None, :], mask=there, other=0.0)
+        scores = _scores(q, k, seen[None, :], scaling, softcap, CAPPED, PRECISION)
+        peak, total, mixed = _mix(scores, v, peak, total, mixed, PRECISION)
+
+    if SPLITS == 1:
+        target = parts + (row * HEADS + head[:, None]) * DIM + dims[None, :]
+        tl.store(target, (mixed / total[:, None]).to(parts.dtype.element_ty), mask=asked)
+    else:
+        entry = (row * HEADS + head) * SPLITS + split
+        empty = total == 0.0
+        tl.store(weights + entry, tl.where(empty, float("-inf"), peak + tl.log(total)), mask=members < GROUP)
+        tl.store(parts + entry[:, None] * DIM + dims[None, :], mixed / tl.where(empty, 1.0, total)[:, None], mask=asked)
+
+
+@kernel
+def _combine(
+    parts,
+    weights,
+    output,
+    HEADS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLITS_PAD: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+) -> None:
+    """One head of one row: its parts, each by its share of the softmax."""
+    entry = tl.program_id(0) * HEADS + tl.program_id(1)
+    splits, dims = tl.arange(0, SPLITS_PAD), tl.arange(0, DIM_PAD)
+    weight = tl.load(weights + entry * SPLITS + splits, mask=splits < SPLITS, other=float("-inf"))
+    share = tl.exp(weight - tl.max(weight, 0))
+    there = (splits < SPLITS)[:, None] & (dims < DIM)[None, :]
+    part = tl.load(parts + (entry * SPLITS + splits[:, None]) * DIM + dims[None, :], mask=there, other=0.0)
+    mixed = tl.sum(share[:, None] * part, 0) / tl.sum(share, 0)
+    tl.store(output + entry * DIM + dims, mixed.to(output.dtype.element_ty), mask=dims < DIM)
+
+
+@kernel
+def _prefill(
+    query,
+    keys,
+    values,
+    tables,
+    segments,
+    tiles,
+    output,
+    scaling,
+    softcap,
+    query_head,
+    query_token,
+    cache_block,
+    cache_head,
+    table_row,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    """Some neighbouring tokens of one segment, one head."""
+    number, head = tl.program_id(0), tl.program_id(1)
+    segment, offset = tl.load(tiles + number * 2), tl.load(tiles + number * 2 + 1)
+    first, count = tl.load(segments + segment * 3), tl.load(segments + segment * 3 + 1)
+    before = tl.load(segments + segment * 3 + 2)
+
+    mine = offset + tl.arange(0, QUERIES)  # tokens of the segment
+    position = before + mine
+    dims, inside = tl.arange(0, DIM_PAD), tl.arange(0, TILE)
+    asked = (mine < count)[:, None] & (dims < DIM)[None, :]
+    stream = (first + mine).to(tl.int64)
+    q = tl.load(query + head * query_head + stream[:, None] * query_token + dims[None, :], mask=asked, other=0.0)
+    peak = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    mixed = tl.zeros([QUERIES, DIM_PAD], tl.float32)
+    end = before + tl.minimum(offset + QUERIES, count)
+    begin = tl.maximum(before + offset - WINDOW + 1, 0) // TILE if WINDOW > 0 else 0
+    for tile in range(begin, tl.cdiv(end, TILE)):
+        place = tile * TILE + inside
+        block = tl.load(tables + segment * table_row + tile * TILE // BLOCK).to(tl.int64)
+        base = block * cache_block + (head // GROUP) * cache_head + (place % BLOCK) * DIM
+        there = (place < end)[:, None] & (dims < DIM)[None, :]
+        k = tl.load(keys + base[:, None] + dims[None, :], mask=there, other=0.0)
+        v = tl.load(values + base[:, None] + dims[None, :], mask=there, other=0.0)
+        seen = place[None, :] <= position[:, None]
+        if WINDOW > 0:
+            seen = seen & (place[None, :] > position[:, None] - WINDOW)
+        scores = _scores(q, k, seen, scaling, softcap, CAPPED, PRECISION)
+        peak, total, mixed = _mix(scores, v, peak, total, mixed, PRECISION)
+    target = output + (stream[:, None] * HEADS + head) * DIM + dims[None, :]
+    tl.store(target, (mixed / total[:, None]).to(output.dtype.element_ty), mask=asked)
+
+
+@kernel
+def _scores(q, k, seen, scaling, softcap, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
+    """Scaled and capped products; -inf where nothing may be seen."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scaling
+    if CAPPED:
+        scores = (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0) * softcap  # tanh
+    return tl.where(seen, scores, float("-inf"))
+
+
+@kernel
+def _mix(scores, v, peak, total, mixed, PRECISION: tl.constexpr):
+    """One more tile into the running softmax. A query that has seen nothing yet stays at zero."""
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    finite = tl.where(higher == float("-inf"), 0.0, higher)
+    fade = tl.exp(peak - finite)
+    part = tl.exp(scores - finite[:, None])
+    total = total * fade + tl.sum(part, 1)
+    mixed = mixed * fade[:, None] + tl.dot(part.to(v.dtype), v, input_precision=PRECISION)
+    return higher, total, mixed

@@ -1,0 +1,157 @@
+"""Sampling from logits in Triton: one pass over them gives the token, drawn with addressed noise, and its log-prob.
+
+The first kernel reads every logit once and leaves of each chunk its largest and its sum of exponentials. The second
+knows from those alone into which chunk the draw falls, and reads that one again. Greedy rows take the largest.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from burnish.models.kernels.door import kernel, tl
+
+CHUNK = 4096  # logits of one program
+
+
+def sample_tokens(
+    logits: Tensor,  # [rows, vocabulary], any float
+    temperature: Tensor,  # [rows] float32
+    greedy: Tensor,  # [rows] int64, 0 or 1
+    seed: Tensor,  # [rows] int64
+    index: Tensor,  # [rows] int64: the token's place in its response
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Tokens [rows] int64 and log-softmax(logits / temperature) at them, float32."""
+    rows, vocabulary = logits.shape
+    chunks = -(-vocabulary // CHUNK)
+    peaks = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
+    sums, best = torch.empty_like(peaks), torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    log_probs = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    capped = {"CAPPED": softcap is not None, "CHUNK": CHUNK}
+    _measure[(rows, chunks)](
+        logits, temperature, peaks, sums, best, softcap or 0.0, logits.stride(0), vocabulary, **capped, num_warps=8
+    )
+    _choose[(rows,)](
+        logits,
+        temperature,
+        greedy,
+        seed,
+        index,
+        peaks,
+        sums,
+        best,
+        tokens,
+        log_probs,
+        softcap or 0.0,
+        logits.stride(0),
+        vocabulary,
+        chunks,
+        CHUNKS_PAD=1 << (chunks - 1).bit_length(),
+        **capped,
+        num_warps=8,
+    )
+    return tokens, log_probs
+
+
+@kernel
+def _measure(
+    logits,
+    temperature,
+    peaks,
+    sums,
+    best,
+    softcap,
+    logit_row,
+    vocabulary,
+    CAPPED: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
+    """One chunk of one row: its largest logit, where that is, and the sum of exponentials beside it."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = chunk * CHUNK + tl.arange(0, CHUNK)
+    heat = tl.load(temperature + row)
+    x = _scaled(logits + row * logit_row, place, vocabulary, heat, softcap, CAPPED)
+    peak, at = tl.max(x, 0, return_indices=True)
+    entry = row * tl.num_programs(1) + chunk
+    tl.store(peaks + entry, peak)
+    tl.store(best + entry, chunk * CHUNK + at)
+    finite = tl.where(peak == float("-inf"), 0.0, peak)
+    tl.store(sums + entry, tl.sum(tl.exp(x - finite), 0))
+
+
+@kernel
+def _choose(
+    logits,
+    temperature,
+    greedy,
+    seed,
+    index,
+    peaks,
+    sums,
+    best,
+    tokens,
+    log_probs,
+    softcap,
+    logit_row,
+    vocabulary,
+    chunks,
+    CHUNKS_PAD: tl.constexpr,
+    CAPPED: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
+    """One row: the chunk into which the draw falls, and the token inside it."""
+    row = tl.program_id(0).to(tl.int64)
+    number = tl.arange(0, CHUNKS_PAD)
+    there = number < chunks
+    chunk_peak = tl.load(peaks + row * chunks + number, mask=there, other=float("-inf"))
+    chunk_sum = tl.load(sums + row * chunks + number, mask=there, other=0.0)
+    peak, likeliest = tl.max(chunk_peak, 0, return_indices=True)
+    mass = chunk_sum * tl.exp(chunk_peak - peak)
+    total = tl.sum(mass, 0)
+    point = _uniform(tl.load(seed + row), tl.load(index + row)) * total
+    reached = tl.cumsum(mass, 0)
+    chosen = tl.sum(((reached <= point) & there).to(tl.int32), 0)
+    chosen = tl.minimum(chosen, chunks - 1)
+    before = tl.sum(tl.where(number < chosen, mass, 0.0), 0)
+
+    place = chosen * CHUNK + tl.arange(0, CHUNK)
+    heat = tl.load(temperature + row)
+    x = _scaled(logits + row * logit_row, place, vocabulary, heat, softcap, CAPPED)
+    weight = tl.exp(x - peak)
+    passed = (before + tl.cumsum(weight, 0) > point) & (weight > 0.0)
+    drawn = tl.min(tl.where(passed, place, vocabulary), 0)
+    last = tl.max(tl.where(weight > 0.0, place, 0), 0)  # where rounding has let the draw run off the chunk
+    drawn = tl.minimum(drawn, last)
+
+    largest = tl.load(best + row * chunks + likeliest)
+    token = tl.where(tl.load(greedy + row) != 0, largest, drawn)
+    token = tl.minimum(tl.maximum(token, 0), vocabulary - 1)
+    found = _scaled(logits + row * logit_row, token, vocabulary, heat, softcap, CAPPED)
+    tl.store(tokens + row, token.to(tl.int64))
+    tl.store(log_probs + row, found - peak - tl.log(total))
+
+
+@kernel
+def _scaled(row, place, vocabulary, heat, softcap, CAPPED: tl.constexpr):
+    """Capped logits by the temperature; -inf beyond the vocabulary."""
+    x = tl.load(row + place, mask=place < vocabulary, other=0.0).to(tl.float32)
+    if CAPPED:
+        x = (2.0 * tl.sigmoid(2.0 * x / softcap) - 1.0) * softcap  # tanh
+    return tl.where(place < vocabulary, x / heat, float("-inf"))
+
+
+@kernel
+def _uniform(seed, index):
+    """The number in [0, 1) of (seed, index): two rounds of the splitmix64 finaliser, as the engine has it on a CPU."""
+    mixed = _finalise(seed + (index + 1) * -7046029254386353131)
+    mixed = _finalise(mixed ^ seed)
+    return ((mixed >> 41) & 0x7FFFFF).to(tl.float32) / 8388608.0
+
+
+@kernel
+def _finalise(x):
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
