@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.algos.masked import masked, row_counts, row_sums
+from burnish.algos.masked import beside, masked, row_counts, row_sums
 from burnish.table import Table
 
 LOSS_AGGREGATIONS = Table("loss aggregation", key="actor_rollout_ref.actor.loss_agg_mode")
@@ -51,7 +51,7 @@ def aggregate(
     """
     sums = row_sums(masked(per_token, mask), lengths)
     if weights is not None:
-        sums = sums * weights.to(sums)
+        sums = sums * beside(weights, sums.device).to(sums.dtype)
     counts = row_counts(mask, lengths).to(sums.dtype)
     return LOSS_AGGREGATIONS[mode].load()(sums, counts, totals, scale_length)
 

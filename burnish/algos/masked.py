@@ -40,16 +40,21 @@ def add_metrics(parts: Iterable[Metrics]) -> Metrics:
     return whole
 
 
+def beside(per_row: Tensor, device: torch.device | str) -> Tensor:
+    """A number of each row, on the device; the host does not wait for the copy."""
+    return per_row.to(device, non_blocking=True)
+
+
 def token_rows(lengths: Tensor, device: torch.device | str = "cpu") -> Tensor:
     """The row of each token: int64 [T]."""
     rows = torch.arange(len(lengths), device=device)
-    return rows.repeat_interleave(lengths.to(device), output_size=int(lengths.sum()))
+    return rows.repeat_interleave(beside(lengths, device), output_size=int(lengths.sum()))
 
 
 def tokens_left(lengths: Tensor, device: torch.device | str = "cpu") -> Tensor:
     """How many tokens its row still has from this one on, itself included: int64 [T], e.g. 3 2 1 2 1."""
     ends = lengths.cumsum(0)
-    return spread(ends.to(device), lengths) - torch.arange(int(lengths.sum()), device=device)
+    return spread(beside(ends, device), lengths) - torch.arange(int(lengths.sum()), device=device)
 
 
 def row_sums(x: Tensor, lengths: Tensor) -> Tensor:
@@ -69,7 +74,7 @@ def row_means(x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
 
 def spread(per_row: Tensor, lengths: Tensor) -> Tensor:
     """Each row's value on all its tokens: [rows] -> [T]."""
-    return per_row.repeat_interleave(lengths.to(per_row.device), output_size=int(lengths.sum()))
+    return per_row.repeat_interleave(beside(lengths, per_row.device), output_size=int(lengths.sum()))
 
 
 def masked(x: Tensor, mask: Tensor) -> Tensor:

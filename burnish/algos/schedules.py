@@ -7,6 +7,7 @@ Every row is factor(step, warmup, total, min_ratio, num_cycles), step counted fr
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from burnish.table import Table
 
@@ -45,6 +46,34 @@ def wsd(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: 
     if step < decay_start:
         return constant(step, warmup, total)
     return _wave(_progress(step, decay_start, total), min_ratio, num_cycles)
+
+
+@SCHEDULES.add("inverse_square_root")
+def inverse_square_root(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: float = 0.5) -> float:
+    """sqrt(warm-up / step), never below min_ratio, and min_ratio after the end."""
+    if step < warmup:
+        return constant(step, warmup, total)
+    return min_ratio if step > total else max(min_ratio, math.sqrt(max(1, warmup) / max(1, step)))
+
+
+# How Megatron's own warm-up, stable, decay schedule goes down: from 1 at progress 0 to 0 at progress 1.
+DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1 - progress,
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    "exponential": lambda progress: 2 * 0.5**progress - 1,
+    "minus_sqrt": lambda progress: 1 - math.sqrt(progress),
+}
+
+
+def decay_at_the_end(
+    step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: float = 0.5, *, steps: int, style: str
+) -> float:
+    """Warm-up, then 1, then down to min_ratio over the last `steps` steps."""
+    start = max(warmup, total - steps)
+    if step < start:
+        return constant(step, warmup, total)
+    return min_ratio + (1 - min_ratio) * DECAYS[style](min(1.0, (step - start) / max(1, total - start)))
 
 
 def _progress(step: int, start: int, end: int) -> float:

@@ -1,11 +1,12 @@
-"""Backend: one trainable or frozen model on one device. In one process it is the plain module."""
+"""Backend: one trainable or frozen model. In one process it is the plain module, in several a sharded one."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +14,20 @@ from transformers import PreTrainedModel
 
 from burnish.models.exact_kl import HeadInput
 from burnish.models.fourbit import is_packed
+from burnish.models.logits import TORCH, LogitKernel
 from burnish.models.logprobs import token_log_probs
 from burnish.models.lora import Adapters
 from burnish.models.parts import backbone, head_weight, logit_softcap
 from burnish.models.reward_model import last_token_scores
 from burnish.models.router import balance_loss
+from burnish.models.sequence.arithmetic import choose_method
+from burnish.models.sequence.parallel import SequenceParallel
+from burnish.models.sequence.places import Places
 from burnish.train.offload import Offload, activations_on_cpu
 from burnish.train.packing import PackedRows
+from burnish.train.place import ALONE, Place
+from burnish.train.sharding import Sharding, ShardOffload, Shell, shard
+from burnish.train.whole import whole
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,8 @@ class BackendOptions:
 
     offload: bool = False  # the weights wait in CPU memory between phases
     activations_on_cpu: bool = False  # and activations between forward and backward
-    compile_head: bool = False
+    head: LogitKernel = TORCH  # what computes log-probs from logits
+    sharding: Sharding = field(default_factory=Sharding)  # where several ranks hold the model together
 
 
 PLAIN = BackendOptions()
@@ -45,17 +54,37 @@ class Backend:
         *,
         adapters: Adapters | None = None,
         options: BackendOptions = PLAIN,
+        place: Place = ALONE,
     ) -> None:
-        self.offload = Offload(self._movable, device, _is_taught) if options.offload else None
-        self.model = model if options.offload else model.to(device)
+        self.model = model if options.offload or not place.alone else model.to(device)
         self.device = device
         self.compute_dtype = compute_dtype
         self.adapters = adapters
         self.options = options
+        self.place = place
+        self.sequence = _shared(model, place)
+        self.users = 0  # of the weights, at this moment
+        self.shell: Shell | None = None if place.alone else shard(model, place, compute_dtype, options.sharding)
+        self.offload: Offload | ShardOffload | None = None
+        if options.offload:
+            own = Offload(self._movable, device, _is_taught)
+            self.offload = own if self.shell is None else ShardOffload(self.shell, device)
 
-    def at_work(self) -> AbstractContextManager:
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
         """The weights are on the device inside; where nothing is offloaded they always are."""
-        return contextlib.nullcontext() if self.offload is None else self.offload.fetched()
+        with contextlib.nullcontext() if self.offload is None else self.offload.fetched():
+            self.users += 1
+            try:
+                yield
+            finally:
+                self.users -= 1
+                if self.shell is not None and self.users == 0:
+                    self.shell.reshard()  # reading leaves the outermost unit whole, and updates change the shards
+
+    def within(self, work: Callable[[], Any]) -> Any:
+        """Do a piece of work with the model, the weights of its ends whole. Tensors in a tuple keep their gradients."""
+        return work() if self.shell is None else self.shell(work)
 
     def without_adapters(self) -> AbstractContextManager:
         """The model as it was before it had adapters."""
@@ -73,8 +102,8 @@ class Backend:
         return activations_on_cpu(self.model, self.device)
 
     def autocast(self) -> AbstractContextManager:
-        """Products in the compute format where the weights are kept in another."""
-        if self.compute_dtype == next(self.model.parameters()).dtype:
+        """Products in the compute format where the weights are kept in another; shards are gathered in it."""
+        if self.shell is not None or self.compute_dtype == next(self.model.parameters()).dtype:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.compute_dtype)
 
@@ -83,44 +112,80 @@ class Backend:
     ) -> tuple[Tensor, Tensor | None]:
         """Log-prob (and entropy) of each response token, [R]; `head` where the backbone has run already."""
         head = self.head_input(rows) if head is None else head
-        return token_log_probs(
+        log_probs, entropy = token_log_probs(
             head.hidden,
             head.weight,
-            rows.targets,
+            head.places.own(rows.targets),
             temperature,
             with_entropy,
             head.softcap,
-            compiled=self.options.compile_head,
+            kernel=self.options.head,
         )
+        return head.places.whole(log_probs), None if entropy is None else head.places.whole(entropy)
 
     def head_input(self, rows: PackedRows, with_balance: bool = False) -> HeadInput:
-        """The hidden state that predicts each response token [R, hidden], and the head's weights."""
+        """The hidden state that predicts each response token [R, hidden], and the head's weights.
+
+        Of rows that ranks share, it is those of this rank's part.
+        """
         routers = {"output_router_logits": True} if with_balance else {}
-        with self.autocast(), self._saving():
-            output = backbone(self.model)(**rows.inputs(), **routers)
-        hidden = output.last_hidden_state[0, rows.predicts].to(self.compute_dtype)
-        weight = head_weight(self.model).to(self.compute_dtype)
-        balance = balance_loss(self.model, output.router_logits) if with_balance else None
-        return HeadInput(hidden, weight, logit_softcap(self.model), balance)
+        places = self._places(rows, rows.predicts)
+
+        def run() -> tuple[Tensor, Tensor, Tensor | None]:
+            with self.autocast(), self._saving():
+                output = backbone(self.model)(**self._inputs(rows), **routers)
+            hidden = output.last_hidden_state[0, places.local].to(self.compute_dtype)
+            balance = balance_loss(self.model, self._routed(rows, output.router_logits)) if with_balance else None
+            return hidden, head_weight(self.model), balance
+
+        hidden, weight, balance = self.within(run)
+        return HeadInput(hidden, weight, logit_softcap(self.model), balance, places)
 
     def values(self, rows: PackedRows) -> Tensor:
         """The value head's prediction before each response token, [R]."""
+        places = self._places(rows, rows.predicts)
         with self.autocast(), self._saving():
-            output = self.model(**rows.inputs()).logits
-        return output[0, rows.predicts, 0].float()
+            output = self.within(lambda: self.model(**self._inputs(rows)).logits[0, places.local, 0])
+        return places.whole(output.float())
 
     def scores(self, rows: PackedRows) -> Tensor:
         """The score head's number at the last token of each row, [rows]."""
+        places = self._places(rows, rows.ends)
         with self.autocast():
-            return last_token_scores(self.model, rows.inputs(), rows.ends)
+            found = self.within(lambda: last_token_scores(self.model, self._inputs(rows), places.local))
+        return places.whole(found)
+
+    def _inputs(self, rows: PackedRows) -> dict[str, Any]:
+        """The model's arguments: the whole stream, or this rank's slice of it."""
+        return rows.inputs() if self.sequence is None else self.sequence.inputs(rows.inputs())
+
+    def _places(self, rows: PackedRows, wanted: Tensor) -> Places:
+        return Places(wanted) if self.sequence is None else self.sequence.places(wanted, len(rows.ids))
+
+    def _routed(self, rows: PackedRows, router_logits: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Of the whole stream, in each layer [T, experts]: what its routers' loss is about."""
+        if self.sequence is None:
+            return router_logits
+        places = self._places(rows, torch.arange(len(rows.ids), device=self.device))
+        return [places.whole(logits[places.local]) for logits in router_logits]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of every parameter, tied ones under all their names; adapters merged into what they adapt."""
-        if self.adapters is not None:
-            yield from self.adapters.merged(self.device)
-            return
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            yield name, parameter.detach()
+        """(name, tensor) of every parameter, tied ones under all their names; adapters merged into what they adapt.
+
+        Of shards every rank yields the whole: all ranks must take the stream together.
+        """
+        own = self.model.named_parameters(remove_duplicate=False)
+        for name, tensor in own if self.adapters is None else self.adapters.merged(self.device):
+            yield name, whole(tensor.detach())
+
+
+def _shared(model: PreTrainedModel, place: Place) -> SequenceParallel | None:
+    """How ranks that see the same rows share them."""
+    if place.sequence is None:
+        return None
+    tensor_size = 1 if place.tensor is None else place.tensor.size()
+    chosen = choose_method(model.config, place.sequence.size(), "ulysses_sequence_parallel_size", tensor_size)
+    return SequenceParallel(place.sequence, chosen.method)
 
 
 def _is_taught(tensor: Tensor) -> bool:

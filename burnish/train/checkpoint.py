@@ -6,6 +6,7 @@ run folder/
     trainer.json           step, sampler position, KL controller, seed
     manifest.json          size and SHA-256 of every file
   latest_checkpointed_iteration.txt
+  best_checkpointed_iteration.txt  the step whose validation was best, where trainer.best_metric_key asks
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ from typing import Any
 from burnish.errors import UserError
 
 LATEST = "latest_checkpointed_iteration.txt"
+BEST = "best_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
 TRAINER = "trainer.json"
 PREFIX = "global_step_"
+
+
+class SaveFailed(UserError):
+    """The disk did not take a checkpoint. What is there is untouched, and so is the run."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +50,34 @@ class Checkpoints:
 
     def own_steps(self) -> list[int]:
         """Those up to the one saved last; later ones lie there from before a run that started anew."""
-        steps = self.steps()
-        try:
-            last = int((self.folder / LATEST).read_text())
-        except (OSError, ValueError):
-            return steps
-        return [step for step in steps if step <= last] or steps
+        steps, last = self.steps(), self._pointer(LATEST)
+        return steps if last is None else [step for step in steps if step <= last] or steps
 
-    def save(self, step: int, roles: dict[str, Callable[[Path], None]], trainer: dict[str, Any]) -> Path:
-        """Let every role write its part, then make the whole appear at once. On failure nothing old is touched."""
+    def best(self) -> int | None:
+        """The step whose validation was best, if it is known and there."""
+        step = self._pointer(BEST)
+        return step if step in self.steps() else None
+
+    def mark_best(self, step: int | None) -> None:
+        """From now on this is the best one, or there is none. One that could not be written replaces no other."""
+        if step is None:
+            (self.folder / BEST).unlink(missing_ok=True)
+        elif self.path(step).is_dir():
+            replace_text(self.folder / BEST, str(step))
+
+    def _pointer(self, name: str) -> int | None:
+        try:
+            return int((self.folder / name).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def save(
+        self, step: int, roles: dict[str, Callable[[Path], None]], trainer: dict[str, Any], best: int | None = None
+    ) -> Path:
+        """Let every role write its part, then make the whole appear at once. On failure nothing old is touched.
+
+        `best` is the best step so far, perhaps this one.
+        """
         final, partial = self.path(step), self.folder / f".{PREFIX}{step}.partial"
         for killed in self.folder.glob(f".{PREFIX}*.partial"):
             shutil.rmtree(killed, ignore_errors=True)
@@ -67,12 +92,13 @@ class Checkpoints:
                 shutil.rmtree(final)
             partial.rename(final)
             replace_text(self.folder / LATEST, str(step))
+            self.mark_best(best)
             _sync(self.folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             kept = self.own_steps()
             last = f"the last good checkpoint is {self.path(kept[-1])}" if kept else "there is no earlier checkpoint"
-            raise UserError(
+            raise SaveFailed(
                 f"the checkpoint of step {step} could not be written ({error}); {last}",
                 key="trainer.default_local_dir",
                 value=str(self.folder),
@@ -91,15 +117,20 @@ class Checkpoints:
         return None, damaged
 
     def keep(self, actor: int | None, critic: int | None) -> None:
-        """Forget old ones: all but the last `actor` folders, and the critic's part of all but the last `critic`."""
-        steps = self.own_steps()
+        """Forget old ones: all but the last `actor` folders, and the critic's part of all but the last `critic`.
+
+        The best one stays whole, however old it is.
+        """
+        best, steps = self.best(), self.own_steps()
         if actor is not None:
             for step in steps[: max(0, len(steps) - actor)]:
-                shutil.rmtree(self.path(step))
+                if step != best:
+                    shutil.rmtree(self.path(step))
             steps = self.own_steps()
         if critic is not None:
             for step in steps[: max(0, len(steps) - critic)]:
-                self._drop_role(self.path(step), "critic")
+                if step != best:
+                    self._drop_role(self.path(step), "critic")
 
     def _drop_role(self, folder: Path, role: str) -> None:
         if (folder / role).is_dir():

@@ -18,6 +18,7 @@ from burnish.train.optim import Optimizer
 from burnish.train.packing import Cut, PackedRows
 from burnish.train.policy import shuffle_seed
 from burnish.train.read import read_values
+from burnish.train.transfer import sent
 from burnish.train.update import UpdatePlan, loss_mask, row_weights, run_updates
 
 if TYPE_CHECKING:
@@ -64,15 +65,15 @@ class Critic(Learner):
         self.backend.model.train()
         lr, skipped = self.optimizer.lr, self.optimizer.skipped
         with self.backend.at_work(), self.optimizer.at_work():
-            done = run_updates(batch, step, self.plan, self.optimizer, self._loss)
+            done = run_updates(batch, step, self.plan, self.optimizer, self._loss, self.backend.place)
         numbers = done.numbers("critic", "vf_loss") | {"critic/lr": lr}
         return numbers | {"critic/skipped_updates": float(self.optimizer.skipped - skipped)}
 
     def _loss(self, micro: Batch, rows: list[int], count: Totals) -> tuple[Tensor, Tensor, Metrics]:
         device = self.backend.device
-        mask = loss_mask(micro).to(device)
+        mask = sent(loss_mask(micro), device)
         values = self.backend.values(PackedRows.of(micro, device))
-        returns, old_values = micro["returns"].flat.to(device), micro["values"].flat.to(device)
+        returns, old_values = sent(micro["returns"].flat, device), sent(micro["values"].flat, device)
         per_token, found = value_loss(values, returns, old_values, mask, self.config.cliprange_value)
         lengths = micro["responses"].lengths
         loss = aggregate(

@@ -18,11 +18,12 @@ class MovingAverage:
         return [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
 
     @torch.no_grad()
-    def update(self) -> None:
-        """One optimizer step was made."""
+    def update(self, taken: Tensor) -> None:
+        """One optimizer step was made, or none where `taken` is false: the device knows, the host need not ask."""
+        share = taken * (1 - self.beta)
         for name, parameter in self._trained():
             average = self.weights[name]
-            average.lerp_(parameter.to(average), 1 - self.beta)
+            average.lerp_(parameter.to(average), share.to(average))
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -32,5 +33,6 @@ class MovingAverage:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The module's, with the average in place of what is trained; tied weights stay one tensor."""
-        averages = {p.data_ptr(): self.weights[name].to(p.dtype) for name, p in self._trained()}
-        return {name: averages.get(kept.data_ptr(), kept) for name, kept in self.module.state_dict().items()}
+        averages = {id(p): self.weights[name].to(p.dtype) for name, p in self._trained()}
+        owners = {name: id(p) for name, p in self.module.named_parameters(remove_duplicate=False)}
+        return {name: averages.get(owners.get(name), kept) for name, kept in self.module.state_dict().items()}

@@ -14,6 +14,7 @@ from burnish.train.learner import Learner
 from burnish.train.optim import Optimizer
 from burnish.train.packing import PackedRows, row_lengths
 from burnish.train.read import read_log_probs
+from burnish.train.transfer import sent
 from burnish.train.update import UpdatePlan, loss_mask, run_updates
 
 
@@ -32,7 +33,7 @@ class Imitator(Learner):
         self.backend.model.train()
         lr, skipped = self.optimizer.lr, self.optimizer.skipped
         with self.backend.at_work(), self.optimizer.at_work():
-            done = run_updates(batch, step, self.plan, self.optimizer, self._loss)
+            done = run_updates(batch, step, self.plan, self.optimizer, self._loss, self.backend.place)
         return done.numbers("train", "loss") | {
             "train/lr": lr,
             "train/skipped_updates": float(self.optimizer.skipped - skipped),
@@ -49,6 +50,6 @@ class Imitator(Learner):
     def _loss(self, micro: Batch, rows: list[int], count: Totals) -> tuple[Tensor, Tensor, Metrics]:
         device = self.backend.device
         log_probs, _ = self.backend.log_probs(PackedRows.of(micro, device), 1.0, with_entropy=False)
-        mask, lengths = loss_mask(micro).to(device), micro["responses"].lengths
+        mask, lengths = sent(loss_mask(micro), device), micro["responses"].lengths
         loss = aggregate(-log_probs, mask, lengths, "token-mean", count, 1)
         return loss, loss, {}

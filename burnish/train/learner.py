@@ -34,4 +34,6 @@ class Learner:
 
     def export(self, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
         """The model as Hugging Face reads it."""
-        write_hub(folder, self.backend, tokenizer, hub_weights(self.backend, self.optimizer))
+        weights = hub_weights(self.backend, self.optimizer)
+        if self.backend.place.first:
+            write_hub(folder, self.backend, tokenizer, weights)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from burnish.errors import UserError
 from burnish.remote import Place
-from burnish.train.checkpoint import LATEST, MANIFEST, PREFIX, Checkpoints, damage, replace_text
+from burnish.train.checkpoint import BEST, LATEST, MANIFEST, PREFIX, Checkpoints, damage, replace_text
 
 KEY = "trainer.default_hdfs_dir"
 
@@ -31,6 +31,8 @@ class Mirror:
                 self.place.put(checkpoints.path(one), last=MANIFEST)
                 self.unsent.discard(one)
             self.place.write(LATEST, str(step).encode())
+            if (best := checkpoints.best()) is not None:
+                self.place.write(BEST, str(best).encode())
         except UserError as error:
             return f"the checkpoint of step {step} is not copied, and will be with the next one: {error}"
         return None

@@ -1,38 +1,53 @@
-"""The norm of a gradient whose parts may lie on several meshes of ranks, and clipping by it."""
+"""The norm of a gradient whose parts may lie on several ranks, and clipping by it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
+
+from burnish.train.whole import own_part
 
 
-def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scale the gradients down to max_norm where they are longer; the norm before. The same number on every rank.
+@torch.no_grad()
+def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """Scale the gradients down to max_norm where they are longer; the norm before, the same number on every rank.
 
-    A weight that several ranks hold whole counts once. Weights split over data ranks only and weights split over data
-    and tensor ranks lie on different meshes, and no operation takes both: so each mesh has its own norm first.
+    Weights may lie on different meshes (those that tensor ranks hold whole are split over data ranks only), which no
+    operation of torch takes together. So each rank measures what it has, and what is split alike is summed together; a
+    weight that several ranks hold whole counts once.
     """
-    meshes: dict[DeviceMesh | None, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        if parameter.grad is not None:
-            meshes.setdefault(mesh_of(parameter.grad), []).append(parameter)
-    norms = [whole(get_total_norm([parameter.grad for parameter in members])) for members in meshes.values()]
-    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.tensor([float(norm) for norm in norms]))
-    for members in meshes.values():
-        clip_grads_with_norm_(members, max_norm, total)
-    return float(total)
+    spread: dict[tuple[ProcessGroup, ...], list[Tensor]] = {}
+    for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
+        spread.setdefault(split_over(gradient), []).append(own_part(gradient))
+    norms = [_norm(parts, groups) for groups, parts in spread.items()]
+    if not norms:
+        return torch.zeros(())
+    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)  # the small number is that of torch's own clipping
+    for parts in spread.values():
+        torch._foreach_mul_(parts, factor)
+    return total
 
 
-def mesh_of(tensor: Tensor) -> DeviceMesh | None:
-    """The ranks that a tensor is spread over; None where it is not."""
-    return tensor.device_mesh if isinstance(tensor, DTensor) else None
+def split_over(tensor: Tensor) -> tuple[ProcessGroup, ...]:
+    """The groups of ranks that hold different parts of a tensor, one for each dimension of a mesh that splits it."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    dimensions = [number for number, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    return tuple(tensor.device_mesh.get_group(number) for number in dimensions)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of it, on every rank that has a part of it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def _norm(parts: list[Tensor], groups: tuple[ProcessGroup, ...]) -> Tensor:
+    """Of all parts, this rank's and those of the groups' other ranks."""
+    norm = get_total_norm(parts)
+    if not groups:
+        return norm
+    square = norm.float() ** 2
+    for group in groups:
+        distributed.all_reduce(square, group=group)
+    return square.sqrt()

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
+from burnish.train.whole import Rewrap, own_part, rewrap
+
 CPU = torch.device("cpu")
 
 
@@ -92,18 +94,19 @@ def updated_on_cpu(parameters: list[nn.Parameter]) -> Iterator[None]:
 
 def activations_on_cpu(module: nn.Module, device: torch.device) -> AbstractContextManager:
     """What the forward pass saves for the backward pass waits in CPU memory; weights stay where they are."""
-    weights = {parameter.data_ptr() for parameter in module.parameters()}
+    weights = {own_part(parameter.detach()).data_ptr() for parameter in module.parameters()}
 
-    def pack(tensor: Tensor) -> tuple[bool, Tensor]:
-        base = tensor if tensor._base is None else tensor._base
-        if base.data_ptr() in weights or not tensor.is_floating_point():
-            return False, tensor
-        home = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=device.type == "cuda")
-        home.copy_(tensor.detach(), non_blocking=device.type == "cuda")
-        return True, home
+    def pack(tensor: Tensor) -> tuple[Rewrap | None, Tensor]:
+        held = own_part(tensor.detach())
+        base = held if held._base is None else held._base
+        if base.data_ptr() in weights or not held.is_floating_point():
+            return None, tensor
+        home = torch.empty(held.shape, dtype=held.dtype, pin_memory=device.type == "cuda")
+        home.copy_(held, non_blocking=device.type == "cuda")
+        return rewrap(tensor), home
 
-    def unpack(packed: tuple[bool, Tensor]) -> Tensor:
-        moved, tensor = packed
-        return tensor.to(device, non_blocking=True) if moved else tensor
+    def unpack(packed: tuple[Rewrap | None, Tensor]) -> Tensor:
+        wrap, tensor = packed
+        return tensor if wrap is None else wrap(tensor.to(device, non_blocking=True))
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)

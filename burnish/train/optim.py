@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from burnish.algos.schedules import SCHEDULES
+from burnish.train.adamw import AdamW
 from burnish.train.ema import MovingAverage
+from burnish.train.norms import clip
 from burnish.train.offload import CPU, Offload, updated_on_cpu
+from burnish.train.rate import LearningRate
 from burnish.train.scale import LossScale
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class Optimizer:
         self.offload = Offload(self._state, options.device) if options.offload else None
         self.home = home = CPU if options.offload or options.on_cpu else options.device
         # `fused` does the whole update in one kernel, on the CPU too; the learning rate is set before each update.
-        self.adamw = torch.optim.AdamW(self._groups(), lr=config.lr, betas=tuple(config.betas), fused=True)
+        self.adamw = AdamW(self._groups(), lr=config.lr, betas=tuple(config.betas), fused=True)
         for parameter in self.parameters:
             # Made now: else the first save would make it, by an update that AdamW counts and the run does not.
             self.adamw.state[parameter] = {
@@ -60,16 +62,11 @@ class Optimizer:
                 "exp_avg": torch.zeros_like(parameter, device=home or parameter.device),
                 "exp_avg_sq": torch.zeros_like(parameter, device=home or parameter.device),
             }
-        self.per_update = config.lr_step_unit == "update"
-        horizon = config.total_training_steps if config.total_training_steps > 0 else total_steps
-        self.total = horizon * updates_per_step if self.per_update else horizon
-        # Steps are verl's and cut off; updates are OpenRLHF's and rounded up.
-        ratio = (math.ceil if self.per_update else int)(config.lr_warmup_steps_ratio * self.total)
-        self.warmup = config.lr_warmup_steps if config.lr_warmup_steps >= 0 else ratio
-        self.schedule = SCHEDULES[config.warmup_style].load()
+        self.rate = LearningRate(config, total_steps, updates_per_step)
         self.steps = 0  # turns of the loop in which this role was taught
         self.updates = 0
-        self.skipped = 0
+        self._skipped = 0
+        self._unseen: list[Tensor] = []  # norms of updates that the host has not looked at
         self.average: MovingAverage | None = None  # of the weights, where one is wanted
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -82,9 +79,7 @@ class Optimizer:
 
     @property
     def lr(self) -> float:
-        done = self.updates if self.per_update else self.steps
-        factor = self.schedule(done, self.warmup, self.total, self.config.min_lr_ratio or 0.0, self.config.num_cycles)
-        return self.config.lr * factor
+        return self.rate.after(self.steps, self.updates)
 
     def at_work(self) -> AbstractContextManager:
         """The state is beside the weights inside; where nothing is offloaded it always is."""
@@ -105,7 +100,7 @@ class Optimizer:
     @property
     def loss_scale(self) -> list[float]:
         """The scale's state, as a checkpoint has it."""
-        return [self.scale.factor, self.scale.good]
+        return [float(self.scale.factor), int(self.scale.good)]
 
     @loss_scale.setter
     def loss_scale(self, state: list[float]) -> None:
@@ -114,21 +109,40 @@ class Optimizer:
     def backward(self, loss: Tensor) -> None:
         self.scale.scaled(loss).backward()
 
-    def update(self, grad_clip: float) -> float:
-        """Clip and apply the gradients; a gradient that is not finite is thrown away and counted. Returns its norm."""
+    def update(self, grad_clip: float) -> Tensor:
+        """Clip and apply the gradients; one that is not finite changes nothing. Returns its norm, still on the device.
+
+        The host decides nothing here, so it need not wait: AdamW itself looks at `found_inf`.
+        """
         self.scale.unscale(self.parameters)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, grad_clip if grad_clip > 0 else float("inf")))
-        finite = norm == norm and norm != float("inf")
+        norm = clip(self.parameters, grad_clip if grad_clip > 0 else float("inf"))
+        finite = norm.isfinite()
         self.scale.judge(finite)
-        if finite:
-            for group in self.adamw.param_groups:
-                group["lr"] = self.lr
-            with updated_on_cpu(self.parameters) if self.on_cpu else contextlib.nullcontext():
-                self.adamw.step()
-            if self.average is not None:
-                self.average.update()
-        else:
-            self.skipped += 1
+        self.adamw.found_inf = (~finite).float()
+        for group in self.adamw.param_groups:
+            group["lr"] = self.lr
+        with updated_on_cpu(self.parameters) if self.on_cpu else contextlib.nullcontext():
+            self.adamw.step()
+        if self.average is not None:
+            self.average.update(finite)
         self.adamw.zero_grad(set_to_none=True)
         self.updates += 1
+        self._unseen.append(norm)
         return norm
+
+    def saw(self, norms: Sequence[float]) -> None:
+        """The host knows the norms of the latest updates: those that are not finite were thrown away."""
+        self._unseen.clear()
+        self._skipped += sum(not math.isfinite(norm) for norm in norms)
+
+    @property
+    def skipped(self) -> int:
+        """Updates that were thrown away. Waits for the device where nobody has looked at the latest."""
+        if self._unseen:
+            self.saw([float(norm) for norm in self._unseen])
+        return self._skipped
+
+    @skipped.setter
+    def skipped(self, number: int) -> None:
+        self._unseen.clear()
+        self._skipped = number

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from burnish.algos.batches import token_budget_batches
 from burnish.batch import Batch, flat_index
+from burnish.models.varlen import Segments
+from burnish.train.transfer import sent
 
 CPU_TOKENS = 8192  # measured: from here on a micro-batch gains nothing on a CPU, and beyond it loses
 
@@ -31,6 +33,10 @@ class Cut:
         if self.tokens is None or device.type != "cpu":
             return self
         return Cut(tokens=min(self.tokens, CPU_TOKENS))
+
+    def shared(self, ranks: int) -> Cut:
+        """The budget of a stream that so many ranks share: each has a part of it."""
+        return self if self.tokens is None else Cut(tokens=self.tokens * ranks)
 
     def micro_batches(self, lengths: Tensor) -> list[list[int]]:
         """Row numbers of each micro-batch; `lengths` counts prompt and response."""
@@ -63,12 +69,12 @@ class PackedRows:
         ids[flat_index(starts, prompts.lengths)] = prompts.flat.cpu()
         ids[flat_index(starts + prompts.lengths, responses.lengths)] = responses.flat.cpu()
         return PackedRows(
-            ids=ids.to(device),
-            positions=flat_index(torch.zeros_like(lengths), lengths[order]).to(device),
-            segments=lengths[order].tolist(),
-            predicts=flat_index(starts + prompts.lengths - 1, responses.lengths).to(device),
-            targets=responses.flat.to(device),
-            ends=(starts + lengths - 1).to(device),
+            ids=sent(ids, device),
+            positions=sent(flat_index(torch.zeros_like(lengths), lengths[order]), device),
+            segments=Segments(lengths[order].tolist()),
+            predicts=sent(flat_index(starts + prompts.lengths - 1, responses.lengths), device),
+            targets=sent(responses.flat, device),
+            ends=sent(starts + lengths - 1, device),
         )
 
     def inputs(self) -> dict[str, Any]:

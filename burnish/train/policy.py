@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ from burnish.algos.masked import Metrics, Share, masked, masked_share
 from burnish.batch import Batch, Ragged
 from burnish.models.exact_kl import HeadInput, exact_kl
 from burnish.models.router import check_router
+from burnish.models.stream import WeightStream
 from burnish.train.backend import Backend, has_dropout
 from burnish.train.ema import MovingAverage
 from burnish.train.learner import Learner
@@ -24,6 +27,7 @@ from burnish.train.optim import Optimizer
 from burnish.train.packing import Cut, PackedRows
 from burnish.train.read import in_row_order, read_exact_kl, read_log_probs
 from burnish.train.reference import Reference
+from burnish.train.transfer import sent
 from burnish.train.update import UpdatePlan, loss_mask, row_weights, run_updates
 
 if TYPE_CHECKING:
@@ -77,13 +81,13 @@ class Policy(Learner):
         self.options = loss_options(config)
         mini_rows = config.ppo_mini_batch_size * rows_per_prompt
         cut = Cut.of(config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu)
-        # A loss that compares tokens of the whole mini-batch must see it whole, or the cut would change the gradient.
         self.plan = UpdatePlan(
             epochs=config.ppo_epochs,
             mini_rows=mini_rows,
-            cut=Cut(rows=mini_rows) if self.loss.facts.get("couples_rows") else cut.on(backend.device),
+            cut=cut.on(backend.device),
             grad_clip=config.grad_clip,
             shuffle_seed=shuffle_seed(config.shuffle, config.data_loader_seed, seed),
+            couples_rows=bool(self.loss.facts.get("couples_rows")),
         )
 
     def updates_once(self, num_rows: int) -> bool:
@@ -100,8 +104,9 @@ class Policy(Learner):
         """exact_kl: to the reference, over the whole vocabulary."""
         return read_exact_kl(self.backend, self.reference, batch, self.temperature, self.read_cut)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return self.backend.weights()
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
+        """Can be read again and again, unless all ranks have to read it together."""
+        return WeightStream(self.backend.weights) if self.backend.place.alone else self.backend.weights()
 
     def teach(self, batch: Batch, step: int) -> Taught:
         """ppo_epochs passes over the batch. Without old_log_probs they are the new ones, and are read on the way."""
@@ -110,7 +115,7 @@ class Policy(Learner):
         self.backend.model.train()
         read: list[tuple[list[int], Tensor, Tensor]] = []
         seen = set(range(len(batch))) if "old_log_probs" in batch else set()
-        lr, skipped = self.optimizer.lr, self.optimizer.skipped
+        lr, skipped, place = self.optimizer.lr, self.optimizer.skipped, self.backend.place
 
         def loss_of(micro: Batch, rows: list[int], count: Totals) -> tuple[Tensor, Tensor, Metrics]:
             loss, reported, metrics, columns = self._loss(micro, count)
@@ -119,8 +124,9 @@ class Policy(Learner):
                 read.append((rows, *columns))
             return loss, reported, metrics
 
-        with self.backend.at_work(), self.optimizer.at_work():
-            done = run_updates(batch, step, self.plan, self.optimizer, loss_of)
+        with self.backend.at_work(), self.optimizer.at_work(), self._reference_at_work():
+            done = run_updates(batch, step, self.plan, self.optimizer, loss_of, place, read)
+        read = place.collect(read if self.plan.counts(place) else [])
         numbers = done.numbers("actor", "pg_loss") | {"actor/lr": lr}
         numbers |= {"actor/skipped_updates": float(self.optimizer.skipped - skipped)}
         if self.config.use_kl_loss:
@@ -131,19 +137,25 @@ class Policy(Learner):
             columns["entropys"] = in_row_order([(rows, entropy) for rows, _, entropy in read], batch["responses"])
         return Taught(numbers, columns)
 
+    def _reference_at_work(self) -> AbstractContextManager:
+        """The exact KL needs the reference's head until its gradient is known."""
+        asked = self.config.use_kl_loss and "exact" in KL_ESTIMATORS[self.config.kl_loss_type].needs
+        return self.reference.backend.at_work() if asked else contextlib.nullcontext()
+
     def _loss(self, micro: Batch, count: Totals) -> tuple[Tensor, Tensor, Metrics, tuple[Tensor, Tensor | None]]:
         """This micro-batch's part of the mini-batch's loss: policy loss - entropy bonus + KL + routers' balance."""
         config, device = self.config, self.backend.device
         lengths = micro["responses"].lengths
-        mask = loss_mask(micro).to(device)
+        mask = sent(loss_mask(micro), device)
         rows = PackedRows.of(micro, device)
         wants_entropy = "old_log_probs" not in micro or config.entropy_coeff != 0
         head = self.backend.head_input(rows, with_balance=config.aux_loss_coef > 0)
         new, entropy = self.backend.log_probs(rows, self.temperature, wants_entropy, head)
-        old = micro[self.old_column].flat.to(device) if self.old_column in micro else new.detach()
-        per_token, found = self.loss.load()(new, old, micro["advantages"].flat.to(device), mask, lengths, self.options)
+        old = sent(micro[self.old_column].flat, device) if self.old_column in micro else new.detach()
+        advantages = sent(micro["advantages"].flat, device)
+        per_token, found = self.loss.load()(new, old, advantages, mask, lengths, self.options)
         if "importance_weights" in micro:
-            per_token = per_token * masked(micro["importance_weights"].flat.to(device), mask)
+            per_token = per_token * masked(sent(micro["importance_weights"].flat, device), mask)
 
         mode = self.loss.facts.get("aggregation", config.loss_agg_mode)
         weights = row_weights(micro)
@@ -172,8 +184,8 @@ class Policy(Learner):
         config = self.config
         exact = None
         if "exact" in KL_ESTIMATORS[config.kl_loss_type].needs:
-            exact = exact_kl(head, self.reference.head_input(rows), self.temperature)
-        ref_log_prob = micro["ref_log_prob"].flat.to(new.device)
+            exact = exact_kl(head, self.reference.head_input(rows), self.temperature, kernel=self.backend.options.head)
+        ref_log_prob = sent(micro["ref_log_prob"].flat, new.device)
         return kl_penalty(new, ref_log_prob, config.kl_loss_type, exact=exact, clamp=config.kl_loss_clamp)
 
 

@@ -12,6 +12,7 @@ from burnish.batch import Batch, Ragged
 from burnish.models.exact_kl import exact_kl
 from burnish.train.backend import Backend
 from burnish.train.packing import Cut, PackedRows, row_lengths
+from burnish.train.place import IDLE
 
 if TYPE_CHECKING:
     from burnish.train.reference import Reference
@@ -32,9 +33,11 @@ def read_exact_kl(policy: Backend, reference: Reference, batch: Batch, temperatu
     """The KL of the policy to the reference over the whole vocabulary, at each response token."""
 
     def read(rows: PackedRows) -> Tensor:
-        return exact_kl(policy.head_input(rows), reference.head_input(rows), temperature)
+        inputs = policy.head_input(rows), reference.head_input(rows)
+        return exact_kl(*inputs, temperature, kernel=policy.options.head)
 
-    return in_row_order(_read(policy, batch, cut, read), batch["responses"])
+    with reference.backend.at_work():
+        return in_row_order(_read(policy, batch, cut, read), batch["responses"])
 
 
 def read_values(backend: Backend, batch: Batch, cut: Cut) -> Ragged:
@@ -59,9 +62,12 @@ def in_row_order(parts: list[tuple[list[int], Tensor]], like: Ragged) -> Ragged:
 
 
 def _read(backend: Backend, batch: Batch, cut: Cut, read: Callable) -> list[tuple[list[int], Tensor]]:
+    """(rows, what was read of them) of all micro-batches, also of those that other ranks read."""
     backend.model.eval()
+    place = backend.place
     with torch.no_grad(), backend.at_work():
-        return [
-            (index, read(PackedRows.of(batch.select(index), backend.device)))
-            for index in cut.micro_batches(row_lengths(batch))
+        found = [
+            (index, read(PackedRows.of(batch.select(index or IDLE), backend.device)))
+            for index in place.deal(row_lengths(batch), cut)
         ]
+    return place.collect([part for part in found if part[0]])

@@ -14,21 +14,24 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from burnish.errors import UserError
 from burnish.models.load import quiet_transformers
 from burnish.models.plain import plain_config, plain_model
 from burnish.train.backend import Backend
 from burnish.train.optim import Optimizer
+from burnish.train.whole import own_part, whole
 
 EXTRA = "extra.json"
 HUB = "huggingface"
+HUB_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 ADAPTER = "adapter"  # peft's files, in place of the weights of a role that trains adapters
 
 
@@ -51,12 +54,16 @@ def writer_of(
     *,
     copy: bool = False,
 ) -> Callable[[Path], None]:
-    """What save_role does, to be done later. With `copy` the state is that of now, else that of when it is done."""
+    """What save_role does, to be done later. With `copy` the state is that of now, else that of when it is done.
+
+    Where several ranks share the role all of them write their shards, and the first writes what is whole.
+    """
+    place = backend.place
     state: dict[str, Any] = {"shards": _state(backend, optimizer, contents)}
     if "hf_model" in contents:
         state["weights"] = hub_weights(backend, optimizer)
     if "model" in contents and backend.adapters is not None:
-        state["adapter"] = backend.adapters.state()
+        state["adapter"] = {name: whole(tensor) for name, tensor in backend.adapters.state().items()}
     counters = {"steps": optimizer.steps, "updates": optimizer.updates, "skipped": optimizer.skipped}
     if optimizer.scale.on:
         counters["loss_scale"] = optimizer.loss_scale
@@ -66,7 +73,9 @@ def writer_of(
     def write(folder: Path) -> None:
         if state["shards"]:
             with quiet_dcp(), _disk_errors():
-                dcp.save(state["shards"], checkpoint_id=folder, no_dist=True)
+                dcp.save(state["shards"], checkpoint_id=folder, no_dist=place.alone, process_group=place.saving)
+        if not place.first:
+            return
         if "adapter" in state:
             with _disk_errors():
                 backend.adapters.write(folder / ADAPTER, state["adapter"])
@@ -95,7 +104,8 @@ def write_hub(
 def hub_weights(backend: Backend, optimizer: Optimizer) -> dict[str, Tensor]:
     """The weights as a plain model has them: averaged where an average is kept, adapters merged."""
     if backend.adapters is None:
-        return (optimizer.average or backend.model).state_dict()
+        held = (optimizer.average or backend.model).state_dict()
+        return {name: whole(tensor) for name, tensor in held.items()}
     kept = backend.model.get_input_embeddings().weight.dtype
     with holding(backend.model, {} if optimizer.average is None else optimizer.average.weights):
         return {name: tensor.to(kept) for name, tensor in backend.weights()}
@@ -118,7 +128,7 @@ def holding(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
 def in_memory(state: Any, copies: dict[tuple, Tensor]) -> Any:
     """A copy of every tensor in CPU memory. Tensors that were one (tied weights) stay one."""
     if isinstance(state, Tensor):
-        key = (state.data_ptr(), state.shape, state.dtype)
+        key = (own_part(state).data_ptr(), state.shape, state.dtype)
         if key not in copies:
             copies[key] = state.detach().to("cpu", copy=True)
         return copies[key]
@@ -146,7 +156,7 @@ def load_role(folder: Path, backend: Backend, optimizer: Optimizer, contents: Co
         state.pop("average", None)
     if state:
         with quiet_dcp():
-            dcp.load(state, checkpoint_id=folder, no_dist=True)
+            dcp.load(state, checkpoint_id=folder, no_dist=backend.place.alone, process_group=backend.place.saving)
         if "model" in state:
             set_model_state_dict(backend.model, state["model"])
         if "optimizer" in state:
@@ -155,12 +165,29 @@ def load_role(folder: Path, backend: Backend, optimizer: Optimizer, contents: Co
     if "model" in wanted and backend.adapters is not None:
         backend.adapters.load(folder / ADAPTER, key)
     if "hf_model" in wanted:
-        backend.model.load_state_dict(type(backend.model).from_pretrained(folder / HUB).state_dict())
+        read = _read_hub(hub_folder(folder), type(backend.model), key)
+        set_model_state_dict(backend.model, read, options=StateDictOptions(full_state_dict=not backend.place.alone))
     if optimizer.average is not None and "average" not in state:
         optimizer.average.restart()
     if "extra" in wanted:
         for name, value in json.loads((folder / EXTRA).read_text()).items():
             setattr(optimizer, name, value)
+
+
+def hub_folder(folder: Path) -> Path:
+    """A role's Hugging Face folder; a folder of another system may be one itself."""
+    return folder / HUB if (folder / HUB).is_dir() else folder
+
+
+def _read_hub(folder: Path, family: type[PreTrainedModel], key: str) -> dict[str, Tensor]:
+    """All weights of the model: transformers would make up those that are not there."""
+    with quiet_transformers():
+        model, found = family.from_pretrained(folder, output_loading_info=True)
+    wrong = sorted({*found["missing_keys"], *found["unexpected_keys"], *(str(one) for one in found["mismatched_keys"])})
+    if wrong:
+        problem = f"its weights are not those of this model ({family.__name__}): {', '.join(wrong[:3])}"
+        raise UserError(problem, key=key, value=str(folder))
+    return model.state_dict()
 
 
 def _check_adapters(folder: Path, backend: Backend, wanted: Collection[str], key: str) -> None:
@@ -170,7 +197,8 @@ def _check_adapters(folder: Path, backend: Backend, wanted: Collection[str], key
         problem = f"the checkpoint {folder} holds {'whole weights' if adapted else 'LoRA adapters'}, this run the other"
         raise UserError(problem, key=key, hint="the lora keys of the run that saved it, or trainer.resume_mode=disable")
     if "hf_model" in wanted and adapted:
-        raise UserError("a merged model cannot be taken apart again", key=key, hint=f"{key}=[model,optimizer,extra]")
+        hint = "a run without adapters, or actor_rollout_ref.model.path=... of that folder to train adapters over it"
+        raise UserError("whole weights cannot be taken apart into a model and its adapters", key=key, hint=hint)
 
 
 def _saved_parts(folder: Path) -> set[str]:
@@ -178,7 +206,7 @@ def _saved_parts(folder: Path) -> set[str]:
     parts = {"extra"} if (folder / EXTRA).is_file() else set()
     if (folder / ADAPTER).is_dir():
         parts.add("model")
-    if any((folder / HUB).glob("*.safetensors")):
+    if any(any(hub_folder(folder).glob(pattern)) for pattern in HUB_WEIGHTS):
         parts.add("hf_model")
     if (folder / ".metadata").is_file():
         names = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata

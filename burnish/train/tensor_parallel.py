@@ -78,6 +78,8 @@ def parallelize(model: PreTrainedModel, mesh: DeviceMesh, key: str) -> PreTraine
 
     Comes before FSDP, which then shards what is left over the data dimension. `key` is that of the size, for errors.
     """
+    if mesh.size() == 1:
+        return model
     check_sizes(model.config, mesh.size(), key)
     for number, layer in enumerate(layers_of(model, key)):
         blocks = list(_blocks(layer))
@@ -128,9 +130,7 @@ def _blocks(layer: nn.Module) -> Iterator[tuple[nn.Module, Block]]:
         yield from ((module, block) for block in BLOCKS if block.fits(module))
 
 
-def _check_covered(
-    layer: nn.Module, blocks: list[tuple[nn.Module, Block]], where: str, key: str, size: int
-) -> None:
+def _check_covered(layer: nn.Module, blocks: list[tuple[nn.Module, Block]], where: str, key: str, size: int) -> None:
     """Every matrix of a layer is shared out, and every norm among the heads is of one head."""
     planned = {getattr(module, name) for module, block in blocks for name in (*block.columns, *block.rows)}
     left = [name for name, module in layer.named_modules() if _has_matrix(module) and module not in planned]
@@ -179,6 +179,7 @@ class _SummedGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        gradient = gradient.clone(memory_format=torch.contiguous_format)
-        distributed.all_reduce(gradient, group=ctx.group)
-        return gradient, None
+        total = gradient.float()
+        total = total.clone() if total is gradient else total
+        distributed.all_reduce(total, group=ctx.group)
+        return total.to(gradient.dtype), None

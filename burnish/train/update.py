@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from burnish.algos.masked import Metrics, add_metrics
 from burnish.batch import Batch
 from burnish.train.optim import Optimizer
 from burnish.train.packing import Cut, row_lengths
+from burnish.train.place import ALONE, IDLE, Place
+from burnish.train.transfer import brought
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,17 @@ class UpdatePlan:
     cut: Cut
     grad_clip: float
     shuffle_seed: int | None = None
+    couples_rows: bool = False  # the loss compares rows: every rank sees the whole mini-batch
+
+    def shares(self, lengths: Tensor, place: Place) -> list[tuple[list[int], float]]:
+        """This rank's micro-batches of a mini-batch, and what each counts: FSDP averages what should be a sum."""
+        if self.couples_rows:
+            return [(list(range(len(lengths))), place.averaged / place.data_size)]
+        return [(rows, place.averaged if rows else 0.0) for rows in place.deal(lengths, self.cut)]
+
+    def counts(self, place: Place) -> bool:
+        """Does this rank report its losses? Not where others see the same rows."""
+        return not self.couples_rows or place.data_rank == 0
 
     def mini_batches(self, num_rows: int, step: int, epoch: int) -> list[list[int]]:
         order = list(range(num_rows))
@@ -40,7 +54,13 @@ class Updates:
 
     metrics: list[Metrics] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)  # one per micro-batch; a mini-batch's parts sum to its loss
-    norms: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)  # of each update; not finite where it was thrown away
+
+    def joined(self, place: Place) -> Updates:
+        """With what other ranks computed of the same updates. The norm is that of all of them already."""
+        if place.data_size == 1:
+            return self
+        return Updates(place.collect([add_metrics(self.metrics)]), place.collect(self.losses), self.norms)
 
     def numbers(self, role: str, loss_name: str) -> dict[str, float]:
         """Means over the step, under the role's name."""
@@ -53,21 +73,38 @@ class Updates:
 LossOf = Callable[[Batch, list[int], Totals], tuple[Tensor, Tensor, Metrics]]
 
 
-def run_updates(batch: Batch, step: int, plan: UpdatePlan, optimizer: Optimizer, loss_of: LossOf) -> Updates:
-    """Teach one role. Totals are counted over the mini-batch, so the cut into micro-batches changes no gradient."""
-    done = Updates()
+def run_updates(
+    batch: Batch,
+    step: int,
+    plan: UpdatePlan,
+    optimizer: Optimizer,
+    loss_of: LossOf,
+    place: Place = ALONE,
+    read: list[Any] | None = None,
+) -> Updates:
+    """Teach one role. Totals are counted over the mini-batch of all ranks: no way to cut it changes a gradient.
+
+    The host waits for the device once, at the end; tensors that the loss has put into `read` then come along.
+    """
+    done, norms = Updates(), []
     for epoch in range(plan.epochs):
         for index in plan.mini_batches(len(batch), step, epoch):
             mini = batch.select(index)
             count = totals(loss_mask(mini), mini["responses"].lengths, row_weights(mini))
-            for rows in plan.cut.micro_batches(row_lengths(mini)):
-                loss, reported, metrics = loss_of(mini.select(rows), [index[row] for row in rows], count)
-                optimizer.backward(loss)
-                done.losses.append(reported.detach())
-                done.metrics.append(metrics)
-            done.norms.append(optimizer.update(plan.grad_clip))
+            for rows, weight in plan.shares(row_lengths(mini), place):
+                loss, reported, metrics = loss_of(mini.select(rows or IDLE), [index[row] for row in rows], count)
+                optimizer.backward(loss * weight)
+                if rows and plan.counts(place):
+                    done.losses.append(reported.detach())
+                    done.metrics.append(metrics)
+            norms.append(optimizer.update(plan.grad_clip))
     optimizer.steps += 1
-    return done
+    done.metrics, done.losses, norms, came = brought((done.metrics, done.losses, norms, read))
+    done.norms = [float(norm) for norm in norms]
+    optimizer.saw(done.norms)
+    if read is not None:
+        read[:] = came
+    return done.joined(place)
 
 
 def loss_mask(batch: Batch) -> Tensor:

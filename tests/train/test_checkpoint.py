@@ -214,3 +214,24 @@ def test_checkpoints_of_an_earlier_run_are_neither_taken_up_nor_in_the_way(check
 def test_trainer_state_is_plain_json(checkpoints, save):
     save(5)
     assert json.loads((checkpoints.path(5) / "trainer.json").read_text())["step"] == 5
+
+
+def test_the_best_one_is_kept_whole_beyond_the_last_ones(checkpoints, save):
+    save(1, 2)
+    checkpoints.save(3, {"actor": writer("3"), "critic": writer("3")}, {"step": 3}, best=1)
+    assert checkpoints.best() == 1
+    checkpoints.keep(actor=1, critic=1)
+    assert checkpoints.steps() == [1, 3] and (checkpoints.path(1) / "critic").is_dir()
+    save(4)
+    assert checkpoints.best() is None, "a save without a best one forgets it"
+    checkpoints.keep(actor=1, critic=1)
+    assert checkpoints.steps() == [4]
+
+
+def test_a_best_one_that_is_not_there_replaces_no_other(checkpoints, save):
+    save(1)
+    checkpoints.mark_best(1)
+    checkpoints.mark_best(2)
+    assert checkpoints.best() == 1
+    (checkpoints.folder / "best_checkpointed_iteration.txt").write_text("nonsense")
+    assert checkpoints.best() is None

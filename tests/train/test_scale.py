@@ -14,7 +14,7 @@ from .conftest import CPU, settings
 
 def test_it_is_one_where_nothing_is_scaled():
     scale, loss = LossScale(on=False), torch.tensor(2.0)
-    scale.judge(finite=False)
+    scale.judge(torch.tensor(False))
     assert scale.scaled(loss) is loss and scale.factor == 1
 
 
@@ -28,13 +28,13 @@ def test_gradients_are_divided_again():
 
 def test_it_learns_from_updates():
     scale = LossScale(on=True)
-    scale.judge(finite=False)
+    scale.judge(torch.tensor(False))
     assert scale.factor == START / 2
     for _ in range(GROW_AFTER):
-        scale.judge(finite=True)
+        scale.judge(torch.tensor(True))
     assert scale.factor == START
     for _ in range(100):
-        scale.judge(finite=False)
+        scale.judge(torch.tensor(False))
     assert scale.factor == 1
 
 
