@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from burnish.errors import UserError
-from burnish.table import Table
+from burnish.errors import UserError, raise_all
+from burnish.table import Row, Table
 
 ENGINES = Table("rollout engine", key="actor_rollout_ref.rollout.name")
-ENGINES.add_lazy("builtin", "burnish.rollout.builtin.engine:BuiltinEngine")
+ENGINES.add_lazy("builtin", "burnish.rollout.builtin.choice:builtin_engine")
 ENGINES.add_lazy("hf", "burnish.rollout.hf:HfEngine")
+# `library`: what must be installed for it.
+ENGINES.add_lazy(
+    "vllm",
+    "burnish.rollout.vllm.engine:VllmEngine",
+    library="vllm",
+    as_server="burnish.rollout.vllm.server:VllmServer",  # where rollout.mode=async
+)
+# `apart`: it lives in a process of its own, which may die without us (see rollout/supervised.py).
+ENGINES.add_lazy("sglang", "burnish.rollout.sglang.engine:SglangEngine", apart=True)
+
+
+def engine_row(name: str, mode: str) -> Row:
+    """The row of that name; where the engine can also be a server, the one that rollout.mode asks for."""
+    row = ENGINES[name]
+    if mode != "async" or "as_server" not in row.facts:
+        return row
+    return Row(name, row.facts["as_server"], facts={"apart": True})
+
 
 FinishReason = Literal["stop", "length", "abort"]
+
+
+class EngineDied(RuntimeError):
+    """The engine is gone: its process ended, or it no longer answers. What it was asked is lost with it."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +78,11 @@ class Sampling:
     @property
     def penalised(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def restricts(self) -> bool:
+        """Are only some tokens drawn from: the likeliest, by number or by probability?"""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
     def looks_back(self) -> bool:
@@ -118,8 +145,11 @@ class Capabilities:
     invariant: bool
     log_probs: bool = True
     score: bool = False
+    score_at: float | None = None  # the one temperature at which it can; None: any
     abort: bool = False
     sleep: bool = False
+    remarks: tuple[str, ...] = ()  # what else a run should say at its start
+    digests: bool = False  # can it say what weights it holds?
 
 
 @dataclass
@@ -139,7 +169,18 @@ class EngineOptions:
     chunked_prefill: bool = True
     prefix_caching: bool = False
     decode: Callable[[Sequence[int]], str] | None = None  # response tokens to text; stop strings need it
-    extra: dict[str, Any] = field(default_factory=dict)
+    eager: bool = True  # no CUDA graphs
+    sleeps: bool = True  # memory is given back between two generations
+    tensor_parallel: int = 1
+    data_parallel: int = 1
+    expert_parallel: int = 1
+    pipeline_parallel: int = 1
+    capture_sizes: list[int] | None = None  # batch sizes that CUDA graphs are captured for
+    device_loop: bool | None = None  # decode many tokens between two looks of the host; None: as the device has it
+    load_format: str = "dummy"  # of a foreign engine's first weights
+    bucket_megabytes: int = 512  # of weights sent at once to an engine in another process
+    extra: dict[str, Any] = field(default_factory=dict)  # what engine_kwargs has for this engine
+    section: str = "actor_rollout_ref.rollout"  # the key that the options stand under, to name in errors
 
 
 def check_requests(requests: Sequence[Request], options: EngineOptions) -> None:
@@ -164,6 +205,20 @@ def check_requests(requests: Sequence[Request], options: EngineOptions) -> None:
             )
 
 
+def check_engine(engine: Any, extra: Mapping[str, Any], device: Any, section: str) -> None:
+    """Refuse, before a model is loaded, an engine that is not installed, or told what it does not know."""
+    check = getattr(engine, "check", None)
+    if check is not None:
+        check(extra, device, section)
+
+
+def check_sampling(engine: Any, sampling: Sampling, section: str) -> None:
+    """The same for ways to sample that it does not have, each by its key's name."""
+    refusals = getattr(engine, "refusals", None)
+    if refusals is not None:
+        raise_all(list(refusals(sampling, section)))
+
+
 class Engine(Protocol):
     """Any number of requests may be in flight, and new ones may arrive while others run."""
 
@@ -185,6 +240,10 @@ class Engine(Protocol):
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take new weights; caches computed with the old ones are dropped."""
+        ...
+
+    def digests(self) -> dict[str, Tensor]:
+        """A number for every weight it holds (rollout/digests.py), where capabilities.digests."""
         ...
 
     def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:

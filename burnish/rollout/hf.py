@@ -23,6 +23,7 @@ from transformers import (
 from burnish.models.load import load_causal_lm
 from burnish.rollout.builtin.past import Past
 from burnish.rollout.builtin.sampling import Drawn, SamplingRows, draw
+from burnish.rollout.digests import digests_of
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
 from burnish.rollout.stop import Finish, finish
 from burnish.rollout.weights import copy_weights
@@ -32,7 +33,7 @@ class HfEngine:
     """Takes what is waiting, left-pads it into one batch, and generates. What comes later waits for the next."""
 
     def __init__(self, options: EngineOptions) -> None:
-        self.capabilities = Capabilities("token", invariant=False, score=True)
+        self.capabilities = Capabilities("token", invariant=False, score=True, digests=True)
         self.options = options
         self.eos_ids = frozenset(options.eos_ids)
         self.model = load_causal_lm(options.model, None, options.dtype, empty=True).to(options.device).eval()
@@ -73,6 +74,10 @@ class HfEngine:
         with self._standing:
             copy_weights(self.model, stream)
             self.version = version
+
+    def digests(self) -> dict[str, Tensor]:
+        with self._standing:
+            return digests_of(self.model)
 
     @torch.inference_mode()
     def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:

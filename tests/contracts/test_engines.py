@@ -17,15 +17,8 @@ PROMPTS = [(5,), (5, 6, 7), tuple(range(3, 20)), (8, 8, 8, 8), tuple([4, 9, 13] 
 
 
 def loadable():
-    """Rows whose library is installed; the others say what to install."""
-    names = []
-    for name in ENGINES.names():
-        try:
-            ENGINES[name].load()
-        except (UserError, ImportError):
-            continue
-        names.append(name)
-    return names
+    """Rows that need no library of their own. The suite runs on vLLM in tests/vllm, which has its own environment."""
+    return [name for name in ENGINES.names() if "library" not in ENGINES[name].facts]
 
 
 @pytest.fixture(params=loadable())
@@ -39,6 +32,16 @@ def requests(sampling, salt=0, prompts=PROMPTS):
 
 def respond(engine, wanted):
     return [future.result(PATIENCE) for future in engine.generate(wanted)]
+
+
+def refused(engine, sampling):
+    """Why the engine's class refuses to sample so; nothing if it does not."""
+    return list(engine.refusals(sampling, "rollout")) if hasattr(engine, "refusals") else []
+
+
+def possible(engine, kinds):
+    """Those of these settings that the engine does not refuse."""
+    return [kind for kind in kinds if not refused(engine, Sampling(12, **kind))]
 
 
 def other_weights(their_model, folder):
@@ -100,10 +103,11 @@ def test_stop_token_ids(engine):
     for before, after in zip(plain, sampled(engine, ignore_eos=True, stop_token_ids=(6, 9)), strict=True):
         place = next((place for place, token in enumerate(before.ids) if token in (6, 9)), None)
         if place is None:
-            assert after == before
+            assert (after.ids, after.finish_reason) == (before.ids, before.finish_reason)
         else:
             assert (after.ids, after.finish_reason) == (before.ids[: place + 1], "stop")
-            assert after.stop_reason == before.ids[place] and after.log_probs == before.log_probs[: place + 1]
+            assert after.stop_reason == before.ids[place]
+        assert after.log_probs == pytest.approx(before.log_probs[: len(after.ids)], abs=1e-5)
     assert {c.stop_reason for c in sampled(engine)} == {None}
 
 
@@ -134,23 +138,38 @@ def test_bad_words(engine):
     plain = sampled(engine)
     word = min(pair for pair in pairs(plain) if 5 not in pair)
     assert any(5 in c.ids for c in plain)
+    assert not any(5 in c.ids for c in sampled(engine, bad_words=((5,),)))
+    if refused(engine, Sampling(20, bad_words=(word,))):
+        with pytest.raises(UserError, match="bad_words"):
+            sampled(engine, bad_words=(word,))
+        return
     clean = sampled(engine, bad_words=((5,), word))
     assert not any(5 in c.ids for c in clean)
     assert word not in pairs(clean) and any(word[0] in c.ids[:-1] for c in clean)
 
 
 def test_penalties(engine):
-    """Beyond all measure: a token comes again only when every other has come."""
+    """The strongest there is keeps a token from coming again; beyond all measure, until every other has come."""
     (plain,) = respond(engine, [Request((4,), Sampling(15, ignore_eos=True), 7)])
     assert len(set(plain.ids)) < 15
     for penalty in ("presence_penalty", "frequency_penalty"):
-        (bent,) = respond(engine, [Request((4,), Sampling(15, ignore_eos=True, **{penalty: 1000.0}), 7)])
-        assert len(set(bent.ids)) == 15
+        for strength, least in possible_penalties(engine, penalty):
+            (bent,) = respond(engine, [Request((4,), Sampling(15, ignore_eos=True, **{penalty: strength}), 7)])
+            assert len(set(bent.ids)) >= (least or len(set(plain.ids)) + 1)
+
+
+def possible_penalties(engine, name):
+    """(strength, fewest different tokens of 15) that the engine takes."""
+    return [(value, least) for value, least in ((1000.0, 15), (2.0, None)) if possible(engine, [{name: value}])]
 
 
 def test_repetition_penalty_counts_the_prompt(engine):
     """Every token of the vocabulary but two is in the prompt, and made a thousand times less likely."""
     prompt = tuple(token for token in range(21) if token not in (6, 9)) * 3
+    if refused(engine, Sampling(1, repetition_penalty=1.5)):
+        with pytest.raises(UserError, match="repetition_penalty"):
+            sampled(engine, repetition_penalty=1.5)
+        return
     (bent,) = respond(engine, [Request(prompt, Sampling(1, repetition_penalty=1e6, do_sample=False), 7)])
     logits = engine.score([[*prompt, token] for token in range(21)])
     best = max((6, 9), key=lambda token: logits[token][-1])
@@ -158,6 +177,10 @@ def test_repetition_penalty_counts_the_prompt(engine):
 
 
 def test_fire(engine):
+    if refused(engine, Sampling(20, fire=True)):
+        with pytest.raises(UserError, match="use_fire_sampling"):
+            sampled(engine, fire=True)
+        return
     plain, fired = sampled(engine), sampled(engine, fire=True)
     first = {c.ids[0] for c in plain[::5]}
     assert len({c.ids[0] for c in fired[::5]}) > len(first)
@@ -181,7 +204,7 @@ def test_options_of_others_change_nothing(reader):
     """All options in one batch: a plain request gives what it gives alone."""
     kinds = [{}, {"min_p": 0.5}, {"frequency_penalty": 2.0}, {"stop": ("a",)}, {"fire": True}, {"logprobs": 2}, {}]
     alone = respond(reader, requests(Sampling(12)))
-    mixed = respond(reader, [r for kind in kinds for r in requests(Sampling(12, **kind))])
+    mixed = respond(reader, [r for kind in possible(reader, kinds) for r in requests(Sampling(12, **kind))])
     assert [c.ids for c in mixed[:5]] == [c.ids for c in mixed[-5:]]
     if reader.capabilities.invariant:
         assert mixed[:5] == alone
@@ -252,7 +275,7 @@ def test_score(engine, their_model, tiny_folder):
     if not engine.capabilities.score:
         return
     rows = [list(ids) for ids in PROMPTS]
-    for temperature in (1.0, 0.7):
+    for temperature in (1.0, 0.7) if engine.capabilities.score_at is None else (engine.capabilities.score_at,):
         scores = engine.score(rows, temperature)
         assert [len(score) for score in scores] == [len(row) for row in rows]
         for row, score in zip(rows, scores, strict=True):
@@ -265,10 +288,12 @@ def test_score(engine, their_model, tiny_folder):
 @pytest.mark.parametrize("bent", [{}, {"top_k": 4, "min_p": 0.1}, {"repetition_penalty": 1.5}, {"fire": True}])
 def test_score_agrees_with_generate(engine, bent):
     """Log-probs are over all tokens at the temperature, whatever bends the draw."""
-    if not (engine.capabilities.score and engine.capabilities.log_probs):
+    temperature = engine.capabilities.score_at or 0.7
+    at = {"temperature": temperature, **bent}
+    if not (engine.capabilities.score and engine.capabilities.log_probs and possible(engine, [at])):
         return
-    completions = respond(engine, requests(Sampling(20, temperature=0.7, **bent)))
-    scores = engine.score([[*ids, *c.ids] for ids, c in zip(PROMPTS, completions, strict=True)], temperature=0.7)
+    completions = respond(engine, requests(Sampling(20, **at)))
+    scores = engine.score([[*ids, *c.ids] for ids, c in zip(PROMPTS, completions, strict=True)], temperature)
     for completion, score in zip(completions, scores, strict=True):
         assert completion.log_probs == pytest.approx(score[-len(completion.ids) :], abs=1e-4)
 
@@ -329,7 +354,7 @@ def test_stats_count_since_the_last_call(engine):
     completions = respond(engine, requests(Sampling(6)))
     stats = engine.stats()
     assert stats["tokens"] == sum(len(c.ids) for c in completions)
-    assert stats["decode_steps"] >= 1
+    assert stats.get("decode_steps", 1) >= 1  # a server does not say
     assert engine.stats().get("tokens", 0) == 0
 
 

@@ -49,5 +49,5 @@ class BlockPool:
         return self._readers[block] > 1
 
 
-def blocks_for(tokens: int) -> int:
-    return -(-tokens // BLOCK)
+def blocks_for(tokens: int, block: int = BLOCK) -> int:
+    return -(-tokens // block)

@@ -9,8 +9,9 @@ exact zero. Blocks that several rows share (full blocks of a common prompt) are 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,28 +25,32 @@ BEYOND = 1 << 40  # the place of a hole: behind every row's end
 MASK_STEP = 32  # a block is read up to its longest row, rounded up to this
 ALIGNMENT = 64  # bytes, as torch aligns its own tensors
 
+Blank = Callable[[tuple[int, ...], torch.dtype], Tensor]  # zeros of this size
+
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What one token costs: layers, key/value heads, head size, number format."""
+    """What one token costs: layers, key/value heads, head size, number format; and how many make a block."""
 
     layers: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    block: int = BLOCK  # tokens
 
     @property
     def block_bytes(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * BLOCK * self.dtype.itemsize
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.block * self.dtype.itemsize
 
 
 class KVCache:
-    """keys[layer], values[layer]: [blocks, kv_heads, BLOCK, head_dim]."""
+    """keys[layer], values[layer]: [blocks, kv_heads, block, head_dim]."""
 
-    def __init__(self, shape: CacheShape, num_blocks: int, device: torch.device) -> None:
-        size = (num_blocks, shape.kv_heads, BLOCK, shape.head_dim)
-        self.keys = [_blank(size, shape.dtype, device) for _ in range(shape.layers)]
-        self.values = [_blank(size, shape.dtype, device) for _ in range(shape.layers)]
+    def __init__(self, shape: CacheShape, num_blocks: int, device: torch.device, blank: Blank | None = None) -> None:
+        size = (num_blocks, shape.kv_heads, shape.block, shape.head_dim)
+        make = partial(_blank, device=device) if blank is None else blank
+        self.keys = [make(size, shape.dtype) for _ in range(shape.layers)]
+        self.values = [make(size, shape.dtype) for _ in range(shape.layers)]
 
     def move_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Whole blocks to other places, in every layer; no target is a source."""

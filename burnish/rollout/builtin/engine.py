@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
 from torch import Tensor
 
 from burnish.errors import UserError
-from burnish.rollout.builtin.blocks import BLOCK, OutOfBlocksError, blocks_for
+from burnish.rollout.builtin.blocks import OutOfBlocksError, blocks_for
 from burnish.rollout.builtin.past import Past
 from burnish.rollout.builtin.rows import Prefix, Row
 from burnish.rollout.builtin.runner import Runner
 from burnish.rollout.builtin.sampling import Drawn
 from burnish.rollout.builtin.worker import CallersThread, DrivenFuture, OwnThread
+from burnish.rollout.digests import digests_of
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
 from burnish.rollout.stop import Finish, finish
-from burnish.rollout.weights import copy_weights, release_weights
+from burnish.rollout.weights import copy_weights
 
 
 class BuiltinEngine:
     """Public methods hand pieces of work to whoever runs the engine, who takes them between two tokens."""
 
     def __init__(self, options: EngineOptions) -> None:
-        invariant = options.device.type == "cpu" if options.invariant is None else options.invariant
-        self.runner = Runner(options, invariant)
-        self.capabilities = Capabilities("token", self.runner.invariant, score=True, abort=True, sleep=True)
+        self.runner = self._make_runner(options)
+        can = {"score": True, "abort": True, "sleep": True, "digests": True}
+        self.capabilities = Capabilities("token", self.runner.invariant, **can)
         self.options = options
         self.eos_ids = frozenset(options.eos_ids)
         self.version = 0
@@ -36,8 +37,13 @@ class BuiltinEngine:
         self.running: list[Row] = []
         self.prefixes: dict[tuple[int, ...], Prefix] = {}
         self.paused = self.asleep = False
+        self.crowded = False  # the last time rows were admitted, room ran out before the token budget
         self.counts: Counter[str] = Counter()
         self._worker = OwnThread(self._is_idle, self._turn) if options.own_thread else CallersThread()
+
+    def _make_runner(self, options: EngineOptions) -> Runner:
+        invariant = options.device.type == "cpu" if options.invariant is None else options.invariant
+        return Runner(options, invariant)
 
     # the protocol
 
@@ -64,6 +70,9 @@ class BuiltinEngine:
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
         self._worker.do(lambda: self._load(stream, version))
 
+    def digests(self) -> dict[str, Tensor]:
+        return self._worker.do(lambda: digests_of(self.runner.model))
+
     def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         return self._worker.do(lambda: self.runner.score(rows, temperature))
 
@@ -79,6 +88,12 @@ class BuiltinEngine:
             return counts
 
         return self._worker.do(take)
+
+    def memory(self) -> dict[str, list[Tensor]]:
+        """The tensors it holds, by what they are."""
+        cache = self.runner.cache
+        pools = [] if cache is None else [*cache.keys, *cache.values]
+        return {"weights": list(self.runner.model.parameters()), "cache": pools}
 
     def turn(self) -> bool:
         if self.options.own_thread or self._is_idle():
@@ -155,7 +170,7 @@ class BuiltinEngine:
         self.runner.close_cache()
         self.prefixes.clear()
         if level >= 2:
-            release_weights(self.runner.model)
+            self.runner.release_weights()
         self.asleep = True
         self.counts["sleeps"] += 1
 
@@ -188,6 +203,7 @@ class BuiltinEngine:
         pieces: list[tuple[Prefix, int]] = []
         keep: set[tuple[int, ...]] = set()
         budget = self.options.max_num_batched_tokens
+        self.crowded = False
         for row in chosen:
             ids = row.request.ids
             keep.add(ids)
@@ -195,7 +211,9 @@ class BuiltinEngine:
             if prefix is None and pieces and self._piece(len(ids), budget) == 0:
                 break
             # one block for each row that starts, so that opened prompts never take the last block from the first row
-            if not self._make_room(len(started) + 1 + (blocks_for(len(ids)) if prefix is None else 0), keep):
+            opening = blocks_for(len(ids), self.runner.block) if prefix is None else 0
+            if not self._make_room(len(started) + 1 + opening, keep):
+                self.crowded = True
                 break
             if prefix is None:
                 prefix = self._open_prefix(ids)
@@ -222,8 +240,9 @@ class BuiltinEngine:
             return left
         if not self.options.chunked_prefill:
             return left if alone else 0
-        whole = max(0, budget // BLOCK * BLOCK)
-        return whole or (min(left, BLOCK) if alone else 0)
+        block = self.runner.block
+        whole = max(0, budget // block * block)
+        return whole or (min(left, block) if alone else 0)
 
     def _make_room(self, blocks: int, keep: set[tuple[int, ...]]) -> bool:
         """Are there so many free blocks, if need be without the idle prompts that are not in `keep`?"""
@@ -248,18 +267,22 @@ class BuiltinEngine:
             self.runner.drop(self.prefixes.pop(ids))
 
     def _decode(self) -> None:
-        for row in list(self.running):
-            while row.table or row in self.running:
-                try:
-                    self.runner.grow(row)
-                    break
-                except OutOfBlocksError:
-                    if self._preempt() is row:
-                        break
+        self._grow(list(self.running), self.runner.grow)
         if self.running:
             drawn = self.runner.decode(self.running)
             self.counts["decode_steps"] += 1
             self._take(self.running, drawn)
+
+    def _grow(self, rows: list[Row], grow: Callable[[Row], None]) -> None:
+        """A place for these rows' next tokens; who came last goes back where there are too few."""
+        for row in rows:
+            while row.table or row in self.running:
+                try:
+                    grow(row)
+                    break
+                except OutOfBlocksError:
+                    if self._preempt() is row:
+                        break
 
     def _preempt(self) -> Row | None:
         """Blocks ran out: idle prompts go first, then the newest row starts again later."""

@@ -17,15 +17,16 @@ class PrefixCache:
     out.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, block: int = BLOCK) -> None:
         self.pool = pool
+        self.block = block
         self.blocks: OrderedDict[bytes, int] = OrderedDict()
 
     def match(self, ids: Sequence[int]) -> list[int]:
         """The longest known beginning of a prompt, each block read once more. Its last token is never part of it."""
         found: list[int] = []
         used: list[bytes] = []
-        for name in block_names(ids[: len(ids) - 1]):
+        for name in block_names(ids[: len(ids) - 1], self.block):
             if name not in self.blocks:
                 break
             found.append(self.blocks[name])
@@ -38,7 +39,7 @@ class PrefixCache:
 
     def keep(self, ids: Sequence[int], blocks: Sequence[int]) -> None:
         """Remember the full blocks of these tokens."""
-        for name, block in reversed(list(zip(block_names(ids), blocks, strict=False))):
+        for name, block in reversed(list(zip(block_names(ids, self.block), blocks, strict=False))):
             if name not in self.blocks:
                 self.pool.share(block)
                 self.blocks[name] = block
@@ -58,9 +59,9 @@ class PrefixCache:
         self.blocks.clear()
 
 
-def block_names(ids: Sequence[int]) -> Iterator[bytes]:
+def block_names(ids: Sequence[int], block: int = BLOCK) -> Iterator[bytes]:
     """A name for each full block: a hash of its tokens and of the name before."""
     name = b""
-    for end in range(BLOCK, len(ids) + 1, BLOCK):
-        name = hashlib.blake2b(name + array("q", ids[end - BLOCK : end]).tobytes(), digest_size=16).digest()
+    for end in range(block, len(ids) + 1, block):
+        name = hashlib.blake2b(name + array("q", ids[end - block : end]).tobytes(), digest_size=16).digest()
         yield name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
@@ -27,6 +28,12 @@ class Row:
     def cached(self) -> int:
         """Tokens whose keys and values are in the cache: the prompt and all new tokens but the last."""
         return len(self.request.ids) + max(0, len(self.tokens) - 1)
+
+    @cached_property
+    def is_slow(self) -> bool:
+        """Does drawing its tokens need more than a temperature?"""
+        sampling = self.request.sampling
+        return sampling.restricts or sampling.looks_back or bool(sampling.logprobs)
 
     def append(self, token: int, log_prob: float, version: int) -> None:
         self.tokens.append(token)

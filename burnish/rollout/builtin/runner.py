@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from burnish.errors import UserError
-from burnish.models.attention import PAGED
+from burnish.models.attention import PAGED, PagedContext
 from burnish.models.load import load_causal_lm
 from burnish.models.logprobs import chunk_logits
 from burnish.models.parts import backbone, head_weight, logit_softcap
@@ -20,15 +20,18 @@ from burnish.rollout.builtin.prefixes import PrefixCache
 from burnish.rollout.builtin.rows import Prefix, Row
 from burnish.rollout.builtin.sampling import Drawn, SamplingRows, draw
 from burnish.rollout.engine import EngineOptions
+from burnish.rollout.weights import release_weights
 
 
 class Runner:
     """Knows tensors; the engine around it knows requests."""
 
-    def __init__(self, options: EngineOptions, invariant: bool) -> None:
+    attention = PAGED
+
+    def __init__(self, options: EngineOptions, invariant: bool, block: int = BLOCK) -> None:
         self.options = options
         self.device = options.device
-        self.model = load_causal_lm(options.model, PAGED, options.dtype, empty=True).to(options.device).eval()
+        self.model = load_causal_lm(options.model, self.attention, options.dtype, empty=True).to(options.device).eval()
         self.model.requires_grad_(False)
         self.invariant = invariant and can_be_invariant(self.model)
         if options.invariant and not self.invariant:
@@ -42,23 +45,32 @@ class Runner:
             make_invariant(self.model)
         config = self.model.config.get_text_config()
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.shape = CacheShape(config.num_hidden_layers, config.num_key_value_heads, head_dim, options.dtype)
+        self.shape = CacheShape(config.num_hidden_layers, config.num_key_value_heads, head_dim, options.dtype, block)
         self.pool = BlockPool(0)
         self.cache: KVCache | None = None
         self.known: PrefixCache | None = None
         self._decoding: tuple[list[Row], DecodeContext, SamplingRows] | None = None
 
+    @property
+    def block(self) -> int:
+        """Tokens of a block of the cache."""
+        return self.shape.block
+
     # memory
 
     def open_cache(self) -> None:
         """Take the share of free memory that the run allows, and no more than the longest batch can use."""
-        row_blocks = blocks_for(self.options.max_model_len)
+        row_blocks = blocks_for(self.options.max_model_len, self.block)
         wanted = row_blocks * self.options.max_num_seqs + row_blocks
         affordable = int(free_bytes(self.device) * self.options.memory_share) // self.shape.block_bytes
         num_blocks = max(row_blocks + 1, min(wanted, affordable))  # one row always fits, so work always goes on
         self.pool = BlockPool(num_blocks)
-        self.known = PrefixCache(self.pool) if self.options.prefix_caching else None
+        self.known = PrefixCache(self.pool, self.block) if self.options.prefix_caching else None
         self.cache = KVCache(self.shape, num_blocks, self.device)
+
+    def release_weights(self) -> None:
+        """Give their memory back until new ones come."""
+        release_weights(self.model)
 
     def close_cache(self) -> None:
         self.cache, self.known, self.pool, self._decoding = None, None, BlockPool(0), None
@@ -131,9 +143,12 @@ class Runner:
         ids = torch.tensor(tokens + [0] * pad, device=self.device)
         segments = segments + ([Segment(pad)] if pad else [])
         positions = torch.cat([torch.arange(s.start, s.start + s.length) for s in segments]).to(self.device)
-        return self._backbone(ids, positions, PrefillContext(cache, segments, by_block=self.invariant))
+        return self._backbone(ids, positions, self._prefill_context(segments, cache))
 
-    def _backbone(self, ids: Tensor, positions: Tensor, context: PrefillContext | DecodeContext) -> Tensor:
+    def _prefill_context(self, segments: list[Segment], cache: KVCache | None) -> PagedContext:
+        return PrefillContext(cache, segments, by_block=self.invariant)
+
+    def _backbone(self, ids: Tensor, positions: Tensor, context: PagedContext) -> Tensor:
         output = backbone(self.model)(
             input_ids=ids[None], position_ids=positions[None], use_cache=False, attention_mask=None, paged=context
         )
@@ -155,9 +170,9 @@ class Runner:
     def open_prefix(self, ids: tuple[int, ...]) -> Prefix:
         """Blocks for a prompt, known ones first; raises OutOfBlocksError and takes none if they do not suffice."""
         known = [] if self.known is None else self.known.match(ids)
-        prefix = Prefix(ids, known, planned=len(known) * BLOCK)
+        prefix = Prefix(ids, known, planned=len(known) * self.block)
         try:
-            prefix.blocks = [*known, *self._take(blocks_for(len(ids)) - len(known))]
+            prefix.blocks = [*known, *self._take(blocks_for(len(ids), self.block) - len(known))]
         except OutOfBlocksError:
             self.drop(prefix)
             raise
@@ -182,7 +197,7 @@ class Runner:
 
     def fork(self, prefix: Prefix, rows: Sequence[Row]) -> None:
         """Give rows the prompt: full blocks shared, the partial one copied. OutOfBlocksError comes first."""
-        full, tail = divmod(len(prefix.ids), BLOCK)
+        full, tail = divmod(len(prefix.ids), self.block)
         own = self._take(len(rows)) if tail else []
         for number, row in enumerate(rows):
             for block in prefix.blocks[:full]:
@@ -194,7 +209,7 @@ class Runner:
 
     def grow(self, row: Row) -> None:
         """Make sure the row's next token has a place."""
-        if row.cached // BLOCK >= len(row.table):
+        if row.cached // self.block >= len(row.table):
             row.table.append(self.pool.take())
             self._decoding = None
 

@@ -86,10 +86,16 @@ def choose(logits: Tensor, rows: SamplingRows, index: Tensor) -> tuple[Tensor, T
     """logits [B, V] -> tokens [B] and log-softmax(logits / temperature) at them; `index` is the token's place [B]."""
     log_probs = torch.log_softmax(logits.float() / rows.temperature[:, None], -1)
     weights = _draw_weights(logits, log_probs, rows) if rows.pasts or rows.heat is not None else log_probs
+    return pick(log_probs, weights, rows, index)
+
+
+def pick(log_probs: Tensor, weights: Tensor, rows: SamplingRows, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw by `weights`, report `log_probs`; both are log-probs [B, V]. Asks the host nothing."""
     kept = restrict(weights, rows.top_k, rows.top_p, rows.min_p) if rows.any_restricted else weights
     cumulative = kept.exp().cumsum(-1)
     point = uniform(rows.seed, index)[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, point, right=True).squeeze(-1)
+    tokens = tokens.clamp(max=log_probs.shape[-1] - 1)  # a sum made in parallel may end below one of its parts
     if rows.any_greedy:
         tokens = torch.where(rows.greedy, weights.argmax(-1), tokens)
     return tokens, log_probs.gather(-1, tokens[:, None]).squeeze(-1)

@@ -40,7 +40,8 @@ class CallersThread:
     post = do
 
     def close(self) -> None:
-        self.open = False
+        with self._one_at_a_time:  # a turn that another thread takes comes to its end
+            self.open = False
 
 
 class DrivenFuture(Future):

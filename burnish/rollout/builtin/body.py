@@ -1,0 +1,106 @@
+"""Body: one more token for every row, from the newest tokens to the test whether a row is over.
+
+A body reads and writes tensors of fixed addresses and asks the host nothing, so a CUDA graph can hold it; called as it
+is, it does the same without one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from burnish.models.kernels.sample import sample_tokens
+from burnish.models.parts import backbone, head_weight, logit_softcap
+from burnish.rollout.builtin.device_rows import DeviceRows, Mode
+from burnish.rollout.builtin.pages import DecodePages
+from burnish.rollout.builtin.plan import LoopPlan
+from burnish.rollout.builtin.sampling import pick
+from burnish.rollout.builtin.slow_sampling import choose_slowly, settings_of
+
+
+class Body:
+    """For the first `size` places. `trash` is a slot of the cache that nobody reads: inactive rows write there."""
+
+    def __init__(
+        self, model: PreTrainedModel, rows: DeviceRows, size: int, mode: Mode, plan: LoopPlan, trash: int
+    ) -> None:
+        self.model, self.rows, self.size, self.plan, self.trash = model, rows, size, plan, trash
+        self.mode = mode._replace(slow=min(mode.slow, size))
+        self.backbone, self.head, self.softcap = backbone(model), head_weight(model), logit_softcap(model)
+        self.tables = rows.tables.device[:size]
+        self.token, self.length, self.made, self.active, self.limit = (
+            rows.tensor(name, size) for name in ("token", "length", "made", "active", "limit")
+        )
+
+    @torch.inference_mode()
+    def __call__(self) -> None:
+        active = self.active.bool()
+        hidden = self._forward(active)
+        logits = hidden @ self.head.t()
+        tokens, log_probs = self._choose(logits)
+        if self.mode.slow:
+            tokens, log_probs = self._choose_slowly(logits, tokens, log_probs)
+        self._advance(tokens, log_probs, active)
+
+    def _forward(self, active: Tensor) -> Tensor:
+        block = self.plan.block
+        number = (self.length // block).clamp(max=self.tables.shape[1] - 1)
+        own = self.tables.gather(1, number[:, None]).squeeze(1) * block + self.length % block
+        # An inactive row sees one token and leaves no trace.
+        pages = DecodePages(
+            torch.where(active, own, self.trash),
+            self.tables,
+            torch.where(active, self.length + 1, 1),
+            self.plan.triton,
+        )
+        return self.backbone(
+            input_ids=self.token[None],
+            position_ids=self.length[None],
+            use_cache=False,
+            attention_mask=None,
+            paged=pages,
+        ).last_hidden_state[0]
+
+    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Every row by its temperature alone."""
+        if self.plan.triton:
+            temperature, greedy, seed = (self.rows.tensor(n, self.size) for n in ("temperature", "greedy", "seed"))
+            return sample_tokens(logits, temperature, greedy, seed, self.made, self.softcap)
+        settings = settings_of(self.rows, 0, self.size, restricted=False)
+        log_probs = torch.log_softmax(self._capped(logits) / settings.temperature[:, None], -1)
+        return pick(log_probs, log_probs, settings, self.made)
+
+    def _choose_slowly(self, logits: Tensor, tokens: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """The first rows again, by all that they ask for."""
+        slow = self.mode.slow
+        chosen = choose_slowly(self._capped(logits[:slow]), self.rows, self.mode)
+        if self.mode.top:
+            self.rows.top_ids.device[:slow].index_copy_(1, self.rows.step, chosen.top_ids[:, None])
+            self.rows.top_values.device[:slow].index_copy_(1, self.rows.step, chosen.top_values[:, None])
+        return torch.cat([chosen.tokens, tokens[slow:]]), torch.cat([chosen.log_probs, log_probs[slow:]])
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        logits = logits.float()
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    def _advance(self, tokens: Tensor, log_probs: Tensor, active: Tensor) -> None:
+        """Note the tokens, and see who is over: by a token that ends it, or by its length."""
+        rows, step = self.rows, self.rows.step
+        rows.tokens.device[: self.size].index_copy_(1, step, tokens[:, None])
+        rows.log_probs.device[: self.size].index_copy_(1, step, log_probs[:, None])
+        step.add_(1).remainder_(rows.look_in)  # it never points outside, however often a capture tries the body
+        if self.mode.looks_back:
+            self._remember(tokens[: self.mode.slow], active[: self.mode.slow])
+        self.made.add_(self.active)
+        self.length.add_(self.active)
+        self.token.copy_(torch.where(active, tokens, self.token))
+        ended = (tokens[:, None] == rows.ends.device[: self.size]).any(-1) | (self.made >= self.limit)
+        self.active.mul_(~ended)
+
+    def _remember(self, tokens: Tensor, active: Tensor) -> None:
+        slow = self.mode.slow
+        history = self.rows.history.device[:slow]
+        place = self.rows.tensor("prompt", slow) + self.made[:slow]
+        place = torch.where(active, place, history.shape[1] - 1)
+        history.scatter_(1, place[:, None], tokens[:, None])

@@ -1,0 +1,104 @@
+"""The weight stream as other systems' engines must get it: whole, named as in a checkpoint, tied weights by all names.
+
+A tied head that is not sent stays as it was, and nothing says so: vLLM keeps its own copy in the kernels' layout.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from burnish.models.load import ModelSource, load_causal_lm
+
+Named = tuple[str, Tensor]
+LAYER = re.compile(r"\.\d+\.")
+FILE_BYTES = 1 << 30
+
+
+class Weights:
+    """What the model must be given: each weight's names and shape, known without its memory."""
+
+    def __init__(self, source: ModelSource) -> None:
+        with torch.device("meta"):
+            self.model: PreTrainedModel = load_causal_lm(source, None, torch.float32, empty=True)
+        self.vocabulary = self.model.config.get_text_config().vocab_size
+        self.names: dict[int, list[str]] = {}  # of each weight; several where it is tied
+        self.weight_of: dict[str, int] = {}
+        self.shapes: dict[int, torch.Size] = {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            self.names.setdefault(id(parameter), []).append(name)
+            self.weight_of[name] = id(parameter)
+            self.shapes[id(parameter)] = parameter.shape
+
+    @property
+    def has_experts(self) -> bool:
+        return any(".experts." in name for name in self.weight_of)
+
+    def stream(self, given: Iterable[Named]) -> CheckedStream:
+        return CheckedStream(self, given)
+
+
+class CheckedStream:
+    """The stream on its way. Once it has been read, `missing` names what it left out."""
+
+    def __init__(self, weights: Weights, given: Iterable[Named]) -> None:
+        self.weights = weights
+        self.given = given
+        self.missing: list[str] = []
+
+    def __iter__(self) -> Iterator[Named]:
+        """Layer by layer: one tensor of a checkpoint may be made of several weights of a layer."""
+        for _, layer in itertools.groupby(self._whole(), key=lambda item: layer_of(item[0])):
+            yield from revert_weight_conversion(self.weights.model, dict(layer)).items()
+
+    def check(self) -> None:
+        if self.missing:
+            raise ValueError(f"the weight stream left out {self.missing[:5]} ({len(self.missing)} tensors)")
+
+    def _whole(self) -> Iterator[Named]:
+        """What came, then tied weights under the names that did not come."""
+        weights, came, tied = self.weights, set(), {}
+        for name, tensor in self.given:
+            weight = weights.weight_of.get(name)
+            if weight is None:
+                continue
+            if tensor.shape != weights.shapes[weight]:
+                raise ValueError(f"{name} came as {list(tensor.shape)}, the model has {list(weights.shapes[weight])}")
+            came.add(name)
+            if len(weights.names[weight]) > 1:
+                tied[weight] = tensor
+            yield name, tensor.detach()
+        for weight, names in weights.names.items():
+            absent = [name for name in names if name not in came]
+            if len(absent) == len(names):
+                self.missing.append(names[0])
+            elif weight in tied:
+                yield from ((name, tied[weight].detach()) for name in absent)
+
+
+def layer_of(name: str) -> str:
+    """The part of a name up to its layer's number; the whole name outside the layers."""
+    found = LAYER.search(name)
+    return name if found is None else name[: found.end()]
+
+
+def write_files(stream: Iterable[Named], folder: Path) -> None:
+    """The stream as safetensors files, for processes that cannot see our memory."""
+    piece: dict[str, Tensor] = {}
+    size, number = 0, 0
+    for name, tensor in stream:
+        if piece and size + tensor.nbytes > FILE_BYTES:
+            save_file(piece, folder / f"model-{number:05d}.safetensors")
+            piece, size, number = {}, 0, number + 1
+        piece[name] = tensor.to("cpu", copy=True).contiguous()  # a copy: the format takes no two names of one memory
+        size += tensor.nbytes
+    if piece:
+        save_file(piece, folder / f"model-{number:05d}.safetensors")

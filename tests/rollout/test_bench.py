@@ -1,0 +1,53 @@
+"""The benchmarks of the rollout run as documented, with shapes that a CPU can do, and see what they should see."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+SMALL = ("--device", "cpu", "--shape", "tiny", "--seqs", "16", "--n", "4", "--prompt", "8", "--max-new", "24")
+
+
+def run(script, *arguments):
+    done = subprocess.run([sys.executable, str(BENCH / script), *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
+    return done.stdout
+
+
+def result(said):
+    (line,) = [line for line in said.splitlines() if line.startswith("RESULT ")]
+    return json.loads(line.removeprefix("RESULT "))
+
+
+def test_rollout():
+    said = run(
+        "rollout.py", *SMALL, "--max-num-seqs", "16", "--checks", "none", "--peer", "slow=1", "--peer", "fast=1e9"
+    )
+    found = result(said)
+    assert found["tokens"] == 16 * 24 and found["prefill_tokens"] == 4 * 8
+    assert found["decode_steps"] == found["graph_replays"] == 23 and found["host_syncs"] == 3
+    assert 0 < found["roofline_share"] < 1
+    ours = found["tokens_per_second"]
+    assert f"| slow | 1 | {ours:.2f} | |" in said and "| fast | 1000000000 | 0.00 | |" in said
+
+
+@pytest.mark.long
+def test_checks():
+    said = run("rollout.py", *SMALL, "--checks", "only")
+    assert said.count("ok    greedy") == said.count("ok    log-probs") == 6 and "FAIL" not in said
+
+
+@pytest.mark.long
+def test_scaling(tmp_path):
+    sizes = ("--sequences", "2", "4", "--contexts", "16", "32", "--rows", "2", "--tokens", "4", "8")
+    said = run("scaling.py", "--device", "cpu", "--shape", "tiny", *sizes, "--out", str(tmp_path))
+    found = result(said)
+    assert [(point["rows"], point["context"]) for point in found] == [(2, 16), (4, 16), (2, 16), (2, 32)]
+    assert all(point["share"] < 1 for point in found)
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+    assert "sequences: linear" in said and "context: flat" in said

@@ -1,0 +1,108 @@
+"""vLLM as a server: the engine's suite over HTTP, and one that runs already. rows.py has one that is killed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from burnish.errors import UserError
+from burnish.models.load import ModelSource
+from burnish.rollout.engine import EngineOptions, Request, Sampling
+from burnish.rollout.vllm.server import VllmServer
+
+from ..contracts import test_engines as contract
+from .compare import BENT, PROMPTS, assert_log_probs, expected, moved, respond
+
+# Of the suite, what the way over HTTP could break.
+SUITE = [
+    *(contract.test_generate, contract.test_finish_reasons, contract.test_stop_token_ids, contract.test_min_tokens),
+    *(contract.test_likeliest_tokens, contract.test_arrival_while_others_run, contract.test_pause_twice),
+    *(contract.test_the_same_request_gives_the_same_response, contract.test_abort, contract.test_no_requests),
+    *(contract.test_a_bad_request_reaches_its_future_and_the_engine_goes_on, contract.test_penalties),
+]
+WITH_WEIGHTS = [
+    *(contract.test_score, contract.test_new_weights_change_the_output, contract.test_weights_may_change_while_paused),
+    contract.test_a_stream_with_a_gap_is_refused,
+]
+PATIENCE = 120.0
+pytestmark = pytest.mark.timeout(900)  # a server starts slowly where others compute too
+
+
+def options(folder, **extra):
+    settings = {"max_model_len": 320, "max_num_seqs": 64, "extra": extra}
+    return EngineOptions(ModelSource(folder), torch.float32, torch.device("cpu"), (2,), **settings)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_folder):
+    """One for all tests of this file."""
+    engine = VllmServer(options(tiny_folder))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def engine(server, their_model, tiny_folder):
+    """Filled with the folder's weights as version 1."""
+    server.resume()
+    server.load_weights(their_model(tiny_folder).named_parameters(), version=1)
+    server.options.decode = lambda ids: "".join(contract.LETTERS[token] for token in ids if token != 2)
+    return server
+
+
+@pytest.mark.parametrize("test", SUITE, ids=lambda test: test.__name__)
+def test_the_suite(engine, test):
+    test(engine)
+    assert not engine.running
+
+
+@pytest.mark.parametrize("test", WITH_WEIGHTS, ids=lambda test: test.__name__)
+def test_the_suite_with_weights(engine, their_model, tiny_folder, test):
+    test(engine, their_model, tiny_folder)
+    assert not engine.running
+
+
+def test_stop_strings(engine):
+    contract.test_stop_strings(engine)
+    assert not engine.running
+
+
+@pytest.mark.parametrize("bent", BENT[:-1], ids=[", ".join(bent) or "plain" for bent in BENT[:-1]])
+def test_log_probs_are_those_of_transformers(engine, their_model, tiny_folder, bent):
+    assert_log_probs(their_model(tiny_folder), engine, Sampling(20, temperature=0.6, **bent), 0.6)
+
+
+def test_bad_words_of_one_token(engine):
+    plain = respond(engine, Sampling(20), PROMPTS * 4)
+    clean = respond(engine, Sampling(20, bad_words=((5,),)), PROMPTS * 4)
+    assert any(5 in one.ids for one in plain) and not any(5 in one.ids for one in clean)
+    with pytest.raises(UserError, match="bad_words"):
+        engine.generate([Request((5,), Sampling(3, bad_words=((5, 6),)), 0)])
+
+
+def test_weights_overtake_a_response(engine, their_model, tiny_folder):
+    """Before them it is the old model's, after them the new one's, to the token."""
+    other = moved(their_model(tiny_folder), seed=5)
+    (future,) = engine.generate([Request((5, 6), Sampling(250, ignore_eos=True), 1)])
+    while not any(row.tokens for row in list(engine.running.values())):
+        assert not future.done()
+    engine.load_weights(other.named_parameters(), version=2)
+    completion = future.result(PATIENCE)
+    cut = completion.versions.index(2)
+    assert 0 < cut < 250 and completion.versions == [1] * cut + [2] * (250 - cut)
+    old = expected(their_model(tiny_folder), (5, 6), completion.ids[:cut], 1.0)
+    assert completion.log_probs[:cut] == pytest.approx(old, abs=2e-5)
+
+
+def test_a_server_that_runs_already(engine, their_model, tiny_folder):
+    """Two engines of one server, and what the second cannot be told."""
+    url = engine.core.process.url
+    second = VllmServer(options(tiny_folder, base_url=url))
+    other = moved(their_model(tiny_folder), seed=9)
+    second.load_weights(other.named_parameters(), version=7)
+    assert_log_probs(other, second, Sampling(8, temperature=0.8), 0.8)
+    assert_log_probs(other, engine, Sampling(8, temperature=0.8), 0.8)
+    second.close()
+    assert engine.core.process.process.poll() is None
+    with pytest.raises(UserError, match=r"engine_kwargs\.vllm\.block_size.*it runs already"):
+        VllmServer(options(tiny_folder, base_url=url, block_size=64))
