@@ -17,6 +17,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "checkpoint", type=Path, metavar="CHECKPOINT", help="a run folder (its newest), a global_step_N, or its actor"
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write; must be empty or not there")
+    parser.add_argument("--best", action="store_true", help="of a run folder, the checkpoint whose validation was best")
     parser.add_argument("--critic", action="store_true", help="the value model instead of the policy")
     parser.add_argument("--adapter", action="store_true", help="the LoRA adapter alone, in peft's format")
     parser.add_argument("--ema", action="store_true", help="the moving average of the weights")
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
     options = ExportOptions(
         critic=args.critic,
+        best=args.best,
         adapter=args.adapter,
         average=args.ema,
         dtype=args.dtype,

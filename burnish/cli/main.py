@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-from burnish.errors import UserError
+from burnish.errors import StopNow, UserError
 
 COMMANDS = (
     *("train", "sft", "generate", "eval", "export", "demo", "data", "explain"),
@@ -15,7 +15,8 @@ COMMANDS = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 done, 1 something the user can mend, 2 a command that cannot be read, 130 stopped by Ctrl-C."""
+    """Exit status: 0 done, 1 something the user can mend, 2 a command that cannot be read, 124 a run that hung,
+    130 stopped by Ctrl-C, 143 stopped by SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="burnish", description="Reinforcement-learning post-training of language models."
     )
@@ -32,6 +33,8 @@ def main(argv: list[str] | None = None) -> int:
             raise
         _complain(error)
         return 1
+    except StopNow as stop:
+        return stop.status
     except KeyboardInterrupt:
         return 130
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from burnish.config import Loaded, load
 from burnish.dialects.invocation import read_command
@@ -135,14 +134,14 @@ _RUNNERS = Table("job", key="job")
 def _train(loaded: Loaded) -> int:
     from burnish.loop.api import train_loaded
 
-    return _status(train_loaded(loaded))
+    return train_loaded(loaded).status
 
 
 @_RUNNERS.add("sft")
 def _sft(loaded: Loaded) -> int:
     from burnish.jobs.sft.fit import sft_loaded
 
-    return _status(sft_loaded(loaded))
+    return sft_loaded(loaded).status
 
 
 @_RUNNERS.add("generate")
@@ -161,7 +160,3 @@ def _evaluate(loaded: Loaded) -> int:
     report = evaluate_loaded(loaded)
     show(report)
     return 1 if report.hopeless else 0
-
-
-def _status(result: Any) -> int:
-    return 130 if result.interrupted else 0

@@ -20,7 +20,7 @@ from pathlib import Path
 from burnish.cli.run import run_command
 from burnish.dialects.invocation import read_command
 from burnish.dialects.read import knows_command
-from burnish.errors import UserError
+from burnish.errors import StopNow, UserError
 
 SHIMMED = ("python", "python3", "ray", "deepspeed", "torchrun", "accelerate")
 SHIMS = "BURNISH_SHIMS"  # the folder, for the shims themselves
@@ -107,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         say_error(error.text())
         return 1
+    except StopNow as stop:
+        return stop.status
     except KeyboardInterrupt:
         return 130
 

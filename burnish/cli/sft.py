@@ -27,4 +27,4 @@ def run(args: argparse.Namespace) -> int:
     from burnish.jobs.sft.fit import sft_loaded  # torch is loaded only now that the config is right
 
     result = sft_loaded(loaded)
-    return 130 if result.interrupted else 0
+    return result.status

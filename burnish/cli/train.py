@@ -27,4 +27,4 @@ def run(args: argparse.Namespace) -> int:
     from burnish.loop.api import train_loaded  # torch is loaded only now that the config is right
 
     result = train_loaded(loaded)
-    return 130 if result.interrupted else 0
+    return result.status

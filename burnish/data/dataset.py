@@ -95,6 +95,19 @@ class PromptDataset:
         """The name of a prompt in an epoch: everything random about it is keyed by this."""
         return f"{self.fingerprint}-{self.kept[index]}-{epoch}"
 
+    def find(self, uids: Sequence[str]) -> tuple[list[int], list[int]]:
+        """Indices and epochs of prompts by their names, as `batch` takes them."""
+        index_of = {number: index for index, number in enumerate(self.kept)}
+        named = [(data, int(row), int(epoch)) for data, row, epoch in (uid.rsplit("-", 2) for uid in uids)]
+        if any(data != self.fingerprint or row not in index_of for data, row, _ in named):
+            raise UserError(
+                "the checkpoint holds responses to prompts that are not in this data",
+                key=self.key,
+                value=self.rows.name,
+                hint="the files of the checkpoint, or trainer.resume_mode=disable",
+            )
+        return [index_of[row] for _, row, _ in named], [epoch for _, _, epoch in named]
+
     def data_sources(self) -> set[str]:
         """Every data source that a row names."""
         return {source for source in self.rows.values(self.cfg.reward_fn_key) if source is not None}

@@ -39,6 +39,7 @@ class ExportOptions:
     """What to take from a checkpoint, and how to write it."""
 
     critic: bool = False
+    best: bool = False  # of a run folder, the checkpoint whose validation was best
     adapter: bool = False  # the adapter alone, in peft's format
     average: bool = False  # the moving average instead of the weights
     dtype: str | None = None  # None: as they are stored
@@ -50,7 +51,8 @@ def export(checkpoint: Path, out: Path, options: ExportOptions = ExportOptions()
     """Write the folder; what was read is returned. OUT appears whole or not at all."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError("is there already, and not empty", key="OUT", value=str(out))
-    folder = role_folder(checkpoint, "critic" if options.critic else "actor")
+    chosen = best_checkpoint(checkpoint) if options.best else checkpoint
+    folder = role_folder(chosen, "critic" if options.critic else "actor")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -66,6 +68,16 @@ def export(checkpoint: Path, out: Path, options: ExportOptions = ExportOptions()
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def best_checkpoint(run: Path) -> Path:
+    """The checkpoint of a run folder that trainer.best_metric_key kept."""
+    checkpoints = Checkpoints(run.expanduser())
+    best = checkpoints.best()
+    if best is None:
+        problem = f"{run} has no best checkpoint: a run keeps one where trainer.best_metric_key asks for it"
+        raise UserError(problem, key="--best", hint="leave --best out for the newest")
+    return checkpoints.path(best)
 
 
 def role_folder(checkpoint: Path, role: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,12 @@ from burnish.data.files import Rows, parquet_path, read_file, write_with_column
 from burnish.data.prompt import read_prompt
 from burnish.errors import UserError
 from burnish.log.console import counting, say
-from burnish.loop.roles import engine_of
+from burnish.loop.roles import check_engine_of, engine_of
 from burnish.loop.sampling import decoder, training_sampling
 from burnish.models.device import pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_causal_lm, load_config, load_tokenizer
-from burnish.rollout.engine import ENGINES, Engine, Request, Sampling
+from burnish.models.stream import WeightStream
+from burnish.rollout.engine import Engine, Request, Sampling, check_sampling, engine_row
 from burnish.rollout.stop import visible_text
 
 if TYPE_CHECKING:
@@ -37,8 +39,8 @@ def generate_loaded(loaded: Loaded) -> Path:
     """Names, files and prompts are checked before the model is loaded; the output is written whole, at the end."""
     cfg: GenerateConfig = loaded.cfg
     out = parquet_path(cfg.data.output_path, "data.output_path")
-    ENGINES[cfg.rollout.name]
     device = pick_device(cfg.trainer.device)
+    check_engine_of(cfg.rollout, device, "rollout")
     source = model_source(cfg)
     vocabulary = load_config(source).get_text_config().vocab_size
     tokenizer = load_tokenizer(
@@ -49,6 +51,7 @@ def generate_loaded(loaded: Loaded) -> Path:
     rows = read_rows(cfg)
     prompts = read_prompts(cfg, rows, tokenizer)
     sampling = training_sampling(cfg.rollout, tokenizer, vocabulary, key="rollout")
+    check_sampling(engine_row(cfg.rollout.name, cfg.rollout.mode).load(), sampling, "rollout")
     requests = requests_of(cfg, rows, prompts, sampling)
     for notice in loaded.notices:
         say(notice)
@@ -134,11 +137,12 @@ def requests_of(cfg: GenerateConfig, rows: Rows, prompts: list[list[int]], sampl
 @contextmanager
 def filled_engine(cfg: GenerateConfig, source: ModelSource, device: Any, tokenizer: Any) -> Iterator[Engine]:
     """The engine with the weights of the model's folder."""
-    model = load_causal_lm(source, None, pick_dtype(cfg.rollout.dtype, device, "rollout.dtype"))
-    engine = engine_of(cfg.rollout, source, device, model, tokenizer, section="rollout")
+    read = partial(load_causal_lm, source, None, pick_dtype(cfg.rollout.dtype, device, "rollout.dtype"))
+    loaded = [read()]
+    engine = engine_of(cfg.rollout, source, device, loaded[0].generation_config, tokenizer, section="rollout")
     try:
-        engine.load_weights(model.named_parameters(), version=1)
-        del model
+        # Used once and not kept; read from its folder again for an engine that has to be filled again.
+        engine.load_weights(WeightStream(lambda: (loaded.pop() if loaded else read()).named_parameters()), version=1)
         yield engine
     finally:
         engine.close()

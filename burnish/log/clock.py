@@ -36,12 +36,19 @@ class Clock:
         self._now = now
         self._lock = threading.Lock()
         self._phases: dict[str, _Phase] = {}
+        self._open: list[str] = []  # phases somebody is inside of, in the order they were entered
+        self.failed_in: str | None = None  # the innermost phase that an error has ended
+        self.beats = 0  # phases entered and left so far: while it grows, the run goes on
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         self._enter(phase)
         try:
             yield
+            self.failed_in = None
+        except BaseException:
+            self.failed_in = self.failed_in or phase
+            raise
         finally:
             self._leave(phase)
 
@@ -51,13 +58,29 @@ class Clock:
             if phase.inside == 0:
                 phase.since = self._now()
             phase.inside += 1
+            self._open.append(name)
+            self.beats += 1
 
     def _leave(self, name: str) -> None:
         with self._lock:
             phase = self._phases[name]
             phase.inside -= 1
+            self._open.reverse()  # of several, the one entered last is left first
+            self._open.remove(name)
+            self._open.reverse()
+            self.beats += 1
             if phase.inside == 0:
                 phase.seconds += self._now() - phase.since
+
+    def add(self, name: str, seconds: float) -> None:
+        """Seconds that somebody else has measured, perhaps in another process."""
+        with self._lock:
+            self._phases.setdefault(name, _Phase()).seconds += seconds
+
+    def where(self) -> str:
+        """The phases somebody is inside of, outermost first; "" between phases."""
+        with self._lock:
+            return ", ".join(dict.fromkeys(self._open))
 
     def take(self) -> dict[str, float]:
         """timing_s/<phase> of everything timed since the last call, and start again from zero.

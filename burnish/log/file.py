@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -17,12 +18,18 @@ TABLES = "tables"
 
 
 class FileLogger:
-    """One line {"step": ..., "data": {...}} per step, written out at once; steps are unique, also after a resume."""
+    """One line {"step": ..., "data": {...}} per step, written out at once; steps are unique, also after a resume.
+
+    Lines that a full disk does not take are kept and come with the next one.
+    """
 
     def __init__(self) -> None:
         self.file: IO[bytes] | None = None
         self.folder = Path()
-        self._last: tuple[int, int, dict[str, float]] | None = None  # (step, where its line begins, its metrics)
+        self._last: tuple[int, dict[str, float]] | None = None  # the step of the last line, and its metrics
+        self._begins = 0  # where that line begins, if it is on the disk
+        self._end = 0  # and where the last line on the disk ends
+        self._unwritten: list[bytes] = []  # lines that the disk did not take
 
     def start(self, run: RunInfo, resume_step: int | None = None) -> None:
         self.folder = run.folder
@@ -32,7 +39,8 @@ class FileLogger:
             _move_aside(path)
         else:
             _forget_after(path, resume_step)
-        self.file = open(path, "ab+")  # noqa: SIM115 - open for as long as the run lasts
+        self.file = open(path, "ab", buffering=0)  # noqa: SIM115 - open for as long as the run lasts
+        self._end = self.file.seek(0, os.SEEK_END)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics of the step written last join its line; any other step gets a new line."""
@@ -40,12 +48,27 @@ class FileLogger:
             raise RuntimeError("the file logger is not started")
         data = dict(metrics)
         if self._last is not None and self._last[0] == step:
-            data = self._last[2] | data
-            self.file.truncate(self._last[1])
-        begins = self.file.seek(0, 2)
-        self.file.write((encode({"step": step, "data": data}) + "\n").encode("utf-8", errors="backslashreplace"))
-        self.file.flush()
-        self._last = (step, begins, data)
+            data = self._last[1] | data
+            if self._unwritten:
+                self._unwritten.pop()
+            else:
+                self._end = self._begins
+        self._last = (step, data)
+        line = encode({"step": step, "data": data}) + "\n"
+        self._unwritten.append(line.encode("utf-8", errors="backslashreplace"))
+        self._write()
+
+    def _write(self) -> None:
+        """All that is not on the disk; what an earlier try left half-written goes first."""
+        text = b"".join(self._unwritten)
+        if self.file.seek(0, os.SEEK_END) > self._end:
+            self.file.truncate(self._end)
+        done = 0
+        while done < len(text):
+            done += self.file.write(text[done:])
+        self._begins = self._end + len(text) - len(self._unwritten[-1])
+        self._end += len(text)
+        self._unwritten = []
 
     def table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """tables/<name>/<step>.jsonl, one object per row."""
@@ -58,8 +81,12 @@ class FileLogger:
 
     def close(self) -> None:
         if self.file is not None:
-            self.file.close()
-            self.file = None
+            try:
+                if self._unwritten:
+                    self._write()
+            finally:
+                self.file.close()
+                self.file = None
 
 
 def read_metrics(path: Path) -> dict[int, dict[str, float]]:

@@ -12,13 +12,14 @@ from typing import Any, Protocol
 
 from burnish.errors import UserError, raise_all
 from burnish.log.console import say
+from burnish.log.patience import Patience
 from burnish.log.redact import redact, redact_text
 from burnish.table import Row, Table
 
 LOGGERS = Table("logger", key="trainer.logger")
-# `library` is what must be installed; its name is also the name of the extra that installs it.
-LOGGERS.add_lazy("console", "burnish.log.console:ConsoleLogger")
-LOGGERS.add_lazy("file", "burnish.log.file:FileLogger")
+# `library` is what must be installed; its name is also the name of the extra that installs it. `ours` answer at once.
+LOGGERS.add_lazy("console", "burnish.log.console:ConsoleLogger", ours=True)
+LOGGERS.add_lazy("file", "burnish.log.file:FileLogger", ours=True)
 LOGGERS.add_lazy("tensorboard", "burnish.log.tensorboard:TensorboardLogger", library="tensorboard")
 LOGGERS.add_lazy("wandb", "burnish.log.wandb:WandbLogger", library="wandb")
 LOGGERS.add_lazy("swanlab", "burnish.log.swanlab:SwanlabLogger", library="swanlab")
@@ -60,7 +61,8 @@ class Loggers:
     """All loggers that a run named, as one.
 
     Names and libraries are checked when it is made, before anything heavy is loaded. A logger that cannot start is the
-    user's to mend. One that fails later is named once on the console, and the run goes on.
+    user's to mend, except where a run goes on that had it before. One that fails or does not answer later is named once
+    on the console, the run goes on, and its numbers are kept in the run folder.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -73,16 +75,23 @@ class Loggers:
                 errors.append(error)
         raise_all(errors)
         self.loggers: dict[str, Logger] = {row.name: row.load()() for row in rows}
-        self._started: dict[str, Logger] = {}
+        self._trackers = {row.name: Patience(self.loggers[row.name]) for row in rows if not row.facts.get("ours")}
+        self._started: list[str] = []
         self._failed: set[str] = set()
+        self._begun: tuple[RunInfo, int | None] | None = None
 
     def start(self, run: RunInfo, resume_step: int | None = None) -> None:
         run = replace(run, config=redact(run.config))
-        for name, logger in self.loggers.items():
-            self._started[name] = logger  # also when it fails half-way: close() then ends what it began
+        self._begun = run, resume_step
+        for name in list(self.loggers):
+            self._started.append(name)  # also when it fails half-way: close() then ends what it began
             try:
-                logger.start(run, resume_step=resume_step)
+                self._call(name, "start", run, resume_step=resume_step)
             except Exception as error:
+                if resume_step is not None and name in self._trackers:
+                    self._started.remove(name)
+                    self._report(name, "start", error)
+                    continue
                 self.close()
                 if isinstance(error, UserError):
                     raise
@@ -92,6 +101,8 @@ class Loggers:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         numbers = {name: float(value) for name, value in metrics.items()}
         self._each("log", step, numbers)
+        if self._failed and "file" not in self.loggers:
+            self._keep_in_file(step, numbers)
 
     def table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         self._each("table", name, step, list(columns), [list(row) for row in rows])
@@ -101,7 +112,7 @@ class Loggers:
 
     def close(self) -> None:
         self._each("close")
-        self._started = {}
+        self._started = []
 
     def __enter__(self) -> Loggers:
         return self
@@ -112,11 +123,26 @@ class Loggers:
         self.close()
 
     def _each(self, method: str, *arguments: Any) -> None:
-        for name, logger in self._started.items():
+        for name in self._started:
             try:
-                getattr(logger, method)(*arguments)
+                self._call(name, method, *arguments)
             except Exception as error:
                 self._report(name, method, error)
+
+    def _call(self, name: str, method: str, *arguments: Any, **more: Any) -> None:
+        if name in self._trackers:
+            self._trackers[name].call(method, *arguments, **more)
+        else:
+            getattr(self.loggers[name], method)(*arguments, **more)
+
+    def _keep_in_file(self, step: int, numbers: dict[str, float]) -> None:
+        """From now on the run folder has what a tracker did not take."""
+        info, resume_step = self._begun
+        self.loggers["file"] = LOGGERS["file"].load()()
+        self.loggers["file"].start(info, resume_step=resume_step)
+        self.loggers["file"].log(step, numbers)
+        self._started.append("file")
+        say(f"numbers are kept in {info.folder} from step {step} on", style="yellow")
 
     def _report(self, name: str, method: str, error: Exception) -> None:
         if name in self._failed:

@@ -15,6 +15,8 @@ from burnish.reward.sample import Sample, Score
 from burnish.rollout.engine import Completion, Engine, Request
 from burnish.rollout.stop import visible_text
 
+PAUSE = 0.05  # seconds between two looks at an engine that has nothing to drive
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -49,8 +51,11 @@ def start_groups(run: Run, engine: Engine, prompts: Batch, requests: Sequence[Se
 async def drive(engine: Engine, awaited: asyncio.Future) -> Any:
     """Wait, and meanwhile take the turns of an engine that has no thread of its own."""
     awaited.add_done_callback(_seen)
-    while not awaited.done() and engine.turn():
-        await asyncio.sleep(0)  # let finished responses go to their rewards
+    while not awaited.done():
+        if engine.turn():
+            await asyncio.sleep(0)  # let finished responses go to their rewards
+        else:  # nothing to drive; an engine that is paused for new weights goes on later
+            await asyncio.wait([awaited], timeout=PAUSE)
     return await awaited
 
 

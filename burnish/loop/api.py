@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from burnish.cluster import torchrun
 from burnish.config import Loaded, load
 from burnish.config.tree import to_plain
 from burnish.log.logger import RunInfo
 from burnish.loop.build import build
 from burnish.loop.fit import Result, fit
+from burnish.loop.memory import told_when_memory_runs_out
+from burnish.loop.restart import restarting
 from burnish.loop.run import Run
 from burnish.loop.state import resume
 
@@ -40,14 +43,17 @@ def train_loaded(
     dataset: Sequence[Mapping[str, Any]] | None = None,
     val_dataset: Sequence[Mapping[str, Any]] | None = None,
 ) -> Result:
-    """The same from a config that has been read."""
-    run = build(loaded.cfg, reward, dataset, val_dataset)
-    try:
-        resume(run)
-        start(run, loaded)
+    """The same from a config that has been read. Where torchrun started several processes, the first runs the loop."""
+    torchrun.serve_if_not_first()
+    return restarting(loaded, lambda asked: build(asked.cfg, reward, dataset, val_dataset), go)
+
+
+def go(run: Run, loaded: Loaded) -> Result:
+    """From what there is to resume, to the end."""
+    resume(run)
+    start(run, loaded)
+    with told_when_memory_runs_out(run):
         return fit(run)
-    finally:
-        run.close()
 
 
 def start(run: Run, loaded: Loaded) -> None:
@@ -75,4 +81,6 @@ def promises(run: Run) -> list[str]:
         said.append(
             "the noise of a response depends on the seed and the prompt; its last bits also on what it is batched with"
         )
-    return said
+    else:
+        said.append("the engine takes no seed: the same run again gives other responses (docs/engines.md)")
+    return [*said, *engine.remarks]

@@ -14,14 +14,18 @@ from burnish.config.adapters import adapter_of, asked_attention
 from burnish.models.attention import packed_function
 from burnish.models.device import pick_dtype
 from burnish.models.fourbit import four_bits, steady
+from burnish.models.head_kernels import HEAD_KERNELS
 from burnish.models.liger import apply_liger, check_liger
 from burnish.models.load import ModelSource, load_causal_lm, load_value_model
+from burnish.models.logits import TORCH, LogitKernel
 from burnish.models.lora import Adapters, adapter_dtype, add_adapters
 from burnish.models.parts import check_head
 from burnish.models.recompute import enable_recompute
 from burnish.train.backend import Backend, BackendOptions
 from burnish.train.offload import has_own_memory
 from burnish.train.optim import OptimizerOptions
+from burnish.train.place import ALONE, Place
+from burnish.train.sharding import Sharding
 
 if TYPE_CHECKING:
     from burnish.config.adapters import TrainedModelConfig
@@ -70,8 +74,9 @@ def trained_language_model(
     *,
     torch_dtype: str | None,
     liger: bool,
-    compile_head: bool,
+    head: LogitKernel = TORCH,
     seed: int,
+    place: Place = ALONE,
 ) -> Backend:
     """The policy's model: loaded, checked, adapted, ready to be taught."""
     key = source.key.rpartition(".")[0]
@@ -80,18 +85,25 @@ def trained_language_model(
     if liger:
         apply_liger(made)
     adapters = _adapt(made, model, key, device, seed=seed)
-    return _checked(_finish(made, adapters, model, key, precision, fsdp, device, compile_head=compile_head))
+    return _checked(_finish(made, adapters, model, key, precision, fsdp, fsdp_key, device, head=head, place=place))
 
 
 def trained_value_model(
-    source: ModelSource, model: TrainedModelConfig, fsdp: FsdpConfig, fsdp_key: str, device: torch.device, *, seed: int
+    source: ModelSource,
+    model: TrainedModelConfig,
+    fsdp: FsdpConfig,
+    fsdp_key: str,
+    device: torch.device,
+    *,
+    seed: int,
+    place: Place = ALONE,
 ) -> Backend:
     """The critic's model; with adapters its value head is trained whole beside them."""
     key = source.key.rpartition(".")[0]
     precision = Precision.of(fsdp, fsdp_key, device)
     made = _load(_load_values, source, model, key, precision, device)
     adapters = _adapt(made, model, key, device, heads=(VALUE_HEAD,), seed=seed)
-    return _finish(made, adapters, model, key, precision, fsdp, device)
+    return _finish(made, adapters, model, key, precision, fsdp, fsdp_key, device, place=place)
 
 
 def frozen_language_model(
@@ -102,7 +114,8 @@ def frozen_language_model(
     device: torch.device,
     *,
     torch_dtype: str | None,
-    compile_head: bool,
+    head: LogitKernel = TORCH,
+    place: Place = ALONE,
 ) -> Backend:
     """The reference's model: only read."""
     precision = Precision.of(fsdp, fsdp_key, device, torch_dtype)
@@ -110,24 +123,46 @@ def frozen_language_model(
     made = load_causal_lm(source, packed_function(asked, device, where), precision.kept)
     _cast_buffers(made, precision.buffers)
     options = BackendOptions(
-        offload=wants_offload(fsdp, device),
-        compile_head=compile_head and has_own_memory(device),
+        offload=wants_offload(fsdp, device, place), head=head, sharding=sharding(fsdp, fsdp_key, device)
     )
-    return _checked(Backend(made, device, precision.compute, options=options))
+    return _checked(Backend(made, device, precision.compute, options=options, place=place))
 
 
-def wants_offload(fsdp: FsdpConfig, device: torch.device) -> bool:
+def head_kernel(name: str, compiled: bool, device: torch.device) -> LogitKernel:
+    """What computes log-probs from logits; on a CPU it is plain torch."""
+    return HEAD_KERNELS[name](compiled) if has_own_memory(device) else TORCH
+
+
+def wants_offload(fsdp: FsdpConfig, device: torch.device, place: Place = ALONE) -> bool:
     """Do the weights wait in CPU memory between phases? On one device offload_policy asks for that too."""
-    return has_own_memory(device) and (fsdp.param_offload or fsdp.offload_policy)
+    return has_own_memory(device) and (fsdp.param_offload or (fsdp.offload_policy and place.alone))
+
+
+def sharding(fsdp: FsdpConfig, key: str, device: torch.device) -> Sharding:
+    """How several ranks hold the model together."""
+    return Sharding(
+        reshard_after_forward=fsdp.reshard_after_forward,
+        offload=fsdp.offload_policy,
+        prefetch=fsdp.forward_prefetch,
+        reduce_dtype=pick_dtype(fsdp.mixed_precision.reduce_dtype, device, f"{key}.mixed_precision.reduce_dtype"),
+        min_num_params=fsdp.wrap_policy.min_num_params,
+        layer_classes=tuple(fsdp.wrap_policy.transformer_layer_cls_to_wrap),
+        key=key,
+        tensor_key=f"{key.removesuffix('.fsdp_config').removesuffix('.model')}.megatron.tensor_model_parallel_size",
+    )
 
 
 def optimizer_options(fsdp: FsdpConfig, backend: Backend) -> OptimizerOptions:
-    """offload_policy keeps state and updates on the CPU; optimizer_offload only parks the state there."""
+    """offload_policy keeps state and updates on the CPU; optimizer_offload only parks the state there.
+
+    Shards that live on the CPU have their state beside them already.
+    """
     offloads = has_own_memory(backend.device)
+    sharded = not backend.place.alone
     return OptimizerOptions(
-        device=backend.device,
+        device=None if sharded and fsdp.offload_policy else backend.device,
         offload=offloads and fsdp.optimizer_offload and not fsdp.offload_policy,
-        on_cpu=offloads and fsdp.offload_policy,
+        on_cpu=offloads and fsdp.offload_policy and not sharded,
         scale_loss=backend.compute_dtype == torch.float16,
     )
 
@@ -178,25 +213,28 @@ def _finish(
     key: str,
     precision: Precision,
     fsdp: FsdpConfig,
+    fsdp_key: str,
     device: torch.device,
     *,
-    compile_head: bool = False,
+    head: LogitKernel = TORCH,
+    place: Place = ALONE,
 ) -> Backend:
     if model.enable_gradient_checkpointing:
         enable_recompute(made, model.recompute.method, model.recompute.num_layers, key)
     own = has_own_memory(device)
     options = BackendOptions(
-        offload=wants_offload(fsdp, device),
+        offload=wants_offload(fsdp, device, place),
         activations_on_cpu=own and model.enable_activation_offload,
-        compile_head=own and compile_head,
+        head=head,
+        sharding=sharding(fsdp, fsdp_key, device),
     )
-    return Backend(made, device, precision.compute, adapters=adapters, options=options)
+    return Backend(made, device, precision.compute, adapters=adapters, options=options, place=place)
 
 
 def _checked(backend: Backend) -> Backend:
     """Where and as it will be computed: some kernels know no other device or format."""
     with backend.at_work(), backend.autocast():
-        check_head(backend.model, segments=[4])
+        backend.within(lambda: check_head(backend.model, segments=[4]))
     return backend
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from burnish.algos.advantages import ADVANTAGES
 from burnish.algos.kl import KL_CONTROLLERS, KL_ESTIMATORS
 from burnish.algos.losses import LOSSES
+from burnish.config.async_rules import overlaps
 from burnish.config.model_rules import trained_models
 from burnish.data.dataset import PromptDataset
 from burnish.data.growth import Growth, load_growth
@@ -22,25 +21,31 @@ from burnish.errors import UserError, raise_all
 from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
 from burnish.loop.backends import check_kernels
-from burnish.loop.build_judge import build_judge
+from burnish.loop.best import Best
+from burnish.loop.cast import Cast, find_cast
 from burnish.loop.correct import Correction
 from burnish.loop.export import check_export_dir
 from burnish.loop.filter import GroupFilter
-from burnish.loop.judge import Judge, Weights
+from burnish.loop.judge import Weights
+from burnish.loop.launch import check_launcher
 from burnish.loop.lease import Lease
-from burnish.loop.roles import build_critic, build_engine, build_policy, build_reference, policy_source
+from burnish.loop.overlap import ASYNC_MODES
+from burnish.loop.pools import pools
+from burnish.loop.roles import check_engine_of, compared_dtype, load_run_tokenizer, policy_source
 from burnish.loop.run import Run
 from burnish.loop.sampling import training_sampling, validation_sampling
 from burnish.loop.shape import Shaper
+from burnish.loop.sharing import check_sharing
 from burnish.loop.state import RESUME_MODES
 from burnish.models.device import pick_device
-from burnish.models.load import ModelSource, load_config, load_tokenizer
+from burnish.models.head_kernels import check_head_kernel
+from burnish.models.load import ModelSource, load_config
 from burnish.reward.absent import NoFunction
 from burnish.reward.managers import REWARD_MANAGERS, make_scorer
 from burnish.reward.sandbox.settings import SandboxSettings
 from burnish.reward.score import Scorer
 from burnish.reward.settings import RewardSettings
-from burnish.rollout.engine import ENGINES
+from burnish.rollout.engine import ENGINES, Sampling, check_sampling, engine_row
 from burnish.train.checkpoint import Checkpoints
 from burnish.train.mirror import Mirror
 
@@ -75,17 +80,19 @@ def build(
 ) -> Run:
     """Names, then files, then rewards, then models: what is cheap to find wrong is found first."""
     check_names(cfg)
+    check_launcher(cfg, pools(cfg))
     device = pick_device(cfg.trainer.device)
+    check_engine_of(cfg.actor_rollout_ref.rollout, device)
     loggers = Loggers(cfg.trainer.logger)
     source = policy_source(cfg)
     check_kernels(dict(trained_models(cfg)), cfg.actor_rollout_ref.model.use_liger, device)
-    load_config(source)
-    tokenizer = load_tokenizer(
-        cfg.data.tokenizer or source.tokenizer_path or source.checked_path(),
-        trust_remote_code=cfg.data.trust_remote_code or source.trust_remote_code,
-        key="data.tokenizer" if cfg.data.tokenizer else source.key,
-        chat_template=cfg.actor_rollout_ref.model.custom_chat_template,
+    check_head_kernel(
+        cfg.actor_rollout_ref.model.fused_kernel_options.impl_backend,
+        device,
+        "actor_rollout_ref.model.fused_kernel_options.impl_backend",
     )
+    said = check_sharing(cfg, source)
+    tokenizer = load_run_tokenizer(cfg, source)
     data = build_data(cfg, tokenizer, dataset, val_dataset)
     folder = RunFolder(cfg.trainer.default_local_dir)
     check_export_dir(cfg.trainer.export_dir)
@@ -98,8 +105,11 @@ def build(
     scorer: Scorer | NoFunction = make_scorer(manager, kwargs, settings, reward) if functions_count else NoFunction()
     try:
         scorer.check_sources(data.sources())
-        judge = build_judge(cfg, device, tokenizer, reward)
-        return _build_models(cfg, device, source, tokenizer, data, scorer, judge, loggers, folder, lease)
+        total = total_steps(cfg, data)
+        samplings = _samplings(cfg, source, tokenizer)
+        cast = find_cast(cfg, source, device, tokenizer, reward, total)
+        cast.notices += said
+        return _run(cfg, tokenizer, data, scorer, cast, samplings, loggers, folder, lease, total)
     except BaseException:
         scorer.close()
         raise
@@ -116,6 +126,7 @@ def check_names(cfg: TrainConfig) -> None:
         (KL_ESTIMATORS, cfg.algorithm.kl_penalty),
         (KL_ESTIMATORS, cfg.actor_rollout_ref.actor.kl_loss_type),
         (RESUME_MODES, cfg.trainer.resume_mode),
+        (ASYNC_MODES, cfg.async_training.mode),
     ]
     errors = []
     for table, name in wanted:
@@ -139,43 +150,50 @@ def build_data(cfg: TrainConfig, tokenizer: Any, dataset: Rows | None, val_datas
     return Data(train, train_sampler(cfg.data, train, run_seed=seed), val, growth)
 
 
-def _build_models(
+def _samplings(cfg: TrainConfig, source: ModelSource, tokenizer: Any) -> tuple[Sampling, Sampling]:
+    """How responses are sampled for training and for validation."""
+    rollout = cfg.actor_rollout_ref.rollout
+    vocabulary = load_config(source).get_text_config().vocab_size
+    validation = validation_sampling(rollout.val_kwargs, rollout, tokenizer, vocabulary)
+    training = training_sampling(rollout, tokenizer, vocabulary)
+    engine = engine_row(rollout.name, rollout.mode).load()
+    check_sampling(engine, training, "actor_rollout_ref.rollout")
+    check_sampling(engine, validation, "actor_rollout_ref.rollout.val_kwargs")
+    return training, validation
+
+
+def _run(
     cfg: TrainConfig,
-    device: torch.device,
-    source: ModelSource,
     tokenizer: Any,
     data: Data,
     scorer: Scorer | NoFunction,
-    judge: Judge | None,
+    cast: Cast,
+    samplings: tuple[Sampling, Sampling],
     loggers: Loggers,
     folder: RunFolder,
     lease: Lease,
+    total: int,
 ) -> Run:
-    rollout, algorithm = cfg.actor_rollout_ref.rollout, cfg.algorithm
-    estimator = ADVANTAGES[algorithm.adv_estimator]
-    total = total_steps(cfg, data)
-    vocabulary = load_config(source).get_text_config().vocab_size
-    sampling = training_sampling(rollout, tokenizer, vocabulary)
-    val_sampling = validation_sampling(rollout.val_kwargs, rollout, tokenizer, vocabulary)
-    policy = build_policy(cfg, source, device, total)
-    wants_critic = "values" in estimator.needs if cfg.critic.enable is None else cfg.critic.enable
-    wants_reference = cfg.actor_rollout_ref.actor.use_kl_loss or algorithm.use_kl_in_reward
+    algorithm = cfg.algorithm
     return Run(
         cfg=cfg,
         tokenizer=tokenizer,
         train_data=data.train,
         sampler=data.sampler,
         val_data=data.val,
-        engine=build_engine(cfg, source, device, policy.backend, tokenizer),
-        sampling=sampling,
-        val_sampling=val_sampling,
+        engine=cast.engine,
+        sampling=samplings[0],
+        val_sampling=samplings[1],
         scorer=scorer,
-        policy=policy,
-        critic=build_critic(cfg, device, total) if wants_critic else None,
-        judge=judge,
-        notices=[*([] if judge is None else judge.notices), *data.notices()],
-        reference=build_reference(cfg, source, device, policy) if wants_reference else None,
-        estimator=estimator,
+        policy=cast.policy,
+        critic=cast.critic,
+        judge=cast.judge,
+        notices=[*cast.notices, *data.notices()],
+        reference=cast.reference,
+        close_cast=cast.close,
+        break_off=cast.break_off,
+        compared=compared_dtype(cfg),
+        estimator=ADVANTAGES[algorithm.adv_estimator],
         kl=KL_CONTROLLERS[algorithm.kl_ctrl.type].load()(
             algorithm.kl_ctrl.kl_coef, algorithm.kl_ctrl.target_kl, algorithm.kl_ctrl.horizon
         ),
@@ -186,14 +204,21 @@ def _build_models(
         folder=folder,
         checkpoints=Checkpoints(Path(folder.path)),
         total_steps=total,
+        pace=ASYNC_MODES[cfg.async_training.mode].load()(cfg),
         growth=data.growth,
         mirror=Mirror(cfg.trainer.default_hdfs_dir) if cfg.trainer.default_hdfs_dir else None,
         lease=lease,
+        best=Best(cfg.trainer.best_metric_key),
     )
 
 
 def total_steps(cfg: TrainConfig, data: Data) -> int:
-    """trainer.total_training_steps, across as many epochs as they take; else total_epochs of full batches."""
+    """trainer.total_training_steps, across as many epochs as they take; else total_epochs of full batches.
+
+    Where generation runs ahead, no more than rollout.total_rollout_steps has prompts for.
+    """
     if data.sampler is None:
         return 0
-    return cfg.trainer.total_training_steps or cfg.trainer.total_epochs * data.sampler.batches_per_epoch
+    steps = cfg.trainer.total_training_steps or cfg.trainer.total_epochs * data.sampler.batches_per_epoch
+    prompts = cfg.rollout.total_rollout_steps if overlaps(cfg) else None
+    return steps if prompts is None else min(steps, prompts // cfg.data.train_batch_size)

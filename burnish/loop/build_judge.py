@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from burnish.errors import UserError
-from burnish.loop.backends import wants_offload
+from burnish.loop.backends import sharding, wants_offload
 from burnish.loop.judge import Judge, Weights, precedence
 from burnish.models.device import pick_dtype
 from burnish.models.load import ModelSource, load_tokenizer
@@ -18,6 +18,7 @@ from burnish.reward.source import title_of
 from burnish.table import load_user_attribute
 from burnish.train.backend import Backend, BackendOptions
 from burnish.train.packing import Cut
+from burnish.train.place import ALONE, Place
 from burnish.train.reward_input import OwnTemplate, PolicyTokens, RewardInput, decoder_for
 from burnish.train.reward_model import CLASS_KEY, CustomRewardModel, RewardModel
 
@@ -29,9 +30,13 @@ PATH_KEY = "reward_model.model.path"
 
 
 def build_judge(
-    cfg: TrainConfig, device: torch.device, tokenizer: Any, reward: Callable[..., Any] | None
+    cfg: TrainConfig,
+    device: torch.device,
+    tokenizer: Any,
+    reward: Callable[..., Any] | None,
+    made: RewardModel | None = None,
 ) -> Judge | None:
-    """None without reward_model.enable. `reward` is the function given in Python, if any."""
+    """None without reward_model.enable. `reward` is the function given in Python, if any; `made` a model elsewhere."""
     if not cfg.reward_model.enable:
         return None
     weights = Weights.of(cfg.reward, cfg.reward_model)
@@ -40,28 +45,27 @@ def build_judge(
     if cfg.reward_model.model.custom_cls.path:
         model = _custom(cfg.reward_model.model, device, tokenizer)
     else:
-        model = _reward_model(cfg, device, tokenizer, notices)
+        model = build_reward_model(cfg, device, tokenizer, notices) if made is None else made
     return Judge(model, cfg.reward, weights, tuple(notices))
 
 
-def _reward_model(cfg: TrainConfig, device: torch.device, tokenizer: Any, notices: list[str]) -> RewardModel:
-    config = cfg.reward_model
-    source = ModelSource(
-        path=config.model.path,
-        key=PATH_KEY,
-        external_lib=tuple(config.model.external_lib),
-        trust_remote_code=config.model.trust_remote_code,
-        use_shm=config.model.use_shm,
-    )
+def build_reward_model(
+    cfg: TrainConfig, device: torch.device, tokenizer: Any, notices: list[str], place: Place = ALONE
+) -> RewardModel:
+    """Loaded and checked. What a person should know of it goes to `notices`."""
+    config, source = cfg.reward_model, reward_model_source(cfg)
     inputs = _inputs(config.model, source, tokenizer, notices)
     # Nothing is taught, so the weights need no more bits than the computation.
     fsdp, key = config.model.fsdp_config, "reward_model.model.fsdp_config.mixed_precision.param_dtype"
     dtype = pick_dtype(fsdp.mixed_precision.param_dtype, device, key)
     model = load_reward_model(source, dtype)
     mean, std = _moments(model.config, source) if config.normalize else (0.0, 1.0)
-    backend = Backend(model, device, dtype, options=BackendOptions(offload=wants_offload(fsdp, device)))
+    options = BackendOptions(
+        offload=wants_offload(fsdp, device, place), sharding=sharding(fsdp, "reward_model.model.fsdp_config", device)
+    )
+    backend = Backend(model, device, dtype, options=options, place=place)
     with backend.at_work():
-        check_score(backend.model, source)
+        backend.within(lambda: check_score(backend.model, source))
     return RewardModel(
         backend,
         inputs,
@@ -69,6 +73,17 @@ def _reward_model(cfg: TrainConfig, device: torch.device, tokenizer: Any, notice
         max_length=config.max_length,
         mean=mean,
         std=std,
+    )
+
+
+def reward_model_source(cfg: TrainConfig) -> ModelSource:
+    model = cfg.reward_model.model
+    return ModelSource(
+        path=model.path,
+        key=PATH_KEY,
+        external_lib=tuple(model.external_lib),
+        trust_remote_code=model.trust_remote_code,
+        use_shm=model.use_shm,
     )
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,9 +14,12 @@ from burnish.log.metrics import batch_metrics
 from burnish.loop.export import export_policy
 from burnish.loop.judge import judge_numbers
 from burnish.loop.run import Run
-from burnish.loop.state import save
-from burnish.loop.step import train_step
+from burnish.loop.state import save, save_where_due
+from burnish.loop.stop import stop_request
 from burnish.loop.validate import rollout_rows, validate
+from burnish.loop.watchdog import watching
+
+UNDUMPED = 20  # steps whose responses wait for a disk to have room again
 
 
 @dataclass
@@ -32,10 +31,21 @@ class Result:
     metrics: dict[str, float] = field(default_factory=dict)  # of the last step
     validation: dict[int, dict[str, float]] = field(default_factory=dict)  # by step; 0 is before training
     interrupted: bool = False
+    signum: int | None = None  # the signal that interrupted it
+
+    @property
+    def status(self) -> int:
+        """The exit status of a command that ends so."""
+        return 128 + (self.signum or signal.SIGINT) if self.interrupted else 0
 
 
 def fit(run: Run) -> Result:
-    """Train to the end, or until Ctrl-C; either way the state that can be saved is saved."""
+    """Train to the end, or until a signal asks for a stop; either way the state that can be saved is saved."""
+    with watching(run.clock, run.cfg.trainer.hang_timeout, run.folder.path, break_off=run.break_off):
+        return _fit(run)
+
+
+def _fit(run: Run) -> Result:
     result = Result(run.folder.path, run.step)
     run.send_weights()
     trainer = run.cfg.trainer
@@ -46,30 +56,35 @@ def fit(run: Run) -> Result:
     with stop_request() as stop:
         while not (run.finished or stop.is_set() or run.lease.runs_out()):
             _one_step(run, result)
-        result.step, result.interrupted = run.step, not run.finished
-        if result.interrupted and run.saved_step != run.step:
+        result.step, result.interrupted, result.signum = run.step, not run.finished, stop.signum
+        if result.interrupted and (run.saved_step != run.step or run.saving.failure is not None):
             save(run)
         run.saving.wait()
-    if result.interrupted:
+        run.saving.tell(run.loggers.note)
+    unsaved = run.saving.failure
+    if result.interrupted and unsaved is None:
         why = "" if stop.is_set() else ", because the machine's lease ends,"
         run.loggers.note(f"stopped after step {run.step}{why} and saved; the same command goes on from there")
-    else:
+    if not result.interrupted:
         export_policy(run)
     _draw(run)
+    if unsaved is not None:
+        raise unsaved
     return result
 
 
 def _one_step(run: Run, result: Result) -> None:
     trainer = run.cfg.trainer
     with run.clock("step"):
-        batch, metrics = train_step(run, run.next_prompts())
+        batch, metrics = run.pace.step(run)
     run.step += 1
     run.learn_order(batch)
     last = run.finished
-    metrics |= {"training/global_step": float(run.step), "training/epoch": float(run.sampler.epoch)}
+    metrics |= {"training/global_step": float(run.step), "training/epoch": float(run.epoch)}
     metrics |= _step_metrics(run, batch)
     if run.val_data is not None and trainer.test_freq > 0 and (last or run.step % trainer.test_freq == 0):
-        result.validation[run.step] = validate(run)
+        with run.pace.standing_still(run):
+            result.validation[run.step] = validate(run)
         metrics |= result.validation[run.step]
     timings = run.clock.take()
     run.lease.measured(timings)
@@ -80,9 +95,7 @@ def _one_step(run: Run, result: Result) -> None:
         run.loggers.log(run.step, result.metrics)
     elif run.step in result.validation:
         run.loggers.log(run.step, result.validation[run.step])
-    if trainer.save_freq > 0 and (last or run.step % trainer.save_freq == 0):
-        with run.clock("save_checkpoint"):
-            save(run)
+    save_where_due(run, result.validation.get(run.step), last)
 
 
 def _step_metrics(run: Run, batch: Batch) -> dict[str, float]:
@@ -92,22 +105,32 @@ def _step_metrics(run: Run, batch: Batch) -> dict[str, float]:
         max_prompt_length=data.max_prompt_length,
         max_response_length=run.cfg.actor_rollout_ref.rollout.response_length,
     )
-    if run.filter is not None:
-        metrics |= run.filter.take()
-    metrics |= judge_numbers(run)
-    problems = run.scorer.drain_problems()
-    metrics["reward/failed"] = float(sum(problem.count for problem in problems))
-    for problem in problems:
-        first = f"first: sample {problem.first.sample} of {problem.first.uid}"
-        run.loggers.note(f"reward problem, {problem.count} times: {problem.text} ({first})")
+    metrics |= judge_numbers(run) | run.mishaps()
     if not run.cfg.actor_rollout_ref.rollout.disable_log_stats:
         metrics |= {f"engine/{name}": float(value) for name, value in run.engine.stats().items()}
-    dump_rollouts(run.cfg.trainer.rollout_data_dir or run.folder.rollouts, run.step, rollout_rows(run, batch))
+    _dump(run, batch)
     return metrics
+
+
+def _dump(run: Run, batch: Batch) -> None:
+    """Responses to read later. Those that the disk does not take wait for the next step, a few steps long."""
+    folder = run.cfg.trainer.rollout_data_dir or run.folder.rollouts
+    run.undumped[run.step] = rollout_rows(run, batch)
+    try:
+        for step in list(run.undumped):
+            dump_rollouts(folder, step, run.undumped[step])
+            del run.undumped[step]
+    except OSError as error:
+        run.loggers.note(f"the responses of step {run.step} could not be written to {folder} yet: {error}")
+    while len(run.undumped) > UNDUMPED:
+        step = min(run.undumped)
+        del run.undumped[step]
+        run.loggers.note(f"the responses of step {step} are given up")
 
 
 def _log_validation(run: Run, result: Result) -> None:
     result.validation[run.step] = validate(run)
+    run.best.check(result.validation[run.step])
     result.metrics = dict(result.validation[run.step])
     run.loggers.log(run.step, result.validation[run.step] | run.clock.take())
 
@@ -115,25 +138,3 @@ def _log_validation(run: Run, result: Result) -> None:
 def _draw(run: Run) -> None:
     if run.folder.metrics.exists():
         draw_curves(run.folder.metrics, run.folder.curves)
-
-
-@contextmanager
-def stop_request() -> Iterator[threading.Event]:
-    """Ctrl-C asks for a stop after the running step; a second one stops at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def ask(signum: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        # A signal may come while the console holds its lock; a plain write needs none.
-        os.write(2, b"\nCtrl-C: finishing this step, then saving. Once more stops at once.\n")
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)

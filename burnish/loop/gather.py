@@ -43,6 +43,17 @@ def gather_validation(run: Run, prompts: Batch) -> Batch:
     return _rows(prompts.repeat(n), answers, range(n), judged=run.judge is None)
 
 
+def reward_problems(run: Run) -> tuple[int, list[str]]:
+    """On how many responses the reward failed since the last call, and a line for each distinct problem."""
+    problems = run.scorer.drain_problems()
+    lines = [
+        f"reward problem, {problem.count} times: {problem.text}"
+        f" (first: sample {problem.first.sample} of {problem.first.uid})"
+        for problem in problems
+    ]
+    return sum(problem.count for problem in problems), lines
+
+
 def _greedy_columns(run: Run, engine: Engine, prompts: Batch, step: int, n: int) -> dict[str, Column]:
     """Of each prompt's greedy response: score, the baseline of ReMax, and what shaping asks for; n times each."""
     greedy = replace(run.sampling, do_sample=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -60,6 +61,7 @@ class Judge:
         self.weights = weights
         self.failed = 0  # scores that were no numbers, since the last `take`
         self._told: set[str] = set()
+        self._one_at_a_time = threading.Lock()  # a filter asks while the loop learns, where both go side by side
 
     def judge(self, batch: Batch) -> Batch:
         """Adds the scores to a gathered batch, unless they are there already."""
@@ -78,7 +80,8 @@ class Judge:
 
     def scores(self, rows: Batch, by_function: Sequence[Score]) -> list[Score]:
         """The sum of both, and each by itself among the extras where they are mixed."""
-        by_model = self.model.read(rows)
+        with self._one_at_a_time:
+            by_model = self.model.read(rows)
         wrong = [row for row, value in enumerate(by_model) if not math.isfinite(value)]
         self.failed += len(wrong)
         if wrong and ON_ERROR[self.reward.on_error].facts.get("stops"):

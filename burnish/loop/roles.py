@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,19 +12,22 @@ from burnish.config.adapters import wants_adapter
 from burnish.errors import UserError
 from burnish.loop.backends import (
     frozen_language_model,
+    head_kernel,
     optimizer_options,
     trained_language_model,
     trained_value_model,
 )
 from burnish.loop.correct import Correction
 from burnish.loop.sampling import decoder
-from burnish.models.device import pick_dtype
-from burnish.models.load import ModelSource
-from burnish.rollout.engine import ENGINES, Engine, EngineOptions
+from burnish.models.device import pick_device, pick_dtype
+from burnish.models.load import ModelSource, load_tokenizer
+from burnish.rollout.engine import Engine, EngineOptions, check_engine, engine_row
+from burnish.rollout.supervised import Supervised
 from burnish.train.backend import Backend
 from burnish.train.critic import Critic
 from burnish.train.optim import Optimizer
 from burnish.train.packing import Cut
+from burnish.train.place import ALONE, Place
 from burnish.train.policy import Policy
 from burnish.train.reference import Reference
 
@@ -74,7 +78,19 @@ def shares_the_policy(cfg: TrainConfig) -> bool:
     return wants_adapter(cfg.actor_rollout_ref.model) and not (own.path or own.override_config)
 
 
-def build_policy(cfg: TrainConfig, source: ModelSource, device: torch.device, total_steps: int) -> Policy:
+def load_run_tokenizer(cfg: TrainConfig, source: ModelSource) -> Any:
+    """data.tokenizer, or the policy's."""
+    return load_tokenizer(
+        cfg.data.tokenizer or source.tokenizer_path or source.checked_path(),
+        trust_remote_code=cfg.data.trust_remote_code or source.trust_remote_code,
+        key="data.tokenizer" if cfg.data.tokenizer else source.key,
+        chat_template=cfg.actor_rollout_ref.model.custom_chat_template,
+    )
+
+
+def build_policy(
+    cfg: TrainConfig, source: ModelSource, device: torch.device, total_steps: int, place: Place = ALONE
+) -> Policy:
     actor, rollout = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout
     model = cfg.actor_rollout_ref.model
     backend = trained_language_model(
@@ -85,8 +101,9 @@ def build_policy(cfg: TrainConfig, source: ModelSource, device: torch.device, to
         device,
         torch_dtype=model.torch_dtype,
         liger=model.use_liger,
-        compile_head=actor.use_torch_compile,
+        head=head_kernel(model.fused_kernel_options.impl_backend, actor.use_torch_compile, device),
         seed=cfg.trainer.seed,
+        place=place,
     )
     updates = actor.ppo_epochs * -(-cfg.data.train_batch_size // actor.ppo_mini_batch_size)
     correction = Correction.of(cfg)
@@ -108,19 +125,23 @@ def build_policy(cfg: TrainConfig, source: ModelSource, device: torch.device, to
     )
 
 
-def build_critic(cfg: TrainConfig, device: torch.device, total_steps: int) -> Critic:
-    critic = cfg.critic
-    source = ModelSource(
-        path=critic.model.path,
+def critic_source(cfg: TrainConfig) -> ModelSource:
+    model = cfg.critic.model
+    return ModelSource(
+        path=model.path,
         key="critic.model.path",
-        override_config=dict(critic.model.override_config),
-        external_lib=tuple(critic.model.external_lib),
-        trust_remote_code=critic.model.trust_remote_code,
-        use_shm=critic.model.use_shm,
+        override_config=dict(model.override_config),
+        external_lib=tuple(model.external_lib),
+        trust_remote_code=model.trust_remote_code,
+        use_shm=model.use_shm,
     )
+
+
+def build_critic(cfg: TrainConfig, device: torch.device, total_steps: int, place: Place = ALONE) -> Critic:
+    critic, source = cfg.critic, critic_source(cfg)
     fsdp = critic.model.fsdp_config
     key = "critic.model.fsdp_config"
-    backend = trained_value_model(source, critic.model, fsdp, key, device, seed=cfg.trainer.seed)
+    backend = trained_value_model(source, critic.model, fsdp, key, device, seed=cfg.trainer.seed, place=place)
     updates = critic.ppo_epochs * -(-cfg.data.train_batch_size // critic.ppo_mini_batch_size)
     return Critic(
         backend,
@@ -132,7 +153,9 @@ def build_critic(cfg: TrainConfig, device: torch.device, total_steps: int) -> Cr
     )
 
 
-def build_reference(cfg: TrainConfig, source: ModelSource, device: torch.device, policy: Policy) -> Reference:
+def build_reference(
+    cfg: TrainConfig, source: ModelSource, device: torch.device, policy: Policy, place: Place = ALONE
+) -> Reference:
     """Also handed to the policy, which asks it while it is taught where the KL is the exact one."""
     ref, model = cfg.actor_rollout_ref.ref, cfg.actor_rollout_ref.model
     cut = Cut.of(
@@ -147,7 +170,8 @@ def build_reference(cfg: TrainConfig, source: ModelSource, device: torch.device,
             "actor_rollout_ref.ref.fsdp_config",
             device,
             torch_dtype=model.torch_dtype,
-            compile_head=ref.use_torch_compile,
+            head=head_kernel(model.fused_kernel_options.impl_backend, ref.use_torch_compile, device),
+            place=place,
         )
     policy.reference = Reference(backend, cfg.actor_rollout_ref.rollout.temperature, cut)
     return policy.reference
@@ -156,38 +180,75 @@ def build_reference(cfg: TrainConfig, source: ModelSource, device: torch.device,
 def build_engine(
     cfg: TrainConfig, source: ModelSource, device: torch.device, backend: Backend, tokenizer: Any
 ) -> Engine:
-    return engine_of(cfg.actor_rollout_ref.rollout, source, device, backend.model, tokenizer)
+    rollout = cfg.actor_rollout_ref.rollout
+    bucket = rollout.update_weights_bucket_megabytes
+    generation = backend.model.generation_config
+    return engine_of(rollout, source, device, generation, tokenizer, bucket_megabytes=bucket)
 
 
 def engine_of(
     rollout: SamplingConfig,
     source: ModelSource,
     device: torch.device,
-    model: Any,
+    generation: Any,
     tokenizer: Any,
     section: str = "actor_rollout_ref.rollout",
+    own_thread: bool | None = None,
+    bucket_megabytes: int = 512,
 ) -> Engine:
-    """The engine that a rollout section asks for; it awaits the weights of `model`."""
+    """The engine that a rollout section asks for; it awaits weights. `generation` is the model's generation config."""
     options = EngineOptions(
         model=source,
         dtype=pick_dtype(rollout.dtype, device, f"{section}.dtype"),
         device=device,
-        eos_ids=eos_ids(model, tokenizer),
+        eos_ids=eos_ids(generation, tokenizer),
         max_model_len=rollout.max_model_len or rollout.prompt_length + rollout.response_length,
         max_num_seqs=rollout.max_num_seqs,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
         memory_share=rollout.gpu_memory_utilization,
         invariant=rollout.invariant,
-        own_thread=device.type != "cpu",
+        own_thread=device.type != "cpu" if own_thread is None else own_thread,
         chunked_prefill=rollout.enable_chunked_prefill,
         prefix_caching=rollout.enable_prefix_caching,
         decode=decoder(tokenizer),
+        eager=rollout.enforce_eager,
+        capture_sizes=rollout.cudagraph_capture_sizes,
+        load_format=rollout.load_format,
+        sleeps=rollout.free_cache_engine,
+        tensor_parallel=rollout.tensor_model_parallel_size,
+        data_parallel=rollout.data_parallel_size,
+        expert_parallel=rollout.expert_parallel_size,
+        pipeline_parallel=rollout.pipeline_model_parallel_size,
+        bucket_megabytes=bucket_megabytes,
+        extra=engine_kwargs(rollout),
+        section=section,
     )
-    return ENGINES[rollout.name].load()(options)
+    row = engine_row(rollout.name, rollout.mode)
+    make = partial(row.load(), options)
+    return Supervised(make) if "apart" in row.facts else make()
 
 
-def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+def engine_kwargs(rollout: SamplingConfig) -> dict[str, Any]:
+    """Of the engine that is chosen; those that are not here have none."""
+    given = rollout.engine_kwargs
+    return dict({"vllm": given.vllm, "sglang": given.sglang}.get(rollout.name, {}))
+
+
+def check_engine_of(rollout: SamplingConfig, device: torch.device, section: str = "actor_rollout_ref.rollout") -> None:
+    """Can this engine be had here, with these arguments?"""
+    check_engine(engine_row(rollout.name, rollout.mode).load(), engine_kwargs(rollout), device, section)
+
+
+def compared_dtype(cfg: TrainConfig) -> torch.dtype | None:
+    """The engine's number format, in which its weights are compared with the policy's; None compares nothing."""
+    rollout = cfg.actor_rollout_ref.rollout
+    if not rollout.verify_weights:
+        return None
+    return pick_dtype(rollout.dtype, pick_device(cfg.trainer.device), "actor_rollout_ref.rollout.dtype")
+
+
+def eos_ids(generation: Any, tokenizer: Any) -> tuple[int, ...]:
     """Every id that ends a response: the generation config's, and the tokenizer's own."""
-    configured = getattr(model.generation_config, "eos_token_id", None)
+    configured = getattr(generation, "eos_token_id", None)
     found = configured if isinstance(configured, list) else [configured]
     return tuple(sorted({token for token in [*found, tokenizer.eos_token_id] if token is not None}))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from burnish.algos.kl import KL_ESTIMATORS, FixedKL
 from burnish.data.dataset import PromptDataset
@@ -13,12 +16,14 @@ from burnish.data.user_sampler import UserSampler
 from burnish.log.clock import Clock
 from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
+from burnish.loop.best import Best
 from burnish.loop.correct import Correction
 from burnish.loop.lease import Lease
 from burnish.loop.saving import Saving
 from burnish.loop.shape import Shaper
 from burnish.reward.absent import NoFunction
 from burnish.reward.score import Scorer
+from burnish.rollout.digests import fill
 from burnish.rollout.engine import Engine, Sampling
 from burnish.table import Row
 from burnish.train.checkpoint import Checkpoints
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from burnish.config import TrainConfig
     from burnish.loop.filter import GroupFilter
     from burnish.loop.judge import Judge
+    from burnish.loop.overlap import Pace
 
 
 @dataclass
@@ -59,6 +65,9 @@ class Run:
     folder: RunFolder
     checkpoints: Checkpoints
     total_steps: int
+    pace: Pace  # whether steps are made in turn, or generated ahead
+    close_cast: Callable[[], None] = lambda: None  # ends the processes that hold the roles
+    break_off: Callable[[str, float], str] | None = None  # the same when they hang
     clock: Clock = field(default_factory=Clock)
     notices: list[str] = field(default_factory=list)  # said once the loggers stand
     saving: Saving = field(default_factory=Saving)
@@ -66,9 +75,15 @@ class Run:
     mirror: Mirror | None = None  # copies of the checkpoints elsewhere
     correction: Correction = field(default_factory=Correction)
     lease: Lease = field(default_factory=lambda: Lease(ends=None, spare=0.0))
+    best: Best = field(default_factory=Best)  # validation so far
+    restarts: int = 0  # after a worker died
+    undumped: dict[int, list[dict]] = field(default_factory=dict)  # responses by step, for a disk to have room again
+    compared: torch.dtype | None = None  # the format in which the engine's weights are compared with the policy's
     step: int = 0
+    epoch: int = 0  # of the prompts learnt from last
     saved_step: int = 0  # of the newest checkpoint
     version: int = 0  # of the weights that the engine holds
+    unsent: int = 0  # steps that changed the policy since then
 
     @property
     def seed(self) -> int:
@@ -77,10 +92,14 @@ class Run:
     @property
     def finished(self) -> bool:
         """All steps are made; or all epochs, where those count and filtering makes steps of more prompts."""
+        return self.step >= self.total_steps or self.pace.at_end(self)
+
+    @property
+    def used_up(self) -> bool:
+        """Are all epochs drawn, where those count?"""
         trainer = self.cfg.trainer
         counts_epochs = self.filter is not None and trainer.total_training_steps is None
-        used_up = counts_epochs and self.sampler is not None and self.sampler.epochs_done >= trainer.total_epochs
-        return self.step >= self.total_steps or used_up
+        return counts_epochs and self.sampler is not None and self.sampler.epochs_done >= trainer.total_epochs
 
     def next_prompts(self) -> Batch:
         """The prompts of the next step; where groups are filtered, the first of them."""
@@ -95,14 +114,18 @@ class Run:
         if self.growth is not None:
             self.sampler.grow(self.growth.grow())
 
-    def reads_old_log_probs(self, num_rows: int) -> bool:
+    def is_current(self, batch: Batch) -> bool:
+        """Was every token sampled with the weights that the policy has now?"""
+        return not self.unsent and bool((batch["weight_version"].flat == self.version).all())
+
+    def reads_old_log_probs(self, num_rows: int, current: bool = True) -> bool:
         """Must the policy be read before it is taught? Not where both would be the same pass (see docs/rooms.md)."""
         taught_now = self.step + 1 > self.cfg.trainer.critic_warmup
         if self.correction.acts or not taught_now:
             return True
         if self.correction.bypass:  # the engine's stand in for them
             return False
-        return self.cfg.algorithm.use_kl_in_reward or not self.policy.updates_once(num_rows)
+        return self.cfg.algorithm.use_kl_in_reward or not current or not self.policy.updates_once(num_rows)
 
     def read_reference(self, batch: Batch) -> dict[str, Ragged]:
         """ref_log_prob, and exact_kl where the KL in the reward is the exact one."""
@@ -113,12 +136,20 @@ class Run:
         return columns
 
     def send_weights(self) -> None:
-        """The policy's weights become the engine's."""
-        self.version += 1
-        self.engine.load_weights(self.policy.weights(), self.version)
+        """The policy's weights become the engine's: a new version, if they have changed."""
+        if self.unsent or self.version == 0:
+            self.version, self.unsent = self.version + 1, 0
+        self.clock.add("verify_weights", fill(self.engine, self.policy.weights(), self.version, self.compared))
+
+    def mishaps(self) -> dict[str, float]:
+        """What went wrong and was survived; nothing, as a rule."""
+        counts = {"training/restarts": self.restarts, "training/failed_saves": self.saving.failures}
+        return {name: float(count) for name, count in counts.items() if count > 0}
 
     def close(self) -> None:
         self.saving.close()
         self.engine.close()
+        self.close_cast()
         self.scorer.close()
+        self.pace.close()  # it ends now that nobody answers what it waits for
         self.loggers.close()

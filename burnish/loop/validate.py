@@ -7,7 +7,7 @@ from burnish.data.sampler import validation_batches
 from burnish.log.folder import dump_rollouts
 from burnish.log.metrics import row_sums
 from burnish.log.validation import pick_generations, validation_metrics
-from burnish.loop.gather import gather_validation
+from burnish.loop.gather import gather_validation, reward_problems
 from burnish.loop.judge import judge_numbers
 from burnish.loop.run import Run
 
@@ -19,6 +19,8 @@ def validate(run: Run) -> dict[str, float]:
     with run.clock("testing"):
         batch = Batch.join([gather_validation(run, data.batch(index, epoch=0)) for index in order])
         batch = _judged(run, batch)
+    for line in reward_problems(run)[1]:
+        run.loggers.note(line)
     rows = rollout_rows(run, batch)
     if run.cfg.trainer.validation_data_dir is not None:
         dump_rollouts(run.cfg.trainer.validation_data_dir, run.step, rows)

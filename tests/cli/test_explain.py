@@ -23,11 +23,12 @@ def explain(capsys):
 
 
 def test_several_keys(explain):
-    status, out, _ = explain("algorithm.adv_estimator", "trainer.n_gpus_per_node")
+    status, out, _ = explain("algorithm.adv_estimator", "trainer.n_gpus_per_node", "trainer.profile_steps")
     assert status == 0
     assert "generalised advantage estimation" in out
     assert "in verl: 8" in out
-    assert "pending (waits for several processes)" in out
+    assert "status: acts" in out
+    assert "pending (waits for the profiler)" in out
 
 
 def test_chinese(explain):
@@ -62,7 +63,7 @@ def test_keys_of_other_jobs_are_found(explain):
 def test_pending(explain):
     status, out, _ = explain("--pending")
     assert status == 0
-    assert "actor_rollout_ref.rollout.name=vllm  (waits for foreign engines)" in out
+    assert "actor_rollout_ref.rollout.name=trtllm  (waits for foreign engines)" in out
     assert len(json.loads(explain("--pending", "--json")[1])) == len(out.splitlines())
 
 

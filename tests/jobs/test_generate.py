@@ -153,7 +153,6 @@ def test_a_short_model_length_limits_what_is_left(responses):
         (["rollout.max_model_len=20"], "rollout.max_model_len"),
         (["rollout.min_tokens=7"], "rollout.min_tokens"),
         (["rollout.name=vllm"], "rollout.name"),
-        (["rollout.tensor_model_parallel_size=2"], "rollout.tensor_model_parallel_size"),
         (["trainer.n_gpus_per_node=8"], "trainer.n_gpus_per_node"),
         (["rollout.load_format=dumy"], "rollout.load_format"),
         (["rollout.stop_token_ids=[4000]"], "rollout.stop_token_ids"),
@@ -199,6 +198,6 @@ def test_status_of_every_key():
     kinds = {key: status_of(key, job="generate").kind for key in tree("generate").leaves}
     assert kinds["data.path"] == kinds["rollout.temperature"] == kinds["trainer.seed"] == "acts"
     assert kinds["actor.strategy"] == kinds["ray_init.num_cpus"] == kinds["rollout.n"] == "inert"
-    assert kinds["trainer.nnodes"] == kinds["rollout.enforce_eager"] == "pending"
+    assert kinds["trainer.nnodes"] == "pending"
     notices = load(["model.path=m", "data.path=p", "rollout.name=hf", "rollout.invariant=true"], job="generate").notices
     assert any("paged cache" in notice for notice in notices)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import burnish.train.checkpoint as checkpoint
 from burnish.demo.tiny import make_model, make_tokenizer
 from burnish.errors import UserError
 from burnish.jobs.sft.fit import sft
@@ -156,3 +157,36 @@ def test_long_examples_are_cut_where_asked(model, tmp_path):
     rows = [{"question": "a" * 90, "answer": "y"}] * 8
     sft(overrides(model, tmp_path, "data.truncation=left", "trainer.total_training_steps=1"), dataset=rows)
     assert lines(tmp_path)[1]["train/tokens"] == 8 * 64
+
+
+def test_weights_of_another_system_are_taken(model, tmp_path):
+    """A Hugging Face folder as OpenRLHF leaves one: the first loss is that of its weights, at step 1."""
+    trained = tmp_path / "global_step9_hf"
+    short = ("trainer.total_training_steps=2", "optim.lr=1e-2")
+    sft(overrides(model, tmp_path / "first", *short, f"trainer.export_dir={trained}"), dataset=ROWS[:8])
+    path = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={trained}")
+    sft(overrides(model, tmp_path / "on", "trainer.total_training_steps=1", "optim.lr=0", *path), dataset=ROWS[:8])
+    sft(overrides(trained, tmp_path / "same", "trainer.total_training_steps=1", "optim.lr=0"), dataset=ROWS[:8])
+    assert lines(tmp_path / "on")[1]["train/loss"] == lines(tmp_path / "same")[1]["train/loss"]
+    assert "all else starts anew" in (tmp_path / "on" / "notes.txt").read_text()
+
+
+@pytest.mark.parametrize("beside", ["false", "true"])
+def test_a_full_disk_is_told_and_tried_again(model, tmp_path, monkeypatch, beside):
+    write = checkpoint._write_manifest
+
+    def refuse(folder):
+        if folder.name == ".global_step_2.partial":
+            raise OSError(28, "No space left on device")
+        write(folder)
+
+    monkeypatch.setattr("burnish.train.checkpoint._write_manifest", refuse)
+    steps = ("trainer.total_training_steps=4", "trainer.save_freq=2", f"trainer.checkpoint.async_save={beside}")
+    result = sft(overrides(model, tmp_path, *steps), dataset=ROWS)
+    assert result.step == 4 and (tmp_path / "global_step_4").is_dir() and not (tmp_path / "global_step_2").exists()
+    assert "No space left on device" in (tmp_path / "notes.txt").read_text()
+    monkeypatch.setattr(
+        "burnish.train.checkpoint._write_manifest", lambda folder: refuse(tmp_path / ".global_step_2.partial")
+    )
+    with pytest.raises(UserError, match="checkpoint of step 5 could not be written"):
+        sft(overrides(model, tmp_path, *steps, "trainer.total_training_steps=5"), dataset=ROWS)

@@ -93,3 +93,16 @@ def test_speed_metrics():
 def test_speed_metrics_of_an_empty_step():
     metrics = speed_metrics({"timing_s/gen": 1.0, "timing_s/step": 0.0}, prompt_tokens=0, response_tokens=0)
     assert metrics == {"perf/total_num_tokens": 0.0, "perf/time_per_step": 0.0}
+
+
+def test_the_clock_knows_where_it_stands():
+    clock = Clock()
+    assert clock.where() == "" and clock.beats == 0
+    with clock("step"):
+        with clock("gen"), clock("gen"):
+            assert clock.where() == "step, gen"
+        with clock("adv"):
+            assert clock.where() == "step, adv" and clock.beats == 6
+            clock.take()
+            assert clock.where() == "step, adv", "reading the times changes nothing"
+    assert clock.where() == "" and clock.beats == 8

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,66 @@ def test_tables_and_notes(tmp_path):
 def test_a_row_must_fit_its_columns(tmp_path):
     with pytest.raises(ValueError):
         started(tmp_path).table("t", 1, ["a", "b"], [["only one"]])
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """disk(bytes): files may not grow beyond that many bytes; disk(None): there is room again."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before[0] if size is None else size, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_lines_that_a_full_disk_refused_come_with_the_next_one(tmp_path, disk):
+    logger = started(tmp_path)
+    logger.log(1, {"a": 1.0})
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    disk(len(whole) + 10)  # ten bytes of the next line fit
+    for step in (2, 3):
+        with pytest.raises(OSError):
+            logger.log(step, {"a": float(step)})
+    assert read_metrics(tmp_path / "metrics.jsonl") == {1: {"a": 1.0}}, "half a line is no line"
+    with pytest.raises(OSError):
+        logger.log(3, {"b": 3.5})
+    disk(None)
+    logger.log(4, {"a": 4.0})
+    logger.log(4, {"b": 4.5})
+    logger.close()
+    lines = list(read(tmp_path / "metrics.jsonl"))
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert lines[2]["data"] == {"a": 3.0, "b": 3.5} and lines[3]["data"] == {"a": 4.0, "b": 4.5}
+
+
+def test_closing_writes_what_is_left(tmp_path, disk):
+    logger = started(tmp_path)
+    disk(0)
+    with pytest.raises(OSError):
+        logger.log(1, {"a": 1.0})
+    disk(None)
+    logger.close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == {1: {"a": 1.0}}
+
+
+def test_a_line_of_an_earlier_step_is_never_touched(tmp_path, monkeypatch):
+    """A process killed while it writes a line has lost no other."""
+    logger = started(tmp_path)
+    logger.log(1, {"a": 1.0})
+    seen = []
+    write = logger.file.write
+
+    class Watched:
+        def __getattr__(self, name):
+            return getattr(original, name)
+
+        def write(self, text):
+            seen.append((tmp_path / "metrics.jsonl").read_text())
+            return write(text)
+
+    original, logger.file = logger.file, Watched()
+    logger.log(2, {"a": 2.0})
+    assert seen == ['{"step": 1, "data": {"a": 1.0}}\n']
+    logger.close()

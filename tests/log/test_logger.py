@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from burnish.errors import UserError, UserErrors
+from burnish.log.file import read_metrics
 from burnish.log.logger import Loggers, RunInfo
+from burnish.log.patience import Patience
 
 OWN_LOGGER = """
+import threading
+
 class Mine:
     seen = []
     def start(self, run, resume_step=None):
@@ -25,6 +30,19 @@ class Mine:
 class FailsLater(Mine):
     def log(self, step, metrics):
         raise ConnectionError("no route, api_key=hunter2")
+
+class NeverAnswers(Mine):
+    def log(self, step, metrics):
+        if step == 1:
+            threading.Event().wait()
+        super().log(step, metrics)
+
+class AnswersLate(Mine):
+    let_go = threading.Event()
+    def log(self, step, metrics):
+        if step == 1:
+            self.let_go.wait()
+        super().log(step, metrics)
 
 class FailsAtStart(Mine):
     def start(self, run, resume_step=None):
@@ -104,3 +122,72 @@ def test_ctrl_c_is_not_a_failure_of_a_logger(file, tmp_path, monkeypatch):
     monkeypatch.setattr(loggers.loggers[f"{file}:Mine"], "log", interrupt)
     with pytest.raises(KeyboardInterrupt):
         loggers.log(1, {"x": 1.0})
+
+
+@pytest.fixture
+def little_patience(monkeypatch):
+    monkeypatch.setattr("burnish.log.patience.LIMIT", 0.1)
+
+
+def test_a_tracker_that_never_answers_is_named_once_and_costs_little(file, tmp_path, capsys, little_patience):
+    loggers = Loggers([f"{file}:NeverAnswers", "file"])
+    loggers.start(run_in(tmp_path))
+    begun = time.monotonic()
+    for step in range(1, 4):
+        loggers.log(step, {"x": float(step)})
+    loggers.close()
+    assert time.monotonic() - begun < 10
+    text = capsys.readouterr().out
+    assert text.count("NeverAnswers' failed in log: TimeoutError: no answer within 0.1 s") == 1
+    assert text.count("failed") == 1
+    assert read_metrics(tmp_path / "metrics.jsonl") == {step: {"x": float(step)} for step in range(1, 4)}
+
+
+def test_a_tracker_that_comes_back_gets_the_numbers_again(file, tmp_path, little_patience):
+    loggers = Loggers([f"{file}:AnswersLate", "file"])
+    loggers.start(run_in(tmp_path))
+    (tracker,) = [one for one in loggers.loggers.values() if type(one).__name__ == "AnswersLate"]
+    loggers.log(1, {"x": 1.0})
+    loggers.log(2, {"x": 2.0})
+    tracker.let_go.set()
+    patience = time.monotonic() + 20
+    while ("log", 1, {"x": 1.0}) not in tracker.seen:
+        assert time.monotonic() < patience
+        time.sleep(0.01)
+    time.sleep(0.05)
+    loggers.log(3, {"x": 3.0})
+    loggers.close()
+    assert [entry[1] for entry in tracker.seen if entry[0] == "log"] == [1, 3]
+    assert set(read_metrics(tmp_path / "metrics.jsonl")) == {1, 2, 3}
+
+
+def test_numbers_that_a_tracker_did_not_take_are_in_the_run_folder(file, tmp_path, capsys):
+    """Also where nobody asked for the file logger."""
+    loggers = Loggers(["console", f"{file}:FailsLater"])
+    loggers.start(run_in(tmp_path))
+    for step in (1, 2):
+        loggers.log(step, {"x": float(step)})
+    loggers.close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == {1: {"x": 1.0}, 2: {"x": 2.0}}
+    assert f"numbers are kept in {tmp_path} from step 1 on" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_a_resumed_run_goes_on_without_a_tracker_that_cannot_start(file, tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "data": {"x": 3.0}}\n{"step": 4, "data": {"x": 0.0}}\n')
+    loggers = Loggers([f"{file}:FailsAtStart", f"{file}:Mine"])
+    loggers.start(run_in(tmp_path), resume_step=3)
+    loggers.log(4, {"x": 4.0})
+    loggers.close()
+    text = capsys.readouterr().out
+    assert text.count("FailsAtStart' failed in start: ConnectionError: no route") == 1
+    assert read_metrics(tmp_path / "metrics.jsonl") == {3: {"x": 3.0}, 4: {"x": 4.0}}
+    assert ("log", 4, {"x": 4.0}) in loggers.loggers[f"{file}:Mine"].seen
+
+
+def test_a_trackers_own_timeout_is_its_own(tmp_path):
+    class Slow:
+        def log(self):
+            raise TimeoutError("of the server")
+
+    with pytest.raises(TimeoutError, match="of the server"):
+        Patience(Slow()).call("log")

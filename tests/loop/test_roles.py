@@ -15,11 +15,11 @@ def test_a_run_without_a_model_asks_which():
 def test_a_response_ends_at_the_models_or_the_tokenizers_end(make_run):
     run = make_run()
     model, tokenizer = run.policy.backend.model, run.tokenizer
-    assert eos_ids(run.policy.backend.model, tokenizer) == (tokenizer.eos_token_id,)
+    assert eos_ids(model.generation_config, tokenizer) == (tokenizer.eos_token_id,)
     model.generation_config.eos_token_id = [7, 5]
-    assert eos_ids(run.policy.backend.model, tokenizer) == tuple(sorted({5, 7, tokenizer.eos_token_id}))
+    assert eos_ids(model.generation_config, tokenizer) == tuple(sorted({5, 7, tokenizer.eos_token_id}))
     model.generation_config.eos_token_id = None
-    assert eos_ids(run.policy.backend.model, tokenizer) == (tokenizer.eos_token_id,)
+    assert eos_ids(model.generation_config, tokenizer) == (tokenizer.eos_token_id,)
 
 
 def test_each_role_is_cut_by_its_own_keys(make_run):
@@ -62,4 +62,4 @@ def test_a_schedule_in_updates_counts_those_of_a_step(make_run):
         "actor_rollout_ref.actor.optim.lr_step_unit=update",
         "trainer.total_training_steps=5",
     )
-    assert run.policy.optimizer.total == 5 * 2 * 2, "four prompts make a mini-batch of three and one of one"
+    assert run.policy.optimizer.rate.total == 5 * 2 * 2, "four prompts make a mini-batch of three and one of one"

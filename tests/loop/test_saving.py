@@ -1,13 +1,16 @@
+import errno
 import threading
 import time
 
 import pytest
 
+import burnish.loop.fit as fit_module
+import burnish.train.checkpoint as checkpoint
 from burnish.errors import UserError
 from burnish.loop.fit import fit
 from burnish.loop.saving import Saving
 from burnish.loop.state import save
-from burnish.train.checkpoint import Checkpoints, damage
+from burnish.train.checkpoint import Checkpoints, SaveFailed, damage
 
 ASYNC = "actor_rollout_ref.actor.checkpoint.async_save=true"
 GATE = 20  # seconds; longer than any of these tests
@@ -19,47 +22,88 @@ def gate(monkeypatch):
     opened = threading.Event()
     write = Checkpoints.save
 
-    def wait_then_write(*arguments):
+    def wait_then_write(*arguments, **more):
         assert opened.wait(GATE), "nobody opened the gate"
-        return write(*arguments)
+        return write(*arguments, **more)
 
     monkeypatch.setattr(Checkpoints, "save", wait_then_write)
     yield opened
     opened.set()
 
 
-def test_what_is_started_is_waited_for():
+def full():
+    raise SaveFailed("the checkpoint could not be written")
+
+
+def test_one_after_the_other():
     saving, done = Saving(), []
-    saving.start(lambda: (time.sleep(0.05), done.append(1)))
-    saving.start(lambda: done.append(len(done)))
-    saving.wait()
-    assert done == [1, 1], "the second waited for the first"
-    saving.wait()
+    saving.start(1, lambda: (time.sleep(0.05), done.append(1)))
+    saving.now(2, lambda: done.append(2))
+    assert done == [1, 2] and saving.sealed == 2
 
 
-def test_a_failure_is_told_once_to_whoever_waits():
+def test_nobody_waits_for_a_slow_disk_and_only_the_newest_waits_its_turn():
+    saving, begun, opened, done = Saving(), threading.Event(), threading.Event(), []
+    assert saving.start(1, lambda: (begun.set(), opened.wait(GATE), done.append(1))) == []
+    assert begun.wait(GATE)
+    assert saving.start(2, lambda: done.append(2)) == []
+    assert saving.start(3, lambda: done.append(3), needed=True) == [2]
+    assert saving.start(4, lambda: done.append(4)) == []
+    assert saving.start(5, lambda: done.append(5)) == [4]
+    assert saving.start(6, lambda: done.append(6), needed=True) == [3, 5], "a newer one that is needed replaces both"
+    assert saving.start(7, lambda: done.append(7)) == []
+    opened.set()
+    saving.wait()
+    assert done == [1, 6, 7] and saving.sealed == 7
+
+
+@pytest.mark.parametrize("how", ["now", "start"])
+def test_what_the_disk_refused_is_remembered_until_a_save_succeeds(how):
     saving = Saving()
-    saving.start(lambda: 1 // 0)
+    getattr(saving, how)(1, full)
+    saving.wait()
+    assert isinstance(saving.failure, SaveFailed) and saving.failures == 1 and saving.sealed is None
+    said = []
+    saving.tell(said.append)
+    saving.tell(said.append)
+    assert len(said) == 1 and said[0].startswith("the checkpoint could not be written")
+    getattr(saving, how)(2, lambda: None)
+    saving.wait()
+    assert saving.failure is None and saving.failures == 1 and saving.sealed == 2
+
+
+@pytest.mark.parametrize("how", ["now", "start"])
+def test_what_is_needed_and_was_refused_comes_before_the_next(how):
+    saving, done = Saving(), []
+    getattr(saving, how)(1, full, needed=True)
+    saving.wait()
+    saving.hold(1, lambda: done.append(1))
+    getattr(saving, how)(2, lambda: done.append(2))
+    saving.wait()
+    assert done == [1, 2] and saving.failure is None
+    saving.hold(3, full)
+    getattr(saving, how)(4, lambda: done.append(4))
+    saving.wait()
+    assert done == [1, 2, 4] and saving.failure is not None, "3 is still missing"
+    getattr(saving, how)(5, lambda: done.append(5), needed=True)
+    saving.wait()
+    assert done == [1, 2, 4, 5] and saving.failure is None, "5 takes the place of 3"
+
+
+def test_an_error_of_our_own_is_raised_to_whoever_saves_or_waits_next():
+    saving = Saving()
+    saving.start(1, lambda: 1 // 0)
     with pytest.raises(RuntimeError, match="could not be written in the background") as caught:
         saving.wait()
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     saving.wait()
-
-    def full():
-        try:
-            raise OSError("no space left")
-        except OSError as error:
-            raise UserError("the checkpoint could not be written") from error
-
-    saving.start(full)
-    with pytest.raises(UserError, match="could not be written") as caught:
-        saving.start(lambda: None)
-    assert isinstance(caught.value.__cause__, OSError)
+    with pytest.raises(ZeroDivisionError):
+        saving.now(2, lambda: 1 // 0)
 
 
 def test_closing_lets_it_end_and_tells_of_a_failure(caplog):
     saving = Saving()
-    saving.start(lambda: 1 // 0)
+    saving.start(1, lambda: 1 // 0)
     saving.close()
     assert "division" in caplog.text
 
@@ -123,12 +167,96 @@ def test_until_it_is_written_the_one_before_counts(make_run, monkeypatch):
     run.saving.wait()
 
 
-def test_a_disk_that_fails_stops_the_run_at_the_next_save(make_run, monkeypatch):
-    def full(folder):
-        raise OSError("no space left on device")
+def test_a_slow_disk_delays_no_step(make_run, monkeypatch, weights, equal):
+    """Each checkpoint takes far longer than a step: the run leaves some out and says so, the last one is there."""
+    monkeypatch.setattr("burnish.train.checkpoint._sync", lambda path: time.sleep(0.05))
+    settings = ("trainer.save_freq=1", "trainer.total_training_steps=8", "trainer.logger=[file]")
+    slow, plain = make_run(*settings, ASYNC, out="slow"), make_run(*settings[1:], out="plain")
+    asked = []
+    start = slow.saving.start
 
-    run = make_run(ASYNC, "trainer.save_freq=1", "trainer.total_training_steps=3")
-    monkeypatch.setattr("burnish.train.checkpoint._write_manifest", full)
-    with pytest.raises(UserError, match="checkpoint of step 1 could not be written") as caught:
+    def timed(*arguments, **more):
+        begun = time.monotonic()
+        given_up = start(*arguments, **more)
+        asked.append(time.monotonic() - begun)
+        return given_up
+
+    monkeypatch.setattr(slow.saving, "start", timed)
+    fit(slow)
+    fit(plain)
+    written = Checkpoints(slow.folder.path).steps()
+    assert written[-1] == 8 and len(written) < 8 and len(asked) == 8
+    assert max(asked) < 0.3, "a checkpoint takes at least 0.5 s, and nobody waited for one"
+    notes = (slow.folder.path / "notes.txt").read_text()
+    assert notes.count("is left out: the disk is slower than the run") == 8 - len(written)
+    assert all(damage(slow.checkpoints.path(step)) is None for step in written)
+    assert equal(weights(slow.policy), weights(plain.policy))
+
+
+def refuses(monkeypatch, steps):
+    """The disk refuses the checkpoints of these steps."""
+    write = checkpoint._write_manifest
+
+    def refuse(folder):
+        if any(folder.name == f".global_step_{step}.partial" for step in steps):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(folder)
+
+    monkeypatch.setattr("burnish.train.checkpoint._write_manifest", refuse)
+
+
+@pytest.mark.parametrize("more", [(), (ASYNC,)], ids=["waiting", "beside"])
+def test_a_full_disk_is_told_and_tried_again_until_there_is_room(make_run, monkeypatch, tmp_path, more):
+    refuses(monkeypatch, (2, 3))
+    settings = ("trainer.save_freq=2", "trainer.total_training_steps=5", "trainer.logger=[file]")
+    run = make_run(*settings, *more)
+    result = fit(run)
+    # Beside the run, the refusal of step 2 may be heard only after step 3.
+    assert result.step == 5 and run.saving.failure is None and 1 <= run.saving.failures <= 2
+    assert run.checkpoints.steps() == [4, 5] and damage(run.checkpoints.path(4)) is None
+    notes = (tmp_path / "run" / "notes.txt").read_text()
+    assert "checkpoint of step 2 could not be written ([Errno 28] No space left on device)" in notes
+    assert notes.count("The run goes on, and tries again after every step") == run.saving.failures
+    assert result.metrics["training/failed_saves"] == run.saving.failures
+
+
+@pytest.mark.parametrize("more", [(), (ASYNC,)], ids=["waiting", "beside"])
+def test_a_run_that_ends_on_a_full_disk_says_so(make_run, monkeypatch, tmp_path, more):
+    """The last good checkpoint is named, and the policy is exported all the same: that may be another disk."""
+    refuses(monkeypatch, (2, 3))
+    run = make_run(
+        "trainer.save_freq=1", "trainer.total_training_steps=3", f"trainer.export_dir={tmp_path / 'x'}", *more
+    )
+    with pytest.raises(UserError, match=r"checkpoint of step 3 could not be written .*global_step_1") as caught:
         fit(run)
-    assert isinstance(caught.value.__cause__, OSError) and run.step == 2
+    assert isinstance(caught.value.__cause__, OSError)
+    assert run.checkpoints.latest_good() == (run.checkpoints.path(1), [])
+    assert (tmp_path / "x" / "model.safetensors").is_file()
+
+
+def test_responses_wait_for_room_on_the_disk(make_run, monkeypatch, rollouts, tmp_path):
+    dump = fit_module.dump_rollouts
+    tried = []
+
+    def refuse(folder, step, rows):
+        tried.append(step)
+        if len(tried) <= 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return dump(folder, step, rows)
+
+    monkeypatch.setattr(fit_module, "dump_rollouts", refuse)
+    fit(make_run("trainer.total_training_steps=3", "trainer.logger=[file]"))
+    assert tried == [1, 1, 1, 2, 3] and list(rollouts(tmp_path / "run")) == ["1.jsonl", "2.jsonl", "3.jsonl"]
+    assert "the responses of step 1 could not be written" in (tmp_path / "run" / "notes.txt").read_text()
+
+
+def test_responses_are_not_kept_for_ever(make_run, monkeypatch, tmp_path):
+    def refuse(folder, step, rows):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fit_module, "dump_rollouts", refuse)
+    monkeypatch.setattr(fit_module, "UNDUMPED", 1)
+    run = make_run("trainer.total_training_steps=2", "trainer.logger=[file]")
+    fit(run)
+    assert list(run.undumped) == [2]
+    assert "the responses of step 1 are given up" in (tmp_path / "run" / "notes.txt").read_text()

@@ -1,8 +1,12 @@
 import json
+import shlex
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from burnish.cli.main import main
 from burnish.errors import UserError
 from burnish.loop.fit import fit
 from burnish.loop.state import RESUME_MODES, resume
@@ -174,3 +178,97 @@ def test_resuming_reads_the_mode_from_its_table(make_run):
     run = make_run()
     resume(run)
     assert run.step == 0
+
+
+RESUME = "trainer.resume_mode=resume_path"
+GAE = "algorithm.adv_estimator=gae"
+
+
+@pytest.fixture
+def verl_checkpoint(launch, tmp_path):
+    """A checkpoint of a trained policy and critic as verl leaves one: Hugging Face folders, and none of our files."""
+    hub = "checkpoint.save_contents=[model,optimizer,extra,hf_model]"
+    launch("trainer.save_freq=2", GAE, f"actor_rollout_ref.actor.{hub}", f"critic.{hub}", out="theirs")
+    ours, theirs = tmp_path / "theirs" / "global_step_2", tmp_path / "verl" / "global_step_7"
+    for role in ("actor", "critic"):
+        shutil.copytree(ours / role / "huggingface", theirs / role / "huggingface")
+    return theirs
+
+
+def test_a_verl_checkpoint_gives_its_weights_and_no_more(make_run, verl_checkpoint, weights, equal, tmp_path):
+    run = make_run(GAE, RESUME, f"trainer.resume_from_path={verl_checkpoint}")
+    trained = make_run(GAE, out="theirs")
+    assert trained.step == 2 and equal(weights(run.policy), weights(trained.policy))
+    assert equal(weights(run.critic), weights(trained.critic))
+    assert run.step == 0 and run.policy.optimizer.updates == run.critic.optimizer.updates == 0
+    assert run.sampler.state_dict()["offset"] == 0
+    assert "optimizer, schedule, data and step start anew" in run.notices[-1]
+    assert fit(run).step == 2
+
+
+def test_a_critic_that_finds_no_weights_is_said(make_run, verl_checkpoint, weights, equal):
+    shutil.rmtree(verl_checkpoint / "critic")
+    fresh, run = make_run(GAE, out="fresh"), make_run(GAE, RESUME, f"trainer.resume_from_path={verl_checkpoint}")
+    assert equal(weights(run.critic), weights(fresh.critic)) and not equal(weights(run.policy), weights(fresh.policy))
+    assert "there are no weights for the critic" in run.notices[-1]
+
+
+def test_auto_takes_up_what_verl_left_in_the_run_folder(make_run, verl_checkpoint, weights, equal, tmp_path):
+    (tmp_path / "verl" / "latest_checkpointed_iteration.txt").write_text("7")
+    run = make_run("trainer.save_freq=1", out="verl")
+    assert run.step == 0 and equal(weights(run.policy), weights(make_run(GAE, out="theirs").policy))
+    fit(run)
+    assert make_run(out="verl").step == 2, "from now on our own are the newest"
+
+
+def test_an_openrlhf_folder_gives_its_weights(make_run, verl_checkpoint, weights, equal, tmp_path):
+    folder = tmp_path / "ckpt" / "global_step7_hf"
+    shutil.copytree(verl_checkpoint / "actor" / "huggingface", folder)
+    run = make_run(RESUME, f"trainer.resume_from_path={folder}")
+    assert equal(weights(run.policy), weights(make_run(GAE, out="theirs").policy)) and run.step == 0
+
+
+def test_what_must_be_converted_says_how_and_the_conversion_works(make_run, verl_checkpoint, weights, equal, tmp_path):
+    """verl's FSDP shards: refused with the command, which gives a folder that is then taken."""
+    hub = verl_checkpoint / "actor" / "huggingface"
+    whole = load_file(hub / "model.safetensors")
+    torch.save(whole, verl_checkpoint / "actor" / "model_world_size_1_rank_0.pt")
+    (hub / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="burnish export") as caught:
+        make_run(RESUME, f"trainer.resume_from_path={verl_checkpoint}")
+    words = shlex.split(caught.value.hint.partition(",")[0].replace("NEW_FOLDER", str(tmp_path / "new")))
+    assert main(words[1:]) == 0
+    run = make_run(RESUME, f"trainer.resume_from_path={tmp_path / 'new'}")
+    assert equal(weights(run.policy), weights(make_run(GAE, out="theirs").policy))
+
+
+def test_weights_of_another_model_are_refused(make_run, verl_checkpoint):
+    hub = verl_checkpoint / "actor" / "huggingface"
+    whole = load_file(hub / "model.safetensors")
+    whole.pop("model.norm.weight")
+    save_file(whole, hub / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"its weights are not those of this model .*model\.norm\.weight"):
+        make_run(RESUME, f"trainer.resume_from_path={verl_checkpoint}")
+
+
+def flip_a_bit(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def cut_off(file):
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize("harm", [flip_a_bit, cut_off])
+def test_a_damaged_file_of_weights_is_named_and_the_checkpoint_before_is_used(launch, make_run, tmp_path, harm):
+    launch("trainer.save_freq=1", "trainer.total_training_steps=3")
+    shard = next((tmp_path / "run" / "global_step_3" / "actor").glob("*.distcp"))
+    harm(shard)
+    run = make_run()
+    assert run.step == 2
+    assert f"global_step_3 is damaged (actor/{shard.name} has changed)" in run.notices[0]
+    with pytest.raises(UserError, match=f"actor/{shard.name} has changed") as caught:
+        make_run(RESUME, f"trainer.resume_from_path={tmp_path / 'run' / 'global_step_3'}")
+    assert caught.value.hint == f"trainer.resume_from_path={tmp_path / 'run' / 'global_step_2'}"

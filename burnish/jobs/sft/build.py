@@ -96,7 +96,6 @@ def build_imitator(cfg: SftConfig, source: ModelSource, device: torch.device, to
         device,
         torch_dtype=None,
         liger=cfg.model.use_liger,
-        compile_head=False,
         seed=cfg.trainer.seed,
     )
     rows = data.micro_batch_size or data.micro_batch_size_per_gpu

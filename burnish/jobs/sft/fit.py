@@ -13,9 +13,11 @@ from burnish.jobs.sft.build import build
 from burnish.jobs.sft.run import SftRun
 from burnish.log.curves import draw_curves
 from burnish.log.logger import RunInfo
-from burnish.loop.fit import Result, stop_request
-from burnish.loop.state import RESUME_MODES
+from burnish.loop.fit import Result
+from burnish.loop.state import PATH_KEY, RESUME_MODES
+from burnish.loop.stop import stop_request
 from burnish.train.checkpoint import read_trainer
+from burnish.train.foreign import Foreign
 
 
 def sft(
@@ -64,16 +66,20 @@ def fit(run: SftRun) -> Result:
     with stop_request() as stop:
         while run.step < run.total_steps and not stop.is_set():
             one_step(run, result)
-        result.step, result.interrupted = run.step, run.step < run.total_steps
-        if result.interrupted and run.saved_step != run.step:
+        result.step, result.interrupted, result.signum = run.step, run.step < run.total_steps, stop.signum
+        if result.interrupted and (run.saved_step != run.step or run.saving.failure is not None):
             save(run)
         run.saving.wait()
+        run.saving.tell(run.loggers.note)
+    unsaved = run.saving.failure
     if not result.interrupted:
         export(run)
-    else:
+    elif unsaved is None:
         run.loggers.note(f"stopped after step {run.step} and saved; the same command goes on from there")
     if run.folder.metrics.exists():
         draw_curves(run.folder.metrics, run.folder.curves)
+    if unsaved is not None:
+        raise unsaved
     return result
 
 
@@ -95,9 +101,10 @@ def one_step(run: SftRun, result: Result) -> None:
         run.loggers.log(run.step, result.metrics)
     elif run.step in result.validation:
         run.loggers.log(run.step, result.validation[run.step])
-    if run.due(run.cfg.trainer.save_freq):
+    if run.due(run.cfg.trainer.save_freq) or run.saving.failure is not None:
         with run.clock("save_checkpoint"):
             save(run)
+    run.saving.tell(run.loggers.note)
 
 
 def export(run: SftRun) -> None:
@@ -123,11 +130,14 @@ def validate(run: SftRun) -> dict[str, float]:
 def save(run: SftRun) -> None:
     """Weights, optimizer, schedule, sampler position and step, in the same folders as a policy's."""
     config, imitator = run.cfg.trainer.checkpoint, run.imitator
-    run.saving.wait()  # two checkpoints are never written at once
     role = imitator.writer(config.save_contents, run.tokenizer, copy=config.async_save)
     state = {"step": run.step, "seed": run.cfg.trainer.seed, "sampler": run.sampler.state_dict()}
     write = partial(_write, run, run.step, role, state)
-    run.saving.start(write) if config.async_save else write()
+    if config.async_save:
+        for step in run.saving.start(run.step, write):
+            run.loggers.note(f"the checkpoint of step {step} is left out: the disk is slower than the run")
+    else:
+        run.saving.now(run.step, write)
     run.saved_step = run.step
 
 
@@ -143,6 +153,10 @@ def resume(run: SftRun) -> None:
     """Go on where a checkpoint left off, if trainer.resume_mode finds one."""
     folder = RESUME_MODES[run.cfg.trainer.resume_mode].load()(run)
     if folder is None:
+        return
+    if isinstance(folder, Foreign):
+        run.imitator.load(folder.actor, ["hf_model"], key=PATH_KEY)
+        run.notices.append(f"took the weights from {folder.actor} ({folder.whose}); all else starts anew")
         return
     state = read_trainer(folder)
     imitator, contents = run.imitator, run.cfg.trainer.checkpoint.load_contents

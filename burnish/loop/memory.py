@@ -1,0 +1,66 @@
+"""A device that runs out of memory: which phase it was, who holds the bytes, and what to type."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from burnish.config.memory_cures import next_change
+from burnish.errors import UserError
+from burnish.loop.run import Run
+from burnish.models.device import pick_device
+from burnish.train.owners import OutOfMemory, accounted
+
+GIB = 1 << 30
+# The clock's phases under the names that the memory plan has for them.
+PHASES = {
+    "gen": "rollout",
+    "testing": "rollout",
+    "reward": "reward model",
+    "old_log_prob": "old log-probs",
+    "ref": "reference",
+    "values": "values",
+    "update_critic": "update critic",
+    "update_actor": "update actor",
+    "update_weights": "weight sync",
+}
+
+
+@contextlib.contextmanager
+def told_when_memory_runs_out(run: Run) -> Iterator[None]:
+    """Inside, running out of device memory becomes a UserError; roles elsewhere have accounted for it themselves."""
+    try:
+        with accounted(here(run), pick_device(run.cfg.trainer.device)):
+            yield
+    except OutOfMemory as error:
+        phase = PHASES.get(run.clock.failed_in or "", run.clock.failed_in or "start")
+        raise explained(run.cfg, phase, error) from error
+
+
+def here(run: Run) -> dict[str, Any]:
+    """The roles that this process holds itself, by name."""
+    judge = None if run.judge is None else getattr(run.judge, "model", None)
+    roles = {
+        "policy": run.policy,
+        "critic": run.critic,
+        "reference": run.reference,
+        "reward model": judge,
+        "engine": run.engine,
+    }
+    return {name: role for name, role in roles.items() if role is not None}
+
+
+def explained(cfg: Any, phase: str, error: OutOfMemory) -> UserError:
+    """The error as a person reads it."""
+    asked = "" if error.asked is None else f", when {error.asked} more were wanted"
+    capacity = "" if error.capacity is None else f" of {error.capacity / GIB:.1f} GiB"
+    held = sorted(error.owners.items(), key=lambda owner: -owner[1])
+    parts = ", ".join(f"{owner} {number / GIB:.2f} GiB" for owner, number in held if number)
+    change = next_change(cfg, phase)
+    problem = f"the device ran out of memory{capacity} in the phase {phase!r}{asked}. Who holds it: {parts or 'nobody'}"
+    if change is None:
+        return UserError(problem, hint="burnish doctor with the same settings shows the plan of all phases")
+    typed, price = change
+    key = typed.partition("=")[0]
+    return UserError(problem, key=key, hint=f"{typed}  ({price}; `burnish doctor` plans all phases)")

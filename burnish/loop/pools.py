@@ -1,0 +1,70 @@
+"""Pools: which processes of a run hold which of its roles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from burnish.algos.advantages import ADVANTAGES
+from burnish.config.ranks import engine_pool, ranks, reward_pool
+
+if TYPE_CHECKING:
+    from burnish.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Processes that hold the same roles, one per device."""
+
+    name: str
+    nodes: int
+    per_node: int
+    roles: tuple[str, ...]
+    timeout: float = 600.0  # seconds that a collective of its ranks may take
+
+    @property
+    def size(self) -> int:
+        return self.nodes * self.per_node
+
+    def worker_name(self, rank: int) -> str:
+        return f"{self.name} rank {rank} of {self.size}"
+
+
+def wants_critic(cfg: TrainConfig) -> bool:
+    needed = "values" in ADVANTAGES[cfg.algorithm.adv_estimator].needs
+    return needed if cfg.critic.enable is None else cfg.critic.enable
+
+
+def wants_reference(cfg: TrainConfig) -> bool:
+    return cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
+
+
+def wants_reward_model(cfg: TrainConfig) -> bool:
+    """One that we load; a class of the user's own stays with the controller."""
+    return cfg.reward_model.enable and not cfg.reward_model.model.custom_cls.path
+
+
+def pools(cfg: TrainConfig) -> list[Pool]:
+    """All roles share the policy's devices, but those that have devices of their own; [] where one process is all."""
+    there = {
+        "policy": True,
+        "critic": wants_critic(cfg),
+        "reference": wants_reference(cfg),
+        "reward_model": wants_reward_model(cfg),
+        "engine": True,
+    }
+    own, limit = cfg.reward_model, cfg.actor_rollout_ref.nccl_timeout
+    apart: list[Pool] = []
+    if engine_pool(cfg):
+        apart.append(Pool("rollout", cfg.rollout.nnodes, cfg.rollout.n_gpus_per_node, ("engine",), limit))
+    if there["reward_model"] and reward_pool(cfg):
+        apart.append(Pool("reward", own.nnodes, own.n_gpus_per_node, ("reward_model",), own.nccl_timeout))
+    taken = {role for pool in apart for role in pool.roles}
+    shared = tuple(role for role, is_there in there.items() if is_there and role not in taken)
+    if not apart and ranks(cfg) == 1:
+        return []
+    if there["critic"]:
+        limit = max(limit, cfg.critic.nccl_timeout)
+    if "reward_model" in shared:
+        limit = max(limit, own.nccl_timeout)
+    return [Pool("trainer", cfg.trainer.nnodes, cfg.trainer.n_gpus_per_node, shared, limit), *apart]

@@ -1,0 +1,40 @@
+"""Can the ranks of a run share its models as asked? By arithmetic on their configs, before any weight is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from burnish.config.ranks import sequence_ranks, tensor_ranks, uses_megatron
+from burnish.loop.build_judge import reward_model_source
+from burnish.loop.pools import wants_critic, wants_reference, wants_reward_model
+from burnish.loop.roles import critic_source, reference_source
+from burnish.models.load import ModelSource, load_config
+from burnish.models.sequence.arithmetic import choose_method
+from burnish.train.tensor_parallel import check_sizes
+
+if TYPE_CHECKING:
+    from burnish.config import TrainConfig
+
+
+def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
+    """Refuse numbers of tensor ranks and of sequence ranks that a model's heads do not divide into.
+
+    -> how sequences are shared, in words.
+    """
+    said = []
+    policy, critic = cfg.actor_rollout_ref, cfg.critic
+    models = [("actor_rollout_ref.actor", policy.actor, source)]
+    if wants_reference(cfg):
+        models.append(("actor_rollout_ref.ref", policy.ref, reference_source(cfg, source)))
+    if wants_critic(cfg):
+        models.append(("critic", critic, critic_source(cfg)))
+    if wants_reward_model(cfg):
+        models.append(("reward_model", cfg.reward_model, reward_model_source(cfg)))
+    for key, role, where in models:
+        config = load_config(where)
+        tensor, sequence = tensor_ranks(role), sequence_ranks(role)
+        check_sizes(config, tensor, f"{key}.megatron.tensor_model_parallel_size")
+        if sequence > 1:
+            name = "megatron.context_parallel_size" if uses_megatron(role) else "ulysses_sequence_parallel_size"
+            said.append(choose_method(config, sequence, f"{key}.{name}", tensor).said)
+    return said

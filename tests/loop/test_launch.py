@@ -1,0 +1,154 @@
+"""Who starts a run's processes, where each stands, and what the processes at hand cannot be."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import burnish.loop.launch
+from burnish.cluster.processes import Processes
+from burnish.cluster.torchrun import Torchrun
+from burnish.config import load
+from burnish.errors import UserError
+from burnish.loop.launch import check_launcher, launch
+from burnish.loop.pools import pools
+
+GIVEN = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model", "trainer.device=cpu"]
+TWO = "trainer.n_gpus_per_node=2"
+APART = ("actor_rollout_ref.hybrid_engine=false", "rollout.nnodes=1", "rollout.n_gpus_per_node=2")
+
+
+@pytest.fixture
+def torchrun(monkeypatch):
+    """torchrun(size): this process is the first of so many of torchrun's."""
+
+    def start(size):
+        given = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": size, "MASTER_ADDR": "here", "MASTER_PORT": 1}
+        for name, value in {"TORCHELASTIC_RUN_ID": "x", **given}.items():
+            monkeypatch.setenv(name, str(value))
+
+    return start
+
+
+class Group:
+    """Starts nothing. `fails` is a method at which it does."""
+
+    made: list[Group] = []
+    fails = ""
+
+    def __init__(self, names, starter, *, host, patience):
+        self.names, self.starter, self.host, self.closed = names, starter, host, False
+        Group.made.append(self)
+
+    def meeting_place(self):
+        return "there:5"
+
+    def build(self, factory, args):
+        if self.fails == "build":
+            raise UserError("no such folder", key="actor_rollout_ref.model.path")
+        self.args = args
+
+    def call(self, method):
+        return [[f"said by {self.names[0]}"], []]
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def groups(monkeypatch):
+    monkeypatch.setattr(burnish.loop.launch, "Group", Group)
+    monkeypatch.setattr(Group, "made", [])
+    return Group
+
+
+def started(*overrides):
+    cfg = load([*GIVEN, "algorithm.adv_estimator=grpo", *overrides]).cfg
+    return launch(cfg, pools(cfg), total_steps=7)
+
+
+def test_every_process_has_a_device_and_a_seat_in_its_pool(groups):
+    run = started(TWO, *APART, "trainer.launcher=processes", "actor_rollout_ref.nccl_timeout=77")
+    policy, engine = groups.made
+    assert policy.names == ["trainer rank 0 of 2", "trainer rank 1 of 2"]
+    seats = [seat for group in groups.made for seat, *_ in group.args]
+    assert [(seat.rank, seat.size, seat.local_rank) for seat in seats] == [(0, 2, 0), (1, 2, 1), (0, 2, 2), (1, 2, 3)]
+    assert {(seat.address, seat.timeout) for seat in seats} == {("there:5", 77)}
+    assert [own[2:] for own in policy.args] == [(("policy",), 7)] * 2
+    assert run.groups == {"policy": policy, "engine": engine}
+    assert run.notices == ["said by trainer rank 0 of 2", "said by rollout rank 0 of 2"]
+    assert (run.critic(), run.reference(), run.reward_model()) == (None, None, None)
+
+
+def test_a_launch_that_fails_leaves_nothing_behind(groups, monkeypatch):
+    monkeypatch.setattr(Group, "fails", "build")
+    with pytest.raises(UserError, match="no such folder"):
+        started(TWO, "trainer.launcher=processes")
+    assert [group.closed for group in groups.made] == [True]
+
+
+def test_auto_takes_torchruns_processes(groups, torchrun):
+    torchrun(2)
+    started(TWO)
+    assert isinstance(groups.made[0].starter, Torchrun)
+
+
+def test_auto_takes_ray_where_it_is_installed(groups, monkeypatch):
+    door = SimpleNamespace(close=lambda: None, host="10.0.0.1")
+    monkeypatch.setattr(burnish.loop.launch, "RayCluster", lambda options: door)
+    monkeypatch.setattr(burnish.loop.launch, "RayActors", lambda cluster, **how: (cluster, how))
+    started(TWO)
+    assert groups.made[0].starter == (door, {"nodes": 1, "resource": None})
+    assert groups.made[0].host == "10.0.0.1"
+
+
+def test_without_ray_the_ranks_are_plain_processes_and_that_is_said(groups, monkeypatch):
+    monkeypatch.setattr(burnish.loop.launch, "installed", lambda: False)
+    run = started(TWO)
+    assert isinstance(groups.made[0].starter, Processes)
+    assert groups.made[0].host == "127.0.0.1"
+    assert "Ray is not installed" in run.notices[0]
+
+
+@pytest.mark.parametrize("nodes", [("trainer.nnodes=2",), (*APART, "rollout.nnodes=2")])
+def test_several_machines_need_ray(groups, monkeypatch, nodes):
+    monkeypatch.setattr(burnish.loop.launch, "installed", lambda: False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"pip install burnish\[ray\]") as caught:
+        started(TWO, *nodes)
+    assert caught.value.key == "trainer.nnodes"
+
+
+def test_torchrun_must_have_been_used(groups):
+    with pytest.raises(UserError, match="did not start this process") as caught:
+        started(TWO, "trainer.launcher=torchrun")
+    assert "torchrun --nproc-per-node" in caught.value.hint
+
+
+@pytest.mark.parametrize(("size", "asked"), [(2, ()), (4, (TWO,)), (4, (TWO, *APART)), (2, ("trainer.nnodes=4",))])
+def test_torchruns_processes_must_be_the_runs_ranks(torchrun, size, asked):
+    torchrun(size)
+    cfg = load([*GIVEN, *asked]).cfg
+    with pytest.raises(UserError, match=f"torchrun started {size} processes") as caught:
+        check_launcher(cfg, pools(cfg))
+    assert caught.value.key == "trainer.n_gpus_per_node"
+
+
+@pytest.mark.parametrize(("size", "asked"), [(1, ()), (2, (TWO,)), (8, ("trainer.nnodes=4", TWO))])
+def test_equally_many_are_let_through(torchrun, size, asked):
+    torchrun(size)
+    cfg = load([*GIVEN, *asked]).cfg
+    assert check_launcher(cfg, pools(cfg)) is None
+
+
+def test_nccl_sends_between_gpus():
+    key = "actor_rollout_ref.rollout.checkpoint_engine.backend"
+    cfg = load([*GIVEN, *APART, f"{key}=nccl"]).cfg
+    with pytest.raises(UserError, match="between GPUs") as caught:
+        check_launcher(cfg, pools(cfg))
+    assert (caught.value.key, caught.value.hint) == (key, f"{key}=gloo")
+    for fits in ((*APART, f"{key}=gloo"), (f"{key}=nccl",)):  # or nothing is sent at all
+        cfg = load([*GIVEN, *fits]).cfg
+        assert check_launcher(cfg, pools(cfg)) is None

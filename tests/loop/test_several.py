@@ -1,0 +1,118 @@
+"""Whole runs over several processes: the same numbers as one, and state that any number of them can take up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from burnish.cluster.processes import Processes
+from burnish.demo.tiny import make_tokenizer
+from burnish.loop.fit import _one_step
+
+from ..reward_models import make_reward_model
+
+TWO = ("trainer.n_gpus_per_node=2", "trainer.launcher=processes")
+FILE = ("trainer.logger=[file]", "trainer.save_freq=1")
+PPO = (
+    "algorithm.adv_estimator=gae",
+    "algorithm.use_kl_in_reward=true",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+)
+
+
+def close(one: dict, other: dict) -> None:
+    """The same numbers up to the rounding of sums over ranks."""
+    assert one.keys() == other.keys()
+    for name, value in other.items():
+        assert one[name] == pytest.approx(value, rel=2e-4, abs=2e-6), name
+
+
+def compare(found, expected) -> None:
+    assert [step for step, _ in found] == [step for step, _ in expected]
+    for (_, ours), (_, theirs) in zip(found, expected, strict=True):
+        close(ours, theirs)
+
+
+def test_two_ranks_train_as_one_and_one_goes_on_from_two(launch, metric_lines, tmp_path):
+    """PPO with reference and critic, and engines on both ranks; the second step is made by one process."""
+    expected = launch(*PPO, *FILE, out="alone")
+    launch(*PPO, *FILE, *TWO, "trainer.total_training_steps=1", out="several")
+    found = launch(*PPO, *FILE, out="several")
+    assert found.step == expected.step == 2
+    compare(metric_lines(tmp_path / "several"), metric_lines(tmp_path / "alone"))
+    shards = {path.name for path in (tmp_path / "several" / "global_step_1" / "actor").glob("*.distcp")}
+    assert shards == {"__0_0.distcp", "__1_0.distcp"}
+
+
+def test_engines_on_devices_of_their_own(launch, metric_lines, tmp_path):
+    apart = (
+        "trainer.launcher=processes",
+        "actor_rollout_ref.hybrid_engine=false",
+        "rollout.nnodes=1",
+        "rollout.n_gpus_per_node=1",
+    )
+    launch(*FILE, out="alone")
+    launch(*FILE, *apart, out="apart")
+    compare(metric_lines(tmp_path / "apart"), metric_lines(tmp_path / "alone"))
+
+
+def test_a_rank_that_is_killed_costs_a_step_and_no_more(launch, metric_lines, tmp_path, monkeypatch):
+    """The run goes on from its last checkpoint by itself."""
+    expected = launch(*FILE, "trainer.total_training_steps=3", out="alone")
+    killed = []
+
+    def kill_once(run, result):
+        if run.step == 1 and not killed:
+            starter = run.policy.group.starter
+            assert isinstance(starter, Processes)
+            killed.append(starter.pid(run.policy.group.names[1]))
+            threading.Timer(0.05, os.kill, (killed[0], signal.SIGKILL)).start()
+        _one_step(run, result)
+
+    monkeypatch.setattr("burnish.loop.fit._one_step", kill_once)
+    found = launch(*FILE, *TWO, "trainer.total_training_steps=3", out="several")
+    assert len(killed) == 1
+    assert found.step == expected.step == 3
+    assert found.metrics["training/restarts"] == 1
+    ours = [
+        (step, {k: v for k, v in numbers.items() if k != "training/restarts"})
+        for step, numbers in metric_lines(tmp_path / "several")
+    ]
+    compare(ours, metric_lines(tmp_path / "alone"))
+
+
+@pytest.mark.long
+def test_a_rank_that_hangs_is_named_and_the_run_starts_again(launch, tmp_path, monkeypatch, capfd):
+    stopped = []
+
+    def stop_once(run, result):
+        if run.step == 1 and not stopped:
+            stopped.append(run.policy.group.starter.pid(run.policy.group.names[1]))
+            os.kill(stopped[0], signal.SIGSTOP)
+        _one_step(run, result)
+
+    monkeypatch.setattr("burnish.loop.fit._one_step", stop_once)
+    found = launch(*FILE, *TWO, "trainer.hang_timeout=15", out="several")
+    assert (len(stopped), found.step, found.metrics["training/restarts"]) == (1, 2, 1)
+    told = (tmp_path / "several" / "hang_rank_0.txt").read_text()
+    assert "trainer rank 1 of 2 does not answer" in told
+    assert "trainer rank 0 of 2 busy with " in told  # it waits for the other, and says where
+    assert "File " in told
+
+
+def test_a_reward_model_on_a_device_of_its_own(launch, metric_lines, tmp_path):
+    scorer = make_reward_model(tmp_path / "scorer", make_tokenizer("0123456789+"))
+    judged = ("reward_model.enable=true", f"reward_model.model.path={scorer}")
+    apart = (
+        "trainer.launcher=processes",
+        "reward_model.enable_resource_pool=true",
+        "reward_model.nnodes=1",
+        "reward_model.n_gpus_per_node=1",
+    )
+    launch(*FILE, *judged, out="alone")
+    launch(*FILE, *judged, *apart, "actor_rollout_ref.actor.checkpoint.async_save=true", out="apart")
+    compare(metric_lines(tmp_path / "apart"), metric_lines(tmp_path / "alone"))
+    assert (tmp_path / "apart" / "global_step_2" / "manifest.json").is_file()

@@ -1,0 +1,66 @@
+"""How ranks will share sequences is said, or refused, from the models' configs alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from burnish.config import load
+from burnish.errors import UserError
+from burnish.loop.roles import policy_source
+from burnish.loop.sharing import check_sharing
+from burnish.models.load import load_tokenizer
+
+from ..reward_models import make_reward_model
+
+ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
+SIZE = "ulysses_sequence_parallel_size"
+
+
+@pytest.fixture
+def said(tiny_folder):
+    """said(*overrides): what is said of a run of twelve ranks whose models have four heads."""
+
+    def check(*overrides):
+        models = [f"{section}.path={tiny_folder}" for section in ("actor_rollout_ref.model", "critic.model")]
+        cfg = load([*models, "trainer.n_gpus_per_node=12", *overrides], check=False).cfg
+        return check_sharing(cfg, policy_source(cfg))
+
+    return check
+
+
+def test_one_rank_for_a_sequence_needs_no_words(said):
+    assert said() == []
+
+
+def test_every_role_says_its_own(said, tmp_path, tiny_folder):
+    judge = make_reward_model(
+        tmp_path / "judge", load_tokenizer(tiny_folder, key="actor_rollout_ref.model.path")
+    )  # of two heads
+    lines = said(
+        f"{ACTOR}.{SIZE}=2",
+        f"{ACTOR}.use_kl_loss=true",
+        f"{REF}.{SIZE}=4",
+        f"critic.{SIZE}=3",
+        "reward_model.enable=true",
+        f"reward_model.model.path={judge}",
+        f"reward_model.{SIZE}=2",
+    )
+    assert lines == [
+        f"{ACTOR}.{SIZE}=2: Ulysses, 2 of 4 heads on each rank.",
+        f"{REF}.{SIZE}=4: Ulysses, 1 of 4 heads on each rank, the 2 KV heads repeated 2 times.",
+        f"critic.{SIZE}=3: 3 ranks do not divide 4 heads, so keys and values travel between them (ring attention).",
+        f"reward_model.{SIZE}=2: Ulysses, 1 of 2 heads on each rank.",
+    ]
+
+
+def test_what_neither_way_serves_is_refused(said):
+    dropout = "actor_rollout_ref.model.override_config={attention_dropout:0.1}"
+    assert len(said(dropout, f"{ACTOR}.{SIZE}=4")) == 1
+    with pytest.raises(UserError, match=f"{ACTOR}.{SIZE}=3: 3 ranks do not divide 4 heads") as refused:
+        said(dropout, f"{ACTOR}.{SIZE}=3")
+    assert (refused.value.allowed, refused.value.hint) == ([1, 2, 4], f"{ACTOR}.{SIZE}=2")
+
+
+def test_megatrons_name_is_named(said):
+    (line,) = said(f"{ACTOR}.strategy=megatron", f"{ACTOR}.megatron.context_parallel_size=2", "critic.enable=false")
+    assert line.startswith(f"{ACTOR}.megatron.context_parallel_size=2: Ulysses")
