@@ -162,7 +162,7 @@ class ActorConfig:
     """Follows model.use_remove_padding."""
 
     ulysses_sequence_parallel_size: int = at_least(1, 1)
-    """Ranks that share one sequence."""
+    """Ranks that share one sequence: by Ulysses where they divide the heads, else by ring attention."""
 
     freeze_vision_tower: bool = False
     """Do not train the vision part of the model."""
@@ -226,7 +226,7 @@ class RefConfig:
     """Token budget of one forward pass on one rank; follows the policy's."""
 
     ulysses_sequence_parallel_size: int = at_least(II("actor_rollout_ref.actor.ulysses_sequence_parallel_size"), 1)
-    """Ranks that share one sequence; follows the policy's."""
+    """Ranks that share one sequence, as the policy's do; follows the policy's."""
 
     use_torch_compile: bool = II("actor_rollout_ref.actor.use_torch_compile")
     """Compile the log-prob function; follows the policy's."""

@@ -90,6 +90,11 @@ _TRAIN = (
         "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space",
         OLDER,
     ),
+    Alias(
+        "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes",
+        "actor_rollout_ref.rollout.update_weights_bucket_megabytes",
+        NEWER,
+    ),
     Alias("trainer.val_generations_to_log_to_wandb", "trainer.log_val_generations", OLDER),
     Alias("trainer.profile_continuous_steps", "global_profiler.profile_continuous_steps", OLDER),
     Alias("global_profiler.steps", "trainer.profile_steps", NEWER),

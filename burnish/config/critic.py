@@ -100,7 +100,7 @@ class CriticConfig:
     """Largest gradient norm of an update; 0 does not clip. An update whose norm is not finite is skipped."""
 
     ulysses_sequence_parallel_size: int = at_least(1, 1)
-    """Ranks that share one sequence."""
+    """Ranks that share one sequence: by Ulysses where they divide the heads, else by ring attention."""
 
     nccl_timeout: int = at_least(600, 1)
     """Seconds before a collective call of the critic gives up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from burnish.config.megatron import read_megatron
 from burnish.config.ranks import data_ranks
 from burnish.config.reward_rules import read_overlong
 from burnish.config.root import TrainConfig
@@ -13,7 +14,7 @@ KEEP = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep")
 
 def derive(cfg: TrainConfig) -> list[str]:
     """Fill such values in; the lines say what was filled in and why."""
-    return [*_checkpoints_to_keep(cfg), *_micro_batches(cfg), *_raw_chat(cfg), *read_overlong(cfg)]
+    return [*_checkpoints_to_keep(cfg), *_micro_batches(cfg), *_raw_chat(cfg), *read_overlong(cfg), *read_megatron(cfg)]
 
 
 def _checkpoints_to_keep(cfg: TrainConfig) -> Iterator[str]:

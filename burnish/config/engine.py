@@ -150,5 +150,5 @@ class MegatronConfig:
     forward_only: bool = False
     """Build the model for forward passes only."""
 
-    dtype: str = one_of("bfloat16", DTYPES)
-    """dtype of the model."""
+    dtype: str | None = one_of(None, DTYPES, verl="bfloat16")
+    """dtype of the products in forward and backward; null leaves it to fsdp_config.mixed_precision.param_dtype."""

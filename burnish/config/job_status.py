@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from burnish.config.megatron_status import MEGATRON_INERT, MEGATRON_PENDING
 from burnish.config.names import Line
-from burnish.config.pending import INERT, MEGATRON_ONLY, NO_GRAPHS, NOT_SELECTED, PENDING, Pending, alone
+from burnish.config.pending import INERT, MEGATRON_ONLY, NOT_SELECTED, PENDING, REPLICAS, Pending, alone
 
 _NO_RAY = Line("one process computes it, without Ray", "单进程计算，不使用 Ray")
 
 SFT_PENDING: tuple[Pending, ...] = (
-    Pending("model.strategy=megatron", "the Megatron backend"),
+    Pending("model.strategy=megatron", "Megatron-Core itself"),
     Pending("model.aux_loss_coef", "mixtures of experts"),
     Pending("trainer.device=npu", "Ascend devices"),
     Pending("ulysses_sequence_parallel_size", "several processes"),
@@ -35,11 +36,14 @@ SFT_INERT: dict[str, Line] = {
     "*.fsdp_config.offload_params": Line("cpu_offload always takes the weights along", "cpu_offload 总是一并卸载权重"),
 }
 
+
+def _engine_size(name: str) -> Pending:
+    return Pending(f"rollout.{name}", "foreign engines", "whole engine alone", REPLICAS, served_if="sglang alone")
+
+
 GENERATE_PENDING: tuple[Pending, ...] = (
-    *(Pending(f"rollout.name={name}", "foreign engines") for name in ("vllm", "sglang", "trtllm")),
-    Pending("rollout.*_parallel_size", "several processes"),
-    Pending("rollout.enforce_eager", "CUDA graphs", "cpu", NO_GRAPHS),
-    Pending("rollout.cudagraph_capture_sizes", "CUDA graphs", "cpu", NO_GRAPHS),
+    Pending("rollout.name=trtllm", "foreign engines"),
+    *map(_engine_size, ("data_parallel_size", "expert_parallel_size", "pipeline_model_parallel_size")),
     Pending("trainer.nnodes", "several processes"),
     Pending("trainer.n_gpus_per_node", "several processes"),
     Pending("trainer.device=npu", "Ascend devices"),
@@ -48,25 +52,24 @@ GENERATE_INERT: dict[str, Line] = {
     "actor.*": Line("the engine alone generates, without a worker of training", "只有引擎参与生成，没有训练进程"),
     "ray_init.*": _NO_RAY,
     "rollout.n": Line("data.n_samples decides", "由 data.n_samples 决定"),
-    "rollout.mode": Line("the engine lives in this process", "引擎就在本进程内"),
     "rollout.log_prob_*": Line("nothing reads the responses again", "没有谁会再次读取回答"),
     "rollout.logprobs": Line("only texts are written", "只写出文本"),
     "rollout.detokenize": Line("responses are written as text", "回答以文本写出"),
     "rollout.load_format": Line("the weights come from the model's folder", "权重来自模型目录"),
     "rollout.trust_remote_code": Line("model.trust_remote_code decides", "由 model.trust_remote_code 决定"),
     "rollout.free_cache_engine": Line("nothing is trained in between", "中间没有训练"),
-    "rollout.engine_kwargs.*": NOT_SELECTED,
+    "rollout.engine_kwargs.trtllm*": NOT_SELECTED,
 }
 
 # The rows of each job.
 PENDING_OF: dict[str, tuple[Pending, ...]] = {
-    "train": PENDING,
+    "train": (*PENDING, *MEGATRON_PENDING),
     "sft": SFT_PENDING,
     "eval": (),
     "generate": GENERATE_PENDING,
 }
 INERT_OF: dict[str, dict[str, Line]] = {
-    "train": INERT,
+    "train": {**INERT, **MEGATRON_INERT},
     "generate": GENERATE_INERT,
     "sft": SFT_INERT,
     "eval": {

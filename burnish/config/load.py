@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from burnish.config.async_rules import follow
 from burnish.config.derive import derive
 from burnish.config.overrides import COMMAND_LINE, Entry, entry_of, is_group, read_file, read_overrides
 from burnish.config.root import TrainConfig
@@ -66,6 +67,8 @@ def load(
     cfg, broken = build(settings)
     errors += broken
     notices = settings.notices
+    if isinstance(cfg, TrainConfig):  # before the rules, which hold for these values too
+        notices = [*notices, *follow(cfg, settings.values)]
     if check:
         errors += check_pending(cfg, settings.values, job)
         rule_errors, rule_notices = check_rules(cfg, job, given)

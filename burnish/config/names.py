@@ -146,6 +146,7 @@ SCHEDULES = {
     "cosine": Line("cosine down to the floor", "按余弦降到下限"),
     "linear": Line("straight line down to the floor", "线性降到下限"),
     "wsd": Line("stable for nine tenths, then half a cosine down", "前九成保持稳定，之后以半余弦下降"),
+    "inverse_square_root": Line("by one over the square root of the steps", "按步数平方根的倒数下降"),
 }
 
 TRUNCATIONS = {
@@ -186,6 +187,16 @@ RESUME_MODES = {
     "resume_path": Line("go on from trainer.resume_from_path", "从 trainer.resume_from_path 继续"),
 }
 
+LAUNCHERS = {
+    "auto": Line(
+        "torchrun where it was used, else Ray if it is installed, else processes",
+        "若由 torchrun 启动则沿用，否则优先 Ray，未安装则用本机进程",
+    ),
+    "ray": Line("Ray actors, on a running cluster or a local one", "Ray actor，使用已有集群或本机集群"),
+    "processes": Line("processes of this machine", "本机进程"),
+    "torchrun": Line("the processes that torchrun has started", "torchrun 启动的进程"),
+}
+
 KL_CONTROLLERS = {
     "fixed": Line("the coefficient never changes", "系数保持不变"),
     "adaptive": Line("the coefficient follows target_kl", "系数随 target_kl 自适应"),
@@ -194,7 +205,10 @@ KL_CONTROLLERS = {
 STRATEGIES = {
     "fsdp": Line("PyTorch FSDP", "PyTorch FSDP"),
     "fsdp2": Line("PyTorch FSDP2 (the same backend here)", "PyTorch FSDP2（此处与 fsdp 为同一后端）"),
-    "megatron": Line("Megatron-Core", "Megatron-Core"),
+    "megatron": Line(
+        "the same backend, its layers shared out over tensor ranks: Megatron's keys are read",
+        "同一后端，各层由张量并行的进程分担；读取 Megatron 的配置项",
+    ),
 }
 
 DTYPES = {
@@ -295,6 +309,18 @@ ROLLOUT_MODES = {
     "async": Line("the engine runs as a server", "引擎以服务方式运行"),
 }
 
+ASYNC_MODES = {
+    "sync": Line("first generate, then learn", "先生成，后学习"),
+    "one_step_off": Line(
+        "the next batch is generated while this one is learnt, with the weights from before; same numbers every time",
+        "学习本批次的同时用之前的权重生成下一批次；每次运行的数值相同",
+    ),
+    "queue": Line(
+        "batches are generated ahead as far as queue_size and staleness_threshold allow",
+        "在 queue_size 与 staleness_threshold 允许的范围内提前生成批次",
+    ),
+}
+
 # Every table of names, under the words that its Table uses.
 TABLES = {
     "advantage estimator": ADVANTAGES,
@@ -310,6 +336,7 @@ TABLES = {
     "data handler": HANDLERS,
     "prompt type": PROMPT_TYPES,
     "resume mode": RESUME_MODES,
+    "launcher": LAUNCHERS,
     "KL controller": KL_CONTROLLERS,
     "strategy": STRATEGIES,
     "dtype": DTYPES,
@@ -326,4 +353,5 @@ TABLES = {
     "way past observations": OBSERVATIONS,
     "score normaliser": SCORE_NORMALIZERS,
     "rollout mode": ROLLOUT_MODES,
+    "way to generate and learn": ASYNC_MODES,
 }

@@ -55,16 +55,16 @@ class OptimConfig:
     lr_decay_steps: int | None = at_least(None, 1)
     """Steps over which Megatron decays; null means all."""
 
-    lr_decay_style: str = one_of("constant", ("constant", "linear", "cosine", "inverse_square_root"))
-    """Megatron's schedule after warm-up."""
+    lr_decay_style: str = one_of("constant", ("constant", "linear", "cosine", "inverse_square_root", "WSD"))
+    """Megatron's schedule after warm-up; constant leaves it to warmup_style."""
 
     min_lr: float = at_least(0.0, 0)
-    """Megatron's lowest learning rate."""
+    """Megatron's lowest learning rate; 0 leaves it to min_lr_ratio."""
 
     weight_decay_incr_style: str = one_of("constant", ("constant", "linear", "cosine"))
     """How Megatron's weight decay grows."""
 
-    lr_wsd_decay_style: str = one_of("exponential", ("constant", "exponential", "cosine"))
+    lr_wsd_decay_style: str = one_of("exponential", ("constant", "linear", "cosine", "exponential", "minus_sqrt"))
     """Last part of Megatron's warm-up, stable, decay schedule."""
 
     lr_wsd_decay_steps: int | None = at_least(None, 1)

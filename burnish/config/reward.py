@@ -201,7 +201,7 @@ class RewardModelConfig:
     """Token budget of one scoring pass on one rank; follows the critic's."""
 
     ulysses_sequence_parallel_size: int = at_least(1, 1)
-    """Ranks that share one sequence."""
+    """Ranks that share one sequence: by Ulysses where they divide the heads, else by ring attention."""
 
     launch_reward_fn_async: bool = False
     """Run reward functions beside the next phase of the step."""

@@ -62,7 +62,8 @@ class EngineKwargsConfig:
     """Arguments for vLLM, passed on as they are; null values are left out."""
 
     sglang: dict[str, Any] = setting({})
-    """Arguments for SGLang, passed on as they are."""
+    """Arguments for SGLang's server, passed on as they are; and base_url, weight_sync, weight_dir and start_timeout,
+    which are ours (docs/engines.md)."""
 
     trtllm: dict[str, Any] = setting({})
     """Arguments for TensorRT-LLM, passed on as they are."""
@@ -76,7 +77,7 @@ class SamplingConfig:
     """The engine."""
 
     mode: str = one_of("sync", ROLLOUT_MODES)
-    """Engine in this process (sync), or as a server (async)."""
+    """vLLM in this process (sync), or as an HTTP server (async). Other engines have one way only."""
 
     temperature: float = at_least(1.0, 0)
     """Sampling temperature. Log-probs of policy and reference are taken at the same temperature."""
@@ -242,6 +243,9 @@ class RolloutConfig(SamplingConfig):
 
     use_block_quant_rollout: bool = True
     """Quantise by blocks."""
+
+    verify_weights: bool = True
+    """Compare a digest of every weight that the engine holds with the policy's after each transfer."""
 
     skip_rollout: bool = False
     """Read responses from skip_dump_dir instead of generating, and write them there the first time."""

@@ -6,15 +6,19 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from burnish.config import credit_rules
+from burnish.config.async_rules import ahead_remarks, generating_ahead
 from burnish.config.data_rules import data_remarks, prompt_form, user_classes
 from burnish.config.generate_rules import GENERATE_RULES
+from burnish.config.megatron import MEGATRON_RULES
 from burnish.config.model_rules import MODEL_RULES
 from burnish.config.names import GROUPED_ADVANTAGES, PAIRED_ADVANTAGES, VALUE_ADVANTAGES
+from burnish.config.pool_rules import POOL_RULES
 from burnish.config.ranks import data_ranks
 from burnish.config.reward_rules import EVAL_RULES
 from burnish.config.reward_rules import RULES as REWARD_RULES
 from burnish.config.rollout_rules import check_rollout
 from burnish.config.root import TrainConfig
+from burnish.config.sequence_rules import SEQUENCE_RULES
 from burnish.config.sft_rules import SFT_RULES
 from burnish.errors import UserError
 
@@ -42,10 +46,10 @@ def required_keys(cfg: TrainConfig) -> Iterator[UserError]:
         yield UserError(
             "no training files are given", key="data.train_files", hint="data.train_files=/path/train.parquet"
         )
-    if not cfg.data.val_files and cfg.trainer.val_only:
-        yield UserError(
-            "trainer.val_only needs validation files", key="data.val_files", hint="data.val_files=/path/val.parquet"
-        )
+    for name, asked in (("val_only", cfg.trainer.val_only), ("best_metric_key", cfg.trainer.best_metric_key)):
+        if asked and not cfg.data.val_files:
+            hint = "data.val_files=/path/val.parquet"
+            yield UserError(f"trainer.{name} needs validation files", key="data.val_files", hint=hint)
 
 
 def has_critic(cfg: TrainConfig) -> bool:
@@ -58,11 +62,12 @@ def has_critic(cfg: TrainConfig) -> bool:
 def batch_sizes(cfg: TrainConfig) -> Iterator[UserError]:
     """Prompts per step cover a mini-batch, and responses spread evenly over ranks."""
     prompts, n = cfg.data.train_batch_size, cfg.actor_rollout_ref.rollout.n
-    if prompts == 0 and cfg.rollout.nnodes * cfg.rollout.n_gpus_per_node:
-        return  # an engine of its own streams prompts: the mini-batch counts
     if prompts == 0:
         yield UserError(
-            "there must be at least one prompt per step", key="data.train_batch_size", value=0, allowed=">= 1"
+            "there must be at least one prompt per step (only async_training.mode=queue counts in mini-batches)",
+            key="data.train_batch_size",
+            value=0,
+            allowed=">= 1",
         )
         return
     mini = cfg.actor_rollout_ref.actor.ppo_mini_batch_size
@@ -224,6 +229,14 @@ def resuming(cfg: TrainConfig) -> Iterator[UserError]:
         yield UserError("trainer.resume_mode=resume_path needs a folder", key=key, hint=f"{key}=/path/global_step_10")
 
 
+def best_checkpoint(cfg: TrainConfig) -> Iterator[UserError]:
+    trainer = cfg.trainer
+    if trainer.best_metric_key is not None and trainer.test_freq <= 0 and not trainer.val_only:
+        key = "trainer.best_metric_key"
+        problem = "the best checkpoint is found by validating, and trainer.test_freq asks for none"
+        yield UserError(problem, key=key, value=trainer.best_metric_key, hint="trainer.test_freq=10")
+
+
 def loss_numbers(cfg: TrainConfig) -> Iterator[UserError]:
     loss = cfg.actor_rollout_ref.actor.policy_loss
     if loss.clip_cov_lb > loss.clip_cov_ub:
@@ -303,6 +316,7 @@ def nothing_to_validate(cfg: TrainConfig) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
+    *POOL_RULES,
     prompt_form,
     user_classes,
     batch_sizes,
@@ -314,12 +328,16 @@ RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
     optimizers,
     estimator_needs,
     resuming,
+    best_checkpoint,
     loss_numbers,
     *credit_rules.RULES,
     *REWARD_RULES,
     *MODEL_RULES,
+    *MEGATRON_RULES,
+    *SEQUENCE_RULES,
     filtering,
     shaping,
+    generating_ahead,
 )
 REMARKS: tuple[Callable[[TrainConfig], Iterator[str]], ...] = (
     group_remarks,
@@ -328,6 +346,7 @@ REMARKS: tuple[Callable[[TrainConfig], Iterator[str]], ...] = (
     length_remarks,
     run_remarks,
     credit_rules.correction_remarks,
+    ahead_remarks,
     data_remarks,
     nothing_to_validate,
 )

@@ -41,7 +41,7 @@ def status_of(key: str, value: Any = None, job: str = "train") -> Status:
 
 def status_in(cfg: Any, key: str, value: Any, job: str = "train") -> Status:
     """The status of a value in this run: a default is never pending, and what cannot matter is inert."""
-    row = _pending_row(key, value, job)
+    row = _row_in(cfg, key, value, job)
     if row is not None and not _cannot_matter(row, cfg):
         return Status("acts") if _is_default(key, value, cfg, job) else Status("pending", _why(row))
     reason = _why_inert(key, value, cfg, job)
@@ -65,7 +65,7 @@ def check_pending(cfg: Any, settings: Mapping[str, Setting], job: str = "train")
     """An error for every pending key that was set to something else than its default and could matter."""
     errors = []
     for key, setting in settings.items():
-        row = _pending_row(key, setting.value, job)
+        row = _row_in(cfg, key, setting.value, job)
         if row is None or _is_default(key, setting.value, cfg, job) or _cannot_matter(row, cfg):
             continue
         default = _default_of(key, cfg, job)
@@ -94,13 +94,19 @@ def inert_notices(cfg: Any, settings: Mapping[str, Setting], job: str = "train")
 
 def _why_inert(key: str, value: Any, cfg: Any, job: str) -> Line | None:
     """Why this value can have no effect in this run, if so."""
-    row, status = _pending_row(key, value, job), status_of(key, value, job)
+    row, status = _row_in(cfg, key, value, job), status_of(key, value, job)
     if row is not None:
         return row.reason if _cannot_matter(row, cfg) else None
     if status.kind == "inert":
         return status.why
     idle = (one for one in IDLE.get(job, ()) if any(_matches(pattern, key) for pattern in one.patterns))
     return next((one.reason for one in idle if CONDITIONS[one.when](cfg)), None)
+
+
+def _row_in(cfg: Any, key: str, value: Any, job: str) -> Pending | None:
+    """The row of a value, unless this run serves it."""
+    row = _pending_row(key, value, job)
+    return None if row is not None and row.served_if is not None and CONDITIONS[row.served_if](cfg) else row
 
 
 def _pending_row(key: str, value: Any, job: str = "train") -> Pending | None:
@@ -120,7 +126,7 @@ def _pending_row(key: str, value: Any, job: str = "train") -> Pending | None:
 def _why(row: Pending) -> Line:
     en, zh = f"waits for {row.waits_for}", f"等待：{WAITS[row.waits_for]}"
     if row.reason is not None:
-        where = {"cpu": ("on CPU", "在 CPU 上"), "alone": ("in one process", "单进程时")}.get(
+        where = {"cpu": ("on CPU", "在 CPU 上"), "one rank": ("in one process", "单进程时")}.get(
             row.inert_if or "", ("", "")
         )
         en, zh = f"{en}; no effect {where[0]}: {row.reason.en}", f"{zh}；{where[1]}无效：{row.reason.zh}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.config.fields import at_least, one_of, section, setting
-from burnish.config.names import DEVICES, LOGGERS, RESUME_MODES
+from burnish.config.names import ASYNC_MODES, DEVICES, LAUNCHERS, LOGGERS, RESUME_MODES
 from burnish.config.profiler import ControllerNsightConfig, NpuProfileConfig, WorkerNsightConfig
 
 
@@ -68,6 +68,18 @@ class TrainerConfig:
     max_critic_ckpt_to_keep: int | None = at_least(None, 1)
     """Checkpoints of the critic to keep; null keeps all."""
 
+    best_metric_key: str | None = None
+    """Validation metric whose best checkpoint is saved and kept beyond the last ones; auto is the mean of
+    val-core/*/mean@N, null keeps none."""
+
+    max_restarts: int = at_least(3, 0)
+    """Times in a row, without a new checkpoint in between, that the run restarts by itself from its last checkpoint
+    after a worker process died."""
+
+    hang_timeout: float = at_least(7200, 0)
+    """Seconds without a phase beginning or ending after which a run counts as hung: its stacks are written down and it
+    ends; 0 waits for ever."""
+
     val_before_train: bool = True
     """Validate before the first step."""
 
@@ -88,6 +100,9 @@ class TrainerConfig:
 
     n_gpus_per_node: int = at_least(1, 1, verl=8)
     """Training processes per machine, one per device."""
+
+    launcher: str = one_of("auto", LAUNCHERS)
+    """What starts the processes of a run that has several."""
 
     balance_batch: bool = True
     """Spread responses over ranks so that each has about the same number of tokens."""
@@ -146,36 +161,45 @@ class RolloutPoolConfig:
     """Devices per machine of the engine's own."""
 
     total_rollout_steps: int | None = at_least(None, 1)
-    """Prompts generated over the whole run; null means total_epochs of data."""
+    """Most prompts generated over the whole run; null means total_epochs of data."""
 
     total_epochs: int | None = at_least(None, 1)
-    """Passes over the data by the engine."""
+    """Passes over the data by the engine, in the place of trainer.total_epochs."""
 
     test_freq: int = at_least(-1, -1)
-    """Validate every so many weight transfers."""
+    """Validate every so many weight transfers, in the place of trainer.test_freq; 0 or -1 leaves it to that."""
 
 
 @dataclass
 class AsyncTrainingConfig:
     """Generation and training side by side."""
 
+    mode: str = one_of("sync", ASYNC_MODES)
+    """Whether the engine generates while the policy learns."""
+
+    queue_size: int | None = at_least(None, 1)
+    """queue: batches generated ahead of the one that is learnt (OpenRLHF: async_queue_size); null leaves it to
+    staleness_threshold."""
+
     staleness_threshold: float = at_least(0.1, 0)
-    """Share of a batch that may come from older weights."""
+    """queue: how many weight transfers old a batch may be when it is learnt. A fraction allows so for that share of the
+    steps between two transfers."""
 
     trigger_parameter_sync_step: int = at_least(4, 1)
-    """Updates between two weight transfers to the engine."""
+    """queue: steps between two weight transfers to the engine."""
 
     require_batches: int = at_least(1, 1)
-    """Mini-batches the trainer waits for."""
+    """queue: mini-batches of a step, where data.train_batch_size is 0."""
 
     partial_rollout: bool = True
-    """Interrupt responses at a weight transfer and continue them with the new weights."""
+    """queue: interrupt responses at a weight transfer and continue them with the new weights; off waits for them."""
 
-    use_rollout_log_probs: bool = True
-    """Take the engine's log-probs as old log-probs."""
+    use_rollout_log_probs: bool = False
+    """Take the engine's log-probs as old log-probs (verl's fully asynchronous programs: true). Off, the policy reads
+    them, and importance weights are on unless algorithm.rollout_correction says otherwise."""
 
     compute_prox_log_prob: bool = False
-    """Read the log-probs once more with the weights at the start of the update."""
+    """use_rollout_log_probs: let the policy read the old log-probs all the same, at the start of the update."""
 
 
 @dataclass

@@ -105,11 +105,8 @@ class PrometheusConfig:
 class CheckpointEngineConfig:
     """How weights travel to the engine."""
 
-    backend: str = one_of("naive", ("naive", "nccl", "hccl", "nixl", "kimi_ckpt_engine", "mooncake"))
-    """Transport of the weights."""
-
-    update_weights_bucket_megabytes: int = at_least(2048, 1)
-    """Megabytes of weights sent at once."""
+    backend: str = one_of("naive", ("naive", "nccl", "gloo", "hccl", "nixl", "kimi_ckpt_engine", "mooncake"))
+    """Transport of the weights to engines on devices of their own; naive is nccl between GPUs, and gloo elsewhere."""
 
     engine_kwargs: dict[str, Any] = setting({})
     """Further arguments of the transport."""

@@ -24,9 +24,11 @@ _DAPO: dict[str, Any] = {
     "trainer": {"project_name": "verl-dapo"},
 }
 _OWN_DEVICES: dict[str, Any] = {"rollout": {"nnodes": 1, "n_gpus_per_node": 8}}
+_ONE_STEP_OFF: dict[str, Any] = {"async_training": {"mode": "one_step_off"}}
 _FULLY_ASYNC: dict[str, Any] = {
     "rollout": {"total_rollout_steps": 100, "total_epochs": 10, "test_freq": 1},
     "data": {"gen_batch_size": 1},
+    "async_training": {"mode": "queue", "use_rollout_log_probs": True},
 }
 
 
@@ -58,9 +60,9 @@ VERL_FILES: dict[str, dict[str, Any]] = {
     "ppo_megatron_trainer": _MEGATRON,
     "dapo_trainer": _DAPO,
     "dapo_megatron_trainer": _both(_MEGATRON, _DAPO),
-    "one_step_off_ppo_trainer": _OWN_DEVICES,
+    "one_step_off_ppo_trainer": _both(_OWN_DEVICES, _ONE_STEP_OFF),
     "one_step_off_ppo_megatron_trainer": _both(
-        _MEGATRON, _OWN_DEVICES, {"actor_rollout_ref": {"rollout": {"free_cache_engine": False}}}
+        _MEGATRON, _OWN_DEVICES, _ONE_STEP_OFF, {"actor_rollout_ref": {"rollout": {"free_cache_engine": False}}}
     ),
     "fully_async_ppo_trainer": _both(_OWN_DEVICES, _FULLY_ASYNC),
     "fully_async_ppo_megatron_trainer": _both(_MEGATRON, _OWN_DEVICES, _FULLY_ASYNC),

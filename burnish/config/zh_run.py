@@ -34,7 +34,7 @@ DOCS: dict[str, str] = {
     "CriticConfig.cliprange_value": "新价值偏离旧价值多少之后开始截断损失。",
     "CriticConfig.loss_agg_mode": "如何把逐 token 损失聚合成一个数；跟随策略。",
     "CriticConfig.grad_clip": "一次更新的最大梯度范数；0 不裁剪。范数非有限的更新会被跳过。",
-    "CriticConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数。",
+    "CriticConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数：可整除注意力头则用 Ulysses，否则环形。",
     "CriticConfig.nccl_timeout": "critic 集合通信的超时秒数。",
     "CriticConfig.load_weight": "从模型目录加载权重（Megatron）。",
     # rewards
@@ -102,7 +102,7 @@ DOCS: dict[str, str] = {
     "RewardModelConfig.max_length": "奖励模型输入的最大 token 数，过长时去掉开头；null 不限。",
     "RewardModelConfig.use_dynamic_bsz": "按 token 数而不是回答数切分；跟随 critic。",
     "RewardModelConfig.forward_max_token_len_per_gpu": "单个进程一次打分的 token 预算；跟随 critic。",
-    "RewardModelConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数。",
+    "RewardModelConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数：可整除注意力头则用 Ulysses，否则环形。",
     "RewardModelConfig.launch_reward_fn_async": "奖励函数与本步的下一阶段并行执行。",
     "RewardModelConfig.use_reward_loop": "回答完成即打分（新版 verl）。",
     "RewardModelConfig.enable_resource_pool": "让奖励模型独占设备。",
@@ -186,6 +186,11 @@ DOCS: dict[str, str] = {
     ),
     "TrainerConfig.max_actor_ckpt_to_keep": "保留的策略检查点数；null 全部保留。",
     "TrainerConfig.max_critic_ckpt_to_keep": "保留的 critic 检查点数；null 全部保留。",
+    "TrainerConfig.best_metric_key": (
+        "按哪个验证指标保存最优检查点，并在保留数之外始终保留；auto 为 val-core/*/mean@N 的均值，null 不保留。"
+    ),
+    "TrainerConfig.max_restarts": "工作进程死亡后从最近的检查点自动重启的次数上限；期间写出新检查点则重新计数。",
+    "TrainerConfig.hang_timeout": "多少秒没有任何阶段开始或结束即视为挂起：写下各线程的调用栈并结束；0 一直等待。",
     "TrainerConfig.val_before_train": "第一步之前先验证。",
     "TrainerConfig.val_only": "只验证一次就结束。",
     "TrainerConfig.test_freq": "每隔多少步以及结束时验证；0 或 -1 不验证。",
@@ -193,6 +198,7 @@ DOCS: dict[str, str] = {
     "TrainerConfig.device": "在哪里计算。",
     "TrainerConfig.nnodes": "机器数。",
     "TrainerConfig.n_gpus_per_node": "每台机器的训练进程数，每个设备一个。",
+    "TrainerConfig.launcher": "多进程运行时由谁启动各进程。",
     "TrainerConfig.balance_batch": "在进程间分配回答，使各进程的 token 数相近。",
     "TrainerConfig.esi_redundant_time": "机器租期结束前的余量（秒）：若下一步可能来不及，则保存并停止。",
     "TrainerConfig.default_hdfs_dir": (
@@ -207,15 +213,24 @@ DOCS: dict[str, str] = {
     "RayInitConfig.options": "ray.init 的其他参数。",
     "RolloutPoolConfig.nnodes": "引擎独占设备的机器数。",
     "RolloutPoolConfig.n_gpus_per_node": "引擎在每台机器独占的设备数。",
-    "RolloutPoolConfig.total_rollout_steps": "整个运行中生成的提示数；null 由 total_epochs 决定。",
-    "RolloutPoolConfig.total_epochs": "引擎遍历数据的遍数。",
-    "RolloutPoolConfig.test_freq": "每隔多少次权重同步验证一次。",
-    "AsyncTrainingConfig.staleness_threshold": "一个批次中允许来自旧权重的比例。",
-    "AsyncTrainingConfig.trigger_parameter_sync_step": "两次向引擎同步权重之间的更新次数。",
-    "AsyncTrainingConfig.require_batches": "训练端等待的 mini-batch 数。",
-    "AsyncTrainingConfig.partial_rollout": "同步权重时中断回答，再用新权重继续。",
-    "AsyncTrainingConfig.use_rollout_log_probs": "以引擎的对数概率作为旧对数概率。",
-    "AsyncTrainingConfig.compute_prox_log_prob": "在更新开始时用当前权重再算一次对数概率。",
+    "RolloutPoolConfig.total_rollout_steps": "整个运行中最多生成的提示数；null 由 total_epochs 决定。",
+    "RolloutPoolConfig.total_epochs": "引擎遍历数据的遍数，取代 trainer.total_epochs。",
+    "RolloutPoolConfig.test_freq": "每隔多少次权重同步验证一次，取代 trainer.test_freq；0 或 -1 沿用后者。",
+    "AsyncTrainingConfig.mode": "引擎是否在策略学习的同时生成。",
+    "AsyncTrainingConfig.queue_size": (
+        "queue：比正在学习的批次最多提前生成多少批次（OpenRLHF：async_queue_size）；null 由 staleness_threshold 决定。"
+    ),
+    "AsyncTrainingConfig.staleness_threshold": (
+        "queue：学习一个批次时，其权重最多落后多少次同步。小数表示两次同步之间的步中只有该比例可以如此。"
+    ),
+    "AsyncTrainingConfig.trigger_parameter_sync_step": "queue：两次向引擎同步权重之间的步数。",
+    "AsyncTrainingConfig.require_batches": "queue：data.train_batch_size 为 0 时，一步包含的 mini-batch 数。",
+    "AsyncTrainingConfig.partial_rollout": "queue：同步权重时中断回答，再用新权重继续；关闭则等待回答结束。",
+    "AsyncTrainingConfig.use_rollout_log_probs": (
+        "以引擎的对数概率作为旧对数概率（verl 的完全异步程序：true）。关闭时由策略重新计算，"
+        "并且除非 algorithm.rollout_correction 另有规定，否则启用重要性权重。"
+    ),
+    "AsyncTrainingConfig.compute_prox_log_prob": "use_rollout_log_probs：仍由策略在更新开始时计算旧对数概率。",
     "TransferQueueConfig.enable": "通过 verl 的传输队列移动批次。",
     # profiler
     "NpuToolConfig.contents": "记录哪些内容：npu、cpu、memory、shapes、module、stack。",

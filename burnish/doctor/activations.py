@@ -12,7 +12,6 @@ from burnish.doctor.shapes import GEMMA, Shape
 
 FLOAT = 4  # bytes of float32
 INT = 8  # bytes of an index
-CHUNK_ENTRIES = 1 << 24  # rows x vocabulary of one chunk of the head; a test compares it with the head's own
 
 
 @dataclass(frozen=True)
@@ -133,28 +132,3 @@ def forward_space(shape: Shape, width: Width, rows: Pass) -> int:
     attention = c * (4 * shape.query + 3 * shape.key) + (2 * width.kept + c) * hidden
     pairs = rows.squares * shape.heads * 2 * FLOAT if shape.softcap else 0
     return rows.tokens * max(mlp, attention) + pairs
-
-
-def chunk_rows(vocab: int, responses: int) -> int:
-    """Response tokens whose logits exist at the same time."""
-    return min(responses, max(1, CHUNK_ENTRIES // vocab))
-
-
-def head_forward_space(vocab: int, responses: int, compute: int, *, entropy: bool) -> int:
-    """Bytes of logits in a forward pass of the head: the product, in float32, and what the entropy makes of it."""
-    copies = FLOAT * (3 if entropy else 1) if compute == FLOAT or entropy else FLOAT + compute
-    return chunk_rows(vocab, responses) * vocab * copies
-
-
-def head_backward_space(vocab: int, responses: int, compute: int, *, entropy: bool) -> int:
-    """The same in the backward pass: logits, log-probs, probabilities and their gradients, all float32; and the
-    gradient of the chunk before, in the format of the products."""
-    rows = chunk_rows(vocab, responses)
-    before = compute if rows < responses else 0
-    return rows * vocab * (FLOAT * (6 if entropy else 5) + before)
-
-
-def head_gradient_space(shape: Shape, width: Width) -> int:
-    """The head's gradient while it is summed, in float32, and a chunk's share as computed and in float32."""
-    share = width.compute + (FLOAT if width.compute != FLOAT else 0)
-    return shape.embedding * (FLOAT + share)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from burnish.config.names import GROUPED_ADVANTAGES
-from burnish.config.ranks import ranks
+from burnish.config.ranks import alone
 from burnish.config.rules import has_critic
+from burnish.doctor.engine import FOREIGN
 from burnish.doctor.roles import width_of
 from burnish.doctor.rules import NOTE, REFUSED, WARNING, Case, Judgement, Rule
 
@@ -121,13 +122,8 @@ def rows_not_read(case: Case) -> Judgement:
 def tensor_parallel(case: Case) -> Judgement:
     rollout = case.cfg.actor_rollout_ref.rollout
     size = rollout.tensor_model_parallel_size
-    if size == 1:
-        return None
-    if ranks(case.cfg) % size:
-        return (
-            f"{ranks(case.cfg)} GPUs cannot be divided into engines of {size}",
-            f"{ROLLOUT}.tensor_model_parallel_size=1",
-        )
+    if rollout.name not in FOREIGN or not alone(case.cfg):
+        return None  # every device has a whole engine
     shape = case.shapes.policy if case.shapes is not None else None
     if shape is not None and shape.heads % size:
         return (

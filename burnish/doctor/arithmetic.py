@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.config import SftConfig, TrainConfig
-from burnish.config.ranks import ranks
+from burnish.config.ranks import data_ranks, ranks, sequence_ranks
 from burnish.config.rules import has_critic
 from burnish.doctor.activations import Pass
 
@@ -51,10 +51,20 @@ class Micro:
         return self.largest().tokens
 
 
-def micro(rows: int | None, dynamic: bool, budget: int, of: int, longest: int, responses: int, on_cpu: bool) -> Micro:
-    """The three keys of a role as one choice; without a row count the budget decides."""
+def micro(
+    rows: int | None,
+    dynamic: bool,
+    budget: int,
+    of: int,
+    longest: int,
+    responses: int,
+    on_cpu: bool,
+    sharing: int = 1,
+) -> Micro:
+    """The three keys of a role as one choice; without a row count the budget decides, of all ranks that share a row."""
     if dynamic or rows is None:
-        return Micro(None, min(budget, CPU_TOKENS) if on_cpu else budget, max(1, of), longest, responses)
+        budget = sharing * (min(budget, CPU_TOKENS) if on_cpu else budget)
+        return Micro(None, budget, max(1, of), longest, responses)
     return Micro(rows, None, max(1, of), longest, responses)
 
 
@@ -74,37 +84,48 @@ def cuts(cfg: TrainConfig, on_cpu: bool) -> Cuts:
     actor, rollout, ref = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout, cfg.actor_rollout_ref.ref
     critic, judge = cfg.critic, cfg.reward_model
     longest, response = rollout.prompt_length + rollout.response_length, rollout.response_length
-    here = -(-cfg.data.train_batch_size * rollout.n // ranks(cfg))
 
-    def of(rows: int | None, dynamic: bool, budget: int, mini: int | None = None) -> Micro:
-        size = here if mini is None else min(here, -(-mini * rollout.n // ranks(cfg)))
-        return micro(rows, dynamic, budget, size, longest, response, on_cpu)
+    def of(role: Any, rows: int | None, dynamic: bool, budget: int, mini: int | None = None) -> Micro:
+        prompts = cfg.data.train_batch_size if mini is None else min(mini, cfg.data.train_batch_size)
+        here = -(-prompts * rollout.n // data_ranks(cfg, role))
+        return micro(rows, dynamic, budget, here, longest, response, on_cpu, sequence_ranks(role))
 
     return Cuts(
         update_actor=of(
+            actor,
             actor.ppo_micro_batch_size_per_gpu,
             actor.use_dynamic_bsz,
             actor.ppo_max_token_len_per_gpu,
             actor.ppo_mini_batch_size,
         ),
         old_log_probs=of(
+            actor,
             rollout.log_prob_micro_batch_size_per_gpu,
             rollout.log_prob_use_dynamic_bsz,
             rollout.log_prob_max_token_len_per_gpu,
         ),
         reference=of(
-            ref.log_prob_micro_batch_size_per_gpu, ref.log_prob_use_dynamic_bsz, ref.log_prob_max_token_len_per_gpu
+            ref,
+            ref.log_prob_micro_batch_size_per_gpu,
+            ref.log_prob_use_dynamic_bsz,
+            ref.log_prob_max_token_len_per_gpu,
         ),
         update_critic=of(
+            critic,
             critic.ppo_micro_batch_size_per_gpu,
             critic.use_dynamic_bsz,
             critic.ppo_max_token_len_per_gpu,
             critic.ppo_mini_batch_size,
         ),
         values=of(
-            critic.forward_micro_batch_size_per_gpu, critic.use_dynamic_bsz, critic.forward_max_token_len_per_gpu
+            critic,
+            critic.forward_micro_batch_size_per_gpu,
+            critic.use_dynamic_bsz,
+            critic.forward_max_token_len_per_gpu,
         ),
-        reward_model=of(judge.micro_batch_size_per_gpu, judge.use_dynamic_bsz, judge.forward_max_token_len_per_gpu),
+        reward_model=of(
+            judge, judge.micro_batch_size_per_gpu, judge.use_dynamic_bsz, judge.forward_max_token_len_per_gpu
+        ),
     )
 
 
@@ -119,7 +140,7 @@ def train_arithmetic(cfg: TrainConfig, on_cpu: bool, num_rows: int | None = None
         "responses_per_prompt": rollout.n,
         "responses_per_step": data.train_batch_size * rollout.n,
         "ranks": ranks(cfg),
-        "responses_per_rank": data.train_batch_size * rollout.n / ranks(cfg),
+        "responses_per_rank": data.train_batch_size * rollout.n / data_ranks(cfg, actor),
         "updates_per_step": actor.ppo_epochs * mini_batches,
         "responses_per_update": min(actor.ppo_mini_batch_size, data.train_batch_size) * rollout.n,
         "micro_batches_per_update": cut.update_actor.count,

@@ -49,14 +49,16 @@ class EnginePlan:
 def engine_plan(rollout: SamplingConfig, shape: Shape, ranks: int, on_cpu: bool) -> EnginePlan:
     """The engine of a rollout section."""
     number = width_of(rollout.dtype, FLOAT if on_cpu else 2)
-    parallel = min(ranks, rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size)
     foreign = rollout.name in FOREIGN
+    spread = foreign and ranks == 1  # among several ranks every device has a whole engine
+    tensor = rollout.tensor_model_parallel_size if spread else 1
+    parallel = tensor * rollout.pipeline_model_parallel_size if spread else 1
     longest = rollout.max_model_len or rollout.prompt_length + rollout.response_length
     tokens = min(rollout.max_num_batched_tokens, longest * rollout.max_num_seqs)
     rows = Pass.of([longest] * max(1, tokens // longest) if tokens >= longest else [tokens], 0)
     return EnginePlan(
         weights=shape.parameters * number // parallel,
-        activations=forward_space(shape, Width(number, number), rows) // rollout.tensor_model_parallel_size,
+        activations=forward_space(shape, Width(number, number), rows) // tensor,
         logits=rollout.max_num_seqs * shape.vocab * (number + 2 * FLOAT),
         token=max(1, shape.cache_per_token(number) // parallel),
         longest=longest,

@@ -18,6 +18,7 @@ from burnish.doctor import activations as act
 from burnish.doctor.activations import Pass, Width
 from burnish.doctor.arithmetic import cuts, sft_cut
 from burnish.doctor.engine import EnginePlan, engine_plan
+from burnish.doctor.head import HeadPlan
 from burnish.doctor.roles import Role, frozen, precision, spread_of, taught, width_of
 from burnish.doctor.shapes import Shape
 
@@ -137,7 +138,8 @@ def sft_plan(cfg: SftConfig, shape: Shape, capacity: int) -> Plan:
     count = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
     fsdp = cfg.model.fsdp_config
     spread = spread_of(cfg.model.strategy, count, fsdp, None, cfg.ulysses_sequence_parallel_size)
-    role = taught("model", shape, cfg.model, fsdp, spread, key="model", on_cpu=on_cpu)
+    logits = HeadPlan.of("torch", on_cpu)
+    role = taught("model", shape, cfg.model, fsdp, spread, key="model", on_cpu=on_cpu, logits=logits)
     step = _Step([role], None, capacity)
     phases = [step.updating("update", role, sft_cut(cfg, on_cpu).largest(spread.tokens))]
     return Plan(capacity, phases, shape.exact, _spread_notes(count))
@@ -162,7 +164,7 @@ def _policy(cfg: TrainConfig, shape: Shape, on_cpu: bool) -> Role:
         key="actor_rollout_ref.model",
         on_cpu=on_cpu,
         torch_dtype=model.torch_dtype,
-        megatron=actor.strategy == "megatron",
+        logits=HeadPlan.of(model.fused_kernel_options.impl_backend, on_cpu),
         average=actor.ema_beta is not None,
     )
 
@@ -179,7 +181,6 @@ def _critic(cfg: TrainConfig, shape: Shape, on_cpu: bool) -> Role:
         key="critic.model",
         on_cpu=on_cpu,
         head=False,
-        megatron=critic.strategy == "megatron",
     )
 
 
@@ -195,8 +196,8 @@ def _reference(cfg: TrainConfig, shape: Shape, policy: Role, on_cpu: bool) -> Ro
         return None
     spread = spread_of(ref.strategy, ranks(cfg), ref.fsdp_config, ref.megatron, ref.ulysses_sequence_parallel_size)
     width = precision(ref.fsdp_config, cfg.actor_rollout_ref.model.torch_dtype, on_cpu)
-    width = Width(2, 2) if ref.strategy == "megatron" else width
-    return frozen("reference", shape, ref.fsdp_config, spread, width, on_cpu=on_cpu)
+    logits = HeadPlan.of(cfg.actor_rollout_ref.model.fused_kernel_options.impl_backend, on_cpu)
+    return frozen("reference", shape, ref.fsdp_config, spread, width, on_cpu=on_cpu, logits=logits)
 
 
 def _judge(cfg: TrainConfig, shape: Shape | None, on_cpu: bool) -> Role | None:
@@ -271,7 +272,7 @@ class _Step:
             phase.add("activations", role.name, layers)
             return phase
         last = rows.responses * width.compute * shape.hidden
-        head = last + act.head_forward_space(shape.vocab, rows.responses, width.compute, entropy=entropy)
+        head = last + role.logits.logits(shape.vocab, rows.responses, width.compute, entropy=entropy)
         head += width.compute * shape.embedding if role.copies else 0
         if head > layers:
             phase.add("logits", role.name, head)
@@ -312,19 +313,20 @@ def worst_moment(role: Role, rows: Pass, *, entropy: bool = False) -> dict[str, 
         {"activations": kept + act.forward_space(shape, width, rows), "weight copies": shape.layers * copies},
         {
             "activations": kept + again * role.group + act.backward_space(shape, width, rows),
-            "weight copies": lasting + head_copy,
+            "weight copies": lasting,
+            # Where head and embedding are one, its gradient waits for the embedding's.
+            "the head's gradient": width.kept * shape.embedding if role.head and shape.tied and not role.adapted else 0,
         },
     ]
     if role.head:
-        logits = act.head_backward_space(shape.vocab, rows.responses, width.compute, entropy=entropy)
-        gradient = 0 if role.adapted else act.head_gradient_space(shape, width)
-        whole = 0 if role.adapted else 4 * shape.embedding
-        chunk = act.chunk_rows(shape.vocab, rows.responses) * shape.vocab * (4 + width.compute)
+        logits = role.logits.logits(shape.vocab, rows.responses, width.compute, entropy=entropy)
+        gradient = 0 if role.adapted else role.logits.gradient(shape, width)
+        cast = width.kept * shape.embedding if gradient and width.kept != act.FLOAT else 0
         moments.append(
             {
                 "activations": kept,
                 "weight copies": lasting + head_copy,
-                "logits and the head's gradient": max(whole + logits, gradient + chunk),
+                "logits and the head's gradient": gradient + max(logits, cast),
             }
         )
     return max(moments, key=lambda moment: sum(moment.values()))

@@ -11,6 +11,7 @@ from typing import Any
 from burnish.config.adapters import ALL_LINEAR, AdapterSettings, TrainedModelConfig, adapter_of
 from burnish.config.engine import FsdpConfig, MegatronConfig
 from burnish.doctor.activations import FLOAT, Width
+from burnish.doctor.head import ON_GPU, HeadPlan
 from burnish.doctor.shapes import Linear, Shape
 
 WIDTHS = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2, "float": 4}
@@ -25,15 +26,14 @@ class Spread:
     weights: int = 1
     optimizer: int = 1
     tokens: int = 1  # ranks that share one sequence
-    experts: int | None = None  # of a mixture's experts, where they are divided otherwise
+    tensor: int = 1  # ranks that share one layer's matrices; embedding and head are whole on each of them
 
     def share(self, shape: Shape, number: int, parameters: int) -> int:
         """Bytes of one rank, of `number` for all `parameters` of a model."""
-        if self.experts is None or not shape.experts or not parameters:
+        if self.tensor == 1 or not parameters:
             return number // self.weights
-        inside = shape.layers * sum(one.weights for one in shape.mlp())
-        outside = max(0, parameters - inside)
-        return int(number / parameters * (outside / self.weights + inside / self.experts))
+        ends = max(0, parameters - _inside(shape))
+        return number * ((parameters - ends) + ends * self.tensor) // (parameters * self.weights)
 
     @property
     def alone(self) -> bool:
@@ -62,6 +62,7 @@ class Role:
     group: int = 1  # and how many of these at once, of which only the first keeps its input
     activations_on_cpu: bool = False
     adapted: bool = False  # adapters are taught, the rest is frozen
+    logits: HeadPlan = ON_GPU  # how the language head is computed
 
     @property
     def copies(self) -> bool:
@@ -81,22 +82,13 @@ def precision(fsdp: FsdpConfig, torch_dtype: str | None, on_cpu: bool) -> Width:
 
 
 def spread_of(strategy: str, ranks: int, fsdp: FsdpConfig, megatron: MegatronConfig | None, sequence: int) -> Spread:
-    """FSDP divides everything by its group; Megatron the weights by tensor and pipeline, its optimizer further."""
+    """FSDP divides everything by its group; under Megatron's keys, tensor ranks divide the layers first."""
+    tensor = 1
     if strategy == "megatron" and megatron is not None:
-        model = megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size
-        model = min(model, ranks)
-        copies = max(1, ranks // (model * megatron.context_parallel_size))
-        whole = model * (copies if megatron.use_distributed_optimizer else 1)
-        tokens = megatron.context_parallel_size * (
-            megatron.tensor_model_parallel_size if megatron.sequence_parallel else 1
-        )
-        experts = megatron.expert_model_parallel_size * (
-            megatron.expert_tensor_parallel_size or megatron.tensor_model_parallel_size
-        )
-        stages = megatron.pipeline_model_parallel_size
-        return Spread(model, whole, min(tokens, ranks), min(ranks, experts * stages))
+        tensor = min(ranks, megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size)
+        ranks, sequence = max(1, ranks // tensor), megatron.context_parallel_size
     group = ranks if fsdp.fsdp_size <= 0 else min(fsdp.fsdp_size, ranks)
-    return Spread(group, group, min(sequence, ranks))
+    return Spread(group * tensor, group * tensor, min(sequence, ranks), tensor)
 
 
 def taught(
@@ -110,18 +102,16 @@ def taught(
     on_cpu: bool,
     torch_dtype: str | None = None,
     head: bool = True,
-    megatron: bool = False,
+    logits: HeadPlan = ON_GPU,
     average: bool = False,
 ) -> Role:
     """A model that learns: all of it, or adapters over frozen weights."""
-    width = Width(2, 2) if megatron else precision(fsdp, torch_dtype, on_cpu)
+    width = precision(fsdp, torch_dtype, on_cpu)
     total = shape.parameters if head else value_parameters(shape)
     tensors = shape.tensors if head else shape.tensors - (not shape.tied) + 2
     settings = adapter_of(model, key)
     kept = weight_bytes(shape, width.kept, total, four_bit=model.load_in_4bit)
     gradient_width = optimizer_width = width.kept
-    if megatron:  # float32 gradients, and float32 weights beside the two averages of AdamW
-        gradient_width, optimizer_width = FLOAT, FLOAT * 3 // 2
     trained = total
     if settings is not None:
         trained, tensors = adapter_parameters(shape, settings)
@@ -139,11 +129,9 @@ def taught(
         weights=spread.share(shape, kept, total),
         trained=trained,
         gradients=spread.share(shape, trained * gradient_width, total),
-        optimizer=(2 * trained * optimizer_width) // spread.optimizer + FLOAT * tensors,
+        optimizer=spread.share(shape, 2 * trained * optimizer_width, total) + FLOAT * tensors,
         average=FLOAT * trained // spread.weights if average else 0,
-        gathered=0
-        if spread.alone or megatron
-        else width.compute * (2 * shape.layer + shape.parameters - _inside(shape)),
+        gathered=_gathered(shape, width, spread),
         head=head,
         offload=offloads and (fsdp.param_offload or fsdp.offload_policy),
         offload_optimizer=offloads and (fsdp.optimizer_offload or fsdp.offload_policy),
@@ -152,11 +140,20 @@ def taught(
         group=(model.recompute.num_layers or 1) if model.recompute.method == "uniform" else 1,
         activations_on_cpu=offloads and model.enable_activation_offload,
         adapted=settings is not None,
+        logits=logits,
     )
 
 
 def frozen(
-    name: str, shape: Shape, fsdp: FsdpConfig, spread: Spread, width: Width, *, on_cpu: bool, head: bool = True
+    name: str,
+    shape: Shape,
+    fsdp: FsdpConfig,
+    spread: Spread,
+    width: Width,
+    *,
+    on_cpu: bool,
+    head: bool = True,
+    logits: HeadPlan = ON_GPU,
 ) -> Role:
     """A model that is only read."""
     total = shape.parameters if head else value_parameters(shape)
@@ -166,9 +163,10 @@ def frozen(
         width=width,
         spread=spread,
         weights=spread.share(shape, total * width.kept, total),
-        gathered=0 if spread.alone else width.compute * (2 * shape.layer + shape.parameters - _inside(shape)),
+        gathered=_gathered(shape, width, spread),
         head=head,
         offload=not on_cpu and (fsdp.param_offload or fsdp.offload_policy),
+        logits=logits,
     )
 
 
@@ -227,6 +225,13 @@ def recomputed_layers(model: TrainedModelConfig, shape: Shape) -> int:
     if model.recompute.method == "block" and model.recompute.num_layers is not None:
         return min(shape.layers, model.recompute.num_layers)
     return shape.layers
+
+
+def _gathered(shape: Shape, width: Width, spread: Spread) -> int:
+    """Two layers (tensor ranks gather their parts of them) and the ends of the model."""
+    if spread.alone:
+        return 0
+    return width.compute * (2 * shape.layer // spread.tensor + shape.parameters - _inside(shape))
 
 
 def _inside(shape: Shape) -> int:

@@ -53,7 +53,7 @@ def engine_starves(case: Case) -> Judgement:
 def few_sequences(case: Case) -> Judgement:
     rollout, data = case.cfg.actor_rollout_ref.rollout, case.cfg.data
     ranks = case.cfg.trainer.nnodes * case.cfg.trainer.n_gpus_per_node
-    responses = data.train_batch_size * rollout.n * rollout.tensor_model_parallel_size // ranks
+    responses = data.train_batch_size * rollout.n // ranks
     if rollout.max_num_seqs * 16 > responses:
         return None
     return (

@@ -30,13 +30,13 @@ class Fold:
 
 FOLDS: tuple[Fold, ...] = (
     Fold(
-        ("*trainer.nnodes", "*n_gpus_per_node", "*_parallel_size", "*enable_resource_pool"), "all ranks are one process"
+        ("*nnodes", "*n_gpus_per_node", "*_parallel_size", "*enable_resource_pool", "*hybrid_engine"),
+        "all ranks are one process",
     ),
     Fold(("*rollout.name=vllm", "*rollout.name=sglang", "*rollout.name=trtllm"), "the engine is the built-in one"),
-    Fold(("*strategy=megatron",), "Megatron's backend is the plain one; its own keys have no effect here"),
     Fold(("trainer.device",), "computed on this machine's CPU", "cpu", quiet=True),
     Fold(
-        ("*model_dtype", "*torch_dtype", "*param_dtype", "*buffer_dtype", "*rollout.dtype"),
+        ("*model_dtype", "*torch_dtype", "*param_dtype", "*buffer_dtype", "*rollout.dtype", "*megatron.dtype"),
         "numbers are float32",
     ),
     Fold(("*attn_implementation",), "attention is torch's own"),

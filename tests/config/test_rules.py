@@ -123,4 +123,5 @@ def test_ranks_that_share_a_row_do_not_split_the_batch():
 
 def test_streamed_prompts_need_no_batch_size():
     assert broken("data.train_batch_size=0") == ["data.train_batch_size"]
-    assert broken("data.train_batch_size=0", "rollout.nnodes=1", "rollout.n_gpus_per_node=4") == []
+    assert broken("data.train_batch_size=0", "async_training.mode=one_step_off") == ["data.train_batch_size"]
+    assert broken("data.train_batch_size=0", "async_training.mode=queue") == []

@@ -6,26 +6,25 @@ import pytest
 
 from burnish.config import load
 from burnish.config.idle import CONDITIONS
-from burnish.config.job_status import PENDING_OF
-from burnish.config.pending import INERT, PENDING, WAITS
+from burnish.config.job_status import INERT_OF, PENDING_OF
+from burnish.config.pending import PENDING, WAITS
 from burnish.config.status import pending_keys, status_in, status_of
 from burnish.config.tree import tree
 from burnish.errors import UserError
 
 GIVEN = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model", "trainer.device=cpu"]
 
-# What a key may still wait for: other machines, other programs, other modalities, and kernels of one GPU.
+# What a key may still wait for: other machines, other programs, other modalities.
 LATER = {
     "several processes",
-    "the Megatron backend",
-    "asynchronous training",
+    "Megatron-Core itself",
+    "pipeline stages",
     "foreign engines",
+    "other transports",
     "multi-turn",
     "vision",
     "the profiler",
     "mixtures of experts",
-    "CUDA graphs",
-    "GPU kernels",
     "Ascend devices",
 }
 
@@ -36,11 +35,17 @@ def test_what_is_pending_waits_for_more_than_one_process_and_one_text_model():
 
 
 def test_every_row_fits_a_key():
+    """Or a field of a key that holds a mapping."""
     keys = list(tree().leaves)
-    for pattern in [row.pattern for row in PENDING] + list(INERT):
+    mappings = [key for key, leaf in tree().leaves.items() if isinstance(leaf.default, dict)]
+    for pattern in [row.pattern for row in PENDING_OF["train"]] + list(INERT_OF["train"]):
         bare = pattern.partition("=")[0]
-        shape = re.compile(".*".join(map(re.escape, bare.split("*"))))
-        assert any(shape.fullmatch(key) for key in keys), pattern
+        is_field = any(map(shape(bare.rpartition(".")[0]).fullmatch, mappings))
+        assert is_field or any(map(shape(bare).fullmatch, keys)), bare
+
+
+def shape(pattern):
+    return re.compile(".*".join(map(re.escape, pattern.split("*"))))
 
 
 def test_rows_are_complete():
@@ -54,16 +59,15 @@ def test_rows_are_complete():
 def test_values_have_a_status_of_their_own():
     assert status_of("actor_rollout_ref.rollout.name").kind == "acts"
     assert status_of("actor_rollout_ref.rollout.name", "hf").kind == "acts"
-    assert status_of("actor_rollout_ref.rollout.name", "vllm").kind == "pending"
-    assert status_of("actor_rollout_ref.actor.strategy", "fsdp2").kind == "inert"
-    assert status_of("actor_rollout_ref.actor.strategy", "megatron").kind == "pending"
-    assert status_of("actor_rollout_ref.hybrid_engine", False).kind == "pending"
+    assert status_of("actor_rollout_ref.rollout.name", "trtllm").kind == "pending"
+    assert status_of("actor_rollout_ref.actor.strategy", "megatron").kind == "acts"
+    assert status_of("actor_rollout_ref.hybrid_engine", False).kind == "acts"
 
 
 def test_pending_keys_lists_keys_and_values():
     listed = dict(pending_keys())
     assert "actor_rollout_ref.rollout.quantization" in listed
-    assert "actor_rollout_ref.rollout.name=vllm" in listed
+    assert "actor_rollout_ref.rollout.name=trtllm" in listed
     assert "trainer.seed" not in listed
     assert pending_keys("eval") == []
 
@@ -71,11 +75,9 @@ def test_pending_keys_lists_keys_and_values():
 @pytest.mark.parametrize(
     "override",
     [
-        "actor_rollout_ref.rollout.name=sglang",
+        "actor_rollout_ref.rollout.name=trtllm",
         "actor_rollout_ref.rollout.quantization=fp8",
-        "trainer.n_gpus_per_node=8",
         "actor_rollout_ref.rollout.multi_turn=true",
-        "trainer.nnodes=2",
         "actor_rollout_ref.actor.router_replay.mode=R2",
     ],
 )
@@ -105,12 +107,14 @@ def test_the_default_of_a_pending_key_is_accepted_in_silence(override):
         ("actor_rollout_ref.model.use_remove_padding=false", "padded"),
         ("actor_rollout_ref.actor.fsdp_config.param_offload=true", "CPU memory"),
         ("actor_rollout_ref.actor.use_torch_compile=true", "compiled on GPUs only"),
+        ("actor_rollout_ref.model.fused_kernel_options.impl_backend=triton", "Triton runs on GPUs only"),
         ("critic.model.lora_alpha=8", "no adapter is trained"),
         ("actor_rollout_ref.model.lora.merge=true", "always gets merged weights"),
         ("actor_rollout_ref.rollout.layered_summon=true", "one by one"),
         ("actor_rollout_ref.rollout.multi_stage_wake_up=true", "weights always come first"),
         ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "one process"),
-        ("actor_rollout_ref.actor.megatron.seed=3", "Megatron"),
+        ("actor_rollout_ref.actor.megatron.seed=3", "trainer.seed"),
+        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "strategy=megatron"),
         ("actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space=4", "not selected"),
         ("reward_model.micro_batch_size_per_gpu=4", "no reward model"),
         ("reward_model.model.path=folder", "no reward model"),
@@ -125,6 +129,14 @@ def test_a_key_without_effect_is_said(override, reason):
     assert len(notices) == 1
     assert reason in notices[0]
     assert override.partition("=")[0] in notices[0]
+
+
+def test_a_head_in_triton_has_nothing_to_compile():
+    kernel = "actor_rollout_ref.model.fused_kernel_options.impl_backend=triton"
+    compiled = "actor_rollout_ref.actor.use_torch_compile=true"
+    on_gpu = [*GIVEN, "trainer.device=cuda"]
+    assert load([*on_gpu, kernel]).notices == load([*on_gpu, compiled]).notices == []
+    assert any("the head is in Triton" in line for line in load([*on_gpu, kernel, compiled]).notices)
 
 
 def test_on_a_gpu_offloading_acts():
@@ -150,9 +162,21 @@ def test_a_status_within_a_run_knows_defaults_and_what_cannot_matter():
     alone = load(check=False).cfg
     several = load(["trainer.n_gpus_per_node=8", "trainer.device=cuda"], check=False).cfg
     assert status_in(alone, "trainer.nnodes", 1).kind == "acts"
-    assert status_in(alone, "trainer.nnodes", 2).kind == "pending"
+    assert status_in(alone, "actor_rollout_ref.rollout.quantization", "fp8").kind == "pending"
     assert status_in(alone, "actor_rollout_ref.actor.fsdp_config.fsdp_size", 4).kind == "inert"
-    assert status_in(several, "actor_rollout_ref.actor.fsdp_config.fsdp_size", 4).kind == "pending"
+    assert status_in(several, "actor_rollout_ref.actor.fsdp_config.fsdp_size", 4).kind == "acts"
     assert status_in(several, "actor_rollout_ref.model.use_remove_padding", False).kind == "inert"
     assert status_in(several, "algorithm.filter_groups.metric", "acc").kind == "inert"
     assert status_in(several, "algorithm.adv_estimator", "grpo").kind == "acts"
+
+
+def test_an_engine_is_spread_over_devices_where_it_has_some_to_itself():
+    """vLLM shares a model out over processes of its own; among training ranks each has a whole one."""
+    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    given = ["actor_rollout_ref.model.path=m", "data.train_files=t.parquet", f"{key}=2", "trainer.device=cpu"]
+    served = load([*given, "actor_rollout_ref.rollout.name=vllm"])
+    assert status_in(served.cfg, key, 2).kind == "acts" and not any(key in notice for notice in served.notices)
+    for more in ((), ("actor_rollout_ref.rollout.name=vllm", "trainer.n_gpus_per_node=2")):
+        whole = load([*given, *more])
+        assert status_in(whole.cfg, key, 2).kind == "inert"
+        assert any("every device has a whole engine" in notice for notice in whole.notices)

@@ -180,7 +180,7 @@ def test_verls_defaults_are_written_out():
     translation = verl("data.train_files=x.parquet")
     written = {item.ours: item for item in translation.items if not item.given}
     assert written[f"{ROLLOUT}.name"].ours_value == "vllm"
-    assert written["trainer.n_gpus_per_node"].status == PENDING
+    assert (written["trainer.n_gpus_per_node"].status, written["trainer.n_gpus_per_node"].ours_value) == (KEPT, 8)
     assert written[f"{ACTOR}.clip_ratio_high"].ours_value == 0.2
     assert written["trainer.logger"].why == "verl's default; Burnish's is [console,file]"
     assert "data.train_files" not in written
@@ -222,9 +222,9 @@ def test_the_config_is_what_differs():
 def test_names_of_verls_tree_resolve_without_it():
     translation = verl("--config-path=config", "--config-name=ppo_megatron_trainer.yaml", f"{ROLLOUT}.name=hf")
     assert item_of(translation, "--config-name").status == KEPT
-    assert item_of(translation, f"{ACTOR}.strategy").status == PENDING
+    assert item_of(translation, f"{ACTOR}.strategy").value == "megatron"
     assert not item_of(translation, f"{ACTOR}.strategy").given
-    assert translation.settings[f"{ROLLOUT}.tensor_model_parallel_size"] == 1  # not the other file's 2
+    assert item_of(translation, f"{ROLLOUT}.tensor_model_parallel_size").value == 1  # not the other file's 2
     turns = verl("--config-name", "gsm8k_multiturn_grpo")
     assert turns.settings[f"{ROLLOUT}.name"] == "sglang"
     assert turns.settings["data.max_prompt_length"] == 1024
@@ -265,10 +265,20 @@ def test_a_recipe_with_a_loop_of_its_own_is_refused():
     assert translation.settings[f"{ROLLOUT}.n"] == 4
 
 
-def test_asynchronous_programs_are_pending():
-    translation = verl("trainer.n_gpus_per_node=1", entry="recipe.one_step_off_policy.main_ppo")
-    item = item_of(translation, "recipe.one_step_off_policy.main_ppo")
-    assert (item.status, item.ours, item.ours_value) == (PENDING, "actor_rollout_ref.hybrid_engine", False)
+@pytest.mark.parametrize(
+    ("entry", "mode", "bypass"),
+    [
+        ("recipe.one_step_off_policy.main_ppo", "one_step_off", None),
+        ("verl.experimental.fully_async_policy.fully_async_main", "queue", True),
+    ],
+)
+def test_asynchronous_programs_generate_ahead(entry, mode, bypass):
+    translation = verl("trainer.n_gpus_per_node=1", entry=entry)
+    assert translation.settings["async_training.mode"] == mode
+    assert translation.settings.get("async_training.use_rollout_log_probs") is bypass
+    item = item_of(translation, entry)
+    assert (item.status, item.ours, item.ours_value) == (CONVERTED, "actor_rollout_ref.hybrid_engine", False)
+    assert translation.settings["rollout.n_gpus_per_node"] == 8
 
 
 def test_the_newer_sft_reads_conversations():

@@ -46,6 +46,15 @@ def test_sequence_parallel_ranks_share_the_tokens():
     assert (cut.largest(4).tokens, cut.largest(4).responses) == (200, 150)
 
 
+def test_sequence_parallel_ranks_share_rows_and_add_up_their_budgets():
+    shared = ("trainer.n_gpus_per_node=8", f"{ACTOR}.ulysses_sequence_parallel_size=4")
+    budget = (f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=300")
+    found = numbers(*shared, *budget)
+    assert found["responses_per_rank"] == 128  # of 256, on two ranks that share no row
+    assert found["responses_per_micro_batch"] == 3  # of 400 tokens, in 4 x 300
+    assert found["tokens_per_micro_batch"] == 1200
+
+
 def test_a_cpu_takes_smaller_budgets():
     cfg = load([*BATCH, *LENGTHS, f"{ACTOR}.ppo_max_token_len_per_gpu=20000"], check=False).cfg
     assert cuts(cfg, True).update_actor.tokens == 8192

@@ -10,6 +10,7 @@ from burnish.config.adapters import adapter_of
 from burnish.config.optim import OptimConfig
 from burnish.doctor.arithmetic import CPU_TOKENS
 from burnish.doctor.engine import CACHE_BLOCK, engine_plan
+from burnish.doctor.head import HeadPlan
 from burnish.doctor.memory import GIB, Phase, Plan, Shapes, generate_plan, sft_plan, train_plan, worst_moment
 from burnish.doctor.roles import Spread, adapter_parameters, four_bit_bytes, taught, weight_bytes
 from burnish.doctor.shapes import find_shape
@@ -37,7 +38,19 @@ def bytes_of(tensors) -> int:
 def role_of(small: Small, *overrides: str, head: bool = True):
     cfg = load([f"{MODEL}.path=m", *overrides], check=False).cfg
     model, fsdp = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.actor.fsdp_config
-    return taught("policy", small.shape, model, fsdp, Spread(), key=MODEL, on_cpu=False, head=head, average=True)
+    # Counted on a CPU, but planned as for a GPU, where keys about memory act.
+    return taught(
+        "policy",
+        small.shape,
+        model,
+        fsdp,
+        Spread(),
+        key=MODEL,
+        on_cpu=False,
+        head=head,
+        logits=HeadPlan("cpu"),
+        average=True,
+    )
 
 
 @pytest.mark.parametrize(("form", "dtype"), [("fp32", "fp32"), ("bf16", "bf16")])
@@ -170,21 +183,25 @@ def test_ranks_divide_and_gather():
         assert part(eight["update actor"], "policy", name) == part(one["update actor"], "policy", name) // 8
     assert part(eight["update actor"], "policy", "gathered weights") > 0
     assert part(one["update actor"], "policy", "gathered weights") == 0
-    tensor = phases(plan(*GRPO, "trainer.n_gpus_per_node=8", f"{ROLLOUT}.tensor_model_parallel_size=4"))
-    assert part(tensor["rollout"], "engine", "weights") == part(one["rollout"], "engine", "weights") // 4
+    assert part(eight["rollout"], "engine", "weights") == part(one["rollout"], "engine", "weights")
+    spread = [f"{ROLLOUT}.tensor_model_parallel_size=4", f"{ROLLOUT}.name=vllm"]
+    for more, share in (([], 4), (["trainer.n_gpus_per_node=8"], 1)):  # among ranks every device has a whole engine
+        found = phases(plan(*GRPO, *spread, *more))
+        assert part(found["rollout"], "engine", "weights") == part(one["rollout"], "engine", "weights") // share
 
 
-def test_megatron_divides_by_its_own_sizes():
-    sizes = [
-        f"{ACTOR}.strategy=megatron",
-        f"{ACTOR}.megatron.tensor_model_parallel_size=2",
-        "trainer.n_gpus_per_node=8",
-    ]
-    found = phases(plan(*GRPO, *sizes))["update actor"]
-    total = find_shape("qwen2.5-7b").shape.parameters
-    assert part(found, "policy", "weights") == 2 * total // 2
-    assert part(found, "policy", "gradients") == 4 * total // 2
-    assert part(found, "policy", "optimizer") == pytest.approx(12 * total / 8, rel=1e-3)
+def test_tensor_ranks_divide_the_layers_and_hold_the_ends_whole():
+    eight = "trainer.n_gpus_per_node=8"
+    sizes = [f"{ACTOR}.strategy=megatron", f"{ACTOR}.megatron.tensor_model_parallel_size=2"]
+    found = phases(plan(*GRPO, *sizes, eight))["update actor"]
+    plain = phases(plan(*GRPO, eight))["update actor"]
+    shape = find_shape("qwen2.5-7b").shape
+    inside = shape.layers * shape.layer
+    ends = shape.parameters - inside
+    assert part(found, "policy", "weights") == pytest.approx(4 * (inside / 8 + ends / 4), rel=1e-6)
+    assert part(found, "policy", "optimizer") == pytest.approx(8 * (inside / 8 + ends / 4), rel=1e-3)
+    saved = part(plain, "policy", "gathered weights") - part(found, "policy", "gathered weights")
+    assert saved == pytest.approx(2 * shape.layer, rel=1e-6)
 
 
 def test_checkpointing_and_micro_batches_change_the_activations():

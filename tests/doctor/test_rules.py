@@ -101,8 +101,8 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         [f"{ACTOR}.ppo_micro_batch_size_per_gpu=4"],
     ),
     "tensor_parallel": (
-        [f"{ROLLOUT}.tensor_model_parallel_size=3", "trainer.n_gpus_per_node=8"],
-        [f"{ROLLOUT}.tensor_model_parallel_size=4", "trainer.n_gpus_per_node=8"],
+        [f"{ROLLOUT}.tensor_model_parallel_size=3", f"{ROLLOUT}.name=vllm"],
+        [f"{ROLLOUT}.tensor_model_parallel_size=4", f"{ROLLOUT}.name=vllm"],
     ),
     "overlong_prompts_stop": ([], ["data.truncation=left"]),
     "nothing_saved": ([], ["trainer.save_freq=10"]),
@@ -180,8 +180,9 @@ def test_families_of_config_files_go_before_names():
 
 
 def test_heads_limit_tensor_parallelism():
-    asked = [f"{ROLLOUT}.tensor_model_parallel_size=8", "trainer.n_gpus_per_node=8"]
+    asked = [f"{ROLLOUT}.tensor_model_parallel_size=8", f"{ROLLOUT}.name=vllm"]
     assert "28 attention heads" in RULES["tensor_parallel"].find(case_of(asked)).text
+    assert RULES["tensor_parallel"].find(case_of([*asked, "trainer.n_gpus_per_node=8"])) is None
 
 
 def test_the_worst_comes_first():

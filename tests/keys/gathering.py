@@ -75,9 +75,9 @@ def writing_thread(case: Case) -> str:
     names: list[str] = []
     write: Callable[..., Any] = Checkpoints.save
 
-    def noted(*arguments: Any) -> Any:
+    def noted(*arguments: Any, **more: Any) -> Any:
         names.append(threading.current_thread().name)
-        return write(*arguments)
+        return write(*arguments, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoints, "save", noted)

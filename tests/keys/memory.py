@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 
 import burnish.loop.backends
-import burnish.models.logprobs
+import burnish.models.logits
 import burnish.train.backend
 import burnish.train.optim
 from burnish.models.fourbit import is_packed
+from burnish.models.kernels.head import TritonKernel
 from burnish.train.offload import Offload
 
 from .kit import Case, Kit, _edit, fixed_batch
@@ -196,12 +197,27 @@ def compiled_functions(role: str) -> Observe:
         found: list[str] = []
         with as_on_a_gpu() as patch:
             patch.setattr(torch, "compile", lambda function, dynamic: found.append(function.__name__) or function)
-            burnish.models.logprobs.fused.cache_clear()
+            burnish.models.logits.fused.cache_clear()
             getattr(case.run, role).read(fixed_batch(case.run).keep("prompt_ids", "responses"))
-            burnish.models.logprobs.fused.cache_clear()
+            burnish.models.logits.fused.cache_clear()
         return found
 
     return names
+
+
+@cache
+def triton_chunks(role: str) -> Observe:
+    """Chunks of logits that reading measures by the Triton kernel, as on a GPU."""
+
+    def count(case: Case) -> int:
+        chunks: list[int] = []
+        real = TritonKernel.measure
+        with as_on_a_gpu() as patch:
+            patch.setattr(TritonKernel, "measure", lambda *a, **k: chunks.append(1) or real(*a, **k))
+            getattr(case.run, role).read(fixed_batch(case.run).keep("prompt_ids", "responses"))
+        return len(chunks)
+
+    return count
 
 
 def reference_log_probs(case: Case) -> list[float]:

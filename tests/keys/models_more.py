@@ -125,6 +125,7 @@ ROWS = [
         expected=["measure_logits"],
     ),
     Row(f"{REF}.use_torch_compile", "true", memory.compiled_functions("reference"), KL, expected=["measure_logits"]),
+    Row(f"{POLICY}.fused_kernel_options.impl_backend", "triton", memory.triton_chunks("policy"), expected=1),
     Row(f"{REF}.model.path", lambda kit: str(kit.other_model), memory.reference_log_probs, KL),
     Row(f"{REF}.model.override_config", "{rms_norm_eps:0.5}", memory.reference_log_probs, KL),
     Row(f"{REF}.model.external_lib", "keys_external_lib", see.imports_external_lib, KL, expected=True),

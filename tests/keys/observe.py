@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,13 +17,18 @@ import torch
 
 import burnish.data.measure
 from burnish.batch import Batch
-from burnish.errors import UserError
+from burnish.config import Loaded
+from burnish.errors import UserError, WorkerDied
 from burnish.loop.api import promises
 from burnish.loop.credit import credit
+from burnish.loop.fit import fit
 from burnish.loop.gather import gather, gather_validation
+from burnish.loop.restart import restarting
+from burnish.loop.run import Run
 from burnish.loop.state import save
 from burnish.models.parts import backbone
 from burnish.reward.sample import Sample
+from burnish.rollout.builtin.plan import loop_plan, uses_loop
 
 from .kit import PROMPTS, Case, fixed_batch, recorded
 from .row import Observe
@@ -189,6 +196,12 @@ def cache_blocks(case: Case) -> int:
     return case.run.engine.runner.pool.num_free
 
 
+def graphs_of_a_gpu(case: Case) -> tuple[int, ...]:
+    """Batch sizes for which the engine would capture CUDA graphs, had it a GPU."""
+    options = replace(case.run.engine.options, device=torch.device("cuda"))
+    return loop_plan(options, "qwen2").buckets if uses_loop(options) else ()
+
+
 def decode_steps(case: Case) -> float:
     step_batch(case)
     return case.run.engine.stats()["decode_steps"]
@@ -275,6 +288,33 @@ last_step = fitted(lambda run: run.result.step)
 validated_steps = fitted(lambda run: sorted(run.result.validation))
 taught_steps = fitted(lambda run: [step for step, found in run.metrics.items() if "actor/pg_loss" in found])
 checkpoints = fitted(lambda run: sorted({f.rpartition("/extra.json")[0] for f in run.files if "/extra.json" in f}))
+
+
+def attempts(case: Case) -> int:
+    """How often a run is built whose workers always die."""
+    built = []
+
+    def build(loaded: Loaded) -> Run:
+        built.append(loaded)
+        raise WorkerDied("rank 1", "was killed")
+
+    with pytest.raises(UserError):
+        restarting(case.loaded, build, lambda run, loaded: fit(run))
+    return len(built)
+
+
+def is_watched(case: Case) -> bool:
+    """Does a watchdog look after the run while it trains?"""
+    threads: set[str] = set()
+    log = case.run.loggers.log
+
+    def look(step: int, metrics: dict[str, float]) -> None:
+        threads.update(thread.name for thread in threading.enumerate())
+        log(step, metrics)
+
+    case.run.loggers.log = look
+    fit(case.run)
+    return "burnish-watchdog" in threads
 
 
 def resumed_step(case: Case) -> int:

@@ -36,10 +36,10 @@ def optim_rows(section: str, role: str, given: tuple[str, ...]) -> list[Row]:
         Row(f"{section}.lr", "0.5", rates, given, expected=[0.5] * 12),
         Row(f"{section}.lr_warmup_steps", "2", rates, flat, expected=[0.005] * 2 + [0.01] * 10),
         Row(f"{section}.lr_warmup_steps_ratio", "0.34", rates, flat, expected=[0.005] * 2 + [0.01] * 10),
-        Row(f"{section}.min_lr_ratio", "0.4", rates, falling, expected=_twice(0.01, 0.009, 0.008, 0.007, 0.006, 0.005)),
+        Row(f"{section}.min_lr_ratio", "0.4", rates, falling, expected=twice(0.01, 0.009, 0.008, 0.007, 0.006, 0.005)),
         Row(f"{section}.num_cycles", "1.5", rates, waving),
-        Row(f"{section}.warmup_style", "linear", rates, flat, expected=_twice(*((6 - n) / 600 for n in range(6)))),
-        Row(f"{section}.total_training_steps", "2", rates, falling, expected=_twice(0.01, 0.005, 0.0, 0.0, 0.0, 0.0)),
+        Row(f"{section}.warmup_style", "linear", rates, flat, expected=twice(*((6 - n) / 600 for n in range(6)))),
+        Row(f"{section}.total_training_steps", "2", rates, falling, expected=twice(0.01, 0.005, 0.0, 0.0, 0.0, 0.0)),
         Row(f"{section}.lr_step_unit", "update", rates, rising, expected=[0.0025, 0.005, 0.0075] + [0.01] * 9),
         Row(f"{section}.weight_decay", "0.5", teaching.taught_weights(role), flat),
         Row(
@@ -52,7 +52,7 @@ def optim_rows(section: str, role: str, given: tuple[str, ...]) -> list[Row]:
     ]
 
 
-def _twice(*numbers: float) -> list[float]:
+def twice(*numbers: float) -> list[float]:
     return [number for number in numbers for _ in range(2)]
 
 

@@ -2,20 +2,25 @@
 
 from . import (
     actor,
+    ahead,
     algorithm,
     credit,
     critic,
     data,
     data_more,
     gathering,
+    megatron,
     model,
     models_more,
+    ranks,
     reward,
     reward_model,
     rollout,
     sampling,
     sandbox,
     scoring,
+    sequence,
+    sglang,
     trainer,
 )
 
@@ -24,6 +29,9 @@ SECTIONS = (
     data_more,
     model,
     models_more,
+    megatron,
+    sequence,
+    ranks,
     actor,
     critic,
     rollout,
@@ -36,5 +44,7 @@ SECTIONS = (
     gathering,
     sampling,
     scoring,
+    sglang,
+    ahead,
 )
 ROWS = [row for section in SECTIONS for row in section.ROWS]

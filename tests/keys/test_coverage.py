@@ -9,9 +9,10 @@ from burnish.config.status import status_of
 from burnish.config.tree import tree
 from burnish.config.values import convert
 
+from ..vllm import rows as vllm
 from .table import ROWS
 
-KEYS = [row.key for row in ROWS]
+KEYS = [row.key for row in (*ROWS, *vllm.ROWS)]
 
 
 def test_every_acting_key_has_a_row():

@@ -27,6 +27,15 @@ def test_a_right_command_passes_and_says_what_it_did(rehearsed):
     assert json.loads(json.dumps(report.as_dict()))["passed"] is True
 
 
+def test_roles_on_devices_of_their_own_are_one_process_too(rehearsed):
+    engines = {"actor_rollout_ref__hybrid_engine": "false", "rollout__nnodes": 2, "rollout__n_gpus_per_node": 8}
+    transport = {"actor_rollout_ref__rollout__checkpoint_engine__backend": "nccl"}
+    report = rehearsed(trainer__nnodes=2, **engines, **transport)
+    assert report.passed, breaking(report)
+    (line,) = [line for line in report.folded if "all ranks are one process" in line]
+    assert "actor_rollout_ref.hybrid_engine=false and 2 more" in line
+
+
 def test_the_real_rows_are_read(rehearsed, gsm8k):
     path = gsm8k()
     report = rehearsed(data__train_files=path)

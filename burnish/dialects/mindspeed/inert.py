@@ -54,7 +54,7 @@ _REASONS: dict[str, dict[str, tuple[str, ...]]] = {
     "rl": {
         _DEAD: ("advantage_whiten", "num_samples_per_step", "verifier_parallel", "verifier_timeout", "tp_split_expert"),
         _DOCK: DISPATCH,
-        _RAY: ("runtime_env_path", "num_cpus_for_local_task", "num_cpus_for_placement_group"),
+        _RAY: ("runtime_env_path", "num_cpus_for_placement_group"),
         "Ascend's communication buffer, in megabytes": ("hccl_buffersize",),
         "how experiences travel between workers; one process hands them on": (
             *("data_strategy", "transfer_queue_data_shard_num", "transfer_queue_data_shard_port_base"),

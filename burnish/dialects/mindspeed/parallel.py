@@ -7,16 +7,18 @@ import math
 from burnish.dialects.mindspeed.reading import Reading, Setting
 from burnish.dialects.mindspeed.roles import ACTOR, REF, ROLLOUT, Role, reads_reference, trained, uses_megatron
 
+TENSOR_SIZE = "tensor_model_parallel_size"
 _SIZES = (
-    "tensor_model_parallel_size",
+    TENSOR_SIZE,
     "pipeline_model_parallel_size",
     "expert_model_parallel_size",
     "context_parallel_size",
 )
 _ONE_COPY = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-# Further words on the layout that only the Megatron backend could follow.
+# Further words on the layout, of which a run says why they have no effect.
 _LAYOUT = ("context_parallel_algo", "num_layer_list", "num_layers_per_virtual_pipeline_stage", "noop_layers")
 _FLAGS = ("moe_tp_extend_ep",)
+_ADAPTED = "adapters are not shared out over tensor ranks: FSDP shards the layers over all ranks, with the same results"
 _ALONE = "every model copy lies on one rank"
 # Which of Megatron's ways to balance experts is which scope of ours; None has no loss.
 _BALANCE = {"aux_loss": "layer", "seq_aux_loss": "sequence", "noaux_tc": None, "none": None, "sinkhorn": None}
@@ -70,13 +72,18 @@ def _devices(reading: Reading) -> None:
 
 def _sizes(reading: Reading, role: Role) -> None:
     section, spread = role.section, uses_megatron(reading)
+    adapted = section is reading.actor and section.value("lora_target_modules")
+    instead = {TENSOR_SIZE: 1} if adapted and (section.value(TENSOR_SIZE) or 1) > 1 else {}
     flags = {"sequence_parallel": "sequence_parallel", "use_distributed_optimizer": "use_distributed_optimizer"}
     for name, ours in {**{name: name for name in _SIZES}, **flags}.items():
         if not spread:
             reading.inert(section[name], _ALONE)
             continue
         for where in role.parallel:
-            reading.put(section[name], f"{where}.megatron.{ours}")
+            if name in instead:
+                reading.put(section[name], f"{where}.megatron.{ours}", instead[name], _ADAPTED)
+            else:
+                reading.put(section[name], f"{where}.megatron.{ours}")
     for name in (*_LAYOUT, *_FLAGS):
         setting = section[name]
         if not setting.given or not setting.value or not spread:

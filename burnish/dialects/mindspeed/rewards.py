@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from burnish.config.names import VERIFIERS
 from burnish.dialects.mindspeed.reading import Reading
 from burnish.errors import nearest
@@ -11,7 +13,7 @@ _FILTER = "algorithm.filter_groups"
 
 
 def read_rewards(reading: Reading) -> None:
-    for read in (_rules, _verifiers, _overlong, _filter):
+    for read in (_rules, _verifiers, _local_tasks, _overlong, _filter):
         read(reading)
 
 
@@ -41,6 +43,13 @@ def _verifiers(reading: Reading) -> None:
     else:
         reading.put(functions, "reward.verifiers", list(names))
         reading.put(weights, "reward.verifier_weights", [float(weight) for weight in weights.value])
+
+
+def _local_tasks(reading: Reading) -> None:
+    """Rules are MindSpeed RL's only work that is given CPUs by number."""
+    cpus = reading.rl["num_cpus_for_local_task"]
+    if cpus.given:
+        reading.put(cpus, "reward.num_workers", max(1, math.ceil(cpus.value)), "processes in which rules score")
 
 
 def _overlong(reading: Reading) -> None:

@@ -51,10 +51,10 @@ def _partial(reading: Reading) -> None:
         return
     if rl.value("guarantee_order"):
         reading.refuse(rl["guarantee_order"], "must be false with partial_rollout_max_split, as MindSpeed RL says too")
-    why = "unfinished responses go on in the next iteration; waits for asynchronous training"
+    why = "unfinished responses would go on in the next iteration; waits for responses that outlive a step"
     reading.pend(split, why)
     if finished.given:
-        reading.pend(finished, "which responses must end in their last iteration; waits for asynchronous training")
+        reading.pend(finished, "which must end in their last iteration; waits for responses that outlive a step")
 
 
 def _images(reading: Reading) -> None:

@@ -6,6 +6,7 @@ from burnish.dialects.openrlhf.estimators import ACTOR, has_critic
 from burnish.dialects.openrlhf.writing import Writing
 
 STATE = ["model", "optimizer", "extra"]
+BEST = "trainer.best_metric_key"
 NO_LIMIT = 1e6  # gigabytes: nobody's disk
 
 
@@ -64,5 +65,13 @@ def _evaluation(w: Writing) -> None:
     w.itself("trainer.val_before_train", False, "the first evaluation comes with its step")
     if best == "none":
         w.inert("best_metric_key", "none is off")
-    elif w.given("best_metric_key"):
-        w.refuse("best_metric_key", f"checkpoints are kept by age, not by a metric: {w.name('best_metric_key')} none")
+    elif w.given("best_metric_key") and (w.get("eval_steps") or -1) <= 0:
+        w.inert("best_metric_key", "nothing is evaluated in this run")
+    elif best == "":
+        if w.given("best_metric_key"):
+            w.put("best_metric_key", BEST, "auto", "the mean score over all data sources decides")
+    elif best.startswith("val-"):
+        w.put("best_metric_key", BEST)
+    else:
+        why = "metrics have other names here: val-core/DATA_SOURCE/reward/mean@N"
+        w.refuse("best_metric_key", f"{why}, or '' for the mean over all data sources")

@@ -28,7 +28,7 @@ HUB_KERNELS = {
 # What changes speed or memory in DeepSpeed alone.
 INERT = {
     "overlap_comm": "FSDP always overlaps communication with computing",
-    "ring_head_stride": "sequences are not passed around in a ring: it changed speed only",
+    "ring_head_stride": "where keys and values travel in a ring, those of all heads travel at once: speed only",
     "deepcompile": "DeepSpeed's compiler: it changed speed only",
     "torch_compile": "DeepSpeed's compiler: it changed speed only",
     "disable_trace_cache": "DeepSpeed's own cache",
@@ -40,6 +40,8 @@ INERT = {
     "full_determinism": "every random number is addressed: runs can always be repeated",
     "experts_implementation": "a way of computing experts with the same numbers",
 }
+# How ranks share a sequence; the number of heads decides, once the model is known.
+SHARED = "ranks that share one sequence: by Ulysses where they divide the heads, else by ring attention"
 
 
 def write(w: Writing) -> None:
@@ -65,11 +67,11 @@ def _sharding(w: Writing) -> None:
     keys = [f"{ACTOR}.ulysses_sequence_parallel_size"]
     keys += ["critic.ulysses_sequence_parallel_size"] if has_critic(w) else []
     keys += ["reward_model.ulysses_sequence_parallel_size"] if has_reward_model(w) else []
-    w.put("ring_attn_size", keys, why="ranks that share one sequence" if sequence > 1 else "")
+    w.put("ring_attn_size", keys, why=SHARED if sequence > 1 else "")
     if tensor == 1:
         w.inert("ds_tensor_parallel_size", "1 is off")
     else:
-        why = "ranks that share one layer: the Megatron backend has that"
+        why = "ranks that share one layer: strategy=megatron has that"
         w.put("ds_tensor_parallel_size", f"{ACTOR}.strategy", "megatron", why)
         w.put("ds_tensor_parallel_size", f"{ACTOR}.megatron.tensor_model_parallel_size", why=why)
 
@@ -89,7 +91,8 @@ def zero_stage(w: Writing, sections: tuple[str, ...]) -> None:
     elif stage == 0:
         w.put("zero_stage", [f"{section}.fsdp_size" for section in sections], 1, "nothing is sharded")
     else:
-        w.put("zero_stage", keys, False, "gathered weights stay after the forward pass")
+        more = "as with stage 2 the gradients are sharded too; " if stage == 1 else ""
+        w.put("zero_stage", keys, False, f"{more}gathered weights stay after the forward pass")
     if stage != 3:
         w.inert("zpg", f"only {w.name('zero_stage')} 3 shards weights")
 

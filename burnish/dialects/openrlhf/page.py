@@ -93,6 +93,7 @@ _EXAMPLES = {
     "vllm_is_correction_type": "icepop",
     "vllm_num_engines": "1",
     "vllm_is_truncated_threshold": "0.5 2.0",
+    "vllm_sync_backend": "gloo",
     "zero_stage": "3",
     "zpg": "8",
 }
@@ -129,6 +130,7 @@ _BESIDE = {
     "value_clip": "--advantage_estimator gae",
     "vllm_is_correction_type": "--enable_vllm_is_correction",
     "vllm_is_truncated_threshold": "--enable_vllm_is_correction",
+    "vllm_sync_backend": "--async_train",
     "wandb_group": "--use_wandb true",
     "wandb_org": "--use_wandb true",
     "wandb_project": "--use_wandb true",

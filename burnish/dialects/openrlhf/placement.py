@@ -17,6 +17,7 @@ ENGINE_ROWS = (
     Row("enforce_eager", f"{ROLLOUT}.enforce_eager"),
     Row("enable_prefix_caching", f"{ROLLOUT}.enable_prefix_caching"),
 )
+TRANSPORTS = ("nccl", "gloo")
 SIZES = ("num_nodes", "num_gpus_per_node")
 
 
@@ -26,7 +27,7 @@ def write(w: Writing) -> None:
     _other_roles(w)
     _engines(w)
     _asynchronous(w)
-    w.inert("vllm_sync_backend", "weights reach the engine without a process group of their own")
+    _transport(w)
     w.inert("vllm_sync_with_ray", "weights reach the engine without Ray's collectives")
     w.inert("rollout_tasks_per_gpu", "the engine takes any number of requests")
 
@@ -51,7 +52,7 @@ def _other_roles(w: Writing) -> None:
             _reward_pool(w)
             continue
         else:
-            why = "all models share the policy's devices"
+            why = "it shares the policy's devices; that changes no result"
         for name in sizes:
             w.inert(name, why)
         flag = "colocate_all_models" if w.get("colocate_all_models") else beside[role]
@@ -62,7 +63,9 @@ def _other_roles(w: Writing) -> None:
     shares = colocated(w) or not w.get("vllm_num_engines")
     w.put("colocate_all_models", "actor_rollout_ref.hybrid_engine", shares, _where(w))
     w.inert("colocate_actor_ref", "the reference always shares the policy's devices")
-    w.inert("colocate_critic_reward", "all models share the policy's devices")
+    apart = has_reward_model(w) and not w.get("colocate_all_models")
+    own = f"; the reward model has {w.name('reward_num_gpus_per_node')} of its own" if apart else ""
+    w.inert("colocate_critic_reward", f"the critic always shares the policy's devices{own}")
 
 
 def _where(w: Writing) -> str:
@@ -104,6 +107,19 @@ def _engines(w: Writing) -> None:
         w.refuse("vllm_num_engines", why)
 
 
+def _transport(w: Writing) -> None:
+    """How weights reach engines; both ways take them to the same place."""
+    asked = w.get("vllm_sync_backend")
+    if asked not in TRANSPORTS:
+        w.refuse("vllm_sync_backend", f"must be {' or '.join(TRANSPORTS)}")
+    elif colocated(w) or not w.get("vllm_num_engines"):
+        w.inert("vllm_sync_backend", "the engine shares the policy's process: weights are copied, not sent")
+    elif w.given("vllm_sync_backend"):
+        w.put("vllm_sync_backend", f"{ROLLOUT}.checkpoint_engine.backend", why="to engines on GPUs of their own")
+    else:
+        w.inert("vllm_sync_backend", "the same between GPUs")
+
+
 def _sleep(w: Writing, engines: int) -> None:
     if w.get("vllm_enable_sleep") and w.get("async_train"):
         w.refuse("vllm_enable_sleep", f"does not go with {w.name('async_train')}: there the engine never rests")
@@ -124,9 +140,17 @@ def _asynchronous(w: Writing) -> None:
         return
     if queue <= 0:
         return w.refuse("async_queue_size", "must be at least 1")
-    why = f"training may lag {queue} iteration(s) behind generation"
-    w.put("async_train", "async_training.trigger_parameter_sync_step", 1, "new weights after every iteration")
-    w.put("async_queue_size", "async_training.staleness_threshold", float(queue), why)
-    w.put("partial_rollout", "async_training.partial_rollout")
+    if queue == 1 and not w.get("partial_rollout"):
+        halt = "the next iteration is generated while this one is learnt; weights travel when both have ended"
+        w.put("async_train", "async_training.mode", "one_step_off", halt)
+        w.inert("async_queue_size", "a queue of one is one step off")
+        w.inert("partial_rollout", "off")
+    else:
+        why = f"training may lag {queue} iteration(s) behind generation"
+        w.put("async_train", "async_training.mode", "queue", "iterations are generated ahead")
+        w.put("async_train", "async_training.trigger_parameter_sync_step", 1, "new weights after every iteration")
+        w.put("async_queue_size", "async_training.queue_size")
+        w.put("async_queue_size", "async_training.staleness_threshold", float(queue), why)
+        w.put("partial_rollout", "async_training.partial_rollout")
     w.put("vllm_generate_batch_size", "data.gen_batch_size", prompts) if prompts else None
     return None

@@ -51,9 +51,9 @@ class Verl:
         _add_file(reading, arguments, program, folder)
         reading.add_overrides(_settings_of(arguments))
         cfg = reading.finish()
-        if program.beside and "actor_rollout_ref.hybrid_engine" not in translation.settings:
-            key = "actor_rollout_ref.hybrid_engine"
-            translation.put(Item(invocation.entry, None, CONVERTED, key, False, _BESIDE, given=False))
+        for key, value in _ahead(program).items():
+            if key not in translation.settings:
+                translation.put(Item(invocation.entry, None, CONVERTED, key, value, _BESIDE, given=False))
         if program.job == "sft":
             read_ranks(invocation, translation)
         if program.config_name:
@@ -74,6 +74,13 @@ class Verl:
         if _inherits(config):
             write_defaults(translation, cfg)
         return translation
+
+
+def _ahead(program: Program) -> dict[str, Any]:
+    """What a program that generates ahead says by being called."""
+    if not program.ahead:
+        return {}
+    return {"async_training.mode": program.ahead, "actor_rollout_ref.hybrid_engine": False}
 
 
 def _settings_of(arguments: Arguments) -> list[str]:

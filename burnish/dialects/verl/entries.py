@@ -15,13 +15,13 @@ class Program:
 
     job: str
     config_name: str = ""  # the file of verl's tree that it starts from; "" for Burnish's own commands
-    beside: bool = False  # trains beside an engine with devices of its own
+    ahead: str = ""  # async_training.mode, where it trains beside an engine with devices of its own
     refused: str = ""
 
 
 _DAPO = Program("train", "dapo_trainer")
-_ONE_STEP = Program("train", "one_step_off_ppo_trainer", beside=True)
-_FULLY_ASYNC = Program("train", "fully_async_ppo_trainer", beside=True)
+_ONE_STEP = Program("train", "one_step_off_ppo_trainer", ahead="one_step_off")
+_FULLY_ASYNC = Program("train", "fully_async_ppo_trainer", ahead="queue")
 _GENERATE = Program("generate", "generation")
 _SFT = Program("sft", "sft_trainer_engine")
 

@@ -27,6 +27,9 @@ TABLE = [
     ((("rl_config.ref_forward_micro_batch_size", 16),), f"{REF}.log_prob_micro_batch_size_per_gpu", 16),
     ((("rl_config.epochs", 3),), f"{ACTOR}.ppo_epochs", 3),
     ((("rl_config.use_dynamic_bsz", True),), f"{ACTOR}.ppo_max_token_len_per_gpu", 4096),
+    # rewards
+    ((("rl_config.num_cpus_for_local_task", 1.0),), "reward.num_workers", 1),
+    ((("rl_config.num_cpus_for_local_task", 3.5),), "reward.num_workers", 4),
     # data
     ((), "data.train_files", ["./data/packed"]),
     ((("megatron_training.no_shuffle", True),), "data.shuffle", False),
@@ -67,6 +70,7 @@ TABLE = [
     (SPREAD, f"{ACTOR}.megatron.tensor_model_parallel_size", 4),
     (SPREAD, f"{REF}.megatron.tensor_model_parallel_size", 4),
     (SPREAD, "trainer.n_gpus_per_node", 8),
+    ((*SPREAD, LORA), f"{ACTOR}.megatron.tensor_model_parallel_size", 1),
     ((*SPREAD, ("generate_config.offload_train_grad", True)), f"{ACTOR}.megatron.grad_offload", True),
     (
         (

@@ -211,10 +211,19 @@ TABLE = [
         },
     ),
     ("--vllm_num_engines 2", {"actor_rollout_ref.hybrid_engine": False, "rollout.n_gpus_per_node": 2}),
+    ("--vllm_num_engines 2 --vllm_sync_backend gloo", {f"{ROLLOUT}.checkpoint_engine.backend": "gloo"}),
     (
         "--async_train --async_queue_size 3 --vllm_num_engines 1",
-        {"async_training.staleness_threshold": 3.0, "actor_rollout_ref.hybrid_engine": False},
+        {
+            "async_training.mode": "queue",
+            "async_training.queue_size": 3,
+            "async_training.staleness_threshold": 3.0,
+            "async_training.trigger_parameter_sync_step": 1,
+            "async_training.partial_rollout": False,
+            "actor_rollout_ref.hybrid_engine": False,
+        },
     ),
+    ("--async_train", {"async_training.mode": "one_step_off"}),
     ("", {f"{ACTOR}.fsdp_config.reshard_after_forward": False, "actor_rollout_ref.ref.fsdp_config.fsdp_size": 1}),
     ("--zero_stage 0", {f"{ACTOR}.fsdp_config.fsdp_size": 1}),
     (
@@ -267,6 +276,16 @@ TABLE = [
         "--save_value_network --save_steps 5",
         {"critic.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"]},
     ),
+    ("--eval_dataset e.jsonl --eval_steps 5", {"trainer.test_freq": 5, "trainer.best_metric_key": None}),
+    (
+        "--eval_dataset e.jsonl --eval_steps 5 --ckpt.best_metric_key=",
+        {"trainer.test_freq": 5, "trainer.best_metric_key": "auto"},
+    ),
+    (
+        "--eval_dataset e.jsonl --eval_steps 5 --ckpt.best_metric_key val-core/math/reward/mean@4",
+        {"trainer.best_metric_key": "val-core/math/reward/mean@4"},
+    ),
+    ("--eval_dataset e.jsonl --eval_steps 5 --ckpt.best_metric_key none", {"trainer.best_metric_key": None}),
     ("--logging_steps 5", {"trainer.log_freq": 5}),
     (
         "--use_tensorboard tb --wandb_run_name r",
@@ -329,6 +348,50 @@ def test_a_reward_model_scores_and_starts_the_critic():
     assert [item.status for item in items(remote, "--reward_pretrain")] == ["inert"]
 
 
+def test_weights_are_sent_only_to_engines_elsewhere():
+    key = f"{ROLLOUT}.checkpoint_engine.backend"
+    for flags in ("", "--vllm_num_engines 1 --colocate_all_models"):
+        translation = good(flags, "--vllm_sync_backend gloo")
+        (item,) = items(translation, "--vllm_sync_backend")
+        assert item.status == "inert" and "copied, not sent" in item.why
+        assert key not in translation.settings
+    assert key not in good("--vllm_num_engines 2").settings
+
+
+def test_who_shares_devices_is_said():
+    """Critic and reference are with the policy, whatever is asked; a reward model may have its own."""
+    base = "--pretrain m --prompt_data d --reward_pretrain rm --actor_num_gpus_per_node 2 --ref_num_gpus_per_node 2"
+    asked = "--critic_num_gpus_per_node 4 --reward_num_gpus_per_node 4 --colocate_critic_reward --colocate_actor_ref"
+    translation = translate(base, asked)
+    assert translation.settings["reward_model.enable_resource_pool"] is True
+    assert translation.settings["reward_model.n_gpus_per_node"] == 4
+    said = {item.theirs: (item.status, item.why) for item in translation.items}
+    assert said["--critic_num_gpus_per_node"] == ("inert", "it shares the policy's devices; that changes no result")
+    why = "the critic always shares the policy's devices; the reward model has --reward_num_gpus_per_node of its own"
+    assert said["--colocate_critic_reward"] == ("inert", why)
+    assert said["--colocate_actor_ref"] == ("inert", "the reference always shares the policy's devices")
+    together = translate(base, "--colocate_all_models --colocate_critic_reward")
+    assert "reward_model.enable_resource_pool" not in together.settings
+    assert "of its own" not in items(together, "--colocate_critic_reward")[0].why
+
+
+@pytest.mark.parametrize(
+    ("stage", "setting", "value", "why"),
+    [
+        (0, "fsdp_size", 1, "nothing is sharded"),
+        (1, "reshard_after_forward", False, "as with stage 2 the gradients are sharded too"),
+        (2, "reshard_after_forward", False, "gathered weights stay after the forward pass"),
+        (3, "reshard_after_forward", True, "weights, gradients and optimizer are sharded"),
+    ],
+)
+def test_stages_of_zero_are_said(stage, setting, value, why):
+    translation = good(f"--zero_stage {stage} --overlap_comm --actor_num_gpus_per_node 2 --ref_num_gpus_per_node 2")
+    (item,) = [one for one in items(translation, "--zero_stage") if one.ours == f"{ACTOR}.fsdp_config.{setting}"]
+    assert (item.ours_value, item.status) == (value, "converted")
+    assert why in item.why
+    assert "always overlaps" in items(translation, "--overlap_comm")[0].why
+
+
 def test_the_entropy_is_off_or_only_reported():
     assert f"{ACTOR}.entropy_coeff" not in good("").settings
     (item,) = items(good("--entropy_loss_coef 0"), "--entropy_loss_coef")
@@ -382,6 +445,7 @@ def test_a_login_is_no_token():
         ("--async_train --vllm_enable_sleep --colocate_all_models", "--vllm_enable_sleep", "--async_train"),
         ("--async_train --async_queue_size 0", "--async_queue_size", "at least 1"),
         ("--colocate_all_models --vllm_num_engines 2", "--vllm_num_engines", "2 x 1 = 2 GPUs"),
+        ("--vllm_num_engines 2 --vllm_sync_backend mpi", "--vllm_sync_backend", "nccl or gloo"),
         ("--colocate_all_models --ref_num_gpus_per_node 4", "--ref_num_gpus_per_node", "as many as"),
         ("--packing_samples", "--packing_samples", "--vllm_num_engines 1"),
         ("--lr_scheduler linear", "--lr_scheduler", "cosine_with_min_lr"),
@@ -394,6 +458,11 @@ def test_a_login_is_no_token():
         ("--attn_implementation magic", "--attn_implementation", "sdpa"),
         ("--micro_rollout_batch_size 4096", "--micro_rollout_batch_size", "0 forward passes"),
         ("--save_value_network", "--save_value_network", "--save_steps N"),
+        (
+            "--eval_dataset e.jsonl --eval_steps 5 --ckpt.best_metric_key eval_math_pass1",
+            "--ckpt.best_metric_key",
+            "val-core/DATA_SOURCE/reward/mean@N",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_do(flags, theirs, why):

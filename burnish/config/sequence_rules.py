@@ -1,0 +1,70 @@
+"""Rules about ranks that share one sequence (ulysses_sequence_parallel_size)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from burnish.config.model_rules import trained_models
+from burnish.config.ranks import ranks, uses_megatron
+from burnish.config.root import TrainConfig
+from burnish.errors import UserError
+
+NAME = "ulysses_sequence_parallel_size"
+# Estimators that compare two models over the whole vocabulary.
+EXACT_KL = frozenset({"full", "full+"})
+TRAINER = "trainer.nnodes x trainer.n_gpus_per_node"
+
+
+def roles_in_use(cfg: TrainConfig) -> Iterator[tuple[str, Any]]:
+    """(section, its config) of every role of this run that has a model."""
+    actor = cfg.actor_rollout_ref.actor
+    yield "actor_rollout_ref.actor", actor
+    if actor.use_kl_loss or cfg.algorithm.use_kl_in_reward:
+        yield "actor_rollout_ref.ref", cfg.actor_rollout_ref.ref
+    if "critic.model" in dict(trained_models(cfg)):
+        yield "critic", cfg.critic
+    if cfg.reward_model.enable:
+        yield "reward_model", cfg.reward_model
+
+
+def groups(cfg: TrainConfig) -> Iterator[UserError]:
+    """The ranks of a role divide into groups that share their sequences."""
+    judge = cfg.reward_model
+    for section, role in roles_in_use(cfg):
+        total, said = ranks(cfg), TRAINER
+        if role is judge and judge.enable_resource_pool:
+            total, said = judge.nnodes * judge.n_gpus_per_node, "reward_model.nnodes x reward_model.n_gpus_per_node"
+        size, key = role.ulysses_sequence_parallel_size, f"{section}.{NAME}"
+        if total % size and not uses_megatron(role):
+            fitting = [number for number in range(1, total + 1) if total % number == 0]
+            yield UserError(
+                f"{total} rank{'s' * (total > 1)} ({said}) cannot be divided into groups of {size}",
+                key=key,
+                value=size,
+                allowed=fitting,
+                hint=f"{key}={max(number for number in fitting if number <= size)}",
+            )
+
+
+def wants_exact_kl(cfg: TrainConfig) -> bool:
+    """Is the KL to the reference computed over the whole vocabulary?"""
+    actor = cfg.actor_rollout_ref.actor
+    used = {actor.kl_loss_type} if actor.use_kl_loss else set()
+    used |= {cfg.algorithm.kl_penalty} if cfg.algorithm.use_kl_in_reward else set()
+    return bool(used & EXACT_KL)
+
+
+def exact_kl(cfg: TrainConfig) -> Iterator[UserError]:
+    """The exact KL compares policy and reference token by token, so that each token must be on one rank of both."""
+    actor, ref = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.ref
+    if uses_megatron(actor) or uses_megatron(ref):
+        return  # other keys say the sizes there, and another rule compares them
+    size, other = actor.ulysses_sequence_parallel_size, ref.ulysses_sequence_parallel_size
+    if size != other and wants_exact_kl(cfg):
+        key = f"actor_rollout_ref.ref.{NAME}"
+        problem = f"the exact KL needs policy and reference on the same ranks, and the policy's size is {size}"
+        yield UserError(problem, key=key, value=other, allowed=[size], hint=f"{key}={size}")
+
+
+SEQUENCE_RULES = (groups, exact_kl)

@@ -1,0 +1,92 @@
+"""Which devices roles may have, who can start them, and what cannot be spread over them."""
+
+import pytest
+
+from burnish.config import load
+from burnish.errors import UserError
+
+GIVEN = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model", "trainer.device=cpu"]
+HYBRID, POOL = "actor_rollout_ref.hybrid_engine", "reward_model.enable_resource_pool"
+TWO = "trainer.n_gpus_per_node=2"
+APART = (f"{HYBRID}=false", "rollout.nnodes=1", "rollout.n_gpus_per_node=1")
+JUDGE = ("reward_model.enable=true", "reward_model.model.path=judge")
+OWN = (*JUDGE, f"{POOL}=true", "reward_model.nnodes=1", "reward_model.n_gpus_per_node=1")
+TRANSPORT = "actor_rollout_ref.rollout.checkpoint_engine.backend"
+
+
+def refusal(*overrides):
+    with pytest.raises(UserError) as caught:
+        load([*GIVEN, *overrides])
+    return caught.value
+
+
+def said(*overrides):
+    return " ".join(load([*GIVEN, *overrides]).notices)
+
+
+@pytest.mark.parametrize("counted", [(), ("rollout.nnodes=1",), ("rollout.n_gpus_per_node=2",)])
+def test_engines_apart_need_devices(counted):
+    error = refusal(f"{HYBRID}=false", *counted)
+    assert (error.key, error.value) == (HYBRID, False)
+    assert "rollout.nnodes=1 rollout.n_gpus_per_node=1" in error.hint
+
+
+def test_engines_apart_that_have_devices_are_let_through():
+    assert "no effect" not in said(*APART)
+    assert "no effect" not in said(TWO, *APART)
+
+
+def test_side_by_side_in_one_process_they_need_none():
+    assert f"{HYBRID}=false has no effect here" in said(f"{HYBRID}=false", "async_training.mode=one_step_off")
+    assert refusal(f"{HYBRID}=false", "async_training.mode=one_step_off", TWO).key == HYBRID
+
+
+def test_devices_that_nobody_takes_are_said():
+    assert "the engines share the policy's devices" in said("rollout.nnodes=1", "rollout.n_gpus_per_node=1")
+    assert "the reward model shares the policy's devices" in said(*JUDGE, "reward_model.n_gpus_per_node=4")
+
+
+def test_a_reward_model_apart_needs_devices():
+    error = refusal(*JUDGE, f"{POOL}=true")
+    assert error.key == POOL
+    assert load([*GIVEN, *OWN]).cfg.reward_model.enable_resource_pool
+    assert "no reward model" in said(f"{POOL}=true")
+
+
+@pytest.mark.parametrize(
+    "nodes", [("trainer.nnodes=2",), (*APART, "rollout.nnodes=2"), (*OWN, "reward_model.nnodes=2")]
+)
+def test_plain_processes_are_those_of_one_machine(nodes):
+    error = refusal("trainer.launcher=processes", *nodes)
+    assert (error.key, error.value, error.hint) == ("trainer.launcher", "processes", "trainer.launcher=ray")
+
+
+def test_machines_of_engines_that_share_devices_do_not_count():
+    assert load([*GIVEN, TWO, "trainer.launcher=processes", "rollout.nnodes=2"]).cfg.rollout.nnodes == 2
+
+
+@pytest.mark.parametrize("apart", [APART, OWN])
+def test_torchruns_processes_all_hold_the_same(apart):
+    error = refusal("trainer.launcher=torchrun", TWO, *apart)
+    assert (error.key, error.hint) == ("trainer.launcher", "trainer.launcher=ray")
+
+
+@pytest.mark.parametrize("key", ["actor_rollout_ref.model", "critic.model"])
+def test_four_bits_are_not_sharded(key):
+    four = (f"{key}.load_in_4bit=true", f"{key}.lora_rank=8")
+    gpu = "trainer.device=cuda"
+    assert load([*GIVEN, gpu, *four])
+    error = refusal(gpu, TWO, *four)
+    assert error.key == f"{key}.load_in_4bit"
+    assert "trainer.n_gpus_per_node=1" in error.hint
+
+
+def test_transports_of_others_wait_and_where_nothing_is_sent_they_cannot_matter():
+    assert "other transports" in refusal(*APART, f"{TRANSPORT}=nixl").problem
+    for name in ("nixl", "nccl"):
+        assert "the engines share the policy's devices" in said(f"{TRANSPORT}={name}")
+
+
+def test_the_newer_name_of_the_bucket_is_an_alias():
+    newer = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=64"
+    assert load([*GIVEN, *APART, newer]).cfg.actor_rollout_ref.rollout.update_weights_bucket_megabytes == 64

@@ -1,0 +1,108 @@
+"""Rows of strategy, of megatron.* and of what optim.* has for it, for every role that it can spread."""
+
+from __future__ import annotations
+
+from functools import cache
+from operator import attrgetter
+
+import pytest
+import torch
+
+import burnish.loop.worker
+from burnish.cluster.host import Seat
+from burnish.loop.worker import Worker
+
+from . import memory, teaching
+from .kit import Case
+from .models_more import GAE, JUDGED, KL, SIXTEEN, moved
+from .roles import twice
+from .row import Observe, Row, Text
+
+ACTOR, REF, CRITIC, JUDGE = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic", "reward_model"
+
+
+@cache
+def sharing(section: str) -> Observe:
+    """How many ranks share a layer's matrices, and how many a row: what the ranks of a run are told of this role."""
+
+    def sizes(case: Case) -> dict[str, int]:
+        worker = object.__new__(Worker)
+        worker.cfg, worker.device, worker.places = case.cfg, torch.device("cpu"), {}
+        worker.seat = Seat(rank=0, size=2, local_rank=0, address="")
+        role = attrgetter(section)(case.cfg)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(burnish.loop.worker, "take_place", lambda device, **found: found)
+            found = worker._place(role, getattr(role, "fsdp_config", None) or role.model.fsdp_config)
+        return {name: found[name] for name in ("tensor_size", "sequence_size")}
+
+    return sizes
+
+
+def size_rows(section: str, given: tuple[Text, ...]) -> list[Row]:
+    spread = (*given, f"{section}.strategy=megatron", "trainer.n_gpus_per_node=2")
+    see, sizes = sharing(section), f"{section}.megatron"
+    return [
+        Row(f"{sizes}.tensor_model_parallel_size", "2", see, spread, expected={"tensor_size": 2, "sequence_size": 1}),
+        Row(f"{sizes}.context_parallel_size", "2", see, spread, expected={"tensor_size": 1, "sequence_size": 2}),
+    ]
+
+
+def memory_rows(section: str, role: str, given: tuple[Text, ...], taught: bool) -> list[Row]:
+    chosen = (*given, f"{section}.strategy=megatron")
+    see, key = memory.moves(role), f"{section}.megatron"
+    rows = [
+        Row(f"{key}.param_offload", "true", see, chosen, expected=moved(weights=1 + taught)),
+        Row(f"{key}.dtype", "bf16", memory.compute_dtype(role), chosen, expected=SIXTEEN),
+    ]
+    if taught:
+        rows.append(Row(f"{key}.optimizer_offload", "true", see, chosen, expected=moved(state=1)))
+    return rows
+
+
+def recompute_row(section: str, model: str, role: str, given: tuple[Text, ...]) -> Row:
+    kept = (*given, f"{section}.strategy=megatron", f"{model}.enable_gradient_checkpointing=false")
+    key = f"{section}.megatron.override_transformer_config"
+    return Row(key, "{recompute_granularity:full}", teaching.layer_passes(role), kept, expected=2)
+
+
+def optim_rows(section: str, role: str, given: tuple[Text, ...]) -> list[Row]:
+    rates, optim = teaching.rates(role), f"{section}.optim"
+    flat = (*given, f"{optim}.lr=0.01", "trainer.total_training_steps=6", f"{section}.ppo_epochs=2")
+    spread = (*flat, f"{section}.strategy=megatron")
+    linear = (*spread, f"{optim}.lr_decay_style=linear")
+    rising = (*spread, f"{optim}.lr_warmup_steps=2")
+    ending = (*spread, f"{optim}.lr_decay_style=WSD", f"{optim}.lr_wsd_decay_steps=2")
+    falling = twice(*((6 - step) / 600 for step in range(6)))
+    return [
+        Row(f"{section}.strategy", "megatron", rates, (*flat, f"{optim}.lr_decay_style=linear"), expected=falling),
+        Row(f"{optim}.lr_decay_style", "linear", rates, spread, expected=falling),
+        Row(f"{optim}.lr_decay_steps", "2", rates, linear, expected=twice(0.01, 0.005, 0.0, 0.0, 0.0, 0.0)),
+        Row(f"{optim}.min_lr", "0.004", rates, linear, expected=twice(0.01, 0.009, 0.008, 0.007, 0.006, 0.005)),
+        Row(f"{optim}.lr_warmup_init", "0.002", rates, rising, expected=twice(0.006, *[0.01] * 5)),
+        Row(f"{optim}.lr_wsd_decay_style", "linear", rates, ending, expected=twice(*[0.01] * 5, 0.005)),
+        Row(f"{optim}.lr_wsd_decay_steps", "4", rates, (*ending, f"{optim}.lr_wsd_decay_style=linear")),
+    ]
+
+
+def strategy_row(section: str, role: str, given: tuple[Text, ...]) -> Row:
+    """Of a role that is only read: its keys of memory are read."""
+    asked = (*given, f"{section}.megatron.param_offload=true")
+    return Row(f"{section}.strategy", "megatron", memory.moves(role), asked, expected=moved(weights=1))
+
+
+ROWS = [
+    *size_rows(ACTOR, ()),
+    *size_rows(REF, KL),
+    *size_rows(CRITIC, GAE),
+    *size_rows(JUDGE, JUDGED),
+    *memory_rows(ACTOR, "policy", (), taught=True),
+    *memory_rows(CRITIC, "critic", GAE, taught=True),
+    *memory_rows(REF, "reference", KL, taught=False),
+    *memory_rows(JUDGE, "judge", JUDGED, taught=False),
+    recompute_row(ACTOR, "actor_rollout_ref.model", "policy", ()),
+    recompute_row(CRITIC, "critic.model", "critic", GAE),
+    *optim_rows(ACTOR, "policy", ()),
+    *optim_rows(CRITIC, "critic", GAE),
+    strategy_row(REF, "reference", KL),
+    strategy_row(JUDGE, "judge", JUDGED),
+]

@@ -1,0 +1,347 @@
+"""Rows of keys that act where a run has several processes.
+
+The second rank is pretended (PyTorch's fake process group: collectives return at once), so that one sees here what a
+rank of two would hold; and processes are not started: one sees what each would be told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import burnish.cluster.ray
+import burnish.loop.launch
+from burnish.batch import Batch, Ragged
+from burnish.cluster.host import Seat
+from burnish.cluster.weights import _buckets
+from burnish.loop.launch import Launched, launch
+from burnish.loop.pools import pools
+from burnish.loop.roles import load_run_tokenizer, policy_source
+from burnish.loop.worker import Worker
+from burnish.rollout.engine import Capabilities
+from burnish.train.backend import Backend
+from burnish.train.packing import Cut, PackedRows
+
+from .kit import Case
+from .models_more import GAE, JUDGED, KL
+from .row import Observe, Row, Text
+from .sglang import words
+
+CPU = torch.device("cpu")
+TWO: tuple[Text, ...] = ("trainer.n_gpus_per_node=2",)
+ROLLOUT, HYBRID = "actor_rollout_ref.rollout", "actor_rollout_ref.hybrid_engine"
+FSDP = {
+    "policy": "actor_rollout_ref.actor.fsdp_config",
+    "reference": "actor_rollout_ref.ref.fsdp_config",
+    "critic": "critic.model.fsdp_config",
+    "reward_model": "reward_model.model.fsdp_config",
+}
+GIVEN: dict[str, tuple[Text, ...]] = {"policy": (), "reference": KL, "critic": GAE, "reward_model": JUDGED}
+BY_SIZE = {"reward_model": ("500", {"Qwen2Attention", "Qwen2MLP"})}  # which is smaller than the others
+
+
+# what a rank of two holds
+
+
+@contextlib.contextmanager
+def one_rank(case: Case) -> Iterator[Worker]:
+    """The first of two, before it builds its roles."""
+    worker = object.__new__(Worker)
+    worker.cfg, worker.device, worker.places, worker.roles, worker.notices = case.cfg, CPU, {}, {}, []
+    worker.seat = Seat(rank=0, size=2, local_rank=0, address="")
+    worker.source = policy_source(case.cfg)
+    worker.tokenizer = load_run_tokenizer(case.cfg, worker.source)
+    new_group = dist.new_group
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "new_group", lambda ranks=None, backend=None: new_group(ranks, backend="fake"))
+            yield worker
+    finally:
+        dist.destroy_process_group()
+
+
+class Collectives(TorchDispatchMode):
+    """Every collective of this process, with the tensor that it fills."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[str, torch.Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func.namespace == "c10d":
+            self.made.append((func.name(), args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def held(role: str, look: Callable[[str, Backend], Any]) -> Observe:
+    """What one sees of a role's sharded model."""
+
+    def observe(case: Case) -> Any:
+        with one_rank(case) as worker:
+            if role == "reference":
+                worker.roles["policy"] = worker._build_policy(2)
+            return look(role, getattr(worker, f"_build_{role}")(2).backend)
+
+    return observe
+
+
+def run(role: str, backend: Backend) -> torch.Tensor:
+    """The model's numbers for a few tokens."""
+    rows = PackedRows.of(Batch(prompt_ids=Ragged.of([[3, 4], [5]]), responses=Ragged.of([[6], [7, 8]])), CPU)
+    ways = {"critic": backend.values, "reward_model": backend.scores}
+    return ways[role](rows) if role in ways else backend.log_probs(rows, 1.0, with_entropy=False)[0]
+
+
+def units_of(backend: Backend) -> dict[str, FSDPModule]:
+    """All but the outermost."""
+    return {name: module for name, module in backend.model.named_modules() if isinstance(module, FSDPModule)}
+
+
+def units(role: str, backend: Backend) -> set[str]:
+    """Classes of the modules that are gathered and freed as one."""
+    return {type(module).__name__.removeprefix("FSDP") for module in units_of(backend).values()}
+
+
+def mesh(role: str, backend: Backend) -> tuple[int, ...]:
+    """Ranks by copy and shard, or by shard alone."""
+    return tuple(next(backend.model.parameters()).device_mesh.shape)
+
+
+def freed(role: str, backend: Backend) -> bool:
+    """Are the last unit's weights in shards again once the model has computed?"""
+    found = []
+    last = [*units_of(backend).values()][-1]
+    backend.shell.register_forward_hook(lambda *_: found.append(isinstance(next(last.parameters()), DTensor)))
+    with torch.no_grad():
+        run(role, backend)
+    return found[0]
+
+
+def gathered_ahead(role: str, backend: Backend) -> int:
+    """How many gathers have begun when the first unit computes."""
+    found: list[int] = []
+    first = next(iter(units_of(backend).values()))
+    inside = next(iter(first.children()))
+    backend.shell.reshard()
+    with Collectives() as begun, torch.no_grad():
+        inside.register_forward_pre_hook(lambda *_: found.append(len(begun.made)))
+        run(role, backend)
+    return found[0]
+
+
+def summed_in(role: str, backend: Backend) -> set[str]:
+    """The formats in which gradients are summed over ranks."""
+    found = run(role, backend).sum()
+    with Collectives() as begun:
+        found.backward()
+    return {str(tensor.dtype) for name, tensor in begun.made if "reduce" in name}
+
+
+def sharding_rows(role: str, section: str, given: tuple[Text, ...]) -> list[Row]:
+    wrap, several = f"{section}.wrap_policy", (*given, *TWO)
+    halves = (*several, f"{wrap}.transformer_layer_cls_to_wrap=[Qwen2Attention,Qwen2MLP]")
+    size, large = BY_SIZE.get(role, ("5000", {"Qwen2MLP"}))
+    rows = [
+        Row(f"{wrap}.min_num_params", size, held(role, units), several, expected=large),
+        Row(f"{wrap}.transformer_layer_cls_to_wrap", "Qwen2MLP", held(role, units), several, expected={"Qwen2MLP"}),
+        Row(f"{section}.reshard_after_forward", "false", held(role, freed), several, expected=False),
+        Row(f"{section}.fsdp_size", "1", held(role, mesh), several, expected=(2, 1)),
+        Row(f"{section}.forward_prefetch", "true", held(role, gathered_ahead), halves, expected=3),
+    ]
+    if role in ("policy", "critic"):
+        key, expected = f"{section}.mixed_precision.reduce_dtype", {"torch.bfloat16"}
+        rows.append(Row(key, "bf16", held(role, summed_in), several, expected=expected))
+    return rows
+
+
+def dealt(case: Case) -> list[list[int]]:
+    """The first rank's rows, of which some are longer than others."""
+    with one_rank(case) as worker:
+        actor = case.cfg.actor_rollout_ref.actor
+        return worker._place(actor, actor.fsdp_config).deal(torch.tensor([90, 60, 20, 10]), Cut(rows=4))
+
+
+# what processes are told
+
+
+class Recorder:
+    """A group that starts nothing and remembers what it was to do."""
+
+    made: list[Recorder] = []
+
+    def __init__(self, names: list[str], starter: Any, *, host: str, patience: float) -> None:
+        self.names, self.starter, self.patience, self.size = names, starter, patience, len(names)
+        Recorder.made.append(self)
+
+    def meeting_place(self) -> str:
+        return "somewhere:1"
+
+    def build(self, factory: str, args: list[tuple]) -> None:
+        self.seats, self.roles = [own[0] for own in args], args[0][2]
+
+    def call(self, method: str) -> list[Any]:
+        return {"take_notices": [[]], "engine_capabilities": [Capabilities(addressed="token", invariant=True)]}[method]
+
+    def close(self) -> None:
+        pass
+
+
+class RayDoor:
+    """Stands for the ray module: what it was started and left with."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+        self.timelines: list[str] = []
+        self.util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1")
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, **given: Any) -> None:
+        self.given = {name: value for name, value in given.items() if name != "runtime_env"}
+
+    def timeline(self, path: str) -> None:
+        self.timelines.append(path)
+
+    def shutdown(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def launched(case: Case) -> Iterator[tuple[Launched, list[Recorder], RayDoor]]:
+    """A run's processes, as far as they would be told what to do."""
+    door = RayDoor()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recorder, "made", [])
+        patch.setattr(burnish.loop.launch, "Group", Recorder)
+        patch.setattr(burnish.loop.launch, "pick_device", torch.device)
+        patch.setattr(burnish.cluster.ray, "_ray", lambda: door)
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield launch(case.cfg, pools(case.cfg), 2), Recorder.made, door
+
+
+def seats(case: Case) -> dict[str, list[int]]:
+    """The devices of every pool's processes, each with the roles that it holds."""
+    with launched(case) as (_, groups, _):
+        return {", ".join(group.roles): [seat.local_rank for seat in group.seats] for group in groups}
+
+
+def nodes(case: Case) -> list[int]:
+    """Machines of every pool."""
+    with launched(case) as (_, groups, _):
+        return [group.starter.nodes for group in groups]
+
+
+def timeouts(case: Case) -> list[float]:
+    """Of the collectives of every pool."""
+    with launched(case) as (_, groups, _):
+        return [group.seats[0].timeout for group in groups]
+
+
+def patience(case: Case) -> tuple[float, float]:
+    """Seconds for places to be found, and for processes to call."""
+    with launched(case) as (_, groups, _):
+        return groups[0].starter.cluster.options.patience, groups[0].patience
+
+
+def starter(case: Case) -> str:
+    with launched(case) as (_, groups, _):
+        return type(groups[0].starter).__name__
+
+
+def ray_start(case: Case) -> dict[str, Any]:
+    """The arguments of ray.init."""
+    with launched(case) as (_, _, door):
+        return door.given
+
+
+def timelines(case: Case) -> list[str]:
+    """Written when the run has ended."""
+    with launched(case) as (run, _, door):
+        run.close()
+        return door.timelines
+
+
+def transport(case: Case) -> str:
+    """By which weights travel to the engines."""
+    with launched(case) as (run, _, _):
+        return run.engine(case.cfg).backend
+
+
+def parcels(case: Case) -> int:
+    """In how many parts three megabytes of weights travel."""
+    with launched(case) as (run, _, _):
+        weights = [(name, torch.zeros(1 << 18)) for name in "abc"]
+        return len(list(_buckets(weights, run.engine(case.cfg).bucket_bytes)))
+
+
+def notices_another_weight(case: Case) -> bool:
+    """Does the run see that its engine holds another number than the policy, in one of all places?"""
+    engine, load = case.run.engine, case.run.engine.load_weights
+
+    def load_badly(stream: Any, version: int) -> None:
+        load(stream, version)
+        with torch.no_grad():
+            next(engine.runner.model.parameters()).view(-1)[5] += 1e-3
+
+    engine.load_weights = load_badly
+    try:
+        case.run.send_weights()
+    except RuntimeError as error:
+        return "other weights than the policy" in str(error)
+    return False
+
+
+RAY: tuple[Text, ...] = (*TWO, "trainer.launcher=ray")
+APART: tuple[Text, ...] = (f"{HYBRID}=false", "rollout.nnodes=1", "rollout.n_gpus_per_node=1")
+# Side by side on one device there may be no pool at all.
+BESIDE: tuple[Text, ...] = (*TWO, *APART)
+JUDGE_APART: tuple[Text, ...] = (
+    *(*JUDGED, *TWO, "reward_model.enable_resource_pool=true"),
+    *("reward_model.nnodes=1", "reward_model.n_gpus_per_node=1", "trainer.launcher=ray"),
+)
+SHARED = {"policy, engine": [0, 1]}
+
+ROWS = [
+    *(row for role, section in FSDP.items() for row in sharding_rows(role, section, GIVEN[role])),
+    Row("trainer.balance_batch", "false", dealt, TWO, expected=[[0, 1]]),
+    Row("trainer.nnodes", "2", nodes, RAY, expected=[2]),
+    Row("trainer.n_gpus_per_node", "4", seats, TWO, expected={"policy, engine": [0, 1, 2, 3]}),
+    Row("trainer.launcher", "processes", starter, TWO, expected="Processes"),
+    Row("trainer.ray_wait_register_center_timeout", "7", patience, RAY, expected=(7, 7)),
+    Row("actor_rollout_ref.nccl_timeout", "700", timeouts, TWO, expected=[700]),
+    Row("critic.nccl_timeout", "700", timeouts, (*GAE, *TWO), expected=[700]),
+    Row("reward_model.nccl_timeout", "500", timeouts, JUDGE_APART, expected=[600, 500]),
+    Row("ray_init.num_cpus", "5", ray_start, RAY, expected={"num_cpus": 5}),
+    Row("ray_init.options", "{address: auto}", ray_start, RAY, expected={"address": "auto"}),
+    Row("ray_init.timeline_json_file", "timeline.json", timelines, RAY, expected=["timeline.json"]),
+    Row(HYBRID, "false", seats, (*TWO, *APART[1:]), expected={"policy": [0, 1], "engine": [2]}),
+    Row("rollout.nnodes", "2", nodes, (*BESIDE, "trainer.launcher=ray"), expected=[1, 2]),
+    Row("rollout.n_gpus_per_node", "2", seats, BESIDE, expected={"policy": [0, 1], "engine": [2, 3]}),
+    Row(
+        "reward_model.enable_resource_pool",
+        "true",
+        seats,
+        (*JUDGED, *TWO, "reward_model.nnodes=1", "reward_model.n_gpus_per_node=1"),
+        expected=SHARED | {"reward_model": [2]},
+    ),
+    Row("reward_model.nnodes", "2", nodes, JUDGE_APART, expected=[1, 2]),
+    Row("reward_model.n_gpus_per_node", "2", seats, JUDGE_APART, expected=SHARED | {"reward_model": [2, 3]}),
+    Row(f"{ROLLOUT}.checkpoint_engine.backend", "gloo", transport, (*BESIDE, "trainer.device=cuda"), expected="gloo"),
+    Row(f"{ROLLOUT}.update_weights_bucket_megabytes", "1", parcels, BESIDE, expected=3),
+    Row(f"{ROLLOUT}.verify_weights", "false", notices_another_weight, expected=False),
+    Row(f"{ROLLOUT}.tensor_model_parallel_size", "2", words, (f"{ROLLOUT}.name=sglang",)),
+]
