@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: kernels run on CPU tensors
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,9 @@ from burnish.demo.tiny import END, make_model, make_tokenizer
 from burnish.models.load import ModelSource
 from burnish.rollout.engine import ENGINES, Engine, EngineOptions
 
+from .sglang_server import SglangServer
+
+collect_ignore = [] if find_spec("vllm") else ["vllm"]  # `make test-vllm` has an environment for those
 CHARACTERS = "0123456789+-=?"
 SIZES = {
     "vocab_size": 53,
@@ -107,13 +112,26 @@ def their_model() -> Callable[[str], PreTrainedModel]:
     return load
 
 
+@pytest.fixture(scope="session")
+def sglang_server(tiny_folder: str) -> Iterator[SglangServer]:
+    """A server that runs already, with a model of the tiny one's shape; engines fill it."""
+    server = SglangServer(tiny_folder, "--enable-deterministic-inference", "--enable-memory-saver").wait()
+    yield server
+    server.kill()
+
+
 @pytest.fixture
-def make_engine(their_model: Callable[[str], PreTrainedModel]) -> Iterator[Callable[..., Engine]]:
+def make_engine(
+    their_model: Callable[[str], PreTrainedModel], request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Engine]]:
     """make_engine(folder, name="builtin", **options): an engine with the folder's weights as version 1."""
     engines: list[Engine] = []
+    # What an engine needs to be made here.
+    needs = {"sglang": lambda: {"base_url": request.getfixturevalue("sglang_server").url}}
 
     def make(folder: str, name: str = "builtin", **options: object) -> Engine:
-        settings = {"eos_ids": (2,), "max_model_len": 320, **options}
+        extra = needs[name]() if name in needs and "extra" not in options else {}
+        settings = {"eos_ids": (2,), "max_model_len": 320, "extra": extra, **options}
         source = ModelSource(str(Path(folder)))
         engine = ENGINES[name].load()(EngineOptions(source, torch.float32, torch.device("cpu"), **settings))
         engine.load_weights(their_model(folder).named_parameters(), version=1)

@@ -12,6 +12,12 @@ from burnish.demo.tiny import make_model, make_tokenizer
 STEPS = 12
 GRPO = ("algorithm.adv_estimator=grpo",)
 PPO = ("algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "algorithm.lam=0.95")
+ONE_STEP_OFF = (*GRPO, "async_training.mode=one_step_off")
+QUEUE = (
+    *(*GRPO, "async_training.mode=queue", "async_training.queue_size=2"),
+    *("async_training.staleness_threshold=2", "async_training.trigger_parameter_sync_step=1"),
+    "trainer.total_training_steps=18",  # what it learns shows two steps later
+)
 
 
 def share_of_sevens(text):
@@ -43,7 +49,9 @@ def learn(tmp_path):
             f"trainer.default_local_dir={tmp_path / 'run'}",
         ]
         burnish.train([*settings, *overrides], reward=reward, dataset=dataset)
-        return [mean_share(tmp_path / "run" / "rollouts" / f"{step}.jsonl") for step in range(1, STEPS + 1)]
+        steps = len(list((tmp_path / "run" / "rollouts").iterdir()))
+        assert steps >= STEPS
+        return [mean_share(tmp_path / "run" / "rollouts" / f"{step}.jsonl") for step in range(1, steps + 1)]
 
     return run
 
@@ -52,7 +60,7 @@ def mean_share(path):
     return mean(share_of_sevens(json.loads(line)["output"]) for line in path.read_text().splitlines())
 
 
-@pytest.mark.parametrize("algorithm", [GRPO, PPO], ids=["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", [GRPO, PPO, ONE_STEP_OFF, QUEUE], ids=["grpo", "ppo", "one step off", "queue"])
 def test_a_policy_learns_what_it_is_rewarded_for(learn, algorithm):
     shares = learn(lambda solution_str: share_of_sevens(solution_str), *algorithm)
     assert mean(shares[:3]) < 0.2

@@ -18,7 +18,7 @@ from .source import ROOT, commands, python_trainings, resolve
 
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.sh"))
-PYTHON = sorted(EXAMPLES.glob("*.py"))
+PYTHON = sorted(EXAMPLES.rglob("*.py"))
 
 
 def test_there_is_an_example_for_every_task():

@@ -41,6 +41,7 @@ TABLES = {
     "PROMPT_TYPES": "burnish.data.handlers",
     "RESUME_MODES": "burnish.loop.state",
     "SCORE_NORMALIZERS": "burnish.algos.shaping",
+    "ASYNC_MODES": "burnish.loop.overlap",
 }
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
@@ -103,7 +104,7 @@ def own_signature(key, job):
 
 
 # Files of the config room that turn keys into other keys, or into what a room is handed.
-HANDS_ON = ("derive", "adapters")
+HANDS_ON = ("derive", "adapters", "async_rules", "megatron", "ranks")
 
 
 def test_every_acting_key_is_read_by_somebody():

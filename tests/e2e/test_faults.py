@@ -1,0 +1,82 @@
+"""Runs that are killed at random instants, stopped, or harmed in other ways end as one that nobody touched.
+
+bench/faults.py does the same more often, and makes the table of docs/reliability.md.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+def load_script(name):
+    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+faults = load_script("faults")
+# How often each is tried here; kill -9 five times in all.
+KILLS = {
+    "kill -9, GRPO": 2,
+    "kill -9, PPO with a critic": 1,
+    "kill -9, checkpoints written beside the run": 1,
+    "kill -9, one step off": 1,
+}
+MANY = 15  # of each, in `make test-all`
+# Tests of the rooms do these in one process.
+ALSO_ELSEWHERE = {
+    "disk full while saving",
+    "checkpoint file truncated or a bit flipped",
+    "a worker dies again and again",
+    "a rank of two is killed",
+    "kill -9, two ranks",
+    "the tracker is unreachable or hangs",
+}
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.long] if name in ALSO_ELSEWHERE else [], id=name) for name in faults.FAULTS
+]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    made = faults.Bench(tmp_path_factory.mktemp("faults") / "bench", kills=1, tries=1, seed=0)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_lost(bench, name):
+    bench.kills = KILLS.get(name, 0)
+    counts = faults.FAULTS[name](bench)
+    assert counts.tried >= max(1, bench.kills)
+    assert counts.survived == counts.tried and counts.lost == [], counts
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", KILLS)
+def test_nothing_is_lost_however_often(bench, name):
+    bench.kills = MANY
+    counts = faults.FAULTS[name](bench)
+    assert counts.tried == counts.survived == MANY and counts.lost == [], counts
+
+
+def test_the_comparison_sees_what_differs(bench, tmp_path):
+    """A run with another seed differs in everything that is compared; without a look, nothing would be held."""
+    one = bench.untouched(*faults.GRPO)
+    other = bench.untouched(*faults.GRPO, "trainer.seed=2")
+    found = faults.differences(one.folder, other.folder)
+    assert [line.partition(":")[0] for line in found][:3] == ["state", "metrics", "rollouts"]
+    assert "state: " in faults.differences(one.folder, tmp_path)[0], "a run that left nothing is no equal"
+
+
+def test_every_fault_is_on_the_page():
+    page = (BENCH.parent / "docs" / "reliability.md").read_text()
+    rows = {line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")}
+    assert set(faults.FAULTS) <= rows
