@@ -345,7 +345,7 @@ def all_trained(rank: int, folder: str, batch: Batch, names: list[str]) -> list[
     return [train(rank, folder, batch, PLACES[name][1], {}, PLACES[name][2]) for name in names]
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_a_policy_on_tensor_ranks_learns_what_one_process_does(model_folder, batch, without, size):
     given = without(batch, "old_log_probs")
     expected = train_at(ALONE, str(model_folder), given, {}, BackendOptions())
