@@ -19,7 +19,32 @@ def has_own_memory(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-class Offload:
+class Parked:
+    """Something that waits in CPU memory, and is on the device while somebody works with it."""
+
+    users = 0
+
+    @contextlib.contextmanager
+    def fetched(self) -> Iterator[None]:
+        """On the device inside; several may be inside at once."""
+        if self.users == 0:
+            self.fetch()
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+            if self.users == 0:
+                self.park()
+
+    def fetch(self) -> None:
+        raise NotImplementedError
+
+    def park(self) -> None:
+        raise NotImplementedError
+
+
+class Offload(Parked):
     """The tensors that `tensors()` names wait in CPU memory between phases; `changes` says which must be brought back.
 
     Only their storage moves: a parameter stays the same object, so that optimizers and hooks keep hold of it.
@@ -35,22 +60,8 @@ class Offload:
         self.device = device
         self.changes = changes
         self.homes: dict[int, Tensor] = {}
-        self.users = 0
 
-    @contextlib.contextmanager
-    def fetched(self) -> Iterator[None]:
-        """On the device inside; several may be inside at once."""
-        if self.users == 0:
-            self._fetch()
-        self.users += 1
-        try:
-            yield
-        finally:
-            self.users -= 1
-            if self.users == 0:
-                self.park()
-
-    def _fetch(self) -> None:
+    def fetch(self) -> None:
         for tensor in self.tensors():
             if self.device.type != "cuda" or tensor.data.is_pinned():  # else it finds a pinned home when it is parked
                 self.homes[id(tensor)] = tensor.data

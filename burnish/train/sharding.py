@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from transformers import PreTrainedModel
 
 from burnish.errors import UserError, nearest
+from burnish.train.offload import Parked
 from burnish.train.place import Place
 from burnish.train.tensor_parallel import parallelize
 
@@ -50,29 +50,18 @@ class Shell(nn.Module):
         return work()
 
 
-class ShardOffload:
+class ShardOffload(Parked):
     """The shards wait in CPU memory between phases."""
 
     def __init__(self, shell: Shell, device: torch.device) -> None:
         self.shell = shell
         self.device = device
-        self.users = 0
 
-    @contextlib.contextmanager
-    def fetched(self) -> Iterator[None]:
-        """On the device inside; several may be inside at once."""
-        if self.users == 0:
-            self.shell.to(self.device)
-        self.users += 1
-        try:
-            yield
-        finally:
-            self.users -= 1
-            if self.users == 0:
-                self.park()
+    def fetch(self) -> None:
+        self.shell.to(self.device)
 
     def park(self) -> None:
-        """To CPU memory; what was gathered is given up first."""
+        """What was gathered is given up first."""
         self.shell.reshard()
         self.shell.to("cpu")
 

@@ -232,7 +232,7 @@ def checkpointed(kit: Kit, more: tuple[str, ...]) -> int:
 def moved(kit: Kit, more: tuple[str, ...]) -> dict[str, int]:
     """What an update brings to the device, or does on the CPU, where the device has a memory of its own."""
     found = {"weights": 0, "state": 0, "on the CPU": 0, "activations": 0}
-    fetch, on_cpu, saving = Offload._fetch, optim.updated_on_cpu, backend.activations_on_cpu
+    fetch, on_cpu, saving = Offload.fetch, optim.updated_on_cpu, backend.activations_on_cpu
 
     def counted(offload: Offload) -> None:
         found["weights" if offload is run.imitator.backend.offload else "state"] += 1
@@ -248,7 +248,7 @@ def moved(kit: Kit, more: tuple[str, ...]) -> dict[str, int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends, "has_own_memory", lambda device: True)
         run = kit.run(more)
-        patch.setattr(Offload, "_fetch", counted)
+        patch.setattr(Offload, "fetch", counted)
         patch.setattr(optim, "updated_on_cpu", counting("on the CPU", on_cpu))
         patch.setattr(backend, "activations_on_cpu", counting("activations", saving))
         run.imitator.teach(run.train_data.batch(range(4)), 1)

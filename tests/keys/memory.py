@@ -166,7 +166,7 @@ def moves(role: str) -> Observe:
 
     def count(case: Case) -> dict[str, int]:
         found = {"weights": 0, "state": 0, "updates on the CPU": 0}
-        fetch, on_cpu = Offload._fetch, burnish.train.optim.updated_on_cpu
+        fetch, on_cpu = Offload.fetch, burnish.train.optim.updated_on_cpu
 
         def counted(offload: Offload) -> None:
             found["weights" if offload is weights else "state"] += 1
@@ -178,7 +178,7 @@ def moves(role: str) -> Observe:
 
         with as_on_a_gpu() as patch:
             weights = backend(case, role).offload
-            patch.setattr(Offload, "_fetch", counted)
+            patch.setattr(Offload, "fetch", counted)
             patch.setattr(burnish.train.optim, "updated_on_cpu", updated)
             batch = fixed_batch(case.run)
             (case.run.judge.model if role == "judge" else getattr(case.run, role)).read(batch)

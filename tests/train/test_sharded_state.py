@@ -69,9 +69,9 @@ def _whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
 
 
-def teach_and_save(rank: int, folder: str, batch, out: str, adapted: bool, averaged: bool):
+def teach_and_save(rank: int | None, folder: str, batch, out: str, adapted: bool, averaged: bool):
     """One step, a checkpoint of a copy, one more step; and what the state was at both."""
-    policy = make(folder, take_place(CPU), adapted, averaged)
+    policy = make(folder, ALONE if rank is None else take_place(CPU), adapted, averaged)
     policy.teach(batch, 1)
     contents = [part for part in ALL if not (adapted and part == "hf_model")]
     write = policy.writer(contents, copy=True)
@@ -117,6 +117,15 @@ def test_two_ranks_save_what_one_and_two_load(model_folder, batch, tmp_path, ada
     if averaged:
         hub = AutoModelForCausalLM.from_pretrained(out / "huggingface").state_dict()
         assert all(torch.equal(hub[name], tensor) for name, tensor in saved["average"].items())
+
+
+def test_one_process_saves_what_two_ranks_load(model_folder, batch, tmp_path):
+    (tmp_path / "actor").mkdir()
+    how = (str(model_folder), batch, str(tmp_path / "actor"), False, False)
+    saved, taught = teach_and_save(None, *how)
+    for loaded, again in run_ranks(2, load_and_teach, *how):
+        same(loaded, saved, exact=True)
+        same(again, taught, exact=False)
 
 
 def load_hub(rank: int | None, folder: str, out: str):
