@@ -58,3 +58,9 @@ def test_bf16_product_survives_here():
     assert float((a @ a)[0, 0]) == 64.0
     if make_cpu_bf16_safe():
         assert not torch.backends.mkldnn.enabled
+
+
+def test_an_accelerator_without_its_library_is_refused_by_name():
+    with pytest.raises(UserError, match="pip install torch_npu") as caught:
+        pick_device("npu")
+    assert (caught.value.key, caught.value.value) == ("trainer.device", "npu")
