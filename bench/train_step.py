@@ -50,7 +50,7 @@ class Plan:
     lora: int = 0
     kernel: str = "triton"
     compiled: bool = False
-    compiled_layers: bool = False  # norms and feed-forward parts
+    compiled_layers: bool = False
     recomputed: int | None = 0
     tokens: int = 131_072
     micro: int = 16_384
@@ -85,11 +85,11 @@ def policy_of(plan: Plan) -> Policy:
     adapters = None
     if settings_of_adapter is not None:
         adapters = add_adapters(model, settings_of_adapter, dtype=torch.float32, heads=(), seed=0)
+    if plan.compiled_layers:
+        compile_layers(model, MODEL)
     if plan.recomputed != 0:
         method = None if plan.recomputed is None else "block"
         enable_recompute(model, method, plan.recomputed, MODEL)
-    if plan.compiled_layers:
-        compile_layers(model, MODEL)
     options = BackendOptions(head=HEAD_KERNELS[plan.kernel](plan.compiled))
     backend = Backend(model, torch.device(plan.device), plan.dtype, adapters=adapters, options=options)
     return Policy(
@@ -213,7 +213,7 @@ def main() -> int:
     parser.add_argument("--kernels", nargs="+", default=["triton"], choices=list(HEAD_KERNELS))
     parser.add_argument("--recomputed", type=int, help="layers computed again, for all shapes; -1 is all")
     parser.add_argument("--compiled", action="store_true", help="the torch head by torch.compile")
-    parser.add_argument("--compiled-layers", action="store_true", help="norms and feed-forward parts by torch.compile")
+    parser.add_argument("--compiled-layers", action="store_true", help="the decoder layers by torch.compile")
     parser.add_argument("--length", type=int, default=1024, help="of a row")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()

@@ -146,8 +146,9 @@ class ActorConfig:
     """What that loss balances as one: the routers of all layers together, each layer (Megatron: the layers' losses add
     up), or each sequence in each layer."""
 
-    use_torch_compile: bool = setting(False, verl=True)
-    """Compile the entropy and log-prob functions."""
+    use_torch_compile: bool = True
+    """Compile the decoder layers of dense models on one GPU, and the head where it is not in Triton: updates take two
+    thirds of the time, the first one some seconds more."""
 
     entropy_from_logits_with_chunking: bool = False
     """Compute the entropy in chunks, for less memory."""
@@ -229,7 +230,7 @@ class RefConfig:
     """Ranks that share one sequence, as the policy's do; follows the policy's."""
 
     use_torch_compile: bool = II("actor_rollout_ref.actor.use_torch_compile")
-    """Compile the log-prob function; follows the policy's."""
+    """Compile the reference's layers and head; follows the policy's."""
 
     entropy_from_logits_with_chunking: bool = False
     """Compute the entropy in chunks."""

@@ -101,10 +101,6 @@ _OF_ADAPTERS = ("lora_alpha", "lora_dropout", "target_modules", "exclude_modules
 _NO_ADAPTER = Line("no adapter is trained (lora_rank=0)", "未训练适配器（lora_rank=0）")
 _SHARED = Line("with LoRA the reference is the policy without its adapters", "使用 LoRA 时参考模型就是关闭适配器的策略")
 _NO_TRITON = Line("Triton runs on GPUs only", "Triton 只能在 GPU 上运行")
-_COMPILED = Line(
-    "the head is in Triton, which compiles it itself (fused_kernel_options.impl_backend)",
-    "输出头由 Triton 自行编译（fused_kernel_options.impl_backend）",
-)
 _IN_TURN = Line("nothing is generated ahead (async_training.mode)", "未提前生成（async_training.mode）")
 _HALTS = Line(
     "one_step_off generates one batch ahead and halts between any two steps",
@@ -203,9 +199,8 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         Idle("without reward model", NO_REWARD_MODEL, ("reward_model.enable_resource_pool", *_REWARD_POOL)),
         Idle("reward model shares devices", _NO_POOL, _REWARD_POOL),
         Idle("cpu", _IN_CPU_MEMORY, _OFFLOADS),
-        Idle("cpu", Line("the head is compiled on GPUs only", "只在 GPU 上编译输出头"), ("*.use_torch_compile",)),
+        Idle("cpu", Line("models are compiled on GPUs only", "只在 GPU 上编译模型"), ("*.use_torch_compile",)),
         Idle("cpu", _NO_TRITON, ("*.fused_kernel_options.impl_backend",)),
-        Idle("triton head", _COMPILED, ("*.use_torch_compile",)),
         Idle(
             "adapted policy",
             _SHARED,
@@ -272,7 +267,6 @@ CONDITIONS: dict[str, Callable[[Any], bool]] = {
     "without skipping": lambda cfg: not cfg.actor_rollout_ref.rollout.skip_rollout,
     "without pf_ppo": lambda cfg: not cfg.algorithm.use_pf_ppo,
     "without weights": lambda cfg: cfg.algorithm.rollout_correction.rollout_is is None,
-    "triton head": lambda cfg: cfg.actor_rollout_ref.model.fused_kernel_options.impl_backend == "triton",
     "adapted policy": lambda cfg: wants_adapter(cfg.actor_rollout_ref.model),
     "plain model": lambda cfg: not wants_adapter(cfg.model),
     "model keeps all": lambda cfg: not cfg.model.enable_gradient_checkpointing,

@@ -14,8 +14,8 @@ from burnish.config.names import DTYPES
 class FusedKernelConfig:
     """How the fused head is computed."""
 
-    impl_backend: str = one_of("torch", ("torch", "triton"))
-    """Kernel of the fused log-prob head: chunked torch, or Triton."""
+    impl_backend: str = one_of("triton", ("torch", "triton"), verl="torch")
+    """Kernel of the fused log-prob head on a GPU: chunked torch, or Triton."""
 
 
 @dataclass

@@ -173,8 +173,8 @@ class SamplingConfig:
     pipeline_model_parallel_size: int = at_least(1, 1)
     """Pipeline stages of one engine."""
 
-    enforce_eager: bool = True
-    """Do not use CUDA graphs."""
+    enforce_eager: bool | None = setting(None, verl=True)
+    """Do not use CUDA graphs; null uses them on GPUs, where they outlast sleeping."""
 
     cudagraph_capture_sizes: list[int] | None = setting(None, low=1)
     """Batch sizes for which CUDA graphs are captured; null lets the engine choose."""

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from burnish.address import address
 from burnish.config.adapters import adapter_of, asked_attention
 from burnish.models.attention import packed_function
+from burnish.models.compiled import can_compile, compile_layers
 from burnish.models.device import pick_dtype
 from burnish.models.fourbit import four_bits, steady
 from burnish.models.head_kernels import HEAD_KERNELS
@@ -75,6 +76,7 @@ def trained_language_model(
     torch_dtype: str | None,
     liger: bool,
     head: LogitKernel = TORCH,
+    compiled: bool = False,
     seed: int,
     place: Place = ALONE,
 ) -> Backend:
@@ -85,6 +87,8 @@ def trained_language_model(
     if liger:
         apply_liger(made)
     adapters = _adapt(made, model, key, device, seed=seed)
+    if compiled and not liger and not model.load_in_4bit:
+        _compile(made, key, device, place)
     return _checked(_finish(made, adapters, model, key, precision, fsdp, fsdp_key, device, head=head, place=place))
 
 
@@ -115,13 +119,17 @@ def frozen_language_model(
     *,
     torch_dtype: str | None,
     head: LogitKernel = TORCH,
+    compiled: bool = False,
     place: Place = ALONE,
 ) -> Backend:
     """The reference's model: only read."""
     precision = Precision.of(fsdp, fsdp_key, device, torch_dtype)
-    asked, where = asked_attention(model, source.key.rpartition(".")[0])
+    key = source.key.rpartition(".")[0]
+    asked, where = asked_attention(model, key)
     made = load_causal_lm(source, packed_function(asked, device, where), precision.kept)
     _cast_buffers(made, precision.buffers)
+    if compiled:
+        _compile(made, key, device, place)
     options = BackendOptions(
         offload=wants_offload(fsdp, device, place), head=head, sharding=sharding(fsdp, fsdp_key, device)
     )
@@ -206,6 +214,12 @@ def _adapt(
     return add_adapters(made, settings, dtype=dtype, heads=heads, seed=address(seed, "adapters", key))
 
 
+def _compile(made: PreTrainedModel, key: str, device: torch.device, place: Place) -> None:
+    """Its layers, where that is known to work: on one GPU, in families whose layers are one program each."""
+    if place.alone and can_compile(made, device):
+        compile_layers(made, key)
+
+
 def _finish(
     made: PreTrainedModel,
     adapters: Adapters | None,
@@ -233,7 +247,8 @@ def _finish(
 
 def _checked(backend: Backend) -> Backend:
     """Where and as it will be computed: some kernels know no other device or format."""
-    with backend.at_work(), backend.autocast():
+    # Nothing is compiled for the few tokens of this look.
+    with backend.at_work(), backend.autocast(), torch.compiler.set_stance("force_eager"):
         backend.within(lambda: check_head(backend.model, segments=[4]))
     return backend
 

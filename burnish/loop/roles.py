@@ -102,6 +102,7 @@ def build_policy(
         torch_dtype=model.torch_dtype,
         liger=model.use_liger,
         head=head_kernel(model.fused_kernel_options.impl_backend, actor.use_torch_compile, device),
+        compiled=actor.use_torch_compile,
         seed=cfg.trainer.seed,
         place=place,
     )
@@ -171,6 +172,7 @@ def build_reference(
             device,
             torch_dtype=model.torch_dtype,
             head=head_kernel(model.fused_kernel_options.impl_backend, ref.use_torch_compile, device),
+            compiled=ref.use_torch_compile,
             place=place,
         )
     policy.reference = Reference(backend, cfg.actor_rollout_ref.rollout.temperature, cut)
@@ -211,7 +213,7 @@ def engine_of(
         chunked_prefill=rollout.enable_chunked_prefill,
         prefix_caching=rollout.enable_prefix_caching,
         decode=decoder(tokenizer),
-        eager=rollout.enforce_eager,
+        eager=device.type == "cpu" if rollout.enforce_eager is None else rollout.enforce_eager,
         capture_sizes=rollout.cudagraph_capture_sizes,
         load_format=rollout.load_format,
         sleeps=rollout.free_cache_engine,

@@ -7,7 +7,7 @@ No mask function is registered under these names, so transformers builds no mask
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +18,14 @@ from transformers import AttentionInterface
 
 from burnish.errors import UserError
 from burnish.models.paged import KEYS, VALUES, Pages
-from burnish.models.varlen import AttentionShape, check_varlen, own_kernel_fits, own_product, varlen_product
+from burnish.models.varlen import (
+    AttentionShape,
+    Segments,
+    check_varlen,
+    own_kernel_fits,
+    own_product,
+    varlen_product,
+)
 
 if TYPE_CHECKING:
     from burnish.models.sequence.parallel import SequenceParallel
@@ -86,7 +93,9 @@ def shared_attention(
     def product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return packed(module, query, key, value, attention_mask, **options)[0]
 
-    return sequence.attend(query, key, value, options["segments"], _shape(module, options), product), None
+    # What ranks say to each other is no part of a compiled program.
+    attend = torch.compiler.disable(sequence.attend)
+    return attend(query, key, value, options["segments"], _shape(module, options), product), None
 
 
 def varlen_attention(
@@ -97,7 +106,7 @@ def varlen_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    segments: list[int],
+    segments: Segments | Sequence[int],
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The same through flash-attn: one call for all segments."""
@@ -113,24 +122,47 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    segments: list[int],
+    segments: Segments | Sequence[int],
     product: Product | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention inside each segment of one packed token stream: one call for all where torch's kernel can, else
     one for equally long neighbours."""
     shape, dropout = _shape(module, options), options.get("dropout", 0.0)
-    if product is None and own_kernel_fits(query, shape):
+    query, key, value = _in_computed_format(query, key, value)
+    if product is None and own_kernel_fits(query, shape, dropout):
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        return own_product(q, k, v, segments, shape, dropout)[None], None
+        return own_product(q, k, v, Segments.of(segments, query.device), shape)[None], None
+    return _by_runs(query, key, value, segments, product or causal_attention, shape, dropout), None
+
+
+def _in_computed_format(*tensors: Tensor) -> Iterator[Tensor]:
+    """As autocast would have them for a product: rotating positions leaves queries and keys in a wider format."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return iter(tensors)
+    return (tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
+
+
+@torch.compiler.disable  # one call for each length: other rows would need another program
+def _by_runs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Segments | Sequence[int],
+    product: Product,
+    shape: AttentionShape,
+    dropout: float,
+) -> Tensor:
+    """[1, T, heads, d]; one call for equally long neighbours."""
     runs = [(length, len(list(same))) for length, same in itertools.groupby(segments)]
     sizes = [length * count for length, count in runs]
     outputs = []
     for (length, count), *parts in zip(runs, *(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=True):
         # [heads, count * length, d] -> [count, heads, length, d] and back to tokens first
         q, k, v = (part.unflatten(1, (count, length)).transpose(0, 1) for part in parts)
-        outputs.append((product or causal_attention)(q, k, v, shape, dropout).transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs)[None], None
+        outputs.append(product(q, k, v, shape, dropout).transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs)[None]
 
 
 def paged_attention(

@@ -1,25 +1,29 @@
-"""torch.compile for the parts of a layer that are many small operations: its norms and its feed-forward part."""
+"""torch.compile for the layers of a model that is taught: norms, positions, gates and sums become few kernels."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from burnish.models.recompute import decoder_layers
 
+# Families whose layers are known to become one program each; experts, for one, are chosen token by token.
+COMPILED_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "smollm3", "olmo2"})
+
+
+COMPILED_ON = frozenset({"cuda"})  # on a CPU the compiler takes longer than it saves
+
+
+def can_compile(model: PreTrainedModel, device: torch.device) -> bool:
+    return device.type in COMPILED_ON and model.config.get_text_config().model_type in COMPILED_FAMILIES
+
 
 def compile_layers(model: PreTrainedModel, key: str) -> int:
-    """Compile them, once for all layers and every number of tokens; how many modules there are.
+    """Compile them, once for all layers and every number of tokens; how many there are.
 
-    The attention between them stays as it is: it is called with the lengths of the rows, which are others each time.
+    Before `enable_recompute`, which wraps what it finds.
     """
-    parts = [part for layer in decoder_layers(model, key) for part in _parts(layer)]
-    for part in parts:
-        part.forward = torch.compile(part.forward, dynamic=True)
-    return len(parts)
-
-
-def _parts(layer: nn.Module) -> list[nn.Module]:
-    named = dict(layer.named_children())
-    return [module for name, module in named.items() if name == "mlp" or name.endswith("layernorm")]
+    layers = decoder_layers(model, key)
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+    return len(layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from burnish.errors import UserError
+from burnish.models.flash import packed_product
 
 # By major version: the module that has flash_attn_varlen_func, and how it is installed.
 LIBRARIES = {
@@ -28,59 +29,44 @@ class AttentionShape:
     softcap: float | None = None
 
 
-class Segments(list[int]):
-    """Lengths of the rows of a packed stream. All layers need to know where they start: it is sent to a device once."""
+class Segments:
+    """Lengths of the rows of a packed stream, and where they start, which is sent to a device once for all layers.
+
+    Not a list: torch.compile would make a program for each.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = list(lengths)
+        self.longest = max(self.lengths, default=0)
+        self.starts: Tensor | None = None  # int32 [rows + 1]; one past the end too
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.lengths)
 
     @staticmethod
-    def of(lengths: Sequence[int]) -> Segments:
-        return lengths if isinstance(lengths, Segments) else Segments(lengths)
-
-    def starts(self, device: torch.device) -> Tensor:
-        """Where each row starts, and one past the end: int32 [rows + 1]."""
-        if getattr(self, "_device", None) != device:
-            self._device = device
-            starts = torch.tensor([0, *self], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-            self._starts = starts.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else starts
-        return self._starts
+    def of(lengths: Segments | Sequence[int], device: torch.device) -> Segments:
+        """Known on this device from here on."""
+        found = lengths if isinstance(lengths, Segments) else Segments(lengths)
+        if found.starts is None or found.starts.device.type != device.type:
+            starts = torch.tensor([0, *found.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+            found.starts = starts.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else starts
+        return found
 
 
-# Devices on which torch's own kernel takes all rows at once: "cuda", once that is measured.
-OWN_KERNEL_ON: frozenset[str] = frozenset()
+# Devices on which torch's own kernel takes all rows at once.
+OWN_KERNEL_ON = frozenset({"cuda"})
 
 
-def own_kernel_fits(query: Tensor, shape: AttentionShape) -> bool:
-    """Whether torch's own kernel can do it: 16 bits on a GPU, no cap, heads of a size it knows."""
+def own_kernel_fits(query: Tensor, shape: AttentionShape, dropout: float) -> bool:
+    """Whether torch's own kernel can do it: 16 bits on a GPU, no cap, heads of a size it knows, nothing dropped."""
     size = query.shape[-1]
-    knows = query.itemsize == 2 and shape.softcap is None and size % 8 == 0 and size <= 256
+    knows = query.dtype.itemsize == 2 and shape.softcap is None and size % 8 == 0 and size <= 256 and not dropout
     return knows and query.device.type in OWN_KERNEL_ON
 
 
-def own_product(
-    query: Tensor,  # [T, heads, d]
-    key: Tensor,  # [T, kv_heads, d]
-    value: Tensor,
-    segments: list[int],
-    shape: AttentionShape,
-    dropout: float,
-) -> Tensor:
-    """Causal attention inside each segment by torch's own kernel, one call for all, [T, heads, d]."""
-    starts, longest = Segments.of(segments).starts(query.device), max(segments)
-    window = (None, None) if shape.window is None else (shape.window - 1, 0)
-    return torch.ops.aten._flash_attention_forward(
-        query,
-        key,
-        value,
-        starts,
-        starts,
-        longest,
-        longest,
-        dropout,
-        True,
-        False,
-        scale=shape.scaling,
-        window_size_left=window[0],
-        window_size_right=window[1],
-    )[0]
+def own_product(query: Tensor, key: Tensor, value: Tensor, segments: Segments, shape: AttentionShape) -> Tensor:
+    """Causal attention inside each segment by torch's own kernel, one call for all; all [T, heads, d]."""
+    return packed_product(query, key, value, segments.starts, segments.longest, shape.scaling, shape.window or 0)[0]
 
 
 def check_varlen(number: int, device: torch.device, key: str, asked: str) -> None:
@@ -100,7 +86,7 @@ def varlen_product(
     query: Tensor,  # [T, heads, d]
     key: Tensor,  # [T, kv_heads, d]
     value: Tensor,
-    segments: list[int],
+    segments: Segments | Sequence[int],
     shape: AttentionShape,
     dropout: float,
 ) -> Tensor:
@@ -112,7 +98,7 @@ def varlen_product(
             value="fp32",
             allowed="bf16, fp16",
         )
-    ends, longest = Segments.of(segments).starts(query.device), max(segments)
+    rows = Segments.of(segments, query.device)
     options: dict[str, Any] = {"causal": True, "softmax_scale": shape.scaling}
     if shape.window is not None:
         options["window_size"] = (shape.window - 1, 0)
@@ -121,5 +107,5 @@ def varlen_product(
     if dropout:
         options["dropout_p"] = dropout
     function = importlib.import_module(LIBRARIES[number][0]).flash_attn_varlen_func
-    found = function(query, key, value, ends, ends, longest, longest, **options)
+    found = function(query, key, value, rows.starts, rows.starts, rows.longest, rows.longest, **options)
     return found[0] if isinstance(found, tuple) else found

@@ -52,7 +52,7 @@ class PackedRows:
 
     ids: Tensor
     positions: Tensor
-    segments: list[int]
+    segments: Segments
     predicts: Tensor  # where in the stream the hidden state stands that predicts each response token [R]
     targets: Tensor  # the response tokens [R]
     ends: Tensor  # where in the stream each row ends, in row order [rows]
@@ -71,7 +71,7 @@ class PackedRows:
         return PackedRows(
             ids=sent(ids, device),
             positions=sent(flat_index(torch.zeros_like(lengths), lengths[order]), device),
-            segments=Segments(lengths[order].tolist()),
+            segments=Segments.of(lengths[order].tolist(), device),
             predicts=sent(flat_index(starts + prompts.lengths - 1, responses.lengths), device),
             targets=sent(responses.flat, device),
             ends=sent(starts + lengths - 1, device),

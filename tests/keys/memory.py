@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import burnish.loop.backends
+import burnish.models.compiled
 import burnish.models.logits
 import burnish.train.backend
 import burnish.train.optim
@@ -196,6 +197,7 @@ def compiled_functions(role: str) -> Observe:
     def names(case: Case) -> list[str]:
         found: list[str] = []
         with as_on_a_gpu() as patch:
+            patch.setattr(burnish.models.compiled, "COMPILED_ON", frozenset({"cpu"}))
             patch.setattr(torch, "compile", lambda function, dynamic: found.append(function.__name__) or function)
             burnish.models.logits.fused.cache_clear()
             getattr(case.run, role).read(fixed_batch(case.run).keep("prompt_ids", "responses"))

@@ -1,31 +1,73 @@
+from functools import partial
+
+import pytest
 import torch
+from torch._dynamo.utils import counters
 
+from burnish.models import attention
 from burnish.models.attention import PACKED
-from burnish.models.compiled import compile_layers
+from burnish.models.compiled import can_compile, compile_layers
 from burnish.models.load import ModelSource, load_causal_lm
+from burnish.models.recompute import enable_recompute
+from burnish.models.varlen import Segments
 
-INPUTS = {"input_ids": torch.arange(3, 12)[None], "segments": [4, 5], "use_cache": False}
-INPUTS["position_ids"] = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+STREAMS = ([4, 5], [3, 8, 2], [9, 9], [12])  # lengths of the rows of one forward each
 
 
-def test_norms_and_feed_forward_parts_are_compiled_and_nothing_changes(tiny_folder, monkeypatch):
-    compiled = []
-    real = torch.compile
+@pytest.fixture
+def traced(monkeypatch):
+    """torch.compile without a compiler: what it would compile is run as it is."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    counters.clear()
+    yield counters
+    torch._dynamo.reset()
 
-    def trace(function, dynamic):
-        compiled.append(type(function.__self__).__name__)
-        return real(function, dynamic=dynamic, backend="eager")
 
-    monkeypatch.setattr(torch, "compile", trace)
-    found = []
-    for use in (False, True):
-        model = load_causal_lm(ModelSource(tiny_folder), PACKED, torch.float32).train()
-        if use:
-            assert compile_layers(model, "key") == 3 * len(model.model.layers)
-        logits = model(**INPUTS).logits
-        logits.square().mean().backward()
-        found.append((logits, [parameter.grad for parameter in model.parameters()]))
-    assert sorted(set(compiled)) == ["Qwen2MLP", "Qwen2RMSNorm"]
-    torch.testing.assert_close(found[0][0], found[1][0])
-    for one, other in zip(found[0][1], found[1][1], strict=True):
-        torch.testing.assert_close(one, other)
+def taught(model, lengths: list[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Logits of a stream, and the gradients of their squares."""
+    model.zero_grad()
+    tokens = sum(lengths)
+    logits = model(
+        input_ids=torch.arange(3, 3 + tokens)[None],
+        position_ids=torch.cat([torch.arange(length) for length in lengths])[None],
+        segments=Segments.of(lengths, torch.device("cpu")),
+        use_cache=False,
+    ).logits
+    logits.square().mean().backward()
+    return logits.detach(), [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_one_program_for_all_layers_and_rows_and_nothing_changes(tiny_folder, traced, monkeypatch, recomputed):
+    monkeypatch.setattr(attention, "own_kernel_fits", lambda *given: True)
+    plain, compiled = (load_causal_lm(ModelSource(tiny_folder), PACKED, torch.float32).train() for _ in range(2))
+    assert compile_layers(compiled, "key") == 2
+    if recomputed:
+        enable_recompute(compiled, "uniform", 2, "key")
+    for lengths in STREAMS:
+        one, other = taught(plain, lengths), taught(compiled, lengths)
+        torch.testing.assert_close(one[0], other[0])
+        for ours, theirs in zip(one[1], other[1], strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert traced["stats"]["unique_graphs"] == 1
+    assert not traced["graph_break"]
+
+
+def test_rows_that_go_one_by_one_break_the_program_and_nothing_else(tiny_folder, traced):
+    """Where the kernel does not fit (here: float32 on a CPU), attention stays outside."""
+    plain, compiled = (load_causal_lm(ModelSource(tiny_folder), PACKED, torch.float32).train() for _ in range(2))
+    compile_layers(compiled, "key")
+    for lengths in STREAMS:
+        torch.testing.assert_close(taught(plain, lengths)[0], taught(compiled, lengths)[0])
+    programs = traced["stats"]["unique_graphs"]
+    taught(compiled, [2, 2, 7])
+    assert traced["stats"]["unique_graphs"] == programs
+    assert traced["graph_break"]
+
+
+def test_dense_families_on_gpus_are_compiled(tiny_folder):
+    model = load_causal_lm(ModelSource(tiny_folder), PACKED, torch.float32)
+    assert can_compile(model, torch.device("cuda")) and not can_compile(model, torch.device("cpu"))
+    model.config.model_type = "qwen3_moe"
+    assert not can_compile(model, torch.device("cuda"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from burnish.errors import UserError
-from burnish.models import attention, varlen
+from burnish.models import attention
 from burnish.models.attention import PACKED_VARLEN, causal_attention, packed_function, register, varlen_attention
 from burnish.models.varlen import AttentionShape, Segments, check_varlen, own_kernel_fits, own_product, varlen_product
 
@@ -76,31 +76,10 @@ def test_names_of_products(library):
         packed_function("flex_attention", GPU, KEY)
 
 
-def kernel(query, key, value, starts, key_starts, longest, key_longest, dropout, causal, debug, **options):
-    """What torch's own kernel computes; a stand-in, because it is not there on a CPU."""
-    assert causal and not debug and starts is key_starts
-    left = options["window_size_left"]
-    window = (-1, 0) if left is None else (left, options["window_size_right"])
-    return (
-        flash(query, key, value, starts, starts, longest, longest, softmax_scale=options["scale"], window_size=window),
-    )
-
-
-@pytest.mark.parametrize("shape", [AttentionShape(0.5), AttentionShape(0.5, window=2)])
-def test_torchs_own_kernel_takes_all_rows_in_one_call(monkeypatch, shape):
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", kernel)
-    query, key, value = (torch.randn(9, heads, 8).half() for heads in (4, 2, 2))
-    found = own_product(query, key, value, [4, 5], shape, dropout=0.0)
-    q, k, v = (x[4:].transpose(0, 1)[None].float() for x in (query, key, value))
-    torch.testing.assert_close(
-        found[4:].float(), causal_attention(q, k, v, shape)[0].transpose(0, 1), rtol=0, atol=1e-3
-    )
-
-
-def test_packed_attention_uses_it_where_it_fits(monkeypatch):
+def test_packed_attention_uses_torchs_own_kernel_where_it_fits(monkeypatch):
     calls = []
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", lambda *a, **k: calls.append(1) or kernel(*a, **k))
-    monkeypatch.setattr(attention, "own_kernel_fits", lambda query, shape: shape.softcap is None)
+    monkeypatch.setattr(attention, "own_product", lambda *given: calls.append(given[3]) or own_product(*given))
+    monkeypatch.setattr(attention, "own_kernel_fits", lambda query, shape, dropout: shape.softcap is None)
     query, key = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8)
     found = [
         attention.packed_attention(torch.nn.Identity(), query, key, key, None, segments=[4, 5], scaling=0.5, **options)[
@@ -108,27 +87,34 @@ def test_packed_attention_uses_it_where_it_fits(monkeypatch):
         ]
         for options in ({}, {"product": causal_attention})
     ]
-    assert calls == [1]
+    assert [rows.lengths for rows in calls] == [[4, 5]]
     torch.testing.assert_close(*found)
 
 
-def test_where_torchs_own_kernel_fits(monkeypatch):
+def test_queries_are_in_the_format_of_autocast(monkeypatch):
+    monkeypatch.setattr(attention, "own_kernel_fits", lambda query, shape, dropout: query.dtype == torch.bfloat16)
+    query, value = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8).bfloat16()
+    given = (torch.nn.Identity(), query, value.float(), value, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        output, _ = attention.packed_attention(*given, segments=[4, 5], scaling=0.5)
+    assert output.dtype == torch.bfloat16
+
+
+def test_where_torchs_own_kernel_fits():
     class Query:
-        device, itemsize, shape = torch.device("cuda"), 2, (1, 2, 9, 64)
+        device, dtype, shape = torch.device("cuda"), torch.bfloat16, (1, 2, 9, 64)
 
     plain = AttentionShape(1.0)
-    assert not own_kernel_fits(Query, plain)  # not measured yet
-    monkeypatch.setattr(varlen, "OWN_KERNEL_ON", frozenset({"cuda"}))
-    assert own_kernel_fits(Query, plain)
-    assert not own_kernel_fits(Query, AttentionShape(1.0, softcap=30.0))
-    others = {"device": torch.device("cpu"), "itemsize": 4}
+    assert own_kernel_fits(Query, plain, 0.0)
+    assert not own_kernel_fits(Query, plain, 0.1)
+    assert not own_kernel_fits(Query, AttentionShape(1.0, softcap=30.0), 0.0)
+    others = {"device": torch.device("cpu"), "dtype": torch.float32}
     for name, value in (*others.items(), ("shape", (1, 2, 9, 60)), ("shape", (1, 2, 9, 512))):
-        assert not own_kernel_fits(type("Other", (Query,), {name: value}), plain)
+        assert not own_kernel_fits(type("Other", (Query,), {name: value}), plain, 0.0)
 
 
 def test_where_rows_start_is_sent_once():
-    segments = Segments([4, 5])
-    starts = segments.starts(torch.device("cpu"))
-    assert starts.tolist() == [0, 4, 9] and starts.dtype == torch.int32
-    assert segments.starts(torch.device("cpu")) is starts
-    assert Segments.of(segments) is segments and Segments.of([1, 2]) == [1, 2]
+    segments = Segments.of([4, 5], torch.device("cpu"))
+    starts = segments.starts
+    assert starts.tolist() == [0, 4, 9] and starts.dtype == torch.int32 and segments.longest == 5
+    assert Segments.of(segments, torch.device("cpu")).starts is starts and list(segments) == [4, 5]

@@ -19,7 +19,7 @@ def test_rows_become_one_stream_of_segments(two_rows):
     packed = PackedRows.of(two_rows, CPU)
     assert packed.ids.tolist() == [11, 12, 13, 14, 15, 21, 22, 23, 24, 25]
     assert packed.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
-    assert packed.segments == [5, 5]
+    assert packed.segments.lengths == [5, 5]
     assert packed.targets.tolist() == [14, 15, 23, 24, 25]
 
 
@@ -35,7 +35,7 @@ def test_an_empty_response_keeps_its_prompt_and_predicts_nothing():
         responses=Ragged.of([torch.empty(0, dtype=torch.int64), torch.tensor([4])], torch.int64),
     )
     packed = PackedRows.of(rows, CPU)
-    assert packed.segments == [2, 2]
+    assert packed.segments.lengths == [2, 2]
     assert packed.ids[packed.predicts].tolist() == [3]
     assert row_lengths(rows).tolist() == [2, 2]
 

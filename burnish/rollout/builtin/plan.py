@@ -10,8 +10,8 @@ from typing import Any
 from burnish.errors import UserError
 from burnish.rollout.engine import EngineOptions
 
-# Devices whose engine decodes in windows even where nobody asks for CUDA graphs: "cuda", once that is measured.
-LOOP_DEVICES: frozenset[str] = frozenset()
+# Devices whose engine decodes in windows, with CUDA graphs or without.
+LOOP_DEVICES = frozenset({"cuda"})
 # Families whose forward is known to ask the host nothing, so that a CUDA graph can hold it; others run eagerly.
 GRAPH_SAFE = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"})
 
@@ -40,8 +40,7 @@ def uses_loop(options: EngineOptions) -> bool:
         return False  # fixed shapes of products are the other way's affair
     if options.device_loop is not None:
         return options.device_loop
-    wants_graphs = options.device.type == "cuda" and not options.eager
-    return wants_graphs or options.device.type in LOOP_DEVICES
+    return options.device.type in LOOP_DEVICES
 
 
 def loop_plan(options: EngineOptions, family: str) -> LoopPlan:
