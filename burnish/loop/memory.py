@@ -17,6 +17,7 @@ GIB = 1 << 30
 PHASES = {
     "gen": "rollout",
     "testing": "rollout",
+    "wake": "rollout",
     "reward": "reward model",
     "old_log_prob": "old log-probs",
     "ref": "reference",

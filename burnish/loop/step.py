@@ -33,12 +33,14 @@ def train_step(run: Run, prompts: Batch) -> tuple[Batch, dict[str, float]]:
 def learn_and_send(run: Run, produced: Produced) -> tuple[Batch, dict[str, float]]:
     """The second half while the engine rests, and new weights for it."""
     if run.cfg.actor_rollout_ref.rollout.free_cache_engine:
-        run.engine.sleep(level=1)
+        with run.clock("sleep"):
+            run.engine.sleep(level=1)
     batch, metrics = learn(run, produced)
     if run.unsent:
         with run.clock("update_weights"):
             run.send_weights()
-    run.engine.wake()
+    with run.clock("wake"):
+        run.engine.wake()
     return batch, metrics
 
 

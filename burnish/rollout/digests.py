@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +18,53 @@ ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed number; odd, so that no mult
 Digests = dict[str, Tensor]
 
 
-def digest(tensor: Tensor) -> Tensor:
-    """Depends on every bit and on where it stands; a 0-d int64 on the tensor's device, so that nobody waits for it."""
+Sums = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def sums_of(tensor: Tensor) -> Sums:
+    """What a digest is made of: a weight's words summed up by columns and by rows, and what fills no row or word."""
     data = tensor.detach().contiguous().view(-1).view(torch.uint8)
     whole = len(data) // WORD
     words = data[: whole * WORD].view(torch.int64)
     rows = whole // WIDTH
     table = words[: rows * WIDTH].view(rows, WIDTH)
-    parts = (table.sum(0), table.sum(1), words[rows * WIDTH :], data[whole * WORD :].long())
-    return torch.stack([_mixed(part) * (2 * number + 1) for number, part in enumerate(parts)]).sum()
+    rest = words[rows * WIDTH :].clone()  # not a view: the weight may be a copy that nobody else needs
+    return table.sum(0), table.sum(1), rest, data[whole * WORD :].long()
+
+
+def digests(found: Sequence[Sums]) -> Tensor:
+    """A number of each; it depends on every bit and on where it stands. int64 [weights] on their device, so that nobody
+    waits for it. All weights at once: for each alone, a GPU would take longer to be told than to compute."""
+    flat = torch.cat([part for parts in found for part in parts])
+    lengths = tuple(tuple(map(len, parts)) for parts in found)
+    marks, factors, owners = _layout(lengths, flat.device)
+    scattered = flat + marks
+    for shift, factor in ((33, -0x00AE502812AA7333), (29, -0x3B314601E57A13AD)):
+        scattered = (scattered ^ (scattered >> shift)) * factor
+    scattered = (scattered ^ (scattered >> 32)) * factors
+    return torch.zeros(len(found), dtype=torch.int64, device=flat.device).index_add_(0, owners, scattered)
+
+
+@lru_cache(maxsize=4)
+def _layout(lengths: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """For every entry of all sums one after the other: a mark of its place, the factor of its part, whose it is."""
+    counts = torch.tensor(lengths).flatten()
+    starts = counts.cumsum(0) - counts
+    places = torch.arange(1, int(counts.sum()) + 1) - starts.repeat_interleave(counts)
+    parts = torch.arange(len(counts)).repeat_interleave(counts)
+    found = (places * ODD, 2 * (parts % 4) + 1, parts // 4)
+    return tuple(part.to(device) for part in found)
+
+
+def digest(tensor: Tensor) -> Tensor:
+    """Of one weight, 0-d."""
+    return digests([sums_of(tensor)])[0]
 
 
 def digests_of(model: nn.Module) -> Digests:
     """Of every parameter, tied ones under all their names."""
-    return {name: digest(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    return dict(zip(named, digests([sums_of(parameter) for parameter in named.values()]), strict=True))
 
 
 def fill(engine: Engine, stream: Iterable[tuple[str, Tensor]], version: int, dtype: torch.dtype | None) -> float:
@@ -53,22 +87,22 @@ class Tally:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self.sent: Digests = {}
+        self.sums: dict[str, Sums] = {}
         self.seconds = 0.0
 
     def over(self, stream: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in stream:
             started = time.perf_counter()
-            self.sent[name] = digest(tensor.to(self.dtype))
+            self.sums[name] = sums_of(tensor.to(self.dtype))
             self.seconds += time.perf_counter() - started
             yield name, tensor
 
     def compare(self, held: Digests, version: int) -> None:
         """Every weight that the engine holds must be one that was sent, bit for bit."""
-        unsent = sorted(held.keys() - self.sent.keys())
-        common = [name for name in held if name in self.sent]
-        theirs = torch.stack([held[name].cpu() for name in common])
-        ours = torch.stack([self.sent[name].cpu() for name in common])
+        unsent = sorted(held.keys() - self.sums.keys())
+        common = [name for name in held if name in self.sums]
+        theirs = torch.stack([held[name] for name in common]).cpu()
+        ours = digests([self.sums[name] for name in common]).cpu()
         other = [name for name, differs in zip(common, (theirs != ours).tolist(), strict=True) if differs]
         if unsent or other:
             wrong = [*unsent, *other]
@@ -76,12 +110,3 @@ class Tally:
                 f"after the transfer of version {version} the engine holds other weights than the policy:"
                 f" {', '.join(wrong[:3])} ({len(wrong)} of {len(held)} tensors)"
             )
-
-
-def _mixed(sums: Tensor) -> Tensor:
-    """One number of many: each is scattered over all 64 bits together with its place, then they are added up."""
-    place = torch.arange(1, len(sums) + 1, dtype=torch.int64, device=sums.device)
-    scattered = sums + place * ODD
-    for shift, factor in ((33, -0x00AE502812AA7333), (29, -0x3B314601E57A13AD)):
-        scattered = (scattered ^ (scattered >> shift)) * factor
-    return (scattered ^ (scattered >> 32)).sum()

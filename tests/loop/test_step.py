@@ -12,7 +12,7 @@ def test_each_room_adds_its_columns(make_run, next_prompts):
     assert {"actor/pg_loss", "critic/vf_loss", "actor/reward_kl_penalty"} <= set(metrics)
     phases = {name.removeprefix("timing_s/") for name in run.clock.take()}
     taught = {"update_critic", "update_actor", "update_weights", "verify_weights"}
-    assert phases == {"gen", "old_log_prob", "ref", "values", "adv"} | taught
+    assert phases == {"gen", "sleep", "old_log_prob", "ref", "values", "adv", "wake"} | taught
 
 
 def test_a_room_that_is_not_needed_is_not_entered(make_run, next_prompts):

@@ -133,6 +133,11 @@ class PrefillContext:
             self.cache.values[layer][block, :, : v.shape[1]] = v
 
 
+def room(tables: Sequence[Sequence[int]], lengths: Sequence[int], block: int) -> int:
+    """How many more tokens the blocks of every row hold."""
+    return min(len(table) * block - length for table, length in zip(tables, lengths, strict=True))
+
+
 class DecodeContext:
     """One new token per row. Built when the set of rows or their blocks changes; `advance` moves every row by one."""
 
@@ -159,9 +164,11 @@ class DecodeContext:
             [table[n // BLOCK] for table, n in zip(tables, lengths, strict=True)], device=device
         )
         self._masks: dict[int | None, tuple[Tensor, Tensor, int]] = {}
+        self.room = room(tables, lengths, BLOCK)
 
     def advance(self) -> None:
         self.lengths = self.lengths + 1
+        self.room -= 1
         self._masks.clear()
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:

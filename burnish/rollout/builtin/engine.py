@@ -29,7 +29,7 @@ class BuiltinEngine:
     def __init__(self, options: EngineOptions) -> None:
         self.runner = self._make_runner(options)
         can = {"score": True, "abort": True, "sleep": True, "digests": True}
-        self.capabilities = Capabilities("token", self.runner.invariant, **can)
+        self.capabilities = Capabilities("token", self.runner.invariant, **can, remarks=self.runner.remarks)
         self.options = options
         self.eos_ids = frozenset(options.eos_ids)
         self.version = 0
@@ -267,7 +267,8 @@ class BuiltinEngine:
             self.runner.drop(self.prefixes.pop(ids))
 
     def _decode(self) -> None:
-        self._grow(list(self.running), self.runner.grow)
+        if not self.runner.has_room(self.running):
+            self._grow(list(self.running), self.runner.grow)
         if self.running:
             drawn = self.runner.decode(self.running)
             self.counts["decode_steps"] += 1
@@ -306,6 +307,8 @@ class BuiltinEngine:
             row.top.append(top)
         for row, token, log_prob in zip(rows, drawn.tokens, drawn.log_probs, strict=True):
             row.append(token, log_prob, self.version)
+            if not (row.is_watched or token in self.eos_ids or len(row.tokens) >= row.most):
+                continue  # most tokens end nothing, and there are very many of them
             end = finish(row.tokens, row.request.sampling, self.eos_ids, self.options.decode)
             if end is not None:
                 self.runner.drop(row)

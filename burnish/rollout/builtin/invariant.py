@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-TILE = 64
+TILE = 32
 
 
 def make_invariant(model: nn.Module) -> None:
     """Let every linear layer of this instance work in tiles of a fixed number of rows."""
     for module in model.modules():
-        if isinstance(module, nn.Linear):
+        if type(module) is nn.Linear:  # those that are joined have their own way to the product
             module.forward = _tiled(module)
 
 
@@ -27,20 +27,23 @@ def can_be_invariant(model: nn.Module) -> bool:
 
 
 def _tiled(linear: nn.Linear):  # noqa: ANN202
-    def forward(rows: Tensor) -> Tensor:
-        flat = rows.reshape(-1, rows.shape[-1])
-        if len(flat) % TILE:
-            raise ValueError(f"{len(flat)} rows are no multiple of {TILE}")
-        output = flat.new_empty(len(flat), linear.out_features)
-        weight = linear.weight.t()
-        for tile, place in zip(flat.split(TILE), output.split(TILE), strict=True):
-            if linear.bias is None:
-                torch.mm(tile, weight, out=place)
-            else:
-                torch.addmm(linear.bias, tile, weight, out=place)
-        return output.view(*rows.shape[:-1], -1)
+    return lambda rows: tiled_product(rows, linear.weight, linear.bias)
 
-    return forward
+
+def tiled_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer, a tile of rows at a time."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    count = flat.shape[0]
+    if count % TILE:
+        raise ValueError(f"{count} rows are no multiple of {TILE}")
+    output, turned = flat.new_empty(count, weight.shape[0]), weight.t()
+    tiles, places = (part.view(-1, TILE, part.shape[1]).unbind() for part in (flat, output))
+    for tile, place in zip(tiles, places, strict=True):
+        if bias is None:
+            torch.mm(tile, turned, out=place)
+        else:
+            torch.addmm(bias, tile, turned, out=place)
+    return output.view(*rows.shape[:-1], -1)
 
 
 def padding(rows: int, invariant: bool) -> int:

@@ -27,6 +27,15 @@ class LoopEngine(BuiltinEngine):
     def _make_runner(self, options: EngineOptions) -> LoopRunner:
         return LoopRunner(options, frozenset(options.eos_ids))
 
+    def wake(self) -> None:
+        self._worker.do(self._wake)
+
+    def _wake(self) -> None:
+        """Take the memory at once, so that waking is what it costs, and not the first request."""
+        self.asleep = False
+        if self.runner.gave_memory_back:
+            self.runner.open_cache()
+
     def _turn(self) -> None:
         super()._turn()
         self.counts["host_syncs"] += self.runner.host_syncs

@@ -26,7 +26,6 @@ from burnish.rollout.builtin.runner import Runner
 from burnish.rollout.builtin.sampling import Drawn, choose, likeliest
 from burnish.rollout.builtin.vmm import Region, region_of
 from burnish.rollout.engine import EngineOptions
-from burnish.rollout.weights import release_weights
 
 FIRST_AT_ONCE = 128  # rows whose first tokens are drawn together: bounds the memory
 
@@ -111,6 +110,11 @@ class LoopRunner(Runner):
         rows = DeviceRows(places, row_blocks + 1, longest, vocabulary, look_in, self.device)
         return Fixed(region, cache, rows, num_blocks)
 
+    @property
+    def gave_memory_back(self) -> bool:
+        """Had it memory before, and has none now?"""
+        return self._fixed is not None and self.cache is None
+
     def close_cache(self) -> None:
         """Give the memory back and keep its addresses, so that graphs stay valid."""
         if self.cache is not None:
@@ -120,7 +124,7 @@ class LoopRunner(Runner):
 
     def release_weights(self) -> None:
         """The next ones come to other addresses."""
-        release_weights(self.model)
+        super().release_weights()
         self.graphs.clear()
 
     # passes

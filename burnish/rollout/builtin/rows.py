@@ -35,6 +35,16 @@ class Row:
         sampling = self.request.sampling
         return sampling.restricts or sampling.looks_back or bool(sampling.logprobs)
 
+    @cached_property
+    def is_watched(self) -> bool:
+        """May other tokens than EOS end it?"""
+        return bool(self.request.sampling.stop or self.request.sampling.stop_token_ids)
+
+    @cached_property
+    def most(self) -> int:
+        """Tokens of the longest response."""
+        return self.request.sampling.max_tokens
+
     def append(self, token: int, log_prob: float, version: int) -> None:
         self.tokens.append(token)
         self.log_probs.append(log_prob)

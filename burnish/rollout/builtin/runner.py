@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.errors import UserError
 from burnish.models.attention import PAGED, PagedContext
+from burnish.models.joined import Joined, join_products
 from burnish.models.load import load_causal_lm
 from burnish.models.logprobs import chunk_logits
 from burnish.models.parts import backbone, head_weight, logit_softcap
 from burnish.rollout.builtin.blocks import BLOCK, BlockPool, OutOfBlocksError, blocks_for
 from burnish.rollout.builtin.cache import CacheShape, DecodeContext, KVCache, PrefillContext, Segment
-from burnish.rollout.builtin.invariant import can_be_invariant, make_invariant, padding
+from burnish.rollout.builtin.invariant import can_be_invariant, make_invariant, padding, tiled_product
 from burnish.rollout.builtin.memory import free_bytes
+from burnish.rollout.builtin.native import CannotCompileError, Function, NativeDecodeContext, decode_function, suits
 from burnish.rollout.builtin.prefixes import PrefixCache
 from burnish.rollout.builtin.rows import Prefix, Row
 from burnish.rollout.builtin.sampling import Drawn, SamplingRows, draw
@@ -27,6 +30,7 @@ class Runner:
     """Knows tensors; the engine around it knows requests."""
 
     attention = PAGED
+    joined: list[Joined]  # its products
 
     def __init__(self, options: EngineOptions, invariant: bool, block: int = BLOCK) -> None:
         self.options = options
@@ -41,15 +45,26 @@ class Runner:
                 value=True,
                 hint="actor_rollout_ref.rollout.invariant=null",
             )
-        if self.invariant:
-            make_invariant(self.model)
+        self._join()
         config = self.model.config.get_text_config()
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = CacheShape(config.num_hidden_layers, config.num_key_value_heads, head_dim, options.dtype, block)
         self.pool = BlockPool(0)
         self.cache: KVCache | None = None
         self.known: PrefixCache | None = None
-        self._decoding: tuple[list[Row], DecodeContext, SamplingRows] | None = None
+        self._decoding: tuple[list[Row], DecodeContext | NativeDecodeContext, SamplingRows] | None = None
+        self.remarks: tuple[str, ...] = ()  # what the run should say at its start
+        self.native = self._compiled(config.num_attention_heads // config.num_key_value_heads)
+
+    def _compiled(self, group: int) -> Function | None:
+        """The kernel of decoding attention for this model, where there is one."""
+        if self.attention != PAGED or not suits(self.shape, self.device):
+            return None
+        try:
+            return decode_function(group, self.shape.head_dim, self.block)
+        except CannotCompileError as error:
+            self.remarks = (f"decoding attention is computed by torch, at about half the speed: {error}",)
+            return None
 
     @property
     def block(self) -> int:
@@ -68,8 +83,17 @@ class Runner:
         self.known = PrefixCache(self.pool, self.block) if self.options.prefix_caching else None
         self.cache = KVCache(self.shape, num_blocks, self.device)
 
+    def _join(self) -> None:
+        """Fewer, wider products."""
+        self.joined = join_products(self.model, tiled_product if self.invariant else F.linear)
+        if self.invariant:
+            make_invariant(self.model)
+
     def release_weights(self) -> None:
         """Give their memory back until new ones come."""
+        for group in self.joined:
+            group.part()
+        self.joined = []
         release_weights(self.model)
 
     def close_cache(self) -> None:
@@ -109,14 +133,19 @@ class Runner:
         context.advance()
         return drawn
 
-    def _decode_context(self, rows: list[Row]) -> tuple[DecodeContext, SamplingRows]:
+    def _decode_context(self, rows: list[Row]) -> tuple[DecodeContext | NativeDecodeContext, SamplingRows]:
         if self._decoding is None or self._decoding[0] is not rows:
-            self._close_holes(rows)
-            tables, lengths = [row.table for row in rows], [row.cached for row in rows]
-            shared = {block for table in tables for block in table if self.pool.is_shared(block)}
-            context = DecodeContext(self.cache, tables, lengths, shared, padding(len(rows), self.invariant))
-            self._decoding = (rows, context, self._settings(rows))
+            self._decoding = (rows, self._new_context(rows), self._settings(rows))
         return self._decoding[1], self._decoding[2]
+
+    def _new_context(self, rows: list[Row]) -> DecodeContext | NativeDecodeContext:
+        pad, lengths = padding(len(rows), self.invariant), [row.cached for row in rows]
+        if self.native is not None:
+            return NativeDecodeContext(self.cache, self.native, [row.table for row in rows], lengths, pad)
+        self._close_holes(rows)
+        tables = [row.table for row in rows]
+        shared = {block for table in tables for block in table if self.pool.is_shared(block)}
+        return DecodeContext(self.cache, tables, lengths, shared, pad)
 
     def _settings(self, rows: Sequence[Row], first: bool = False) -> SamplingRows:
         requests = [row.request for row in rows]
@@ -192,6 +221,8 @@ class Runner:
 
     def forget(self) -> None:
         """Other weights make other keys and values."""
+        if not self.joined:  # they have come back after a deep sleep
+            self._join()
         if self.known is not None:
             self.known.clear()
 
@@ -206,6 +237,10 @@ class Runner:
         if tail:
             self.cache.copy_block(prefix.blocks[full], own, tail)
         self._decoding = None
+
+    def has_room(self, rows: list[Row]) -> bool:
+        """Is it known that the next token of all these rows has a place?"""
+        return self._decoding is not None and self._decoding[0] is rows and self._decoding[1].room > 0
 
     def grow(self, row: Row) -> None:
         """Make sure the row's next token has a place."""

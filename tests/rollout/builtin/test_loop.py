@@ -247,6 +247,18 @@ class TestSleep:
         engine.wake()
         assert ask(engine, [prompt(30)], TEN) == before
 
+    def test_weights_after_a_deep_sleep_are_all_new(self, tiny_folder, make_loop, prompt, ask):
+        """Also in products that several layers share."""
+        woken, fresh = make_loop(tiny_folder), make_loop(tiny_folder)
+        weights = {name: tensor.flip(0).clone() for name, tensor in woken.runner.model.named_parameters()}
+        woken.sleep(level=2)
+        woken.load_weights([(name, torch.zeros_like(tensor)) for name, tensor in weights.items()], version=1)
+        woken.wake()
+        for engine in (woken, fresh):
+            engine.load_weights(weights.items(), version=2)
+        assert ask(woken, [prompt(30)], TEN)[0].ids == ask(fresh, [prompt(30)], TEN)[0].ids
+        assert len(woken.runner.joined) == len(fresh.runner.joined) == 4
+
     def test_an_exception_in_a_turn_reaches_the_futures(self, tiny_folder, make_loop, prompt, ask):
         engine = make_loop(tiny_folder)
         futures = engine.generate([Request(prompt(5), TEN, 0), Request((3, 999_999), TEN, 0)])  # no such token
