@@ -2,12 +2,14 @@
 
     python bench/memory_oracle.py                   # on a machine with a CUDA device: every configuration
     python bench/memory_oracle.py --only 0.5B       # those whose name has this text
+    python bench/memory_oracle.py --jobs 4          # up to 4 at a time, where their plans fit beside each other
     python bench/memory_oracle.py --smoke           # the same code on a CPU, tiny models, bytes of all tensors counted
 
 Each configuration is one step of `burnish train` in a process of its own, on a model with random weights, with prompts
 and responses of full length. Measured is the highest number of bytes that PyTorch had given out in a phase, and what
-the CUDA context takes beside it; planned is the same phase's bytes. The verdict is about the largest phase. Ends with
-status 1 if the median error exceeds 10 %, or a configuration that was planned to fit did not.
+lies beside it: the CUDA context, the engine's cache, the memory of its CUDA graphs; planned is the same phase's bytes.
+The verdict is about the largest phase. Ends with status 1 if the median error exceeds 10 %, or a configuration that was
+planned to fit did not; one that did not fit beside others is run again alone.
 """
 
 from __future__ import annotations
@@ -19,21 +21,27 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import weakref
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from shapes import make
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from memory_meters import Allocator, LiveBytes, context_bytes
+from shapes import config_of, make
+
+if TYPE_CHECKING:
+    from burnish.config import TrainConfig
+    from burnish.doctor.memory import Plan
 
 GIB = 1 << 30
+SHARE = 0.85  # of the device, that configurations beside each other may fill by their plans
 MODEL, ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout", "ref"))
 KEEP = f"{MODEL}.enable_gradient_checkpointing=false"
 KL = f"{ACTOR}.use_kl_loss=true"
-TRITON = f"{MODEL}.fused_kernel_options.impl_backend=triton"
+TORCH_HEAD = f"{MODEL}.fused_kernel_options.impl_backend=torch"
+EAGER = f"{ACTOR}.use_torch_compile=false"
 LORA = (f"{MODEL}.lora_rank=32", f"{ACTOR}.fsdp_config.model_dtype=bf16")
 OFFLOAD = f"{ACTOR}.fsdp_config.optimizer_offload=true"
 
@@ -54,23 +62,26 @@ class Case:
     response: int = 256
 
 
+CRITIC = ("algorithm.adv_estimator=gae", "critic.ppo_max_token_len_per_gpu=16384")
 CASES = (
     Case("0.5B", "0.5B", (budget(16384),)),
-    Case("0.5B, nothing recomputed", "0.5B", (budget(8192), KEEP)),
-    Case("0.5B, nothing recomputed, Triton", "0.5B", (budget(16384), KEEP, TRITON)),
-    Case("0.5B, reference", "0.5B", (budget(16384), KL)),
-    Case(
-        "0.5B, critic", "0.5B", (budget(16384), "algorithm.adv_estimator=gae", "critic.ppo_max_token_len_per_gpu=16384")
-    ),
+    Case("0.5B, not compiled", "0.5B", (budget(16384), EAGER)),
+    Case("0.5B, nothing recomputed", "0.5B", (budget(16384), KEEP)),
+    Case("0.5B, nothing recomputed, torch head", "0.5B", (budget(8192), KEEP, TORCH_HEAD)),
+    Case("0.5B, nothing recomputed, not compiled", "0.5B", (budget(16384), KEEP, EAGER)),
+    Case("0.5B, reference", "0.5B", (budget(32768), KL)),
+    Case("0.5B, critic", "0.5B", (budget(16384), *CRITIC)),
     Case("0.5B, long rows", "0.5B", (budget(32768),), rows=8, prompt=3840),
     Case("1.5B", "1.5B", (budget(16384),)),
-    Case("1.5B, nothing recomputed", "1.5B", (budget(8192), KEEP)),
-    Case("1.5B, reference, Triton", "1.5B", (budget(16384), KL, TRITON)),
+    Case("1.5B, nothing recomputed", "1.5B", (budget(16384), KEEP)),
+    Case("1.5B, nothing recomputed, not compiled", "1.5B", (budget(8192), KEEP, EAGER)),
+    Case("1.5B, reference, torch head", "1.5B", (budget(16384), KL, TORCH_HEAD)),
     Case("3B", "3B", (budget(16384),)),
     Case("3B, optimizer offloaded", "3B", (budget(16384), OFFLOAD)),
-    Case("3B, small engine", "3B", (budget(8192), f"{ROLLOUT}.gpu_memory_utilization=0.1")),
+    Case("3B, small engine", "3B", (budget(8192), KEEP, f"{ROLLOUT}.gpu_memory_utilization=0.1")),
     Case("7B, LoRA", "7B", (budget(16384), *LORA)),
-    Case("7B, LoRA, nothing recomputed", "7B", (budget(4096), *LORA, KEEP, TRITON)),
+    Case("7B, LoRA, reference, torch head, not compiled", "7B", (budget(16384), *LORA, KL, TORCH_HEAD, EAGER)),
+    Case("7B, LoRA, nothing recomputed", "7B", (budget(8192), *LORA, KEEP)),
 )
 TINY = (
     Case("tiny", "tiny", (budget(64),), rows=4, prompt=24, response=8),
@@ -85,33 +96,6 @@ PHASES = {
     "update_actor": "update actor",
     "update_weights": "weight sync",
 }
-
-
-class LiveBytes(TorchDispatchMode):
-    """Bytes of all tensors that live, for a machine whose allocator does not count."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[int, int] = {}
-        self.now = self.peak = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        for tensor in tree_iter(made):
-            if isinstance(tensor, torch.Tensor):
-                self.note(tensor)
-        return made
-
-    def note(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self.seen:
-            self.seen[storage._cdata] = storage.nbytes()
-            self.now += storage.nbytes()
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self._gone, storage._cdata)
-
-    def _gone(self, number: int) -> None:
-        self.now -= self.seen.pop(number, 0)
 
 
 def settings(case: Case, folder: Path, device: str) -> list[str]:
@@ -150,27 +134,36 @@ def write_model(case: Case, folder: Path, device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def one(case: Case, folder: Path, device: str) -> dict:
-    """Planned and measured bytes of every phase of one step."""
+def capacity_of(device: str) -> int:
+    return torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 1 << 40
+
+
+def plan_of(case: Case, folder: Path, device: str) -> tuple[TrainConfig, Plan]:
     from burnish.config import load
-    from burnish.doctor.memory import OVERHEAD, Shapes, train_plan
-    from burnish.doctor.shapes import find_shape
+    from burnish.doctor.memory import Shapes, train_plan
+    from burnish.doctor.shapes import shape_of
+
+    cfg = load(settings(case, folder, device), given=["data.train_files"]).cfg
+    shape = shape_of(config_of(case.shape).to_dict())
+    return cfg, train_plan(cfg, Shapes(shape, critic=shape), capacity_of(device))
+
+
+def one(case: Case, folder: Path, device: str, context: int) -> dict:
+    """Planned and measured bytes of every phase of one step."""
+    from burnish.doctor.memory import OVERHEAD
     from burnish.loop.build import build
 
     write_model(case, folder, device)
-    cfg = load(settings(case, folder, device), given=["data.train_files"]).cfg
-    capacity = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 1 << 40
-    shape = find_shape(str(folder)).shape
-    plan = train_plan(cfg, Shapes(shape, critic=shape), capacity)
+    cfg, plan = plan_of(case, folder, device)
     taken_away = OVERHEAD if device == "cpu" else 0  # a CPU has no CUDA context
     planned = {phase.name: phase.bytes - taken_away for phase in plan.phases}
     rows = [
         {"prompt": [{"role": "user", "content": "1" * case.prompt}], "data_source": "any", "extra_info": {"n": n}}
         for n in range(case.rows)
     ]
-    meter = LiveBytes() if device == "cpu" else None
+    meter = LiveBytes() if device == "cpu" else Allocator(context)
     measured: dict[str, int] = {}
-    with contextlib.nullcontext() if meter is None else meter:
+    with meter:
         run = build(cfg, lambda solution_str: float(len(solution_str) % 7), rows)
         run.clock = Watch(run.clock, measured, meter)
         fits = True
@@ -187,7 +180,7 @@ def one(case: Case, folder: Path, device: str) -> dict:
 class Watch:
     """The run's clock, which also notes the peak of every phase."""
 
-    def __init__(self, clock, measured: dict[str, int], meter: LiveBytes | None) -> None:
+    def __init__(self, clock, measured: dict[str, int], meter: LiveBytes | Allocator) -> None:
         self.clock, self.measured, self.meter = clock, measured, meter
 
     def __getattr__(self, name: str):
@@ -196,25 +189,10 @@ class Watch:
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         with self.clock(name):
-            _reset(self.meter)
+            self.meter.reset()
             yield
             if name in PHASES:
-                self.measured[PHASES[name]] = max(self.measured.get(PHASES[name], 0), _peak(self.meter))
-
-
-def _reset(meter: LiveBytes | None) -> None:
-    if meter is None:
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        meter.peak = meter.now
-
-
-def _peak(meter: LiveBytes | None) -> int:
-    if meter is not None:
-        return meter.peak
-    free, total = torch.cuda.mem_get_info()
-    beside = total - free - torch.cuda.memory_reserved()  # the context, and libraries' own memory
-    return torch.cuda.max_memory_allocated() + beside
+                self.measured[PHASES[name]] = max(self.measured.get(PHASES[name], 0), self.meter.peak_bytes())
 
 
 def told(case: Case, found: dict) -> tuple[str, float]:
@@ -233,42 +211,129 @@ def told(case: Case, found: dict) -> tuple[str, float]:
     return f"| {' | '.join(cells)} |", error
 
 
+@dataclass
+class Child:
+    """A configuration in a process of its own; what it says lies in files, so that no pipe fills up."""
+
+    case: Case
+    planned: int
+    process: subprocess.Popen
+    logs: Path
+
+    @property
+    def over(self) -> bool:
+        return self.process.poll() is not None
+
+    def found(self) -> dict | str:
+        """Its numbers, or the error it ended with."""
+        said, complained = (self.logs.with_suffix(end).read_text() for end in (".out", ".err"))
+        if self.process.returncode:
+            print(complained[-4000:], file=sys.stderr)
+            return (complained.strip().splitlines() or [f"status {self.process.returncode}"])[-1]
+        return json.loads(said.strip().splitlines()[-1])
+
+
+class Children:
+    """Runs configurations, up to `jobs` at a time and as many as fit on the device by their plans."""
+
+    def __init__(self, cases: Sequence[Case], jobs: int, room: int, device: str, arguments: list[str], logs: Path):
+        sizes = {case: max(phase.bytes for phase in plan_of(case, logs, device)[1].phases) for case in cases}
+        self.waiting = sorted(cases, key=sizes.__getitem__)  # small ones first
+        self.sizes, self.jobs, self.room, self.arguments, self.logs = sizes, jobs, room, arguments, logs
+        self.running: list[Child] = []
+
+    def start(self, case: Case) -> None:
+        logs = self.logs / f"{len(list(self.logs.glob('*.out'))):02d}"
+        command = [sys.executable, __file__, "--one", case.name, *self.arguments]
+        with logs.with_suffix(".out").open("w") as out, logs.with_suffix(".err").open("w") as err:
+            process = subprocess.Popen(command, stdout=out, stderr=err)
+        self.running.append(Child(case, self.sizes[case], process, logs))
+
+    def _has_room(self, case: Case) -> bool:
+        taken = sum(child.planned for child in self.running)
+        return not self.running or (len(self.running) < self.jobs and taken + self.sizes[case] <= self.room)
+
+    def ended(self) -> Iterator[Child]:
+        """Each as it ends."""
+        while self.waiting or self.running:
+            if self.waiting and self._has_room(self.waiting[0]):
+                self.start(self.waiting.pop(0))
+                continue
+            for child in [child for child in self.running if child.over]:
+                self.running.remove(child)
+                yield child
+            time.sleep(0.1)
+
+    def alone(self, case: Case) -> Child:
+        """Once more, with nobody beside it."""
+        self.waiting, self.jobs = [case], 1
+        (child,) = self.ended()
+        return child
+
+
+def measure_all(cases: Sequence[Case], children: Children) -> tuple[list[float], list[str]]:
+    """Prints a line for each, in their order; errors, and the names of those that are broken."""
+    found: dict[str, dict | str] = {}
+    printed, errors, broken = 0, [], []
+    again = []
+    for child in children.ended():
+        result = child.found()
+        if children.jobs > 1 and (isinstance(result, str) or not result["fits"]):
+            again.append(child.case)
+            continue
+        found[child.case.name] = result
+        while printed < len(cases) and cases[printed].name in found:
+            printed += 1
+            _report(cases[printed - 1], found, errors, broken)
+    for case in again:
+        found[case.name] = children.alone(case).found()
+    for case in cases[printed:]:
+        _report(case, found, errors, broken)
+    return errors, broken
+
+
+def _report(case: Case, found: dict[str, dict | str], errors: list[float], broken: list[str]) -> None:
+    result = found[case.name]
+    if isinstance(result, str):
+        print(f"| {case.name} | failed: {result} |", flush=True)
+        broken.append(case.name)
+        return
+    line, error = told(case, result)
+    errors.append(abs(error))
+    if result["planned_fits"] and not result["fits"]:
+        broken.append(case.name)
+    print(line, flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="tiny, on a CPU")
     parser.add_argument("--only", default="", help="configurations whose name has this text")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--one", help="this configuration, in this process; prints JSON")
+    parser.add_argument("--context", type=int, default=0, help="bytes of a CUDA context, for --one")
     parser.add_argument("--folder", help="where models are written; a memory disk is fast")
+    parser.add_argument("--logs", help="where each process's output and errors stay")
     args = parser.parse_args()
     cases, device = (TINY, "cpu") if args.smoke else (CASES, "cuda")
     if args.one:
         (case,) = [case for case in cases if case.name == args.one]
         with tempfile.TemporaryDirectory(dir=args.folder) as place:
-            print(json.dumps(one(case, Path(place) / "model", device)))
+            print(json.dumps(one(case, Path(place) / "model", device, args.context)))
         return 0
+    chosen = [case for case in cases if args.only in case.name]
+    context = 0 if args.smoke else context_bytes()  # this process's own stays, too
+    passed_on = ["--smoke"] if args.smoke else [f"--context={context}"]
+    passed_on += ["--folder", args.folder] if args.folder else []
     print(
         "| configuration | largest phase | planned GiB | measured GiB | error | planned to fit | fits | other phases |"
     )
     print("|---|---|---|---|---|---|---|---|", flush=True)
-    errors, broken = [], []
-    for case in cases:
-        if args.only not in case.name:
-            continue
-        command = [sys.executable, __file__, "--one", case.name, *(["--smoke"] if args.smoke else [])]
-        done = subprocess.run(
-            [*command, *(["--folder", args.folder] if args.folder else [])], capture_output=True, text=True
-        )
-        if done.returncode:
-            print(f"| {case.name} | failed: {done.stderr.strip().splitlines()[-1]} |", flush=True)
-            print(done.stderr[-4000:], file=sys.stderr)
-            broken.append(case.name)
-            continue
-        found = json.loads(done.stdout.strip().splitlines()[-1])
-        line, error = told(case, found)
-        errors.append(abs(error))
-        if found["planned_fits"] and not found["fits"]:
-            broken.append(case.name)
-        print(line, flush=True)
+    with tempfile.TemporaryDirectory() as place:
+        logs = Path(args.logs or place)
+        logs.mkdir(parents=True, exist_ok=True)
+        room = int(SHARE * capacity_of(device))
+        errors, broken = measure_all(chosen, Children(chosen, args.jobs, room, device, passed_on, logs))
     print(
         f"\nmedian error {100 * statistics.median(errors or [1.0]):.1f} % of {len(errors)}; broken: {broken or 'none'}"
     )

@@ -1,6 +1,7 @@
 """Bytes of a packed pass: what the forward pass keeps for the backward pass, and what is alive for a moment.
 
-The counts follow the Hugging Face modules line by line, as autograd keeps their inputs; tests count the tensors.
+The counts follow the Hugging Face modules line by line, as autograd keeps their inputs, or as torch.compile divides a
+layer into what is kept and what is computed again; tests count the tensors.
 """
 
 from __future__ import annotations
@@ -20,11 +21,28 @@ class Width:
 
     kept: int
     compute: int
+    adapters: int = 0  # as adapters are kept; 0 where there are none
 
     @property
     def mixed(self) -> bool:
         """Are weights and inputs copied into another format for every product?"""
         return self.kept != self.compute
+
+    @property
+    def read(self) -> int:
+        """Bytes of a matrix's input as it is kept; adapters in a wider format than the rest want it in theirs."""
+        return self.compute if self.mixed else max(self.compute, self.adapters)
+
+
+@dataclass(frozen=True)
+class Making:
+    """How layers are computed."""
+
+    compiled: bool = False  # by torch.compile, each as one program
+    flash: bool = False  # attention by one kernel for all rows, whose output the next matrix reads as it is
+
+
+PLAIN = Making()
 
 
 @dataclass(frozen=True)
@@ -48,24 +66,47 @@ class Pass:
         return sum(length * length for length in self.lengths)
 
 
-def kept_by_layer(shape: Shape, width: Width, rows: Pass) -> int:
+def kept_by_layer(shape: Shape, width: Width, rows: Pass, making: Making = PLAIN) -> int:
     """Bytes that one layer keeps, without copies of weights."""
-    c, tokens = width.compute, rows.tokens
-    readers = (3, 2) if width.mixed else (1, 1)  # each product keeps a copy of its own where inputs are converted
+    if making.compiled:
+        return rows.tokens * _compiled_parts(shape, width) + _attention(shape, width, rows, making)
+    # Each product keeps a copy of its own where inputs are converted.
+    readers = (3, 2) if width.kept != width.read else (1, 1)
     inner = shape.active_intermediate
     per_token = (
         shape.norms * _norm(shape, width.kept, shape.hidden)
-        + sum(readers) * c * shape.hidden
-        + 4 * c * inner  # gate, its activation, up, their product
-        + c * shape.query  # what o_proj reads
+        + sum(readers) * width.read * shape.hidden
+        + (3 * width.compute + width.read) * inner  # gate, its activation, up, and their product as it is read
     )
     if shape.qk_norm:
-        per_token += _head_norms(shape, c)
+        per_token += _head_norms(shape, width.compute)
+    return rows.tokens * per_token + _attention(shape, width, rows, making) + _gemma_scales(shape)
+
+
+def _compiled_parts(shape: Shape, width: Width) -> int:
+    """Bytes per token of a compiled layer beside attention: inputs and outputs of matrices, and norms' inverse roots.
+    What can be had from these without a product, as the sum of a branch and its input, is made again."""
+    c = width.compute
+    branches = shape.norms // 2  # outputs that a norm or the next sum reads: attention's, and before a norm the other's
+    per_token = (
+        width.kept * shape.hidden
+        + (2 * width.read + branches * c) * shape.hidden
+        + (2 * c + width.read) * shape.active_intermediate
+        + FLOAT * shape.norms
+    )
+    if shape.qk_norm:
+        per_token += c * (shape.query + shape.key) + FLOAT * (shape.heads + shape.kv_heads)
+    return per_token
+
+
+def _attention(shape: Shape, width: Width, rows: Pass, making: Making) -> int:
+    """Bytes that the product keeps, and what o_proj reads where that is not the kernel's output itself."""
+    c = width.compute
+    read = 0 if making.flash and width.read == c else width.read * shape.query
     if shape.softcap:
-        return tokens * per_token + _long_attention(shape, c, rows) + _gemma_scales(shape)
+        return rows.tokens * read + _long_attention(shape, c, rows)
     # query, key, value, output and the log-sum-exp of each head
-    per_token += c * (2 * shape.query + 2 * shape.key) + FLOAT * shape.heads
-    return tokens * per_token + _gemma_scales(shape)
+    return rows.tokens * (read + c * (2 * shape.query + 2 * shape.key) + FLOAT * shape.heads)
 
 
 def _norm(shape: Shape, kept: int, size: int) -> int:
@@ -110,25 +151,38 @@ def layer_weight_copies(shape: Shape, width: Width) -> int:
     return width.compute * shape.layer_linear if width.mixed else 0
 
 
-def kept(shape: Shape, width: Width, rows: Pass, recomputed: int, *, head: bool = True, group: int = 1) -> int:
+def kept(
+    shape: Shape,
+    width: Width,
+    rows: Pass,
+    recomputed: int,
+    *,
+    head: bool = True,
+    group: int = 1,
+    making: Making = PLAIN,
+) -> int:
     """Bytes that the whole forward pass keeps; of `recomputed` layers one in a group keeps its input, and only that."""
-    whole = (shape.layers - recomputed) * kept_by_layer(shape, width, rows)
+    whole = (shape.layers - recomputed) * kept_by_layer(shape, width, rows, making)
     if recomputed < shape.layers:
         whole += rows.tokens * 2 * width.kept * shape.head_dim  # the rotary embedding's sine and cosine, for all layers
     inputs = -(-recomputed // group) * layer_input(shape, width, rows)
     return whole + inputs + kept_outside_layers(shape, width, rows, head=head)
 
 
-def backward_space(shape: Shape, width: Width, rows: Pass) -> int:
+def backward_space(shape: Shape, width: Width, rows: Pass, making: Making = PLAIN) -> int:
     """Bytes of gradients alive at once in a layer's backward pass: its feed-forward part, or a norm in float32."""
+    if making.compiled:  # the gradients of gate and up, and those of the layer's two ends in float32
+        return rows.tokens * (2 * width.compute * shape.active_intermediate + 2 * FLOAT * shape.hidden)
     inner = width.compute * (shape.active_intermediate + 3 * shape.hidden)
     return rows.tokens * max(inner, 4 * FLOAT * shape.hidden)
 
 
-def forward_space(shape: Shape, width: Width, rows: Pass) -> int:
+def forward_space(shape: Shape, width: Width, rows: Pass, making: Making = PLAIN) -> int:
     """Bytes alive at once in a layer when nothing is kept for a backward pass."""
     c, hidden = width.compute, shape.hidden
-    mlp = 3 * c * shape.active_intermediate + width.kept * (4 * hidden + 2 * shape.head_dim)
+    # A compiled program writes the product over the gate, and has no sums beside what it makes them of.
+    inner, sums = (2, 2) if making.compiled else (3, 4)
+    mlp = inner * c * shape.active_intermediate + width.kept * (sums * hidden + 2 * shape.head_dim)
     attention = c * (4 * shape.query + 3 * shape.key) + (2 * width.kept + c) * hidden
     pairs = rows.squares * shape.heads * 2 * FLOAT if shape.softcap else 0
     return rows.tokens * max(mlp, attention) + pairs

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from burnish.config.rollout import SamplingConfig
-from burnish.doctor.activations import FLOAT, Pass, Width, forward_space
+from burnish.doctor.activations import FLOAT, INT, Pass, Width, forward_space
 from burnish.doctor.roles import width_of
 from burnish.doctor.shapes import Shape
 
-CACHE_BLOCK = 256  # tokens of a block of the built-in engine's cache; a test compares it with the engine's
+# Of the built-in engine, written down here so that planning loads no torch; a test compares them.
+CACHE_BLOCK = 256  # tokens of a block of its cache
+LOOP_BLOCK = 64  # and where it decodes in windows
+LOOK_IN = 16  # tokens of a window
+GRAPH_SAFE = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"})  # families with CUDA graphs
+FIRST_AT_ONCE = 128  # rows whose first tokens are drawn together
+PLACE = 10 * 8 + 6 * 4 + 8 * 8  # bytes of a row's settings and state on the device, without its blocks and its window
+DIGEST_WIDTH = 4096  # words of a row of the table that a weight's digest is made of
 FOREIGN = ("vllm", "sglang", "trtllm")  # engines that reserve a share of the whole GPU
 
 
@@ -26,20 +34,46 @@ class EnginePlan:
     share: float
     foreign: bool
     stays: bool
+    keeps_cache: bool = False  # the cache lies there too while others work
+    lasting: int = 0  # the CUDA graphs' memory, and the rows' tensors that they read
+    digests: int = 0  # entries of the sums that the weights' digests are made of
+    windows: bool = False  # decodes in windows, with the cache cut for that
     notes: tuple[str, ...] = ()
+
+    @property
+    def block(self) -> int:
+        """Bytes of a block of the cache."""
+        return (LOOP_BLOCK if self.windows else CACHE_BLOCK) * self.token
+
+    @property
+    def digest_layout(self) -> int:
+        """Bytes kept of the first comparison of all weights for the next: three numbers for each entry."""
+        return 3 * INT * self.digests
+
+    @property
+    def digest_space(self) -> int:
+        """Bytes alive at once when they are compared: both sides' sums, and the numbers that they are scattered by."""
+        return 8 * INT * self.digests
 
     @property
     def sequence(self) -> int:
         """Cache of one sequence of full length, in whole blocks."""
-        return -(-self.longest // CACHE_BLOCK) * CACHE_BLOCK * self.token
+        return -(-self.longest * self.token // self.block) * self.block
+
+    @property
+    def wanted(self) -> int:
+        """Cache that all sequences fill: in windows each has a block more, and one is nobody's."""
+        if self.windows:
+            return (self.sequence + self.block) * (self.most + 1)
+        return self.sequence * (self.most + 1)
 
     def cache(self, capacity: int, free: int) -> tuple[int, str]:
         """Bytes of the cache, and what that means for how many responses run at once."""
         if self.foreign:
             cache = max(self.sequence, int(self.share * capacity) - self.weights - self.activations - self.logits)
         else:
-            wanted = self.sequence * (self.most + 1)
-            cache = max(self.sequence + CACHE_BLOCK * self.token, min(wanted, int(self.share * max(0, free))))
+            least = self.sequence + (2 if self.windows else 1) * self.block
+            cache = max(least, min(self.wanted, int(self.share * max(0, free))))
         at_once = cache // self.sequence
         if at_once >= self.most:
             return cache, f"the cache holds all {self.most} sequences at full length"
@@ -56,20 +90,64 @@ def engine_plan(rollout: SamplingConfig, shape: Shape, ranks: int, on_cpu: bool)
     longest = rollout.max_model_len or rollout.prompt_length + rollout.response_length
     tokens = min(rollout.max_num_batched_tokens, longest * rollout.max_num_seqs)
     rows = Pass.of([longest] * max(1, tokens // longest) if tokens >= longest else [tokens], 0)
+    windows = not (foreign or on_cpu or rollout.invariant)
+    step = _Step.of(rollout, shape, number, longest)
+    compares = getattr(rollout, "verify_weights", False)  # a generation alone has nothing to compare with
     return EnginePlan(
         weights=shape.parameters * number // parallel,
         activations=forward_space(shape, Width(number, number), rows) // tensor,
-        logits=rollout.max_num_seqs * shape.vocab * (number + 2 * FLOAT),
+        logits=step.first if windows else rollout.max_num_seqs * shape.vocab * (number + 2 * FLOAT),
         token=max(1, shape.cache_per_token(number) // parallel),
         longest=longest,
         most=rollout.max_num_seqs,
         share=mem_share(rollout),
         foreign=foreign,
         stays=not (foreign and rollout.free_cache_engine),
+        keeps_cache=not rollout.free_cache_engine,
+        lasting=step.rows + step.graphs if windows else 0,
+        digests=digest_entries(shape, number) if compares and not foreign else 0,
+        windows=windows,
         notes=(f"{rollout.name} is planned by its rule: a share of the whole GPU for weights and cache",)
         if foreign
         else (),
     )
+
+
+def digest_entries(shape: Shape, number: int) -> int:
+    """Sums of all weights by columns and by rows; a tied head is counted under both its names."""
+    tensors = shape.tensors + shape.tied
+    return tensors * DIGEST_WIDTH + shape.parameters * number // INT // DIGEST_WIDTH
+
+
+class _Step(NamedTuple):
+    """Bytes of an engine that decodes in windows: what its rows are, and what one token of all of them takes."""
+
+    rows: int  # tensors of fixed addresses
+    graphs: int  # the pool that all graphs share, as large as the largest batch needs
+    first: int  # logits of prompts, and of the first tokens drawn from them
+
+    @staticmethod
+    def of(rollout: SamplingConfig, shape: Shape, number: int, longest: int) -> _Step:
+        most = rollout.max_num_seqs
+        row = PLACE + 4 * (-(-longest // LOOP_BLOCK) + 1) + LOOK_IN * (INT + FLOAT)
+        largest = 0 if rollout.enforce_eager or shape.family not in GRAPH_SAFE else captured(rollout)
+        token = forward_space(shape, Width(number, number), Pass.of([1] * largest, 0)) if largest else 0
+        prompts = min(most, -(-rollout.max_num_batched_tokens // max(1, rollout.prompt_length)))
+        drawn = min(most, FIRST_AT_ONCE) * shape.vocab * 4 * FLOAT  # logits, log-probs, probabilities, their sums
+        eager = 0 if largest == most else most * shape.vocab * number
+        return _Step(
+            rows=most * row,
+            graphs=largest * shape.vocab * number + token,
+            first=max(eager, prompts * shape.vocab * (FLOAT + number) + drawn),
+        )
+
+
+def captured(rollout: SamplingConfig) -> int:
+    """The largest batch with a graph."""
+    asked = rollout.cudagraph_capture_sizes
+    if asked is None:
+        return rollout.max_num_seqs
+    return max((size for size in asked if size <= rollout.max_num_seqs), default=0)
 
 
 def mem_share(rollout: SamplingConfig) -> float:

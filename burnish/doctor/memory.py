@@ -166,6 +166,7 @@ def _policy(cfg: TrainConfig, shape: Shape, on_cpu: bool) -> Role:
         torch_dtype=model.torch_dtype,
         logits=HeadPlan.of(model.fused_kernel_options.impl_backend, on_cpu),
         average=actor.ema_beta is not None,
+        compiled=actor.use_torch_compile and not model.use_liger,
     )
 
 
@@ -197,7 +198,12 @@ def _reference(cfg: TrainConfig, shape: Shape, policy: Role, on_cpu: bool) -> Ro
     spread = spread_of(ref.strategy, ranks(cfg), ref.fsdp_config, ref.megatron, ref.ulysses_sequence_parallel_size)
     width = precision(ref.fsdp_config, cfg.actor_rollout_ref.model.torch_dtype, on_cpu)
     logits = HeadPlan.of(cfg.actor_rollout_ref.model.fused_kernel_options.impl_backend, on_cpu)
-    return frozen("reference", shape, ref.fsdp_config, spread, width, on_cpu=on_cpu, logits=logits)
+    return frozen(
+        *("reference", shape, ref.fsdp_config, spread, width),
+        on_cpu=on_cpu,
+        logits=logits,
+        compiled=ref.use_torch_compile,
+    )
 
 
 def _judge(cfg: TrainConfig, shape: Shape | None, on_cpu: bool) -> Role | None:
@@ -236,6 +242,7 @@ class _Step:
         self.roles = roles
         self.engine = engine
         self.capacity = capacity
+        self.cache = 0  # bytes of the engine's, once the rollout is planned
 
     def _start(self, name: str, busy: Role | None = None, *, updating: bool = False, generating: bool = False) -> Phase:
         """A phase with what lies on the GPU whoever works: what is not offloaded, and all of the busy role."""
@@ -246,8 +253,13 @@ class _Step:
             on_gpu = not role.updates_on_cpu if role is busy and updating else not role.offload_optimizer
             phase.add("optimizer", role.name, role.optimizer if on_gpu else 0)
             phase.add("moving average", role.name, role.average)
-        if self.engine is not None and (generating or self.engine.stays):
-            phase.add("weights", "engine", self.engine.weights)
+        engine = self.engine
+        if engine is not None and (generating or engine.stays):
+            phase.add("weights", "engine", engine.weights)
+            phase.add("CUDA graphs", "engine", engine.lasting)
+            phase.add("digests of weights", "engine", engine.digest_layout)
+        if engine is not None and engine.keeps_cache and not generating:
+            phase.add("KV cache", "engine", self.cache)
         phase.add("CUDA context and workspaces", "", OVERHEAD)
         return phase
 
@@ -257,17 +269,18 @@ class _Step:
         phase = self._start("rollout", generating=True)
         phase.add("activations", "engine", engine.activations)
         phase.add("logits", "engine", engine.logits)
-        cache, phase.note = engine.cache(self.capacity, self.capacity - phase.bytes)
-        phase.add("KV cache", "engine", cache)
+        self.cache, phase.note = engine.cache(self.capacity, self.capacity - phase.bytes)
+        phase.add("KV cache", "engine", self.cache)
         return phase
 
     def reading(self, name: str, role: Role, rows: Pass, *, entropy: bool = False) -> Phase:
         """A forward pass without gradients."""
         phase, shape, width = self._start(name, role), role.shape, role.width
-        copied = role.copies and role.trained > 0  # a frozen model's matrices are converted one by one
+        copied = 0  # a frozen model's matrices are converted one by one
+        if role.copies and (role.trained or role.making.compiled):  # a compiled layer's copies go with its program
+            copied = (1 if role.making.compiled else shape.layers) * act.layer_weight_copies(shape, width)
         phase.add("gathered weights", role.name, role.gathered)
-        layers = act.forward_space(shape, width, rows)
-        layers += shape.layers * act.layer_weight_copies(shape, width) if copied else 0
+        layers = act.forward_space(shape, width, rows, role.making) + copied
         if not role.head:
             phase.add("activations", role.name, layers)
             return phase
@@ -296,24 +309,31 @@ class _Step:
         largest = max(shape.embedding, *(one.weights for one in (*shape.attention(), *shape.mlp())))
         phase.add("one matrix, whole", policy.name, 4 * largest if policy.adapted else 0)
         phase.add("gathered weights", policy.name, policy.gathered)
+        phase.add("sums of weights", "engine", 0 if self.engine is None else self.engine.digest_space)
         return phase
 
 
 def worst_moment(role: Role, rows: Pass, *, entropy: bool = False) -> dict[str, int]:
     """Bytes of activations and logits when there are most: after the layers, in the head, or in a layer's backward."""
-    shape, width = role.shape, role.width
-    kept = act.kept(shape, width, rows, role.recomputed, head=role.head, group=role.group)
+    shape, width, making = role.shape, role.width, role.making
+    kept = act.kept(shape, width, rows, role.recomputed, head=role.head, group=role.group, making=making)
     if role.activations_on_cpu:
         kept = act.kept_outside_layers(shape, width, rows, head=role.head)
     copies = act.layer_weight_copies(shape, width) if role.copies else 0
     lasting = (shape.layers - role.recomputed) * copies
-    again = act.kept_by_layer(shape, width, rows) + copies if role.recomputed else 0
+    again = act.kept_by_layer(shape, width, rows, making) + copies if role.recomputed else 0
     head_copy = width.compute * shape.embedding if role.copies and role.head else 0
     moments = [
-        {"activations": kept + act.forward_space(shape, width, rows), "weight copies": shape.layers * copies},
         {
-            "activations": kept + again * role.group + act.backward_space(shape, width, rows),
+            "activations": kept + act.forward_space(shape, width, rows, making),
+            # Autocast keeps a copy of every matrix until the pass ends; a compiled layer only what it keeps.
+            "weight copies": max(lasting, copies) if making.compiled else shape.layers * copies,
+        },
+        {
+            "activations": kept + again * role.group + act.backward_space(shape, width, rows, making),
             "weight copies": lasting,
+            # A compiled layer hands out the gradients of all its weights at its end.
+            "a layer's gradients": width.kept * shape.layer if making.compiled and not role.adapted else 0,
             # Where head and embedding are one, its gradient waits for the embedding's.
             "the head's gradient": width.kept * shape.embedding if role.head and shape.tied and not role.adapted else 0,
         },

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from burnish.config.adapters import ALL_LINEAR, AdapterSettings, TrainedModelConfig, adapter_of
 from burnish.config.engine import FsdpConfig, MegatronConfig
-from burnish.doctor.activations import FLOAT, Width
+from burnish.doctor.activations import FLOAT, PLAIN, Making, Width
 from burnish.doctor.head import ON_GPU, HeadPlan
 from burnish.doctor.shapes import Linear, Shape
 
 WIDTHS = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2, "float": 4}
 BLOCK = 64  # 4-bit weights share a scale in blocks of so many, and these scales one in blocks of SCALES
 SCALES = 256
+# Families whose layers the run compiles, written down here so that planning loads no torch; a test compares them.
+COMPILED = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "smollm3", "olmo2"})
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Role:
     activations_on_cpu: bool = False
     adapted: bool = False  # adapters are taught, the rest is frozen
     logits: HeadPlan = ON_GPU  # how the language head is computed
+    making: Making = PLAIN  # and how the layers are
 
     @property
     def copies(self) -> bool:
@@ -79,6 +82,17 @@ def precision(fsdp: FsdpConfig, torch_dtype: str | None, on_cpu: bool) -> Width:
     kept = width_of(torch_dtype or fsdp.model_dtype, FLOAT)
     compute = width_of(fsdp.mixed_precision.param_dtype, FLOAT if on_cpu else 2)
     return Width(kept, kept if compute == FLOAT else compute)
+
+
+def making_of(shape: Shape, width: Width, *, on_cpu: bool, compiled: bool = False) -> Making:
+    """Whether layers are compiled, where that was asked for, and attention is torch's flash kernel."""
+    flash = not on_cpu and flash_fits(shape, width)
+    return Making(compiled=compiled and not on_cpu and shape.family in COMPILED, flash=flash)
+
+
+def flash_fits(shape: Shape, width: Width) -> bool:
+    """16 bits, no cap, heads of a size that the kernel knows."""
+    return width.compute == 2 and not shape.softcap and shape.head_dim % 8 == 0 and shape.head_dim <= 256
 
 
 def spread_of(strategy: str, ranks: int, fsdp: FsdpConfig, megatron: MegatronConfig | None, sequence: int) -> Spread:
@@ -104,8 +118,9 @@ def taught(
     head: bool = True,
     logits: HeadPlan = ON_GPU,
     average: bool = False,
+    compiled: bool = False,
 ) -> Role:
-    """A model that learns: all of it, or adapters over frozen weights."""
+    """A model that learns: all of it, or adapters over frozen weights. `compiled` is what was asked for."""
     width = precision(fsdp, torch_dtype, on_cpu)
     total = shape.parameters if head else value_parameters(shape)
     tensors = shape.tensors if head else shape.tensors - (not shape.tied) + 2
@@ -120,6 +135,7 @@ def taught(
         fragile = model.load_in_4bit or (torch_dtype or fsdp.model_dtype) in ("fp16", "float16", "half")
         own = width_of(settings.dtype, FLOAT if fragile else width.kept)
         kept, gradient_width, optimizer_width = kept + trained * own, own, own
+        width = replace(width, adapters=own)
     offloads = not on_cpu
     return Role(
         name=name,
@@ -141,6 +157,7 @@ def taught(
         activations_on_cpu=offloads and model.enable_activation_offload,
         adapted=settings is not None,
         logits=logits,
+        making=making_of(shape, width, on_cpu=on_cpu, compiled=compiled and spread.alone and not model.load_in_4bit),
     )
 
 
@@ -154,6 +171,7 @@ def frozen(
     on_cpu: bool,
     head: bool = True,
     logits: HeadPlan = ON_GPU,
+    compiled: bool = False,
 ) -> Role:
     """A model that is only read."""
     total = shape.parameters if head else value_parameters(shape)
@@ -167,6 +185,7 @@ def frozen(
         head=head,
         offload=not on_cpu and (fsdp.param_offload or fsdp.offload_policy),
         logits=logits,
+        making=making_of(shape, width, on_cpu=on_cpu, compiled=compiled and spread.alone),
     )
 
 

@@ -51,7 +51,7 @@ def test_an_engine_that_takes_too_much_gets_less():
 
 
 def test_dear_cures_replace_the_cheap_ones_they_make_needless():
-    found = found_for("qwen2.5-7b", 80)
+    found = found_for("qwen2.5-7b", 70)  # less than weights, gradients and the engine
     assert found[-1].fits
     assert "actor_rollout_ref.model.lora_rank=32" in found[-1].typed
     assert "offload_policy" not in " ".join(cure.typed for cure in found)

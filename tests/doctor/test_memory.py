@@ -8,6 +8,8 @@ import torch
 from burnish.config import load
 from burnish.config.adapters import adapter_of
 from burnish.config.optim import OptimConfig
+from burnish.doctor import engine
+from burnish.doctor.activations import Pass, forward_space
 from burnish.doctor.arithmetic import CPU_TOKENS
 from burnish.doctor.engine import CACHE_BLOCK, engine_plan
 from burnish.doctor.head import HeadPlan
@@ -18,8 +20,14 @@ from burnish.models.fourbit import four_bits, is_packed
 from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.lora import add_adapters
 from burnish.models.recompute import enable_recompute
+from burnish.rollout.builtin import loop_runner
+from burnish.rollout.builtin import plan as plan_of_loop
 from burnish.rollout.builtin.blocks import BLOCK
 from burnish.rollout.builtin.cache import CacheShape
+from burnish.rollout.builtin.loop_runner import LoopRunner
+from burnish.rollout.builtin.plan import LoopPlan
+from burnish.rollout.digests import sums_of
+from burnish.rollout.engine import EngineOptions
 from burnish.train import packing
 from burnish.train.ema import MovingAverage
 from burnish.train.optim import Optimizer
@@ -101,12 +109,73 @@ def test_four_bit_weights_are_exact(tmp_path):
 def test_the_cache_is_that_of_the_engine():
     small = Small("qwen2")
     cfg = load([f"{MODEL}.path=m", f"{ROLLOUT}.dtype=bf16"], check=False).cfg
-    plan = engine_plan(cfg.actor_rollout_ref.rollout, small.shape, 1, on_cpu=False)
+    plan = engine_plan(cfg.actor_rollout_ref.rollout, small.shape, 1, on_cpu=True)
     real = CacheShape(small.shape.layers, small.shape.kv_heads, small.shape.head_dim, torch.bfloat16)
     assert CACHE_BLOCK == BLOCK
     assert plan.token * BLOCK == real.block_bytes
     assert plan.sequence == 4 * real.block_bytes  # 512 + 512 tokens
     assert CPU_TOKENS == packing.CPU_TOKENS
+
+
+def test_the_cache_and_the_rows_of_windows_are_those_of_the_engine(tmp_path):
+    """The engine with a GPU's loop, on a CPU, where it takes the same memory."""
+    small = Small("qwen2")
+    small.model.save_pretrained(tmp_path)
+    cfg = load([f"{MODEL}.path=m", f"{ROLLOUT}.dtype=fp32", f"{ROLLOUT}.max_num_seqs=5"], check=False).cfg
+    found = engine_plan(cfg.actor_rollout_ref.rollout, small.shape, 1, on_cpu=False)
+    options = EngineOptions(
+        *(ModelSource(str(tmp_path)), torch.float32, torch.device("cpu"), (0,)), max_model_len=1024, max_num_seqs=5
+    )
+    runner = LoopRunner(options, [0])
+    runner.open_cache()
+    assert found.cache(1 << 40, 1 << 40)[0] == runner._fixed.num_blocks * runner.shape.block_bytes
+    rows = runner.rows
+    mirrors = [rows.ints, rows.floats, rows.tables, rows.tokens, rows.log_probs, rows.ends]
+    pool = 5 * small.shape.vocab * 4 + forward_space(small.shape, small.width, Pass.of([1] * 5, 0))
+    assert found.lasting == bytes_of(mirror.device for mirror in mirrors) + pool
+    runner.close_cache()
+    assert (LoopPlan.block, LoopPlan.look_in) == (engine.LOOP_BLOCK, engine.LOOK_IN)
+    assert engine.GRAPH_SAFE == plan_of_loop.GRAPH_SAFE
+    assert engine.FIRST_AT_ONCE == loop_runner.FIRST_AT_ONCE
+
+
+def test_digests_of_weights_are_planned():
+    small = Small("qwen2")
+    sums = [sums_of(parameter) for _, parameter in small.model.named_parameters(remove_duplicate=False)]
+    real = sum(len(part) for parts in sums for part in parts)
+    assert engine.digest_entries(small.shape, 4) == pytest.approx(real, rel=0.15)
+    off = phases(plan(*GRPO, f"{ROLLOUT}.verify_weights=false"))["weight sync"]
+    assert (
+        part(off, "engine", "sums of weights")
+        == 0
+        < part(phases(plan(*GRPO))["weight sync"], "engine", "sums of weights")
+    )
+
+
+def test_graphs_stay_while_the_policy_is_taught():
+    found = phases(plan(*GRPO))
+    assert part(found["update actor"], "engine", "CUDA graphs") > 1024 * 150_000 * 2  # logits of the largest batch
+    assert part(found["update actor"], "engine", "KV cache") == 0
+    eager = phases(plan(*GRPO, f"{ROLLOUT}.enforce_eager=true"))
+    assert part(eager["update actor"], "engine", "CUDA graphs") < GIB // 1024
+    awake = phases(plan(*GRPO, f"{ROLLOUT}.free_cache_engine=false"))
+    cache = part(awake["update actor"], "engine", "KV cache")
+    assert cache == part(awake["rollout"], "engine", "KV cache") > 0
+
+
+def test_compiled_layers_follow_the_keys():
+    def activations(*overrides: str, model: str = "qwen2.5-0.5b") -> int:
+        keep = f"{MODEL}.enable_gradient_checkpointing=false"
+        return part(phases(plan(*GRPO, keep, *overrides, model=model))["update actor"], "policy", "activations")
+
+    off = f"{ACTOR}.use_torch_compile=false"
+    compiled, plain = activations(), activations(off)
+    assert compiled < 0.7 * plain
+    assert activations(f"{MODEL}.use_liger=true") == plain
+    two = "trainer.n_gpus_per_node=2"
+    assert activations(two) == activations(two, off)
+    mixture = "qwen3-30b-a3b"
+    assert activations(model=mixture) == activations(off, model=mixture)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
