@@ -42,10 +42,12 @@ def convert(file: Path, folder: Path) -> None:
 
 
 def ensure(folder: Path) -> Path:
-    """The folder, with the model in it."""
+    """The folder, with the model in it. It gets its name when it is whole."""
     if not (folder / "config.json").exists():
+        unfinished = folder.with_name(f"{folder.name}.part")
         with tempfile.TemporaryDirectory() as place:
-            convert(fetch(Path(place)), folder)
+            convert(fetch(Path(place)), unfinished)
+        unfinished.rename(folder)
     return folder
 
 
