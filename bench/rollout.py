@@ -77,6 +77,9 @@ FAMILIES = {
     "gemma2": lambda: Gemma2Config(**SIZES, **WINDOWED, attn_logit_softcapping=2.0, final_logit_softcapping=5.0),
     "gemma3": lambda: Gemma3TextConfig(**SIZES, **WINDOWED),
 }
+# Of a product with random weights: for greedy tokens one that keeps the likeliest apart; for log-probs that of a 0.5B
+# model as its class makes it (0.02 for each of 896 inputs). Larger ones multiply what bfloat16 rounds.
+GREEDY_GAIN, LIKELIHOOD_GAIN = 1.5, 0.6
 # Of the log-probs of sampled tokens against a forward of training: (mean, max).
 LIMITS = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (5e-3, 0.1)}
 
@@ -142,20 +145,20 @@ def make_requests(seqs: int, n: int, prompt: int, max_new: int, vocabulary: int,
 # checks
 
 
-def sensible(model: torch.nn.Module, seed: int = 0) -> None:
-    """Weights under which tokens differ in likelihood and numbers stay of the order of one."""
+def sensible(model: torch.nn.Module, gain: float, seed: int = 0) -> None:
+    """Weights under which a product makes numbers `gain` times as large."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                values = torch.randn(parameter.shape, generator=generator) * 1.5 * parameter.shape[1] ** -0.5
+                values = torch.randn(parameter.shape, generator=generator) * gain * parameter.shape[1] ** -0.5
                 parameter.copy_(values)
 
 
 def check_greedy(bench: Bench, name: str, folder: Path) -> str:
-    """Greedy tokens in float32 are those of transformers."""
-    model = AutoModelForCausalLM.from_config(FAMILIES[name]()).float()
-    sensible(model)
+    """Greedy tokens in float32 are those of transformers, whose plain attention knows every family's caps."""
+    model = AutoModelForCausalLM.from_config(FAMILIES[name](), attn_implementation="eager").float()
+    sensible(model, GREEDY_GAIN)
     model = model.to(bench.device).eval()
     model.generation_config = GenerationConfig()
     prompts = [tuple(random.Random(length).choices(range(3, 211), k=length)) for length in (7, 40, 7, 33)]
@@ -169,7 +172,9 @@ def check_greedy(bench: Bench, name: str, folder: Path) -> str:
             theirs = model.generate(
                 given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=60, pad_token_id=0
             )
-            assert future.result().ids == theirs[0, len(ids) :].tolist()
+            mine, wanted = future.result().ids, theirs[0, len(ids) :].tolist()
+            same = [one == other for one, other in zip(mine, wanted, strict=True)]
+            assert all(same), f"prompt of {len(ids)} tokens: other token at {same.index(False)}"
     finally:
         engine.close()
     return "60 greedy tokens of 4 prompts equal transformers' in float32"
@@ -202,7 +207,7 @@ def check_log_probs(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, 
     config.save_pretrained(folder)
     with bench.device:
         model = load_causal_lm(ModelSource(str(folder)), PACKED, dtype, empty=True)
-    sensible(model.cpu())
+    sensible(model.cpu(), LIKELIHOOD_GAIN)
     model = model.to(bench.device).eval()
     vocabulary = config.vocab_size
     requests = make_requests(32, 4, 48, 96, vocabulary)
@@ -233,7 +238,8 @@ def check_log_probs(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, 
     )
 
 
-def run_checks(bench: Bench, dtypes: list[torch.dtype]) -> bool:
+def run_checks(bench: Bench, dtypes: list[torch.dtype], shape: str, only: str = "") -> bool:
+    """Every family, and the shape that is timed; `only` those whose name has this text."""
     good = True
     with tempfile.TemporaryDirectory() as folder:
         named = {f"greedy {name}": lambda name=name: check_greedy(bench, name, Path(folder)) for name in FAMILIES}
@@ -243,7 +249,10 @@ def run_checks(bench: Bench, dtypes: list[torch.dtype]) -> bool:
                 named[label] = lambda name=name, dtype=dtype: check_log_probs(
                     bench, FAMILIES[name](), dtype, Path(folder)
                 )
-        for name, check in named.items():
+        if bench.on_gpu:
+            timed = Qwen2Config(**SHAPES[shape], **QWEN, architectures=["Qwen2ForCausalLM"])
+            named[f"log-probs {shape} bfloat16"] = lambda: check_log_probs(bench, timed, torch.bfloat16, Path(folder))
+        for name, check in ((name, check) for name, check in named.items() if only in name):
             try:
                 print(f"ok    {name}: {check()}", flush=True)
             except AssertionError as error:
@@ -407,6 +416,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--block", type=int, default=64, help="tokens of a block of the cache")
     parser.add_argument("--peer", action="append", default=[], help="name=tokens_per_second of another engine")
     parser.add_argument("--checks", choices=("all", "none", "only"), default="all")
+    parser.add_argument("--only", default="", help="checks whose name has this text")
     return parser.parse_args(arguments)
 
 
@@ -414,7 +424,8 @@ def main() -> int:
     args = parse()
     bench = Bench(torch.device(args.device), args.eager, args.look_in, args.block, False if args.plain_layers else None)
     dtype = torch.bfloat16 if bench.on_gpu else torch.float32
-    if args.checks != "none" and not run_checks(bench, [torch.float32, *([dtype] if bench.on_gpu else [])]):
+    dtypes = [torch.float32, *([dtype] if bench.on_gpu else [])]
+    if args.checks != "none" and not run_checks(bench, dtypes, args.shape, args.only):
         return 1
     if args.checks != "only":
         found = measure(bench, args, dtype)
