@@ -107,17 +107,24 @@ def activations_on_cpu(module: nn.Module, device: torch.device) -> AbstractConte
     """What the forward pass saves for the backward pass waits in CPU memory; weights stay where they are."""
     weights = {own_part(parameter.detach()).data_ptr() for parameter in module.parameters()}
 
-    def pack(tensor: Tensor) -> tuple[Rewrap | None, Tensor]:
+    def pack(tensor: Tensor) -> tuple[Rewrap | None, Tensor, tuple[int, ...]]:
         held = own_part(tensor.detach())
         base = held if held._base is None else held._base
         if base.data_ptr() in weights or not held.is_floating_point():
-            return None, tensor
-        home = torch.empty(held.shape, dtype=held.dtype, pin_memory=device.type == "cuda")
+            return None, tensor, ()
+        home = torch.empty_like(held, device="cpu", pin_memory=device.type == "cuda")
         home.copy_(held, non_blocking=device.type == "cuda")
-        return rewrap(tensor), home
+        return rewrap(tensor), home, held.stride()
 
-    def unpack(packed: tuple[Rewrap | None, Tensor]) -> Tensor:
-        wrap, tensor = packed
-        return tensor if wrap is None else wrap(tensor.to(device, non_blocking=True))
+    def unpack(packed: tuple[Rewrap | None, Tensor, tuple[int, ...]]) -> Tensor:
+        wrap, tensor, stride = packed
+        return tensor if wrap is None else wrap(_laid_out(tensor.to(device, non_blocking=True), stride))
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _laid_out(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """As it lay before: a compiled program reads its tensors by the strides it was compiled for."""
+    if tensor.stride() == stride or 0 in stride:
+        return tensor
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -75,7 +75,7 @@ def test_activations_wait_elsewhere_and_weights_do_not(backend, batch):
     moved = activations_on_cpu(made.model, CPU)
     pack = moved.pack_hook
     for tensor in seen:
-        wrap, home = pack(tensor)
+        wrap, home, _ = pack(tensor)
         kept.append((tensor, wrap is not None, home))
     assert any(was_moved for _, was_moved, _ in kept)
     for tensor, was_moved, home in kept:
@@ -113,3 +113,28 @@ def test_a_loaded_state_goes_where_it_belongs(backend, batch, make_policy, tmp_p
         again = make_policy()
         load_role(tmp_path, again.backend, again.optimizer, contents, key="key")
         assert other.teach(batch, 2).metrics == again.teach(batch, 2).metrics
+
+
+def test_activations_come_back_as_they_lay():
+    """Turned round, cut out, repeated: a compiled program reads them by their strides."""
+    source = torch.randn(4, 6, requires_grad=True)
+    given = [source.t() * 1.0, source[:, 1:4] * 1.0, (source * 1.0)[:, 1:4], source.exp().expand(2, 4, 6)]
+    saved: list[tuple[int, ...]] = []
+
+    class Keep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *tensors):
+            ctx.save_for_backward(*tensors)
+            return sum(tensor.sum() for tensor in tensors)
+
+        @staticmethod
+        def backward(ctx, grad):
+            saved.extend(tensor.stride() for tensor in ctx.saved_tensors if 0 not in tensor.stride())
+            for tensor, before in zip(ctx.saved_tensors, given, strict=True):
+                assert torch.equal(tensor, before)
+            return tuple(torch.ones_like(tensor) * grad for tensor in ctx.saved_tensors)
+
+    with activations_on_cpu(torch.nn.Linear(1, 1), CPU):
+        total = Keep.apply(*given)
+    total.backward()
+    assert saved[:3] == [tensor.stride() for tensor in given[:3]]
