@@ -16,7 +16,7 @@ from burnish.config.ranks import ranks
 from burnish.config.rules import has_critic
 from burnish.doctor import activations as act
 from burnish.doctor.activations import Pass, Width
-from burnish.doctor.arithmetic import cuts, sft_cut
+from burnish.doctor.arithmetic import Micro, cuts, sft_cut
 from burnish.doctor.engine import EnginePlan, engine_plan
 from burnish.doctor.head import HeadPlan
 from burnish.doctor.roles import Role, frozen, precision, spread_of, taught, width_of
@@ -124,9 +124,8 @@ def train_plan(cfg: TrainConfig, shapes: Shapes, capacity: int) -> Plan:
         phases.append(step.reading("reference", role, cut.reference.largest(role.spread.tokens)))
     if critic is not None:
         phases.append(step.reading("values", critic, cut.values.largest(critic.spread.tokens)))
-        phases.append(step.updating("update critic", critic, cut.update_critic.largest(critic.spread.tokens)))
-    rows = cut.update_actor.largest(policy.spread.tokens)
-    phases.append(step.updating("update actor", policy, rows, entropy=entropy))
+        phases.append(step.updating("update critic", critic, cut.update_critic))
+    phases.append(step.updating("update actor", policy, cut.update_actor, entropy=entropy))
     phases.append(step.weight_sync(policy))
     known = [shapes.policy, shapes.critic or shapes.policy, shapes.reward_model or shapes.policy]
     return Plan(capacity, phases, all(shape.exact for shape in known), _notes(cfg, shapes, policy, engine))
@@ -141,7 +140,7 @@ def sft_plan(cfg: SftConfig, shape: Shape, capacity: int) -> Plan:
     logits = HeadPlan.of("torch", on_cpu)
     role = taught("model", shape, cfg.model, fsdp, spread, key="model", on_cpu=on_cpu, logits=logits)
     step = _Step([role], None, capacity)
-    phases = [step.updating("update", role, sft_cut(cfg, on_cpu).largest(spread.tokens))]
+    phases = [step.updating("update", role, sft_cut(cfg, on_cpu))]
     return Plan(capacity, phases, shape.exact, _spread_notes(count))
 
 
@@ -293,12 +292,20 @@ class _Step:
             phase.add("activations", role.name, layers)
         return phase
 
-    def updating(self, name: str, role: Role, rows: Pass, *, entropy: bool = False) -> Phase:
-        """Forward and backward of one micro-batch, with the gradients of those before it."""
-        phase = self._start(name, role, updating=True)
-        phase.add("gradients", role.name, role.gradients)
+    def updating(self, name: str, role: Role, cut: Micro, *, entropy: bool = False) -> Phase:
+        """Forward and backward of one micro-batch, with the gradients of those before it. Where there is only one,
+        gradients come while activations go: most is there before the first of them, or at the last layer."""
+        phase, rows = self._start(name, role, updating=True), cut.largest(role.spread.tokens)
+        moment, gradients = worst_moment(role, rows, entropy=entropy), role.gradients
+        if cut.count == 1:
+            last = last_moment(role, rows)
+            if sum(moment.values()) > sum(last.values()) + gradients:
+                gradients = 0
+            else:
+                moment = last
+        phase.add("gradients", role.name, gradients)
         phase.add("gathered weights", role.name, role.gathered)
-        for part, number in worst_moment(role, rows, entropy=entropy).items():
+        for part, number in moment.items():
             phase.add(part, role.name, number)
         return phase
 
@@ -311,6 +318,14 @@ class _Step:
         phase.add("gathered weights", policy.name, policy.gathered)
         phase.add("sums of weights", "engine", 0 if self.engine is None else self.engine.digest_space)
         return phase
+
+
+def last_moment(role: Role, rows: Pass) -> dict[str, int]:
+    """Bytes of activations when the backward pass is in the layer that came first."""
+    shape, width, making = role.shape, role.width, role.making
+    layer = act.kept_by_layer(shape, width, rows, making) * (role.group if role.recomputed else 1)
+    outside = act.kept_outside_layers(shape, width, rows, head=role.head)
+    return {"activations": outside + layer + act.backward_space(shape, width, rows, making)}
 
 
 def worst_moment(role: Role, rows: Pass, *, entropy: bool = False) -> dict[str, int]:

@@ -283,6 +283,22 @@ def test_checkpointing_and_micro_batches_change_the_activations():
     assert activations(f"{rows}=32") < activations(f"{rows}=32", f"{MODEL}.enable_gradient_checkpointing=false") / 3
 
 
+def test_gradients_of_a_single_micro_batch_come_while_activations_go():
+    def update(micro: int, *overrides: str) -> Phase:
+        batch = ("data.train_batch_size=4", f"{ACTOR}.ppo_mini_batch_size=4")
+        given = (*GRPO, *batch, f"{ACTOR}.ppo_micro_batch_size_per_gpu={micro}", *overrides)
+        return phases(plan(*given, model="qwen2.5-0.5b"))["update actor"]
+
+    def gradients(phase: Phase) -> int:
+        return part(phase, "policy", "gradients")
+
+    assert gradients(update(16)) > 0 == gradients(update(32))
+    short = ("data.max_prompt_length=8", "data.max_response_length=8")
+    # Few activations: the end of the pass is the worst, where all gradients are.
+    assert gradients(update(32, *short)) == gradients(update(16, *short)) > 0
+    assert update(32, *short).bytes < update(32).bytes
+
+
 def test_engines_reserve_by_their_own_rule():
     ours, foreign = (
         phases(plan(*GRPO, f"{ROLLOUT}.name={name}", model="qwen2.5-0.5b")) for name in ("builtin", "vllm")
