@@ -50,7 +50,7 @@ class Plan:
     lora: int = 0
     kernel: str = "triton"
     compiled: bool = False
-    compiled_layers: bool = False
+    compiled_layers: bool = True
     recomputed: int | None = 0
     tokens: int = 131_072
     micro: int = 16_384
@@ -61,10 +61,11 @@ class Plan:
 
 PLANS = (
     Plan("0.5B", 0.35),
-    Plan("1.5B", 0.45, recomputed=8),
-    Plan("7B", 0.40, lora=32, recomputed=None),
+    Plan("1.5B", 0.45),
+    Plan("7B", 0.40, lora=32),
 )
-SMOKE = Plan("tiny", 0.0, kernel="torch", tokens=256, micro=128, length=32, device="cpu", dtype=torch.float32)
+SMALL = {"tokens": 256, "micro": 128, "length": 32, "device": "cpu", "dtype": torch.float32}
+SMOKE = Plan("tiny", 0.0, kernel="torch", compiled_layers=False, **SMALL)
 
 
 def policy_of(plan: Plan) -> Policy:
@@ -126,7 +127,8 @@ def batch_of(plan: Plan, vocabulary: int) -> Batch:
 
 def gradient_error(plan: Plan) -> float:
     """Of a small model's update, relative to the naive gradient: transformers' logits, one row at a time."""
-    small = replace(plan, shape="tiny", lora=0, recomputed=1, tokens=128, micro=64, length=32, dtype=torch.float32)
+    tiny = {"shape": "tiny", "tokens": 128, "micro": 64, "length": 32, "dtype": torch.float32}
+    small = replace(plan, **tiny, lora=0, recomputed=1, compiled_layers=False)
     policy = policy_of(small)
     batch = batch_of(small, 320)
     parameters = list(policy.backend.model.parameters())
@@ -157,10 +159,12 @@ def _naive_loss(model: torch.nn.Module, batch: Batch, row: int, device: str) -> 
 
 def measured(plan: Plan, repeats: int) -> dict[str, float]:
     policy = policy_of(plan)
-    batch = batch_of(plan, policy.backend.model.config.vocab_size)
+    vocabulary = policy.backend.model.config.vocab_size
     on_gpu = plan.device == "cuda"
     times, waits = [], 0
     for number in range(repeats + 1):
+        # The first compiles and warms up: one micro-batch will do.
+        batch = batch_of(plan if number else replace(plan, tokens=plan.micro), vocabulary)
         if on_gpu and number == 1:
             torch.cuda.reset_peak_memory_stats()
         with warnings.catch_warnings(record=True) as told:
@@ -193,13 +197,13 @@ def measured(plan: Plan, repeats: int) -> dict[str, float]:
 def told(plan: Plan) -> str:
     recomputed = "all" if plan.recomputed is None else str(plan.recomputed)
     lora = f", LoRA {plan.lora}" if plan.lora else ""
-    lora += ", compiled layers" if plan.compiled_layers else ""
+    lora += "" if plan.compiled_layers else ", layers not compiled"
     return f"{plan.shape}{lora} | {plan.kernel}{' compiled' if plan.compiled else ''} | {recomputed}"
 
 
 def chosen(args: argparse.Namespace) -> list[Plan]:
     """The plans of these shapes, with every kernel that was asked for."""
-    changes = {"length": args.length, "compiled": args.compiled, "compiled_layers": args.compiled_layers}
+    changes = {"length": args.length, "compiled": args.compiled, "compiled_layers": not args.plain_layers}
     if args.recomputed is not None:
         changes["recomputed"] = None if args.recomputed < 0 else args.recomputed
     shapes = [plan for plan in PLANS if plan.shape in args.shapes]
@@ -213,7 +217,7 @@ def main() -> int:
     parser.add_argument("--kernels", nargs="+", default=["triton"], choices=list(HEAD_KERNELS))
     parser.add_argument("--recomputed", type=int, help="layers computed again, for all shapes; -1 is all")
     parser.add_argument("--compiled", action="store_true", help="the torch head by torch.compile")
-    parser.add_argument("--compiled-layers", action="store_true", help="the decoder layers by torch.compile")
+    parser.add_argument("--plain-layers", action="store_true", help="no torch.compile of the decoder layers")
     parser.add_argument("--length", type=int, default=1024, help="of a row")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
