@@ -89,7 +89,7 @@ def verl(place: Path) -> Translation:
             " actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8"
             " actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8"
             " actor_rollout_ref.actor.clip_ratio_low=null actor_rollout_ref.actor.clip_ratio_high=null"
-            " actor_rollout_ref.actor.clip_ratio_c=null actor_rollout_ref.actor.use_torch_compile=False"
+            " actor_rollout_ref.actor.clip_ratio_c=null"
             " actor_rollout_ref.actor.optim.lr=1e-3 actor_rollout_ref.actor.optim.weight_decay=0"
             " actor_rollout_ref.actor.optim.betas=[0.9,0.95]"
             " actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=null"
