@@ -90,7 +90,10 @@ def test_reading_needs_one_layer(form):
 
 @pytest.mark.parametrize(
     ("family", "form"),
-    [("qwen2", "mixed"), ("llama", "bf16"), ("qwen3", "mixed"), ("gemma3_text", "mixed"), ("gemma3_text", "bf16")],
+    [
+        *[("qwen2", "mixed"), ("llama", "bf16"), ("qwen3", "mixed")],
+        *[pytest.param("gemma3_text", form, marks=pytest.mark.long) for form in ("mixed", "bf16")],
+    ],
 )
 def test_what_a_compiled_layer_keeps_is_counted_exactly(family, form, on_gpu):
     small = Small(family, form, (96, 96, 96), intermediate_size=128)
@@ -120,7 +123,7 @@ def test_one_kernel_for_all_rows_keeps_no_second_output(form, on_gpu):
     assert small.kept() == planned(small, 0, making=Making(flash=True)) + starts
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_adapters_keep_no_more_than_planned(dtype, compiled, on_gpu):
     """What adapters read is kept in their format; of frozen norms less is kept than of taught ones."""
