@@ -78,7 +78,7 @@ FAMILIES = {
     "gemma3": lambda: Gemma3TextConfig(**SIZES, **WINDOWED),
 }
 # Of a product with random weights: for greedy tokens one that keeps the likeliest apart; for log-probs that of a 0.5B
-# model as its class makes it (0.02 for each of 896 inputs). Larger ones multiply what bfloat16 rounds.
+# model as its class makes it (0.02 for each of 896 inputs). Larger ones multiply what bfloat16 rounds: at 1.5 it fails.
 GREEDY_GAIN, LIKELIHOOD_GAIN = 1.5, 0.6
 # Of the log-probs of sampled tokens against a forward of training: (mean, max).
 LIMITS = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (5e-3, 0.1)}
