@@ -59,7 +59,7 @@ def _fit(run: Run) -> Result:
         result.step, result.interrupted, result.signum = run.step, not run.finished, stop.signum
         if result.interrupted and (run.saved_step != run.step or run.saving.failure is not None):
             save(run)
-        run.saving.wait()
+        run.saving.finish()
         run.saving.tell(run.loggers.note)
     unsaved = run.saving.failure
     if result.interrupted and unsaved is None:

@@ -24,7 +24,7 @@ class Saving:
         self.failure: SaveFailed | None = None
         self.failures = 0
         self._news: SaveFailed | None = None
-        self.sealed: int | None = None  # the step written last
+        self.sealed: int | None = None  # the newest step that is written
         self._lock = threading.Lock()
         self._waiting: list[_Job] = []
         self._held: _Job | None = None  # needed, refused by the disk, to be tried again with the next
@@ -67,6 +67,13 @@ class Saving:
             thread.join()
         self._raise_error()
 
+    def finish(self) -> None:
+        """Until all is written. One that is needed and was refused is tried a last time: no next one takes it along."""
+        self.wait()
+        held, self._held = self._held, None
+        if held is not None:
+            self._write(held)
+
     def tell(self, note: Callable[[str], None]) -> None:
         """A failure that was not told yet."""
         news, self._news = self._news, None
@@ -101,7 +108,7 @@ class Saving:
             if job.needed:
                 self._held = job
         else:
-            self.failure, self.sealed = self.failure if self._held else None, job.step
+            self.failure, self.sealed = self.failure if self._held else None, max(job.step, self.sealed or 0)
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None

@@ -72,11 +72,16 @@ class Checkpoints:
             return None
 
     def save(
-        self, step: int, roles: dict[str, Callable[[Path], None]], trainer: dict[str, Any], best: int | None = None
+        self,
+        step: int,
+        roles: dict[str, Callable[[Path], None]],
+        trainer: dict[str, Any],
+        best: int | None = None,
+        newest: int | None = None,
     ) -> Path:
         """Let every role write its part, then make the whole appear at once. On failure nothing old is touched.
 
-        `best` is the best step so far, perhaps this one.
+        `best` is the best step so far, perhaps this one; `newest` is the one to go on from, where that is not this one.
         """
         final, partial = self.path(step), self.folder / f".{PREFIX}{step}.partial"
         for killed in self.folder.glob(f".{PREFIX}*.partial"):
@@ -91,7 +96,7 @@ class Checkpoints:
             if final.exists():  # a resumed run that saves the same step again
                 shutil.rmtree(final)
             partial.rename(final)
-            replace_text(self.folder / LATEST, str(step))
+            replace_text(self.folder / LATEST, str(step if newest is None else newest))
             self.mark_best(best)
             _sync(self.folder)
         except OSError as error:

@@ -30,7 +30,7 @@ class Mirror:
             for one in sorted(self.unsent & set(checkpoints.steps())):
                 self.place.put(checkpoints.path(one), last=MANIFEST)
                 self.unsent.discard(one)
-            self.place.write(LATEST, str(step).encode())
+            self.place.write(LATEST, str(checkpoints.own_steps()[-1]).encode())
             if (best := checkpoints.best()) is not None:
                 self.place.write(BEST, str(best).encode())
         except UserError as error:

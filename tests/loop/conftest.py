@@ -92,6 +92,22 @@ def launch(settings, rows):
 
 
 @pytest.fixture
+def saved_before_each_step(monkeypatch):
+    """saved_before_each_step(run): a disk as fast as the run, so that what is written beside it comes in one order."""
+
+    def keep_pace(run):
+        step = run.pace.step
+
+        def wait_then_step(run):
+            run.saving.wait()
+            return step(run)
+
+        monkeypatch.setattr(run.pace, "step", wait_then_step)
+
+    return keep_pace
+
+
+@pytest.fixture
 def make_run(settings, rows):
     """make_run(*overrides): a Run as burnish.train has it before the first step; closed when the test ends."""
     made = []

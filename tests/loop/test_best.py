@@ -95,7 +95,7 @@ def test_it_is_saved_where_no_save_was_due(make_run, rows, values, tmp_path):
 
 
 @pytest.mark.parametrize("beside", ["false", "true"])
-def test_a_full_disk_does_not_cost_the_best(make_run, rows, values, monkeypatch, beside):
+def test_a_full_disk_does_not_cost_the_best(make_run, rows, values, monkeypatch, beside, saved_before_each_step):
     """Refused at its own step, it is written with the state of that step once there is room."""
     values(0.1, 0.7, 0.3, 0.5, 0.6)
     settings = (*STEPS, "trainer.save_freq=1", f"trainer.best_metric_key={NAME}")
@@ -110,11 +110,33 @@ def test_a_full_disk_does_not_cost_the_best(make_run, rows, values, monkeypatch,
 
     monkeypatch.setattr("burnish.train.checkpoint._write_manifest", refuse)
     run = make_run(*settings, f"actor_rollout_ref.actor.checkpoint.async_save={beside}", val_dataset=rows(2))
+    saved_before_each_step(run)
     fit(run)
     assert len(refused) == 2 and run.checkpoints.best() == 2 and run.checkpoints.steps() == [2, 5]
     for name, fact in checkpoint.read_manifest(run.checkpoints.path(2)).items():
         same = checkpoint.read_manifest(whole.checkpoints.path(2))[name] == fact
         assert same or name.endswith(".metadata"), name
+
+
+def test_a_disk_full_to_the_last_step_does_not_cost_the_best(
+    make_run, rows, values, monkeypatch, saved_before_each_step
+):
+    """There is room only when nothing follows: it is written then, and the run still goes on from its last step."""
+    values(0.1, 0.7, 0.3, 0.5, 0.6)
+    write, refused = checkpoint._write_manifest, []
+
+    def refuse(folder):
+        if folder.name == ".global_step_2.partial" and not run.checkpoints.path(5).exists():
+            refused.append(folder)
+            raise OSError(28, "No space left on device")
+        write(folder)
+
+    monkeypatch.setattr("burnish.train.checkpoint._write_manifest", refuse)
+    run = make_run(*STEPS, "trainer.save_freq=1", f"trainer.best_metric_key={NAME}", val_dataset=rows(2))
+    saved_before_each_step(run)
+    fit(run)
+    assert len(refused) == 4 and run.checkpoints.steps() == [2, 5] and run.checkpoints.best() == 2
+    assert run.checkpoints.latest_good() == (run.checkpoints.path(5), [])
 
 
 def test_a_resumed_run_knows_it(make_run, rows, values, ctrl_c_at, tmp_path):
