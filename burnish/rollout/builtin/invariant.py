@@ -46,6 +46,6 @@ def tiled_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return output.view(*rows.shape[:-1], -1)
 
 
-def padding(rows: int, invariant: bool) -> int:
-    """How many rows to append so that the stream is a whole number of tiles."""
-    return -rows % TILE if invariant else 0
+def padding(rows: int, multiple: int) -> int:
+    """How many rows to append so that their number is a multiple of this."""
+    return -rows % multiple

@@ -10,15 +10,18 @@ from torch import Tensor
 
 from burnish.errors import UserError
 from burnish.models.attention import PAGED, PagedContext
-from burnish.models.joined import Joined, join_products
+from burnish.models.joined import Joined, Linear, join_products
 from burnish.models.load import load_causal_lm
 from burnish.models.logprobs import chunk_logits
 from burnish.models.parts import backbone, head_weight, logit_softcap
 from burnish.rollout.builtin.blocks import BLOCK, BlockPool, OutOfBlocksError, blocks_for
 from burnish.rollout.builtin.cache import CacheShape, DecodeContext, KVCache, PrefillContext, Segment
-from burnish.rollout.builtin.invariant import can_be_invariant, make_invariant, padding, tiled_product
+from burnish.rollout.builtin.invariant import TILE, can_be_invariant, make_invariant, padding, tiled_product
 from burnish.rollout.builtin.memory import free_bytes
-from burnish.rollout.builtin.native import CannotCompileError, Function, NativeDecodeContext, decode_function, suits
+from burnish.rollout.builtin.native.decode import NativeDecodeContext
+from burnish.rollout.builtin.native.layers import take_over
+from burnish.rollout.builtin.native.library import CannotCompileError
+from burnish.rollout.builtin.native.offer import EVEN, Native, compile_for
 from burnish.rollout.builtin.prefixes import PrefixCache
 from burnish.rollout.builtin.rows import Prefix, Row
 from burnish.rollout.builtin.sampling import Drawn, SamplingRows, draw
@@ -45,7 +48,6 @@ class Runner:
                 value=True,
                 hint="actor_rollout_ref.rollout.invariant=null",
             )
-        self._join()
         config = self.model.config.get_text_config()
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = CacheShape(config.num_hidden_layers, config.num_key_value_heads, head_dim, options.dtype, block)
@@ -55,16 +57,29 @@ class Runner:
         self._decoding: tuple[list[Row], DecodeContext | NativeDecodeContext, SamplingRows] | None = None
         self.remarks: tuple[str, ...] = ()  # what the run should say at its start
         self.native = self._compiled(config.num_attention_heads // config.num_key_value_heads)
+        self._prepare_products()
 
-    def _compiled(self, group: int) -> Function | None:
-        """The kernel of decoding attention for this model, where there is one."""
-        if self.attention != PAGED or not suits(self.shape, self.device):
+    def _compiled(self, group: int) -> Native | None:
+        """What there is in C for this model on this device."""
+        if self.attention != PAGED:
             return None
         try:
-            return decode_function(group, self.shape.head_dim, self.block)
+            return compile_for(self.shape, group, self.device)
         except CannotCompileError as error:
-            self.remarks = (f"decoding attention is computed by torch, at about half the speed: {error}",)
+            self.remarks = (f"decoding is computed by torch, at about half the speed: {error}",)
             return None
+
+    def _prepare_products(self) -> None:
+        """Fewer and wider ones, whose bits do not depend on the batch where that is asked."""
+        self.product: Linear = tiled_product if self.invariant else F.linear
+        self.multiple = TILE if self.invariant else 1  # of which the number of rows in a pass is
+        if self.native is not None:
+            self.product, self.multiple = self.native.layers.product, EVEN if self.invariant else 1
+        self.joined = join_products(self.model, self.product)
+        if self.native is not None:
+            take_over(self.model, self.native.layers)
+        elif self.invariant:
+            make_invariant(self.model)
 
     @property
     def block(self) -> int:
@@ -83,12 +98,6 @@ class Runner:
         self.known = PrefixCache(self.pool, self.block) if self.options.prefix_caching else None
         self.cache = KVCache(self.shape, num_blocks, self.device)
 
-    def _join(self) -> None:
-        """Fewer, wider products."""
-        self.joined = join_products(self.model, tiled_product if self.invariant else F.linear)
-        if self.invariant:
-            make_invariant(self.model)
-
     def release_weights(self) -> None:
         """Give their memory back until new ones come."""
         for group in self.joined:
@@ -98,6 +107,8 @@ class Runner:
 
     def close_cache(self) -> None:
         self.cache, self.known, self.pool, self._decoding = None, None, BlockPool(0), None
+        if self.native is not None:
+            self.native.layers.forget()
 
     # passes
 
@@ -139,9 +150,9 @@ class Runner:
         return self._decoding[1], self._decoding[2]
 
     def _new_context(self, rows: list[Row]) -> DecodeContext | NativeDecodeContext:
-        pad, lengths = padding(len(rows), self.invariant), [row.cached for row in rows]
+        pad, lengths = padding(len(rows), self.multiple), [row.cached for row in rows]
         if self.native is not None:
-            return NativeDecodeContext(self.cache, self.native, [row.table for row in rows], lengths, pad)
+            return NativeDecodeContext(self.cache, self.native.decode, [row.table for row in rows], lengths, pad)
         self._close_holes(rows)
         tables = [row.table for row in rows]
         shared = {block for table in tables for block in table if self.pool.is_shared(block)}
@@ -168,7 +179,7 @@ class Runner:
     # the model
 
     def _forward_prompts(self, tokens: list[int], segments: list[Segment], cache: KVCache | None) -> Tensor:
-        pad = padding(len(tokens), self.invariant)
+        pad = padding(len(tokens), self.multiple)
         ids = torch.tensor(tokens + [0] * pad, device=self.device)
         segments = segments + ([Segment(pad)] if pad else [])
         positions = torch.cat([torch.arange(s.start, s.start + s.length) for s in segments]).to(self.device)
@@ -184,10 +195,10 @@ class Runner:
         return output.last_hidden_state[0]
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """[rows, V] float32; in invariant mode through the tiled head."""
-        if not self.invariant:
+        """[rows, V] float32; where it is another than F.linear, by the product that the layers have."""
+        if self.product is F.linear:
             return chunk_logits(hidden, head_weight(self.model), 1.0, logit_softcap(self.model))
-        pad = padding(len(hidden), True)
+        pad = padding(len(hidden), self.multiple)
         logits = self.model.get_output_embeddings()(torch.nn.functional.pad(hidden, (0, 0, 0, pad)))[
             : len(hidden)
         ].float()
@@ -222,7 +233,9 @@ class Runner:
     def forget(self) -> None:
         """Other weights make other keys and values."""
         if not self.joined:  # they have come back after a deep sleep
-            self._join()
+            self.joined = join_products(self.model, self.product)
+        if self.native is not None:
+            self.native.layers.forget()
         if self.known is not None:
             self.known.clear()
 

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnish.address import address
 from burnish.rollout.builtin.invariant import TILE, make_invariant, padding
+from burnish.rollout.builtin.runner import Runner
 from burnish.rollout.engine import Request, Sampling
 
 PROMPT_LENGTHS = [*range(1, 61), 250, 256, 257, 290]
@@ -38,7 +39,14 @@ def two_threads():
     torch.set_num_threads(1)
 
 
-def test_alone_and_in_batches_are_equal(tiny_folder, make_engine, requests):
+@pytest.fixture(params=["native", "torch"])
+def both_ways(request, monkeypatch):
+    """With products in C, and as it is without a compiler."""
+    if request.param == "torch":
+        monkeypatch.setattr(Runner, "_compiled", lambda runner, group: None)
+
+
+def test_alone_and_in_batches_are_equal(tiny_folder, make_engine, requests, both_ways):
     alone = respond(make_engine(tiny_folder, max_num_seqs=1), requests)
     assert {completion.finish_reason for completion in alone} == {"stop", "length"}
     assert max(len(completion.ids) for completion in alone) == 24
@@ -54,13 +62,13 @@ def test_order_of_arrival_changes_nothing(tiny_folder, make_engine, requests):
     assert respond(engine, requests[::-1])[::-1] == forward
 
 
-def test_two_threads(tiny_folder, make_engine, requests, two_threads):
+def test_two_threads(tiny_folder, make_engine, requests, two_threads, both_ways):
     some = [request for request in requests if request.sampling.max_tokens <= 4][:32]
     alone = respond(make_engine(tiny_folder, max_num_seqs=1), some)
     assert respond(make_engine(tiny_folder, max_num_seqs=len(some)), some) == alone
 
 
-def test_every_family(family_folder, make_engine, requests):
+def test_every_family(family_folder, make_engine, requests, both_ways):
     """Windows and soft caps take other roads through the attention."""
     some = requests[:40]
     alone = respond(make_engine(family_folder, max_num_seqs=1), some)
@@ -68,8 +76,8 @@ def test_every_family(family_folder, make_engine, requests):
 
 
 def test_padding():
-    assert [padding(rows, True) for rows in (1, TILE - 1, TILE, TILE + 1)] == [TILE - 1, 1, 0, TILE - 1]
-    assert padding(5, False) == 0
+    assert [padding(rows, TILE) for rows in (1, TILE - 1, TILE, TILE + 1)] == [TILE - 1, 1, 0, TILE - 1]
+    assert padding(5, 1) == 0
 
 
 class ProductRows(TorchDispatchMode):
@@ -97,7 +105,8 @@ def test_every_product_has_the_same_number_of_rows():
     assert plain.rows == [3 * TILE] * 2 and tiled.rows == [TILE] * 6
 
 
-def test_the_engine_uses_it_where_it_says_so(tiny_folder, make_engine):
+def test_the_engine_uses_it_where_it_says_so(tiny_folder, make_engine, monkeypatch):
+    monkeypatch.setattr(Runner, "_compiled", lambda runner, group: None)
     for invariant in (True, False):
         engine = make_engine(tiny_folder, invariant=invariant)
         assert engine.capabilities.invariant is invariant

@@ -1,4 +1,4 @@
-"""The kernel in C attends as torch does, row by row, and the engine says so where it cannot have it."""
+"""The kernel in C attends as torch does, row by row."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from burnish.models.attention import AttentionShape, eager_attention
-from burnish.rollout.builtin import native
 from burnish.rollout.builtin.cache import CacheShape, KVCache
-from burnish.rollout.engine import Sampling
+from burnish.rollout.builtin.native.decode import NativeDecodeContext, decode_function
 
 KV_HEADS, GROUP, HEAD_DIM, BLOCK = 2, 3, 24, 16
 LENGTHS = [0, 1, 15, 16, 17, 40]  # tokens before the new one
@@ -17,15 +16,6 @@ SHAPES = {
     "window": AttentionShape(0.2, window=18),
     "softcap": AttentionShape(0.2, softcap=1.5),
 }
-
-
-@pytest.fixture(autouse=True)
-def compiled_here(tmp_path_factory, monkeypatch):
-    """In a folder of the tests' own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
-    native.decode_function.cache_clear()
-    yield
-    native.decode_function.cache_clear()
 
 
 def filled(generator):
@@ -39,7 +29,7 @@ def filled(generator):
 
 
 def attend(cache, tables, lengths, new, shape, pad=0):
-    context = native.NativeDecodeContext(cache, native.decode_function(GROUP, HEAD_DIM, BLOCK), tables, lengths, pad)
+    context = NativeDecodeContext(cache, decode_function(GROUP, HEAD_DIM, BLOCK), tables, lengths, pad)
     padded = [torch.nn.functional.pad(part, (0, 0, 0, pad)) for part in new]
     return context.attend(0, *padded, shape)
 
@@ -72,33 +62,3 @@ def test_a_row_does_not_feel_the_others():
     for row, length in enumerate(LENGTHS):
         alone = attend(cache, [tables[row]], [length], [part[:, row : row + 1] for part in new], SHAPES["plain"])
         assert torch.equal(together[row], alone[0])
-
-
-def test_compiled_once(monkeypatch):
-    native.decode_function(5, 8, BLOCK)
-    native.decode_function.cache_clear()
-    compiled = []
-    monkeypatch.setattr(native, "_compile", lambda *given: compiled.append(given))
-    assert native.decode_function(5, 8, BLOCK) is not None and compiled == []
-
-
-def test_without_a_compiler_the_engine_says_so(tiny_folder, make_engine, prompt, ask, monkeypatch):
-    prompts = [prompt(5), prompt(30)]
-    with_it = make_engine(tiny_folder)
-    assert with_it.runner.native and with_it.capabilities.remarks == ()
-    native.decode_function.cache_clear()
-    monkeypatch.setenv("CC", "no-such-compiler")
-    without = make_engine(tiny_folder)
-    assert without.runner.native is None and "there is no C compiler" in without.capabilities.remarks[0]
-    greedy = Sampling(12, do_sample=False)
-    both = [[completion.ids for completion in ask(engine, prompts, greedy)] for engine in (with_it, without)]
-    assert both[0] == both[1]
-
-
-def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
-    broken = tmp_path / "broken-cc"
-    broken.write_text("#!/bin/sh\necho 'no such option' >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CC", str(broken))
-    with pytest.raises(native.CannotCompileError, match="broken-cc failed: no such option"):
-        native.decode_function(2, 8, BLOCK)

@@ -1,4 +1,4 @@
-/* One new token of each row against the row's blocks of the paged cache, in float32 (see native.py).
+/* One new token of each row against the row's blocks of the paged cache, in float32 (see decode.py).
 
 Every (row, key/value head) is computed alone and in the order of its own tokens, so its bits depend on nothing else in
 the batch, nor on the number of threads. GROUP (query heads of a key/value head), HEAD_DIM and BLOCK (tokens) are given
@@ -6,29 +6,14 @@ when it is compiled: the loops are written for the compiler to unroll and vector
 
 #include <stdlib.h>
 
+#include "exp.h"
+
 typedef struct {
     long rows, kv_heads, places; /* places: entries of a row's table */
     long query_head, query_row, key_head, key_row, value_head, value_row; /* strides, in floats */
     long window;                 /* 0: none */
     float scaling, softcap;      /* softcap 0: none */
 } Sizes;
-
-static inline float power_of_e(float x) /* within 2 units of the last place; 0 where the true value is as good as 0 */
-{
-    const float low = x < -87.0f ? -87.0f : x;
-    const float whole = __builtin_rintf(low * 1.44269504088896341f);
-    const float rest = (low - whole * 0.693359375f) + whole * 2.12194440e-4f;
-    float sum = 1.9875691500e-4f;
-    sum = sum * rest + 1.3981999507e-3f;
-    sum = sum * rest + 8.3334519073e-3f;
-    sum = sum * rest + 4.1665795894e-2f;
-    sum = sum * rest + 1.6666665459e-1f;
-    sum = sum * rest + 5.0000001201e-1f;
-    sum = (sum * rest * rest + rest) + 1.0f;
-    union { int bits; float value; } scale;
-    scale.bits = ((int)whole + 127) << 23;
-    return x < -87.0f ? 0.0f : sum * scale.value;
-}
 
 static inline float capped(float score, float cap) /* cap * tanh(score / cap) */
 {

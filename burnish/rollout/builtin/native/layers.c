@@ -1,0 +1,139 @@
+/* Parts of a decoder layer over the rows of a batch, in float32 (see layers.py).
+
+Every element of a row is computed in the same order of operations wherever the row stands and whatever stands beside it,
+so its bits depend on nothing else in the batch, nor on the number of threads. */
+
+#include <math.h>
+#include <string.h>
+
+#include "exp.h"
+
+/* A tile of the output, HIGH rows of PARTS vectors, is summed in registers: as many as there are, but for a few. */
+#if defined(__AVX512F__)
+#define LANES 16
+#define HIGH 12
+#define PARTS 2
+#elif defined(__AVX__)
+#define LANES 8
+#define HIGH 6
+#define PARTS 2
+#else
+#define LANES 4
+#define HIGH 6
+#define PARTS 4
+#endif
+#define WIDE (LANES * PARTS)
+#define BAND (8 * HIGH) /* rows that one thread takes at a time */
+#define SMALL 200000    /* multiplications that are not worth a second thread */
+
+typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+long burnish_width(void) { return WIDE; }
+
+/* weight [width, depth] -> panels of WIDE columns [panels, depth, WIDE], the last filled up with zeros */
+void burnish_pack(const float *weight, long width, long depth, float *packed)
+{
+#pragma omp parallel for if (width * depth > SMALL)
+    for (long first = 0; first < width; first += WIDE) {
+        const long wide = width - first < WIDE ? width - first : WIDE;
+        float *panel = packed + first * depth;
+        if (wide < WIDE) memset(panel, 0, sizeof(float) * WIDE * depth);
+        for (long start = 0; start < depth; start += LANES) {
+            const long end = start + LANES < depth ? start + LANES : depth;
+            for (long j = 0; j < wide; j++)
+                for (long k = start; k < end; k++) panel[k * WIDE + j] = weight[(first + j) * depth + k];
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void tile(
+    const long high, const float *restrict rows, long stride, const float *restrict panel, long depth,
+    const float *restrict bias, float *restrict output, long width, long wide)
+{
+    Vector sums[HIGH][PARTS];
+    for (long i = 0; i < high; i++)
+        for (long j = 0; j < PARTS; j++) sums[i][j] = *(const Vector *)(bias + j * LANES);
+    for (long k = 0; k < depth; k++) {
+        Vector column[PARTS];
+        for (long j = 0; j < PARTS; j++) column[j] = *(const Vector *)(panel + k * WIDE + j * LANES);
+#pragma GCC unroll 12
+        for (long i = 0; i < high; i++)
+            for (long j = 0; j < PARTS; j++) sums[i][j] += rows[i * stride + k] * column[j];
+    }
+    if (wide == WIDE)
+        for (long i = 0; i < high; i++)
+            for (long j = 0; j < PARTS; j++) *(Vector *)(output + i * width + j * LANES) = sums[i][j];
+    else
+        for (long i = 0; i < high; i++) memcpy(output + i * width, sums[i], sizeof(float) * wide);
+}
+
+#define HEIGHT(high) case high: tile(high, rows, stride, panel, depth, bias, output, width, wide); break;
+
+static void any_tile(
+    long high, const float *rows, long stride, const float *panel, long depth, const float *bias, float *output,
+    long width, long wide)
+{
+    switch (high) {
+        HEIGHT(1) HEIGHT(2) HEIGHT(3) HEIGHT(4) HEIGHT(5) HEIGHT(6)
+#if HIGH > 6
+        HEIGHT(7) HEIGHT(8) HEIGHT(9) HEIGHT(10) HEIGHT(11) HEIGHT(12)
+#endif
+    }
+}
+
+/* rows [count, depth], `stride` apart, times a packed weight, plus a bias or NULL -> output [count, width] */
+void burnish_product(
+    const float *rows, long count, long stride, const float *packed, long depth, const float *bias, long width,
+    float *output)
+{
+    const long panels = (width + WIDE - 1) / WIDE, bands = (count + BAND - 1) / BAND;
+#pragma omp parallel for if (count * width * depth > SMALL)
+    for (long job = 0; job < panels * bands; job++) {
+        const long first = job / bands * WIDE, wide = width - first < WIDE ? width - first : WIDE;
+        const long start = job % bands * BAND, end = start + BAND < count ? start + BAND : count;
+        float added[WIDE] = {0};
+        if (bias != NULL) memcpy(added, bias + first, sizeof(float) * wide);
+        long tiles = (end - start + HIGH - 1) / HIGH;
+        for (long row = start; row < end; tiles--) {
+            const long high = (end - row + tiles - 1) / tiles; /* tiles of about one height: a flat one is slow */
+            any_tile(high, rows + row * stride, stride, packed + first * depth, depth, added,
+                     output + row * width + first, width, wide);
+            row += high;
+        }
+    }
+}
+
+/* rows [count, size] -> each divided by its root mean square, times (offset + weight) */
+void burnish_norm(
+    const float *restrict rows, long count, long stride, long size, const float *restrict weight, float offset,
+    float epsilon, float *restrict output)
+{
+#pragma omp parallel for if (count * size > SMALL)
+    for (long row = 0; row < count; row++) {
+        const float *restrict given = rows + row * stride;
+        float *restrict place = output + row * size;
+        Vector sums = {0};
+        long i = 0;
+        for (; i + LANES <= size; i += LANES) sums += *(const Vector *)(given + i) * *(const Vector *)(given + i);
+        float sum = 0.0f;
+        for (; i < size; i++) sum += given[i] * given[i];
+        for (long lane = 0; lane < LANES; lane++) sum += sums[lane];
+        const float scale = 1.0f / sqrtf(sum / size + epsilon);
+        for (i = 0; i < size; i++) place[i] = given[i] * scale * (offset + weight[i]);
+    }
+}
+
+/* gate and up [count, size] -> silu(gate) * up */
+void burnish_gate(
+    const float *restrict gate, long gate_stride, const float *restrict up, long up_stride, long count, long size,
+    float *restrict output)
+{
+#pragma omp parallel for if (count * size > SMALL / 8)
+    for (long row = 0; row < count; row++)
+        for (long i = 0; i < size; i++) {
+            const float x = gate[row * gate_stride + i];
+            const float falling = power_of_e(x > 0.0f ? -x : x); /* never overflows */
+            const float share = (x > 0.0f ? 1.0f : falling) / (1.0f + falling);
+            output[row * size + i] = x * share * up[row * up_stride + i];
+        }
+}

@@ -1,0 +1,13 @@
+"""C is compiled in a folder of the tests' own."""
+
+import pytest
+
+from burnish.rollout.builtin.native.library import compiled
+
+
+@pytest.fixture(autouse=True)
+def compiled_here(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
+    compiled.cache_clear()
+    yield
+    compiled.cache_clear()
