@@ -33,9 +33,12 @@ def compiled(name: str, *flags: str) -> ctypes.CDLL:
     facts = repr((texts, compiler, FLAGS, flags, _threads(), _machine()))
     known = hashlib.blake2b(facts.encode(), digest_size=12).hexdigest()
     library = _cache_folder() / f"{name}-{known}.so"
-    if not library.exists():
-        _compile(compiler, source, flags, library)
-    return ctypes.CDLL(str(library))
+    try:
+        if not library.exists():
+            _compile(compiler, source, flags, library)
+        return ctypes.CDLL(str(library))
+    except OSError as error:  # a home that cannot be written, or whose files cannot be loaded
+        raise CannotCompileError(f"{library.parent}: {error}") from error
 
 
 def _compile(compiler: str, source: Path, flags: tuple[str, ...], library: Path) -> None:

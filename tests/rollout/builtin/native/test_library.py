@@ -47,6 +47,13 @@ def test_without_a_compiler_the_engine_says_so(tiny_folder, make_engine, prompt,
     assert both[0] == both[1]
 
 
+def test_a_home_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(library.CannotCompileError, match="file/burnish"):
+        decode_function(2, 8, 16)
+
+
 def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
     broken = tmp_path / "broken-cc"
     broken.write_text("#!/bin/sh\necho 'no such option' >&2\nexit 1\n")
