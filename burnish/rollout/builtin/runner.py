@@ -19,9 +19,9 @@ from burnish.rollout.builtin.cache import CacheShape, DecodeContext, KVCache, Pr
 from burnish.rollout.builtin.invariant import TILE, can_be_invariant, make_invariant, padding, tiled_product
 from burnish.rollout.builtin.memory import free_bytes
 from burnish.rollout.builtin.native.decode import NativeDecodeContext
-from burnish.rollout.builtin.native.layers import take_over
 from burnish.rollout.builtin.native.library import CannotCompileError
 from burnish.rollout.builtin.native.offer import EVEN, Native, compile_for
+from burnish.rollout.builtin.native.taking import take_over
 from burnish.rollout.builtin.prefixes import PrefixCache
 from burnish.rollout.builtin.rows import Prefix, Row
 from burnish.rollout.builtin.sampling import Drawn, SamplingRows, draw

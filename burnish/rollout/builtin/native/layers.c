@@ -137,3 +137,20 @@ void burnish_gate(
             output[row * size + i] = x * share * up[row * up_stride + i];
         }
 }
+
+/* given [heads, count, size], by its strides -> output [count, heads, size]: the two halves of each turned by an angle */
+void burnish_rotate(
+    const float *restrict given, long heads, long head_stride, long count, long stride, long size,
+    const float *restrict cosine, const float *restrict sine, float *restrict output)
+{
+    const long half = size / 2;
+#pragma omp parallel for if (count * heads * size > SMALL / 4)
+    for (long row = 0; row < count; row++)
+        for (long head = 0; head < heads; head++) {
+            const float *restrict x = given + head * head_stride + row * stride;
+            const float *restrict c = cosine + row * size, *restrict s = sine + row * size;
+            float *restrict place = output + (row * heads + head) * size;
+            for (long i = 0; i < half; i++) place[i] = x[i] * c[i] - x[half + i] * s[i];
+            for (long i = half; i < size; i++) place[i] = x[i] * c[i] + x[i - half] * s[i];
+        }
+}

@@ -1,16 +1,13 @@
-"""Products, norms and gates in C are those of torch, row by row; what is not the same is left to the class."""
+"""Products, norms, gates and rotations in C are those of torch, row by row."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
-from burnish.rollout.builtin.native.layers import Layers, take_over
-from burnish.rollout.engine import Sampling
+from burnish.rollout.builtin.native.layers import Layers
 
 COUNTS = [1, 2, 5, 6, 7, 11, 12, 13, 24, 25, 95, 96, 97, 200]
 
@@ -70,58 +67,12 @@ def test_gate_at_the_ends(layers):
     torch.testing.assert_close(found, F.silu(gate), rtol=1e-6, atol=1e-30)
 
 
-@pytest.mark.parametrize("kind", [Qwen2RMSNorm, Gemma3RMSNorm])
-def test_norms_of_both_kinds(layers, kind):
-    norm = kind(40, eps=1e-5)
-    norm.weight.data = numbers(40)
-    rows = numbers(3, 7, 40)
-    expected = norm(rows)
-    take_over(norm, layers)
-    assert "forward" in vars(norm)
-    torch.testing.assert_close(norm(rows), expected, rtol=1e-5, atol=1e-6)
-    norm.weight.data *= 3
-    assert not torch.allclose(norm(rows), expected), "it reads the weight that it has now"
-
-
-class OtherNorm(Qwen2RMSNorm):
-    def forward(self, rows):
-        return super().forward(rows) + 0.001
-
-
-class OtherMlp(nn.Module):
-    """A gate, up and down whose forward is another."""
-
-    def __init__(self):
-        super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = nn.Linear(8, 12), nn.Linear(8, 12), nn.Linear(12, 8)
-        self.act_fn = nn.GELU()
-
-    def forward(self, rows):
-        return self.down_proj(self.act_fn(self.gate_proj(rows)) * self.up_proj(rows))
-
-
-def test_what_is_not_the_same_is_left_to_the_class(layers):
-    model = nn.ModuleList([OtherNorm(8), OtherMlp(), nn.LayerNorm(8)])
-    take_over(model, layers)
-    assert not any("forward" in vars(module) for module in model)
-    assert "forward" in vars(model[1].gate_proj), "its products are plain"
-
-
-def test_an_engine_computes_in_c_what_its_class_computes(family_folder, make_engine, prompt, ask, monkeypatch):
-    called = []
-    for name in ("product", "norm", "gate"):
-        own = getattr(Layers, name)
-
-        def note(self, *given, name=name, own=own):
-            called.append(name)
-            return own(self, *given)
-
-        monkeypatch.setattr(Layers, name, note)
-    engine = make_engine(family_folder)
-    called.clear()  # they were tried
-    ask(engine, [prompt(9)], Sampling(3, do_sample=False, ignore_eos=True))
-    gated = set() if "gemma" in engine.runner.model.config.model_type else {"gate"}  # theirs is another
-    assert set(called) == {"product", "norm"} | gated
-    assert engine.runner.native.layers.packed
-    engine.sleep()
-    assert not engine.runner.native.layers.packed, "laid-out weights sleep too"
+def test_rotation(layers):
+    """As attention has them: heads of a wider row, one angle per row."""
+    wide, angle = numbers(1, 7, 5 * 6), numbers(1, 7, 6)
+    query = wide[..., :18].view(1, 7, 3, 6).transpose(1, 2)
+    cosine, sine = angle.cos(), angle.sin()
+    expected = apply_rotary_pos_emb(query, query, cosine, sine)[0]
+    found = layers.rotate(query, cosine, sine)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(layers.rotate(query[:, :, 2:3], cosine[:, 2:3], sine[:, 2:3]), found[:, :, 2:3])
