@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -78,3 +79,15 @@ class Prefix:
     def left(self) -> int:
         """Tokens that no pass has taken yet."""
         return len(self.ids) - self.planned
+
+
+def batches(pieces: Sequence[tuple[Prefix, int]], most: int | None) -> Iterator[list[tuple[Prefix, int]]]:
+    """Parts of prompts in their order, together while they have no more than so many tokens; a longer one alone."""
+    batch: list[tuple[Prefix, int]] = []
+    for piece in pieces:
+        if batch and most is not None and sum(count for _, count in batch) + piece[1] > most:
+            yield batch
+            batch = []
+        batch.append(piece)
+    if batch:
+        yield batch

@@ -23,10 +23,12 @@ from burnish.rollout.builtin.native.library import CannotCompileError
 from burnish.rollout.builtin.native.offer import EVEN, Native, compile_for
 from burnish.rollout.builtin.native.taking import take_over
 from burnish.rollout.builtin.prefixes import PrefixCache
-from burnish.rollout.builtin.rows import Prefix, Row
+from burnish.rollout.builtin.rows import Prefix, Row, batches
 from burnish.rollout.builtin.sampling import Drawn, SamplingRows, draw
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.weights import release_weights
+
+CPU_TOKENS = 2048  # measured: what more of them make in a layer does not stay in a CPU's caches
 
 
 class Runner:
@@ -115,6 +117,10 @@ class Runner:
     @torch.inference_mode()
     def prefill(self, pieces: Sequence[tuple[Prefix, int]]) -> None:
         """Fill the blocks of each prompt's last so many planned tokens; at its end keep the logits of what follows."""
+        for part in batches(pieces, CPU_TOKENS if self.device.type == "cpu" else None):
+            self._prefill(part)
+
+    def _prefill(self, pieces: Sequence[tuple[Prefix, int]]) -> None:
         segments = [Segment(count, prefix.planned - count, prefix.blocks) for prefix, count in pieces]
         tokens = [token for prefix, count in pieces for token in prefix.ids[prefix.planned - count : prefix.planned]]
         hidden = self._forward_prompts(tokens, segments, self.cache)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from burnish.errors import UserError
+from burnish.rollout.builtin import runner
 from burnish.rollout.builtin.blocks import BLOCK
+from burnish.rollout.builtin.rows import Prefix, batches
 from burnish.rollout.engine import Request, Sampling
 
 EIGHT = Sampling(8, ignore_eos=True)
@@ -108,3 +110,27 @@ def test_shared_blocks_give_way(tiny_folder, make_engine, prompt, ask):
     engine = make_engine(tiny_folder, prefix_caching=True, memory_share=0.0)
     assert ask(engine, prompts * 2, EIGHT) == ask(make_engine(tiny_folder), prompts * 2, EIGHT)
     assert engine.runner.pool.num_blocks == 3
+
+
+def test_batches():
+    pieces = [(Prefix((), []), count) for count in (3, 4, 2, 12, 1, 1)]
+    counts = [[count for _, count in batch] for batch in batches(pieces, 8)]
+    assert counts == [[3, 4], [2], [12], [1, 1]]
+    assert list(batches(pieces, None)) == [pieces] and list(batches([], 8)) == []
+
+
+def test_a_cpu_takes_a_few_prompts_at_a_time(tiny_folder, make_engine, prompt, ask, monkeypatch):
+    prompts, setting = [prompt(10, salt) for salt in range(6)], Sampling(3, do_sample=False, ignore_eos=True)
+    whole = ask(make_engine(tiny_folder), prompts, setting)
+    passes = []
+    forward = runner.Runner._forward_prompts
+
+    def note(self, tokens, *rest):
+        passes.append(len(tokens))
+        return forward(self, tokens, *rest)
+
+    monkeypatch.setattr(runner.Runner, "_forward_prompts", note)
+    monkeypatch.setattr(runner, "CPU_TOKENS", 25)
+    engine = make_engine(tiny_folder)
+    assert ask(engine, prompts, setting) == whole
+    assert passes == [20, 20, 20] and engine.stats()["prefill_tokens"] == 60
