@@ -22,8 +22,10 @@ from burnish.models.varlen import (
     AttentionShape,
     Segments,
     check_varlen,
+    in_c,
     own_kernel_fits,
     own_product,
+    product_in_c,
     varlen_product,
 )
 
@@ -126,13 +128,16 @@ def packed_attention(
     product: Product | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each segment of one packed token stream: one call for all where torch's kernel can, else
-    one for equally long neighbours."""
+    """Causal attention inside each segment of one packed stream: one call for all where a kernel can, else one for
+    equally long neighbours."""
     shape, dropout = _shape(module, options), options.get("dropout", 0.0)
     query, key, value = _in_computed_format(query, key, value)
     if product is None and own_kernel_fits(query, shape, dropout):
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         return own_product(q, k, v, Segments.of(segments, query.device), shape)[None], None
+    if product is None and in_c(query, segments, shape, dropout):
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        return product_in_c(q, k, v, segments, shape)[None], None
     return _by_runs(query, key, value, segments, product or causal_attention, shape, dropout), None
 
 

@@ -1,4 +1,4 @@
-"""Kernels for packed rows of different lengths: the one in torch itself, and those of the flash-attn library."""
+"""Kernels for packed rows of different lengths: the one in torch itself, ours in C, those of the flash-attn library."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from burnish.errors import UserError
 from burnish.models.flash import packed_product
+from burnish.native import attention
 
 # By major version: the module that has flash_attn_varlen_func, and how it is installed.
 LIBRARIES = {
@@ -67,6 +68,20 @@ def own_kernel_fits(query: Tensor, shape: AttentionShape, dropout: float) -> boo
 def own_product(query: Tensor, key: Tensor, value: Tensor, segments: Segments, shape: AttentionShape) -> Tensor:
     """Causal attention inside each segment by torch's own kernel, one call for all; all [T, heads, d]."""
     return packed_product(query, key, value, segments.starts, segments.longest, shape.scaling, shape.window or 0)[0]
+
+
+def in_c(query: Tensor, segments: Segments | Sequence[int], shape: AttentionShape, dropout: float) -> bool:
+    """Whether the kernel in C can do it: 32 bits on a CPU, no cap, no window that hides anything, nothing dropped."""
+    plain = shape.softcap is None and not dropout and (shape.window is None or max(segments, default=0) <= shape.window)
+    return plain and attention.fits(query)
+
+
+def product_in_c(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments | Sequence[int], shape: AttentionShape
+) -> Tensor:
+    """Causal attention inside each segment by the kernel in C, one call for all; all [T, heads, d]."""
+    rows = Segments.of(segments, query.device)
+    return attention.packed_attention(query, key, value, rows.starts, rows.longest, shape.scaling)
 
 
 def check_varlen(number: int, device: torch.device, key: str, asked: str) -> None:

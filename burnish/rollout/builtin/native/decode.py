@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from burnish.models.attention import AttentionShape
+from burnish.native.library import compiled
 from burnish.rollout.builtin.cache import KVCache, room
-from burnish.rollout.builtin.native.library import compiled
 
 Function = Callable[..., int]  # burnish_decode of decode.c
 # A sum may be taken in vectors: the kernel's sums are of one row each, so they stay the same in every batch.

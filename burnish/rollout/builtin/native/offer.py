@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from burnish.native.layers import Layers
 from burnish.rollout.builtin.cache import CacheShape
 from burnish.rollout.builtin.native.decode import Function, decode_function
-from burnish.rollout.builtin.native.layers import Layers
 
 # Rows of a pass are a multiple of this: torch takes what is left of a vector by other code, with other last bits.
 EVEN = 8

@@ -13,7 +13,7 @@ from types import FunctionType, MethodType
 import torch
 from torch import Tensor, nn
 
-from burnish.rollout.builtin.native.layers import Layers
+from burnish.native.layers import Layers
 
 Forward = Callable[..., Tensor]
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}

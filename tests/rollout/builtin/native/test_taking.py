@@ -10,7 +10,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2RMSNorm
 
-from burnish.rollout.builtin.native.layers import Layers
+from burnish.native.layers import Layers
 from burnish.rollout.builtin.native.taking import ROTATE, take_over
 from burnish.rollout.engine import Sampling
 

@@ -7,26 +7,10 @@ so its bits depend on nothing else in the batch, nor on the number of threads. *
 #include <string.h>
 
 #include "exp.h"
+#include "vectors.h"
 
-/* A tile of the output, HIGH rows of PARTS vectors, is summed in registers: as many as there are, but for a few. */
-#if defined(__AVX512F__)
-#define LANES 16
-#define HIGH 12
-#define PARTS 2
-#elif defined(__AVX__)
-#define LANES 8
-#define HIGH 6
-#define PARTS 2
-#else
-#define LANES 4
-#define HIGH 6
-#define PARTS 4
-#endif
-#define WIDE (LANES * PARTS)
 #define BAND (8 * HIGH) /* rows that one thread takes at a time */
 #define SMALL 200000    /* multiplications that are not worth a second thread */
-
-typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 long burnish_width(void) { return WIDE; }
 

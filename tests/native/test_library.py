@@ -1,20 +1,20 @@
-"""Compiled once, shared threads, and the engine says so where there is no compiler."""
+"""Compiled once, threads shared with torch, and an error that says why where it cannot be."""
 
 from pathlib import Path
 
 import pytest
 
-from burnish.rollout.builtin.native import library
-from burnish.rollout.builtin.native.decode import decode_function
-from burnish.rollout.engine import Sampling
+from burnish.native import library
+
+SIZES = ("-DGROUP=5", "-DHEAD_DIM=8", "-DBLOCK=16")
 
 
 def test_compiled_once(monkeypatch):
-    decode_function(5, 8, 16)
+    library.compiled("decode", *SIZES)
     library.compiled.cache_clear()
     compiled = []
     monkeypatch.setattr(library, "_compile", lambda *given: compiled.append(given))
-    assert decode_function(5, 8, 16) is not None and compiled == []
+    assert library.compiled("decode", *SIZES) is not None and compiled == []
 
 
 def test_a_header_that_changes_is_compiled_anew(monkeypatch, tmp_path):
@@ -34,24 +34,11 @@ def test_one_pool_of_threads():
     assert len({line.split()[-1] for line in loaded if "libgomp" in line}) == 1
 
 
-def test_without_a_compiler_the_engine_says_so(tiny_folder, make_engine, prompt, ask, monkeypatch):
-    prompts = [prompt(5), prompt(30)]
-    with_it = make_engine(tiny_folder)
-    assert with_it.runner.native and with_it.capabilities.remarks == ()
-    library.compiled.cache_clear()
-    monkeypatch.setenv("CC", "no-such-compiler")
-    without = make_engine(tiny_folder)
-    assert without.runner.native is None and "there is no C compiler" in without.capabilities.remarks[0]
-    greedy = Sampling(12, do_sample=False)
-    both = [[completion.ids for completion in ask(engine, prompts, greedy)] for engine in (with_it, without)]
-    assert both[0] == both[1]
-
-
 def test_a_home_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(library.CannotCompileError, match="file/burnish"):
-        decode_function(2, 8, 16)
+        library.compiled("layers")
 
 
 def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
@@ -60,4 +47,4 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
     with pytest.raises(library.CannotCompileError, match="broken-cc failed: no such option"):
-        decode_function(2, 8, 16)
+        library.compiled("layers")

@@ -2,12 +2,15 @@
 
 import pytest
 
-from burnish.rollout.builtin.native.library import compiled
+from burnish.native import attention
+from burnish.native.library import compiled
 
 
 @pytest.fixture(autouse=True)
 def compiled_here(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
     compiled.cache_clear()
+    attention.library.cache_clear()
     yield
     compiled.cache_clear()
+    attention.library.cache_clear()

@@ -10,7 +10,7 @@ import ctypes
 
 from torch import Tensor
 
-from burnish.rollout.builtin.native.library import compiled
+from burnish.native.library import compiled
 
 POINTER, LONG, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 SIGNATURES = {
@@ -72,10 +72,11 @@ class Layers:
         """[1, heads, rows, size], each turned by the angles [1, rows, size] of its row."""
         _, count, rows, size = heads.shape
         given = heads if heads.stride(3) == 1 else heads.contiguous()
+        cosine, sine = cosine.contiguous(), sine.contiguous()
         output = given.new_empty(rows, count, size)
         self.library.burnish_rotate(
             *(given.data_ptr(), count, given.stride(1), rows, given.stride(2), size),
-            *(cosine.contiguous().data_ptr(), sine.contiguous().data_ptr(), output.data_ptr()),
+            *(cosine.data_ptr(), sine.data_ptr(), output.data_ptr()),
         )
         return output.transpose(0, 1)[None]
 
@@ -83,9 +84,9 @@ class Layers:
         """The weight as burnish_product reads it, made when it is first asked for."""
         panels = self.packed.get(weight.data_ptr())
         if panels is None:
-            width, depth = weight.shape
+            (width, depth), given = weight.shape, weight.contiguous()
             panels = weight.new_empty(-(-width // self.width) * self.width * depth)
-            self.library.burnish_pack(weight.contiguous().data_ptr(), width, depth, panels.data_ptr())
+            self.library.burnish_pack(given.data_ptr(), width, depth, panels.data_ptr())
             self.packed[weight.data_ptr()] = panels
         return panels
 
