@@ -199,7 +199,6 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         Idle("without reward model", NO_REWARD_MODEL, ("reward_model.enable_resource_pool", *_REWARD_POOL)),
         Idle("reward model shares devices", _NO_POOL, _REWARD_POOL),
         Idle("cpu", _IN_CPU_MEMORY, _OFFLOADS),
-        Idle("cpu", Line("models are compiled on GPUs only", "只在 GPU 上编译模型"), ("*.use_torch_compile",)),
         Idle("cpu", _NO_TRITON, ("*.fused_kernel_options.impl_backend",)),
         Idle(
             "adapted policy",

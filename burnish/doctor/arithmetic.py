@@ -10,7 +10,7 @@ from burnish.config.ranks import data_ranks, ranks, sequence_ranks
 from burnish.config.rules import has_critic
 from burnish.doctor.activations import Pass
 
-CPU_TOKENS = 8192  # the largest token budget of a micro-batch that a CPU is given; a test compares it with training's
+CPU_TOKENS = 3072  # the largest token budget of a micro-batch that a CPU is given; a test compares it with training's
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from burnish.address import address
 from burnish.config.adapters import adapter_of, asked_attention
 from burnish.models.attention import packed_function
-from burnish.models.compiled import can_compile, compile_layers
+from burnish.models.compiled import can_compile, compile_layers, compute_in_c
 from burnish.models.device import pick_dtype
 from burnish.models.fourbit import four_bits, steady
 from burnish.models.head_kernels import HEAD_KERNELS
@@ -88,7 +88,7 @@ def trained_language_model(
         apply_liger(made)
     adapters = _adapt(made, model, key, device, seed=seed)
     if compiled and not liger and not model.load_in_4bit:
-        _compile(made, key, device, place)
+        _compile(made, key, device, place, precision.compute)
     return _checked(_finish(made, adapters, model, key, precision, fsdp, fsdp_key, device, head=head, place=place))
 
 
@@ -129,7 +129,7 @@ def frozen_language_model(
     made = load_causal_lm(source, packed_function(asked, device, where), precision.kept)
     _cast_buffers(made, precision.buffers)
     if compiled:
-        _compile(made, key, device, place)
+        _compile(made, key, device, place, precision.compute)
     options = BackendOptions(
         offload=wants_offload(fsdp, device, place), head=head, sharding=sharding(fsdp, fsdp_key, device)
     )
@@ -214,10 +214,15 @@ def _adapt(
     return add_adapters(made, settings, dtype=dtype, heads=heads, seed=address(seed, "adapters", key))
 
 
-def _compile(made: PreTrainedModel, key: str, device: torch.device, place: Place) -> None:
-    """Its layers, where that is known to work: on one GPU, in families whose layers are one program each."""
+def _compile(made: PreTrainedModel, key: str, device: torch.device, place: Place, compute: torch.dtype) -> None:
+    """Its layers, where that is known to work: on one GPU, in families whose layers are one program each.
+
+    On a CPU the compiler takes longer than it saves; parts of the layers are there in C.
+    """
     if place.alone and can_compile(made, device):
         compile_layers(made, key)
+    elif place.alone and device.type == "cpu" and compute == torch.float32:
+        compute_in_c(made)
 
 
 def _finish(

@@ -1,4 +1,4 @@
-"""torch.compile for the layers of a model that is taught: norms, positions, gates and sums become few kernels."""
+"""Fewer kernels in the layers of a model that is taught: torch.compile on a GPU, and on a CPU what there is in C."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import torch
 from transformers import PreTrainedModel
 
 from burnish.models.recompute import decoder_layers
+from burnish.native.library import CannotCompileError
+from burnish.native.taking import take_over
+from burnish.native.taught import TaughtLayers
 
 # Families whose layers are known to become one program each; experts, for one, are chosen token by token.
 COMPILED_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "smollm3", "olmo2"})
@@ -27,3 +30,13 @@ def compile_layers(model: PreTrainedModel, key: str) -> int:
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True)
     return len(layers)
+
+
+def compute_in_c(model: PreTrainedModel) -> int:
+    """Norms, gates and rotations of a model in 32 bits on a CPU; how many modules do. None without a C compiler."""
+    if model.dtype != torch.float32:
+        return 0
+    try:
+        return take_over(model, TaughtLayers())
+    except CannotCompileError:
+        return 0

@@ -138,3 +138,80 @@ void burnish_rotate(
             for (long i = half; i < size; i++) place[i] = x[i] * c[i] + x[i - half] * s[i];
         }
 }
+
+/* Backwards. What a weight gets from all rows is summed in parts of a fixed number of rows, then part by part. */
+
+#define SHARE 64 /* rows of a part */
+
+/* given: the slope of burnish_norm's output [count, size]. sums: room for [(count + SHARE - 1) / SHARE, size] */
+void burnish_norm_backward(
+    const float *restrict rows, long count, long stride, long size, const float *restrict weight, float offset,
+    float epsilon, const float *restrict given, float *restrict to_rows, float *restrict sums, float *restrict to_weight)
+{
+    const long parts = (count + SHARE - 1) / SHARE;
+#pragma omp parallel for if (count * size > SMALL / 4)
+    for (long part = 0; part < parts; part++) {
+        float *restrict sum = sums + part * size;
+        memset(sum, 0, sizeof(float) * size);
+        for (long row = part * SHARE; row < count && row < (part + 1) * SHARE; row++) {
+            const float *restrict x = rows + row * stride, *restrict slope = given + row * size;
+            float *restrict place = to_rows + row * size;
+            Vector squares = {0}, along = {0};
+            long i = 0;
+            float square = 0.0f, common = 0.0f;
+            for (; i + LANES <= size; i += LANES) {
+                const Vector one = *(const Vector *)(x + i);
+                squares += one * one;
+                along += one * *(const Vector *)(slope + i) * (offset + *(const Vector *)(weight + i));
+            }
+            for (; i < size; i++) {
+                square += x[i] * x[i];
+                common += x[i] * slope[i] * (offset + weight[i]);
+            }
+            for (long lane = 0; lane < LANES; lane++) {
+                square += squares[lane];
+                common += along[lane];
+            }
+            const float scale = 1.0f / sqrtf(square / size + epsilon);
+            const float pull = common * scale * scale * scale / size;
+            for (i = 0; i < size; i++) {
+                place[i] = slope[i] * (offset + weight[i]) * scale - x[i] * pull;
+                sum[i] += slope[i] * x[i] * scale;
+            }
+        }
+    }
+    memset(to_weight, 0, sizeof(float) * size);
+    for (long part = 0; part < parts; part++)
+        for (long i = 0; i < size; i++) to_weight[i] += sums[part * size + i];
+}
+
+void burnish_gate_backward(
+    const float *restrict gate, long gate_stride, const float *restrict up, long up_stride, long count, long size,
+    const float *restrict given, float *restrict to_gate, float *restrict to_up)
+{
+#pragma omp parallel for if (count * size > SMALL / 8)
+    for (long row = 0; row < count; row++)
+        for (long i = 0; i < size; i++) {
+            const float x = gate[row * gate_stride + i], slope = given[row * size + i];
+            const float falling = power_of_e(x > 0.0f ? -x : x);
+            const float share = (x > 0.0f ? 1.0f : falling) / (1.0f + falling);
+            to_gate[row * size + i] = slope * up[row * up_stride + i] * share * (1.0f + x * (1.0f - share));
+            to_up[row * size + i] = slope * x * share;
+        }
+}
+
+void burnish_rotate_backward(
+    const float *restrict given, long heads, long head_stride, long count, long stride, long size,
+    const float *restrict cosine, const float *restrict sine, float *restrict output)
+{
+    const long half = size / 2;
+#pragma omp parallel for if (count * heads * size > SMALL / 4)
+    for (long row = 0; row < count; row++)
+        for (long head = 0; head < heads; head++) {
+            const float *restrict x = given + head * head_stride + row * stride;
+            const float *restrict c = cosine + row * size, *restrict s = sine + row * size;
+            float *restrict place = output + (row * heads + head) * size;
+            for (long i = 0; i < half; i++) place[i] = x[i] * c[i] + x[half + i] * s[half + i];
+            for (long i = half; i < size; i++) place[i] = x[i] * c[i] - x[i - half] * s[i - half];
+        }
+}

@@ -7,11 +7,13 @@ padding to be invariant.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 from torch import Tensor
 
 from burnish.native.library import compiled
 
+SHARE = 64  # as layers.c has it
 POINTER, LONG, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 SIGNATURES = {
     "burnish_pack": (POINTER, LONG, LONG, POINTER),
@@ -19,6 +21,9 @@ SIGNATURES = {
     "burnish_norm": (POINTER, LONG, LONG, LONG, POINTER, FLOAT, FLOAT, POINTER),
     "burnish_gate": (POINTER, LONG, POINTER, LONG, LONG, LONG, POINTER),
     "burnish_rotate": (POINTER, LONG, LONG, LONG, LONG, LONG, POINTER, POINTER, POINTER),
+    "burnish_norm_backward": (POINTER, LONG, LONG, LONG, POINTER, FLOAT, FLOAT, *[POINTER] * 4),
+    "burnish_gate_backward": (POINTER, LONG, POINTER, LONG, LONG, LONG, *[POINTER] * 3),
+    "burnish_rotate_backward": (POINTER, LONG, LONG, LONG, LONG, LONG, POINTER, POINTER, POINTER),
 }
 
 
@@ -70,11 +75,39 @@ class Layers:
 
     def rotate(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """[1, heads, rows, size], each turned by the angles [1, rows, size] of its row."""
+        return self._turned(self.library.burnish_rotate, heads, cosine, sine)
+
+    def norm_backward(
+        self, rows: Tensor, weight: Tensor, offset: float, epsilon: float, slope: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What `norm` hands back to its rows and to its weight."""
+        flat, slope = _rows(rows), slope.contiguous()
+        to_rows, sums = flat.new_empty(flat.shape), flat.new_empty(-(-len(flat) // SHARE), flat.shape[1])
+        to_weight = weight.new_empty(weight.shape)
+        self.library.burnish_norm_backward(
+            *(flat.data_ptr(), len(flat), flat.stride(0), flat.shape[1], weight.data_ptr(), offset, epsilon),
+            *(x.data_ptr() for x in (slope, to_rows, sums, to_weight)),
+        )
+        return to_rows.view(rows.shape), to_weight
+
+    def gate_backward(self, gate: Tensor, up: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+        one, other, slope = _rows(gate), _rows(up), slope.contiguous()
+        made = one.new_empty(one.shape), one.new_empty(one.shape)
+        self.library.burnish_gate_backward(
+            *(one.data_ptr(), one.stride(0), other.data_ptr(), other.stride(0), *one.shape),
+            *(x.data_ptr() for x in (slope, *made)),
+        )
+        return made[0].view(gate.shape), made[1].view(up.shape)
+
+    def rotate_backward(self, slope: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        return self._turned(self.library.burnish_rotate_backward, slope, cosine, sine)
+
+    def _turned(self, function: Callable[..., None], heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         _, count, rows, size = heads.shape
         given = heads if heads.stride(3) == 1 else heads.contiguous()
         cosine, sine = cosine.contiguous(), sine.contiguous()
         output = given.new_empty(rows, count, size)
-        self.library.burnish_rotate(
+        function(
             *(given.data_ptr(), count, given.stride(1), rows, given.stride(2), size),
             *(cosine.data_ptr(), sine.data_ptr(), output.data_ptr()),
         )

@@ -106,7 +106,6 @@ def test_the_default_of_a_pending_key_is_accepted_in_silence(override):
     [
         ("actor_rollout_ref.model.use_remove_padding=false", "padded"),
         ("actor_rollout_ref.actor.fsdp_config.param_offload=true", "CPU memory"),
-        ("actor_rollout_ref.actor.use_torch_compile=false", "compiled on GPUs only"),
         ("actor_rollout_ref.model.fused_kernel_options.impl_backend=torch", "Triton runs on GPUs only"),
         ("critic.model.lora_alpha=8", "no adapter is trained"),
         ("actor_rollout_ref.model.lora.merge=true", "always gets merged weights"),
@@ -135,6 +134,7 @@ def test_on_a_gpu_kernels_and_compiling_act():
     kernel = "actor_rollout_ref.model.fused_kernel_options.impl_backend=torch"
     compiled = "actor_rollout_ref.actor.use_torch_compile=false"
     assert load([*GIVEN, "trainer.device=cuda", kernel, compiled]).notices == []
+    assert load([*GIVEN, compiled]).notices == [], "and on a CPU, where parts of the layers are in C"
 
 
 def test_on_a_gpu_offloading_acts():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from burnish.config import load
-from burnish.doctor.arithmetic import cuts, sft_arithmetic, train_arithmetic
+from burnish.doctor.arithmetic import CPU_TOKENS, cuts, sft_arithmetic, train_arithmetic
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 BATCH = ["data.train_batch_size=64", f"{ROLLOUT}.n=4", f"{ACTOR}.ppo_mini_batch_size=16"]
@@ -57,7 +57,7 @@ def test_sequence_parallel_ranks_share_rows_and_add_up_their_budgets():
 
 def test_a_cpu_takes_smaller_budgets():
     cfg = load([*BATCH, *LENGTHS, f"{ACTOR}.ppo_max_token_len_per_gpu=20000"], check=False).cfg
-    assert cuts(cfg, True).update_actor.tokens == 8192
+    assert cuts(cfg, True).update_actor.tokens == CPU_TOKENS
     assert cuts(cfg, False).update_actor.tokens == 20000
 
 

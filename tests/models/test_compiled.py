@@ -3,13 +3,15 @@ from functools import partial
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from burnish.models import attention
 from burnish.models.attention import PACKED
-from burnish.models.compiled import can_compile, compile_layers
+from burnish.models.compiled import can_compile, compile_layers, compute_in_c
 from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.recompute import enable_recompute
 from burnish.models.varlen import Segments
+from burnish.native import library
 
 STREAMS = ([4, 5], [3, 8, 2], [9, 9], [12])  # lengths of the rows of one forward each
 
@@ -71,3 +73,20 @@ def test_dense_families_on_gpus_are_compiled(tiny_folder):
     assert can_compile(model, torch.device("cuda")) and not can_compile(model, torch.device("cpu"))
     model.config.model_type = "qwen3_moe"
     assert not can_compile(model, torch.device("cuda"))
+
+
+SMALL = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_cpu_parts_are_in_c(dtype):
+    model = Qwen2ForCausalLM(Qwen2Config(**SMALL, num_hidden_layers=2)).to(dtype)
+    # two norms, a gate and a rotation in each layer, and the norm behind them
+    assert compute_in_c(model) == (9 if dtype == torch.float32 else 0)
+
+
+def test_without_a_c_compiler_all_is_torchs(monkeypatch):
+    library.compiled.cache_clear()
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert compute_in_c(Qwen2ForCausalLM(Qwen2Config(**SMALL, num_hidden_layers=1))) == 0
+    library.compiled.cache_clear()

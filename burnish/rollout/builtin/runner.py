@@ -15,13 +15,13 @@ from burnish.models.load import load_causal_lm
 from burnish.models.logprobs import chunk_logits
 from burnish.models.parts import backbone, head_weight, logit_softcap
 from burnish.native.library import CannotCompileError
+from burnish.native.taking import take_over
 from burnish.rollout.builtin.blocks import BLOCK, BlockPool, OutOfBlocksError, blocks_for
 from burnish.rollout.builtin.cache import CacheShape, DecodeContext, KVCache, PrefillContext, Segment
 from burnish.rollout.builtin.invariant import TILE, can_be_invariant, make_invariant, padding, tiled_product
 from burnish.rollout.builtin.memory import free_bytes
 from burnish.rollout.builtin.native.decode import NativeDecodeContext
 from burnish.rollout.builtin.native.offer import EVEN, Native, compile_for
-from burnish.rollout.builtin.native.taking import take_over
 from burnish.rollout.builtin.prefixes import PrefixCache
 from burnish.rollout.builtin.rows import Prefix, Row, batches
 from burnish.rollout.builtin.sampling import Drawn, SamplingRows, draw

@@ -1,6 +1,7 @@
-"""The engine says so where there is no compiler, and answers all the same."""
+"""What an engine computes in C; without a compiler it says so, and answers all the same."""
 
 from burnish.native import library
+from burnish.native.layers import Layers
 from burnish.rollout.engine import Sampling
 
 
@@ -16,3 +17,23 @@ def test_without_a_compiler_the_engine_says_so(tiny_folder, make_engine, prompt,
     both = [[completion.ids for completion in ask(engine, prompts, greedy)] for engine in (with_it, without)]
     assert both[0] == both[1]
     library.compiled.cache_clear()
+
+
+def test_an_engine_computes_in_c_what_its_class_computes(family_folder, make_engine, prompt, ask, monkeypatch):
+    called = []
+    for name in ("product", "norm", "gate", "rotate"):
+        own = getattr(Layers, name)
+
+        def note(self, *given, name=name, own=own):
+            called.append(name)
+            return own(self, *given)
+
+        monkeypatch.setattr(Layers, name, note)
+    engine = make_engine(family_folder)
+    called.clear()  # they were tried
+    ask(engine, [prompt(9)], Sampling(3, do_sample=False, ignore_eos=True))
+    gated = set() if "gemma" in engine.runner.model.config.model_type else {"gate"}  # theirs is another
+    assert set(called) == {"product", "norm", "rotate"} | gated
+    assert engine.runner.native.layers.packed
+    engine.sleep()
+    assert not engine.runner.native.layers.packed, "laid-out weights sleep too"

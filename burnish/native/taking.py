@@ -1,55 +1,70 @@
 """Which parts of a model are computed in C.
 
 The Hugging Face class stays the definition: a part is replaced only where it is a plain linear layer, or where its own
-code and the one in C give the same on numbers made for the purpose.
+code and the one in C give the same on numbers made for the purpose. A module's class becomes a class of that name that
+extends its own and has another `forward`: copies of the module are as good as itself.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from types import FunctionType, MethodType
+from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from burnish.native.layers import Layers
+from burnish.native.taught import TaughtLayers
 
-Forward = Callable[..., Tensor]
+Functions = Layers | TaughtLayers
+Forward = Callable[..., Tensor]  # of the module and what it is given
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 ROTATE = "apply_rotary_pos_emb"  # what every modeling file of transformers calls it
 
 
-def take_over(model: nn.Module, layers: Layers) -> None:
-    """Let this instance compute in C what is the same there. Products that were joined have their own way to it."""
+def take_over(model: nn.Module, layers: Functions) -> int:
+    """Let this instance compute in C what is the same there; how many modules do. Products that were joined have their
+    own way to it."""
+    taken = 0
     for module in model.modules():
         forward = next((found for make in MAKERS if (found := make(module, layers)) is not None), None)
         if forward is not None:
-            module.forward = forward
+            own = type(module)
+            module.__class__ = type(own.__name__, (own,), {"forward": forward, "__module__": own.__module__})
+            taken += 1
+    return taken
 
 
-def _linear(module: nn.Module, layers: Layers) -> Forward | None:
-    if type(module) is not nn.Linear:
+def _linear(module: nn.Module, layers: Functions) -> Forward | None:
+    if type(module) is not nn.Linear or layers.product is None:
         return None
-    return lambda rows: layers.product(rows, module.weight, module.bias)
+    return lambda module, rows: layers.product(rows, module.weight, module.bias)  # an engine has one format
 
 
-def _norm(module: nn.Module, layers: Layers) -> Forward | None:
+def _norm(module: nn.Module, layers: Functions) -> Forward | None:
     """Some multiply by the weight, some by one more than it; which of both is seen."""
     weight = module._parameters.get("weight")
     epsilon = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
     if weight is None or weight.dim() != 1 or len(module._parameters) != 1 or not isinstance(epsilon, float):
         return None
-    probe, rows = copy.deepcopy(module), _numbers(3, len(weight))
+    probe, rows, own = copy.deepcopy(module), _numbers(3, len(weight)), type(module).forward
     probe.weight.data = _numbers(len(weight)).to(weight.dtype)
     expected = _answer(probe, rows)
     for offset in (0.0, 1.0):
         if _same(expected, layers.norm(rows, probe.weight, offset, epsilon)):
-            return lambda rows, offset=offset: layers.norm(rows, module.weight, offset, epsilon)
-    return None
+            break
+    else:
+        return None
+
+    def forward(module: nn.Module, rows: Tensor) -> Tensor:
+        return layers.norm(rows, module.weight, offset, epsilon) if _fits(rows) else own(module, rows)
+
+    return forward
 
 
-def _mlp(module: nn.Module, layers: Layers) -> Forward | None:
+def _mlp(module: nn.Module, layers: Functions) -> Forward | None:
     """Its forward is tried with small layers in the place of its own."""
     if set(module._modules) | {"act_fn"} != MLP_PARTS or module._parameters:
         return None
@@ -61,17 +76,24 @@ def _mlp(module: nn.Module, layers: Layers) -> Forward | None:
     gated = layers.gate(small["gate_proj"](rows), small["up_proj"](rows))
     if not _same(_answer(probe, rows), small["down_proj"](gated)):
         return None
-    return lambda rows: module.down_proj(layers.gate(module.gate_proj(rows), module.up_proj(rows)))
+
+    def forward(module: nn.Module, rows: Tensor) -> Tensor:
+        gate, up = module.gate_proj(rows), module.up_proj(rows)
+        return module.down_proj(layers.gate(gate, up) if _fits(gate) and _fits(up) else module.act_fn(gate) * up)
+
+    return forward
 
 
-def _attention(module: nn.Module, layers: Layers) -> Forward | None:
+def _attention(module: nn.Module, layers: Functions) -> Forward | None:
     """Its own forward, in which the name of the function that rotates stands for another."""
     forward = type(module).forward
-    own = forward.__globals__.get(ROTATE)
+    own = getattr(forward, "__globals__", {}).get(ROTATE)
     if own is None or ROTATE not in forward.__code__.co_names:
         return None
 
-    def rotate(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
+        if how or len(query) != 1 or not all(_fits(x) for x in (query, key, cosine, sine)):
+            return own(query, key, cosine, sine, *how)
         return layers.rotate(query, cosine, sine), layers.rotate(key, cosine, sine)
 
     given = _numbers(1, 4, 3, 8), _numbers(1, 2, 3, 8), _numbers(1, 3, 8), _numbers(1, 3, 8, seed=1)
@@ -80,10 +102,15 @@ def _attention(module: nn.Module, layers: Layers) -> Forward | None:
     names = {**forward.__globals__, ROTATE: rotate}
     changed = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     changed.__kwdefaults__ = forward.__kwdefaults__
-    return MethodType(changed, module)
+    return changed
 
 
 MAKERS = (_linear, _norm, _mlp, _attention)
+
+
+def _fits(given: Tensor) -> bool:
+    """It may be called with what C does not know: under autocast, or on another device."""
+    return given.dtype == torch.float32 and given.device.type == "cpu"
 
 
 def _numbers(*size: int, seed: int = 0) -> Tensor:
