@@ -225,7 +225,8 @@ DOCS: dict[str, str] = {
     "ActorConfig.aux_loss_scope": (
         "该损失以什么为单位均衡：所有层的路由合在一起、每层（Megatron：各层损失相加），或每层中的每条序列。"
     ),
-    "ActorConfig.use_torch_compile": "在单个 GPU 上编译稠密模型的解码层与非 Triton 的输出头：更新更快，首次多花几秒。单进程 CPU 上则用 C 计算归一化、门控与旋转。",
+    "ActorConfig.use_torch_compile": "在单个 GPU 上编译稠密模型的解码层与非 Triton 的输出头：更新更快，首次多花几秒。"
+    "单进程 CPU 上则用 C 计算归一化、门控与旋转。",
     "ActorConfig.entropy_from_logits_with_chunking": "分块计算熵以节省内存。",
     "ActorConfig.entropy_checkpointing": "反向时重算熵，而不保留中间值。",
     "ActorConfig.use_fused_kernels": "跟随 model.use_fused_kernels。",

@@ -72,8 +72,9 @@ def own_product(query: Tensor, key: Tensor, value: Tensor, segments: Segments, s
 
 def in_c(query: Tensor, segments: Segments | Sequence[int], shape: AttentionShape, dropout: float) -> bool:
     """Whether the kernel in C can do it: 32 bits on a CPU, no cap, no window that hides anything, nothing dropped."""
-    plain = shape.softcap is None and not dropout and (shape.window is None or max(segments, default=0) <= shape.window)
-    return plain and attention.fits(query)
+    if not attention.fits(query) or shape.softcap is not None or dropout:
+        return False
+    return shape.window is None or max(segments, default=0) <= shape.window
 
 
 def product_in_c(
