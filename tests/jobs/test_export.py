@@ -116,14 +116,16 @@ def test_the_policy_of_a_run_a_checkpoint_or_a_role(run_folder, model_folder, tm
 
 
 def test_equal_weights_give_equal_bits(run_folder, model_folder, tmp_path):
-    """Under our own attention the exported model is the policy, to the last bit."""
+    """Computed as the policy is, the exported model is the policy, to the last bit."""
     from burnish.models.attention import PACKED
+    from burnish.models.compiled import compute_in_c
     from burnish.models.load import ModelSource, load_causal_lm
 
     run = run_folder()
     export(run, tmp_path / "out")
     own, _ = live(model_folder, run, "policy")
     again = load_causal_lm(ModelSource(str(tmp_path / "out")), PACKED, torch.float32).eval()
+    compute_in_c(again)
     assert torch.equal(again(**IDS, segments=[8]).logits, own)
 
 

@@ -90,8 +90,8 @@ def test_a_penalised_response_starts_again_after_a_pause(make_engine, tiny_folde
 
 def test_abort_gives_what_is_there(make_engine, tiny_folder):
     engine = make_engine(tiny_folder, "sglang", max_num_seqs=4)
-    calm = [future.result(PATIENCE).ids for future in engine.generate(asks(8, 150))]
-    futures = engine.generate(asks(8, 150))
+    calm = [future.result(PATIENCE).ids for future in engine.generate(asks(40, 150))]
+    futures = engine.generate(asks(40, 150))
     time.sleep(0.15)
     engine.abort(futures)
     made = [future.result(0) for future in futures]
