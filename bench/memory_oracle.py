@@ -1,7 +1,7 @@
 """The memory plan of `burnish doctor` against what a run really takes, phase by phase.
 
     python bench/memory_oracle.py                   # on a machine with a CUDA device: every configuration
-    python bench/memory_oracle.py --only 0.5B       # those whose name has this text
+    python bench/memory_oracle.py --only 0.5B 3B    # those whose name has one of these texts
     python bench/memory_oracle.py --jobs 4          # up to 4 at a time, where their plans fit beside each other
     python bench/memory_oracle.py --smoke           # the same code on a CPU, tiny models, bytes of all tensors counted
 
@@ -308,7 +308,8 @@ def _report(case: Case, found: dict[str, dict | str], errors: list[float], broke
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="tiny, on a CPU")
-    parser.add_argument("--only", default="", help="configurations whose name has this text")
+    parser.add_argument("--only", nargs="+", default=[""], help="configurations whose name has one of these texts")
+    parser.add_argument("--without", nargs="+", default=[], help="but not these (whole names)")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--one", help="this configuration, in this process; prints JSON")
     parser.add_argument("--context", type=int, default=0, help="bytes of a CUDA context, for --one")
@@ -321,7 +322,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory(dir=args.folder) as place:
             print(json.dumps(one(case, Path(place) / "model", device, args.context)))
         return 0
-    chosen = [case for case in cases if args.only in case.name]
+    wanted = [case for case in cases if any(text in case.name for text in args.only)]
+    chosen = [case for case in wanted if not any(text == case.name for text in args.without)]
     context = 0 if args.smoke else context_bytes()  # this process's own stays, too
     passed_on = ["--smoke"] if args.smoke else [f"--context={context}"]
     passed_on += ["--folder", args.folder] if args.folder else []

@@ -1,19 +1,21 @@
 """vLLM on the requests of bench/rollout.py, at its best of several settings, on the same GPU.
 
-    python bench/rollout_vllm.py --shape 0.5b --max-num-seqs 256 512 1024
-    python bench/rollout_vllm.py --shape 7b --max-num-seqs 1024 --cache-gib 40 --processes own
+    python bench/rollout_vllm.py --shapes 0.5b --max-num-seqs 256 512 1024
+    python bench/rollout_vllm.py --shapes 0.5b:6 1.5b:11 7b:21 --max-num-seqs 1024
 
-Needs vLLM beside Burnish (PYTHONPATH will do). Every setting is a process that starts, answers a few requests, and then
-waits for its turn: all start at once, one at a time is timed, nothing else runs meanwhile. Sampling at temperature 1,
-log-probs of the sampled tokens, prefix caching, no detokenizing, dummy weights, a CUDA graph for every batch size up to
-max_num_seqs. `--processes`: the engine in vLLM's own process, in the caller's, or both in turn. The last line is for
-`bench/rollout.py --peer`. Ends with status 1 if no setting worked.
+Needs vLLM beside Burnish (PYTHONPATH will do). The number after a shape is the GiB of each engine's cache: these
+requests need 4.3, 10 and 20. Every setting is a process that starts, answers a few requests, and then waits for its
+turn: all start at once, one at a time is timed, nothing else runs meanwhile. Sampling at temperature 1, log-probs of
+the sampled tokens, prefix caching, no detokenizing, dummy weights, a CUDA graph for every batch size up to
+max_num_seqs. `--processes`: the engine in vLLM's own process, in the caller's, or both in turn. The last lines are for
+`bench/rollout.py --peer`. Ends with status 1 if a shape has no setting that worked.
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
+import itertools
 import json
 import os
 import subprocess
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TextIO
 
 from rollout import QWEN, SHAPES, make_requests
 from transformers import Qwen2Config
@@ -29,14 +32,15 @@ SAMPLES, PROMPT = 8, 256
 START = 300.0  # seconds
 ENVIRONMENT = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
 OWN_PROCESS = {"own": "1", "same": "0"}
+CACHE_GIB = {"tiny": 1.0, "0.5b": 6.0, "1.5b": 11.0, "7b": 21.0}
 
 
 def one(args: argparse.Namespace) -> dict[str, float]:
     """Start, say so in a file, wait until all have, and time the requests when the lock is ours."""
     from vllm import LLM, SamplingParams
 
-    most, place = args.one, args.place
-    config = Qwen2Config(**SHAPES[args.shape], **QWEN, architectures=["Qwen2ForCausalLM"], dtype="bfloat16")
+    most, place, (shape, gib) = args.one, args.place, args.shapes[0]
+    config = Qwen2Config(**SHAPES[shape], **QWEN, architectures=["Qwen2ForCausalLM"], dtype="bfloat16")
     config.save_pretrained(place / f"model-{os.getpid()}")
     sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)) if size <= most]
     engine = LLM(
@@ -46,7 +50,8 @@ def one(args: argparse.Namespace) -> dict[str, float]:
         dtype="bfloat16",
         max_model_len=PROMPT + args.max_new + 8,
         max_num_seqs=most,
-        kv_cache_memory_bytes=int(args.cache_gib * (1 << 30)),
+        kv_cache_memory_bytes=int(gib * (1 << 30)),
+        gpu_memory_utilization=0.05,  # not the cache, which the line above sets: what must be free before it starts
         enable_prefix_caching=True,
         disable_log_stats=True,
         compilation_config={"cudagraph_capture_sizes": sizes},
@@ -73,22 +78,30 @@ def one(args: argparse.Namespace) -> dict[str, float]:
 
 
 def all_settings(args: argparse.Namespace) -> dict[str, float]:
-    """Tokens per second of every setting that worked."""
+    """Tokens per second of the best setting of every shape."""
+    best: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        children = {}
-        for most in args.max_num_seqs:
-            for process in args.processes:
-                command = [sys.executable, __file__, "--shape", args.shape, "--cache-gib", str(args.cache_gib)]
-                command += ["--seqs", str(args.seqs), "--max-new", str(args.max_new)]
-                command += ["--one", str(most), "--place", folder]
-                told = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": OWN_PROCESS[process]}
-                log = (place / f"log-{most}-{process}").open("w+")
-                child = subprocess.Popen(command, stdout=log, stderr=log, env=told, start_new_session=True)
-                children[f"max_num_seqs {most}, {process} process"] = (child, log)
-        _wait_for_all(place, [child for child, _ in children.values()])
+        settings = list(itertools.product(args.shapes, args.max_num_seqs, args.processes))
+        children = [_start(place, args, *setting) for setting in settings]
+        _wait_for_all(place, [child for child, _ in children])
         (place / "go").touch()
-        return {name: speed for name, pair in children.items() if (speed := _told(name, *pair)) is not None}
+        for ((shape, _), most, process), pair in zip(settings, children, strict=True):
+            speed = _told(f"{shape}, max_num_seqs {most}, {process} process", *pair)
+            if speed is not None:
+                best[shape] = max(speed, best.get(shape, 0.0))
+    return best
+
+
+def _start(
+    place: Path, args: argparse.Namespace, shape: tuple[str, float], most: int, process: str
+) -> tuple[subprocess.Popen, TextIO]:
+    name = f"{shape[0]}:{shape[1]}"
+    command = [sys.executable, __file__, "--shapes", name, "--seqs", str(args.seqs), "--max-new", str(args.max_new)]
+    command += ["--one", str(most), "--place", str(place)]
+    told = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": OWN_PROCESS[process]}
+    log = (place / f"log-{shape[0]}-{most}-{process}").open("w+")
+    return subprocess.Popen(command, stdout=log, stderr=log, env=told, start_new_session=True), log
 
 
 def _wait_for_all(place: Path, children: list[subprocess.Popen]) -> None:
@@ -100,7 +113,7 @@ def _wait_for_all(place: Path, children: list[subprocess.Popen]) -> None:
         time.sleep(0.2)
 
 
-def _told(name: str, child: subprocess.Popen, log) -> float | None:
+def _told(name: str, child: subprocess.Popen, log: TextIO) -> float | None:
     child.wait()
     with log:
         log.seek(0)
@@ -114,14 +127,22 @@ def _told(name: str, child: subprocess.Popen, log) -> float | None:
     return speed
 
 
+def _shape(text: str) -> tuple[str, float]:
+    name, _, gib = text.partition(":")
+    if name not in SHAPES:
+        raise argparse.ArgumentTypeError(f"one of {', '.join(SHAPES)}")
+    return name, float(gib or CACHE_GIB[name])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="0.5b", choices=SHAPES)
+    parser.add_argument(
+        "--shapes", type=_shape, nargs="+", default=[_shape("0.5b")], help="a name, or name:GiB of cache"
+    )
     parser.add_argument("--seqs", type=int, default=1024)
     parser.add_argument("--max-new", type=int, default=1024)
     parser.add_argument("--max-num-seqs", type=int, nargs="+", default=[256, 512, 1024])
     parser.add_argument("--processes", nargs="+", default=["same", "own"], choices=OWN_PROCESS)
-    parser.add_argument("--cache-gib", type=float, default=8, help="of each engine's cache")
     parser.add_argument("--one", type=int, help="this max_num_seqs, in this process; for the script's own use")
     parser.add_argument("--place", type=Path)
     args = parser.parse_args()
@@ -130,9 +151,9 @@ def main() -> int:
         os.killpg(0, 9)  # an engine in a process of its own outlives a caller that merely ends
     print("| setting | tokens/s |\n|---|---|", flush=True)
     found = all_settings(args)
-    if found:
-        print(f"\n--peer vllm={max(found.values()):.0f}")
-    return 0 if found else 1
+    for shape, speed in found.items():
+        print(f"\nbench/rollout.py --shape {shape} --peer vllm={speed:.0f}")
+    return 0 if len(found) == len(args.shapes) else 1
 
 
 if __name__ == "__main__":

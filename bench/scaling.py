@@ -5,7 +5,9 @@
 
 A point is the difference of two runs that make more and fewer tokens, so that prompts and admission cancel out. A curve
 stops being linear where the next point is below 0.8 of what a straight line promises; the reason printed is the largest
-term of the least time that such a step takes. Writes scaling.png and prints a table.
+term of the least time that such a step takes. Prints a table, a line as soon as a point is there, writes scaling.json
+and draws it as scaling.png; `--drawn FILE` draws such a file alone. Ends with status 1 if a point fails; the others are
+drawn.
 """
 
 from __future__ import annotations
@@ -15,19 +17,21 @@ import dataclasses
 import itertools
 import json
 import random
+import sys
 import tempfile
 import time
 from pathlib import Path
 
-import matplotlib
 import torch
 from rollout import QWEN, SHAPES, Bench, Ceilings, Cost
 from transformers import Qwen2Config
 
 from burnish.address import address
+from burnish.errors import UserError
 from burnish.rollout.engine import Engine, Request, Sampling
 
 GROUP = 8  # samples of a prompt
+FILE = "scaling.json"
 REASONS = ("reading the weights", "arithmetic", "reading the cache")
 
 
@@ -73,6 +77,21 @@ def point(bench: Bench, args: argparse.Namespace, rows: int, context: int, ceili
     return Point(rows, context, speed, REASONS[terms.index(max(terms))], speed * least / rows)
 
 
+def curve(bench: Bench, args: argparse.Namespace, sizes: list[tuple[int, int]], ceilings: Ceilings) -> list[Point]:
+    """A point for every (rows, context); one that fails is told and left out."""
+    found = []
+    for rows, context in sizes:
+        try:
+            p = point(bench, args, rows, context, ceilings)
+        except (RuntimeError, UserError) as error:
+            print(f"| {rows} | {context} | failed: {str(error).splitlines()[0][:200]} | | |", flush=True)
+            bench.forget()
+            continue
+        found.append(p)
+        print(f"| {p.rows} | {p.context} | {p.speed:.0f} | {p.share:.1%} | {p.limit} |", flush=True)
+    return found
+
+
 def bend(points: list[Point], of: str) -> str:
     """Where a curve stops being linear (in rows), or stops being flat (in context), and why."""
     for one, other in itertools.pairwise(points):
@@ -84,6 +103,8 @@ def bend(points: list[Point], of: str) -> str:
 
 
 def draw(by_rows: list[Point], by_context: list[Point], path: Path, title: str) -> None:
+    import matplotlib  # here, so that the machine that measures can do without
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -101,7 +122,24 @@ def draw(by_rows: list[Point], by_context: list[Point], path: Path, title: str) 
     figure.savefig(path, dpi=120)
 
 
-def main() -> None:
+def measure(args: argparse.Namespace) -> bool:
+    """Both curves into a file; whether every point is there."""
+    bench = Bench(torch.device(args.device))
+    ceilings = Ceilings.of(bench.device, torch.bfloat16 if bench.on_gpu else torch.float32)
+    context = args.context if bench.on_gpu else 16
+    print("| sequences | context | tokens/s | share of the roofline | limit |\n|---|---|---|---|---|", flush=True)
+    by_rows = curve(bench, args, [(rows, context) for rows in args.sequences], ceilings)
+    by_context = curve(bench, args, [(args.rows, context) for context in args.contexts], ceilings)
+    found = {
+        "by_rows": [dataclasses.asdict(p) for p in by_rows],
+        "by_context": [dataclasses.asdict(p) for p in by_context],
+        "title": f"built-in engine, {args.shape}, {args.device}",
+    }
+    (args.out / FILE).write_text(json.dumps(found))
+    return len(by_rows) == len(args.sequences) and len(by_context) == len(args.contexts)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shape", default="0.5b", choices=SHAPES)
@@ -111,21 +149,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="of the curve against context")
     parser.add_argument("--tokens", type=int, nargs=2, default=[32, 160], help="of the two runs of a point")
     parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--drawn", type=Path, help="a scaling.json, drawn and not measured again")
     args = parser.parse_args()
-    bench = Bench(torch.device(args.device))
-    ceilings = Ceilings.of(bench.device, torch.bfloat16 if bench.on_gpu else torch.float32)
-    context = args.context if bench.on_gpu else 16
-    by_rows = [point(bench, args, rows, context, ceilings) for rows in args.sequences]
-    by_context = [point(bench, args, args.rows, context, ceilings) for context in args.contexts]
-    print("| sequences | context | tokens/s | share of the roofline | limit |\n|---|---|---|---|---|")
-    for p in (*by_rows, *by_context):
-        print(f"| {p.rows} | {p.context} | {p.speed:.0f} | {p.share:.1%} | {p.limit} |")
-    print(f"sequences: linear {bend(by_rows, 'rows')}")
-    print(f"context: flat {bend(by_context, 'context')}")
     args.out.mkdir(parents=True, exist_ok=True)
-    draw(by_rows, by_context, args.out / "scaling.png", f"built-in engine, {args.shape}, {args.device}")
-    print("RESULT", json.dumps([dataclasses.asdict(p) for p in (*by_rows, *by_context)]))
+    whole = args.drawn is not None or measure(args)
+    found = json.loads((args.drawn or args.out / FILE).read_text())
+    curves = [[Point(**point) for point in found[name]] for name in ("by_rows", "by_context")]
+    print(f"\nsequences: linear {bend(curves[0], 'rows')}")
+    print(f"context: flat {bend(curves[1], 'context')}")
+    draw(*curves, args.out / "scaling.png", found["title"])
+    return 0 if whole else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
