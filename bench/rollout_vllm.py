@@ -1,7 +1,7 @@
 """vLLM on the requests of bench/rollout.py, at its best of several settings, on the same GPU.
 
-    python bench/rollout_vllm.py --shapes 0.5b --max-num-seqs 256 512 1024
-    python bench/rollout_vllm.py --shapes 0.5b:6 1.5b:11 7b:21 --max-num-seqs 1024
+    python bench/rollout_vllm.py --shapes 0.5B --max-num-seqs 256 512 1024
+    python bench/rollout_vllm.py --shapes 0.5B:6 1.5B:11 7B:21 --max-num-seqs 1024
 
 Needs vLLM beside Burnish (PYTHONPATH will do). The number after a shape is the GiB of each engine's cache: these
 requests need 4.3, 10 and 20. Every setting is a process that starts, answers a few requests, and then waits for its
@@ -25,14 +25,14 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from rollout import QWEN, SHAPES, make_requests
-from transformers import Qwen2Config
+import torch
+from engines import ENGINE_SHAPES, make_requests, shape_config
 
 SAMPLES, PROMPT = 8, 256
 START = 300.0  # seconds
 ENVIRONMENT = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
 OWN_PROCESS = {"own": "1", "same": "0"}
-CACHE_GIB = {"tiny": 1.0, "0.5b": 6.0, "1.5b": 11.0, "7b": 21.0}
+CACHE_GIB = {"tiny": 1.0, "0.5B": 6.0, "1.5B": 11.0, "7B": 21.0}
 
 
 def one(args: argparse.Namespace) -> dict[str, float]:
@@ -40,7 +40,8 @@ def one(args: argparse.Namespace) -> dict[str, float]:
     from vllm import LLM, SamplingParams
 
     most, place, (shape, gib) = args.one, args.place, args.shapes[0]
-    config = Qwen2Config(**SHAPES[shape], **QWEN, architectures=["Qwen2ForCausalLM"], dtype="bfloat16")
+    config = shape_config(shape)
+    config.dtype = torch.bfloat16
     config.save_pretrained(place / f"model-{os.getpid()}")
     sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)) if size <= most]
     engine = LLM(
@@ -129,15 +130,15 @@ def _told(name: str, child: subprocess.Popen, log: TextIO) -> float | None:
 
 def _shape(text: str) -> tuple[str, float]:
     name, _, gib = text.partition(":")
-    if name not in SHAPES:
-        raise argparse.ArgumentTypeError(f"one of {', '.join(SHAPES)}")
+    if name not in ENGINE_SHAPES:
+        raise argparse.ArgumentTypeError(f"one of {', '.join(ENGINE_SHAPES)}")
     return name, float(gib or CACHE_GIB[name])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--shapes", type=_shape, nargs="+", default=[_shape("0.5b")], help="a name, or name:GiB of cache"
+        "--shapes", type=_shape, nargs="+", default=[_shape("0.5B")], help="a name, or name:GiB of cache"
     )
     parser.add_argument("--seqs", type=int, default=1024)
     parser.add_argument("--max-new", type=int, default=1024)

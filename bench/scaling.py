@@ -1,6 +1,6 @@
 """Tokens per second of the built-in engine against concurrent sequences and against context, as curves.
 
-    python bench/scaling.py --shape 0.5b --out docs                            # on a machine with a CUDA device
+    python bench/scaling.py --shape 0.5B --out docs                            # on a machine with a CUDA device
     python bench/scaling.py --device cpu --shape tiny --sequences 2 4 --contexts 16 32 --rows 2 --tokens 4 8
 
 A point is the difference of two runs that make more and fewer tokens, so that prompts and admission cancel out. A curve
@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 
 import torch
-from rollout import QWEN, SHAPES, Bench, Ceilings, Cost
-from transformers import Qwen2Config
+from engines import ENGINE_SHAPES, Bench, shape_config
+from roofline import Ceilings, Cost
 
 from burnish.address import address
 from burnish.errors import UserError
@@ -59,7 +59,7 @@ def seconds(engine: Engine, asked: list[Request]) -> float:
 
 
 def point(bench: Bench, args: argparse.Namespace, rows: int, context: int, ceilings: Ceilings) -> Point:
-    config = Qwen2Config(**SHAPES[args.shape], **QWEN, architectures=["Qwen2ForCausalLM"])
+    config = shape_config(args.shape)
     few, many = args.tokens
     dtype = torch.bfloat16 if bench.on_gpu else torch.float32
     with tempfile.TemporaryDirectory() as folder:
@@ -142,7 +142,7 @@ def measure(args: argparse.Namespace) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shape", default="0.5b", choices=SHAPES)
+    parser.add_argument("--shape", default="0.5B", choices=ENGINE_SHAPES)
     parser.add_argument("--sequences", type=int, nargs="+", default=[64, 256, 1024, 4096, 16384])
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 8192, 16384, 32000])
     parser.add_argument("--context", type=int, default=256, help="of the curve against sequences")

@@ -181,7 +181,8 @@ def paged_attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Hand the tokens of this forward to the engine's cache, which knows whose they are."""
-    output = paged.attend(module.layer_idx, query[0], key[0], value[0], _shape(module, options))
+    query, key, value = (tensor[0] for tensor in _in_computed_format(query, key, value))
+    output = paged.attend(module.layer_idx, query, key, value, _shape(module, options))
     return output.unsqueeze(0), None
 
 
@@ -197,7 +198,8 @@ def paged_attention_on_device(
 ) -> tuple[Tensor, None]:
     """The same where each module holds its layer's cache itself (see models/paged.py)."""
     keys, values = getattr(module, KEYS, None), getattr(module, VALUES, None)
-    output = paged.attend(keys, values, query[0], key[0], value[0], _shape(module, options))
+    query, key, value = (tensor[0] for tensor in _in_computed_format(query, key, value))
+    output = paged.attend(keys, values, query, key, value, _shape(module, options))
     return output.unsqueeze(0), None
 
 

@@ -46,8 +46,12 @@ def test_checks():
 def test_scaling(tmp_path):
     sizes = ("--sequences", "2", "4", "--contexts", "16", "32", "--rows", "2", "--tokens", "4", "8")
     said = run("scaling.py", "--device", "cpu", "--shape", "tiny", *sizes, "--out", str(tmp_path))
-    found = result(said)
-    assert [(point["rows"], point["context"]) for point in found] == [(2, 16), (4, 16), (2, 16), (2, 32)]
-    assert all(point["share"] < 1 for point in found)
-    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads((tmp_path / "scaling.json").read_text())
+    points = [*found["by_rows"], *found["by_context"]]
+    assert [(point["rows"], point["context"]) for point in points] == [(2, 16), (4, 16), (2, 16), (2, 32)]
+    assert all(point["share"] < 1 for point in points)
+    assert all(f"| {point['rows']} | {point['context']} | {point['speed']:.0f} |" in said for point in points)
     assert "sequences: linear" in said and "context: flat" in said
+    again = run("scaling.py", "--drawn", str(tmp_path / "scaling.json"), "--out", str(tmp_path / "again"))
+    assert again.strip() in said
+    assert (tmp_path / "again" / "scaling.png").read_bytes().startswith(b"\x89PNG")

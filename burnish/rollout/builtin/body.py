@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from burnish.models.kernels.sample import sample_tokens
-from burnish.models.parts import backbone, head_weight, logit_softcap
+from burnish.models.parts import head_weight, logit_softcap
+from burnish.models.wide import hidden_states
 from burnish.rollout.builtin.device_rows import DeviceRows, Mode
 from burnish.rollout.builtin.pages import DecodePages
 from burnish.rollout.builtin.plan import LoopPlan
@@ -27,7 +28,7 @@ class Body:
     ) -> None:
         self.model, self.rows, self.size, self.plan, self.trash = model, rows, size, plan, trash
         self.mode = mode._replace(slow=min(mode.slow, size))
-        self.backbone, self.head, self.softcap = backbone(model), head_weight(model), logit_softcap(model)
+        self.head, self.softcap = head_weight(model), logit_softcap(model)
         self.tables = rows.tables.device[:size]
         self.token, self.length, self.made, self.active, self.limit = (
             rows.tensor(name, size) for name in ("token", "length", "made", "active", "limit")
@@ -54,13 +55,7 @@ class Body:
             torch.where(active, self.length + 1, 1),
             self.plan.triton,
         )
-        return self.backbone(
-            input_ids=self.token[None],
-            position_ids=self.length[None],
-            use_cache=False,
-            attention_mask=None,
-            paged=pages,
-        ).last_hidden_state[0]
+        return hidden_states(self.model, self.token, self.length, pages)
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Every row by its temperature alone."""

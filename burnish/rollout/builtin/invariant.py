@@ -32,7 +32,7 @@ def _tiled(linear: nn.Linear):  # noqa: ANN202
 
 def tiled_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A linear layer, a tile of rows at a time."""
-    flat = rows.reshape(-1, rows.shape[-1])
+    flat = rows.reshape(-1, rows.shape[-1]).to(weight.dtype)  # a stream may be wider than its weights
     count = flat.shape[0]
     if count % TILE:
         raise ValueError(f"{count} rows are no multiple of {TILE}")

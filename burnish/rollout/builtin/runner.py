@@ -13,7 +13,8 @@ from burnish.models.attention import PAGED, PagedContext
 from burnish.models.joined import Joined, Linear, join_products
 from burnish.models.load import load_causal_lm
 from burnish.models.logprobs import chunk_logits
-from burnish.models.parts import backbone, head_weight, logit_softcap
+from burnish.models.parts import head_weight, logit_softcap
+from burnish.models.wide import hidden_states
 from burnish.native.library import CannotCompileError
 from burnish.native.taking import take_over
 from burnish.rollout.builtin.blocks import BLOCK, BlockPool, OutOfBlocksError, blocks_for
@@ -144,7 +145,7 @@ class Runner:
         context, settings = self._decode_context(rows)
         tokens = torch.tensor([row.tokens[-1] for row in rows] + [0] * context.pad, device=self.device)
         positions = torch.nn.functional.pad(context.lengths, (0, context.pad))
-        hidden = self._backbone(tokens, positions, context)
+        hidden = hidden_states(self.model, tokens, positions, context)
         index = torch.tensor([len(row.tokens) for row in rows], device=self.device)
         drawn = draw(self._logits(hidden)[: len(rows)], settings, index)
         context.advance()
@@ -189,16 +190,10 @@ class Runner:
         ids = torch.tensor(tokens + [0] * pad, device=self.device)
         segments = segments + ([Segment(pad)] if pad else [])
         positions = torch.cat([torch.arange(s.start, s.start + s.length) for s in segments]).to(self.device)
-        return self._backbone(ids, positions, self._prefill_context(segments, cache))
+        return hidden_states(self.model, ids, positions, self._prefill_context(segments, cache))
 
     def _prefill_context(self, segments: list[Segment], cache: KVCache | None) -> PagedContext:
         return PrefillContext(cache, segments, by_block=self.invariant)
-
-    def _backbone(self, ids: Tensor, positions: Tensor, context: PagedContext) -> Tensor:
-        output = backbone(self.model)(
-            input_ids=ids[None], position_ids=positions[None], use_cache=False, attention_mask=None, paged=context
-        )
-        return output.last_hidden_state[0]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """[rows, V] float32; where it is another than F.linear, by the product that the layers have."""

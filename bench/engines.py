@@ -1,0 +1,84 @@
+"""Engines and requests of the rollout's benchmarks: Qwen2.5's shapes, long-tailed lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import random
+from pathlib import Path
+
+import torch
+from shapes import SHAPES, config_of
+from transformers import PretrainedConfig, Qwen2Config
+
+from burnish.address import address
+from burnish.models.load import ModelSource
+from burnish.rollout.builtin.choice import builtin_engine
+from burnish.rollout.engine import Engine, EngineOptions, Request, Sampling
+
+ENGINE_SHAPES = [shape for shape in SHAPES if shape != "3B"]
+ENDS = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
+
+
+def shape_config(shape: str) -> Qwen2Config:
+    config = config_of(shape)
+    config.update({**ENDS, "architectures": ["Qwen2ForCausalLM"]})
+    return config
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Where and how the engine runs."""
+
+    device: torch.device
+    eager: bool = False
+    look_in: int = 16
+    block: int = 64
+    compiled: bool | None = None
+    memory_share: float = 0.8
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def engine(self, config: PretrainedConfig, dtype: torch.dtype, folder: Path, **more: object) -> Engine:
+        """An engine with the weights that its class begins with; the caller closes it."""
+        config.save_pretrained(folder)
+        extra = {"look_in": self.look_in, "block": self.block}
+        if self.compiled is not None:
+            extra["compiled"] = self.compiled
+        options = EngineOptions(
+            ModelSource(str(folder)),
+            dtype,
+            self.device,
+            eos_ids=(2,),
+            eager=self.eager,
+            device_loop=True,
+            memory_share=self.memory_share if self.on_gpu else 0.2,
+            extra=extra,
+            **more,
+        )
+        with self.device:  # weights are made where they stay
+            return builtin_engine(options)
+
+    def wait(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def forget(self) -> None:
+        gc.collect()
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+
+
+def make_requests(seqs: int, n: int, prompt: int, max_new: int, vocabulary: int, fixed: bool = False, salt: int = 0):
+    """The same prompts and lengths for every engine and every call."""
+    rng = random.Random(0)
+    low, high = (1000, 150_000) if vocabulary > 150_000 else (3, vocabulary)
+    prompts = [tuple(rng.randrange(low, high) for _ in range(prompt)) for _ in range(seqs // n)]
+    repeated = [ids for ids in prompts for _ in range(n)]
+    lengths = [max_new if fixed else max(16, min(max_new, int(rng.lognormvariate(5.5, 0.7)))) for _ in repeated]
+    return [
+        Request(ids, Sampling(length, ignore_eos=True), address(salt, number))
+        for number, (ids, length) in enumerate(zip(repeated, lengths, strict=True))
+    ]
