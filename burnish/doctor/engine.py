@@ -114,9 +114,11 @@ def engine_plan(rollout: SamplingConfig, shape: Shape, ranks: int, on_cpu: bool)
 
 
 def digest_entries(shape: Shape, number: int) -> int:
-    """Sums of all weights by columns and by rows; a tied head is counted under both its names."""
-    tensors = shape.tensors + shape.tied
-    return tensors * DIGEST_WIDTH + shape.parameters * number // INT // DIGEST_WIDTH
+    """Sums of all matrices by columns and by rows, small ones whole; a tied head is counted under both its names."""
+    layer = [one.weights for one in (*shape.attention(), *shape.mlp())]
+    words = [size * number // INT for size in (*layer * shape.layers, shape.embedding, shape.embedding)]
+    vectors = (shape.layers * (shape.layer - shape.layer_linear) + shape.hidden) * number // INT
+    return sum(min(one, DIGEST_WIDTH + one // DIGEST_WIDTH) for one in words) + vectors
 
 
 class _Step(NamedTuple):

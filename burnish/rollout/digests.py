@@ -22,20 +22,44 @@ Sums = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def sums_of(tensor: Tensor) -> Sums:
-    """What a digest is made of: a weight's words summed up by columns and by rows, and what fills no row or word."""
-    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    whole = len(data) // WORD
-    words = data[: whole * WORD].view(torch.int64)
-    rows = whole // WIDTH
-    table = words[: rows * WIDTH].view(rows, WIDTH)
-    rest = words[rows * WIDTH :].clone()  # not a view: the weight may be a copy that nobody else needs
-    return table.sum(0), table.sum(1), rest, data[whole * WORD :].long()
+    """What a digest is made of: a weight's words summed up by columns and by rows, and what fills no row or word.
+
+    Nothing is a view: the weight may be a copy that nobody else needs. And nothing is computed that is empty: a GPU is
+    told of one thing after the other, and that is what takes the time.
+    """
+    words, bytes_left = _words(tensor.detach().contiguous().view(-1))
+    nothing = _nothing(words.device)
+    rows, left = divmod(len(words), WIDTH)
+    table = words[: rows * WIDTH].view(rows, WIDTH) if left else words.view(rows, WIDTH)
+    return (
+        table.sum(0) if rows else nothing,
+        table.sum(1) if rows else nothing,
+        words[rows * WIDTH :].clone() if left else nothing,
+        nothing if bytes_left is None else bytes_left.long(),
+    )
+
+
+def _words(data: Tensor) -> tuple[Tensor, Tensor | None]:
+    """A flat tensor in words of 8 bytes, and the bytes behind the last."""
+    if data.storage_offset() * data.element_size() % WORD:  # a part of a tensor, that begins inside a word
+        data = data.clone()
+    size = data.numel() * data.element_size()
+    if size % WORD == 0:
+        return data.view(torch.int64), None
+    data = data.view(torch.uint8)
+    whole = size - size % WORD
+    return data[:whole].view(torch.int64), data[whole:]
+
+
+@lru_cache(maxsize=8)
+def _nothing(device: torch.device) -> Tensor:
+    return torch.empty(0, dtype=torch.int64, device=device)
 
 
 def digests(found: Sequence[Sums]) -> Tensor:
     """A number of each; it depends on every bit and on where it stands. int64 [weights] on their device, so that nobody
     waits for it. All weights at once: for each alone, a GPU would take longer to be told than to compute."""
-    flat = torch.cat([part for parts in found for part in parts])
+    flat = torch.cat([part for parts in found for part in parts if len(part)] or [found[0][0]])
     lengths = tuple(tuple(map(len, parts)) for parts in found)
     marks, factors, owners = _layout(lengths, flat.device)
     scattered = flat + marks

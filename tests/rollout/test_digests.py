@@ -78,6 +78,13 @@ def test_memory_layout_does_not_count():
     assert digest(torch.tensor(3.0)).shape == ()
 
 
+def test_a_part_of_a_tensor_may_begin_anywhere():
+    whole = matrix(40, 11, torch.bfloat16)
+    for start in range(5):
+        part = whole.view(-1)[start : start + 35]
+        assert number(part) == number(part.clone())
+
+
 class Small(nn.Module):
     """A model with an embedding, a norm and a head, tied or not."""
 
