@@ -80,9 +80,15 @@ class Allocator:
         return torch.cuda.max_memory_allocated() + pools + self.most_mapped + self.context
 
 
+MOST = 3 << 30  # bytes that a CUDA context may take
+
+
 def context_bytes() -> int:
     """Of a process that uses the GPU, while nobody else does: the context, and the libraries of a product."""
     numbers = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
     (numbers @ numbers).sum().item()
     free, total = torch.cuda.mem_get_info()
-    return total - free - torch.cuda.memory_reserved()
+    taken = total - free - torch.cuda.memory_reserved()
+    if taken > MOST:
+        raise SystemExit(f"{taken / 2**30:.1f} GiB of the GPU are taken: another process would be counted as ours")
+    return taken

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -264,6 +265,11 @@ class Children:
                 yield child
             time.sleep(0.1)
 
+    def stop(self) -> None:
+        """Nobody waits for these any more, and the next would find the device taken."""
+        for child in self.running:
+            child.process.kill()
+
     def alone(self, case: Case) -> Child:
         """Once more, with nobody beside it."""
         self.waiting, self.jobs = [case], 1
@@ -335,7 +341,12 @@ def main() -> int:
         logs = Path(args.logs or place)
         logs.mkdir(parents=True, exist_ok=True)
         room = int(SHARE * capacity_of(device))
-        errors, broken = measure_all(chosen, Children(chosen, args.jobs, room, device, passed_on, logs))
+        children = Children(chosen, args.jobs, room, device, passed_on, logs)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        try:
+            errors, broken = measure_all(chosen, children)
+        finally:
+            children.stop()
     print(
         f"\nmedian error {100 * statistics.median(errors or [1.0]):.1f} % of {len(errors)}; broken: {broken or 'none'}"
     )

@@ -14,10 +14,12 @@ max_num_seqs. `--processes`: the engine in vLLM's own process, in the caller's, 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -85,12 +87,17 @@ def all_settings(args: argparse.Namespace) -> dict[str, float]:
         place = Path(folder)
         settings = list(itertools.product(args.shapes, args.max_num_seqs, args.processes))
         children = [_start(place, args, *setting) for setting in settings]
-        _wait_for_all(place, [child for child, _ in children])
-        (place / "go").touch()
-        for ((shape, _), most, process), pair in zip(settings, children, strict=True):
-            speed = _told(f"{shape}, max_num_seqs {most}, {process} process", *pair)
-            if speed is not None:
-                best[shape] = max(speed, best.get(shape, 0.0))
+        try:
+            _wait_for_all(place, [child for child, _ in children])
+            (place / "go").touch()
+            for ((shape, _), most, process), pair in zip(settings, children, strict=True):
+                speed = _told(f"{shape}, max_num_seqs {most}, {process} process", *pair)
+                if speed is not None:
+                    best[shape] = max(speed, best.get(shape, 0.0))
+        finally:  # however it ends: what they hold of the GPU would be missing for the next
+            for child, _ in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
     return best
 
 
@@ -150,6 +157,7 @@ def main() -> int:
     if args.one:
         print("RESULT", json.dumps(one(args)), flush=True)
         os.killpg(0, 9)  # an engine in a process of its own outlives a caller that merely ends
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print("| setting | tokens/s |\n|---|---|", flush=True)
     found = all_settings(args)
     for shape, speed in found.items():

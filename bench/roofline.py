@@ -62,7 +62,8 @@ class Cost:
         return Cost(parameters, parameters * dtype.itemsize, 2 * layers * kv * dtype.itemsize)
 
     def step(self, rows: int, tokens: int, ceilings: Ceilings) -> tuple[float, float, float]:
-        """Least seconds of one step: weights read, operations, cache read (of so many tokens in all)."""
+        """Least seconds of one step: weights read, operations, cache read (of so many tokens in all, a prompt that
+        several rows share once)."""
         return (
             self.weight_bytes / ceilings.bandwidth,
             2 * rows * self.parameters / ceilings.operations,
@@ -76,6 +77,7 @@ def floor_seconds(requests: list[Request], cost: Cost, ceilings: Ceilings) -> fl
     total = 2 * cost.parameters * sum(map(len, prompts)) / ceilings.operations
     for step in range(1, max(request.sampling.max_tokens for request in requests)):
         alive = [request for request in requests if request.sampling.max_tokens > step]
-        weights, operations, cache = cost.step(len(alive), sum(len(r.ids) + step for r in alive), ceilings)
+        shared = sum(map(len, {request.ids for request in alive}))
+        weights, operations, cache = cost.step(len(alive), shared + step * len(alive), ceilings)
         total += max(weights + cache, operations)
     return total

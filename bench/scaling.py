@@ -72,7 +72,8 @@ def point(bench: Bench, args: argparse.Namespace, rows: int, context: int, ceili
             engine.close()
     bench.forget()
     speed = rows * (many - few) / max(long - short, 1e-9)
-    terms = Cost.of(config, dtype).step(rows, rows * (context + (few + many) // 2), ceilings)
+    read = -(-rows // GROUP) * context + rows * (few + many) // 2  # of the cache, a shared prompt once
+    terms = Cost.of(config, dtype).step(rows, read, ceilings)
     least = max(terms[0] + terms[2], terms[1])
     return Point(rows, context, speed, REASONS[terms.index(max(terms))], speed * least / rows)
 
@@ -98,7 +99,8 @@ def bend(points: list[Point], of: str) -> str:
         growth = other.speed / one.speed
         expected = getattr(other, of) / getattr(one, of) if of == "rows" else 1.0
         if growth < 0.8 * expected:
-            return f"up to {of} {getattr(one, of)}; beyond, {other.limit} takes most of a step"
+            reason = f"{other.limit} is the largest part of the least time a step could take"
+            return f"up to {of} {getattr(one, of)}; beyond, {reason}, which is {other.share:.0%} of what it takes"
     return f"up to {of} {getattr(points[-1], of)}, the most that was tried"
 
 

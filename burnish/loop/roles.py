@@ -185,7 +185,7 @@ def build_engine(
     rollout = cfg.actor_rollout_ref.rollout
     bucket = rollout.update_weights_bucket_megabytes
     generation = backend.model.generation_config
-    return engine_of(rollout, source, device, generation, tokenizer, bucket_megabytes=bucket)
+    return engine_of(rollout, source, device, generation, tokenizer, bucket_megabytes=bucket, beside=True)
 
 
 def engine_of(
@@ -197,6 +197,7 @@ def engine_of(
     section: str = "actor_rollout_ref.rollout",
     own_thread: bool | None = None,
     bucket_megabytes: int = 512,
+    beside: bool = False,
 ) -> Engine:
     """The engine that a rollout section asks for; it awaits weights. `generation` is the model's generation config."""
     options = EngineOptions(
@@ -217,6 +218,7 @@ def engine_of(
         capture_sizes=rollout.cudagraph_capture_sizes,
         load_format=rollout.load_format,
         sleeps=rollout.free_cache_engine,
+        beside=beside,
         tensor_parallel=rollout.tensor_model_parallel_size,
         data_parallel=rollout.data_parallel_size,
         expert_parallel=rollout.expert_parallel_size,

@@ -159,7 +159,14 @@ class Worker:
         generation = load_generation_config(self.source)
         bucket = rollout.update_weights_bucket_megabytes
         return engine_of(
-            rollout, self.source, self.device, generation, self.tokenizer, own_thread=True, bucket_megabytes=bucket
+            rollout,
+            self.source,
+            self.device,
+            generation,
+            self.tokenizer,
+            own_thread=True,
+            bucket_megabytes=bucket,
+            beside="policy" in self.roles,
         )
 
     def _place(self, role: Any, fsdp: Any) -> Place:

@@ -171,6 +171,7 @@ class EngineOptions:
     decode: Callable[[Sequence[int]], str] | None = None  # response tokens to text; stop strings need it
     eager: bool = True  # no CUDA graphs
     sleeps: bool = True  # memory is given back between two generations
+    beside: bool = False  # a trainer in the same process uses the device meanwhile
     tensor_parallel: int = 1
     data_parallel: int = 1
     expert_parallel: int = 1

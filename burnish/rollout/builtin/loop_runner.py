@@ -102,7 +102,8 @@ class LoopRunner(Runner):
         wanted = (row_blocks + 1) * self.options.max_num_seqs + row_blocks + 1
         affordable = int(free_bytes(self.device) * self.options.memory_share) // self.shape.block_bytes
         num_blocks = max(row_blocks + 2, min(wanted, affordable))  # one row always fits, so work always goes on
-        region = region_of(self.device, num_blocks * self.shape.block_bytes, parts=2 * self.shape.layers)
+        size, parts = num_blocks * self.shape.block_bytes, 2 * self.shape.layers
+        region = region_of(self.device, size, parts, beside=self.options.beside)
         cache = KVCache(self.shape, num_blocks, self.device, region.carve)
         places = max(self.options.max_num_seqs, *self.how.buckets, 1)
         vocabulary = head_weight(self.model).shape[0]

@@ -31,10 +31,10 @@ class Region(Protocol):
     def restore(self) -> None: ...
 
 
-def region_of(device: torch.device, num_bytes: int, parts: int = 1) -> Region:
-    """Room for so many bytes, in at most so many tensors."""
+def region_of(device: torch.device, num_bytes: int, parts: int = 1, beside: bool = False) -> Region:
+    """Room for so many bytes, in at most so many tensors. `beside`: a trainer takes turns with it in this process."""
     room = num_bytes + parts * ALIGNMENT
-    return DeviceRegion(device, room) if device.type == "cuda" else HostRegion(room)
+    return DeviceRegion(device, room, beside) if device.type == "cuda" else HostRegion(room)
 
 
 class Carving:
@@ -101,10 +101,18 @@ class _Access(ctypes.Structure):
     _fields_ = [("location", _Location), ("flags", ctypes.c_int)]
 
 
-class DeviceRegion(Carving):
-    """A reserved range of addresses, with one piece of the GPU's memory behind it or none."""
+SPARE = 2 << 30  # bytes that stay free for what asks the driver itself: libraries, other processes
 
-    def __init__(self, device: torch.device, num_bytes: int) -> None:
+
+class DeviceRegion(Carving):
+    """A reserved range of addresses, with one piece of the GPU's memory behind it or none.
+
+    Around it torch keeps memory that nobody uses, to give it out again without asking the driver, which takes long. A
+    trainer in this process finds it there after every turn; in a process without one, it goes back to the device.
+    """
+
+    def __init__(self, device: torch.device, num_bytes: int, beside: bool) -> None:
+        self.beside = beside
         torch.zeros(1, device=device)  # the driver's context is there from here on
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self._where = _Location(DEVICE, self.device.index)
@@ -129,12 +137,14 @@ class DeviceRegion(Carving):
 
     def release(self) -> None:
         torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()  # what torch holds of it goes back too
+        if not self.beside:
+            torch.cuda.empty_cache()
         _call("cuMemUnmap", self._address, self._size)
         _call("cuMemRelease", self._memory)
 
     def restore(self) -> None:
-        torch.cuda.empty_cache()  # what training let go of is torch's until somebody asks
+        if torch.cuda.mem_get_info(self.device)[0] < self._size.value + SPARE:
+            torch.cuda.empty_cache()
         self._take()
         self.room.zero_()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.rollout.builtin.vmm import ALIGNMENT, region_of
+from burnish.rollout.builtin import vmm
+from burnish.rollout.builtin.vmm import ALIGNMENT, SPARE, DeviceRegion, region_of
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -48,3 +49,39 @@ def test_the_system_gets_it_back():
     full = resident()
     region.release()
     assert full - empty > 200 * MIB and resident() - empty < 50 * MIB
+
+
+class Device:
+    """A driver that notes what it is asked."""
+
+    def __init__(self, monkeypatch, free):
+        self.asked = []
+        monkeypatch.setattr(vmm, "_call", lambda name, *rest: self.asked.append(name))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 100 * SPARE))
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.asked.append("empty"))
+
+    def region(self, size, beside):
+        region = object.__new__(DeviceRegion)
+        region.device, region.beside, region.room = torch.device("cuda", 0), beside, torch.ones(4)
+        region._where, region._what = vmm._Location(), vmm._Allocation()
+        region._address, region._memory = vmm.ctypes.c_uint64(), vmm.ctypes.c_ulonglong()
+        region._size = vmm.ctypes.c_size_t(size)
+        return region
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_torch_keeps_stays_for_a_trainer_beside_it(beside, monkeypatch):
+    device = Device(monkeypatch, free=2 * SPARE)
+    region = device.region(SPARE, beside)
+    region.release()
+    assert device.asked == [*([] if beside else ["empty"]), "cuMemUnmap", "cuMemRelease"]
+    device.asked.clear()
+    region.restore()
+    assert device.asked == ["cuMemCreate", "cuMemMap", "cuMemSetAccess"] and region.room.sum() == 0
+
+
+def test_what_torch_keeps_is_taken_where_it_is_needed(monkeypatch):
+    device = Device(monkeypatch, free=2 * SPARE - 1)
+    device.region(SPARE, beside=True).restore()
+    assert device.asked[0] == "empty"
