@@ -15,6 +15,7 @@ CACHE_BLOCK = 256  # tokens of a block of its cache
 LOOP_BLOCK = 64  # and where it decodes in windows
 LOOK_IN = 16  # tokens of a window
 GRAPH_SAFE = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"})  # families with CUDA graphs
+WIDE_FAMILIES = GRAPH_SAFE | {"smollm3", "olmo2"}  # whose layers add up in 32 bits
 FIRST_AT_ONCE = 128  # rows whose first tokens are drawn together
 PLACE = 10 * 8 + 6 * 4 + 8 * 8  # bytes of a row's settings and state on the device, without its blocks and its window
 DIGEST_WIDTH = 4096  # words of a row of the table that a weight's digest is made of
@@ -95,7 +96,7 @@ def engine_plan(rollout: SamplingConfig, shape: Shape, ranks: int, on_cpu: bool)
     compares = getattr(rollout, "verify_weights", False)  # a generation alone has nothing to compare with
     return EnginePlan(
         weights=shape.parameters * number // parallel,
-        activations=forward_space(shape, Width(number, number), rows) // tensor,
+        activations=forward_space(shape, _width(shape, number, foreign), rows) // tensor,
         logits=step.first if windows else rollout.max_num_seqs * shape.vocab * (number + 2 * FLOAT),
         token=max(1, shape.cache_per_token(number) // parallel),
         longest=longest,
@@ -111,6 +112,11 @@ def engine_plan(rollout: SamplingConfig, shape: Shape, ranks: int, on_cpu: bool)
         if foreign
         else (),
     )
+
+
+def _width(shape: Shape, number: int, foreign: bool = False) -> Width:
+    """Of the stream through the layers, and of their products."""
+    return Width(number if foreign or shape.family not in WIDE_FAMILIES else FLOAT, number)
 
 
 def digest_entries(shape: Shape, number: int) -> int:
@@ -133,7 +139,7 @@ class _Step(NamedTuple):
         most = rollout.max_num_seqs
         row = PLACE + 4 * (-(-longest // LOOP_BLOCK) + 1) + LOOK_IN * (INT + FLOAT)
         largest = 0 if rollout.enforce_eager or shape.family not in GRAPH_SAFE else captured(rollout)
-        token = forward_space(shape, Width(number, number), Pass.of([1] * largest, 0)) if largest else 0
+        token = forward_space(shape, _width(shape, number), Pass.of([1] * largest, 0)) if largest else 0
         prompts = min(most, -(-rollout.max_num_batched_tokens // max(1, rollout.prompt_length)))
         drawn = min(most, FIRST_AT_ONCE) * shape.vocab * 4 * FLOAT  # logits, log-probs, probabilities, their sums
         eager = 0 if largest == most else most * shape.vocab * number

@@ -16,6 +16,7 @@ from burnish.doctor.head import HeadPlan
 from burnish.doctor.memory import GIB, Phase, Plan, Shapes, generate_plan, sft_plan, train_plan, worst_moment
 from burnish.doctor.roles import Spread, adapter_parameters, four_bit_bytes, taught, weight_bytes
 from burnish.doctor.shapes import find_shape
+from burnish.models import wide
 from burnish.models.fourbit import four_bits, is_packed
 from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.lora import add_adapters
@@ -135,7 +136,7 @@ def test_the_cache_and_the_rows_of_windows_are_those_of_the_engine(tmp_path):
     assert found.lasting == bytes_of(mirror.device for mirror in mirrors) + pool
     runner.close_cache()
     assert (LoopPlan.block, LoopPlan.look_in) == (engine.LOOP_BLOCK, engine.LOOK_IN)
-    assert engine.GRAPH_SAFE == plan_of_loop.GRAPH_SAFE
+    assert engine.GRAPH_SAFE == plan_of_loop.GRAPH_SAFE and engine.WIDE_FAMILIES == wide.WIDE_FAMILIES
     assert engine.FIRST_AT_ONCE == loop_runner.FIRST_AT_ONCE
 
 
