@@ -153,9 +153,8 @@ def _decode_in_triton(
     window: int,
     softcap: float,
 ) -> Tensor:
-    kernels.write_kv(keys, values, key, value, slots)
     shape = AttentionShape(scaling, window or None, softcap or None)
-    return kernels.decode_attention(query, keys, values, tables, lengths, shape)
+    return kernels.write_and_attend(keys, values, query, key, value, slots, tables, lengths, shape)
 
 
 @_decode_in_triton.register_fake

@@ -1,4 +1,4 @@
-"""Attention over a paged cache in Triton: write new keys and values, one query per row, many queries per row.
+"""Attention over a paged cache in Triton: one query per row, or many; and the way of new keys and values into it.
 
 The cache of a layer is [blocks, kv_heads, block, head_dim]; a row's block table says where its tokens are, so rows that
 share a prompt share its blocks by pointing at them. A group of query heads that read the same key/value head is one
@@ -40,15 +40,18 @@ def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slots: Te
     )
 
 
-def decode_attention(
-    query: Tensor,  # [heads, rows, d]
+def write_and_attend(
     keys: Tensor,
     values: Tensor,
+    query: Tensor,  # [heads, rows, d]
+    key: Tensor,  # [kv_heads, rows, d], of the newest tokens
+    value: Tensor,
+    slots: Tensor,  # [rows] where they go, as write_kv has them
     tables: Tensor,  # [rows, blocks of the longest] int32
     lengths: Tensor,  # [rows] tokens to see, the newest included; at least 1
     shape: AttentionShape,
 ) -> Tensor:
-    """[rows, heads, d]; the keys and values of the newest tokens are in the cache already."""
+    """[rows, heads, d]. The newest token is seen as it comes, and written for the next: one kernel does both."""
     heads, rows, dim = query.shape
     kv_heads, block = keys.shape[1], keys.shape[2]
     splits = num_splits(rows * kv_heads, tables.shape[1] * block)
@@ -63,13 +66,17 @@ def decode_attention(
         query,
         keys,
         values,
+        key,
+        value,
+        slots,
         tables,
         lengths,
         parts,
         weights,
         shape.scaling,
         shape.softcap or 0.0,
-        *(query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), tables.stride(0)),
+        *(query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1)),
+        *(keys.stride(0), keys.stride(1), tables.stride(0)),
         HEADS=heads,
         GROUP=group,
         GROUP_PAD=max(DOT, _power(group)),
@@ -179,6 +186,9 @@ def _decode(
     query,
     keys,
     values,
+    key,
+    value,
+    slots,
     tables,
     lengths,
     parts,
@@ -187,6 +197,10 @@ def _decode(
     softcap,
     query_head,
     query_row,
+    key_head,
+    key_row,
+    value_head,
+    value_row,
     cache_block,
     cache_head,
     table_row,
@@ -202,26 +216,40 @@ def _decode(
     CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One row, one key/value head, one part of the context."""
+    """One row, one key/value head, one part of the context; the first part has the newest token, too."""
     row, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + row).to(tl.int32)
     start = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
+    cached = length - 1
     first = start // TILE
-    share = tl.cdiv(tl.cdiv(length, TILE) - first, SPLITS)
+    share = tl.cdiv(tl.cdiv(cached, TILE) - first, SPLITS)
     begin = first + split * share
-    end = tl.minimum(begin + share, tl.cdiv(length, TILE))
+    end = tl.minimum(begin + share, tl.cdiv(cached, TILE))
 
     members, dims = tl.arange(0, GROUP_PAD), tl.arange(0, DIM_PAD)
     head = kv * GROUP + members
     asked = (members < GROUP)[:, None] & (dims < DIM)[None, :]
     q = tl.load(query + head[:, None] * query_head + row * query_row + dims[None, :], mask=asked, other=0.0)
+    is_first = split == 0
+    new_key = tl.load(key + kv * key_head + row * key_row + dims, mask=dims < DIM, other=0.0)
+    new_value = tl.load(value + kv * value_head + row * value_row + dims, mask=dims < DIM, other=0.0)
+    slot = tl.load(slots + row).to(tl.int64)
+    target = (slot // BLOCK) * cache_block + kv * cache_head + (slot % BLOCK) * DIM + dims
+    written = dims < tl.where(is_first, DIM, 0)
+    tl.store(keys + target, new_key, mask=written)
+    tl.store(values + target, new_value, mask=written)
+    own = tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scaling
+    if CAPPED:
+        own = _capped(own, softcap)
+
     inside = tl.arange(0, TILE)
-    peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_PAD], tl.float32)
-    mixed = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
+    peak = tl.where(is_first, own, float("-inf"))
+    total = tl.where(is_first, tl.full([GROUP_PAD], 1.0, tl.float32), 0.0)
+    shown = tl.where(is_first, new_value.to(tl.float32), 0.0)
+    mixed = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32) + shown[None, :]
     for tile in range(begin, end):
         place = tile * TILE + inside
-        seen = (place >= start) & (place < length)
+        seen = (place >= start) & (place < cached)
         block = tl.load(tables + row * table_row + tile * TILE // BLOCK).to(tl.int64)
         base = block * cache_block + kv * cache_head + (place % BLOCK) * DIM
         there = seen[:, None] & (dims < DIM)[None, :]
@@ -231,8 +259,8 @@ def _decode(
         peak, total, mixed = _mix(scores, v, peak, total, mixed, PRECISION)
 
     if SPLITS == 1:
-        target = parts + (row * HEADS + head[:, None]) * DIM + dims[None, :]
-        tl.store(target, (mixed / total[:, None]).to(parts.dtype.element_ty), mask=asked)
+        entry = parts + (row * HEADS + head[:, None]) * DIM + dims[None, :]
+        tl.store(entry, (mixed / total[:, None]).to(parts.dtype.element_ty), mask=asked)
     else:
         entry = (row * HEADS + head) * SPLITS + split
         empty = total == 0.0
@@ -323,11 +351,16 @@ def _prefill(
 
 
 @kernel
+def _capped(scores, softcap):
+    return (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0) * softcap  # tanh
+
+
+@kernel
 def _scores(q, k, seen, scaling, softcap, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
     """Scaled and capped products; -inf where nothing may be seen."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scaling
     if CAPPED:
-        scores = (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0) * softcap  # tanh
+        scores = _capped(scores, softcap)
     return tl.where(seen, scores, float("-inf"))
 
 

@@ -29,9 +29,9 @@ def kinds(names: str, kind: str) -> dict[str, str]:
 
 
 def decode(heads: int, kv_heads: int, dim: int, dtype: str, splits: int, window: int) -> str:
-    types = kinds("query keys values", f"*{dtype}") | kinds("tables", "*i32") | kinds("lengths", "*i64")
+    types = kinds("query keys values key value", f"*{dtype}") | kinds("tables", "*i32") | kinds("slots lengths", "*i64")
     types |= kinds("parts weights", "*fp32" if splits > 1 else f"*{dtype}") | dict.fromkeys(FLOATS, "fp32")
-    types |= kinds("query_head query_row", "i32") | dict.fromkeys(STRIDES, "i32")
+    types |= kinds("query_head query_row key_head key_row value_head value_row", "i32") | dict.fromkeys(STRIDES, "i32")
     group = heads // kv_heads
     numbers = {"HEADS": heads, "GROUP": group, "GROUP_PAD": 16, "DIM": dim, "DIM_PAD": 1 << (dim - 1).bit_length()}
     return compiled(paged._decode, types, {**numbers, **SHAPE, "SPLITS": splits, "WINDOW": window})

@@ -46,6 +46,17 @@ class Scene:
         self.query = torch.randn(len(lengths), heads, dim, generator=g).to(dtype).transpose(0, 1)
         self.new = [torch.randn(len(lengths), kv_heads, dim, generator=g).to(dtype).transpose(0, 1) for _ in range(2)]
 
+    def decoded(self, shape):
+        """By the kernel, which is given the newest tokens and finds nothing where they go."""
+        slots = torch.tensor([self.slots(row, length - 1) for row, length in enumerate(self.lengths.tolist())])
+        block, place = slots // self.block, slots % self.block
+        new = [pool[block, :, place].clone().transpose(0, 1) for pool in (self.keys, self.values)]
+        for pool in (self.keys, self.values):
+            pool[block, :, place] = float("nan")
+        return kernels.write_and_attend(
+            self.keys, self.values, self.query, *new, slots, self.tables, self.lengths, shape
+        )
+
     def slots(self, row, place):
         return int(self.tables[row, place // self.block]) * self.block + place % self.block
 
@@ -72,7 +83,7 @@ def test_decode(case, splits, monkeypatch):
     lengths, heads, kv_heads, dim, block, shape = SHAPES[case]
     scene = Scene(lengths, heads, kv_heads, dim, block, torch.float32)
     monkeypatch.setattr(kernels, "num_splits", lambda programs, longest: splits)
-    found = kernels.decode_attention(scene.query, scene.keys, scene.values, scene.tables, scene.lengths, shape)
+    found = scene.decoded(shape)
     plain = attend_tables(scene.query.transpose(0, 1), scene.keys, scene.values, scene.tables, scene.lengths, shape)
     for row, length in enumerate(lengths):
         keys, values = (scene.of_row(pool, row, length) for pool in (scene.keys, scene.values))
@@ -85,7 +96,7 @@ def test_decode_in_half_precision():
     """The interpreter has no product of bfloat16."""
     scene = Scene((40, 9), 8, 2, 32, 16, torch.float16)
     shape = AttentionShape(0.18)
-    found = kernels.decode_attention(scene.query, scene.keys, scene.values, scene.tables, scene.lengths, shape)
+    found = scene.decoded(shape)
     assert found.dtype is torch.float16
     for row, length in enumerate((40, 9)):
         expected = by_hand(

@@ -110,6 +110,11 @@ def test_trying_a_body_changes_nothing(tiny_folder, make_engine, prompt, monkeyp
     assert all(isinstance(body, Tried) for body in tried.runner.graphs.known.values())
 
 
+def in_plain_torch(keys, values, query, key, value, slots, tables, lengths, shape):
+    write(keys, values, key, value, slots)
+    return attend_tables(query.transpose(0, 1), keys, values, tables, lengths, shape)
+
+
 def as_on_a_gpu(pages, slots, tables, lengths, triton):
     return pages(slots, tables, lengths, True)
 
@@ -120,12 +125,7 @@ def test_all_layers_and_sizes_share_few_programs(family_folder, make_engine, pro
     torch._dynamo.reset()
     runner = ready(make_engine(family_folder, own_thread=False, **LOOP), prompt, Sampling(30, ignore_eos=True))
     # The operation as a GPU has it, with plain torch inside.
-    monkeypatch.setattr(kernels, "write_kv", write)
-    monkeypatch.setattr(
-        kernels,
-        "decode_attention",
-        lambda query, *rest: attend_tables(query.transpose(0, 1), *rest),
-    )
+    monkeypatch.setattr(kernels, "write_and_attend", in_plain_torch)
     monkeypatch.setattr(body_module, "DecodePages", partial(as_on_a_gpu, body_module.DecodePages))
     counter = CompileCounterWithBackend("aot_eager")
     layers = CompiledLayers(runner.model, backend=counter)

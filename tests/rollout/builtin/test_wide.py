@@ -105,10 +105,14 @@ def test_weights_of_32_bits_and_experts_stay_as_they_are():
     assert not is_wide(plain) and is_wide(plain.to(BF16)) and not is_wide(experts.to(BF16))
 
 
+def in_plain_torch(keys, values, query, key, value, slots, tables, lengths, shape):
+    write(keys, values, key, value, slots)
+    return attend_tables(query.transpose(0, 1), keys, values, tables, lengths, shape)
+
+
 def test_a_layer_stays_one_program(deep, prompt, monkeypatch):
     """Formats are changed inside it: where rotations and norms end, and where products begin."""
-    monkeypatch.setattr(kernels, "write_kv", write)
-    monkeypatch.setattr(kernels, "decode_attention", lambda query, *rest: attend_tables(query.transpose(0, 1), *rest))
+    monkeypatch.setattr(kernels, "write_and_attend", in_plain_torch)
     monkeypatch.setattr(body_module, "DecodePages", lambda *pages: DecodePages(*pages[:3], True))
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
