@@ -277,29 +277,23 @@ class Children:
         return child
 
 
-def measure_all(cases: Sequence[Case], children: Children) -> tuple[list[float], list[str]]:
-    """Prints a line for each, in their order; errors, and the names of those that are broken."""
-    found: dict[str, dict | str] = {}
-    printed, errors, broken = 0, [], []
+def measure_all(children: Children) -> tuple[list[float], list[str]]:
+    """Prints a line for each as it ends; errors, and the names of those that are broken."""
+    errors: list[float] = []
+    broken: list[str] = []
     again = []
     for child in children.ended():
         result = child.found()
         if children.jobs > 1 and (isinstance(result, str) or not result["fits"]):
             again.append(child.case)
-            continue
-        found[child.case.name] = result
-        while printed < len(cases) and cases[printed].name in found:
-            printed += 1
-            _report(cases[printed - 1], found, errors, broken)
+        else:
+            _report(child.case, result, errors, broken)
     for case in again:
-        found[case.name] = children.alone(case).found()
-    for case in cases[printed:]:
-        _report(case, found, errors, broken)
+        _report(case, children.alone(case).found(), errors, broken)
     return errors, broken
 
 
-def _report(case: Case, found: dict[str, dict | str], errors: list[float], broken: list[str]) -> None:
-    result = found[case.name]
+def _report(case: Case, result: dict | str, errors: list[float], broken: list[str]) -> None:
     if isinstance(result, str):
         print(f"| {case.name} | failed: {result} |", flush=True)
         broken.append(case.name)
@@ -344,7 +338,7 @@ def main() -> int:
         children = Children(chosen, args.jobs, room, device, passed_on, logs)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
-            errors, broken = measure_all(chosen, children)
+            errors, broken = measure_all(children)
         finally:
             children.stop()
     print(
