@@ -230,25 +230,13 @@ def _decode(
     head = kv * GROUP + members
     asked = (members < GROUP)[:, None] & (dims < DIM)[None, :]
     q = tl.load(query + head[:, None] * query_head + row * query_row + dims[None, :], mask=asked, other=0.0)
-    is_first = split == 0
-    new_key = tl.load(key + kv * key_head + row * key_row + dims, mask=dims < DIM, other=0.0)
-    new_value = tl.load(value + kv * value_head + row * value_row + dims, mask=dims < DIM, other=0.0)
     slot = tl.load(slots + row).to(tl.int64)
-    target = (slot // BLOCK) * cache_block + kv * cache_head + (slot % BLOCK) * DIM + dims
-    written = dims < tl.where(is_first, DIM, 0)
-    tl.store(keys + target, new_key, mask=written)
-    tl.store(values + target, new_value, mask=written)
-    own = tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scaling
-    if CAPPED:
-        own = _capped(own, softcap)
-
-    inside = tl.arange(0, TILE)
-    peak = tl.where(is_first, own, float("-inf"))
-    total = tl.where(is_first, tl.full([GROUP_PAD], 1.0, tl.float32), 0.0)
-    shown = tl.where(is_first, new_value.to(tl.float32), 0.0)
-    mixed = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32) + shown[None, :]
+    target = (slot // BLOCK) * cache_block + kv * cache_head + (slot % BLOCK) * DIM
+    new_key = _moved(key + kv * key_head + row * key_row, keys + target, split == 0, dims, DIM)
+    new_value = _moved(value + kv * value_head + row * value_row, values + target, split == 0, dims, DIM)
+    peak, total, mixed = _newest(q, new_key, new_value, split == 0, scaling, softcap, GROUP_PAD, CAPPED)
     for tile in range(begin, end):
-        place = tile * TILE + inside
+        place = tile * TILE + tl.arange(0, TILE)
         seen = (place >= start) & (place < cached)
         block = tl.load(tables + row * table_row + tile * TILE // BLOCK).to(tl.int64)
         base = block * cache_block + kv * cache_head + (place % BLOCK) * DIM
@@ -258,14 +246,31 @@ def _decode(
         scores = _scores(q, k, seen[None, :], scaling, softcap, CAPPED, PRECISION)
         peak, total, mixed = _mix(scores, v, peak, total, mixed, PRECISION)
 
-    if SPLITS == 1:
-        entry = parts + (row * HEADS + head[:, None]) * DIM + dims[None, :]
-        tl.store(entry, (mixed / total[:, None]).to(parts.dtype.element_ty), mask=asked)
-    else:
-        entry = (row * HEADS + head) * SPLITS + split
-        empty = total == 0.0
-        tl.store(weights + entry, tl.where(empty, float("-inf"), peak + tl.log(total)), mask=members < GROUP)
-        tl.store(parts + entry[:, None] * DIM + dims[None, :], mixed / tl.where(empty, 1.0, total)[:, None], mask=asked)
+    entry = (row * HEADS + head) * SPLITS + split
+    part = (mixed / tl.where(total == 0.0, 1.0, total)[:, None]).to(parts.dtype.element_ty)
+    tl.store(parts + entry[:, None] * DIM + dims[None, :], part, mask=asked)
+    if SPLITS > 1:
+        weight = tl.where(total == 0.0, float("-inf"), peak + tl.log(total))
+        tl.store(weights + entry, weight, mask=members < GROUP)
+
+
+@kernel
+def _moved(source, target, is_mine, dims, DIM: tl.constexpr):
+    """A vector, written where it belongs by the one program whose it is."""
+    vector = tl.load(source + dims, mask=dims < DIM, other=0.0)
+    tl.store(target + dims, vector, mask=dims < tl.where(is_mine, DIM, 0))
+    return vector
+
+
+@kernel
+def _newest(q, key, value, is_mine, scaling, softcap, GROUP_PAD: tl.constexpr, CAPPED: tl.constexpr):
+    """Peak, sum and mixture of a softmax that has seen one key, or none where that is another program's."""
+    score = tl.sum(q.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scaling
+    if CAPPED:
+        score = _capped(score, softcap)
+    peak = tl.where(is_mine, score, float("-inf"))
+    total = tl.where(is_mine, tl.full([GROUP_PAD], 1.0, tl.float32), 0.0)
+    return peak, total, total[:, None] * value.to(tl.float32)[None, :]
 
 
 @kernel
