@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import torch
-from shapes import SHAPES, config_of
+from shapes import config_of
 from transformers import PretrainedConfig, Qwen2Config
 
 from burnish.address import address
@@ -16,7 +16,6 @@ from burnish.models.load import ModelSource
 from burnish.rollout.builtin.choice import builtin_engine
 from burnish.rollout.engine import Engine, EngineOptions, Request, Sampling
 
-ENGINE_SHAPES = [shape for shape in SHAPES if shape != "3B"]
 ENDS = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
 
 

@@ -20,9 +20,10 @@ import time
 from pathlib import Path
 
 import torch
-from engines import ENGINE_SHAPES, Bench, make_requests, shape_config
+from engines import Bench, make_requests, shape_config
 from rollout_checks import run_checks
 from roofline import GIB, Ceilings, Cost, floor_seconds
+from shapes import SHAPES
 
 from burnish.rollout.engine import Engine, Request, Sampling
 
@@ -97,7 +98,7 @@ def table(found: dict[str, object], peers: list[str]) -> str:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shape", default="0.5B", choices=ENGINE_SHAPES)
+    parser.add_argument("--shape", default="0.5B", choices=SHAPES)
     parser.add_argument("--seqs", type=int, default=1024)
     parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=256)

@@ -28,13 +28,14 @@ from pathlib import Path
 from typing import TextIO
 
 import torch
-from engines import ENGINE_SHAPES, make_requests, shape_config
+from engines import make_requests, shape_config
+from shapes import SHAPES
 
 SAMPLES, PROMPT = 8, 256
 START = 300.0  # seconds
 ENVIRONMENT = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
 OWN_PROCESS = {"own": "1", "same": "0"}
-CACHE_GIB = {"tiny": 1.0, "0.5B": 6.0, "1.5B": 11.0, "7B": 21.0}
+CACHE_GIB = {"tiny": 1.0, "0.5B": 6.0, "1.5B": 11.0, "3B": 14.0, "7B": 21.0}
 
 
 def one(args: argparse.Namespace) -> dict[str, float]:
@@ -137,8 +138,8 @@ def _told(name: str, child: subprocess.Popen, log: TextIO) -> float | None:
 
 def _shape(text: str) -> tuple[str, float]:
     name, _, gib = text.partition(":")
-    if name not in ENGINE_SHAPES:
-        raise argparse.ArgumentTypeError(f"one of {', '.join(ENGINE_SHAPES)}")
+    if name not in SHAPES:
+        raise argparse.ArgumentTypeError(f"one of {', '.join(SHAPES)}")
     return name, float(gib or CACHE_GIB[name])
 
 

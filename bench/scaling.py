@@ -23,8 +23,9 @@ import time
 from pathlib import Path
 
 import torch
-from engines import ENGINE_SHAPES, Bench, shape_config
+from engines import Bench, shape_config
 from roofline import Ceilings, Cost
+from shapes import SHAPES
 
 from burnish.address import address
 from burnish.errors import UserError
@@ -144,7 +145,7 @@ def measure(args: argparse.Namespace) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shape", default="0.5B", choices=ENGINE_SHAPES)
+    parser.add_argument("--shape", default="0.5B", choices=SHAPES)
     parser.add_argument("--sequences", type=int, nargs="+", default=[64, 256, 1024, 4096, 16384])
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 8192, 16384, 32000])
     parser.add_argument("--context", type=int, default=256, help="of the curve against sequences")

@@ -122,21 +122,38 @@ void burnish_gate(
         }
 }
 
-/* given [heads, count, size], by its strides -> output [count, heads, size]: the two halves of each turned by an angle */
-void burnish_rotate(
-    const float *restrict given, long heads, long head_stride, long count, long stride, long size,
+/* given [heads, count, size], by its strides -> output [count, heads, size]: the two halves of each turned by an angle,
+   or, `back`, what the slope of such an output does to what was given */
+static void turn(
+    int back, const float *restrict given, long heads, long head_stride, long count, long stride, long size,
     const float *restrict cosine, const float *restrict sine, float *restrict output)
 {
     const long half = size / 2;
+    const float sign = back ? 1.0f : -1.0f;
 #pragma omp parallel for if (count * heads * size > SMALL / 4)
     for (long row = 0; row < count; row++)
         for (long head = 0; head < heads; head++) {
             const float *restrict x = given + head * head_stride + row * stride;
             const float *restrict c = cosine + row * size, *restrict s = sine + row * size;
+            const float *restrict early = back ? s + half : s, *restrict late = back ? s : s + half;
             float *restrict place = output + (row * heads + head) * size;
-            for (long i = 0; i < half; i++) place[i] = x[i] * c[i] - x[half + i] * s[i];
-            for (long i = half; i < size; i++) place[i] = x[i] * c[i] + x[i - half] * s[i];
+            for (long i = 0; i < half; i++) place[i] = x[i] * c[i] + sign * x[half + i] * early[i];
+            for (long i = 0; i < half; i++) place[half + i] = x[half + i] * c[half + i] - sign * x[i] * late[i];
         }
+}
+
+void burnish_rotate(
+    const float *given, long heads, long head_stride, long count, long stride, long size, const float *cosine,
+    const float *sine, float *output)
+{
+    turn(0, given, heads, head_stride, count, stride, size, cosine, sine, output);
+}
+
+void burnish_rotate_backward(
+    const float *given, long heads, long head_stride, long count, long stride, long size, const float *cosine,
+    const float *sine, float *output)
+{
+    turn(1, given, heads, head_stride, count, stride, size, cosine, sine, output);
 }
 
 /* Backwards. What a weight gets from all rows is summed in parts of a fixed number of rows, then part by part. */
@@ -197,21 +214,5 @@ void burnish_gate_backward(
             const float share = (x > 0.0f ? 1.0f : falling) / (1.0f + falling);
             to_gate[row * size + i] = slope * up[row * up_stride + i] * share * (1.0f + x * (1.0f - share));
             to_up[row * size + i] = slope * x * share;
-        }
-}
-
-void burnish_rotate_backward(
-    const float *restrict given, long heads, long head_stride, long count, long stride, long size,
-    const float *restrict cosine, const float *restrict sine, float *restrict output)
-{
-    const long half = size / 2;
-#pragma omp parallel for if (count * heads * size > SMALL / 4)
-    for (long row = 0; row < count; row++)
-        for (long head = 0; head < heads; head++) {
-            const float *restrict x = given + head * head_stride + row * stride;
-            const float *restrict c = cosine + row * size, *restrict s = sine + row * size;
-            float *restrict place = output + (row * heads + head) * size;
-            for (long i = 0; i < half; i++) place[i] = x[i] * c[i] + x[half + i] * s[half + i];
-            for (long i = half; i < size; i++) place[i] = x[i] * c[i] - x[i - half] * s[i - half];
         }
 }

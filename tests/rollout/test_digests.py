@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from burnish.rollout.digests import WIDTH, WORD, Tally, digest, digests_of, fill
+from burnish.rollout.digests import WIDTH, WORD, Tally, digest, digests_of, fill, sums_of
 from burnish.rollout.engine import Capabilities
 
 BITS = {torch.int8: torch.int8, torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
@@ -83,6 +84,29 @@ def test_a_part_of_a_tensor_may_begin_anywhere():
     for start in range(5):
         part = whole.view(-1)[start : start + 35]
         assert number(part) == number(part.clone())
+
+
+class Computing(TorchDispatchMode):
+    """Notes every operation that a GPU would have to be told of: all but other looks at the same numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not any(result.alias_info for result in function._schema.returns):
+            self.seen.append(function._schema.name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("size", "operations"), [(4096 * 8, 2), (300, 1), (4096 * 8 + 300, 3)])
+def test_nothing_is_computed_that_is_empty(size, operations):
+    """Two sums of a matrix, a copy of a vector, and both where a matrix fills its table but for a rest."""
+    tensor = torch.ones(size)
+    sums_of(tensor)  # what is kept for the next time is made
+    with Computing() as watch:
+        sums_of(tensor)
+    assert len(watch.seen) == operations
 
 
 class Small(nn.Module):
