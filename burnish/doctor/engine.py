@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from burnish.config.rollout import SamplingConfig
 from burnish.doctor.activations import FLOAT, INT, Pass, Width, forward_space
+from burnish.doctor.head import ON_GPU
 from burnish.doctor.roles import width_of
 from burnish.doctor.shapes import Shape
 
@@ -37,6 +38,7 @@ class EnginePlan:
     stays: bool
     keeps_cache: bool = False  # the cache lies there too while others work
     lasting: int = 0  # the CUDA graphs' memory, and the rows' tensors that they read
+    room: int = 0  # for logits, taken and given back together with the cache
     digests: int = 0  # entries of the sums that the weights' digests are made of
     windows: bool = False  # decodes in windows, with the cache cut for that
     notes: tuple[str, ...] = ()
@@ -74,7 +76,8 @@ class EnginePlan:
             cache = max(self.sequence, int(self.share * capacity) - self.weights - self.activations - self.logits)
         else:
             least = self.sequence + (2 if self.windows else 1) * self.block
-            cache = max(least, min(self.wanted, int(self.share * max(0, free))))
+            # Free is what the engine finds, which holds nothing for its room yet.
+            cache = max(least, min(self.wanted, int(self.share * max(0, free)) - self.room))
         at_once = cache // self.sequence
         if at_once >= self.most:
             return cache, f"the cache holds all {self.most} sequences at full length"
@@ -106,6 +109,7 @@ def engine_plan(rollout: SamplingConfig, shape: Shape, ranks: int, on_cpu: bool)
         stays=not (foreign and rollout.free_cache_engine),
         keeps_cache=not rollout.free_cache_engine,
         lasting=step.rows + step.graphs if windows else 0,
+        room=step.room if windows else 0,
         digests=digest_entries(shape, number) if compares and not foreign else 0,
         windows=windows,
         notes=(f"{rollout.name} is planned by its rule: a share of the whole GPU for weights and cache",)
@@ -132,6 +136,7 @@ class _Step(NamedTuple):
 
     rows: int  # tensors of fixed addresses
     graphs: int  # the pool that all graphs share, as large as the largest batch needs
+    room: int  # where the logits of a batch, or of a part of it, come to lie
     first: int  # logits of prompts, and of the first tokens drawn from them
 
     @staticmethod
@@ -142,11 +147,11 @@ class _Step(NamedTuple):
         token = forward_space(shape, _width(shape, number), Pass.of([1] * largest, 0)) if largest else 0
         prompts = min(most, -(-rollout.max_num_batched_tokens // max(1, rollout.prompt_length)))
         drawn = min(most, FIRST_AT_ONCE) * shape.vocab * 4 * FLOAT  # logits, log-probs, probabilities, their sums
-        eager = 0 if largest == most else most * shape.vocab * number
         return _Step(
             rows=most * row,
-            graphs=largest * shape.vocab * number + token,
-            first=max(eager, prompts * shape.vocab * (FLOAT + number) + drawn),
+            graphs=token,
+            room=min(most, ON_GPU.most(shape.vocab, number)) * shape.vocab * number,
+            first=prompts * shape.vocab * (FLOAT + number) + drawn,
         )
 
 

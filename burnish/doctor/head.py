@@ -40,11 +40,15 @@ class HeadPlan:
 
     def rows(self, vocab: int, responses: int, entry: int) -> int:
         """Response tokens whose logits exist at the same time; the chunks are about equally long."""
-        most = max(1, BUDGET[self.device] // (vocab * entry))
+        most = self.most(vocab, entry)
         tile = 1 if self.device == "cpu" or most < TILE else TILE
-        most = most // tile * tile
         each = -(-responses // max(1, -(-responses // most)))
         return min(responses, most, -(-each // tile) * tile)
+
+    def most(self, vocab: int, entry: int) -> int:
+        """Rows that the budget holds, in whole tiles of a GPU's product."""
+        rows = max(1, BUDGET[self.device] // (vocab * entry))
+        return rows if self.device == "cpu" or rows < TILE else rows // TILE * TILE
 
     def logits(self, vocab: int, responses: int, compute: int, *, entropy: bool) -> int:
         """Bytes of a chunk, in the forward pass and in the backward pass alike."""

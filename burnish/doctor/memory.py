@@ -259,6 +259,7 @@ class _Step:
             phase.add("digests of weights", "engine", engine.digest_layout)
         if engine is not None and engine.keeps_cache and not generating:
             phase.add("KV cache", "engine", self.cache)
+            phase.add("room for logits", "engine", engine.room)
         phase.add("CUDA context and workspaces", "", OVERHEAD)
         return phase
 
@@ -270,6 +271,7 @@ class _Step:
         phase.add("logits", "engine", engine.logits)
         self.cache, phase.note = engine.cache(self.capacity, self.capacity - phase.bytes)
         phase.add("KV cache", "engine", self.cache)
+        phase.add("room for logits", "engine", engine.room)
         return phase
 
     def reading(self, name: str, role: Role, rows: Pass, *, entropy: bool = False) -> Phase:

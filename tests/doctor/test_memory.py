@@ -17,6 +17,7 @@ from burnish.doctor.memory import GIB, Phase, Plan, Shapes, generate_plan, sft_p
 from burnish.doctor.roles import Spread, adapter_parameters, four_bit_bytes, taught, weight_bytes
 from burnish.doctor.shapes import find_shape
 from burnish.models import wide
+from burnish.models.chunks import BUDGET, chunk_rows
 from burnish.models.fourbit import four_bits, is_packed
 from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.lora import add_adapters
@@ -129,10 +130,11 @@ def test_the_cache_and_the_rows_of_windows_are_those_of_the_engine(tmp_path):
     )
     runner = LoopRunner(options, [0])
     runner.open_cache()
-    assert found.cache(1 << 40, 1 << 40)[0] == runner._fixed.num_blocks * runner.shape.block_bytes
+    assert found.cache(1 << 40, 1 << 40)[0] == runner._taken.num_blocks * runner.shape.block_bytes
     rows = runner.rows
     mirrors = [rows.ints, rows.floats, rows.tables, rows.tokens, rows.log_probs, rows.ends]
-    pool = 5 * small.shape.vocab * 4 + forward_space(small.shape, small.width, Pass.of([1] * 5, 0))
+    assert found.room == bytes_of([runner._taken.logits]) == 5 * small.shape.vocab * 4
+    pool = forward_space(small.shape, small.width, Pass.of([1] * 5, 0))
     assert found.lasting == bytes_of(mirror.device for mirror in mirrors) + pool
     runner.close_cache()
     assert (LoopPlan.block, LoopPlan.look_in) == (engine.LOOP_BLOCK, engine.LOOK_IN)
@@ -155,13 +157,22 @@ def test_digests_of_weights_are_planned():
 
 def test_graphs_stay_while_the_policy_is_taught():
     found = phases(plan(*GRPO))
-    assert part(found["update actor"], "engine", "CUDA graphs") > 1024 * 150_000 * 2  # logits of the largest batch
-    assert part(found["update actor"], "engine", "KV cache") == 0
+    assert part(found["update actor"], "engine", "CUDA graphs") > 1024 * 4864 * 2  # what the largest batch is inside
     eager = phases(plan(*GRPO, f"{ROLLOUT}.enforce_eager=true"))
     assert part(eager["update actor"], "engine", "CUDA graphs") < GIB // 1024
     awake = phases(plan(*GRPO, f"{ROLLOUT}.free_cache_engine=false"))
-    cache = part(awake["update actor"], "engine", "KV cache")
-    assert cache == part(awake["rollout"], "engine", "KV cache") > 0
+    for name in ("KV cache", "room for logits"):
+        assert part(found["update actor"], "engine", name) == 0
+        assert part(awake["update actor"], "engine", name) == part(awake["rollout"], "engine", name) > 0
+
+
+def test_room_for_logits_has_a_limit():
+    def room(rows: int) -> int:
+        return part(phases(plan(*GRPO, f"{ROLLOUT}.max_num_seqs={rows}"))["rollout"], "engine", "room for logits")
+
+    vocabulary = find_shape("qwen2.5-7b").shape.vocab
+    assert room(1024) == 1024 * vocabulary * 2
+    assert room(16384) == chunk_rows(vocabulary, 2, "cuda") * vocabulary * 2 <= BUDGET["cuda"]
 
 
 def test_compiled_layers_follow_the_keys():

@@ -6,6 +6,9 @@ is, it does the same without one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -20,13 +23,21 @@ from burnish.rollout.builtin.sampling import pick
 from burnish.rollout.builtin.slow_sampling import choose_slowly, settings_of
 
 
-class Body:
-    """For the first `size` places. `trash` is a slot of the cache that nobody reads: inactive rows write there."""
+class Fixed(NamedTuple):
+    """What all bodies of an engine read and write."""
 
-    def __init__(
-        self, model: PreTrainedModel, rows: DeviceRows, size: int, mode: Mode, plan: LoopPlan, trash: int
-    ) -> None:
-        self.model, self.rows, self.size, self.plan, self.trash = model, rows, size, plan, trash
+    rows: DeviceRows
+    logits: Tensor  # [rows at once, vocabulary]: room for logits, used again by each part of a batch and by every body
+    trash: int  # a slot of the cache that nobody reads: inactive rows write there
+
+
+class Body:
+    """For the first `size` places."""
+
+    def __init__(self, model: PreTrainedModel, fixed: Fixed, size: int, mode: Mode, plan: LoopPlan) -> None:
+        self.model, self.size, self.plan = model, size, plan
+        self.rows, self.space, self.trash = fixed
+        rows = self.rows
         self.mode = mode._replace(slow=min(mode.slow, size))
         self.head, self.softcap = head_weight(model), logit_softcap(model)
         self.tables = rows.tables.device[:size]
@@ -38,10 +49,8 @@ class Body:
     def __call__(self) -> None:
         active = self.active.bool()
         hidden = self._forward(active)
-        logits = hidden @ self.head.t()
-        tokens, log_probs = self._choose(logits)
-        if self.mode.slow:
-            tokens, log_probs = self._choose_slowly(logits, tokens, log_probs)
+        chosen = [self._sample(part, start) for start, part in self._parts(hidden)]
+        tokens, log_probs = chosen[0] if len(chosen) == 1 else map(torch.cat, zip(*chosen, strict=True))
         self._advance(tokens, log_probs, active)
 
     def _forward(self, active: Tensor) -> Tensor:
@@ -57,22 +66,35 @@ class Body:
         )
         return hidden_states(self.model, self.token, self.length, pages)
 
-    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Every row by its temperature alone."""
-        if self.plan.triton:
-            temperature, greedy, seed = (self.rows.tensor(n, self.size) for n in ("temperature", "greedy", "seed"))
-            return sample_tokens(logits, temperature, greedy, seed, self.made, self.softcap)
-        settings = settings_of(self.rows, 0, self.size, restricted=False)
-        log_probs = torch.log_softmax(self._capped(logits) / settings.temperature[:, None], -1)
-        return pick(log_probs, log_probs, settings, self.made)
+    def _parts(self, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """As many rows at once as there is room for logits, and the first one's place."""
+        at_once = len(self.space)
+        return zip(range(0, self.size, at_once), hidden.split(at_once), strict=True)
 
-    def _choose_slowly(self, logits: Tensor, tokens: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    def _sample(self, hidden: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        logits = torch.mm(hidden, self.head.t(), out=self.space[: len(hidden)])
+        tokens, log_probs = self._choose(logits, start)
+        slow = min(self.mode.slow - start, len(hidden))
+        return self._choose_slowly(logits[:slow], start, tokens, log_probs) if slow > 0 else (tokens, log_probs)
+
+    def _choose(self, logits: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Every row by its temperature alone."""
+        here = slice(start, start + len(logits))
+        if self.plan.triton:
+            names = ("temperature", "greedy", "seed", "made")
+            return sample_tokens(logits, *(self.rows.tensor(n, self.size)[here] for n in names), self.softcap)
+        settings = settings_of(self.rows, start, len(logits), restricted=False)
+        log_probs = torch.log_softmax(self._capped(logits) / settings.temperature[:, None], -1)
+        return pick(log_probs, log_probs, settings, self.made[here])
+
+    def _choose_slowly(self, logits: Tensor, start: int, tokens: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
         """The first rows again, by all that they ask for."""
-        slow = self.mode.slow
-        chosen = choose_slowly(self._capped(logits[:slow]), self.rows, self.mode)
+        slow = len(logits)
+        chosen = choose_slowly(self._capped(logits), self.rows, self.mode, start)
         if self.mode.top:
-            self.rows.top_ids.device[:slow].index_copy_(1, self.rows.step, chosen.top_ids[:, None])
-            self.rows.top_values.device[:slow].index_copy_(1, self.rows.step, chosen.top_values[:, None])
+            here = slice(start, start + slow)
+            self.rows.top_ids.device[here].index_copy_(1, self.rows.step, chosen.top_ids[:, None])
+            self.rows.top_values.device[here].index_copy_(1, self.rows.step, chosen.top_values[:, None])
         return torch.cat([chosen.tokens, tokens[slow:]]), torch.cat([chosen.log_probs, log_probs[slow:]])
 
     def _capped(self, logits: Tensor) -> Tensor:

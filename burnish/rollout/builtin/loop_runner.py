@@ -7,13 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from burnish.models.attention import PAGED_ON_DEVICE
+from burnish.models.chunks import chunk_rows
 from burnish.models.load import load_config
 from burnish.models.paged import Pages, bind_cache
 from burnish.models.parts import head_weight
 from burnish.rollout.builtin.blocks import BlockPool, blocks_for
-from burnish.rollout.builtin.body import Body
+from burnish.rollout.builtin.body import Body, Fixed
 from burnish.rollout.builtin.cache import KVCache, Segment
 from burnish.rollout.builtin.device_rows import DeviceRows, Mode
 from burnish.rollout.builtin.graphs import Graphs
@@ -54,11 +56,12 @@ class Window:
         return Made(tokens, log_probs, self.rows.top(row, made), not self.active[place])
 
 
-class Fixed(NamedTuple):
+class Taken(NamedTuple):
     """What has the same addresses for as long as the engine lives."""
 
     region: Region
     cache: KVCache
+    logits: Tensor
     rows: DeviceRows
     num_blocks: int
 
@@ -75,7 +78,7 @@ class LoopRunner(Runner):
         self.rows: DeviceRows | None = None
         self.graphs = Graphs(self.model, self.how, self._body, self._quiet)
         self.host_syncs = self.graph_replays = 0
-        self._fixed: Fixed | None = None
+        self._taken: Taken | None = None
         self._trash = 0
         self._running: list[Row] | None = None
         self._grown: list[Row] = []
@@ -84,42 +87,45 @@ class LoopRunner(Runner):
 
     def open_cache(self) -> None:
         """The first time, take the share of free memory that the run allows; later, the same at the same addresses."""
-        if self._fixed is None:
-            self._fixed = self._take_memory()
-            bind_cache(self.model, self._fixed.cache.keys, self._fixed.cache.values)
+        if self._taken is None:
+            self._taken = self._take_memory()
+            bind_cache(self.model, self._taken.cache.keys, self._taken.cache.values)
         else:
-            self._fixed.region.restore()
-        self.cache, self.rows = self._fixed.cache, self._fixed.rows
-        self.pool = BlockPool(self._fixed.num_blocks)
+            self._taken.region.restore()
+        self.cache, self.rows = self._taken.cache, self._taken.rows
+        self.pool = BlockPool(self._taken.num_blocks)
         self._trash = self.pool.take() * self.block
         self.known = PrefixCache(self.pool, self.block) if self.options.prefix_caching else None
         self._running, self._grown = None, []
 
-    def _take_memory(self) -> Fixed:
+    def _take_memory(self) -> Taken:
         row_blocks = blocks_for(self.options.max_model_len, self.block)
         # For every row its own blocks and one more, the partial block of a prompt that others still wait for; and one
         # where inactive rows write.
         wanted = (row_blocks + 1) * self.options.max_num_seqs + row_blocks + 1
-        affordable = int(free_bytes(self.device) * self.options.memory_share) // self.shape.block_bytes
+        places = max(self.options.max_num_seqs, *self.how.buckets, 1)
+        vocabulary, dtype = head_weight(self.model).shape[0], self.model.dtype
+        at_once = min(places, chunk_rows(vocabulary, dtype.itemsize, self.device.type))
+        room = at_once * vocabulary * dtype.itemsize
+        affordable = (int(free_bytes(self.device) * self.options.memory_share) - room) // self.shape.block_bytes
         num_blocks = max(row_blocks + 2, min(wanted, affordable))  # one row always fits, so work always goes on
-        size, parts = num_blocks * self.shape.block_bytes, 2 * self.shape.layers
+        size, parts = num_blocks * self.shape.block_bytes + room, 2 * self.shape.layers + 1
         region = region_of(self.device, size, parts, beside=self.options.beside)
         cache = KVCache(self.shape, num_blocks, self.device, region.carve)
-        places = max(self.options.max_num_seqs, *self.how.buckets, 1)
-        vocabulary = head_weight(self.model).shape[0]
+        logits = region.carve((at_once, vocabulary), dtype)
         longest, look_in = self.options.max_model_len, self.how.look_in
         rows = DeviceRows(places, row_blocks + 1, longest, vocabulary, look_in, self.device)
-        return Fixed(region, cache, rows, num_blocks)
+        return Taken(region, cache, logits, rows, num_blocks)
 
     @property
     def gave_memory_back(self) -> bool:
         """Had it memory before, and has none now?"""
-        return self._fixed is not None and self.cache is None
+        return self._taken is not None and self.cache is None
 
     def close_cache(self) -> None:
         """Give the memory back and keep its addresses, so that graphs stay valid."""
         if self.cache is not None:
-            self._fixed.region.release()
+            self._taken.region.release()
         super().close_cache()
         self._running, self._grown = None, []
 
@@ -176,7 +182,7 @@ class LoopRunner(Runner):
         return sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos_ids)})
 
     def _body(self, size: int, mode: Mode) -> Body:
-        return Body(self.model, self.rows, size, mode, self.how, self._trash)
+        return Body(self.model, Fixed(self.rows, self._taken.logits, self._trash), size, mode, self.how)
 
     def _quiet(self) -> None:
         self.rows.quiet()

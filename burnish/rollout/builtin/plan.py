@@ -73,6 +73,7 @@ def capture_sizes(most: int, asked: Sequence[int] | None = None) -> tuple[int, .
     """Those asked for up to the largest batch; else small steps for small batches, where a padded row costs most."""
     if asked is not None:
         return tuple(sorted({size for size in asked if size <= most}))
-    steps = [*(1, 2, 4, 8, 16, 24, 32, 48), *range(64, 512, 32), *range(512, 1024, 64), *range(1024, most + 256, 256)]
+    steps = [*(1, 2, 4, 8, 16, 24, 32, 48), *range(64, 512, 32), *range(512, 1024, 64), *range(1024, 4096, 256)]
+    steps += [*range(4096, 8192, 512), *range(8192, max(most, 8193), 1024)]
     below = [size for size in steps if size < most]
     return (*below, most)

@@ -27,15 +27,12 @@ class Chosen:
     top_values: Tensor | None = None
 
 
-def choose_slowly(logits: Tensor, rows: DeviceRows, mode: Mode) -> Chosen:
-    """For the first places, one for each row of the logits [rows, vocabulary] (float32, capped)."""
-    parts = [_choose(part, start, rows, mode) for start, part in zip(*_split(logits), strict=True)]
+def choose_slowly(logits: Tensor, rows: DeviceRows, mode: Mode, start: int = 0) -> Chosen:
+    """For the places from `start`, one for each row of the logits [rows, vocabulary] (float32, capped)."""
+    places = range(start, start + len(logits), AT_ONCE)
+    parts = [_choose(part, place, rows, mode) for place, part in zip(places, logits.split(AT_ONCE), strict=True)]
     columns = zip(*((p.tokens, p.log_probs, p.top_ids, p.top_values) for p in parts), strict=True)
     return Chosen(*(None if column[0] is None else torch.cat(column) for column in columns))
-
-
-def _split(logits: Tensor) -> tuple[range, tuple[Tensor, ...]]:
-    return range(0, len(logits), AT_ONCE), logits.split(AT_ONCE)
 
 
 def _choose(logits: Tensor, start: int, rows: DeviceRows, mode: Mode) -> Chosen:

@@ -11,6 +11,7 @@ import torch
 
 from burnish.address import address
 from burnish.models.kernels import sample
+from burnish.rollout.builtin import loop_runner
 from burnish.rollout.engine import Request, Sampling
 
 PATIENCE = 60.0
@@ -74,8 +75,10 @@ class TestEquality:
         if not SETTINGS[name].greedy:
             assert len({tuple(completion.ids) for completion in theirs[:3]}) == 3
 
-    @pytest.mark.parametrize("look_in", [1, 3, 64])
-    def test_all_ways_in_one_batch(self, look_in, tiny_folder, make_engine, make_loop, prompt):
+    @pytest.mark.parametrize(("look_in", "at_once"), [(1, 8), (3, 8), (64, 8), (3, 2), (3, 3)])
+    def test_all_ways_in_one_batch(self, look_in, at_once, tiny_folder, make_engine, make_loop, prompt, monkeypatch):
+        """Also where there is room for the logits of a part of the batch only."""
+        monkeypatch.setattr(loop_runner, "chunk_rows", lambda *_: at_once)
         lengths = itertools.cycle((30, 17, 5))
         requests = [
             Request(prompt(length), replace(sampling, max_tokens=11 + number), address(3, number))
@@ -84,7 +87,7 @@ class TestEquality:
         theirs = [future.result(PATIENCE) for future in make_engine(tiny_folder).generate(requests)]
         engine = make_loop(tiny_folder, look_in=look_in, max_num_seqs=8)
         same([future.result(PATIENCE) for future in engine.generate(requests)], theirs)
-        assert all_blocks_are_free(engine)
+        assert all_blocks_are_free(engine) and len(engine.runner._taken.logits) == at_once
 
     def test_families(self, family_folder, make_engine, make_loop, prompt, ask):
         """Windows, soft caps, q/k norms. The greedy answers of the other are those of transformers."""
@@ -95,6 +98,7 @@ class TestEquality:
     def test_in_triton(self, tiny_folder, make_engine, make_loop, prompt, ask, monkeypatch):
         """The same body with the kernels of the GPU, in Triton's interpreter."""
         monkeypatch.setattr(sample, "CHUNK", 16)
+        monkeypatch.setattr(loop_runner, "chunk_rows", lambda *_: 2)  # logits in two parts
         prompts, sampling = [prompt(18), prompt(18), prompt(5)], Sampling(5, ignore_eos=True)
         engine = make_loop(tiny_folder, triton=True, max_num_seqs=3, max_model_len=64)
         same(ask(engine, prompts, sampling), ask(make_engine(tiny_folder), prompts, sampling))

@@ -43,7 +43,8 @@ def test_sizes():
     assert all(later - size <= max(4, size) for size, later in itertools.pairwise(sizes))
     assert capture_sizes(100)[-2:] == (96, 100)
     assert capture_sizes(3) == (1, 2, 3)
-    assert capture_sizes(5000)[-1] == 5000
+    assert capture_sizes(5000)[-2:] == (4608, 5000) and capture_sizes(16384)[-2:] == (15360, 16384)
+    assert capture_sizes(8192)[-2:] == (7680, 8192)
     assert capture_sizes(64, [32, 8, 128, 8]) == (8, 32)
 
 
