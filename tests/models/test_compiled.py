@@ -2,6 +2,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -90,3 +91,19 @@ def test_without_a_c_compiler_all_is_torchs(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     assert compute_in_c(Qwen2ForCausalLM(Qwen2Config(**SMALL, num_hidden_layers=1))) == 0
     library.compiled.cache_clear()
+
+
+def test_models_do_not_use_up_each_others_programs(tiny_folder, traced, monkeypatch):
+    """Of one class, as policy and reference are: each may have as many as the compiler allows for one piece of code."""
+    monkeypatch.setattr(attention, "own_kernel_fits", lambda *given: True)
+    models = [load_causal_lm(ModelSource(tiny_folder), PACKED, torch.float32) for _ in range(2)]
+    models[1].double()
+    for model in models:
+        compile_layers(model, "key")
+    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+        for model in models:
+            taught(model, [4, 5])
+        assert traced["stats"]["unique_graphs"] == 2
+        models[0].double()
+        with pytest.raises(FailOnRecompileLimitHit):
+            taught(models[0], [4, 5])

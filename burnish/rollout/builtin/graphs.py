@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from burnish.models.compiled import own_forwards
 from burnish.models.parts import backbone
 from burnish.rollout.builtin.device_rows import Mode
 from burnish.rollout.builtin.plan import LoopPlan
@@ -97,7 +98,9 @@ class CompiledLayers:
 
     def __init__(self, model: PreTrainedModel, backend: str = "inductor") -> None:
         self.layers: list[nn.Module] = list(backbone(model).layers)
-        self.forwards = [torch.compile(layer.forward, backend=backend, fullgraph=True) for layer in self.layers]
+        self.forwards = [
+            torch.compile(forward, backend=backend, fullgraph=True) for forward in own_forwards(self.layers)
+        ]
 
     @contextlib.contextmanager
     def compiled(self) -> Iterator[None]:
