@@ -157,14 +157,6 @@ class DeviceRows:
         self._stale = True
         return grown
 
-    def top(self, row: Row, made: int) -> list[list[tuple[int, float]]] | None:
-        """The likeliest tokens beside each that the window made; None where nobody asked."""
-        if not self.mode.top:
-            return None
-        place, count = self.place(row), row.request.sampling.logprobs or 0
-        ids, values = (mirror.host[place, :made, :count].tolist() for mirror in (self.top_ids, self.top_values))
-        return [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
-
     def write_tables(self, rows: Iterable[Row]) -> None:
         """The blocks of rows that have grown."""
         for row in rows:

@@ -62,7 +62,7 @@ class BuiltinEngine:
         self._worker.do(lambda: self._abort(chosen))
 
     def pause(self) -> None:
-        self._worker.do(lambda: setattr(self, "paused", True))
+        self._worker.do(self._pause)
 
     def resume(self) -> None:
         self._worker.do(lambda: setattr(self, "paused", False))
@@ -134,12 +134,16 @@ class BuiltinEngine:
 
     def _fail(self, error: Exception) -> None:
         for row in [*self.running, *self.waiting]:
-            row.future.set_exception(error)
+            if not row.future.done():
+                row.future.set_exception(error)
         self.running, self.waiting = [], deque()
         self.prefixes.clear()
         self.runner.close_cache()
 
     # requests
+
+    def _pause(self) -> None:
+        self.paused = True
 
     def _enqueue(self, rows: list[Row]) -> None:
         self.waiting.extend(rows)

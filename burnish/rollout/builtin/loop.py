@@ -1,19 +1,23 @@
 """LoopEngine: the built-in engine where decoding lives on the device and the host looks in every few tokens.
 
 Requests, prompts, blocks, preemption and sleep are those of the engine it extends. A turn is: admit what fits, then one
-window of tokens for everybody. Between two turns nothing runs on the device, so that a pause, an abort or new weights
-find it standing still.
+window of tokens for everybody, and while the device makes these, the host reads those of the window before. Between two
+turns nothing runs on the device, so that a pause, an abort or new weights find it standing still.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
+
+from torch import Tensor
 
 from burnish.rollout.builtin.engine import BuiltinEngine
-from burnish.rollout.builtin.loop_runner import LoopRunner, Made, Window
+from burnish.rollout.builtin.loop_runner import LoopRunner
 from burnish.rollout.builtin.rows import Row
-from burnish.rollout.engine import EngineOptions
+from burnish.rollout.builtin.window import Made, Window
+from burnish.rollout.engine import Completion, EngineOptions
 from burnish.rollout.stop import Finish, finish
 
 
@@ -21,6 +25,7 @@ class LoopEngine(BuiltinEngine):
     runner: LoopRunner
 
     def __init__(self, options: EngineOptions) -> None:
+        self._unread: Window | None = None  # a window that has landed
         super().__init__(options)
         self.capabilities = replace(self.capabilities, remarks=self.runner.how.remarks)
 
@@ -43,38 +48,78 @@ class LoopEngine(BuiltinEngine):
         self.runner.host_syncs = self.runner.graph_replays = 0
 
     def _decode(self) -> None:
-        steps = self._steps()
-        self._grow(self.runner.short_of_blocks(self.running, steps), partial(self.runner.reserve, steps=steps))
+        standing = self.runner.standing(self.running)
+        if standing.has_new:  # then all rows may have to be written again, from their lists
+            self._read()
+        steps = self._steps(int(standing.left.max()))
+        short = self.runner.short_of_blocks(self.running, standing, steps)
+        self._grow(list(short), lambda row: self.runner.reserve(row, short[row]))
         if not self.running:
             return
         used = self.runner.pool.num_blocks - self.runner.pool.num_free
         self.counts["blocks_in_use"] = max(self.counts["blocks_in_use"], used)
-        window = self.runner.decode_window(self.running, steps)
+        self.runner.launch(self.running, steps)
+        self._read()
+        self._take_window(self.runner.land())
         self.counts["decode_steps"] += steps
-        self._take_window(self.running, window)
 
-    def _steps(self) -> int:
+    def _steps(self, left: int) -> int:
         """Tokens until the next look: fewer where every row will be over, one while prompts wait for their pass."""
         waits = self.waiting and len(self.running) < self.options.max_num_seqs and not self.crowded
-        if waits:
-            return 1
-        left = max(row.request.sampling.max_tokens - len(row.tokens) for row in self.running)
-        return min(self.runner.how.look_in, left)
+        return 1 if waits else min(self.runner.how.look_in, left)
 
-    def _take_window(self, rows: list[Row], window: Window) -> None:
-        """Append what the device made, and let the finished rows go."""
-        done: set[int] = set()
-        for row in rows:
-            made = window.of(row)
+    def _take_window(self, window: Window) -> None:
+        """Let go of the rows that the device found over. What it made is read while it makes the next, if it can."""
+        self._unread = window
+        self.counts["tokens"] += sum(window.made)
+        over = window.over
+        for row in over:
+            self.runner.drop(row)
+        if over:
+            self.running = _without(self.running, over)
+        if not self.running or any(row.is_read_closely for row in window.rows):
+            self._read()
+
+    def _read(self) -> None:
+        """Append what the last window made, and tell who waits for a row that is over."""
+        if self._unread is None:
+            return
+        stopped = []
+        for row, made in self._unread:
             end = self._append_by_token(row, made) if row.request.sampling.stop else self._append(row, made)
             if end is not None:
-                self.runner.drop(row)
+                if not made.over:
+                    self.runner.drop(row)
+                    stopped.append(row)
                 row.complete(end)
-                done.add(id(row))
-        self.counts["tokens"] += sum(window.made[: len(rows)])
-        if done:
-            self.counts["finished"] += len(done)
-            self.running = [row for row in rows if id(row) not in done]
+                self.counts["finished"] += 1
+        self._unread = None
+        if stopped:
+            self.running = _without(self.running, stopped)
+
+    # what needs to know all that was made
+
+    def _pause(self) -> None:
+        self._read()
+        super()._pause()
+
+    def _abort(self, chosen: set[Future[Completion]]) -> None:
+        self._read()
+        super()._abort(chosen)
+
+    def _load(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
+        self._read()
+        super()._load(stream, version)
+
+    def _preempt(self) -> Row | None:
+        self._read()
+        return super()._preempt()
+
+    def _fail(self, error: Exception) -> None:
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            self.running = [*_without(self.running, unread.rows), *unread.rows]
+        super()._fail(error)
 
     def _append(self, row: Row, made: Made) -> Finish | None:
         row.tokens += made.tokens
@@ -95,3 +140,8 @@ class LoopEngine(BuiltinEngine):
                 self.counts["tokens"] -= len(made.tokens) - number - 1
                 return end
         return None
+
+
+def _without(rows: list[Row], gone: Iterable[Row]) -> list[Row]:
+    left_out = set(gone)
+    return [row for row in rows if row not in left_out]

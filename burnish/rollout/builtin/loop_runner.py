@@ -27,33 +27,10 @@ from burnish.rollout.builtin.rows import Prefix, Row
 from burnish.rollout.builtin.runner import Runner
 from burnish.rollout.builtin.sampling import Drawn, choose, likeliest
 from burnish.rollout.builtin.vmm import Region, region_of
+from burnish.rollout.builtin.window import Standing, Window
 from burnish.rollout.engine import EngineOptions
 
 FIRST_AT_ONCE = 128  # rows whose first tokens are drawn together: bounds the memory
-
-
-class Made(NamedTuple):
-    """What a window made for one row, and whether the device found it over."""
-
-    tokens: list[int]
-    log_probs: list[float]
-    top: list[list[tuple[int, float]]] | None
-    over: bool
-
-
-class Window:
-    """What one window has made. Read row by row: a thousand small lists at once would wake the garbage collector."""
-
-    def __init__(self, rows: DeviceRows, before: np.ndarray) -> None:
-        self.rows = rows
-        self.made: list[int] = (rows.column("made") - before).tolist()
-        self.active: list[int] = rows.column("active").tolist()
-
-    def of(self, row: Row) -> Made:
-        place = self.rows.place(row)
-        made = self.made[place]
-        tokens, log_probs = (mirror.host[place, :made].tolist() for mirror in (self.rows.tokens, self.rows.log_probs))
-        return Made(tokens, log_probs, self.rows.top(row, made), not self.active[place])
 
 
 class Taken(NamedTuple):
@@ -82,6 +59,7 @@ class LoopRunner(Runner):
         self._trash = 0
         self._running: list[Row] | None = None
         self._grown: list[Row] = []
+        self._before: np.ndarray | None = None  # tokens made before the window in flight
 
     # memory
 
@@ -155,18 +133,21 @@ class LoopRunner(Runner):
         self.host_syncs += 1
         return Drawn([int(token) for token in tokens], log_probs, top if any(top) else None)
 
-    def decode_window(self, rows: list[Row], steps: int) -> Window:
-        """Up to so many more tokens for every row; their blocks are there already."""
+    def launch(self, rows: list[Row], steps: int) -> None:
+        """Let the device make up to so many more tokens for every row; their blocks are there already."""
         self._settle(rows)
         body, is_known = self.graphs.find(len(rows), self.rows.mode)
-        before = self.rows.column("made").copy()
+        self._before = self.rows.column("made").copy()
         self.rows.push()
         for _ in range(steps):
             body.run()
+        self.graph_replays += steps if is_known else 0
+
+    def land(self) -> Window:
+        """Wait for them."""
         self.rows.pull()
         self.host_syncs += 1
-        self.graph_replays += steps if is_known else 0
-        return Window(self.rows, before)
+        return Window(self.rows, self._before)
 
     def _settle(self, rows: list[Row]) -> None:
         """Rows and their blocks as the next window needs them."""
@@ -189,21 +170,18 @@ class LoopRunner(Runner):
 
     # blocks
 
-    def short_of_blocks(self, rows: Sequence[Row], steps: int) -> list[Row]:
-        """Rows whose blocks do not hold their next tokens; new rows are looked at one by one, when they reserve."""
-        places = np.array([self.rows.place_or(row, -1) for row in rows])
-        length, made, limit = (self.rows.column(name) for name in ("length", "made", "limit"))
-        needed = length + np.minimum(steps, limit - made)
-        short = (needed > self.rows.held * self.block)[places] | (places < 0)
-        return [rows[number] for number in np.flatnonzero(short).tolist()]
+    def standing(self, rows: Sequence[Row]) -> Standing:
+        return Standing.of(rows, self.rows)
 
-    def reserve(self, row: Row, steps: int) -> None:
-        """Places for the row's next tokens; OutOfBlocksError leaves those it got."""
-        cached = row.cached
-        needed = cached + min(steps, row.request.sampling.max_tokens - len(row.tokens))
-        if needed > len(row.table) * self.block:
+    def short_of_blocks(self, rows: Sequence[Row], standing: Standing, steps: int) -> dict[Row, int]:
+        """Rows whose blocks do not hold their next tokens, and how many tokens those must hold."""
+        return {rows[number]: tokens for number, tokens in standing.needed(steps, self.rows.held, self.block)}
+
+    def reserve(self, row: Row, tokens: int) -> None:
+        """Blocks that hold so many of the row's; OutOfBlocksError leaves those it got."""
+        if tokens > len(row.table) * self.block:
             self._grown.append(row)
-            while needed > len(row.table) * self.block:
+            while tokens > len(row.table) * self.block:
                 row.table.append(self.pool.take())
 
     def drop(self, owner: Row | Prefix) -> None:

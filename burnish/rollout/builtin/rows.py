@@ -42,6 +42,11 @@ class Row:
         return bool(self.request.sampling.stop or self.request.sampling.stop_token_ids)
 
     @cached_property
+    def is_read_closely(self) -> bool:
+        """Does the next token depend on what the host makes of the last ones: on their text, or on all of them?"""
+        return bool(self.request.sampling.stop or self.request.sampling.looks_back)
+
+    @cached_property
     def most(self) -> int:
         """Tokens of the longest response."""
         return self.request.sampling.max_tokens

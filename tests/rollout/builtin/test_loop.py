@@ -175,6 +175,61 @@ class TestScheduling:
         same([future.result(PATIENCE) for future in futures], theirs)
 
 
+class TestReadingBehind:
+    """The host reads a window while the device makes the next one."""
+
+    SHORT, LONG = Sampling(5, ignore_eos=True), Sampling(40, ignore_eos=True)
+
+    @pytest.fixture
+    def engine(self, tiny_folder, make_loop):
+        """Turns are taken by hand, of 4 tokens each; the first is drawn beside."""
+        return make_loop(tiny_folder, own_thread=False)
+
+    def start(self, engine, prompt, *asked, turns=1):
+        futures = engine.generate([Request(prompt(9), sampling, seed) for seed, sampling in enumerate(asked)])
+        for _ in range(turns):
+            engine.turn()
+        return futures
+
+    def test_between_launch_and_landing(self, engine, prompt, monkeypatch):
+        told = []
+        for owner, name in ((engine.runner, "launch"), (engine.runner, "land"), (engine, "_append")):
+            work = getattr(owner, name)
+            monkeypatch.setattr(owner, name, lambda *a, name=name, work=work: told.append(name) or work(*a))
+        (future,) = self.start(engine, prompt, Sampling(13, ignore_eos=True))
+        assert len(future.result(PATIENCE).ids) == 13
+        assert told == ["launch", "land", *["launch", "_append", "land"] * 2, "_append"]
+
+    def test_what_the_host_must_know_is_read_at_once(self, tiny_folder, make_loop, prompt, monkeypatch):
+        for sampling in (
+            Sampling(40, stop=("zz",), ignore_eos=True),
+            Sampling(40, repetition_penalty=1.2, ignore_eos=True),
+        ):
+            engine = make_loop(tiny_folder, own_thread=False, decode=lambda ids: "a" * len(ids))
+            self.start(engine, prompt, sampling)
+            assert engine._unread is None and len(engine.running[0].tokens) == 5
+
+    @pytest.mark.parametrize("work", ["pause", "abort", "load"])
+    def test_nothing_is_kept_from_others(self, work, engine, prompt):
+        short, long = self.start(engine, prompt, self.SHORT, self.LONG)
+        assert not short.done() and [len(row.tokens) for row in engine.running] == [1]
+        if work == "pause":
+            engine.pause()
+        elif work == "abort":
+            engine.abort([long])
+            assert len(long.result(0).ids) == 5
+        else:
+            engine.load_weights(list(engine.runner.model.named_parameters()), version=9)
+            assert set(long.result(PATIENCE).versions[:5]) == {1} and set(long.result(0).versions[5:]) == {9}
+        assert len(short.result(0).ids) == 5 and short.result(0).versions == [1] * 5
+
+    def test_an_error_reaches_rows_that_are_over_and_unread(self, engine, prompt, monkeypatch):
+        futures = self.start(engine, prompt, self.SHORT, self.LONG)
+        monkeypatch.setattr(engine.runner, "launch", lambda *given: 1 / 0)
+        engine.turn()
+        assert [type(future.exception(0)) for future in futures] == [ZeroDivisionError] * 2
+
+
 class TestInFlight:
     LONG = Sampling(900, ignore_eos=True)
 
