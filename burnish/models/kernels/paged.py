@@ -19,6 +19,8 @@ TILE_BYTES = 1 << 15  # of one tile of keys: several must fit into a multiproces
 STAGES = 2  # tiles on their way at once
 QUERIES = 64  # queries of one program in prefill
 PROGRAMS = 1024  # enough to fill the largest GPUs several times over
+BUSY = 264  # programs that keep them busy: two for each multiprocessor
+SHORT = 512  # tokens that one program has read sooner than the parts of several are put together
 MOST_SPLITS = 64
 
 
@@ -138,6 +140,8 @@ def prefill_attention(
 
 def num_splits(programs: int, longest: int) -> int:
     """Into how many parts a row's context is cut so that few rows still fill the GPU; a power of two."""
+    if programs >= BUSY and longest < SHORT:
+        return 1
     wanted = min(MOST_SPLITS, PROGRAMS // max(1, programs), longest // TILE)
     return 1 << max(0, wanted.bit_length() - 1)
 

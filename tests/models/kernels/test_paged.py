@@ -164,6 +164,7 @@ def test_few_rows_are_split_and_many_are_not():
     assert kernels.num_splits(2, 32768) == kernels.MOST_SPLITS
     assert kernels.num_splits(64, 32768) == 16
     assert kernels.num_splits(1, 128) == 2
+    assert kernels.num_splits(512, 448) == 1 and kernels.num_splits(512, 512) == kernels.num_splits(256, 448) // 2 == 2
     assert all(math.log2(kernels.num_splits(n, 4096)).is_integer() for n in range(1, 2000, 37))
 
 
