@@ -69,17 +69,26 @@ def _same_formula(answer: str, truth: str) -> bool:
 
 @functools.cache
 def _library() -> tuple[Callable[[str], Any], Callable[[Any, Any], bool]]:
-    """`parse` and `verify` of math-verify, with its own time limits off: those disarm the worker's alarm."""
+    """`parse` and `verify` of math-verify, with its own time limits off: those disarm the worker's alarm.
+
+    Both have been used once: what a library does at its first use must not count as an answer's time.
+    """
     check_installed()
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     for name in ("math_verify", "latex2sympy2_extended"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # they warn of every answer that is no formula
     configs = [LatexExtractionConfig(), ExprExtractionConfig()]
-    return (
-        lambda text: parse(f"${text}$", extraction_config=configs, parsing_timeout=None),
-        lambda gold, target: verify(gold, target, timeout_seconds=None),
-    )
+
+    def parsed(text: str) -> Any:
+        return parse(f"${text}$", extraction_config=configs, parsing_timeout=None)
+
+    def verified(gold: Any, target: Any) -> bool:
+        return verify(gold, target, timeout_seconds=None)
+
+    for formula in (r"\frac{x^2+2x+1}{2}", r"\int_0^1 x dx"):
+        verified(parsed(formula), parsed(r"\frac{(x+1)^2}{2}"))
+    return parsed, verified
 
 
 @contextlib.contextmanager

@@ -1,7 +1,9 @@
+import contextlib
 import signal
 import threading
 import time
 
+import math_verify
 import pytest
 
 from burnish.errors import UserError
@@ -83,6 +85,25 @@ def _for_ever():
             sum(range(1000))
         except Exception:  # a library that goes on whatever happens
             continue
+
+
+def test_the_librarys_first_use_is_no_answers_time(monkeypatch):
+    counted, counting = [], []
+    parse = math_verify.parse
+    monkeypatch.setattr(math_verify, "parse", lambda *a, **k: counted.append(bool(counting)) or parse(*a, **k))
+
+    @contextlib.contextmanager
+    def limit(seconds):
+        counting.append(seconds)
+        yield
+
+    monkeypatch.setattr(grader, "_time_limit", limit)
+    grader._library.cache_clear()
+    try:
+        assert same_value("x+x", "2x")
+    finally:
+        grader._library.cache_clear()
+    assert counted[0] is False and counted[-2:] == [True, True]
 
 
 def test_it_works_in_a_thread_too():
