@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parents[2] / "bench"
+REASONS = ("reading the weights", "arithmetic", "reading the cache")
 SMALL = ("--device", "cpu", "--shape", "tiny", "--seqs", "16", "--n", "4", "--prompt", "8", "--max-new", "24")
 
 
@@ -49,7 +50,8 @@ def test_scaling(tmp_path):
     found = json.loads((tmp_path / "scaling.json").read_text())
     points = [*found["by_rows"], *found["by_context"]]
     assert [(point["rows"], point["context"]) for point in points] == [(2, 16), (4, 16), (2, 16), (2, 32)]
-    assert all(point["share"] < 1 for point in points)
+    # How fast a few tokens of a tiny model are is the clock's mood; that they were counted is not.
+    assert all(point["speed"] > 0 and point["share"] > 0 and point["limit"] in REASONS for point in points)
     assert all(f"| {point['rows']} | {point['context']} | {point['speed']:.0f} |" in said for point in points)
     assert "sequences: linear" in said and "context: flat" in said
     again = run("scaling.py", "--drawn", str(tmp_path / "scaling.json"), "--out", str(tmp_path / "again"))
