@@ -47,9 +47,9 @@ def test_a_right_answer_scores_higher_than_a_wrong_one(name):
 def test_any_text_gets_the_score_of_a_wrong_answer_quickly(name, text):
     example = REWARDS[name].facts["example"]
     wrong = score(name, example.wrong, example.ground_truth)  # and a library that it needs is imported
-    started = time.thread_time()
+    started = time.perf_counter()
     value = score(name, text, example.ground_truth)
-    assert time.thread_time() - started < 1
+    assert time.perf_counter() - started < 1
     assert math.isfinite(value)
     assert value == wrong
 

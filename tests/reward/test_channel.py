@@ -39,7 +39,7 @@ def test_half_a_message_keeps_nobody_waiting(ends):
     os.write(theirs.fileno(), struct.pack("!i", 100) + b"half")
     started = time.perf_counter()
     assert ours.take() == []
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 0.5
 
 
 @pytest.mark.parametrize("length", [-1, MOST_BYTES + 1, 2**31 - 1])

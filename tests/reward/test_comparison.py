@@ -30,10 +30,10 @@ def test_another_text(given, expected):
 
 @pytest.mark.parametrize("text", ["1 " * 30_000, "\n" * 60_000, "9." * 30_000, "1.5e" * 15_000])
 def test_long_texts_are_compared_quickly(text):
-    started = time.thread_time()
+    started = time.perf_counter()
     same_text(text, text[:-1] + "x")
     same_result(text, [1.0])
-    assert time.thread_time() - started < 1
+    assert time.perf_counter() - started < 1
 
 
 @pytest.mark.parametrize(

@@ -62,10 +62,10 @@ BOMBS = {
 
 @pytest.mark.parametrize("answer", BOMBS.values(), ids=BOMBS.keys())
 def test_a_bomb_never_reaches_the_library(answer):
-    started = time.thread_time()
+    started = time.perf_counter()
     assert not is_tame(answer)
     assert not same_value(answer, "3")
-    assert time.thread_time() - started < 0.5
+    assert time.perf_counter() - started < 0.5
 
 
 def test_what_takes_too_long_is_not_equal(monkeypatch):

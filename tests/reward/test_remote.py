@@ -161,7 +161,7 @@ def test_closing_waits_for_no_server(server, remote):
     time.sleep(0.2)
     started = time.perf_counter()
     scorer.close()
-    assert time.perf_counter() - started < 5  # the server would take 60 s
+    assert time.perf_counter() - started < 0.5
     for future in futures:
         assert future.cancelled() or isinstance(future.exception(), RuntimeError)
     with pytest.raises(RuntimeError, match="closed"):

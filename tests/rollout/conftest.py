@@ -45,3 +45,21 @@ def wait_for_tokens() -> Callable[[Engine, int], None]:
             made += engine.stats().get("tokens", 0)
 
     return wait
+
+
+@pytest.fixture
+def decoding_as_on_a_gpu(monkeypatch):
+    """The operation that a GPU's decoding has, one for writing and attending, with plain torch inside."""
+    from burnish.models.kernels import paged  # here: the environment of another engine has other libraries
+    from burnish.models.paged import attend_tables, write
+    from burnish.rollout.builtin import body
+    from burnish.rollout.builtin.pages import DecodePages
+
+    def in_plain_torch(keys, values, query, key, value, slots, tables, lengths, shape):
+        write(keys, values, key, value, slots)
+        return attend_tables(query.transpose(0, 1), keys, values, tables, lengths, shape)
+
+    monkeypatch.setattr(paged, "write_and_attend", in_plain_torch)
+    monkeypatch.setattr(
+        body, "DecodePages", lambda slots, tables, lengths, _: DecodePages(slots, tables, lengths, True)
+    )

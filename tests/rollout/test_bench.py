@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 BENCH = Path(__file__).parents[2] / "bench"
 REASONS = ("reading the weights", "arithmetic", "reading the cache")
@@ -57,3 +59,23 @@ def test_scaling(tmp_path):
     again = run("scaling.py", "--drawn", str(tmp_path / "scaling.json"), "--out", str(tmp_path / "again"))
     assert again.strip() in said
     assert (tmp_path / "again" / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_point_of_a_curve_is_two_runs_apart(monkeypatch):
+    """16 rows of two prompts of 32 tokens, 8 tokens more in 2 seconds more, and what of that a device would need."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    import scaling
+    from roofline import Ceilings, Cost
+
+    took = iter([9.0, 1.0, 3.0])  # the first run compiles
+    monkeypatch.setattr(scaling, "seconds", lambda *given: next(took))
+    engine = SimpleNamespace(close=lambda: None)
+    bench = SimpleNamespace(on_gpu=False, engine=lambda *given, **more: engine, forget=lambda: None)
+    ceilings = Ceilings(bandwidth=1e9, operations=1e9)
+    point = scaling.point(bench, SimpleNamespace(shape="tiny", tokens=[4, 12]), 16, 32, ceilings)
+    cost = Cost.of(scaling.shape_config("tiny"), torch.float32)
+    assert point.speed == 16 * 8 / 2
+    assert (
+        point.limit == "arithmetic" and 2 * 16 * cost.parameters > 4 * cost.parameters + (64 + 128) * cost.cache_bytes
+    )
+    assert point.share == pytest.approx(2 * cost.parameters * point.speed / 1e9)

@@ -20,7 +20,7 @@ STAGES = 2  # tiles on their way at once
 QUERIES = 64  # queries of one program in prefill
 PROGRAMS = 1024  # enough to fill the largest GPUs several times over
 BUSY = 264  # programs that keep them busy: two for each multiprocessor
-SHORT = 512  # tokens that one program has read sooner than the parts of several are put together
+SHORT = 512  # tokens that one program should have read before the parts of several are put together (not measured)
 MOST_SPLITS = 64
 
 

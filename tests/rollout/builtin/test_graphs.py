@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from burnish.models.kernels import paged as kernels
-from burnish.models.paged import attend_tables, write
-from burnish.rollout.builtin import body as body_module
 from burnish.rollout.builtin import graphs
 from burnish.rollout.builtin.device_rows import PLAIN, Mode
 from burnish.rollout.builtin.graphs import CompiledLayers, Graphs
@@ -110,23 +105,11 @@ def test_trying_a_body_changes_nothing(tiny_folder, make_engine, prompt, monkeyp
     assert all(isinstance(body, Tried) for body in tried.runner.graphs.known.values())
 
 
-def in_plain_torch(keys, values, query, key, value, slots, tables, lengths, shape):
-    write(keys, values, key, value, slots)
-    return attend_tables(query.transpose(0, 1), keys, values, tables, lengths, shape)
-
-
-def as_on_a_gpu(pages, slots, tables, lengths, triton):
-    return pages(slots, tables, lengths, True)
-
-
 @pytest.mark.long
-def test_all_layers_and_sizes_share_few_programs(family_folder, make_engine, prompt, monkeypatch):
+def test_all_layers_and_sizes_share_few_programs(family_folder, make_engine, prompt, decoding_as_on_a_gpu):
     """One for the first size and one for all others, for each kind of layer; none is broken into pieces."""
     torch._dynamo.reset()
     runner = ready(make_engine(family_folder, own_thread=False, **LOOP), prompt, Sampling(30, ignore_eos=True))
-    # The operation as a GPU has it, with plain torch inside.
-    monkeypatch.setattr(kernels, "write_and_attend", in_plain_torch)
-    monkeypatch.setattr(body_module, "DecodePages", partial(as_on_a_gpu, body_module.DecodePages))
     counter = CompileCounterWithBackend("aot_eager")
     layers = CompiledLayers(runner.model, backend=counter)
     for size in (3, 5, 6):

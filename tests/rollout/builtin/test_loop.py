@@ -19,7 +19,7 @@ TEN = Sampling(10, ignore_eos=True)
 LOOP = {"device_loop": True, "eager": False}
 
 
-def same(ours, theirs):
+def assert_same(ours, theirs):
     """Tokens, reasons and versions equal; log-probs but for the order in which sums are taken."""
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs, strict=True):
@@ -71,7 +71,7 @@ class TestEquality:
     def test_one_way_to_sample(self, name, tiny_folder, make_engine, make_loop, prompt, ask):
         prompts = [prompt(30)] * 3 + [prompt(5)] * 2 + [prompt(47)]
         theirs = ask(make_engine(tiny_folder), prompts, SETTINGS[name])
-        same(ask(make_loop(tiny_folder), prompts, SETTINGS[name]), theirs)
+        assert_same(ask(make_loop(tiny_folder), prompts, SETTINGS[name]), theirs)
         if not SETTINGS[name].greedy:
             assert len({tuple(completion.ids) for completion in theirs[:3]}) == 3
 
@@ -86,14 +86,16 @@ class TestEquality:
         ]
         theirs = [future.result(PATIENCE) for future in make_engine(tiny_folder).generate(requests)]
         engine = make_loop(tiny_folder, look_in=look_in, max_num_seqs=8)
-        same([future.result(PATIENCE) for future in engine.generate(requests)], theirs)
+        assert_same([future.result(PATIENCE) for future in engine.generate(requests)], theirs)
         assert all_blocks_are_free(engine) and len(engine.runner._taken.logits) == at_once
 
     def test_families(self, family_folder, make_engine, make_loop, prompt, ask):
         """Windows, soft caps, q/k norms. The greedy answers of the other are those of transformers."""
         prompts = [prompt(21), prompt(40), prompt(21)]
         for sampling in (Sampling(20, ignore_eos=True), Sampling(20, temperature=0)):
-            same(ask(make_loop(family_folder), prompts, sampling), ask(make_engine(family_folder), prompts, sampling))
+            assert_same(
+                ask(make_loop(family_folder), prompts, sampling), ask(make_engine(family_folder), prompts, sampling)
+            )
 
     def test_in_triton(self, tiny_folder, make_engine, make_loop, prompt, ask, monkeypatch):
         """The same body with the kernels of the GPU, in Triton's interpreter."""
@@ -101,7 +103,7 @@ class TestEquality:
         monkeypatch.setattr(loop_runner, "chunk_rows", lambda *_: 2)  # logits in two parts
         prompts, sampling = [prompt(18), prompt(18), prompt(5)], Sampling(5, ignore_eos=True)
         engine = make_loop(tiny_folder, triton=True, max_num_seqs=3, max_model_len=64)
-        same(ask(engine, prompts, sampling), ask(make_engine(tiny_folder), prompts, sampling))
+        assert_same(ask(engine, prompts, sampling), ask(make_engine(tiny_folder), prompts, sampling))
 
     @pytest.mark.parametrize("place", range(1, 10))
     def test_an_end_at_any_token_of_a_window(self, place, tiny_folder, make_engine, make_loop, prompt):
@@ -119,7 +121,7 @@ class TestEquality:
         prompts, sampling = [prompt(9)] * 6, Sampling(40, stop=stop, ignore_eos=True, logprobs=1)
         theirs = ask(make_engine(tiny_folder, decode=decode), prompts, sampling)
         engine = make_loop(tiny_folder, look_in=16, decode=decode)
-        same(ask(engine, prompts, sampling), theirs)
+        assert_same(ask(engine, prompts, sampling), theirs)
         assert engine.stats()["tokens"] == sum(len(completion.ids) for completion in theirs)
         stopped = [completion for completion in theirs if completion.stop_reason in stop]
         assert len(stopped) > 1 and any(len(completion.ids) % 16 > 1 for completion in stopped)
@@ -129,19 +131,21 @@ class TestScheduling:
     def test_few_places_and_few_tokens_at_once(self, tiny_folder, make_engine, make_loop, prompt, ask):
         prompts = [prompt(length, salt) for salt in range(3) for length in (30, 9, 44)] * 2
         theirs = ask(make_engine(tiny_folder), prompts, Sampling(13))
-        same(ask(make_loop(tiny_folder, max_num_seqs=4, max_num_batched_tokens=50), prompts, Sampling(13)), theirs)
+        assert_same(
+            ask(make_loop(tiny_folder, max_num_seqs=4, max_num_batched_tokens=50), prompts, Sampling(13)), theirs
+        )
 
     def test_a_prompt_in_pieces(self, tiny_folder, make_engine, make_loop, prompt, ask):
         prompts = [prompt(100), prompt(70), prompt(100)]
         engine = make_loop(tiny_folder, max_num_batched_tokens=32)
-        same(ask(engine, prompts, TEN), ask(make_engine(tiny_folder), prompts, TEN))
+        assert_same(ask(engine, prompts, TEN), ask(make_engine(tiny_folder), prompts, TEN))
         assert engine.stats()["prefill_tokens"] == 170
 
     def test_known_beginnings(self, tiny_folder, make_engine, make_loop, prompt, ask):
         common = prompt(40)
         prompts = [common + prompt(9, salt) for salt in range(4)]
         engine = make_loop(tiny_folder, prefix_caching=True)
-        same(ask(engine, prompts, TEN), ask(make_engine(tiny_folder), prompts, TEN))
+        assert_same(ask(engine, prompts, TEN), ask(make_engine(tiny_folder), prompts, TEN))
         assert engine.stats()["prefix_hit_tokens"] == 3 * 32
 
     def test_preemption(self, tiny_folder, make_engine, make_loop, prompt, ask):
@@ -149,14 +153,14 @@ class TestScheduling:
         prompts = [prompt(length) for length in (50, 50, 52, 40, 54, 20, 50, 48)]
         sampling = Sampling(40, ignore_eos=True)
         poor = make_loop(tiny_folder, memory_share=0.0, max_model_len=100)
-        same(ask(poor, prompts, sampling), ask(make_engine(tiny_folder, max_model_len=100), prompts, sampling))
+        assert_same(ask(poor, prompts, sampling), ask(make_engine(tiny_folder, max_model_len=100), prompts, sampling))
         assert poor.stats()["preemptions"] > 0 and all_blocks_are_free(poor)
 
     def test_preempted_rows_that_look_back(self, tiny_folder, make_engine, make_loop, prompt, ask):
         prompts = [prompt(length) for length in (50, 50, 52, 40)]
         sampling = Sampling(40, repetition_penalty=1.3, top_k=20, ignore_eos=True)
         poor = make_loop(tiny_folder, memory_share=0.0, max_model_len=100)
-        same(ask(poor, prompts, sampling), ask(make_engine(tiny_folder, max_model_len=100), prompts, sampling))
+        assert_same(ask(poor, prompts, sampling), ask(make_engine(tiny_folder, max_model_len=100), prompts, sampling))
         assert poor.stats()["preemptions"] > 0
 
     def test_requests_that_come_later(self, tiny_folder, make_engine, make_loop, prompt):
@@ -172,7 +176,7 @@ class TestScheduling:
         for request in requests[1:]:
             engine.turn()
             futures += engine.generate([request])
-        same([future.result(PATIENCE) for future in futures], theirs)
+        assert_same([future.result(PATIENCE) for future in futures], theirs)
 
 
 class TestReadingBehind:

@@ -12,16 +12,12 @@ from transformers import MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2Fo
 from burnish.batch import Batch, Ragged
 from burnish.models import wide
 from burnish.models.attention import PACKED
-from burnish.models.kernels import paged as kernels
 from burnish.models.load import ModelSource, load_causal_lm
-from burnish.models.paged import attend_tables, write
 from burnish.models.parts import backbone
 from burnish.models.wide import is_wide
-from burnish.rollout.builtin import body as body_module
 from burnish.rollout.builtin.choice import builtin_engine
 from burnish.rollout.builtin.device_rows import PLAIN
 from burnish.rollout.builtin.graphs import CompiledLayers
-from burnish.rollout.builtin.pages import DecodePages
 from burnish.rollout.engine import EngineOptions, Request, Sampling
 from burnish.train.backend import Backend
 from burnish.train.packing import PackedRows
@@ -105,15 +101,9 @@ def test_weights_of_32_bits_and_experts_stay_as_they_are():
     assert not is_wide(plain) and is_wide(plain.to(BF16)) and not is_wide(experts.to(BF16))
 
 
-def in_plain_torch(keys, values, query, key, value, slots, tables, lengths, shape):
-    write(keys, values, key, value, slots)
-    return attend_tables(query.transpose(0, 1), keys, values, tables, lengths, shape)
-
-
-def test_a_layer_stays_one_program(deep, prompt, monkeypatch):
+@pytest.mark.usefixtures("decoding_as_on_a_gpu")
+def test_a_layer_stays_one_program(deep, prompt):
     """Formats are changed inside it: where rotations and norms end, and where products begin."""
-    monkeypatch.setattr(kernels, "write_and_attend", in_plain_torch)
-    monkeypatch.setattr(body_module, "DecodePages", lambda *pages: DecodePages(*pages[:3], True))
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     with opened(deep, device_loop=True, own_thread=False, extra={"block": 16, "look_in": 4}) as engine:
