@@ -8,6 +8,7 @@ import torch
 from burnish.errors import UserError
 from burnish.models.load import ModelSource
 from burnish.rollout.engine import EngineOptions, Request, Sampling
+from burnish.rollout.vllm.remote import versions_of
 from burnish.rollout.vllm.server import VllmServer
 
 from ..contracts import test_engines as contract
@@ -80,20 +81,50 @@ def test_bad_words_of_one_token(engine):
         engine.generate([Request((5,), Sampling(3, bad_words=((5, 6),)), 0)])
 
 
-def test_weights_overtake_a_response(engine, their_model, tiny_folder):
-    """Before them it is the old model's, after them the new one's, to the token."""
-    other = moved(their_model(tiny_folder), seed=5)
-    (future,) = engine.generate([Request((5, 6), Sampling(250, ignore_eos=True), 1)])
-    while not any(row.tokens for row in list(engine.running.values())):
-        assert not future.done()
-    engine.pause()  # writing the weights down takes longer than some responses
-    engine.load_weights(other.named_parameters(), version=2)
-    engine.resume()
-    completion = future.result(PATIENCE)
+@pytest.mark.parametrize("late", [False, True], ids=["tokens-in-time", "tokens-late"])
+def test_weights_overtake_a_response(late, engine, their_model, tiny_folder):
+    """Before them it is the old model's, after them the new one's, to the token: also of those that come after them."""
+    old, other = their_model(tiny_folder), moved(their_model(tiny_folder), seed=5)
+    completion = next(filter(of_two_versions, (overtaken(engine, old, other, seed, late) for seed in range(20))))
     cut = completion.versions.index(2)
-    assert 0 < cut < 250 and completion.versions == [1] * cut + [2] * (250 - cut)
-    old = expected(their_model(tiny_folder), (5, 6), completion.ids[:cut], 1.0)
-    assert completion.log_probs[:cut] == pytest.approx(old, abs=2e-5)
+    assert completion.versions == [1] * cut + [2] * (250 - cut)
+    log_probs = expected(old, (5, 6), completion.ids, 1.0)
+    assert completion.log_probs[:cut] == pytest.approx(log_probs[:cut], abs=2e-5)
+    assert completion.log_probs[cut] != pytest.approx(log_probs[cut], abs=1e-3)
+
+
+def overtaken(engine, old, new, seed, late):
+    """A response that begins with the old weights; on a busy machine it can be over before we hear of it."""
+    engine.load_weights(old.named_parameters(), version=1)
+    engine.pause()
+    (future,) = engine.generate([Request((5, 6), Sampling(250, ignore_eos=True), seed)])
+    while not (future.done() or any(row.tokens for row in engine.running.values())):
+        engine.resume()
+        engine.pause()
+    with pytest.MonkeyPatch.context() as patch:
+        if late:  # it says some more, and nobody listens
+            engine.resume()
+            patch.setattr(engine.core, "hold", lambda: engine.core._post("/pause?mode=keep") and [])
+        engine.load_weights(new.named_parameters(), version=2)
+    engine.resume()
+    return future.result(PATIENCE)
+
+
+def of_two_versions(completion):
+    return set(completion.versions) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("spans", "versions"),
+    [
+        (None, None),
+        ([], None),
+        ([{"version": "default", "start": 0, "end": 3}], None),
+        ([{"version": "1", "start": 0, "end": 2}, {"version": "12", "start": 2, "end": 3}], [1, 1, 12]),
+    ],
+)
+def test_versions_of_a_response(spans, versions):
+    assert versions_of(spans) == versions
 
 
 def test_a_server_that_runs_already(engine, their_model, tiny_folder):

@@ -212,8 +212,10 @@ class VllmEngine:
         if self.options.prefix_caching and not row.tokens:
             self.counts["prefix_hit_tokens"] += news.num_cached
         num_top = row.request.sampling.logprobs or 0
+        versions = news.versions or row.versions + [self.version] * len(news.tokens)
+        row.versions = versions[: len(row.tokens)]
         for token, log_prob, top in zip(news.tokens, news.log_probs, news.top, strict=True):
-            row.append(token, log_prob, self.version)
+            row.append(token, log_prob, versions[len(row.tokens)])
             row.top.append(top[:num_top])
             self.counts["tokens"] += 1
             end = finish(row.tokens, row.request.sampling, self.eos_ids, self.options.decode)
@@ -255,6 +257,7 @@ class VllmEngine:
             self._take_all(self.core.hold())
         try:
             self._hand_over(self.weights.stream(stream))
+            self.core.label(version)
             self.version = version
             if awake:
                 self.core.forget_prefixes(running=self.options.prefix_caching and bool(self.running))

@@ -39,6 +39,7 @@ class News(NamedTuple):
     prompt_log_probs: list[float] | None
     finished: bool
     error: Exception | None = None  # why there will be no more
+    versions: list[int] | None = None  # of the weights, for every token of the response, where the end says so
 
 
 def check_installed(section: str) -> None:
@@ -137,6 +138,9 @@ class Core:
         return []
 
     def go_on(self) -> None: ...
+
+    def label(self, version: int) -> None:
+        """The next tokens are this version's: whoever steps it knows."""
 
     def forget_prefixes(self, running: bool) -> None:
         """Drop cached prompts. Rows that run hold some of them, so they must be read again."""

@@ -25,7 +25,7 @@ ANSWERING = 60.0  # for a call that makes no token
 LOADING = 1800.0  # for new weights
 POLL = 0.05  # that `step` waits for something new
 WATCHING = 10.0  # without anything new, between two looks at the server
-SETTLING = 0.1  # until what was made before a pause has arrived
+SETTLING = 3  # questions to a paused server: its one loop sends the tokens it has made before it answers them
 GENERATE = "/inference/v1/generate"
 TESTED = "0.32"  # the only version whose server takes and gives tokens in this form
 
@@ -89,7 +89,8 @@ class RemoteCore:
 
     def hold(self) -> list[News]:
         self._post("/pause?mode=keep")
-        time.sleep(SETTLING)
+        for _ in range(SETTLING):
+            self._do(self._http.get("/health", ANSWERING))
         found = []
         while more := self.step():
             found += more
@@ -97,6 +98,10 @@ class RemoteCore:
 
     def go_on(self) -> None:
         self._post("/resume")
+
+    def label(self, version: int) -> None:
+        """Tokens of two versions can wait in the server; at its end a response is told which are whose."""
+        self._post("/update_weight_version", {"new_version": str(version)})
 
     def forget_prefixes(self, running: bool) -> None:
         self._post(f"/reset_prefix_cache?reset_running_requests={str(running).lower()}")
@@ -197,7 +202,15 @@ def news_of(name: str, choice: dict[str, Any], ended: bool) -> News:
         num_cached=0,
         prompt_log_probs=None,
         finished=ended,
+        versions=versions_of(choice.get("weight_versions")),
     )
+
+
+def versions_of(spans: list[dict[str, Any]] | None) -> list[int] | None:
+    """For every token; None before the end, and where the weights are those the server was started with."""
+    if not spans or not all(span["version"].isdecimal() for span in spans):
+        return None
+    return [int(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
 
 
 async def events(http: HttpClient, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
