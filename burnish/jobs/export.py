@@ -158,7 +158,7 @@ def _merged(folder: Path, options: ExportOptions) -> dict[str, Tensor]:
     if facts.get("load_in_4bit"):
         how = {"quantization_config": four_bits(kept, ("lm_head", VALUE_HEAD), "model"), "device_map": {"": "cpu"}}
     if options.critic:
-        model = load_value_model(source, kept, "sdpa", **how)
+        model = load_value_model(source, kept, None, **how)
     else:
         model = load_causal_lm(source, None, kept, **how)
     settings = AdapterSettings(

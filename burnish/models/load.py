@@ -185,7 +185,7 @@ def rope_types(config: PretrainedConfig) -> set[str]:
 
 
 def load_value_model(
-    source: ModelSource, dtype: torch.dtype, attn: str = attention.PACKED, **how: Any
+    source: ModelSource, dtype: torch.dtype, attn: str | None = attention.PACKED, **how: Any
 ) -> PreTrainedModel:
     """The critic: the same backbone with a one-label token classification head, dropout off."""
     config = load_config(source)
@@ -220,6 +220,7 @@ def _build(
     **more: Any,
 ) -> PreTrainedModel:
     attention.register()
+    attn = attn or _own_attention(config)
     how = {"attn_implementation": attn, "dtype": dtype, "trust_remote_code": source.trust_remote_code, **more}
     if empty:
         return family.from_config(config, **how)
@@ -228,6 +229,11 @@ def _build(
             return aligned(family.from_pretrained(source.checked_path(), config=config, **how))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load the model: {first_line(error)}", key=source.key, value=source.path) from error
+
+
+def _own_attention(config: PretrainedConfig) -> str | None:
+    """Transformers' choice for a family, which before 5.21 left out the cap of Gemma 2's attention."""
+    return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
 
 
 def aligned(model: PreTrainedModel) -> PreTrainedModel:

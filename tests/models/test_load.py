@@ -9,12 +9,14 @@ import sys
 import fsspec
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, Gemma2Config, Gemma2PreTrainedModel
 
 from burnish.demo.tiny import make_model, make_tokenizer
 from burnish.errors import UserError
 from burnish.models.attention import PACKED
 from burnish.models.load import ModelSource, first_line, load_causal_lm, load_config, load_tokenizer, load_value_model
+
+TINY = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 
 
 @pytest.fixture
@@ -39,6 +41,19 @@ def test_overrides_reach_the_model(tiny_folder):
     model = load_causal_lm(source, PACKED, torch.float32, empty=True)
     assert len(model.model.layers) == 1
     assert model.config._attn_implementation == PACKED
+
+
+def test_a_cap_of_attention_is_never_left_out(tmp_path, monkeypatch):
+    """As some versions of transformers do where they say that they can: they take torch's product, which has none."""
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)
+    source = ModelSource(str(tmp_path))
+    for cap, product in ((2.0, "eager"), (None, "sdpa")):
+        config = Gemma2Config(**TINY, attn_logit_softcapping=cap)
+        config.save_pretrained(tmp_path)
+        model = load_causal_lm(source, None, torch.float32, empty=True)
+        assert model.config._attn_implementation == product
+        values = load_value_model(source, torch.float32, None, empty=True)
+        assert values.config._attn_implementation == product
 
 
 @pytest.mark.parametrize("overrides", [{"atention_dropout": 0.1}, {"model_config": {"atention_dropout": 0.1}}])
