@@ -56,8 +56,8 @@ def test_asleep_it_takes_weights_before_it_takes_room_for_the_cache(engine, thei
     engine.sleep(2)
     engine.wake()
     assert engine.core.calls == [
-        *("hold", f"burnish_load {count}", "forget_prefixes", "go_on"),
-        *("sleep 1", "wake ['weights']", f"burnish_load {count}", "wake ['kv_cache']"),
+        *("hold", f"burnish_load {count}", "label 1", "forget_prefixes", "go_on"),
+        *("sleep 1", "wake ['weights']", f"burnish_load {count}", "label 2", "wake ['kv_cache']"),
         *("sleep 2", "wake ['weights', 'kv_cache']"),
     ]
     assert engine.capabilities.sleep and engine.stats() == {"sleeps": 2}
