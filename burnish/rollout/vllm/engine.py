@@ -212,10 +212,10 @@ class VllmEngine:
         if self.options.prefix_caching and not row.tokens:
             self.counts["prefix_hit_tokens"] += news.num_cached
         num_top = row.request.sampling.logprobs or 0
-        versions = news.versions or row.versions + [self.version] * len(news.tokens)
-        row.versions = versions[: len(row.tokens)]
+        if news.versions is not None:
+            row.versions = news.versions[: len(row.tokens)]
         for token, log_prob, top in zip(news.tokens, news.log_probs, news.top, strict=True):
-            row.append(token, log_prob, versions[len(row.tokens)])
+            row.append(token, log_prob, self.version if news.versions is None else news.versions[len(row.tokens)])
             row.top.append(top[:num_top])
             self.counts["tokens"] += 1
             end = finish(row.tokens, row.request.sampling, self.eos_ids, self.options.decode)
