@@ -44,7 +44,7 @@ def test_overrides_reach_the_model(tiny_folder):
 
 
 def test_a_cap_of_attention_is_never_left_out(tmp_path, monkeypatch):
-    """As some versions of transformers do where they say that they can: they take torch's product, which has none."""
+    """Versions of transformers that say they can take torch's product, which knows no cap."""
     monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)
     source = ModelSource(str(tmp_path))
     for cap, product in ((2.0, "eager"), (None, "sdpa")):

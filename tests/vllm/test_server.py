@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
+
 import pytest
 import torch
 
 from burnish.errors import UserError
 from burnish.models.load import ModelSource
 from burnish.rollout.engine import EngineOptions, Request, Sampling
+from burnish.rollout.vllm.arguments import FIXED
 from burnish.rollout.vllm.remote import versions_of
 from burnish.rollout.vllm.server import VllmServer
 
@@ -36,8 +41,11 @@ def options(folder, **extra):
 
 @pytest.fixture(scope="module")
 def server(tiny_folder):
-    """One for all tests of this file."""
-    engine = VllmServer(options(tiny_folder))
+    """One for all tests of this file, with a worker that can be slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        patch.setitem(FIXED, "worker_extension_cls", "slow_worker.SlowWorker")
+        engine = VllmServer(options(tiny_folder))
     yield engine
     engine.close()
 
@@ -82,36 +90,44 @@ def test_bad_words_of_one_token(engine):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["tokens-in-time", "tokens-late"])
-def test_weights_overtake_a_response(late, engine, their_model, tiny_folder):
+def test_weights_overtake_a_response(late, engine, slowly, their_model, tiny_folder, monkeypatch):
     """Before them it is the old model's, after them the new one's, to the token: also of those that come after them."""
-    old, other = their_model(tiny_folder), moved(their_model(tiny_folder), seed=5)
-    completion = next(filter(of_two_versions, (overtaken(engine, old, other, seed, late) for seed in range(20))))
+    old, new = their_model(tiny_folder), moved(their_model(tiny_folder), seed=5)
+
+    def hold_without_listening():
+        time.sleep(0.2)  # it goes on for a while
+        engine.core._post("/pause?mode=keep")
+        return []
+
+    (future,) = engine.generate([Request((5, 6), Sampling(250, ignore_eos=True), 1)])
+    while not any(row.tokens for row in list(engine.running.values())):
+        assert not future.done()
+        time.sleep(0.01)
+    with monkeypatch.context() as patch:
+        if late:
+            patch.setattr(engine.core, "hold", hold_without_listening)
+        engine.load_weights(new.named_parameters(), version=2)
+    slowly("0")
+    completion = future.result(PATIENCE)
     cut = completion.versions.index(2)
-    assert completion.versions == [1] * cut + [2] * (250 - cut)
+    assert 0 < cut < 250 and completion.versions == [1] * cut + [2] * (250 - cut)
     log_probs = expected(old, (5, 6), completion.ids, 1.0)
     assert completion.log_probs[:cut] == pytest.approx(log_probs[:cut], abs=2e-5)
-    assert completion.log_probs[cut] != pytest.approx(log_probs[cut], abs=1e-3)
+    after = slice(cut, cut + 2)  # of one token both models may happen to think the same
+    assert completion.log_probs[after] != pytest.approx(log_probs[after], abs=1e-3)
 
 
-def overtaken(engine, old, new, seed, late):
-    """A response that begins with the old weights; on a busy machine it can be over before we hear of it."""
-    engine.load_weights(old.named_parameters(), version=1)
-    engine.pause()
-    (future,) = engine.generate([Request((5, 6), Sampling(250, ignore_eos=True), seed)])
-    while not (future.done() or any(row.tokens for row in engine.running.values())):
-        engine.resume()
-        engine.pause()
-    with pytest.MonkeyPatch.context() as patch:
-        if late:  # it says some more, and nobody listens
-            engine.resume()
-            patch.setattr(engine.core, "hold", lambda: engine.core._post("/pause?mode=keep") and [])
-        engine.load_weights(new.named_parameters(), version=2)
-    engine.resume()
-    return future.result(PATIENCE)
+@pytest.fixture
+def slowly(engine):
+    """The server takes its time for a token: on a busy machine its front hears of nothing while tokens come fast.
+    slowly(seconds) is another time."""
 
+    def take(seconds):
+        engine.core.rpc("burnish_slowly", seconds)
 
-def of_two_versions(completion):
-    return set(completion.versions) == {1, 2}
+    take("0.05")
+    yield take
+    take("0")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ ANSWERING = 60.0  # for a call that makes no token
 LOADING = 1800.0  # for new weights
 POLL = 0.05  # that `step` waits for something new
 WATCHING = 10.0  # without anything new, between two looks at the server
+
 SETTLING = 3  # questions to a paused server: its one loop sends the tokens it has made before it answers them
 GENERATE = "/inference/v1/generate"
 TESTED = "0.32"  # the only version whose server takes and gives tokens in this form
