@@ -39,7 +39,7 @@ class BuiltinEngine:
         self.paused = self.asleep = False
         self.crowded = False  # the last time rows were admitted, room ran out before the token budget
         self.counts: Counter[str] = Counter()
-        self._worker = OwnThread(self._is_idle, self._turn) if options.own_thread else CallersThread()
+        self._worker = OwnThread(self._is_idle, self._step) if options.own_thread else CallersThread()
 
     def _make_runner(self, options: EngineOptions) -> Runner:
         invariant = options.device.type == "cpu" if options.invariant is None else options.invariant
@@ -98,7 +98,7 @@ class BuiltinEngine:
     def step(self) -> bool:
         if self.options.own_thread or self._is_idle():
             return False
-        self._worker.do(self._turn)
+        self._worker.do(self._step)
         return True
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ class DrivenFuture(Future):
 
     def __init__(self, turn: Callable[[], bool]) -> None:
         super().__init__()
-        self._turn = turn
+        self._step = turn
 
     def result(self, timeout: float | None = None) -> Any:
         while not self.done() and self._step():
@@ -62,7 +62,7 @@ class OwnThread:
 
     def __init__(self, is_idle: Callable[[], bool], turn: Callable[[], None]) -> None:
         self._is_idle = is_idle
-        self._turn = turn
+        self._step = turn
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._live, name="burnish-engine", daemon=True)
         self._thread.start()

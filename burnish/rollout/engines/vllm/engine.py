@@ -51,7 +51,7 @@ class VllmEngine:
         self._names = map(str, itertools.count())
         self._scores: dict[str, list[float] | None] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="burnish-vllm-"))
-        self._worker = OwnThread(self._is_idle, self._turn) if options.own_thread else CallersThread()
+        self._worker = OwnThread(self._is_idle, self._step) if options.own_thread else CallersThread()
         try:
             self.core: Core = self._worker.do(self._start)
         except BaseException:
@@ -113,7 +113,7 @@ class VllmEngine:
     def step(self) -> bool:
         if self.options.own_thread or self._is_idle():
             return False
-        self._worker.do(self._turn)
+        self._worker.do(self._step)
         return True
 
     def close(self) -> None:
