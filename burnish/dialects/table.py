@@ -1,4 +1,4 @@
-"""The dialects: who recognises a command or a YAML, and who reads it."""
+"""The registry of dialects and the protocol that each implements."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from burnish.table import Table
 DIALECTS = Table("dialect", key="dialect")
 DIALECTS.add_lazy("openrlhf", "burnish.dialects.openrlhf.dialect:OpenRLHF")
 DIALECTS.add_lazy("mindspeed", "burnish.dialects.mindspeed.dialect:MindSpeed")
-DIALECTS.add_lazy("verl", "burnish.dialects.verl.dialect:Verl")  # last: its sections have the plainest names
+DIALECTS.add_lazy("verl", "burnish.dialects.verl.dialect:Verl")  # last: its section names are the least specific
 
 
 class Dialect(Protocol):
-    """One family of launch commands."""
+    """The launch commands and config files of one system."""
 
     def knows_command(self, invocation: Invocation) -> bool:
-        """Is this program one of ours?"""
+        """Whether the program belongs to this system."""
         ...
 
     def knows_config(self, config: dict[str, Any]) -> bool:
-        """Is this YAML one of ours?"""
+        """Whether the parsed YAML is a config of this system."""
         ...
 
-    def read_command(self, invocation: Invocation, folder: str = ".") -> Translation:
-        """What it asks for. `folder` is where its relative paths (config folders) are looked up."""
+    def translate_command(self, invocation: Invocation, folder: str = ".") -> Translation:
+        """Translate a command. Relative paths, such as config folders, are resolved against `folder`."""
         ...
 
-    def read_config(self, config: dict[str, Any], folder: str = ".", overrides: tuple[str, ...] = ()) -> Translation:
-        """The same from a parsed YAML, whose `defaults:` are looked up in `folder`."""
+    def translate_config(
+        self, config: dict[str, Any], folder: str = ".", overrides: tuple[str, ...] = ()
+    ) -> Translation:
+        """Translate a parsed YAML. Entries of its `defaults:` list are resolved against `folder`."""
         ...
