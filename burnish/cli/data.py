@@ -9,7 +9,7 @@ from typing import Any
 
 from burnish.data.prepare import PREPARERS, Recipe
 from burnish.errors import UserError
-from burnish.table import Row
+from burnish.registry import Entry
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -17,8 +17,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
     parser = subparsers.add_parser("data", help="prepare training files, or check one", description=__doc__)
     parser.set_defaults(run=run)
     commands = parser.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
-    for row in PREPARERS.rows.values():
-        _add_preparer(commands, row)
+    for entry in PREPARERS.entries.values():
+        _add_preparer(commands, entry)
     check = commands.add_parser("check", help="check a file; exit status 1 if it has errors")
     check.set_defaults(data_run=run_check)
     check.add_argument("file", metavar="FILE", help=".parquet, .jsonl or .json")
@@ -34,9 +34,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
     return parser
 
 
-def _add_preparer(commands: argparse._SubParsersAction, row: Row) -> None:
-    recipe: Recipe = row.facts["recipe"]
-    parser = commands.add_parser(row.name, help=row.facts["about"])
+def _add_preparer(commands: argparse._SubParsersAction, entry: Entry) -> None:
+    recipe: Recipe = entry.metadata["recipe"]
+    parser = commands.add_parser(entry.name, help=entry.metadata["about"])
     parser.set_defaults(data_run=run_prepare)
     parser.add_argument("source", metavar="SRC", help="file, folder of .json objects, or Hugging Face dataset")
     parser.add_argument("out", metavar="OUT", help="parquet file to write")
@@ -52,7 +52,7 @@ def _add_preparer(commands: argparse._SubParsersAction, row: Row) -> None:
     parser.add_argument("--instruction", default=recipe.instruction, metavar="TEXT", help="appended to every question")
     parser.add_argument("--system", default="", metavar="TEXT", help="system message of every prompt")
     parser.add_argument("--split", default="train", help="split of a Hugging Face dataset; saved in extra_info")
-    parser.add_argument("--subset", default=row.facts["subset"], help="subset of a Hugging Face dataset")
+    parser.add_argument("--subset", default=entry.metadata["subset"], help="subset of a Hugging Face dataset")
     parser.add_argument("--skip-bad", action="store_true", help="skip rows without a usable answer")
 
 
@@ -67,7 +67,7 @@ def run_prepare(args: argparse.Namespace) -> int:
     from burnish.data.source import raw_rows
 
     recipe = dataclasses.replace(
-        PREPARERS[args.data_command].facts["recipe"],
+        PREPARERS[args.data_command].metadata["recipe"],
         prompt_key=args.prompt_key,
         answer_key=None if args.no_answer else args.answer_key,
         data_source=args.data_source,

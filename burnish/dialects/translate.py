@@ -8,8 +8,8 @@ from typing import Any
 
 from burnish.config.rules import estimator_needs, kl_once
 from burnish.dialects.invocation import Invocation, parse_command
+from burnish.dialects.registry import DIALECTS, Dialect
 from burnish.dialects.report import CONVERTED, REFUSED, Item, Translation, apply_statuses, source_names
-from burnish.dialects.table import DIALECTS, Dialect
 from burnish.dialects.yaml_file import read_yaml
 from burnish.errors import UserError
 

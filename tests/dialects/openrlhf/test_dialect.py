@@ -3,7 +3,7 @@
 import pytest
 
 from burnish.dialects.openrlhf.dialect import OpenRLHF
-from burnish.dialects.table import DIALECTS
+from burnish.dialects.registry import DIALECTS
 from burnish.dialects.translate import translate_command
 from burnish.errors import UserError
 
