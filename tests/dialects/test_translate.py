@@ -22,7 +22,7 @@ def write(folder, text, name="run.yaml"):
 
 def blocks(seed):
     if not SEEDS.is_dir():
-        pytest.skip("needs the shared folder")
+        pytest.skip("shared folder is not here")
     text = next(SEEDS.glob(f"{seed}_*.txt")).read_text(encoding="utf-8")
     return [(language, body) for _, language, body in BLOCK.findall(text)]
 

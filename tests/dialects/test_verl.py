@@ -32,7 +32,7 @@ def item_of(translation, theirs):
 
 def cases():
     if not CASES.exists():
-        pytest.skip("needs the shared folder")
+        pytest.skip("shared folder is not here")
     return [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
 
 

@@ -23,7 +23,7 @@ EXPECTED_REFUSALS = {
 
 def cases():
     if not CASES.exists():
-        pytest.skip("needs the shared folder")
+        pytest.skip("shared folder is not here")
     rows = [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
     return [row for row in rows if MindSpeed().knows_config(row["config"])]
 
@@ -80,7 +80,7 @@ def test_every_key_of_the_seed_is_known():
     """Rows of its tables start with a key in backquotes."""
     files = sorted(SEED.glob("004*.txt"))
     if not files:
-        pytest.skip("needs the shared folder")
+        pytest.skip("shared folder is not here")
     known = {*MEGATRON, *RL, *GENERATE, *SAMPLING, "defaults", "megatron_training", "actor_config", "rl_config"}
     rows = [line.split("`")[1] for line in files[0].read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     named = [row for row in rows if row.isascii()]

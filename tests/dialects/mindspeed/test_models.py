@@ -25,7 +25,7 @@ QWEN = {
 
 def test_library_matches_mindspeeds_files():
     if not CASES.exists():
-        pytest.skip("needs the shared folder")
+        pytest.skip("shared folder is not here")
     seen = set()
     for line in CASES.read_text(encoding="utf-8").splitlines():
         case = json.loads(line)

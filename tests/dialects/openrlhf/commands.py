@@ -20,7 +20,7 @@ GOOD = "--pretrain m --prompt_data d.jsonl --remote_rm_url r.py --actor_num_gpus
 def shared(*names):
     path = SHARED.joinpath(*names)
     if not path.exists():
-        pytest.skip("needs the shared folder")
+        pytest.skip("shared folder is not here")
     return path
 
 
