@@ -54,12 +54,13 @@ class Translation:
 
     def add(self, item: Item) -> None:
         """Add one item. If its Burnish key is pending or inert, the item gets that status."""
-        if item.ours is not None and item.status in (KEPT, CONVERTED):
-            status = status_of(item.ours, item.ours_value, job=self.job)
-            if status.kind in (PENDING, INERT) and not is_default(item.ours, item.ours_value, self.job):
+        key = item.ours
+        if key is not None and item.status in (KEPT, CONVERTED):
+            status = status_of(key, item.ours_value, job=self.job)
+            if status.kind in (PENDING, INERT) and not is_default(key, item.ours_value, self.job):
                 why = f"{item.why}; {status.why.en}" if item.why else status.why.en
                 item = replace(item, status=status.kind, why=why, original=item)
-            self.settings[item.ours] = item.ours_value
+            self.settings[key] = item.ours_value
         self.items.append(item)
 
     def overrides(self) -> list[str]:
@@ -88,18 +89,19 @@ def apply_statuses(translation: Translation) -> Any:
     """
     cfg = load(values=translation.settings, job=translation.job, check=False).cfg
     for index, item in enumerate(translation.items):
-        if item.ours is None or translation.settings.get(item.ours, translation) != item.ours_value:
+        key = item.ours
+        if key is None or translation.settings.get(key, translation) != item.ours_value:
             continue
         item = item.original or item
         if item.status not in (KEPT, CONVERTED):
             continue
-        status = status_in(cfg, item.ours, item.ours_value, translation.job)
+        status = status_in(cfg, key, item.ours_value, translation.job)
         if status.kind in (PENDING, INERT):
             why = f"{item.why}; {status.why.en}" if item.why else status.why.en
             item = replace(item, status=status.kind, why=why, original=item)
         translation.items[index] = item
         if not item.explicit and item.status == INERT:
-            del translation.settings[item.ours]  # keep defaults without effect out of the config
+            del translation.settings[key]  # keep defaults without effect out of the config
     return cfg
 
 

@@ -115,7 +115,7 @@ def _select_stage(sections: Mapping[str, Any], translation: Translation, script:
         ("megatron_training", None),
     )
     theirs = f"{section}.stage"
-    stage = STAGES.get(name)
+    stage = STAGES.get(name or "")
     script_stage = _STAGES_BY_SCRIPT.get(script or "")
     if stage is None:
         problem = "is missing" if name is None else "is not a supported RL stage of MindSpeed RL"

@@ -36,14 +36,14 @@ def _architecture(
     }
 
 
-def _qwen25(*numbers: int, **more: Any) -> dict[str, Any]:
+def _qwen25(layers: int, hidden: int, ffn: int, heads: int, groups: int, **more: Any) -> dict[str, Any]:
     fixed = {"rotary_base": 1000000, "max_position_embeddings": 32768, "add_qkv_bias": True}
-    return _architecture(*numbers, 152064, **fixed, **more)
+    return _architecture(layers, hidden, ffn, heads, groups, 152064, **fixed, **more)
 
 
-def _qwen3(*numbers: int, **more: Any) -> dict[str, Any]:
+def _qwen3(layers: int, hidden: int, ffn: int, heads: int, groups: int, **more: Any) -> dict[str, Any]:
     fixed = {"rotary_base": 1000000, "max_position_embeddings": 40960, "qk_layernorm": True}
-    return _architecture(*numbers, 151936, **fixed, **more)
+    return _architecture(layers, hidden, ffn, heads, groups, 151936, **fixed, **more)
 
 
 def _experts(num_experts: int, top_k: int, hidden_size: int, **more: Any) -> dict[str, Any]:

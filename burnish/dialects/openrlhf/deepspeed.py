@@ -105,10 +105,9 @@ def _offloading(t: Translator) -> None:
         t.inert("deepspeed_enable_sleep", f"{t.spelling('adam_offload')} already keeps the optimizer in CPU memory")
     else:
         t.set("deepspeed_enable_sleep", [f"{section}.optimizer_offload" for section in trained])
-    sections = {"ref_offload": (f"{REF}.fsdp_config",) if has_reference(t) else ()}
-    sections["reward_offload"] = ("reward_model.model.fsdp_config",) if has_reward_model(t) else ()
-    sections["ref_reward_offload"] = sections["ref_offload"] + sections["reward_offload"]
-    for name, targets in sections.items():
+    ref = [f"{REF}.fsdp_config"] if has_reference(t) else []
+    reward = ["reward_model.model.fsdp_config"] if has_reward_model(t) else []
+    for name, targets in (("ref_offload", ref), ("reward_offload", reward), ("ref_reward_offload", ref + reward)):
         t.set(name, [f"{section}.param_offload" for section in targets])
         if not targets:
             t.inert(name, "this run has no such model")
