@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,13 @@ EXPECTED_REFUSALS = {
 }
 
 
-def cases():
+@cache
+def translated_cases():
     if not CASES.exists():
         pytest.skip("shared folder is not here")
     rows = [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
-    return [row for row in rows if MindSpeed().knows_config(row["config"])]
+    known = [row for row in rows if MindSpeed().knows_config(row["config"])]
+    return [(row, MindSpeed().translate_config(row["config"])) for row in known]
 
 
 def written(config):
@@ -40,10 +43,10 @@ def written(config):
 
 def test_every_written_key_has_an_item():
     num_configs = 0
-    for case in cases():
+    for case, translation in translated_cases():
         if "rl_config" not in case["config"]:
             continue
-        reported = {item.theirs for item in MindSpeed().translate_config(case["config"]).items}
+        reported = {item.theirs for item in translation.items}
         assert [key for key in written(case["config"]) if key not in reported] == [], case["file"]
         num_configs += 1
     assert num_configs > 20
@@ -52,8 +55,8 @@ def test_every_written_key_has_an_item():
 def test_only_expected_refusals():
     refused = {
         (Path(case["file"]).stem, item.theirs)
-        for case in cases()
-        for item in MindSpeed().translate_config(case["config"]).items
+        for case, translation in translated_cases()
+        for item in translation.items
         if item.status == "refused"
     }
     assert refused == EXPECTED_REFUSALS
@@ -62,8 +65,7 @@ def test_only_expected_refusals():
 def test_translated_configs_load():
     """Apart from pending keys, the translated config loads without errors."""
     num_checked = 0
-    for case in cases():
-        translation = MindSpeed().translate_config(case["config"])
+    for case, translation in translated_cases():
         if "rl_config" not in case["config"] or translation.exit_status:
             continue
         problems = []

@@ -1,6 +1,7 @@
 """Real commands and those of the seed: every flag translates, and only expected ones are refused."""
 
 import re
+from functools import cache
 
 import pytest
 
@@ -18,6 +19,7 @@ EXPECTED_REFUSALS = {
 NUM_CASES = {"train_ppo_ray": 5, "train_sft": 6}
 
 
+@cache
 def translated_cases():
     translated = []
     for case in cases():
