@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from burnish.config.ranks import engine_pool, ranks
+from burnish.config.ranks import has_engine_pool, num_ranks
 from burnish.config.root import TrainConfig
 from burnish.errors import UserError
 
@@ -17,22 +17,22 @@ DECIDES = (
 )
 
 
-def overlaps(cfg: TrainConfig) -> bool:
+def is_async(cfg: TrainConfig) -> bool:
     """Does the engine generate while the policy learns?"""
     return cfg.async_training.mode != "sync"
 
 
-def has_queue(cfg: TrainConfig) -> bool:
+def uses_queue(cfg: TrainConfig) -> bool:
     """Does it run ahead by as much as time allows, rather than by one batch?"""
     return cfg.async_training.mode == "queue"
 
 
-def is_alone(cfg: TrainConfig) -> bool:
+def shares_one_device(cfg: TrainConfig) -> bool:
     """Do engine and policy share one device?"""
-    return ranks(cfg) == 1 and not engine_pool(cfg)
+    return num_ranks(cfg) == 1 and not has_engine_pool(cfg)
 
 
-def counts_prompts(cfg: TrainConfig) -> bool:
+def step_counts_prompts(cfg: TrainConfig) -> bool:
     """Is a step so many prompts, rather than so many mini-batches?"""
     asked, mini = cfg.async_training.require_batches, cfg.actor_rollout_ref.actor.ppo_mini_batch_size
     return cfg.data.train_batch_size != asked * mini
@@ -40,7 +40,7 @@ def counts_prompts(cfg: TrainConfig) -> bool:
 
 def follow(cfg: TrainConfig, given: Collection[str]) -> list[str]:
     """Fill in what follows from generating ahead; the lines say what and why. `given` are the keys that were set."""
-    if not overlaps(cfg):
+    if not is_async(cfg):
         return []
     mode = f"{SECTION}.mode={cfg.async_training.mode}"
     return [*_step_size(cfg), *_lengths(cfg), *_correction(cfg, given, mode), *_no_rest(cfg, given, mode)]
@@ -48,7 +48,7 @@ def follow(cfg: TrainConfig, given: Collection[str]) -> list[str]:
 
 def _step_size(cfg: TrainConfig) -> Iterator[str]:
     """verl's fully asynchronous programs count a step in mini-batches."""
-    if has_queue(cfg) and cfg.data.train_batch_size == 0:
+    if uses_queue(cfg) and cfg.data.train_batch_size == 0:
         asked, mini = cfg.async_training.require_batches, cfg.actor_rollout_ref.actor.ppo_mini_batch_size
         cfg.data.train_batch_size = asked * mini
         yield f"data.train_batch_size={asked * mini}: {SECTION}.require_batches={asked} mini-batches of {mini} prompts."
@@ -60,7 +60,7 @@ def _lengths(cfg: TrainConfig) -> Iterator[str]:
         cfg.trainer.total_epochs = cfg.rollout.total_epochs
         yield f"trainer.total_epochs={cfg.rollout.total_epochs}: rollout.total_epochs counts the engine's passes."
     if cfg.rollout.test_freq > 0:
-        every = cfg.async_training.trigger_parameter_sync_step if has_queue(cfg) else 1
+        every = cfg.async_training.trigger_parameter_sync_step if uses_queue(cfg) else 1
         cfg.trainer.test_freq = cfg.rollout.test_freq * every
         yield (
             f"trainer.test_freq={cfg.trainer.test_freq}: rollout.test_freq={cfg.rollout.test_freq} counts weight"
@@ -95,7 +95,7 @@ def _no_rest(cfg: TrainConfig, given: Collection[str], mode: str) -> Iterator[st
 
 def generating_ahead(cfg: TrainConfig) -> Iterator[UserError]:
     """Keys that contradict each other, or what a queue cannot keep in order."""
-    if not overlaps(cfg):
+    if not is_async(cfg):
         return
     asked, bypass = cfg.async_training, cfg.algorithm.rollout_correction.bypass_mode
     if asked.use_rollout_log_probs and not asked.compute_prox_log_prob and not bypass:
@@ -115,24 +115,24 @@ def generating_ahead(cfg: TrainConfig) -> Iterator[UserError]:
         ("data.sampler.class_path", cfg.data.sampler.class_path),
         ("data.datagen.path", cfg.data.datagen.path),
     ):
-        if has_queue(cfg) and value:
+        if uses_queue(cfg) and value:
             problem = f"changes the prompts after every step, and {SECTION}.mode=queue draws them at no fixed time"
             yield UserError(problem, key=key, value=value, hint=f"{SECTION}.mode=one_step_off")
 
 
 def ahead_remarks(cfg: TrainConfig) -> Iterator[str]:
     """What generating ahead means in one process."""
-    if not overlaps(cfg):
+    if not is_async(cfg):
         return
     asked = cfg.async_training
-    if is_alone(cfg):
+    if shares_one_device(cfg):
         yield f"{SECTION}.mode={asked.mode}: engine and policy share one device and work on it side by side."
-    if has_queue(cfg):
+    if uses_queue(cfg):
         yield (
             f"{SECTION}.mode={asked.mode}: which weights sample which batch is a matter of time, so that no two runs"
             f" are the same to the last bit ({SECTION}.mode=one_step_off always gives the same)."
         )
-    if has_queue(cfg) and 0 < asked.staleness_threshold * asked.trigger_parameter_sync_step < 1:
+    if uses_queue(cfg) and 0 < asked.staleness_threshold * asked.trigger_parameter_sync_step < 1:
         yield (
             f"{SECTION}.staleness_threshold={asked.staleness_threshold:g} of {asked.trigger_parameter_sync_step} steps"
             " is less than one batch: no batch is generated with older weights than those of its own steps."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from burnish.config.megatron import read_megatron
-from burnish.config.ranks import data_ranks
+from burnish.config.ranks import data_parallel_size
 from burnish.config.reward_rules import read_overlong
 from burnish.config.root import TrainConfig
 
@@ -45,7 +45,7 @@ def _micro_batches(cfg: TrainConfig) -> Iterator[str]:
         if size is not None and getattr(role, f"{name}_per_gpu") is None:
             setattr(role, name, None)  # the tree that is printed says it once
             # The engine's section says how the policy reads.
-            share = max(1, size // data_ranks(cfg, actor if role is cfg.actor_rollout_ref.rollout else role))
+            share = max(1, size // data_parallel_size(cfg, actor if role is cfg.actor_rollout_ref.rollout else role))
             setattr(role, f"{name}_per_gpu", share)
             yield _line(key, f"{key}_per_gpu={share}")
 

@@ -12,7 +12,7 @@ from burnish.config.adapters import wants_adapter
 from burnish.config.engine import FsdpConfig
 from burnish.config.megatron_status import ACTING_FIELDS, MEGATRON_INERT, MEGATRON_PENDING, OVERRIDES
 from burnish.config.optim import OptimConfig
-from burnish.config.ranks import ranks_of, sequence_ranks, tensor_ranks, uses_megatron
+from burnish.config.ranks import num_role_ranks, sequence_parallel_size, tensor_parallel_size, uses_megatron
 from burnish.config.root import TrainConfig
 from burnish.config.sequence_rules import roles_in_use, wants_exact_kl
 from burnish.config.values import written_as
@@ -139,8 +139,8 @@ def _in_use(cfg: TrainConfig) -> Iterator[Spread]:
 def parallel_sizes(cfg: TrainConfig) -> Iterator[UserError]:
     """Ranks divide into groups that hold one copy of a model; adapters are not shared out."""
     for one in _in_use(cfg):
-        total = ranks_of(cfg, one.role)
-        tensor, context = tensor_ranks(one.role), sequence_ranks(one.role)
+        total = num_role_ranks(cfg, one.role)
+        tensor, context = tensor_parallel_size(one.role), sequence_parallel_size(one.role)
         key = f"{one.key}.megatron.tensor_model_parallel_size"
         if total % (tensor * context):
             fitting = [size for size in range(1, total + 1) if total % (size * context) == 0]
@@ -162,7 +162,10 @@ def exact_kl_sizes(cfg: TrainConfig) -> Iterator[UserError]:
     actor, ref = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.ref
     if not (wants_exact_kl(cfg) and (uses_megatron(actor) or uses_megatron(ref))):
         return
-    for name, size in (("tensor_model_parallel_size", tensor_ranks), ("context_parallel_size", sequence_ranks)):
+    for name, size in (
+        ("tensor_model_parallel_size", tensor_parallel_size),
+        ("context_parallel_size", sequence_parallel_size),
+    ):
         if size(actor) != size(ref):
             key = f"actor_rollout_ref.ref.megatron.{name}"
             problem = (

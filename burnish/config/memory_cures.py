@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from burnish.config.adapters import wants_adapter
-from burnish.config.ranks import ranks
+from burnish.config.ranks import num_ranks
 from burnish.config.rules import has_critic
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def four_bits(cfg: TrainConfig, phases: set[str]) -> Iterator[tuple[Change, ...]
 
 def more_gpus(cfg: TrainConfig, phases: set[str]) -> Iterator[tuple[Change, ...]]:
     for number in (2, 4, 8):
-        if cfg.trainer.n_gpus_per_node < number and ranks(cfg) < number:
+        if cfg.trainer.n_gpus_per_node < number and num_ranks(cfg) < number:
             yield (("trainer.n_gpus_per_node", number),)
 
 

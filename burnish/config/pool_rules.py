@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from burnish.config.async_rules import overlaps
-from burnish.config.ranks import alone, engine_pool, machines, ranks, reward_pool
+from burnish.config.async_rules import is_async
+from burnish.config.ranks import has_engine_pool, has_reward_pool, is_single_process, num_nodes, num_ranks
 from burnish.config.root import TrainConfig
 from burnish.errors import UserError
 
 
 def own_devices(cfg: TrainConfig) -> Iterator[UserError]:
     """Devices of a role's own are counted; side by side in one process is the only way to do without."""
-    if not cfg.actor_rollout_ref.hybrid_engine and not engine_pool(cfg) and not (alone(cfg) and overlaps(cfg)):
+    if (
+        not cfg.actor_rollout_ref.hybrid_engine
+        and not has_engine_pool(cfg)
+        and not (is_single_process(cfg) and is_async(cfg))
+    ):
         yield UserError(
             "the engines then need devices of their own, and none are counted (rollout.nnodes x n_gpus_per_node is 0)",
             key="actor_rollout_ref.hybrid_engine",
@@ -20,7 +24,7 @@ def own_devices(cfg: TrainConfig) -> Iterator[UserError]:
             hint="rollout.nnodes=1 rollout.n_gpus_per_node=1, or actor_rollout_ref.hybrid_engine=true",
         )
     own = cfg.reward_model
-    if own.enable and own.enable_resource_pool and not reward_pool(cfg):
+    if own.enable and own.enable_resource_pool and not has_reward_pool(cfg):
         yield UserError(
             "the reward model then needs devices of its own, and none are counted",
             key="reward_model.enable_resource_pool",
@@ -32,11 +36,11 @@ def own_devices(cfg: TrainConfig) -> Iterator[UserError]:
 def launchers(cfg: TrainConfig) -> Iterator[UserError]:
     """Who can start the processes that are asked for."""
     asked = cfg.trainer.launcher
-    if asked == "processes" and machines(cfg) > 1:
+    if asked == "processes" and num_nodes(cfg) > 1:
         yield UserError(
             "plain processes run on one machine only", key="trainer.launcher", value=asked, hint="trainer.launcher=ray"
         )
-    if asked == "torchrun" and (engine_pool(cfg) or reward_pool(cfg)):
+    if asked == "torchrun" and (has_engine_pool(cfg) or has_reward_pool(cfg)):
         yield UserError(
             "torchrun's processes all hold the same roles; devices of their own need Ray or processes",
             key="trainer.launcher",
@@ -47,7 +51,7 @@ def launchers(cfg: TrainConfig) -> Iterator[UserError]:
 
 def sharded_models(cfg: TrainConfig) -> Iterator[UserError]:
     """What cannot be sharded over ranks."""
-    if ranks(cfg) == 1:
+    if num_ranks(cfg) == 1:
         return
     for key, model in (("actor_rollout_ref.model", cfg.actor_rollout_ref.model), ("critic.model", cfg.critic.model)):
         if model.load_in_4bit:

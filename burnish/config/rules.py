@@ -13,7 +13,7 @@ from burnish.config.megatron import MEGATRON_RULES
 from burnish.config.model_rules import MODEL_RULES
 from burnish.config.names import GROUPED_ADVANTAGES, PAIRED_ADVANTAGES, VALUE_ADVANTAGES
 from burnish.config.pool_rules import POOL_RULES
-from burnish.config.ranks import data_ranks
+from burnish.config.ranks import data_parallel_size
 from burnish.config.reward_rules import EVAL_RULES
 from burnish.config.reward_rules import RULES as REWARD_RULES
 from burnish.config.rollout_rules import check_rollout
@@ -75,7 +75,7 @@ def batch_sizes(cfg: TrainConfig) -> Iterator[UserError]:
         yield _mini_too_large(f"{ACTOR}.ppo_mini_batch_size", mini, prompts)
     if has_critic(cfg) and cfg.critic.ppo_mini_batch_size > prompts and cfg.critic.ppo_mini_batch_size != mini:
         yield _mini_too_large("critic.ppo_mini_batch_size", cfg.critic.ppo_mini_batch_size, prompts)
-    spread = data_ranks(cfg, cfg.actor_rollout_ref.actor)
+    spread = data_parallel_size(cfg, cfg.actor_rollout_ref.actor)
     if prompts * n % spread:
         yield UserError(
             f"{prompts} prompts x {n} responses do not spread evenly over {spread} processes",
@@ -128,7 +128,7 @@ def _micro_divides(cfg: TrainConfig, role: Any, section: str) -> Iterator[UserEr
     n = cfg.actor_rollout_ref.rollout.n
     name = "ppo_micro_batch_size_per_gpu" if role.ppo_micro_batch_size is None else "ppo_micro_batch_size"
     micro = getattr(role, name)
-    spread = data_ranks(cfg, role)
+    spread = data_parallel_size(cfg, role)
     share = role.ppo_mini_batch_size * n // (spread if name.endswith("per_gpu") else 1)
     if micro is not None and share % micro:
         yield UserError(

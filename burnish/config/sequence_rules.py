@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from burnish.config.model_rules import trained_models
-from burnish.config.ranks import ranks, uses_megatron
+from burnish.config.ranks import num_ranks, uses_megatron
 from burnish.config.root import TrainConfig
 from burnish.errors import UserError
 
@@ -32,7 +32,7 @@ def groups(cfg: TrainConfig) -> Iterator[UserError]:
     """The ranks of a role divide into groups that share their sequences."""
     judge = cfg.reward_model
     for section, role in roles_in_use(cfg):
-        total, said = ranks(cfg), TRAINER
+        total, said = num_ranks(cfg), TRAINER
         if role is judge and judge.enable_resource_pool:
             total, said = judge.nnodes * judge.n_gpus_per_node, "reward_model.nnodes x reward_model.n_gpus_per_node"
         size, key = role.ulysses_sequence_parallel_size, f"{section}.{NAME}"

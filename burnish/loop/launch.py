@@ -12,7 +12,7 @@ from burnish.cluster.host import Seat
 from burnish.cluster.processes import Processes
 from burnish.cluster.ray import RayActors, RayCluster, RayOptions, installed
 from burnish.cluster.torchrun import Torchrun
-from burnish.config.ranks import engine_pool, machines
+from burnish.config.ranks import has_engine_pool, num_nodes
 from burnish.errors import UserError
 from burnish.loop.handles import CriticHandle, EngineHandle, PolicyHandle, ReferenceHandle, RewardModelHandle
 from burnish.loop.pools import Pool
@@ -85,7 +85,7 @@ def check_launcher(cfg: TrainConfig, pools: list[Pool]) -> None:
             hint=f"trainer.n_gpus_per_node={there // cfg.trainer.nnodes}",
         )
     transport = cfg.actor_rollout_ref.rollout.checkpoint_engine.backend
-    if engine_pool(cfg) and transport in GPU_TRANSPORTS and pick_device(cfg.trainer.device).type == "cpu":
+    if has_engine_pool(cfg) and transport in GPU_TRANSPORTS and pick_device(cfg.trainer.device).type == "cpu":
         raise UserError(
             "is a way between GPUs, and there are none",
             key=TRANSPORT_KEY,
@@ -130,7 +130,7 @@ def _chosen(cfg: TrainConfig, notices: list[str]) -> str:
         return asked
     if torchrun.launched():
         return "torchrun"
-    if installed() or machines(cfg) > 1:
+    if installed() or num_nodes(cfg) > 1:
         return "ray"
     notices.append("Ray is not installed: the ranks are plain processes of this machine (trainer.launcher=processes)")
     return "processes"

@@ -15,7 +15,7 @@ from burnish.address import address
 from burnish.cluster.host import Seat
 from burnish.cluster.weights import Link, receive, send
 from burnish.cluster.world import join, leave
-from burnish.config.ranks import sequence_ranks, tensor_ranks
+from burnish.config.ranks import sequence_parallel_size, tensor_parallel_size
 from burnish.loop.build_judge import build_reward_model
 from burnish.loop.roles import (
     build_critic,
@@ -172,7 +172,7 @@ class Worker:
     def _place(self, role: Any, fsdp: Any) -> Place:
         if self.seat.size == 1:
             return ALONE
-        sizes = (fsdp.fsdp_size, sequence_ranks(role), tensor_ranks(role))
+        sizes = (fsdp.fsdp_size, sequence_parallel_size(role), tensor_parallel_size(role))
         if sizes not in self.places:
             self.places[sizes] = take_place(
                 self.device,

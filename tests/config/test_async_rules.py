@@ -67,7 +67,7 @@ def test_a_step_in_mini_batches():
     assert one.cfg.data.train_batch_size == 128
     assert "4 mini-batches of 32 prompts" in " ".join(one.notices)
     assert "no effect" not in " ".join(one.notices)
-    assert "data.train_batch_size says how many" in said(f"{SECTION}.mode=queue", f"{SECTION}.require_batches=3")
+    assert "data.train_batch_size sets the number" in said(f"{SECTION}.mode=queue", f"{SECTION}.require_batches=3")
 
 
 def test_the_engines_own_counts_are_the_runs():
@@ -114,13 +114,13 @@ def test_one_device_is_shared_and_that_is_said():
 @pytest.mark.parametrize(
     ("overrides", "quiet"),
     [
-        ((f"{SECTION}.queue_size=3",), "nothing is generated ahead"),
-        (("rollout.total_epochs=3",), "nothing is generated ahead"),
-        ((f"{SECTION}.mode=one_step_off", f"{SECTION}.staleness_threshold=2"), "halts between any two steps"),
-        ((f"{SECTION}.mode=queue", f"{SECTION}.compute_prox_log_prob=true"), "reads them in any case"),
+        ((f"{SECTION}.queue_size=3",), "generation and training alternate"),
+        (("rollout.total_epochs=3",), "generation and training alternate"),
+        ((f"{SECTION}.mode=one_step_off", f"{SECTION}.staleness_threshold=2"), "exactly one batch ahead"),
+        ((f"{SECTION}.mode=queue", f"{SECTION}.compute_prox_log_prob=true"), "computes them in any case"),
         (
             (f"{SECTION}.mode=queue", "actor_rollout_ref.rollout.name=hf", f"{SECTION}.partial_rollout=false"),
-            "finishes what it has begun",
+            "cannot interrupt a batch",
         ),
     ],
 )

@@ -64,5 +64,5 @@ def test_a_measure_that_is_none_is_refused_with_the_nearest():
 def test_keys_that_wait_for_a_switch_say_so():
     given = [*GIVEN, "algorithm.pf_ppo.weight_pow=3", f"{SECTION}.rollout_is_batch_normalize=true"]
     notices = load([*given, f"{SECTION}.rollout_rs_threshold=2"]).notices
-    for switch in ("algorithm.use_pf_ppo", f"{SECTION}.rollout_is)", f"{SECTION}.rollout_rs)"):
+    for switch in ("algorithm.use_pf_ppo", f"{SECTION}.rollout_is=null)", f"{SECTION}.rollout_rs=null)"):
         assert any(switch in notice for notice in notices)

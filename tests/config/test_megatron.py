@@ -51,7 +51,7 @@ def test_other_strategies_do_not_read_them():
     actor = made.cfg.actor_rollout_ref.actor
     assert (actor.fsdp_config.param_offload, actor.optim.lr_decay_style) == (False, "constant")
     assert not actor.optim.decay_matrices_only
-    assert len(made.notices) == 2 and all("only strategy=megatron reads it" in line for line in made.notices)
+    assert len(made.notices) == 2 and all("only used with strategy=megatron" in line for line in made.notices)
 
 
 def test_whole_layers_are_recomputed_where_asked():
@@ -79,7 +79,7 @@ def test_whole_layers_are_recomputed_where_asked():
     [
         ("recompute_granularity=some", "no such granularity"),
         ("rotary_interleaved=true", "Megatron's own model code"),
-        ("moe_router_dtype=fp32", "waits for mixtures of experts"),
+        ("moe_router_dtype=fp32", "not supported yet (MoE options)"),
     ],
 )
 def test_a_field_of_megatrons_model_is_known_or_refused(field, said):
@@ -90,16 +90,18 @@ def test_a_field_of_megatrons_model_is_known_or_refused(field, said):
 
 def test_a_kernel_of_megatron_is_said_to_have_no_effect():
     made = loaded(*FOUR, f"+{ACTOR}.megatron.override_transformer_config.apply_rope_fusion=true")
-    assert any("apply_rope_fusion=true has no effect here: it names a kernel" in line for line in made.notices)
+    assert any(
+        "apply_rope_fusion=true has no effect here: it selects a Megatron-Core kernel" in line for line in made.notices
+    )
 
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("pipeline_model_parallel_size", 2, "pipeline stages"),
-        ("virtual_pipeline_model_parallel_size", 2, "pipeline stages"),
-        ("expert_model_parallel_size", 2, "mixtures of experts"),
-        ("override_mcore_model_config", "{a: 1}", "Megatron-Core itself"),
+        ("pipeline_model_parallel_size", 2, "pipeline parallelism"),
+        ("virtual_pipeline_model_parallel_size", 2, "pipeline parallelism"),
+        ("expert_model_parallel_size", 2, "MoE options"),
+        ("override_mcore_model_config", "{a: 1}", "Megatron-Core"),
     ],
 )
 def test_what_stays_pending(key, value, said):

@@ -82,7 +82,7 @@ def test_four_bits_are_not_sharded(key):
 
 
 def test_transports_of_others_wait_and_where_nothing_is_sent_they_cannot_matter():
-    assert "other transports" in refusal(*APART, f"{TRANSPORT}=nixl").problem
+    assert "other weight transports" in refusal(*APART, f"{TRANSPORT}=nixl").problem
     for name in ("nixl", "nccl"):
         assert "the engines share the policy's devices" in said(f"{TRANSPORT}={name}")
 

@@ -25,7 +25,7 @@ def test_nothing_changes_by_itself(row, kit):
 def test_an_inert_key_does_not_act(kit):
     """The critic's mini-batches go by rollout.n, as the notice about critic.rollout_n says."""
     quiet = Row("critic.rollout_n", "1", teaching.num_updates("critic"), ("algorithm.adv_estimator=gae",))
-    assert "rollout.n holds for all roles" in " ".join(kit.load(quiet.after(kit)).notices)
+    assert "rollout.n applies to all roles" in " ".join(kit.load(quiet.after(kit)).notices)
     with pytest.raises(AssertionError, match="changes nothing"):
         quiet.check(kit)
 
