@@ -149,7 +149,7 @@ def _is_default(key: str, value: Any, cfg: Any, job: str) -> bool:
 
 def _default_of(key: str, cfg: Any, job: str) -> Any:
     """The default of a key in this config: where it follows another key, that key's value."""
-    leaf, rest = tree(job).find(key)
+    leaf, rest = tree(job).get(key)
     default = leaf.default
     for name in rest.split(".") if rest else ():
         default = default.get(name) if isinstance(default, dict) else None

@@ -25,7 +25,7 @@ def explain(capsys):
 def test_several_keys(explain):
     status, out, _ = explain("algorithm.adv_estimator", "trainer.n_gpus_per_node", "trainer.profile_steps")
     assert status == 0
-    assert "generalised advantage estimation" in out
+    assert "generalized advantage estimation" in out
     assert "in verl: 8" in out
     assert "status: acts" in out
     assert "pending: not supported yet (profiling)" in out

@@ -25,7 +25,7 @@ def test_importance_weights_are_on_by_default(mode):
     correction = one.cfg.algorithm.rollout_correction
     assert (correction.rollout_is, correction.bypass_mode) == ("token", False)
     assert f"{CORRECTION}.rollout_is=token" in " ".join(one.notices)
-    assert f"{CORRECTION}.rollout_is=null turns it off" in " ".join(one.notices)
+    assert f"{CORRECTION}.rollout_is=null disables it" in " ".join(one.notices)
     assert loaded().cfg.algorithm.rollout_correction.rollout_is is None
 
 
@@ -57,7 +57,7 @@ def test_the_engines_log_probs_as_the_old_ones():
     assert (correction.bypass_mode, correction.rollout_is) == (True, None)
     correction = loaded(mode, bypass, f"{SECTION}.compute_prox_log_prob=true").cfg.algorithm.rollout_correction
     assert (correction.bypass_mode, correction.rollout_is) == (False, "token")
-    with pytest.raises(UserError, match="bypass_mode=false the trainer's"):
+    with pytest.raises(UserError, match="bypass_mode=false, which uses the trainer's"):
         loaded(mode, bypass, f"{CORRECTION}.bypass_mode=false")
 
 
@@ -86,7 +86,7 @@ def test_the_engine_never_rests():
     key = "actor_rollout_ref.rollout.free_cache_engine"
     one = loaded(f"{SECTION}.mode=one_step_off")
     assert not one.cfg.actor_rollout_ref.rollout.free_cache_engine and key not in " ".join(one.notices)
-    assert "the engine never rests" in said(f"{SECTION}.mode=one_step_off", f"{key}=true")
+    assert "the engine is never idle" in said(f"{SECTION}.mode=one_step_off", f"{key}=true")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_the_engine_never_rests():
     ],
 )
 def test_what_changes_the_prompts_after_a_step_needs_fixed_times(overrides):
-    with pytest.raises(UserError, match="draws them at no fixed time") as caught:
+    with pytest.raises(UserError, match="draws prompts ahead of steps") as caught:
         loaded(f"{SECTION}.mode=queue", *overrides)
     assert caught.value.key == overrides[0].partition("=")[0]
     assert loaded(f"{SECTION}.mode=one_step_off", *overrides).cfg.async_training.mode == "one_step_off"
@@ -107,7 +107,7 @@ def test_one_device_is_shared_and_that_is_said():
     assert "engine and policy share one device" in said(f"{SECTION}.mode=one_step_off")
     own = "actor_rollout_ref.hybrid_engine=false"
     assert f"{own} has no effect here" in said(f"{SECTION}.mode=one_step_off", own)
-    with pytest.raises(UserError, match="devices of their own"):
+    with pytest.raises(UserError, match="need their own devices"):
         loaded(own)
 
 

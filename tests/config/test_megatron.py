@@ -34,8 +34,8 @@ def test_its_keys_are_read_in_the_words_of_the_one_backend():
     assert actor.ulysses_sequence_parallel_size == 2
     assert actor.optim.decay_matrices_only
     said = " ".join(made.notices)
-    assert f"{ACTOR}.megatron.param_offload is read as {ACTOR}.fsdp_config.param_offload=true." in said
-    assert f"{MEGATRON} is read as {ACTOR}.optim.decay_matrices_only=true." in said
+    assert f"{ACTOR}.megatron.param_offload is interpreted as {ACTOR}.fsdp_config.param_offload=true." in said
+    assert f"{MEGATRON} is interpreted as {ACTOR}.optim.decay_matrices_only=true." in said
     assert derive(made.cfg) == []
 
 
@@ -78,7 +78,7 @@ def test_whole_layers_are_recomputed_where_asked():
     ("field", "said"),
     [
         ("recompute_granularity=some", "no such granularity"),
-        ("rotary_interleaved=true", "Megatron's own model code"),
+        ("rotary_interleaved=true", "Megatron's model code"),
         ("moe_router_dtype=fp32", "not supported yet (MoE options)"),
     ],
 )

@@ -96,7 +96,7 @@ def test_a_config_path_counts_from_the_script_or_from_here(tree):
         ((), "no config is named"),
         (("--config-name",), "has no value"),
         (("--multi", "--config-name", "small"), "no such option"),
-        (("--config-name", "small", "a=[1"), "cannot read the override"),
+        (("--config-name", "small", "a=[1"), "cannot parse the override"),
     ],
 )
 def test_commands_that_cannot_be_read(tree, argv, said):
