@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from burnish.config.fields import at_least, between, one_of, section, setting
 from burnish.config.names import ATTENTIONS, DTYPES, RECOMPUTE_METHODS
@@ -220,7 +220,14 @@ def _hugging_face_names(modules: Any, key: str) -> Any:
     return names
 
 
-def attention_of(model: TrainedModelConfig, key: str) -> tuple[str | None, str]:
+class ModelWithOverrides(Protocol):
+    """The model sections of policy and critic."""
+
+    attn_implementation: str | None
+    override_config: dict[str, Any]
+
+
+def attention_of(model: ModelWithOverrides, key: str) -> tuple[str | None, str]:
     """The attention implementation and the key that sets it: the model's own, or one in its override_config."""
     overrides = dict(model.override_config)
     inner = overrides.get("model_config") or {}

@@ -165,10 +165,10 @@ class DataConfig:
     """Copy the data files to shared memory before reading them."""
 
     custom_cls: CustomClassConfig = section(CustomClassConfig)
-    """A dataset class of your own."""
+    """A user-defined dataset class."""
 
     sampler: SamplerConfig = section(SamplerConfig)
-    """A sampler of your own, for instance a curriculum."""
+    """A user-defined sampler, for instance a curriculum."""
 
     datagen: CustomClassConfig = section(CustomClassConfig)
     """A class that generates new rows during training."""

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -102,7 +102,8 @@ def _composed(folder: Path, name: str, groups: Sequence[Override]) -> list[Entry
             composed = compose(name, overrides=[override.input_line or "" for override in groups])
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(f"cannot compose {folder / name}: {error}", key="--config-name", value=name) from error
-    return flat(OmegaConf.to_container(composed, resolve=False), f"{name}.yaml")
+    content = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
+    return flat(content, f"{name}.yaml")
 
 
 def _no_such_file(folder: Path, name: str) -> UserError:

@@ -110,7 +110,7 @@ class SftDataConfig:
     """Accept conversations whose turns tokenize differently alone and together."""
 
     custom_cls: CustomClassConfig = section(CustomClassConfig)
-    """A dataset class of your own."""
+    """A user-defined dataset class."""
 
     use_shm: bool = False
     """Copy the data files to shared memory before reading them."""

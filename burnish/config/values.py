@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from burnish.config.tree import Leaf, kinds
 from burnish.errors import UserError, nearest
@@ -27,7 +27,7 @@ def convert(leaf: Leaf, value: Any) -> Any:
     return new
 
 
-def is_interpolation(value: Any) -> bool:
+def is_interpolation(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and "${" in value
 
 

@@ -58,7 +58,7 @@ def test_megatron_names_are_translated():
         (("lora.rank=4", "lora.lora_A_init_method=zero"), "never get a gradient"),
     ],
 )
-def test_what_contradicts_itself_is_refused(overrides, words):
+def test_contradicting_lora_keys_are_refused(overrides, words):
     with pytest.raises(UserError, match=words) as caught:
         adapter(*overrides)
     assert caught.value.key.startswith(MODEL)
@@ -67,7 +67,7 @@ def test_what_contradicts_itself_is_refused(overrides, words):
         load(given, given=["data.train_files"])
 
 
-def test_where_attention_is_asked_for():
+def test_which_key_sets_the_attention():
     assert attention_of(model(), MODEL)[0] is None
     assert attention_of(model("attn_implementation=eager"), MODEL)[0] == "eager"
     flat, nested = "+override_config.attn_implementation", "+override_config.model_config.attn_implementation"

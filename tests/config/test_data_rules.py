@@ -9,7 +9,7 @@ GIVEN = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model",
 PLAIN = "data.apply_chat_template=false"
 
 
-def said(*overrides):
+def notice_text(*overrides):
     return " ".join(load([*GIVEN, *overrides]).notices)
 
 
@@ -36,19 +36,19 @@ def test_what_is_refused(overrides, problem):
         load([*GIVEN, *overrides])
 
 
-def test_a_backslash_and_an_n_are_told():
-    assert "a literal \\n (two characters)" in said(r"data.input_template='Q {}\n'", PLAIN)
-    assert "a literal \\n (two characters)" not in said("data.input_template='Q {}\n'", PLAIN)
+def test_a_literal_backslash_n_gives_a_notice():
+    assert "a literal \\n (two characters)" in notice_text(r"data.input_template='Q {}\n'", PLAIN)
+    assert "a literal \\n (two characters)" not in notice_text("data.input_template='Q {}\n'", PLAIN)
 
 
 @pytest.mark.parametrize("key", ["data", "actor_rollout_ref.model"])
-def test_code_of_others_is_said_once(key):
-    assert "trust_remote_code" not in said()
+def test_remote_code_gives_one_notice(key):
+    assert "trust_remote_code" not in notice_text()
     told = [line for line in load([*GIVEN, f"{key}.trust_remote_code=true"]).notices if "trust_remote_code" in line]
     assert told == [f"Python code from the model or tokenizer repository will be executed ({key}.trust_remote_code)."]
 
 
-def test_code_of_a_reward_model_that_is_not_there_does_not_run():
-    assert "will run here" not in said("reward_model.model.trust_remote_code=true")
+def test_remote_code_of_an_unused_reward_model_gives_no_notice():
+    assert "will run here" not in notice_text("reward_model.model.trust_remote_code=true")
     given = ("reward_model.enable=true", "reward_model.model.path=judge", "reward_model.model.trust_remote_code=true")
-    assert "will be executed (reward_model.model.trust_remote_code)" in said(*given)
+    assert "will be executed (reward_model.model.trust_remote_code)" in notice_text(*given)

@@ -104,7 +104,7 @@ def test_remarks(overrides, word):
     assert word in lines[0]
 
 
-def test_missing_files_say_what_to_type():
+def test_a_missing_file_gives_a_hint():
     errors, _ = check_rules(load([], check=False).cfg)
     assert {error.key: bool(error.hint) for error in errors} == {
         "actor_rollout_ref.model.path": True,

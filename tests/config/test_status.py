@@ -105,7 +105,7 @@ def test_the_default_of_a_pending_key_is_accepted_in_silence(override):
         ("ray_init.num_cpus=2", "one process"),
     ],
 )
-def test_a_key_without_effect_is_said(override, reason):
+def test_a_key_without_effect_gives_a_notice(override, reason):
     notices = load([*GIVEN, override]).notices
     assert len(notices) == 1
     assert reason in notices[0]
@@ -133,7 +133,7 @@ def test_on_a_gpu_offloading_acts():
         ("actor_rollout_ref.rollout.skip_dump_dir=kept", "actor_rollout_ref.rollout.skip_rollout=true"),
     ],
 )
-def test_a_setting_of_what_is_off_is_said_to_have_no_effect(setting, switch):
+def test_a_key_of_a_disabled_feature_gives_a_notice(setting, switch):
     assert any(line.startswith(f"{setting} has no effect here") for line in load([*GIVEN, setting]).notices)
     assert not any(setting in line for line in load([*GIVEN, setting, switch]).notices)
 

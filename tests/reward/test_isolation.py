@@ -126,7 +126,7 @@ def test_rules_of_ours_have_the_least():
 
 def test_nothing_is_asked_nothing_is_done():
     assert borders_of(OWN, RewardSettings(isolate=False)) is None
-    with pytest.raises(UserError, match=r"reward.network=False: reward.isolate=false cannot block the network"):
+    with pytest.raises(UserError, match=r"reward.network=False: workers that are not isolated have the network"):
         borders_of(OWN, RewardSettings(isolate=False, network=False))
 
 
