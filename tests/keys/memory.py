@@ -32,7 +32,7 @@ from .teaching import INFERENCE, update
 
 
 def backend(case: Case, role: str) -> Any:
-    return case.run.reward_model.model.backend if role == "judge" else getattr(case.run, role).backend
+    return case.run.learner.reward_model.model.backend if role == "judge" else getattr(case.run.learner, role).backend
 
 
 @contextlib.contextmanager
@@ -131,7 +131,7 @@ def compute_dtype(role: str) -> Observe:
         outputs: list[torch.Tensor] = []
         layer = backbone(backend(case, role).model).layers[0]
         layer.self_attn.register_forward_hook(lambda _, inputs, output: outputs.append(output[0]))
-        model = case.run.reward_model.model if role == "judge" else getattr(case.run, role)
+        model = case.run.learner.reward_model.model if role == "judge" else getattr(case.run.learner, role)
         getattr(model, INFERENCE[role])(fixed_batch(case.run))
         return str(outputs[0].dtype)
 
@@ -166,7 +166,7 @@ def fused_products(role: str) -> Observe:
     def count(case: Case) -> int:
         calls: list[int] = []
         real = F.scaled_dot_product_attention
-        assert case.run.policy, "built before it is watched: loading checks the head by a pass of its own"
+        assert case.run.learner.policy, "built before it is watched: loading checks the head by a pass of its own"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or real(*a, **k))
             update(case, role)
@@ -211,7 +211,7 @@ def moves(role: str) -> Observe:
             patch.setattr(Offload, "fetch", counted)
             patch.setattr(burnish.training.optim, "updated_on_cpu", updated)
             batch = fixed_batch(case.run)
-            model = case.run.reward_model.model if role == "judge" else getattr(case.run, role)
+            model = case.run.learner.reward_model.model if role == "judge" else getattr(case.run.learner, role)
             getattr(model, INFERENCE[role])(batch)
             if role in ("policy", "critic"):
                 update(case, role)
@@ -230,7 +230,9 @@ def compiled_functions(role: str) -> Observe:
             patch.setattr(burnish.models.compiled, "COMPILED_ON", frozenset({"cpu"}))
             patch.setattr(torch, "compile", lambda function, dynamic: found.append(function.__name__) or function)
             burnish.models.logits.fused.cache_clear()
-            getattr(getattr(case.run, role), INFERENCE[role])(fixed_batch(case.run).keep("prompt_ids", "responses"))
+            getattr(getattr(case.run.learner, role), INFERENCE[role])(
+                fixed_batch(case.run).keep("prompt_ids", "responses")
+            )
             burnish.models.logits.fused.cache_clear()
         return found
 
@@ -246,15 +248,19 @@ def triton_chunks(role: str) -> Observe:
         real = TritonKernel.measure
         with as_on_a_gpu() as patch:
             patch.setattr(TritonKernel, "measure", lambda *a, **k: chunks.append(1) or real(*a, **k))
-            getattr(getattr(case.run, role), INFERENCE[role])(fixed_batch(case.run).keep("prompt_ids", "responses"))
+            getattr(getattr(case.run.learner, role), INFERENCE[role])(
+                fixed_batch(case.run).keep("prompt_ids", "responses")
+            )
         return len(chunks)
 
     return count
 
 
 def reference_log_probs(case: Case) -> list[float]:
-    return case.run.reference.compute_log_probs(fixed_batch(case.run).keep("prompt_ids", "responses")).flat.tolist()
+    return case.run.learner.reference.compute_log_probs(
+        fixed_batch(case.run).keep("prompt_ids", "responses")
+    ).flat.tolist()
 
 
 def reference_class(case: Case) -> str:
-    return type(case.run.reference.backend.model).__name__
+    return type(case.run.learner.reference.backend.model).__name__

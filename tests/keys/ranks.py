@@ -365,7 +365,7 @@ def parcels(case: Case) -> int:
 
 def notices_another_weight(case: Case) -> bool:
     """Does the run see that its engine holds another number than the policy, in one of all places?"""
-    engine, load = case.run.engine, case.run.engine.load_weights
+    engine, load = case.run.rollout.engine, case.run.rollout.engine.load_weights
 
     def load_badly(stream: Any, version: int) -> None:
         load(stream, version)
@@ -374,7 +374,7 @@ def notices_another_weight(case: Case) -> bool:
 
     engine.load_weights = load_badly
     try:
-        case.run.send_weights()
+        case.run.sync_weights()
     except RuntimeError as error:
         return "other weights than the policy" in str(error)
     return False

@@ -8,8 +8,8 @@ import torch
 
 from burnish.batch import Ragged
 from burnish.errors import UserError
-from burnish.loop.step import Produced, produce
-from burnish.loop.waiting import read_waiting, waiting_writer
+from burnish.loop.pending import pending_writer, read_pending
+from burnish.loop.step import ScoredBatch, produce
 from burnish.reward.sample import Score
 
 
@@ -37,12 +37,12 @@ def assert_same(one, other):
 )
 def test_a_gathered_batch_comes_back(make_run, tmp_path, overrides):
     run = make_run(*overrides)
-    made = [produce(run, run.next_prompts(), step) for step in (9, 10)]
-    waiting_writer(made, run.train_data)(tmp_path)
+    made = [produce(run.rollout, step) for step in (9, 10)]
+    pending_writer(made, run.rollout.train_data)(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
         *("10.json", "10.safetensors", "9.json", "9.safetensors")
     ]
-    read = read_waiting(tmp_path, run.train_data)
+    read = read_pending(tmp_path, run.rollout.train_data)
     assert [one.step for one in read] == [9, 10]
     for one, wanted in zip(read, made, strict=True):
         if "top_log_probs" in wanted.batch:  # JSON has no tuples
@@ -52,12 +52,12 @@ def test_a_gathered_batch_comes_back(make_run, tmp_path, overrides):
             assert_same(one.batch.keep(*names), wanted.batch.keep(*names))
         else:
             assert_same(one.batch, wanted.batch)
-        assert (one.epoch, one.numbers, one.notes) == (wanted.epoch, wanted.numbers, wanted.notes)
+        assert (one.epoch, one.metrics, one.notes) == (wanted.epoch, wanted.metrics, wanted.notes)
 
 
 def test_what_rewards_return_and_scores_that_wait_for_a_judge(make_run, tmp_path):
     run = make_run()
-    prompts = run.train_data.batch([3, 1], epoch=2)
+    prompts = run.rollout.train_data.batch([3, 1], epoch=2)
     extras = [
         {"acc": 0.1 + 0.2, "why": "naïve \ud800", "parts": (1, None)},
         {"nan": math.inf, "t": torch.tensor([1.5])},
@@ -69,34 +69,34 @@ def test_what_rewards_return_and_scores_that_wait_for_a_judge(make_run, tmp_path
         odd=[object, {1: b"bytes"}],
     )
     notes = ["a line"]
-    waiting_writer([Produced(4, batch, 2, {"reward/failed": 1.0}, notes)], run.train_data)(tmp_path)
-    (read,) = read_waiting(tmp_path, run.train_data)
+    pending_writer([ScoredBatch(4, batch, 2, {"reward/failed": 1.0}, notes)], run.rollout.train_data)(tmp_path)
+    (read,) = read_pending(tmp_path, run.rollout.train_data)
     assert read.batch["reward_extras"][0] == {"acc": 0.1 + 0.2, "why": "naïve \ud800", "parts": [1, None]}
     assert read.batch["reward_extras"][1] == {"nan": math.inf, "t": [1.5]}
     first, second = read.batch["function_score"]
     assert (first.value, second) == (0.3, Score(-1e-300, {}, "it failed"))
     assert read.batch["odd"] == ["<class 'object'>", {"1": "b'bytes'"}]
     assert read.batch["extra_info"] == prompts["extra_info"]
-    assert (read.step, read.epoch, read.numbers, read.notes) == (4, 2, {"reward/failed": 1.0}, notes)
+    assert (read.step, read.epoch, read.metrics, read.notes) == (4, 2, {"reward/failed": 1.0}, notes)
 
 
 def test_what_the_data_says_is_read_from_the_data(make_run, tmp_path):
     run = make_run()
-    one = produce(run, run.next_prompts(), 1)
-    waiting_writer([one], run.train_data)(tmp_path)
+    one = produce(run.rollout, 1)
+    pending_writer([one], run.rollout.train_data)(tmp_path)
     kept = json.loads((tmp_path / "1.json").read_text())["columns"]
     assert "uid" in kept and not {"ground_truth", "extra_info", "data_source"} & set(kept)
 
 
 def test_other_data_is_refused(make_run, rows, tmp_path):
     run = make_run()
-    one = produce(run, run.next_prompts(), 1)
-    waiting_writer([one], run.train_data)(tmp_path)
+    one = produce(run.rollout, 1)
+    pending_writer([one], run.rollout.train_data)(tmp_path)
     other = make_run(dataset=rows(9), out="other")
     with pytest.raises(UserError, match="prompts that are not in this data") as caught:
-        read_waiting(tmp_path, other.train_data)
+        read_pending(tmp_path, other.rollout.train_data)
     assert caught.value.key == "data.train_files"
 
 
 def test_an_empty_place_has_none(make_run, tmp_path):
-    assert read_waiting(tmp_path / "nowhere", make_run().train_data) == []
+    assert read_pending(tmp_path / "nowhere", make_run().rollout.train_data) == []
