@@ -137,7 +137,7 @@ def test_errors_speak_the_users_dialect():
         translation.add(Item(theirs, value, CONVERTED, ours, value))
     report = rehearse(translation)
     (text,) = breaking(report)
-    assert text.startswith("--train_batch_size 32: is more than the 16 prompts of a step (--rollout_batch_size)")
+    assert text.startswith("--train_batch_size 32: more than the 16 prompts of a step (--rollout_batch_size)")
 
 
 def test_as_many_steps_as_were_asked_for(rehearsed, tmp_path):
