@@ -146,8 +146,9 @@ def _files_below(folder: Path, ignored: list[str]) -> Iterator[Path]:
 
 
 def pages() -> list[Path]:
-    """The texts for people: both READMEs and docs/."""
-    return [path for path in [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").rglob("*.md"))]]
+    """Markdown pages for people: the README in both languages, the other top-level pages, and docs/."""
+    top = ("README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    return [*(ROOT / name for name in top), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @dataclass(frozen=True)
