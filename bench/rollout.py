@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from engines import Bench, make_requests, shape_config
 from rollout_checks import run_checks
-from roofline import GIB, Ceilings, Cost, floor_seconds
+from roofline import GIB, Ceilings, Cost, min_seconds
 from shapes import SHAPES
 
 from burnish.rollout.engine import Engine, Request, Sampling
@@ -68,7 +68,7 @@ def measure(bench: Bench, args: argparse.Namespace, dtype: torch.dtype) -> dict[
         finally:
             engine.close()
     tokens = sum(request.sampling.max_tokens for request in requests)
-    floor = floor_seconds(requests, Cost.of(config, dtype), Ceilings.of(bench.device, dtype))
+    floor = min_seconds(requests, Cost.of(config, dtype), Ceilings.of(bench.device, dtype))
     names = ("host_syncs", "graph_replays", "decode_steps", "prefill_tokens", "blocks_in_use", "preemptions")
     return {
         "shape": args.shape,

@@ -21,7 +21,7 @@ import warnings
 from dataclasses import dataclass, replace
 
 import torch
-from shapes import make, update_flops
+from shapes import config_of, make, update_flops
 from torch import Tensor
 
 from burnish.batch import Batch, Ragged
@@ -183,7 +183,7 @@ def measured(plan: Plan, repeats: int) -> dict[str, float]:
     trained = sum(p.numel() for p in policy.optimizer.parameters)
     lengths = [plan.length] * (plan.tokens // plan.length)
     seconds = statistics.median(times)
-    flops = update_flops(plan.shape, lengths, trained if plan.lora else None)
+    flops = update_flops(config_of(plan.shape), lengths, trained if plan.lora else None)
     peak = torch.cuda.max_memory_allocated() / GIB if on_gpu else 0.0
     return {
         "seconds": seconds,

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, Qwen2Config, Qwen3Config
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -25,6 +27,11 @@ def bench(monkeypatch, capsys):
         return capsys.readouterr().out
 
     return run
+
+
+@pytest.fixture
+def bench_modules(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
 
 
 def rows(printed: str) -> list[list[str]]:
@@ -46,19 +53,41 @@ def test_an_update(bench):
     assert row[0] == "tiny, layers not compiled" and float(row[3]) > 0 and row[-1] == "0"
 
 
-def test_operations_are_counted_as_the_table_says(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCH))
-    import shapes
+SIZES = {
+    **{"vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2},
+}
 
-    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128
-    number = 2 * layer + 320 * 64
-    assert shapes.matmul_parameters("tiny") == number
-    attention = 3 * 4 * (10 * 10 + 6 * 6) / 2 * 64 * 2
-    assert shapes.update_flops("tiny", [10, 6]) == 16 * 6 * number + attention
-    assert shapes.update_flops("tiny", [10, 6], 1000) == 16 * (4 * number + 6 * 1000) + attention
-    model = shapes.make("tiny", "cpu", None)
-    products = sum(p.numel() for name, p in model.named_parameters() if name.endswith("proj.weight"))
-    assert products + model.get_output_embeddings().weight.numel() == number
+
+@pytest.mark.parametrize(
+    ("config", "head"),
+    [
+        (Qwen2Config(**SIZES), 16),
+        (Qwen3Config(**SIZES, head_dim=32), 32),
+        (Gemma2Config(**SIZES, head_dim=8), 8),
+        (Gemma3TextConfig(**SIZES, head_dim=48), 48),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_flops_and_bytes_follow_the_head_size(bench_modules, config, head):
+    """Families whose head size is not hidden_size / num_attention_heads, counted against a real model's weights."""
+    import shapes
+    from roofline import Ceilings, Cost
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    weights = [p for name, p in model.named_parameters() if name.endswith("proj.weight")]
+    number = sum(p.numel() for p in weights) + model.get_output_embeddings().weight.numel()
+    assert shapes.matmul_parameters(config) == number
+    attention = 3 * 4 * (10 * 10 + 6 * 6) / 2 * 4 * head * 2
+    assert shapes.update_flops(config, [10, 6]) == 16 * 6 * number + attention
+    assert shapes.update_flops(config, [10, 6], 1000) == 16 * (4 * number + 6 * 1000) + attention
+    cost = Cost.of(config, torch.bfloat16)
+    assert (cost.parameters, cost.weight_bytes) == (number, 2 * number)
+    assert cost.cache_bytes == 2 * 2 * 2 * head * 2  # keys and values, layers, KV heads, bfloat16
+    # 3 sequences with 100 cached tokens where arithmetic takes no time.
+    ceilings = Ceilings(bandwidth=1e6, operations=1e18)
+    assert cost.step_seconds(3, 100, ceilings) == pytest.approx((2 * number + 100 * cost.cache_bytes) / 1e6)
 
 
 def test_the_memory_plan_is_near_what_a_step_takes(bench):
