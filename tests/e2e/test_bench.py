@@ -6,6 +6,7 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,9 +42,9 @@ def rows(printed: str) -> list[list[str]]:
 
 
 def test_the_head(bench):
-    found = rows(bench("head.py", "--smoke"))
-    assert [row[0] for row in found] == ["naive", "torch"]
-    assert all(float(row[1]) < 1e-5 for row in found)
+    printed = rows(bench("head.py", "--smoke"))
+    assert [row[3] for row in printed] == ["naive", "torch"]
+    assert all(float(row[4]) < 1e-5 for row in printed)
 
 
 def test_an_update(bench):
@@ -97,3 +98,53 @@ def test_the_memory_plan_is_near_what_a_step_takes(bench):
     assert {"rollout", "old log-probs", "reference", "update actor", "weight sync"} <= found["measured"].keys()
     for phase, measured in found["measured"].items():
         assert found["planned"][phase] == pytest.approx(measured, rel=0.15), phase
+
+
+RESULTS = sorted((BENCH / "results").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_result_files_are_complete_and_possible(bench_modules, path):
+    import tables
+
+    result = tables.load(path)
+    assert {"name", "command", "commit", "date", "machine", "versions", "columns", "rows"} <= result.keys()
+    assert result["name"] == path.stem and result["rows"]
+    assert result["machine"].keys() == {"gpu", "cpu", "cores"}
+    assert result["commit"] or "measured before result files existed" in result["source"]
+    tables.check_rows(path.stem, result["rows"])  # raises ImpossibleFigure above 100 %
+    assert tables.table(result["columns"], result["rows"]).count("\n") == len(result["rows"]) + 2
+
+
+def test_tables_in_the_docs_come_from_the_result_files(bench_modules):
+    import tables
+
+    for page in ("performance.md", "benchmarks.md"):
+        text = (BENCH.parent / "docs" / page).read_text(encoding="utf-8")
+        assert text.count("<!-- bench:") == text.count("<!-- /bench -->") > 3
+        assert tables.page(text) == text, f"docs/{page} is out of date; type: make docs"
+    changed = text.replace("| 1 | 0.328 |", "| 1 | 0.999 |")
+    assert changed != text and tables.page(changed) == text
+
+
+def test_saving_results(bench_modules, monkeypatch, tmp_path):
+    import tables
+
+    monkeypatch.setattr(sys, "argv", [str(BENCH / "rollout.py"), "--shape", "7B", "--results", str(tmp_path)])
+    columns = {"shape": "{shape}", "tokens/s": "{speed:,.0f}", "share": "{roofline_share:.0%}"}
+    rows = [
+        {"shape": "7B", "speed": 24300.0, "roofline_share": 0.65},
+        {"shape": "3B", "speed": 1, "roofline_share": None},
+    ]
+    path = tables.save(SimpleNamespace(results=tmp_path), "rollout", columns, rows, full=False)
+    result = tables.load(path)
+    assert result["command"] == f"python bench/rollout.py --shape 7B --results {tmp_path.name}"
+    assert result["versions"]["torch"] == torch.__version__ and result["machine"]["cores"] > 0
+    page = "before\n<!-- bench:rollout -->\nold\n<!-- /bench -->\nafter\n"
+    table = "| shape | tokens/s | share |\n|---|---|---|\n| 7B | 24,300 | 65% |\n| 3B | 1 |  |\n\n"
+    assert tables.page(page, tmp_path) == page.replace("old\n", table + tables.origin(result))
+    rows[0]["roofline_share"] = 8.48
+    with pytest.raises(tables.ImpossibleFigure, match=r"rollout, 7B, roofline_share: 848% .* impossible"):
+        tables.save(SimpleNamespace(results=tmp_path), "rollout", columns, rows)
+    assert tables.load(path) == result
+    assert tables.save(SimpleNamespace(results=None), "rollout", columns, rows, full=False) is None

@@ -1,9 +1,9 @@
-"""The benchmarks of the rollout run as documented, with shapes that a CPU can do, and see what they should see."""
+"""The rollout benchmarks run on a CPU with tiny shapes and report what they should."""
 
 from __future__ import annotations
 
+import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,33 +15,36 @@ BENCH = Path(__file__).parents[2] / "bench"
 SMALL = ("--device", "cpu", "--shape", "tiny", "--seqs", "16", "--n", "4", "--prompt", "8", "--max-new", "24")
 
 
-def run(script, *arguments):
-    done = subprocess.run([sys.executable, str(BENCH / script), *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
-    return done.stdout
+@pytest.fixture
+def run_rollout(monkeypatch, capsys):
+    """run_rollout(*arguments): what bench/rollout.py printed, once it has succeeded."""
+
+    def run(*arguments: str) -> str:
+        monkeypatch.syspath_prepend(str(BENCH))
+        monkeypatch.setattr(sys, "argv", ["rollout.py", *SMALL, *arguments])
+        assert importlib.import_module("rollout").main() == 0
+        return capsys.readouterr().out
+
+    return run
 
 
-def result(said):
-    (line,) = [line for line in said.splitlines() if line.startswith("RESULT ")]
-    return json.loads(line.removeprefix("RESULT "))
-
-
-def test_rollout():
-    said = run(
-        "rollout.py", *SMALL, "--max-num-seqs", "16", "--checks", "none", "--peer", "slow=1", "--peer", "fast=1e9"
-    )
-    found = result(said)
-    assert found["tokens"] == 16 * 24 and found["prefill_tokens"] == 4 * 8
-    assert found["decode_steps"] == found["graph_replays"] == 23 and found["host_syncs"] == 3
-    assert 0 < found["roofline_share"] < 1
-    ours = found["tokens_per_second"]
-    assert f"| slow | 1 | {ours:.2f} | |" in said and "| fast | 1000000000 | 0.00 | |" in said
+def test_rollout(run_rollout, tmp_path):
+    peers = ("--peer", "slow=1", "--peer", "fast=1e9")
+    printed = run_rollout("--max-num-seqs", "16", "--checks", "none", *peers, "--results", str(tmp_path))
+    (row,) = json.loads((tmp_path / "rollout.json").read_text())["rows"]
+    assert f"RESULT {json.dumps(row)}" in printed
+    assert row["tokens"] == 16 * 24 and row["prefill_tokens"] == 4 * 8
+    assert row["decode_steps"] == row["graph_replays"] == 23 and row["host_syncs"] == 3
+    assert 0 < row["roofline_share"] < 1
+    assert f"| 1 | {row['tokens_per_second']:.2f}x | 1,000,000,000 | 0.00x |" in printed
 
 
 @pytest.mark.long
-def test_checks():
-    said = run("rollout.py", *SMALL, "--checks", "only")
-    assert said.count("ok    greedy") == said.count("ok    log-probs") == 6 and "FAIL" not in said
+def test_checks(run_rollout, tmp_path):
+    printed = run_rollout("--checks", "only", "--results", str(tmp_path))
+    assert printed.count("ok    greedy") == printed.count("ok    log-probs") == 6 and "FAIL" not in printed
+    rows = json.loads((tmp_path / "rollout_checks.json").read_text())["rows"]
+    assert len(rows) == 6 and all(row["float32_mean"] < 1e-4 < row["float32_changed_mean"] for row in rows)
 
 
 @pytest.fixture
