@@ -23,15 +23,15 @@ import burnish.cli.main
 import burnish.log.patience
 import burnish.loop.api
 import burnish.loop.fit
-import burnish.train.checkpoint as checkpoint
+import burnish.training.checkpoint as checkpoint
 from burnish.config import load
 from burnish.errors import WorkerDied
 from burnish.log.clock import Clock
 from burnish.log.tensorboard import TensorboardLogger
 from burnish.reward.sandbox import linux
 from burnish.reward.score import Scorer
-from burnish.train.checkpoint import Checkpoints
-from burnish.train.policy import Policy
+from burnish.training.checkpoint import Checkpoints
+from burnish.training.policy import Policy
 
 MAX_FILE = 2000  # bytes per file while the disk is "full"
 TMPFS = 6_000_000  # bytes
@@ -142,28 +142,28 @@ def run_folder(arguments: list[str]) -> Path:
 @fault("hang")
 def hang(arguments: list[str]) -> None:
     """The second update hangs."""
-    teach = Policy.teach
+    update = Policy.update
 
     def hung(self: Policy, batch: object, step: int) -> object:
         if step == 2:
             threading.Event().wait()
-        return teach(self, batch, step)
+        return update(self, batch, step)
 
-    Policy.teach = hung
+    Policy.update = hung
 
 
 @fault("worker dies")
 def worker_dies(arguments: list[str]) -> None:
     """The second and the third update lose a worker, once each."""
-    teach, dead = Policy.teach, set()
+    update, dead = Policy.update, set()
 
     def dying(self: Policy, batch: object, step: int) -> object:
         if step in (2, 3) and step not in dead:
             dead.add(step)
             raise WorkerDied("rank 1 of 2", "was killed by signal 9")
-        return teach(self, batch, step)
+        return update(self, batch, step)
 
-    Policy.teach = dying
+    Policy.update = dying
 
 
 @fault("tracker unreachable")

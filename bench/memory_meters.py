@@ -53,7 +53,7 @@ class Allocator:
         self.mapped = self.max_mapped = 0  # bytes that the engine's cache mapped
 
     def __enter__(self) -> None:
-        from burnish.rollout.builtin.vmm import DeviceRegion
+        from burnish.rollout.engines.builtin.vmm import DeviceRegion
 
         take, release = DeviceRegion._take, DeviceRegion.release
 

@@ -180,7 +180,7 @@ def measure(case: Case, folder: Path, device: str, context: int) -> dict:
         fits = True
         try:
             run.send_weights()
-            run.pace.step(run)
+            run.schedule.step(run)
         except torch.OutOfMemoryError:
             fits = False
         finally:

@@ -60,10 +60,11 @@ def burnish(folder: str, prompts: list[list[int]], lengths: list[int], _: bool) 
     """A function that runs all requests and returns the length of each response."""
     import torch
 
-    from burnish.address import address
     from burnish.models.load import ModelSource
-    from burnish.rollout.builtin.choice import builtin_engine
+    from burnish.models.model_input import ModelInput
     from burnish.rollout.engine import EngineOptions, Request, Sampling
+    from burnish.rollout.engines.builtin.choice import builtin_engine
+    from burnish.seeding import derive_seed
 
     torch.manual_seed(0)
     sizes = {"max_model_len": PROMPT + MAX_NEW, "max_num_seqs": SEQS, "memory_share": 0.2}
@@ -75,7 +76,7 @@ def burnish(folder: str, prompts: list[list[int]], lengths: list[int], _: bool) 
 
     def generate(salt: int) -> list[int]:
         requests = [
-            Request(tuple(ids), Sampling(length, ignore_eos=True), address(salt, number))
+            Request(ModelInput(tuple(ids)), Sampling(length, ignore_eos=True), derive_seed(salt, number))
             for number, (ids, length) in enumerate(zip(prompts, lengths, strict=True))
         ]
         completions = [future.result() for future in engine.generate(requests)]

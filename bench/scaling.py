@@ -29,9 +29,10 @@ from engines import Bench, shape_config
 from roofline import Ceilings, Cost
 from shapes import SHAPES
 
-from burnish.address import address
 from burnish.errors import UserError
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Engine, Request, Sampling
+from burnish.seeding import derive_seed
 
 GROUP = 8  # samples per prompt
 MIN_REPEATS = 3
@@ -79,9 +80,9 @@ def make_requests(num_sequences: int, context: int, tokens: int, vocabulary: int
     """The same prompts for every seed, so that the prefix cache serves them after the first run."""
     rng = random.Random(context)
     num_prompts = -(-num_sequences // GROUP)
-    prompts = [tuple(rng.randrange(3, vocabulary) for _ in range(context)) for _ in range(num_prompts)]
+    prompts = [ModelInput(tuple(rng.randrange(3, vocabulary) for _ in range(context))) for _ in range(num_prompts)]
     sampling = Sampling(tokens, ignore_eos=True)
-    return [Request(prompts[row // GROUP], sampling, address(seed, row)) for row in range(num_sequences)]
+    return [Request(prompts[row // GROUP], sampling, derive_seed(seed, row)) for row in range(num_sequences)]
 
 
 def seconds(engine: Engine, requests: list[Request]) -> float:

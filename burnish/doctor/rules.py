@@ -54,11 +54,11 @@ class Rule:
     name: str
     severity: str
     scene: str
-    judge: Callable[[Case], Judgement]
+    reward_model: Callable[[Case], Judgement]
     keys: tuple[str, ...] = ()
 
     def find(self, case: Case) -> Finding | None:
-        judged = self.judge(case)
+        judged = self.score(case)
         return None if judged is None else Finding(self.name, self.severity, *judged, keys=self.keys)
 
 

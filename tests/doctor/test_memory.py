@@ -22,17 +22,17 @@ from burnish.models.fourbit import four_bits, is_packed
 from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.lora import add_adapters
 from burnish.models.recompute import enable_recompute
-from burnish.rollout.builtin import loop_runner
-from burnish.rollout.builtin import plan as plan_of_loop
-from burnish.rollout.builtin.blocks import BLOCK
-from burnish.rollout.builtin.cache import CacheShape
-from burnish.rollout.builtin.loop_runner import LoopRunner
-from burnish.rollout.builtin.plan import LoopPlan
-from burnish.rollout.digests import sums_of
 from burnish.rollout.engine import EngineOptions
-from burnish.train import packing
-from burnish.train.ema import MovingAverage
-from burnish.train.optim import Optimizer
+from burnish.rollout.engines.builtin import loop_runner
+from burnish.rollout.engines.builtin import plan as plan_of_loop
+from burnish.rollout.engines.builtin.blocks import BLOCK
+from burnish.rollout.engines.builtin.cache import CacheShape
+from burnish.rollout.engines.builtin.loop_runner import LoopRunner
+from burnish.rollout.engines.builtin.plan import LoopPlan
+from burnish.rollout.engines.digests import sums_of
+from burnish.training import packing
+from burnish.training.ema import MovingAverage
+from burnish.training.optim import Optimizer
 
 from .meter import Small
 
