@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import burnish.cli.main
-import burnish.log.patience
+import burnish.log.tracker_thread
 import burnish.loop.api
 import burnish.loop.fit
 import burnish.training.checkpoint as checkpoint
@@ -178,7 +178,7 @@ def tracker_unreachable(arguments: list[str]) -> None:
 def tracker_hangs(arguments: list[str]) -> None:
     """It never answers. The run waits 0.2 s for it instead of half a minute."""
     TensorboardLogger.log = lambda self, step, metrics: threading.Event().wait()
-    burnish.log.patience.LIMIT = 0.2
+    burnish.log.tracker_thread.LIMIT = 0.2
 
 
 def run_command(request: dict, emit: Callable[[str], None]) -> int:

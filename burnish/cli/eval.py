@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         show(report)
     for problem in report.problems:
         stderr.print(f"reward problem ({problem.count} times): {problem.text}", style="yellow")
-    return 1 if report.hopeless else 0
+    return 1 if report.failed_sources else 0
 
 
 def show(report: Report) -> None:

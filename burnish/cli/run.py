@@ -159,4 +159,4 @@ def _evaluate(loaded: Loaded) -> int:
 
     report = evaluate_loaded(loaded)
     show(report)
-    return 1 if report.hopeless else 0
+    return 1 if report.failed_sources else 0

@@ -1,1 +1,1 @@
-"""The demo: data, tokenizer and model made from nothing, warmed up, then improved by reinforcement."""
+"""The demo: creates data, tokenizer and a tiny model, warms it up with SFT, then improves it with GRPO."""

@@ -1,4 +1,4 @@
-"""Greedy accuracy: the share of questions that a model answers right when it always takes its likeliest token."""
+"""Accuracy of a model with greedy decoding."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from burnish.rollout.engine import EngineOptions, Request, Sampling
 from burnish.rollout.engines.builtin.engine import BuiltinEngine
 from burnish.training.backend import Backend
 
-MAX_ANSWER = DIGITS + 3  # room for an answer that is too long, and for the end marker
+MAX_ANSWER = DIGITS + 3  # allows answers that are too long, and EOS
 
 
 @dataclass(frozen=True)
-class Answered:
-    """A question and what the model said."""
+class Answer:
+    """A problem and the model's answer."""
 
     problem: Problem
     text: str
 
     @property
-    def right(self) -> bool:
+    def correct(self) -> bool:
         return self.text.strip() == self.problem.answer
 
 
-class Examiner:
-    """Asks questions of whatever weights it is given, with one small engine."""
+class GreedyEvaluator:
+    """Generates answers with one small engine, for the current weights of a backend."""
 
     def __init__(self, folder: Path, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -45,21 +45,21 @@ class Examiner:
             own_thread=False,
         )
         self.engine = BuiltinEngine(options)
-        self.asked = 0
+        self.version = 0
 
-    def ask(self, backend: Backend, problems: list[Problem]) -> list[Answered]:
-        self.asked += 1
-        self.engine.load_weights(backend.weights(), self.asked)
+    def generate(self, backend: Backend, problems: list[Problem]) -> list[Answer]:
+        self.version += 1
+        self.engine.load_weights(backend.weights(), self.version)
         greedy = Sampling(MAX_ANSWER, do_sample=False)
         futures = self.engine.generate(
             [Request(ModelInput(tuple(prompt_ids(self.tokenizer, p))), greedy, 0) for p in problems]
         )
         texts = [self.tokenizer.decode(future.result().ids, skip_special_tokens=True) for future in futures]
-        return [Answered(problem, text) for problem, text in zip(problems, texts, strict=True)]
+        return [Answer(problem, text) for problem, text in zip(problems, texts, strict=True)]
 
     def accuracy(self, backend: Backend, problems: list[Problem]) -> float:
-        answered = self.ask(backend, problems)
-        return sum(answer.right for answer in answered) / len(answered)
+        answers = self.generate(backend, problems)
+        return sum(answer.correct for answer in answers) / len(answers)
 
     def close(self) -> None:
         self.engine.close()

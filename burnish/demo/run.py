@@ -1,4 +1,4 @@
-"""The demo itself: make everything, warm up, reinforce, and tell what changed."""
+"""Run the demo: create data and model, warm up, train with GRPO, and report the result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from burnish.demo.accuracy import Examiner
+from burnish.demo.accuracy import GreedyEvaluator
 from burnish.demo.task import CHARACTERS, DATA_SOURCE, Problems, make_problems
 from burnish.demo.tiny import make_model, make_tokenizer
 from burnish.demo.warmup import Warmup
@@ -19,14 +19,14 @@ from burnish.loop.fit import Result
 
 HIDDEN, LAYERS = 64, 2
 WARMUP, TRAIN, HELD_OUT = 4000, 4000, 512
-WARM_ENOUGH = 0.29  # accuracy at which the warm-up ends; reinforcement does the rest
+WARMUP_ACCURACY = 0.29  # accuracy at which the warm-up stops
 STEPS = 240
 ACCURACY = f"val-core/{DATA_SOURCE}/reward/mean@1"
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Greedy accuracy on held-out questions before and after reinforcement, and where to look."""
+    """Greedy accuracy on held-out problems before and after GRPO, and the run folder."""
 
     seed: int
     before: float
@@ -35,10 +35,10 @@ class DemoResult:
     folder: Path
     questions: int  # held out
     curve: list[float]  # mean reward of each step
-    samples: list[tuple[str, str, str, str]]  # question, answer before, answer after, right answer
+    samples: list[tuple[str, str, str, str]]  # question, answer before, answer after, correct answer
 
     def line(self) -> str:
-        """One line of JSON for programs."""
+        """The result as one line of JSON."""
         numbers = {"before": round(self.before, 4), "after": round(self.after, 4), "seconds": round(self.seconds, 1)}
         return json.dumps({"seed": self.seed, **numbers})
 
@@ -52,13 +52,13 @@ def run_demo(
     reward: Callable[..., Any] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> DemoResult:
-    """All of it, in `folder`. `reward` replaces the rule (a test shuffles it); `overrides` go to burnish.training."""
+    """Run the demo in `folder`. `reward` replaces the built-in rule; `overrides` are config overrides for training."""
     started = time.perf_counter()
     problems = make_problems(seed, warmup=WARMUP, train=TRAIN, held_out=HELD_OUT)
     model = folder / "model"
-    say(f"making a tiny Qwen2 model and {WARMUP + TRAIN + HELD_OUT} sorting problems (seed {seed})")
+    say(f"creating a tiny Qwen2 model and {WARMUP + TRAIN + HELD_OUT} sorting problems (seed {seed})")
     warm_up(model, problems, seed)
-    say("warmed up by example; now reinforcement: prompts and rewards only")
+    say("warm-up (SFT) done; now training with GRPO on prompts and rewards only")
     result = reinforce(folder, model, problems, seed, steps, overrides, reward)
     metrics = read_metrics(result.folder / "metrics.jsonl")
     return DemoResult(
@@ -74,18 +74,18 @@ def run_demo(
 
 
 def warm_up(model: Path, problems: Problems, seed: int) -> float:
-    """A random model, taught by example until it sorts some questions right that it was not shown."""
+    """Create a random model and train it with SFT until it solves some unseen problems."""
     tokenizer = make_tokenizer(CHARACTERS)
     make_model(model, tokenizer, hidden=HIDDEN, layers=LAYERS, seed=seed)
-    examiner = Examiner(model, tokenizer)
+    evaluator = GreedyEvaluator(model, tokenizer)
     try:
-        # Measured on the questions of reinforcement: the held-out ones stay unseen by every decision.
+        # Measured on problems of the GRPO stage, so that the held-out set influences no decision.
         unseen = problems.train[:HELD_OUT]
         return Warmup(model, tokenizer, seed).run(
-            problems.warmup, lambda backend: examiner.accuracy(backend, unseen), enough=WARM_ENOUGH, every=1
+            problems.warmup, lambda backend: evaluator.accuracy(backend, unseen), target=WARMUP_ACCURACY, every=1
         )
     finally:
-        examiner.close()
+        evaluator.close()
 
 
 def reinforce(
@@ -97,7 +97,7 @@ def reinforce(
     overrides: tuple[str, ...],
     reward: Callable[..., Any] | None,
 ) -> Result:
-    """GRPO through the same door as every other run."""
+    """Train with GRPO, through the public API."""
     config = [
         f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.model.enable_gradient_checkpointing=false",
@@ -106,7 +106,7 @@ def reinforce(
         "data.max_prompt_length=32",
         "data.max_response_length=8",
         "actor_rollout_ref.rollout.n=8",
-        "actor_rollout_ref.rollout.temperature=0.6",  # at 1 the half-taught model is hardly ever right
+        "actor_rollout_ref.rollout.temperature=0.6",  # at 1 the warmed-up model is rarely correct
         "actor_rollout_ref.actor.ppo_mini_batch_size=32",
         "actor_rollout_ref.actor.optim.lr=4e-4",
         "actor_rollout_ref.actor.optim.lr_warmup_steps=10",
@@ -125,13 +125,13 @@ def reinforce(
 
 
 def _samples(folder: Path, steps: int, count: int = 6) -> list[tuple[str, str, str, str]]:
-    """Questions with the answers before and after; those that changed come first."""
+    """Questions with the answers before and after, changed answers first."""
     before, after = (_answers(folder / f"{step}.jsonl") for step in (0, steps))
-    rows = [(question, before[question][1], said, right) for question, (right, said) in after.items()]
+    rows = [(question, before[question][1], answer, truth) for question, (truth, answer) in after.items()]
     return sorted(rows, key=lambda row: row[1] == row[2])[:count]
 
 
 def _answers(file: Path) -> dict[str, tuple[str, str]]:
-    """question -> (right answer, what the model said), as validation wrote it down."""
+    """question -> (correct answer, model's answer), from the validation dump."""
     records = [json.loads(line) for line in file.read_text().splitlines()]
     return {"".join(filter(str.isdigit, r["input"])): (r["gts"], r["output"]) for r in records}

@@ -1,4 +1,4 @@
-"""The demo's task: sort five digits. Verifiable, more than copying, and learnable by a tiny model in a minute."""
+"""The demo task: sort five digits. Verifiable, not just copying, and learnable by a tiny model in a minute."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ DATA_SOURCE = "burnish/sort"
 
 @dataclass(frozen=True)
 class Problem:
-    """`question` holds the digits, `answer` the same digits in order."""
+    """`question` has the digits, `answer` the sorted digits."""
 
     question: str
     answer: str
 
     def row(self) -> dict[str, Any]:
-        """As verl writes a row."""
+        """A row in verl's format."""
         return {
             "data_source": DATA_SOURCE,
             "prompt": [{"role": "user", "content": self.question}],
@@ -32,7 +32,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Problems:
-    """Three sets with no question in common: for the warm-up, for reinforcement, and held out."""
+    """Three disjoint sets: for the warm-up, for GRPO, and held out."""
 
     warmup: list[Problem]
     train: list[Problem]
@@ -40,7 +40,7 @@ class Problems:
 
 
 def make_problems(seed: int, *, warmup: int, train: int, held_out: int) -> Problems:
-    """Distinct questions, drawn by the seed alone."""
+    """Distinct problems, determined by the seed."""
     total = warmup + train + held_out
     numbers = random.Random(derive_seed(seed, "sorting problems")).sample(range(10**DIGITS), total)
     questions = [f"{number:0{DIGITS}d}" for number in numbers]

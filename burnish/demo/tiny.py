@@ -1,4 +1,4 @@
-"""A tiny Qwen2-shaped model and a character tokenizer, made in code: no download."""
+"""A tiny random Qwen2 model and a character tokenizer, created without downloads."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """One token per character, and the chat markers. The template marks a role by its first letter.
+    """One token per character plus the chat markers. The template abbreviates a role to its first letter.
 
-    Byte-level like Qwen's own, so that every loader that expects a Qwen2 tokenizer beside a Qwen2 model reads it alike.
+    Byte-level like Qwen's, so that loaders that expect a Qwen2 tokenizer for a Qwen2 model accept it.
     """
     alphabet = [symbol for symbol, _ in pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(characters)]
     tokens = [PAD, START, END, *sorted(set("".join(alphabet) + "usaĠ"))]  # Ġ is the space
@@ -36,7 +36,7 @@ def make_tokenizer(characters: str) -> PreTrainedTokenizerFast:
 def make_model(
     folder: Path, tokenizer: PreTrainedTokenizerFast, *, hidden: int, layers: int, seed: int
 ) -> Qwen2ForCausalLM:
-    """A random Qwen2 of that size, saved with its tokenizer so that anything can load it."""
+    """Create a random Qwen2 model and save it with its tokenizer."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=len(tokenizer),

@@ -1,4 +1,4 @@
-"""The warm-up: supervised training until the model answers some held-out questions right, and then no further."""
+"""The warm-up: SFT until the model solves some unseen problems."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from burnish.training.packing import PackedRows
 LEARNING_RATE = 2e-3
 BATCH = 64
 MAX_STEPS = 400
-FIRST_LOOK = 24  # no seed gets anywhere before
+FIRST_EVAL = 24  # no seed reaches the target earlier
 
 
 class Warmup:
-    """Teaches a folder's model by example. `measure(backend)` is its accuracy on questions it is not taught."""
+    """Trains the model in a folder with SFT. `measure(backend)` returns its accuracy on other problems."""
 
     def __init__(self, folder: Path, tokenizer: Any, seed: int) -> None:
         self.folder = folder
@@ -34,19 +34,19 @@ class Warmup:
         self.backend = Backend(model, torch.device("cpu"), torch.float32)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
 
-    def run(self, problems: list[Problem], measure: Callable[[Backend], float], enough: float, every: int) -> float:
-        """Train until `measure` reaches `enough`; saves the model and returns what it reached."""
+    def run(self, problems: list[Problem], measure: Callable[[Backend], float], target: float, every: int) -> float:
+        """Train until `measure` reaches `target`; saves the model and returns its accuracy."""
         rng = random.Random(derive_seed(self.seed, "warm-up"))
-        reached = 0.0
+        accuracy = 0.0
         for step in range(1, MAX_STEPS + 1):
             self._update(rng.choices(problems, k=BATCH))
-            if step >= FIRST_LOOK and step % every == 0:
-                reached = measure(self.backend)
-                if reached >= enough:
+            if step >= FIRST_EVAL and step % every == 0:
+                accuracy = measure(self.backend)
+                if accuracy >= target:
                     break
         with quiet_transformers():
             self.backend.model.save_pretrained(self.folder)
-        return reached
+        return accuracy
 
     def _update(self, problems: list[Problem]) -> None:
         self.backend.model.train()
@@ -64,6 +64,6 @@ class Warmup:
 
 
 def prompt_ids(tokenizer: Any, problem: Problem) -> list[int]:
-    """The question in the chat template, ready to be answered."""
+    """Token ids of the rendered question, with a generation prompt."""
     messages = [{"role": "user", "content": problem.question}]
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)

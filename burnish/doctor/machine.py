@@ -182,4 +182,4 @@ def cpu_bf16(flags: str | None = None) -> str:
 def _isolation() -> str:
     from burnish.reward.sandbox.namespaces import isolation
 
-    return isolation().sentence
+    return isolation().description

@@ -1,4 +1,4 @@
-"""Export: a checkpoint becomes a Hugging Face folder that transformers loads."""
+"""burnish export: convert a checkpoint to a Hugging Face model folder."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ VALUE_HEAD = "score"
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What to take from a checkpoint, and how to write it."""
+    """What to export from a checkpoint, and in which format."""
 
     critic: bool = False
-    best: bool = False  # of a run folder, the checkpoint whose validation was best
-    adapter: bool = False  # the adapter alone, in peft's format
-    average: bool = False  # the moving average instead of the weights
-    dtype: str | None = None  # None: as they are stored
-    base: str | None = None  # the model under an adapter, where it is not where it was
+    best: bool = False  # the checkpoint of a run folder with the best validation
+    adapter: bool = False  # only the adapter, in PEFT format
+    average: bool = False  # the moving average (EMA) of the weights
+    dtype: str | None = None  # None: as stored
+    base: str | None = None  # the base model of an adapter, if it has moved
     trust_remote_code: bool = False
 
 
 def export(checkpoint: Path, out: Path, options: ExportOptions = ExportOptions()) -> Path:  # noqa: B008
-    """Write the folder; what was read is returned. OUT appears whole or not at all."""
+    """Write the folder; returns the folder that was exported. OUT is created atomically."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError("is there already, and not empty", key="OUT", value=str(out))
-    chosen = best_checkpoint(checkpoint) if options.best else checkpoint
-    folder = role_folder(chosen, "critic" if options.critic else "actor")
+        raise UserError("the folder exists and is not empty", key="OUT", value=str(out))
+    source = best_checkpoint(checkpoint) if options.best else checkpoint
+    folder = role_folder(source, "critic" if options.critic else "actor")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -60,8 +60,8 @@ def export(checkpoint: Path, out: Path, options: ExportOptions = ExportOptions()
             _copy_adapter(folder, partial)
         else:
             with quiet_transformers():
-                _plain_model(folder, options).save_pretrained(partial)
-            _copy_the_rest(folder / HUB, partial)
+                _load_model(folder, options).save_pretrained(partial)
+            _copy_tokenizer(folder / HUB, partial)
         if out.exists():
             out.rmdir()
         partial.rename(out)
@@ -71,43 +71,43 @@ def export(checkpoint: Path, out: Path, options: ExportOptions = ExportOptions()
 
 
 def best_checkpoint(run: Path) -> Path:
-    """The checkpoint of a run folder that trainer.best_metric_key kept."""
+    """The best checkpoint of a run folder, by trainer.best_metric_key."""
     checkpoints = Checkpoints(run.expanduser())
     best = checkpoints.best()
     if best is None:
-        problem = f"{run} has no best checkpoint: a run keeps one where trainer.best_metric_key asks for it"
-        raise UserError(problem, key="--best", hint="leave --best out for the newest")
+        problem = f"{run} has no best checkpoint; a run keeps one only if trainer.best_metric_key is set"
+        raise UserError(problem, key="--best", hint="omit --best to export the newest checkpoint")
     return checkpoints.path(best)
 
 
 def role_folder(checkpoint: Path, role: str) -> Path:
-    """The role's folder of a run (its newest whole checkpoint), of a checkpoint, or the folder itself."""
-    where = checkpoint.expanduser()
-    if not where.is_dir():
+    """The role's folder in a run (newest complete checkpoint) or a checkpoint; or `checkpoint` itself if it is one."""
+    folder = checkpoint.expanduser()
+    if not folder.is_dir():
         raise UserError("no such folder", key="CHECKPOINT", value=str(checkpoint))
-    if (where / HUB).is_dir():
-        return where
-    if not where.name.startswith(PREFIX) and Checkpoints(where).steps():
-        newest, damaged = Checkpoints(where).latest_good()
+    if (folder / HUB).is_dir():
+        return folder
+    if not folder.name.startswith(PREFIX) and Checkpoints(folder).steps():
+        newest, damaged = Checkpoints(folder).latest_good()
         if newest is None and not damaged:
-            raise UserError("holds no checkpoint", key="CHECKPOINT", value=str(checkpoint))
-        # verl writes no manifest: then the newest folder is taken as it is.
-        where = newest or Checkpoints(where).path(Checkpoints(where).own_steps()[-1])
-    elif (where / "manifest.json").is_file() and (problem := damage(where)):
-        raise UserError(f"the checkpoint is damaged: {problem}", key="CHECKPOINT", value=str(where))
-    if not (where / role / HUB).is_dir():
-        held = sorted(path.parent.name for path in where.glob(f"*/{HUB}"))
-        problem = f"holds no {role}" if held else f"is no checkpoint: a role's folder holds {HUB}/config.json"
-        raise UserError(problem, key="CHECKPOINT", value=str(where), allowed=held or None)
-    return where / role
+            raise UserError("the folder contains no checkpoint", key="CHECKPOINT", value=str(checkpoint))
+        # verl writes no manifest: use the newest checkpoint unverified.
+        folder = newest or Checkpoints(folder).path(Checkpoints(folder).own_steps()[-1])
+    elif (folder / "manifest.json").is_file() and (problem := damage(folder)):
+        raise UserError(f"the checkpoint is damaged: {problem}", key="CHECKPOINT", value=str(folder))
+    if not (folder / role / HUB).is_dir():
+        roles = sorted(path.parent.name for path in folder.glob(f"*/{HUB}"))
+        problem = f"the checkpoint has no {role}" if roles else f"not a checkpoint: {role}/{HUB}/config.json not found"
+        raise UserError(problem, key="CHECKPOINT", value=str(folder), allowed=roles or None)
+    return folder / role
 
 
-def _plain_model(folder: Path, options: ExportOptions) -> PreTrainedModel:
+def _load_model(folder: Path, options: ExportOptions) -> PreTrainedModel:
     config = _config(folder, options)
     if has_adapter(folder):
-        weights = _merged(folder, options)
+        weights = _merge_adapter(folder, options)
     else:
-        weights = _read(folder, config, options)
+        weights = _read_weights(folder, config, options)
     if options.dtype is not None:
         weights = _cast(weights, options.dtype)
     generation = folder / HUB / "generation_config.json"
@@ -124,56 +124,56 @@ def _config(folder: Path, options: ExportOptions) -> PretrainedConfig:
     try:
         config = AutoConfig.from_pretrained(folder / HUB, trust_remote_code=options.trust_remote_code)
     except (OSError, ValueError) as error:
-        problem = f"its config cannot be read: {first_line(error)}"
+        problem = f"cannot read the config of the checkpoint: {first_line(error)}"
         raise UserError(problem, key="CHECKPOINT", value=str(folder)) from error
     if options.critic:
         config.num_labels = 1
     return config
 
 
-def _read(folder: Path, config: PretrainedConfig, options: ExportOptions) -> dict[str, Tensor]:
+def _read_weights(folder: Path, config: PretrainedConfig, options: ExportOptions) -> dict[str, Tensor]:
     files = shard_files(folder)
     if files:
         if options.average:
-            raise UserError("verl's checkpoints hold no moving average", key="--ema")
+            raise UserError("verl checkpoints have no moving average", key="--ema")
         empty = model_of(config, None, values=options.critic, trust_remote_code=options.trust_remote_code)
         return join_shards(files, {name: tensor.shape for name, tensor in empty.state_dict().items()})
     if not options.average and not stored_weights(folder) and any((folder / HUB).glob("*.safetensors")):
         family = AutoModelForTokenClassification if options.critic else AutoModelForCausalLM
-        how = {"config": config, "dtype": "auto", "trust_remote_code": options.trust_remote_code}
-        return family.from_pretrained(folder / HUB, **how).state_dict()
+        kwargs = {"config": config, "dtype": "auto", "trust_remote_code": options.trust_remote_code}
+        return family.from_pretrained(folder / HUB, **kwargs).state_dict()
     return whole_weights(folder, options.average)
 
 
-def _merged(folder: Path, options: ExportOptions) -> dict[str, Tensor]:
-    """Base and adapter as one, exactly as the run sent them to its engine."""
-    where = folder / ADAPTER
-    facts = json.loads((where / FACTS).read_text()) if (where / FACTS).is_file() else {}
-    path = options.base or json.loads((where / "adapter_config.json").read_text()).get("base_model_name_or_path")
+def _merge_adapter(folder: Path, options: ExportOptions) -> dict[str, Tensor]:
+    """Merge the adapter into the base model, exactly as the run did for its engine."""
+    adapter = folder / ADAPTER
+    facts = json.loads((adapter / FACTS).read_text()) if (adapter / FACTS).is_file() else {}
+    path = options.base or json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path")
     if not path:
-        raise UserError("which model is under the adapter?", key="--base", hint="--base /path/to/model")
+        raise UserError("the base model of the adapter is not known", key="--base", hint="--base /path/to/model")
     source = ModelSource(path, key="--base", trust_remote_code=options.trust_remote_code)
-    kept = DTYPES[facts.get("dtype", "float32")]
-    how = {}
+    dtype = DTYPES[facts.get("dtype", "float32")]
+    kwargs = {}
     if facts.get("load_in_4bit"):
-        how = {"quantization_config": four_bits(kept, ("lm_head", VALUE_HEAD), "model"), "device_map": {"": "cpu"}}
+        kwargs = {"quantization_config": four_bits(dtype, ("lm_head", VALUE_HEAD), "model"), "device_map": {"": "cpu"}}
     if options.critic:
-        model = load_value_model(source, kept, None, **how)
+        model = load_value_model(source, dtype, None, **kwargs)
     else:
-        model = load_causal_lm(source, None, kept, **how)
+        model = load_causal_lm(source, None, dtype, **kwargs)
     settings = AdapterSettings(
-        "--base", 0, 0, 0.0, None, None, str(where), dora=False, dtype=None, init_a=None, init_b=None
+        "--base", 0, 0, 0.0, None, None, str(adapter), dora=False, dtype=None, init_a=None, init_b=None
     )
     heads = (VALUE_HEAD,) if options.critic else ()
     adapters = add_adapters(model, settings, dtype=adapter_dtype(model, None), heads=heads)
     with holding(model, stored_average(folder) if options.average else {}):
-        return {name: tensor.to(kept) for name, tensor in adapters.merged(torch.device("cpu"))}
+        return {name: tensor.to(dtype) for name, tensor in adapters.merged(torch.device("cpu"))}
 
 
 def _cast(weights: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
     if dtype not in DTYPES:
-        raise UserError("no such number format", key="--dtype", value=dtype, allowed=DTYPES)
-    cast: dict[int, Tensor] = {}  # tied weights stay one
+        raise UserError("unknown dtype", key="--dtype", value=dtype, allowed=DTYPES)
+    cast: dict[int, Tensor] = {}  # by id, so that tied weights stay tied
     for tensor in weights.values():
         if id(tensor) not in cast:
             cast[id(tensor)] = tensor.to(DTYPES[dtype]) if tensor.is_floating_point() else tensor
@@ -182,12 +182,12 @@ def _cast(weights: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
 
 def _copy_adapter(folder: Path, out: Path) -> None:
     if not has_adapter(folder):
-        raise UserError("the checkpoint holds whole weights, no adapter", key="--adapter", hint="leave --adapter out")
+        raise UserError("the checkpoint has full weights, no adapter", key="--adapter", hint="omit --adapter")
     shutil.copytree(folder / ADAPTER, out)
 
 
-def _copy_the_rest(hub: Path, out: Path) -> None:
-    """Tokenizer and chat template as they lie there."""
+def _copy_tokenizer(hub: Path, out: Path) -> None:
+    """Copy the files other than weights, such as tokenizer and chat template."""
     for path in sorted(hub.iterdir()):
         if (
             path.is_file()

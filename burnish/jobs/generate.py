@@ -14,7 +14,7 @@ from burnish.data.encode import TRUNCATIONS, PromptEncoder, TemplateFailure
 from burnish.data.files import Rows, parquet_path, read_file, write_with_column
 from burnish.data.prompt import read_prompt
 from burnish.errors import UserError
-from burnish.log.console import counting, say
+from burnish.log.console import progress_counter, say
 from burnish.loop.collect import run_coroutine, run_episodes
 from burnish.loop.roles import check_engine_of, engine_of
 from burnish.loop.sampling import decoder, training_sampling
@@ -153,7 +153,7 @@ def respond(cfg: GenerateConfig, engine: Engine, samples: list[list[Prompt]], de
     """The texts of every group, a batch of prompts at a time."""
     responses: list[list[str]] = []
     size = cfg.data.batch_size
-    with counting("prompts", len(samples)) as done:
+    with progress_counter("prompts", len(samples)) as done:
         for start in range(0, len(samples), size):
             batch = samples[start : start + size]
             prompts = [prompt for group in batch for prompt in group]

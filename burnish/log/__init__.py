@@ -1,1 +1,1 @@
-"""Numbers out: metrics, clock, loggers and the run folder. Import from the file that holds the noun."""
+"""Metrics, timing, loggers and the run folder."""

@@ -1,4 +1,4 @@
-"""Clock: seconds by phase of a step, and the speeds that follow from them."""
+"""Clock: seconds per phase of a step, and the throughput metrics derived from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-# Phases whose time is also told per token. Generation makes response tokens; the others read the whole sequence.
+# Phases with a per-token metric. Generation is per response token; the others process whole sequences.
 PER_RESPONSE_TOKEN = ("gen",)
 PER_TOKEN = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
 
@@ -16,7 +16,7 @@ PER_TOKEN = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_ac
 @dataclass
 class _Phase:
     seconds: float = 0.0
-    inside: int = 0
+    depth: int = 0  # callers currently inside
     since: float = 0.0
 
 
@@ -24,21 +24,21 @@ class Clock:
     """Wall seconds spent in each named phase since the last `take`.
 
     >>> with clock("gen"):
-    ...     batch = respond(prompts)
+    ...     batch = generate(prompts)
     >>> clock.take()
     {'timing_s/gen': 3.1}
 
-    A phase entered twice at once (nested, or from several threads) is counted once: its seconds are those during which
-    at least one caller was inside. Different phases may overlap; each has its own seconds.
+    A phase that is entered concurrently (nested, or from several threads) is counted once: its seconds are those during
+    which at least one caller was inside. Different phases may overlap.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._lock = threading.Lock()
         self._phases: dict[str, _Phase] = {}
-        self._open: list[str] = []  # phases somebody is inside of, in the order they were entered
-        self.failed_in: str | None = None  # the innermost phase that an error has ended
-        self.beats = 0  # phases entered and left so far: while it grows, the run goes on
+        self._open: list[str] = []  # phases currently active, in the order they were entered
+        self.failed_in: str | None = None  # the innermost phase in which an exception was raised
+        self.num_transitions = 0  # phases entered and left so far; the watchdog checks that it grows
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -55,46 +55,46 @@ class Clock:
     def _enter(self, name: str) -> None:
         with self._lock:
             phase = self._phases.setdefault(name, _Phase())
-            if phase.inside == 0:
+            if phase.depth == 0:
                 phase.since = self._now()
-            phase.inside += 1
+            phase.depth += 1
             self._open.append(name)
-            self.beats += 1
+            self.num_transitions += 1
 
     def _leave(self, name: str) -> None:
         with self._lock:
             phase = self._phases[name]
-            phase.inside -= 1
-            self._open.reverse()  # of several, the one entered last is left first
+            phase.depth -= 1
+            self._open.reverse()  # of equal names, remove the one entered last
             self._open.remove(name)
             self._open.reverse()
-            self.beats += 1
-            if phase.inside == 0:
+            self.num_transitions += 1
+            if phase.depth == 0:
                 phase.seconds += self._now() - phase.since
 
     def add(self, name: str, seconds: float) -> None:
-        """Seconds that somebody else has measured, perhaps in another process."""
+        """Add seconds measured elsewhere, for example in another process."""
         with self._lock:
             self._phases.setdefault(name, _Phase()).seconds += seconds
 
-    def where(self) -> str:
-        """The phases somebody is inside of, outermost first; "" between phases."""
+    def active_phases(self) -> str:
+        """The active phases, outermost first; "" between phases."""
         with self._lock:
             return ", ".join(dict.fromkeys(self._open))
 
     def take(self) -> dict[str, float]:
-        """timing_s/<phase> of everything timed since the last call, and start again from zero.
+        """timing_s/<phase> since the last call; resets the clock.
 
-        A phase that is still open gives its seconds so far; the rest goes to the next call, so that none are lost.
+        A phase that is still active reports its seconds so far; the remainder is reported by the next call.
         """
         with self._lock:
             now = self._now()
             timings = {}
             for name, phase in self._phases.items():
-                running = now - phase.since if phase.inside else 0.0
+                running = now - phase.since if phase.depth else 0.0
                 timings[f"timing_s/{name}"] = phase.seconds + running
             self._phases = {
-                name: _Phase(inside=phase.inside, since=now) for name, phase in self._phases.items() if phase.inside
+                name: _Phase(depth=phase.depth, since=now) for name, phase in self._phases.items() if phase.depth
             }
             return timings
 
@@ -102,9 +102,9 @@ class Clock:
 def speed_metrics(
     timings: Mapping[str, float], *, prompt_tokens: int, response_tokens: int, num_devices: int = 1
 ) -> dict[str, float]:
-    """timing_per_token_ms/<phase> and perf/* from `Clock.take()` and the tokens of the batch.
+    """timing_per_token_ms/<phase> and perf/* from `Clock.take()` and the number of tokens.
 
-    perf/throughput is tokens per second and device over timing_s/step.
+    perf/throughput is tokens per second per device over timing_s/step.
     """
     tokens = prompt_tokens + response_tokens
     per_phase = {name: response_tokens for name in PER_RESPONSE_TOKEN} | {name: tokens for name in PER_TOKEN}

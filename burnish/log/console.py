@@ -1,4 +1,4 @@
-"""The console: a bar on a terminal, plain lines elsewhere. All of Burnish's words to a person go through it."""
+"""Console output: a progress bar on a terminal, plain lines elsewhere. All messages to the user are printed here."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from burnish.log.trouble import troubles
+from burnish.log.step_warnings import step_warnings
 
 if TYPE_CHECKING:
     from burnish.log.logger import RunInfo
 
-# (label, the first of these names that is present, format): what the line of a step shows.
-SHOWN = (
+# Columns of a step's line: (label, metric names of which the first present one is shown, format).
+STEP_COLUMNS = (
     ("loss", ("train/loss",), "{:.4f}"),
     ("score", ("critic/score/mean",), "{:.3f}"),
     ("length", ("response_length/mean",), "{:.1f}"),
@@ -27,33 +27,33 @@ SHOWN = (
     ("lr", ("actor/lr", "train/lr"), "{:.2g}"),
 )
 STEP_SECONDS = ("timing_s/step", "perf/time_per_step")
-CELL = 300
+MAX_CELL = 300
 
 
 @cache
 def get_console() -> Console:
-    """The one console. Text is shown as it is: no markup, no highlighting."""
+    """The shared console, without markup and highlighting."""
     console = Console(markup=False, emoji=False, highlight=False)
-    # Logs of a batch system are read by line; only a terminal needs its lines folded.
+    # Wrap lines on a terminal only; log files are read by line.
     console.soft_wrap = not console.is_terminal
     return console
 
 
 def say(text: str, style: str = "") -> None:
-    """A message to the person who started the run."""
+    """Print a message to the user."""
     get_console().print(text, style=style or None)
 
 
 def say_error(text: str) -> None:
-    """What went wrong, on standard error."""
+    """Print an error to standard error."""
     Console(stderr=True, markup=False, emoji=False, highlight=False).print(text, style="red", soft_wrap=True)
 
 
 @contextmanager
-def counting(noun: str, total: int, console: Console | None = None) -> Iterator[Callable[[int], None]]:
-    """Gives a function to be told how many are done: it moves a bar on a terminal, and says so elsewhere."""
+def progress_counter(noun: str, total: int, console: Console | None = None) -> Iterator[Callable[[int], None]]:
+    """Yields a function to call with the number done: it updates a bar on a terminal and prints lines elsewhere."""
     console = console or get_console()
-    if not has_cursor(console):
+    if not is_interactive(console):
         yield lambda done: console.print(f"{done}/{total} {noun}")
         return
     with _bar(console) as bar:
@@ -61,27 +61,27 @@ def counting(noun: str, total: int, console: Console | None = None) -> Iterator[
         yield lambda done: bar.update(task, completed=done)
 
 
-def has_cursor(console: Console) -> bool:
-    """A notebook has no cursor to move: it gets plain lines, as a log file does."""
+def is_interactive(console: Console) -> bool:
+    """Whether a progress bar can be shown. Notebooks and log files get plain lines."""
     return console.is_terminal and not console.is_jupyter and not console.is_dumb_terminal
 
 
 class ConsoleLogger:
-    """One readable line per step, trouble named, and a live bar with the time left where there is a terminal."""
+    """One line per step, warnings, and on a terminal a progress bar with the remaining time."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or get_console()
         self.progress: Progress | None = None
         self.total = 0
-        self._began: tuple[int, float] | None = None  # (step, time) where measuring the pace began
+        self._start: tuple[int, float] | None = None  # (step, time) at the start, to estimate the remaining time
 
     def start(self, run: RunInfo, resume_step: int | None = None) -> None:
         self.total = run.total_steps
         done = resume_step or 0
-        self._began = (done, time.monotonic())
-        again = f", from step {done}" if done else ""
-        self._print(f"{run.project}/{run.name}: {self.total} steps{again}, in {run.folder}", style="bold")
-        if has_cursor(self.console):
+        self._start = (done, time.monotonic())
+        resumed = f", from step {done}" if done else ""
+        self._print(f"{run.project}/{run.name}: {self.total} steps{resumed}, in {run.folder}", style="bold")
+        if is_interactive(self.console):
             self.progress = _bar(self.console)
             self.progress.add_task("step", total=self.total or None, completed=done)
             self.progress.start()
@@ -93,7 +93,7 @@ class ConsoleLogger:
         if validation:
             shown = "  ".join(f"{name.partition('/')[2]} {value:.3f}" for name, value in sorted(validation.items()))
             self._print(f"validation at step {step}: {shown}", style="green")
-        for text in troubles(metrics):
+        for text in step_warnings(metrics):
             self._print(f"step {step}: {text}", style="yellow")
         if self.progress is not None:
             self.progress.update(self.progress.task_ids[0], completed=step)
@@ -103,7 +103,7 @@ class ConsoleLogger:
         for row in rows:
             for column, value in zip(columns, row, strict=True):
                 text = str(value)
-                self._print(f"  {column}: {text if len(text) <= CELL else text[:CELL] + ' ...'}")
+                self._print(f"  {column}: {text if len(text) <= MAX_CELL else text[:MAX_CELL] + ' ...'}")
             self._print("")
 
     def note(self, text: str) -> None:
@@ -119,10 +119,10 @@ class ConsoleLogger:
 
     def _line(self, step: int, metrics: Mapping[str, float]) -> str:
         parts = [f"step {step}/{self.total}" if self.total else f"step {step}"]
-        for label, names, form in SHOWN:
+        for label, names, template in STEP_COLUMNS:
             value = _first(metrics, names)
             if value is not None:
-                parts.append(f"{label} {form.format(value)}")
+                parts.append(f"{label} {template.format(value)}")
         seconds = _first(metrics, STEP_SECONDS)
         if seconds is not None:
             parts.append(f"{seconds:.1f} s")
@@ -134,10 +134,10 @@ class ConsoleLogger:
         return "  ".join(parts)
 
     def _seconds_left(self, step: int) -> float | None:
-        if self._began is None or step <= self._began[0] or step >= self.total:
+        if self._start is None or step <= self._start[0] or step >= self.total:
             return None
-        pace = (time.monotonic() - self._began[1]) / (step - self._began[0])
-        return pace * (self.total - step)
+        seconds_per_step = (time.monotonic() - self._start[1]) / (step - self._start[0])
+        return seconds_per_step * (self.total - step)
 
 
 def _bar(console: Console) -> Progress:

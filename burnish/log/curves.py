@@ -1,4 +1,4 @@
-"""Curves: a run's numbers as a PNG, and one of them as text for a terminal."""
+"""Plot the metrics of a run as a PNG, or one metric as text for a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from burnish.log.file import read_metrics
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# (title, names drawn in it): a panel appears when the run has one of its names. A name ending in / is a prefix.
+# (title, metrics). Panels without any of their metrics are omitted. A name that ends in / is a prefix.
 PANELS = (
     ("score", ("critic/score/mean", "val-core/")),
     ("response length", ("response_length/mean", "response_length/max")),
@@ -26,13 +26,16 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 def draw_curves(metrics: str | Path, out: str | Path) -> list[str]:
-    """Draw the panels that a metrics.jsonl has numbers for; give their titles. Without any, no picture is made."""
+    """Plot the panels for which a metrics.jsonl has metrics; returns their titles. Writes no file if there are none."""
     steps = read_metrics(Path(metrics))
     present = sorted({name for numbers in steps.values() for name in numbers if not name.endswith("/std")})
     panels = []
-    for title, wanted in PANELS:
+    for title, patterns in PANELS:
         names = [
-            name for want in wanted for name in present if name == want or (want[-1] == "/" and name.startswith(want))
+            name
+            for pattern in patterns
+            for name in present
+            if name == pattern or (pattern[-1] == "/" and name.startswith(pattern))
         ]
         if names:
             panels.append((title, names))
@@ -42,7 +45,7 @@ def draw_curves(metrics: str | Path, out: str | Path) -> list[str]:
 
 
 def _draw(panels: list[tuple[str, list[str]]], steps: dict[int, dict[str, float]], out: Path) -> None:
-    # Figure and canvas by hand: pyplot would change the state of a notebook that draws its own figures.
+    # Not pyplot, which would change the global state of a notebook that plots its own figures.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -62,7 +65,7 @@ def _draw(panels: list[tuple[str, list[str]]], steps: dict[int, dict[str, float]
 def _panel(axis: Axes, title: str, names: list[str], steps: dict[int, dict[str, float]]) -> None:
     for name in names:
         points = [(step, numbers[name]) for step, numbers in sorted(steps.items()) if name in numbers]
-        # A single point has no line; validation is rare, so its points are marked.
+        # Mark single points, which have no line, and validation, which is rare.
         marker = "o" if len(points) == 1 or name.startswith("val") else None
         axis.plot([step for step, _ in points], [value for _, value in points], label=name, marker=marker, markersize=3)
     axis.set_title(title)
@@ -72,21 +75,21 @@ def _panel(axis: Axes, title: str, names: list[str], steps: dict[int, dict[str, 
 
 
 def sparkline(values: Sequence[float], low: float, high: float, width: int = 24) -> str:
-    """A curve in one line of block characters, between two fixed values."""
+    """A curve in one line of block characters, scaled from `low` to `high`."""
     steps = len(LEVELS) - 2
-    shares = [(value - low) / (high - low) for value in _squeezed([float(value) for value in values], width)]
+    shares = [(value - low) / (high - low) for value in _downsample([float(value) for value in values], width)]
     return "".join(LEVELS[1 + round(min(max(share, 0.0), 1.0) * steps)] for share in shares)
 
 
 def terminal_curve(values: Sequence[float], width: int = 60, height: int = 8) -> str:
-    """A curve in block characters, with its largest and smallest value at the side. Not-finite values are left out."""
+    """A curve in block characters, labeled with its maximum and minimum. Non-finite values are skipped."""
     finite = [float(value) for value in values if math.isfinite(value)]
     if not finite:
         return ""
-    columns = _squeezed(finite, width)
+    columns = _downsample(finite, width)
     low, high = min(columns), max(columns)
     steps = len(LEVELS) - 1
-    # Eighths of a cell, at least one, so that the lowest value is still seen.
+    # In eighths of a cell, at least one, so that the lowest value is visible.
     span = high - low
     filled = [1 if span == 0 else 1 + round((value - low) / span * (height * steps - 1)) for value in columns]
     label = max(len(_number(low)), len(_number(high)))
@@ -98,8 +101,8 @@ def terminal_curve(values: Sequence[float], width: int = 60, height: int = 8) ->
     return "\n".join(lines)
 
 
-def _squeezed(values: list[float], width: int) -> list[float]:
-    """At most `width` values: means of neighbours."""
+def _downsample(values: list[float], width: int) -> list[float]:
+    """At most `width` values, as means of neighbors."""
     if len(values) <= width:
         return values
     edges = [round(i * len(values) / width) for i in range(width + 1)]

@@ -18,32 +18,32 @@ TABLES = "tables"
 
 
 class FileLogger:
-    """One line {"step": ..., "data": {...}} per step, written out at once; steps are unique, also after a resume.
+    """One line {"step": ..., "data": {...}} per step, written immediately; steps are unique, also after a resume.
 
-    Lines that a full disk does not take are kept and come with the next one.
+    Lines that cannot be written because the disk is full are kept and written with the next one.
     """
 
     def __init__(self) -> None:
         self.file: IO[bytes] | None = None
         self.folder = Path()
-        self._last: tuple[int, dict[str, float]] | None = None  # the step of the last line, and its metrics
-        self._begins = 0  # where that line begins, if it is on the disk
-        self._end = 0  # and where the last line on the disk ends
-        self._unwritten: list[bytes] = []  # lines that the disk did not take
+        self._last: tuple[int, dict[str, float]] | None = None  # step and metrics of the last line
+        self._last_start = 0  # offset of that line, if it was written
+        self._end = 0  # offset of the end of the last line written
+        self._unwritten: list[bytes] = []  # lines that could not be written yet
 
     def start(self, run: RunInfo, resume_step: int | None = None) -> None:
         self.folder = run.folder
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / METRICS
         if resume_step is None:
-            _move_aside(path)
+            _rename_existing(path)
         else:
-            _forget_after(path, resume_step)
+            _drop_after(path, resume_step)
         self.file = open(path, "ab", buffering=0)  # noqa: SIM115 - open for as long as the run lasts
         self._end = self.file.seek(0, os.SEEK_END)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of the step written last join its line; any other step gets a new line."""
+        """Metrics of the last step are merged into its line; any other step gets a new line."""
         if self.file is None:
             raise RuntimeError("the file logger is not started")
         data = dict(metrics)
@@ -52,22 +52,22 @@ class FileLogger:
             if self._unwritten:
                 self._unwritten.pop()
             else:
-                self._end = self._begins
+                self._end = self._last_start
         self._last = (step, data)
         line = encode({"step": step, "data": data}) + "\n"
         self._unwritten.append(line.encode("utf-8", errors="backslashreplace"))
         self._write()
 
     def _write(self) -> None:
-        """All that is not on the disk; what an earlier try left half-written goes first."""
-        text = b"".join(self._unwritten)
+        """Write all pending lines, after truncating what an earlier failed write left behind."""
+        data = b"".join(self._unwritten)
         if self.file.seek(0, os.SEEK_END) > self._end:
             self.file.truncate(self._end)
-        done = 0
-        while done < len(text):
-            done += self.file.write(text[done:])
-        self._begins = self._end + len(text) - len(self._unwritten[-1])
-        self._end += len(text)
+        written = 0
+        while written < len(data):
+            written += self.file.write(data[written:])
+        self._last_start = self._end + len(data) - len(self._unwritten[-1])
+        self._end += len(data)
         self._unwritten = []
 
     def table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -90,17 +90,17 @@ class FileLogger:
 
 
 def read_metrics(path: Path) -> dict[int, dict[str, float]]:
-    """What a metrics.jsonl holds, by step."""
+    """The metrics in a metrics.jsonl, by step."""
     steps: dict[int, dict[str, float]] = {}
     for line in read(path):
-        # Not-finite numbers are stored as words, which float() reads.
+        # Non-finite numbers are stored as strings that float() parses.
         numbers = {name: float(value) for name, value in line["data"].items()}
         steps[line["step"]] = steps.get(line["step"], {}) | numbers
     return steps
 
 
-def _move_aside(path: Path) -> None:
-    """A new run in an old folder keeps the old numbers, as metrics.1.jsonl and so on."""
+def _rename_existing(path: Path) -> None:
+    """Rename the metrics of an earlier run in the same folder to metrics.1.jsonl and so on."""
     if not path.exists() or path.stat().st_size == 0:
         return
     number = 1
@@ -109,8 +109,8 @@ def _move_aside(path: Path) -> None:
     path.rename(old)
 
 
-def _forget_after(path: Path, step: int) -> None:
-    """Drop the lines of steps that will be made again, and a line that was cut off."""
+def _drop_after(path: Path, step: int) -> None:
+    """Drop the lines of steps that will be repeated, and an incomplete last line."""
     if path.exists():
         kept = [encode(line) + "\n" for line in read(path) if line["step"] <= step]
         write_atomically(path, "".join(kept))

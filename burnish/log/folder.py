@@ -1,4 +1,4 @@
-"""The run folder: what was asked, with what, and what came out, on disk."""
+"""The run folder: config, command, environment and outputs of a run on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGES = ("torch", "transformers", "numpy", "safetensors", "vllm", "sglang", "
 
 
 class RunFolder:
-    """trainer.default_local_dir: made when it is not there; names what lies where."""
+    """trainer.default_local_dir: created if needed; properties for the paths in it."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser().absolute()
@@ -30,13 +30,13 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
-                f"cannot make the run folder: {error.strerror or error}",
+                f"cannot create the run folder: {error.strerror or error}",
                 key="trainer.default_local_dir",
                 value=str(path),
                 hint="trainer.default_local_dir=/a/folder/you/can/write",
             ) from error
         if not os.access(self.path, os.W_OK | os.X_OK):
-            raise UserError("the run folder cannot be written to", key="trainer.default_local_dir", value=str(path))
+            raise UserError("the run folder is not writable", key="trainer.default_local_dir", value=str(path))
 
     @property
     def config(self) -> Path:
@@ -65,7 +65,7 @@ class RunFolder:
     def describe(self, config: str, command: Sequence[str] | None = None, device: str | None = None) -> None:
         """Write the resolved config (YAML text), the command line and the environment, without secrets.
 
-        A command is added to those that ran in this folder before; the other two are those of the last start.
+        The command is appended to those of earlier starts; config and environment are overwritten.
         """
         write_atomically(self.config, redact_text(config))
         arguments = redact_command(sys.argv if command is None else command)
@@ -76,20 +76,20 @@ class RunFolder:
 
 
 def environment(device: str | None = None) -> dict[str, str]:
-    """Versions of what the run depends on, and where it runs."""
-    facts = {"burnish": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    """Versions of the main packages, the platform and the device."""
+    versions = {"burnish": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for package in PACKAGES:
         try:
-            facts[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return facts | ({} if device is None else {"device": device})
+    return versions | ({} if device is None else {"device": device})
 
 
 def dump_rollouts(folder: str | Path, step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
     """{folder}/{step}.jsonl for trainer.rollout_data_dir and trainer.validation_data_dir.
 
-    Each row has input, output, gts (ground truth) and score; step is added, and whatever else the row has follows.
+    Each row has input, output, gts (ground truth) and score; step is added, other entries follow.
     """
     lines = []
     for row in rows:
@@ -100,14 +100,14 @@ def dump_rollouts(folder: str | Path, step: int, rows: Sequence[Mapping[str, Any
     return path
 
 
-def remembered(folder: Path, name: str, make: Callable[[], str], *, resume: bool) -> str:
-    """An id that a logger's service gave this run: kept in the folder, so that a resumed run goes on under it."""
+def persistent_id(folder: Path, name: str, create: Callable[[], str], *, resume: bool) -> str:
+    """The run id of a tracker, stored in the run folder so that a resumed run continues under it."""
     path = folder / ".ids" / name
     if resume and path.is_file():
         return path.read_text(encoding="utf-8").strip()
-    made = make()
-    write_atomically(path, made)
-    return made
+    run_id = create()
+    write_atomically(path, run_id)
+    return run_id
 
 
 def new_id() -> str:

@@ -1,4 +1,4 @@
-"""JSON lines on disk: strict JSON that any reader takes, whatever a model or a reward put in."""
+"""JSON lines on disk: strict JSON for any values that models or rewards return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it. Not-finite numbers become "NaN", "Infinity" and "-Infinity", which float() reads."""
+    """Convert to JSON types. Non-finite numbers become "NaN", "Infinity" and "-Infinity", which float() parses."""
     if isinstance(value, bool | int | str) or value is None:
         return value
     if isinstance(value, float):
@@ -26,12 +26,12 @@ def plain(value: Any) -> Any:
 
 
 def encode(value: Any) -> str:
-    """One line of JSON, without its end."""
+    """One line of JSON, without the newline."""
     return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
 
 
 def read(path: Path) -> Iterator[dict]:
-    """The objects of a file. A last line cut off by a killed process is not there yet, so it is left out."""
+    """The objects of a file. An incomplete last line, left by a killed process, is skipped."""
     with open(path, encoding="utf-8") as file:
         lines = file.read().split("\n")
     for number, line in enumerate(lines, 1):
@@ -45,12 +45,12 @@ def read(path: Path) -> Iterator[dict]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write beside the file, then rename: a reader sees the old text or the new one, never half."""
+    """Write to a temporary file, then rename it, so that readers see either the old or the new text."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        # A lone surrogate cannot be UTF-8; as a backslash escape it is still valid JSON.
-        beside.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(beside, path)
+        # UTF-8 cannot encode lone surrogates; as backslash escapes they are valid JSON.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(temporary, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

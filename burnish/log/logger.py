@@ -1,4 +1,4 @@
-"""Logger: what every place that takes numbers can do, the table of them, and the fan-out to those a run named."""
+"""The Logger protocol, the registry of loggers, and Loggers, which forwards to those in trainer.logger."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, Protocol
 
 from burnish.errors import UserError, raise_all
 from burnish.log.console import say
-from burnish.log.patience import Patience
 from burnish.log.redact import redact, redact_text
+from burnish.log.tracker_thread import TrackerThread
 from burnish.registry import Entry, Registry
 
 LOGGERS = Registry("logger", key="trainer.logger")
-# `library` is what must be installed; its name is also the name of the extra that installs it. `ours` answer at once.
-LOGGERS.register_lazy("console", "burnish.log.console:ConsoleLogger", ours=True)
-LOGGERS.register_lazy("file", "burnish.log.file:FileLogger", ours=True)
+# `library` must be installed, by the extra of the same name. `local` loggers do not block and need no TrackerThread.
+LOGGERS.register_lazy("console", "burnish.log.console:ConsoleLogger", local=True)
+LOGGERS.register_lazy("file", "burnish.log.file:FileLogger", local=True)
 LOGGERS.register_lazy("tensorboard", "burnish.log.tensorboard:TensorboardLogger", library="tensorboard")
 LOGGERS.register_lazy("wandb", "burnish.log.wandb:WandbLogger", library="wandb")
 LOGGERS.register_lazy("swanlab", "burnish.log.swanlab:SwanlabLogger", library="swanlab")
@@ -29,7 +29,7 @@ LOGGERS.register_lazy("trackio", "burnish.log.trackio:TrackioLogger", library="t
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a logger is told about the run when it starts."""
+    """Description of the run, passed to `Logger.start`."""
 
     project: str
     name: str
@@ -39,52 +39,54 @@ class RunInfo:
 
 
 class Logger(Protocol):
-    """A place that takes numbers. It is made without arguments, started once, and closed at least once."""
+    """Receives metrics. Created without arguments, started once, and closed at least once."""
 
     def start(self, run: RunInfo, resume_step: int | None = None) -> None:
-        """Open it. `resume_step` is the last step a resumed run keeps; None is a new run."""
+        """Open it. `resume_step` is the last step that a resumed run keeps; None for a new run."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The numbers of one step; NaN and infinity are allowed."""
+        """Log the metrics of one step; NaN and infinity are allowed."""
 
     def table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Rows to read, such as validation generations."""
+        """Log a table, such as validation generations."""
 
     def note(self, text: str) -> None:
-        """A message about the run."""
+        """Log a message about the run."""
 
     def close(self) -> None:
-        """Write out everything. Closing again, or before the start, does nothing."""
+        """Flush everything. Closing twice, or before the start, does nothing."""
 
 
 class Loggers:
-    """All loggers that a run named, as one.
+    """All loggers of a run.
 
-    Names and libraries are checked when it is made, before anything heavy is loaded. A logger that cannot start is the
-    user's to mend, except where a run goes on that had it before. One that fails or does not answer later is named once
-    on the console, the run goes on, and its numbers are kept in the run folder.
+    The constructor checks names and libraries, before models are loaded. A logger that cannot start is a UserError,
+    except in a resumed run. If a logger fails or hangs later, this is reported once on the console, the run continues,
+    and its metrics are written to the run folder.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        rows = []
+        entries = []
         errors: list[UserError] = []
         for name in dict.fromkeys(names):
             try:
-                rows.append(_installed(LOGGERS[name]))
+                entries.append(_check_installed(LOGGERS[name]))
             except UserError as error:
                 errors.append(error)
         raise_all(errors)
-        self.loggers: dict[str, Logger] = {row.name: row.load()() for row in rows}
-        self._trackers = {row.name: Patience(self.loggers[row.name]) for row in rows if not row.metadata.get("ours")}
+        self.loggers: dict[str, Logger] = {entry.name: entry.load()() for entry in entries}
+        self._trackers = {
+            entry.name: TrackerThread(self.loggers[entry.name]) for entry in entries if not entry.metadata.get("local")
+        }
         self._started: list[str] = []
         self._failed: set[str] = set()
-        self._begun: tuple[RunInfo, int | None] | None = None
+        self._start_arguments: tuple[RunInfo, int | None] | None = None
 
     def start(self, run: RunInfo, resume_step: int | None = None) -> None:
         run = replace(run, config=redact(run.config))
-        self._begun = run, resume_step
+        self._start_arguments = run, resume_step
         for name in list(self.loggers):
-            self._started.append(name)  # also when it fails half-way: close() then ends what it began
+            self._started.append(name)  # even if `start` fails half-way, so that close() cleans up
             try:
                 self._call(name, "start", run, resume_step=resume_step)
             except Exception as error:
@@ -99,10 +101,10 @@ class Loggers:
                 raise UserError(problem, key=LOGGERS.key, value=name, hint=f"{LOGGERS.key}=[console,file]") from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        numbers = {name: float(value) for name, value in metrics.items()}
-        self._each("log", step, numbers)
+        metrics = {name: float(value) for name, value in metrics.items()}
+        self._each("log", step, metrics)
         if self._failed and "file" not in self.loggers:
-            self._keep_in_file(step, numbers)
+            self._fall_back_to_file(step, metrics)
 
     def table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         self._each("table", name, step, list(columns), [list(row) for row in rows])
@@ -129,20 +131,20 @@ class Loggers:
             except Exception as error:
                 self._report(name, method, error)
 
-    def _call(self, name: str, method: str, *arguments: Any, **more: Any) -> None:
+    def _call(self, name: str, method: str, *arguments: Any, **kwargs: Any) -> None:
         if name in self._trackers:
-            self._trackers[name].call(method, *arguments, **more)
+            self._trackers[name].call(method, *arguments, **kwargs)
         else:
-            getattr(self.loggers[name], method)(*arguments, **more)
+            getattr(self.loggers[name], method)(*arguments, **kwargs)
 
-    def _keep_in_file(self, step: int, numbers: dict[str, float]) -> None:
-        """From now on the run folder has what a tracker did not take."""
-        info, resume_step = self._begun
+    def _fall_back_to_file(self, step: int, metrics: dict[str, float]) -> None:
+        """Start a file logger for the metrics that a tracker did not accept."""
+        info, resume_step = self._start_arguments
         self.loggers["file"] = LOGGERS["file"].load()()
         self.loggers["file"].start(info, resume_step=resume_step)
-        self.loggers["file"].log(step, numbers)
+        self.loggers["file"].log(step, metrics)
         self._started.append("file")
-        say(f"numbers are kept in {info.folder} from step {step} on", style="yellow")
+        say(f"metrics are written to {info.folder} from step {step} on", style="yellow")
 
     def _report(self, name: str, method: str, error: Exception) -> None:
         if name in self._failed:
@@ -150,21 +152,21 @@ class Loggers:
         self._failed.add(name)
         text = redact_text(
             f"logger {name!r} failed in {method}: {type(error).__name__}: {error}. "
-            "The run goes on; further failures of this logger are not shown."
+            "The run continues; further failures of this logger are not reported."
         )
         try:
             say(text, style="yellow")
-        except OSError:  # standard output itself is gone; standard error may not be
+        except OSError:  # standard output is closed; try standard error
             logging.getLogger("burnish").warning(text)
 
 
-def _installed(row: Entry) -> Entry:
-    library = row.metadata.get("library")
+def _check_installed(entry: Entry) -> Entry:
+    library = entry.metadata.get("library")
     if library is not None and importlib.util.find_spec(library) is None:
         raise UserError(
             f"the library {library} is not installed",
             key=LOGGERS.key,
-            value=row.name,
+            value=entry.name,
             hint=f"pip install 'burnish[{library}]'",
         )
-    return row
+    return entry

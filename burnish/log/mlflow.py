@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnish.log.folder import remembered
+from burnish.log.folder import persistent_id
 from burnish.log.jsonl import plain
 
 if TYPE_CHECKING:
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from burnish.log.logger import RunInfo
 
-# What one request of MLflow may hold.
-METRICS_AT_ONCE = 1000
-PARAMS_AT_ONCE = 100
-PARAM_LENGTH = 6000
+# Limits of one MLflow request.
+METRICS_PER_REQUEST = 1000
+PARAMS_PER_REQUEST = 100
+MAX_PARAM_LENGTH = 6000
 
 
 class MlflowLogger:
-    """The project is the experiment. A client of its own: the notebook's active run is left alone."""
+    """The project is the experiment. Uses its own client, so that an active run of a notebook is not affected."""
 
     def __init__(self) -> None:
         self.client: MlflowClient | None = None
@@ -38,7 +38,7 @@ class MlflowLogger:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self.client = MlflowClient(tracking_uri=uri or local)
         experiment = self.client.get_experiment_by_name(run.project)
-        # Without a server the artifacts lie beside the database; a server knows its own place.
+        # Without a server, store artifacts next to the database; a server chooses the location.
         artifacts = None if uri else (run.folder.absolute() / "mlflow").as_uri()
         experiment_id = (
             experiment.experiment_id
@@ -46,7 +46,7 @@ class MlflowLogger:
             else self.client.create_experiment(run.project, artifact_location=artifacts)
         )
         client, resume = self.client, resume_step is not None
-        self.run_id = remembered(
+        self.run_id = persistent_id(
             run.folder, "mlflow", lambda: client.create_run(experiment_id, run_name=run.name).info.run_id, resume=resume
         )
         self.client.update_run(self.run_id, status="RUNNING")
@@ -57,8 +57,8 @@ class MlflowLogger:
 
         now = int(time.time() * 1000)
         numbers = [Metric(legal_name(name), value, now, step) for name, value in metrics.items()]
-        for part in _parts(numbers, METRICS_AT_ONCE):
-            self._client().log_batch(self.run_id, metrics=part)
+        for chunk in _chunks(numbers, METRICS_PER_REQUEST):
+            self._client().log_batch(self.run_id, metrics=chunk)
 
     def table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         data = {"columns": list(columns), "data": plain(rows)}
@@ -74,16 +74,16 @@ class MlflowLogger:
         self.client = None
 
     def _log_config(self, config: dict[str, Any]) -> None:
-        """The whole tree as config.json; entries that fit also as parameters. Parameters of a resumed run stay."""
+        """Log the config as config.json, and short entries as parameters. A resumed run keeps its parameters."""
         from mlflow.entities import Param
 
         client = self._client()
         client.log_dict(self.run_id, plain(config), "config.json")
         known = client.get_run(self.run_id).data.params
         entries = [(legal_name(name), str(value)) for name, value in _flat(config)]
-        params = [Param(name, text) for name, text in entries if name not in known and len(text) <= PARAM_LENGTH]
-        for part in _parts(params, PARAMS_AT_ONCE):
-            client.log_batch(self.run_id, params=part)
+        params = [Param(name, text) for name, text in entries if name not in known and len(text) <= MAX_PARAM_LENGTH]
+        for chunk in _chunks(params, PARAMS_PER_REQUEST):
+            client.log_batch(self.run_id, params=chunk)
 
     def _client(self) -> MlflowClient:
         if self.client is None:
@@ -92,7 +92,7 @@ class MlflowLogger:
 
 
 def legal_name(name: str) -> str:
-    """MLflow's names have no @ (val-core/x/reward/mean@4 becomes mean_at_4) and few other signs."""
+    """A name that MLflow accepts: no @ (mean@4 becomes mean_at_4) and few other special characters."""
     return re.sub(r"[^\w./ -]", "_", name.replace("@", "_at_"), flags=re.ASCII)
 
 
@@ -104,6 +104,6 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{key}", value
 
 
-def _parts(entries: list[Any], size: int) -> Iterator[list[Any]]:
-    for begin in range(0, len(entries), size):
-        yield entries[begin : begin + size]
+def _chunks(entries: list[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(entries), size):
+        yield entries[start : start + size]

@@ -1,4 +1,4 @@
-"""Secrets never reach the run folder or a logger: by the name of a key, and by the look of a value."""
+"""Remove secrets from what is logged or written to the run folder, by key name and by the format of values."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ HIDDEN = "<hidden>"
 
 ALWAYS_SECRET = {"password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey"}
 ALWAYS_SECRET |= {"authorization", "authtoken", "accesstoken"}
-# `key` and `token` are secrets only after one of these: prompt_key, pad_token and max_token_len are not.
+# `key` and `token` are secrets only after one of these words: prompt_key, pad_token and max_token_len are not.
 KEY_OWNERS = {"api", "access", "private", "auth", "encryption", "signing", "subscription", "account"}
 TOKEN_OWNERS = KEY_OWNERS | {"hf", "hub", "huggingface", "wandb", "github", "bearer", "refresh", "session", "bot", "id"}
-# A 40-digit hexadecimal value under these names is a commit, not a key of wandb.
+# A 40-digit hexadecimal value under these names is a commit hash, not a wandb key.
 HASH_NAMES = {"revision", "commit", "sha", "sha1", "hash", "fingerprint", "digest", "checksum", "ref"}
 
 HEX_KEY = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{40}(?![0-9A-Za-z])")
@@ -64,7 +64,7 @@ def redact_command(arguments: Sequence[str]) -> list[str]:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Does a key of this name hold a secret? Only text can be one: max_token=512 and api_key=null are not."""
+    """Whether the value of this key is a secret. Only text can be one: max_token=512 and api_key=null are not."""
     if not isinstance(value, str) or value.strip().lower() in {"", "null", "none", "true", "false"}:
         return False
     words = _words(name)
@@ -95,7 +95,7 @@ def _redact_entry(name: str, value: Any) -> Any:
 
 
 def _hide_by_name(text: str) -> str:
-    """Hide what stands after a secret's name. A whole line of YAML first: its value may have spaces in it."""
+    """Hide values after names of secrets. YAML lines first, because their values may contain spaces."""
     return NAMED_VALUE.sub(_hide_named, YAML_LINE.sub(_hide_named, text))
 
 
@@ -115,6 +115,6 @@ def _hide_values(text: str, *, hide_hex: bool) -> str:
 
 
 def _environment_secrets() -> list[str]:
-    """Values of environment variables named like secrets (WANDB_API_KEY, HF_TOKEN), wherever they turn up."""
-    # Short values would blank out ordinary words.
+    """Values of environment variables named like secrets (WANDB_API_KEY, HF_TOKEN)."""
+    # Not short values, which could be ordinary words.
     return [value for name, value in os.environ.items() if len(value) >= 8 and is_secret(name, value)]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnish.log.folder import new_id, remembered
+from burnish.log.folder import new_id, persistent_id
 from burnish.log.redact import redact_command
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ class SwanlabLogger:
         import swanlab
 
         settings = swanlab.Settings(
-            # The progress bar would fill SwanLab's copy of the output; the run's own lines are in the run folder.
+            # Do not capture the console: the progress bar would fill the log.
             terminal={"proxy_type": "none"},
-            # The runtime probe holds the command line; it is left out when a secret stands there.
+            # The runtime probe records the command line; disable it if that contains a secret.
             probe={"runtime": redact_command(sys.argv) == sys.argv},
         )
         folder = os.environ.get("SWANLAB_LOG_DIR") or str(run.folder / "swanlab")
@@ -38,7 +38,7 @@ class SwanlabLogger:
             log_dir=folder,
             config=run.config,
             mode=os.environ.get("SWANLAB_MODE"),
-            id=remembered(run.folder, "swanlab", new_id, resume=resume_step is not None),
+            id=persistent_id(run.folder, "swanlab", new_id, resume=resume_step is not None),
             resume="allow",
             settings=settings,
         )

@@ -24,7 +24,7 @@ class TensorboardLogger:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = os.environ.get("TENSORBOARD_DIR") or str(run.folder / "tensorboard")
-        # purge_step hides the points of steps that will be made again.
+        # purge_step hides the points of steps that will be repeated.
         purge = None if resume_step is None else resume_step + 1
         self.writer = SummaryWriter(log_dir=folder, purge_step=purge)
         config = json.dumps(plain(run.config), indent=2, ensure_ascii=False)

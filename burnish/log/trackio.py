@@ -1,4 +1,4 @@
-"""Trackio: a database under trackio/ in the run folder or in TRACKIO_DIR; a Space where TRACKIO_SPACE_ID says so."""
+"""Trackio: a database under trackio/ in the run folder or in TRACKIO_DIR; or the Space in TRACKIO_SPACE_ID."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class TrackioLogger:
 
 
 def _import(folder: Path) -> Any:
-    """The library, writing into the folder. It reads TRACKIO_DIR once, when it is first imported."""
-    asked = os.environ.get("TRACKIO_DIR")
-    os.environ["TRACKIO_DIR"] = asked or str(folder)
+    """Import the library so that it writes to the folder: it reads TRACKIO_DIR once, at the first import."""
+    configured = os.environ.get("TRACKIO_DIR")
+    os.environ["TRACKIO_DIR"] = configured or str(folder)
     try:
         import trackio
     finally:
-        if asked is None:
+        if configured is None:
             del os.environ["TRACKIO_DIR"]
-    if Path(trackio.TRACKIO_DIR) != Path(asked or folder):
-        say(f"trackio was imported earlier in this process: it goes on writing to {trackio.TRACKIO_DIR}")
+    if Path(trackio.TRACKIO_DIR) != Path(configured or folder):
+        say(f"trackio was already imported in this process and keeps writing to {trackio.TRACKIO_DIR}")
     return trackio

@@ -1,4 +1,4 @@
-"""Weights & Biases. WANDB_MODE, WANDB_DIR, WANDB_ENTITY and the other variables of wandb act as they do there."""
+"""Weights & Biases. The environment variables of wandb (WANDB_MODE, WANDB_DIR, WANDB_ENTITY, ...) work as usual."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from burnish.log.console import say
-from burnish.log.folder import new_id, remembered
+from burnish.log.folder import new_id, persistent_id
 from burnish.log.redact import redact_command
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ class WandbLogger:
 
         resume = resume_step is not None
         settings = wandb.Settings(
-            # The progress bar would fill wandb's copy of the output; the run's own lines are in the run folder.
+            # Do not capture the console: the progress bar would fill the log.
             console="off",
             silent=True,
-            # wandb's metadata holds the command line; it is left out when a secret stands there.
+            # wandb's metadata contain the command line; disable them if it contains a secret.
             x_disable_meta=redact_command(sys.argv) != sys.argv,
         )
         self.run = wandb.init(
@@ -37,9 +37,9 @@ class WandbLogger:
             name=run.name,
             dir=os.environ.get("WANDB_DIR") or str(run.folder),
             config=run.config,
-            id=os.environ.get("WANDB_RUN_ID") or remembered(run.folder, "wandb", new_id, resume=resume),
+            id=os.environ.get("WANDB_RUN_ID") or persistent_id(run.folder, "wandb", new_id, resume=resume),
             resume="allow" if resume and not _offline() else None,
-            # A run that the caller has open in the same process is left alone.
+            # Do not affect a run that the caller has open in this process.
             reinit="create_new",
             settings=settings,
         )
@@ -71,5 +71,5 @@ class WandbLogger:
 
 
 def _offline() -> bool:
-    """An offline run cannot ask the server for its past; its parts meet under one id when they are synced."""
+    """Offline runs cannot resume from the server; their parts are merged under one id when synced."""
     return os.environ.get("WANDB_MODE") in {"offline", "dryrun"}

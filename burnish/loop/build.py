@@ -44,10 +44,10 @@ from burnish.loop.state import RESUME_MODES
 from burnish.models.device import pick_device
 from burnish.models.head_kernels import check_head_kernel
 from burnish.models.load import ModelSource, load_config
-from burnish.reward.absent import NoFunction
 from burnish.reward.group_filter import GroupFilter
 from burnish.reward.managers import REWARD_MANAGERS, make_scorer
 from burnish.reward.model_scorer import ScoreWeights
+from burnish.reward.null_scorer import NullScorer
 from burnish.reward.sandbox.settings import SandboxSettings
 from burnish.reward.score import Scorer
 from burnish.reward.settings import RewardSettings
@@ -168,10 +168,10 @@ def build_data(cfg: TrainConfig, tokenizer: Any, dataset: Rows | None, val_datas
     return Data(train, train_sampler(cfg.data, train, run_seed=seed), val, growth)
 
 
-def build_scorer(cfg: TrainConfig, reward: Callable[..., Any] | None) -> Scorer | NoFunction:
+def build_scorer(cfg: TrainConfig, reward: Callable[..., Any] | None) -> Scorer | NullScorer:
     """The reward function in its workers; none where only a reward model's score counts."""
     if ScoreWeights.of(cfg.reward, cfg.reward_model).function == 0:
-        return NoFunction()
+        return NullScorer()
     sandbox = SandboxSettings.of(cfg.sandbox, cfg.reward_model.sandbox_fusion)
     settings = RewardSettings.of(cfg.custom_reward_function, cfg.reward, sandbox)
     return make_scorer(cfg.reward_model.reward_manager, dict(cfg.reward_model.reward_kwargs), settings, reward)
@@ -202,7 +202,7 @@ def build_rollout(
     cfg: TrainConfig,
     data: Data,
     roles: Cast,
-    scorer: Scorer | NoFunction,
+    scorer: Scorer | NullScorer,
     tokenizer: Any,
     samplings: tuple[Sampling, Sampling],
     shaper: Shaper,

@@ -16,8 +16,8 @@ from burnish.models.reward_model import check_score, load_reward_model
 from burnish.registry import load_user_attribute
 from burnish.reward.model_scorer import RewardModelScorer, ScoreWeights, precedence
 from burnish.reward.reward_model import CLASS_KEY, CustomRewardModel, RewardModel
-from burnish.reward.reward_model_input import OwnTemplate, PolicyTokens, RewardInput, decoder_for
-from burnish.reward.source import title_of
+from burnish.reward.reward_model_input import PolicyTokens, RewardInput, RewardModelTemplate, decoder_for
+from burnish.reward.source import function_label
 from burnish.training.backend import Backend, BackendOptions
 from burnish.training.packing import Cut
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext
@@ -40,7 +40,7 @@ def build_reward_model_scorer(
     if not cfg.reward_model.enable:
         return None
     weights = ScoreWeights.of(cfg.reward, cfg.reward_model)
-    own = title_of(reward) if reward is not None else cfg.custom_reward_function.path
+    own = function_label(reward) if reward is not None else cfg.custom_reward_function.path
     notices = [precedence(weights, own)]
     if cfg.reward_model.model.custom_cls.path:
         model = _custom(cfg.reward_model.model, device, tokenizer)
@@ -100,7 +100,7 @@ def _inputs(config: RewardModelModelConfig, source: ModelSource, policy: Any, no
     decoder, notice = decoder_for(policy, named)
     if notice is not None:
         notices.append(notice)
-    return OwnTemplate(decoder, own)
+    return RewardModelTemplate(decoder, own)
 
 
 def _moments(config: Any, source: ModelSource) -> tuple[float, float]:

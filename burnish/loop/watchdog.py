@@ -54,10 +54,10 @@ class Watchdog:
 
     def _watch(self) -> None:
         tick = min(LONGEST_TICK, self.timeout / 10)
-        beats, still = self.clock.beats, 0.0
+        beats, still = self.clock.num_transitions, 0.0
         while not self._over.wait(tick):
-            if self.clock.beats != beats:
-                beats, still = self.clock.beats, 0.0
+            if self.clock.num_transitions != beats:
+                beats, still = self.clock.num_transitions, 0.0
                 continue
             still += tick
             if still < self.timeout:
@@ -71,7 +71,7 @@ class Watchdog:
 
     def _kill_workers(self, kill_workers: KillWorkers) -> None:
         """Kill the workers. The call that waits for them then fails, and the run restarts."""
-        phase = self.clock.where() or "no phase"
+        phase = self.clock.active_phases() or "no phase"
         os.write(2, f"\nthe run hangs in {phase}: no phase has begun or ended for {self.timeout:g} s.\n".encode())
         stacks = kill_workers(phase, self.timeout)
         os.write(2, f"{stacks}\n".encode())
@@ -80,7 +80,7 @@ class Watchdog:
 
     def _report(self) -> None:
         """Write to the file descriptor: the hung thread may hold the console's lock."""
-        phase = self.clock.where() or "no phase"
+        phase = self.clock.active_phases() or "no phase"
         text = (
             f"rank {self.rank} hangs in {phase}: no phase has begun or ended for {self.timeout:g} s"
             " (trainer.hang_timeout).\n"

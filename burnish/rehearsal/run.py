@@ -144,8 +144,9 @@ def rehearse_evaluation(plan: Plan, loaded: Loaded) -> None:
 
     report = evaluate_loaded(loaded)
     for problem in report.problems:
-        every = f"no response of {', '.join(report.hopeless)} could be scored: " if report.hopeless else ""
-        plan.find(REWARD, f"{every}{problem.text}", breaks=bool(report.hopeless))
+        sources = report.failed_sources
+        every = f"no response of {', '.join(sources)} could be scored: " if sources else ""
+        plan.find(REWARD, f"{every}{problem.text}", breaks=bool(sources))
 
 
 JOBS: dict[str, Callable[[Plan, Loaded], None]] = {

@@ -1,4 +1,4 @@
-"""Other ways to call a reward function: by position (prime), with a whole batch (batch), as OpenRLHF does."""
+"""Other calling conventions: positional (prime), one call per batch (batch), and OpenRLHF's reward_func."""
 
 from __future__ import annotations
 
@@ -6,66 +6,68 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from burnish.errors import UserError
-from burnish.reward.call import ARGUMENTS, Caller, parameters_of, read_result
-from burnish.reward.protocol import read_answer
+from burnish.reward.call import ARGUMENTS, Caller, parameters_of, parse_result
+from burnish.reward.protocol import parse_response
 from burnish.reward.sample import INVALID, Outcome
 
 PLURALS = {name: f"{name}s" for name in ARGUMENTS}
 
 
 class PositionalCaller(Caller):
-    """The four arguments by position, or the first ones if the function takes fewer; reward_kwargs by name."""
+    """Passes the four arguments by position, or as many as the function accepts; reward_kwargs by name."""
 
     def __call__(self, arguments: Mapping[str, Any]) -> Any:
         return self.function(*(arguments[name] for name in self.names), **self.kwargs)
 
-    def _accepted(self) -> list[str]:
+    def _accepted_arguments(self) -> list[str]:
         if not callable(self.function):
-            return super()._accepted()
+            return super()._accepted_arguments()
         parameters = parameters_of(self.function)
         if parameters is None:
             return list(ARGUMENTS)
         kinds = [p.kind for p in parameters.values()]
         by_name = {name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            self._refuse_unknown_kwargs(by_name)
+            self._check_kwargs(by_name)
         positional = [
             name
             for name, p in parameters.items()
             if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and name not in self.kwargs
         ]
-        taken = len(ARGUMENTS) if any(kind.name == "VAR_POSITIONAL" for kind in kinds) else len(positional)
+        num_accepted = len(ARGUMENTS) if any(kind.name == "VAR_POSITIONAL" for kind in kinds) else len(positional)
         missing = [name for name in positional[len(ARGUMENTS) :] if parameters[name].default is parameters[name].empty]
         if missing:
             raise UserError(
-                f"{self.label} takes {len(positional)} arguments by position, but there are {len(ARGUMENTS)}",
+                f"{self.label} requires {len(positional)} positional arguments, but there are {len(ARGUMENTS)}",
                 key=self.key,
-                allowed=f"{', '.join(ARGUMENTS)} (by position) and whatever reward_kwargs adds",
-                hint=f"custom_reward_function.reward_kwargs.{missing[0]}=... if it is a setting of the function",
+                allowed=f"{', '.join(ARGUMENTS)} (by position) and the names in reward_kwargs",
+                hint=f"custom_reward_function.reward_kwargs.{missing[0]}=... to pass a value",
             )
-        return list(ARGUMENTS)[:taken]
+        return list(ARGUMENTS)[:num_accepted]
 
 
 class BatchCaller(Caller):
-    """One call for many samples: data_sources, solution_strs, ground_truths, extra_infos; one result for each."""
+    """One call per batch, with data_sources, solution_strs, ground_truths and extra_infos; one result per sample."""
 
-    offers = tuple(PLURALS.values())
+    available = tuple(PLURALS.values())
 
-    def read(self, result: Any, count: int) -> Outcome:
+    def parse(self, result: Any, num_samples: int) -> Outcome:
         if hasattr(result, "tolist"):  # an array or tensor of scores
             result = result.tolist()
         if not isinstance(result, Sequence) or isinstance(result, str | bytes):
-            text = f"returned {type(result).__name__} instead of a list of {count} scores in {self.label}"
+            text = f"returned {type(result).__name__} instead of a list of {num_samples} scores in {self.label}"
             return Outcome(kind=INVALID, text=text)
-        if len(result) != count:
-            return Outcome(kind=INVALID, text=f"returned {len(result)} scores for {count} responses in {self.label}")
-        return Outcome(extras={"outcomes": [list(read_result(one, self.label)) for one in result]})
+        if len(result) != num_samples:
+            return Outcome(
+                kind=INVALID, text=f"returned {len(result)} scores for {num_samples} responses in {self.label}"
+            )
+        return Outcome(extras={"outcomes": [list(parse_result(entry, self.label)) for entry in result]})
 
 
 class QueryCaller(Caller):
-    """OpenRLHF's reward_func(queries, prompts, labels, ...): lists of one entry each."""
+    """OpenRLHF's reward_func(queries, prompts, labels, ...), called with lists of one entry."""
 
-    offers = ("queries", "prompts", "labels")
+    available = ("queries", "prompts", "labels")
 
     def __call__(self, arguments: Mapping[str, Any]) -> Any:
         texts = {
@@ -75,5 +77,5 @@ class QueryCaller(Caller):
         }
         return self.function(**({name: texts[name] for name in self.names} | self.kwargs))
 
-    def read(self, result: Any, count: int) -> Outcome:
-        return read_answer(result, self.label)
+    def parse(self, result: Any, num_samples: int) -> Outcome:
+        return parse_response(result, self.label)

@@ -1,4 +1,4 @@
-"""Test cases of a code answer: from the ground truth to what is run and when its result is right."""
+"""Test cases of a code reward: parse the ground truth into programs to run and checks of their output."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any
 from burnish.errors import UserError
 from burnish.reward.comparison import same_result, same_text
 from burnish.reward.sandbox.languages import LANGUAGES
-from burnish.reward.wrapper import calling, canonical, checking
+from burnish.reward.wrapper import call_program, canonical, check_program
 
 _FENCE = "```"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run: what the program reads, and whether what it printed is right. All cases of an answer share `around`."""
+    """One run of the program: its stdin, and the check of its stdout. All cases of a sample have the same `wrap`."""
 
-    around: Callable[[str], str]  # makes the program of the model's code
+    wrap: Callable[[str], str]  # from the model's code to the program to run
     stdin: str
-    is_right: Callable[[str], bool]  # of what a program printed that ended well
+    is_correct: Callable[[str], bool]  # takes the stdout of a program that exited with status 0
 
 
 def extract_code(response: str, language: str = "python") -> str | None:
-    """The last block in that language, or the last block of any kind; None if there is none."""
+    """The last code block in this language, else the last code block; None if there is none."""
     names = "|".join(re.escape(name) for name in LANGUAGES[language].metadata["fences"])
     marks = list(re.finditer(rf"```(?:{names})[ \t\r]*\n", response, re.IGNORECASE))
     if marks:
@@ -37,17 +37,17 @@ def extract_code(response: str, language: str = "python") -> str | None:
     return blocks[-1].partition("\n")[2] if blocks else None
 
 
-def read_cases(ground_truth: Any, most: int) -> tuple[str, list[Case]]:
-    """The language, and the first `most` cases. UserError if the ground truth is not of a form that code sets have."""
+def read_cases(ground_truth: Any, limit: int) -> tuple[str, list[Case]]:
+    """The language and the first `limit` cases. UserError if the ground truth has none of the supported formats."""
     truth = _as_mapping(ground_truth)
     language = truth.get("language", "python")
     if language not in LANGUAGES.names():
-        raise _malformed(f"programs in {language!r} cannot be run, only in {' and '.join(LANGUAGES.names())}")
-    for form in (_assertions, _calls, _texts):
-        cases = form(truth, most)
+        raise _malformed(f"language {language!r} is not supported (only {', '.join(LANGUAGES.names())})")
+    for parse in (_assertions, _calls, _texts):
+        cases = parse(truth, limit)
         if cases is not None:
             return language, cases
-    raise _malformed("it has neither inputs and outputs nor assert_case")
+    raise _malformed("neither inputs and outputs nor assert_case")
 
 
 def _as_mapping(ground_truth: Any) -> Mapping[str, Any]:
@@ -55,50 +55,50 @@ def _as_mapping(ground_truth: Any) -> Mapping[str, Any]:
         try:
             ground_truth = json.loads(ground_truth)
         except (ValueError, RecursionError) as error:
-            raise _malformed(f"it is not JSON ({error})") from error
+            raise _malformed(f"not JSON ({error})") from error
     if not isinstance(ground_truth, Mapping):
-        raise _malformed(f"it is a {type(ground_truth).__name__}")
+        raise _malformed(f"a {type(ground_truth).__name__} instead of a JSON object")
     return ground_truth
 
 
-def _texts(truth: Mapping[str, Any], most: int) -> list[Case] | None:
-    """What a program reads and prints."""
-    pairs = _pairs(truth, most)
+def _texts(truth: Mapping[str, Any], limit: int) -> list[Case] | None:
+    """Inputs and expected outputs of a program."""
+    pairs = _pairs(truth, limit)
     if pairs is None:
         return None
-    return [Case(_itself, _text(given), _prints(_text(expected))) for given, expected in pairs]
+    return [Case(_unchanged, _text(stdin), _prints(_text(expected))) for stdin, expected in pairs]
 
 
-def _calls(truth: Mapping[str, Any], most: int) -> list[Case] | None:
-    """Arguments of a function, and what it returns."""
+def _calls(truth: Mapping[str, Any], limit: int) -> list[Case] | None:
+    """Arguments and expected results of a function."""
     name = truth.get("fn_name")
-    pairs = None if name is None else _pairs(truth, most)
+    pairs = None if name is None else _pairs(truth, limit)
     if pairs is None:
         return None
     if not isinstance(name, str) or not name.isidentifier():
         raise _malformed("fn_name is not the name of a function")
     cases = []
-    for given, expected in pairs:
-        asked = json.dumps({"name": name, "arguments": _arguments(given)})
-        cases.append(Case(calling, asked, _returns(_parsed(expected))))
+    for arguments, expected in pairs:
+        request = json.dumps({"name": name, "arguments": _arguments(arguments)})
+        cases.append(Case(call_program, request, _returns(_parsed(expected))))
     return cases
 
 
-def _assertions(truth: Mapping[str, Any], most: int) -> list[Case] | None:
+def _assertions(truth: Mapping[str, Any], limit: int) -> list[Case] | None:
     """Statements like `assert f(2) == 4`."""
     statements = truth.get("assert_case")
     if statements is None or (isinstance(statements, Sequence) and not statements):
         return None
     statements = [statements] if isinstance(statements, str) else statements
-    if not isinstance(statements, Sequence) or not all(isinstance(one, str) for one in statements):
+    if not isinstance(statements, Sequence) or not all(isinstance(statement, str) for statement in statements):
         raise _malformed("assert_case is not a list of statements")
-    return [_assertion(statement) for statement in statements[:most]]
+    return [_assertion(statement) for statement in statements[:limit]]
 
 
 def _assertion(statement: str) -> Case:
-    """With a constant on the right of ==, only the left side is run, so that the program does not see the answer.
+    """If the right side of == is a constant, only the left side runs, so that the program does not see the answer.
 
-    Any other statement runs as a whole, where a program that looks for it could find it.
+    Other statements run as a whole; a program could find the answer in them.
     """
     try:
         parsed = ast.parse(statement.strip()).body
@@ -106,10 +106,10 @@ def _assertion(statement: str) -> Case:
         raise _malformed(f"assert_case is not Python: {statement[:80]!r}") from error
     match parsed:
         case [ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]))] if _is_constant(right):
-            asked = json.dumps({"expression": ast.unparse(left)})
-            return Case(checking, asked, _says(canonical(ast.literal_eval(right))))
-    word = secrets.token_hex(16)
-    return Case(checking, json.dumps({"statement": statement, "word": word}), _says(word))
+            request = json.dumps({"expression": ast.unparse(left)})
+            return Case(check_program, request, _last_line_is(canonical(ast.literal_eval(right))))
+    token = secrets.token_hex(16)
+    return Case(check_program, json.dumps({"statement": statement, "token": token}), _last_line_is(token))
 
 
 def _is_constant(node: ast.expr) -> bool:
@@ -120,7 +120,7 @@ def _is_constant(node: ast.expr) -> bool:
     return True
 
 
-def _pairs(truth: Mapping[str, Any], most: int) -> list[tuple[Any, Any]] | None:
+def _pairs(truth: Mapping[str, Any], limit: int) -> list[tuple[Any, Any]] | None:
     if "inputs" not in truth and "outputs" not in truth:
         return None
     inputs, outputs = truth.get("inputs"), truth.get("outputs")
@@ -130,25 +130,25 @@ def _pairs(truth: Mapping[str, Any], most: int) -> list[tuple[Any, Any]] | None:
         raise _malformed(f"{len(inputs)} inputs but {len(outputs)} outputs")
     if not inputs:
         raise _malformed("there are no inputs")
-    return list(zip(inputs, outputs, strict=True))[:most]
+    return list(zip(inputs, outputs, strict=True))[:limit]
 
 
-def _itself(code: str) -> str:
+def _unchanged(code: str) -> str:
     return code
 
 
 def _text(value: Any) -> str:
-    """A text, or the lines of one."""
+    """A text, given as a string or a list of lines."""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _arguments(given: Any) -> list[Any]:
+def _arguments(value: Any) -> list[Any]:
     """A list of arguments, or a text with one JSON value per line."""
-    if isinstance(given, list):
-        return given
-    if not isinstance(given, str):
-        return [given]
-    return [_parsed(line) for line in given.splitlines() if line.strip()]
+    if isinstance(value, list):
+        return value
+    if not isinstance(value, str):
+        return [value]
+    return [_parsed(line) for line in value.splitlines() if line.strip()]
 
 
 def _parsed(value: Any) -> Any:
@@ -166,13 +166,13 @@ def _returns(expected: Any) -> Callable[[str], bool]:
     return lambda stdout: same_result(stdout, expected)
 
 
-def _says(expected: str) -> Callable[[str], bool]:
+def _last_line_is(expected: str) -> Callable[[str], bool]:
     return lambda stdout: stdout.rstrip().rpartition("\n")[2] == expected
 
 
-def _malformed(what: str) -> UserError:
+def _malformed(problem: str) -> UserError:
     return UserError(
-        f"this ground truth of a code answer cannot be used: {what}",
+        f"invalid ground truth of a code reward: {problem}",
         key="ground_truth",
-        allowed="JSON with inputs and outputs (and fn_name, if a function is asked for), or with assert_case",
+        allowed="JSON with inputs and outputs (and fn_name to call a function), or with assert_case",
     )

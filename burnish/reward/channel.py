@@ -1,4 +1,4 @@
-"""Channel: our end of the pipe to a worker. It waits for nobody: half a message, or a worker that does not read."""
+"""Channel: the parent's end of the pipe to a worker. Partial messages and workers that do not read cannot block it."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ import select
 import socket
 import struct
 
-MOST_BYTES = 16 * 2**20  # of one message from a worker
+MAX_MESSAGE_BYTES = 16 * 2**20  # limit for one message from a worker
 _SEND_SECONDS = 10.0
 _READ_BYTES = 2**16
 
 
 class Channel:
-    """Frames messages as multiprocessing's Connection does, which the worker has: four bytes of length, then them."""
+    """Uses the framing of the worker's multiprocessing Connection: four bytes of length, then the message."""
 
     def __init__(self) -> None:
-        self._socket, self.theirs = socket.socketpair()
+        self._socket, self.worker_end = socket.socketpair()
         self._socket.settimeout(_SEND_SECONDS)
         self._buffer = bytearray()
         self._messages: list[bytes] = []
-        self._ended = False
+        self._closed = False
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, message: bytes) -> None:
-        """EOFError if the worker is gone or does not read."""
+        """Raise EOFError if the worker has exited or does not read."""
         try:
             self._socket.sendall(struct.pack("!i", len(message)) + message)
         except OSError as error:
             raise EOFError(str(error)) from error
 
     def poll(self, seconds: float | None = 0.0) -> bool:
-        """Is there something to take, or the end? Waits for it that long; None is for ever."""
-        if self._messages or self._ended:
+        """Whether data or the end of the stream is available within `seconds`; None waits indefinitely."""
+        if self._messages or self._closed:
             return True
         return bool(select.select([self._socket], [], [], seconds)[0])
 
     def take(self) -> list[bytes]:
-        """The whole messages that have arrived. EOFError when there are none and none will come."""
-        while not self._ended and select.select([self._socket], [], [], 0.0)[0]:
+        """All complete messages received so far, without waiting. EOFError if there are none and the pipe is closed."""
+        while not self._closed and select.select([self._socket], [], [], 0.0)[0]:
             self._read()
-        taken, self._messages = self._messages, []
-        if not taken and self._ended:
+        messages, self._messages = self._messages, []
+        if not messages and self._closed:
             raise EOFError("the worker closed its pipe")
-        return taken
+        return messages
 
     def receive(self) -> bytes:
-        """The next message, waiting for it. EOFError when none will come."""
+        """Wait for the next message. EOFError if the pipe is closed."""
         while not self._messages:
-            if self._ended:
+            if self._closed:
                 raise EOFError("the worker closed its pipe")
             self.poll(None)
             self._read()
@@ -57,19 +57,19 @@ class Channel:
 
     def close(self) -> None:
         self._socket.close()
-        self._ended = True
+        self._closed = True
 
     def _read(self) -> None:
         try:
-            read = self._socket.recv(_READ_BYTES)
+            data = self._socket.recv(_READ_BYTES)
         except OSError:
-            read = b""
-        self._ended = not read
-        self._buffer += read
+            data = b""
+        self._closed = not data
+        self._buffer += data
         while len(self._buffer) >= 4:
             (length,) = struct.unpack_from("!i", self._buffer)
-            if not 0 <= length <= MOST_BYTES:
-                self._ended = True  # nonsense, or an answer that nobody should hold in memory
+            if not 0 <= length <= MAX_MESSAGE_BYTES:
+                self._closed = True  # invalid, or too large to hold in memory
                 self._socket.shutdown(socket.SHUT_RDWR)
                 return
             if len(self._buffer) < 4 + length:

@@ -1,4 +1,4 @@
-"""Comparing what a program gave with what it should give. Both may be long, and one of them is a stranger's."""
+"""Compare the output of a program with the expected output. The output is untrusted and may be long."""
 
 from __future__ import annotations
 
@@ -9,68 +9,68 @@ from typing import Any
 
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][+-]?[0-9]{1,3})?")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
-_NEAR = 1e-6  # absolute, or relative to the larger of two numbers
-_NUMBER_LONGEST = 64
+_TOLERANCE = 1e-6  # absolute, or relative to the larger of two numbers
+_MAX_NUMBER_LENGTH = 64
 
 
-def same_text(given: str, expected: str) -> bool:
-    """Equal line by line; white space at line ends and empty lines at the end aside, decimal numbers by value."""
-    ours, theirs = _lines(given), _lines(expected)
-    return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
+def same_text(actual: str, expected: str) -> bool:
+    """Whether all lines are equal, ignoring white space and empty lines at the end; decimals compare by value."""
+    actual_parts, expected_parts = _lines(actual), _lines(expected)
+    return len(actual_parts) == len(expected_parts) and all(map(_same_line, actual_parts, expected_parts))
 
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
-def _same_line(given: str, expected: str) -> bool:
-    if given == expected:
+def _same_line(actual: str, expected: str) -> bool:
+    if actual == expected:
         return True
-    ours, theirs = given.split(), expected.split()
-    return len(ours) == len(theirs) and all(map(_same_word, ours, theirs))
+    actual_parts, expected_parts = actual.split(), expected.split()
+    return len(actual_parts) == len(expected_parts) and all(map(_same_word, actual_parts, expected_parts))
 
 
-def _same_word(given: str, expected: str) -> bool:
-    """A number has to be near only where a decimal one is expected: 3 is not 3.0000001."""
-    if given == expected:
+def _same_word(actual: str, expected: str) -> bool:
+    """Numbers compare approximately only if the expected one is a decimal: 3 is not 3.0000001."""
+    if actual == expected:
         return True
-    if not _is_number(expected, _DECIMAL) or not (_is_number(given, _DECIMAL) or _is_number(given, _INTEGER)):
+    if not _is_number(expected, _DECIMAL) or not (_is_number(actual, _DECIMAL) or _is_number(actual, _INTEGER)):
         return False
-    return _near(float(given), float(expected))
+    return _is_close(float(actual), float(expected))
 
 
-def _is_number(text: str, form: re.Pattern[str]) -> bool:
-    return len(text) <= _NUMBER_LONGEST and form.fullmatch(text) is not None
+def _is_number(text: str, pattern: re.Pattern[str]) -> bool:
+    return len(text) <= _MAX_NUMBER_LENGTH and pattern.fullmatch(text) is not None
 
 
-def _near(given: float, expected: float) -> bool:
-    return math.isclose(given, expected, rel_tol=_NEAR, abs_tol=_NEAR)
+def _is_close(actual: float, expected: float) -> bool:
+    return math.isclose(actual, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
 
 
 def same_result(stdout: str, expected: Any) -> bool:
-    """Is the last line of `stdout` this value as JSON? A list of one also matches the one, as APPS writes it."""
+    """Whether the last line of `stdout` is this JSON value. A list of one also matches its entry, as in APPS."""
     last = stdout.rstrip().rpartition("\n")[2]
     try:
-        given = json.loads(last)
+        actual = json.loads(last)
     except (ValueError, RecursionError):
         return False
     try:
         wrapped = isinstance(expected, list) and len(expected) == 1
-        return _same_value(given, expected) or (wrapped and _same_value(given, expected[0]))
+        return _same_value(actual, expected) or (wrapped and _same_value(actual, expected[0]))
     except RecursionError:
         return False
 
 
-def _same_value(given: Any, expected: Any) -> bool:
-    if isinstance(expected, bool) or isinstance(given, bool):
-        return given is expected
-    if isinstance(expected, float) and isinstance(given, int | float):
+def _same_value(actual: Any, expected: Any) -> bool:
+    if isinstance(expected, bool) or isinstance(actual, bool):
+        return actual is expected
+    if isinstance(expected, float) and isinstance(actual, int | float):
         try:
-            return _near(float(given), expected)
+            return _is_close(float(actual), expected)
         except OverflowError:
             return False
-    if isinstance(expected, list) and isinstance(given, list):
-        return len(given) == len(expected) and all(map(_same_value, given, expected))
-    if isinstance(expected, dict) and isinstance(given, dict):
-        return given.keys() == expected.keys() and all(_same_value(given[name], expected[name]) for name in given)
-    return type(given) is type(expected) and given == expected
+    if isinstance(expected, list) and isinstance(actual, list):
+        return len(actual) == len(expected) and all(map(_same_value, actual, expected))
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        return actual.keys() == expected.keys() and all(_same_value(actual[name], expected[name]) for name in actual)
+    return type(actual) is type(expected) and actual == expected

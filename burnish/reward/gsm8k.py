@@ -8,32 +8,32 @@ from typing import Any
 from burnish.errors import UserError
 from burnish.registry import Registry
 
-_TAIL = 300  # an answer stands at the end; looking at no more keeps a long response cheap
+_TAIL = 300  # only the end is searched, to limit the cost of long responses
 _NUMBER = r"-?\$?-?\d[\d,]*(?:\.\d+)?"
 _MARKED = re.compile(rf"####\s*({_NUMBER})")
 _ANY = re.compile(_NUMBER)
 
-METHODS = Registry("way to find the answer", key="custom_reward_function.reward_kwargs.method")
+METHODS = Registry("answer extraction method", key="custom_reward_function.reward_kwargs.method")
 
 
 @METHODS.register("strict")
 def last_marked_number(text: str) -> str | None:
     """The number after the last `####`."""
-    found = _MARKED.findall(text)
-    return found[-1] if found else None
+    numbers = _MARKED.findall(text)
+    return numbers[-1] if numbers else None
 
 
 @METHODS.register("flexible")
 def last_number(text: str) -> str | None:
-    """The last number, wherever it stands."""
-    found = _ANY.findall(text)
-    return found[-1] if found else None
+    """The last number in the text."""
+    numbers = _ANY.findall(text)
+    return numbers[-1] if numbers else None
 
 
 def gsm8k(solution_str: str, ground_truth: Any, method: str = "strict") -> float:
-    """1 if the answer in the last 300 characters equals the ground truth, commas and dollar signs aside; else 0."""
+    """1 if the answer in the last 300 characters equals the ground truth, ignoring commas and dollar signs; else 0."""
     if method not in METHODS:
-        raise UserError("no such way to find the answer", key=METHODS.key, value=method, allowed=METHODS.names())
+        raise UserError("unknown answer extraction method", key=METHODS.key, value=method, allowed=METHODS.names())
     answer = METHODS[method].load()(solution_str[-_TAIL:])
     return float(answer is not None and _bare(answer) == _bare(str(ground_truth)))
 

@@ -1,4 +1,4 @@
-"""Inline: the pool for `reward.num_workers=0`. The function runs in this process, in a thread, without limits."""
+"""InlinePool: the pool for `reward.num_workers=0`. The function runs in a thread of this process, without limits."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from burnish.reward.evaluate import Evaluator, Setup
 from burnish.reward.process import Job
 from burnish.reward.sample import Outcome
 from burnish.reward.settings import RewardSettings
-from burnish.reward.source import Source
+from burnish.reward.source import RewardSource
 
 
-class Inline:
-    """The same two methods as Pool. For a debugger, or a function that needs an object of this process."""
+class InlinePool:
+    """Same interface as WorkerPool. For debugging, and for functions that need objects of this process."""
 
-    def __init__(self, source: Source, settings: RewardSettings, finish: Callable[[Job, Outcome], None]) -> None:
+    def __init__(self, source: RewardSource, settings: RewardSettings, finish: Callable[[Job, Outcome], None]) -> None:
         self.notices: list[str] = []
         setup = Setup(source, dict(settings.reward_kwargs), settings.timeout, memory_mb=0, withheld=[])
-        # No seeding by address here: Python's global generator belongs to the whole process.
-        self._evaluator = Evaluator(setup, before_each=lambda address: None)
+        # No seeding: Python's global generator belongs to the whole process.
+        self._evaluator = Evaluator(setup, before_each=lambda seed_key: None)
         self._finish = finish
-        self._lock = threading.Lock()  # guards _closing against a put at the same time
+        self._lock = threading.Lock()  # guards _closing against a concurrent put
         self._closing = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="burnish-reward")
 
@@ -37,10 +37,10 @@ class Inline:
         if self._closing:
             job.future.cancel()
         elif job.future.set_running_or_notify_cancel():
-            self._finish(job, self._evaluator.outcome(job.payload))
+            self._finish(job, self._evaluator.evaluate(job.payload))
 
     def close(self) -> None:
-        """Cancel what has not begun, and wait for the sample that runs."""
+        """Cancel jobs that have not started, and wait for the running one."""
         with self._lock:
             self._closing = True
         self._thread.shutdown()

@@ -1,4 +1,4 @@
-"""What a worker process may see and use: an environment without secrets, and a memory limit."""
+"""Limits of a worker process: an environment without secrets, and limits on memory, files and time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 
-# Such words at the end of a name's part mean credentials: HF_TOKEN matches, TOKENIZERS_PARALLELISM does not.
+# Matches words at the end of a part of the name: HF_TOKEN matches, TOKENIZERS_PARALLELISM does not.
 _SECRET_NAME = re.compile(
     r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL)S?(_|\d*$)|(^|_)(AUTH|PAT|PASS|PWD|COOKIE)(_|$)",
     re.IGNORECASE,
@@ -17,12 +17,12 @@ _FILE_BYTES = 256 * 2**20
 
 
 def looks_secret(name: str) -> bool:
-    """Does an environment variable of this name hold a key, token or password?"""
+    """Whether the name of an environment variable suggests a key, token or password."""
     return name not in _NOT_SECRET and _SECRET_NAME.search(name) is not None
 
 
 def worker_environment(environment: Mapping[str, str], pass_env: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
-    """The environment of a worker, and the names that were withheld from it."""
+    """The environment of a worker, and the names of the variables removed from it."""
     withheld = [name for name in environment if looks_secret(name) and name not in pass_env]
     kept = {name: value for name, value in environment.items() if name not in withheld}
     # Without a fixed hash seed, a function that iterates over a set could score differently after a resume.
@@ -31,7 +31,7 @@ def worker_environment(environment: Mapping[str, str], pass_env: tuple[str, ...]
 
 
 def limit_memory(memory_mb: int) -> bool:
-    """Limit this process's private memory. False where the system enforces no such limit."""
+    """Limit this process's private memory. Returns False if the system does not enforce such a limit."""
     if not sys.platform.startswith("linux"):
         return False  # macOS accepts the call and ignores the limit; Windows has no such call
     import resource
@@ -44,7 +44,7 @@ def limit_memory(memory_mb: int) -> bool:
 
 
 def forbid_core_dumps() -> None:
-    """A crashing reward function should leave a line in the log, not gigabytes on the disk."""
+    """Disable core dumps: a crashing reward function must not fill the disk."""
     with contextlib.suppress(ImportError):
         import resource
 
@@ -52,7 +52,7 @@ def forbid_core_dumps() -> None:
 
 
 def limit_files() -> None:
-    """No file of a worker grows beyond this: what it prints goes to a file too."""
+    """Limit the size of files that a worker writes, including its captured output."""
     with contextlib.suppress(ImportError):
         import resource
 
@@ -62,9 +62,9 @@ def limit_files() -> None:
 
 
 def arm_alarm(seconds: float) -> None:
-    """Let the kernel end this process after `seconds`, even while foreign code holds the interpreter; 0 disarms.
+    """Let the kernel kill this process after `seconds`, even while C code holds the GIL; 0 disarms.
 
-    The parent enforces the time limit. This is for the case that the parent itself was killed meanwhile.
+    The parent enforces the time limit; this is a fallback in case the parent was killed.
     """
     import signal
 

@@ -1,7 +1,7 @@
-"""REWARD_MANAGERS: ways to get from responses to scores, chosen by `reward_model.reward_manager`.
+"""REWARD_MANAGERS: how the reward function is called, selected by `reward_model.reward_manager`.
 
-A manager is called with the settings, a function given in Python (or None), and `reward_model.reward_kwargs`; it gives
-a Scorer.
+A manager is called with the settings, a function passed in Python (or None) and `reward_model.reward_kwargs`, and
+returns a Scorer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KWARGS = "reward_model.reward_kwargs"
 
 @REWARD_MANAGERS.register("naive", "dapo")
 def naive(settings: RewardSettings, reward: Callable[..., Any] | None = None) -> Scorer:
-    """One call of the reward function per response. DAPO's penalty for length comes later, with any manager."""
+    """One call of the reward function per response. DAPO's overlong penalty is applied later, with any manager."""
     return Scorer(settings, reward)
 
 
@@ -36,9 +36,9 @@ class Positional(Scorer):
 
 @REWARD_MANAGERS.register("batch")
 def batch(settings: RewardSettings, reward: Callable[..., Any] | None = None) -> Scorer:
-    """One call of a user's own function per batch of responses; built-in rules are called per response all the same."""
-    own = reward is not None or settings.path is not None
-    return _Batch(settings, reward) if own else Scorer(settings, reward)
+    """One call of a user's function per batch of responses. Built-in rules are still called per response."""
+    is_user_function = reward is not None or settings.path is not None
+    return _Batch(settings, reward) if is_user_function else Scorer(settings, reward)
 
 
 class _Batch(BatchScorer):
@@ -48,16 +48,17 @@ class _Batch(BatchScorer):
 def make_scorer(
     name: str, kwargs: Mapping[str, Any], settings: RewardSettings, reward: Callable[..., Any] | None
 ) -> Scorer:
-    """The scorer of this manager; UserError if it does not take one of the arguments."""
+    """Create the manager's scorer; UserError if the manager does not accept one of `kwargs`."""
     manager = REWARD_MANAGERS[name].load()
     parameters = parameters_of(manager)
-    takes_all = parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    accepts_any = parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     known = [] if parameters is None else [*parameters][2:]  # after the settings and the function
-    for argument in () if takes_all else kwargs:
+    for argument in () if accepts_any else kwargs:
         if argument not in known:
-            meant = nearest(str(argument), known)
+            suggestion = nearest(str(argument), known)
             raise UserError(
-                f"the reward manager {name!r} takes no {argument!r}." + (f" Did you mean {meant!r}?" if meant else ""),
+                f"the reward manager {name!r} does not accept {argument!r}."
+                + (f" Did you mean {suggestion!r}?" if suggestion else ""),
                 key=f"{_KWARGS}.{argument}",
                 value=kwargs[argument],
                 allowed=known or "no arguments",

@@ -1,6 +1,6 @@
-r"""MATH: the last \boxed{...} of the response, compared with the ground truth after both are normalised.
+r"""MATH: compares the last \boxed{...} of the response with the ground truth, both normalized.
 
-Nothing of the response is ever evaluated: answers are compared as text and, where both are plain numbers, by value.
+The response is never evaluated: answers are compared as text and, if both are plain numbers, by value.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_LONGEST_ANSWER = 2000  # longer ones are not answers, and normalising them would cost time
+_MAX_ANSWER_LENGTH = 2000  # longer texts are not answers, and slow to normalize
 _BRACE_EVENTS = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
 _BARE_BOX = re.compile(r"\\boxed\s+([^\s${}\\]+)")
 
-_SPACES = re.compile(r"(\\\\)|\s+|~|\\[,;:! ]|\\q?quad(?![a-zA-Z])")  # a matrix's row break, \\, stays
+_SPACES = re.compile(r"(\\\\)|\s+|~|\\[,;:! ]|\\q?quad(?![a-zA-Z])")  # keeps \\, the row break of a matrix
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])")
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
 _DEGREES = re.compile(r"\^\{?\\circ\}?|\\degree(?![a-zA-Z])|°")
@@ -32,7 +32,7 @@ _RATIO = re.compile(r"([+-]?)(\d{0,100})\\frac\{([+-]?\d{1,100})\}\{(\d{1,100})\
 def boxed_math(solution_str: str, ground_truth: str) -> float:
     r"""1 if the last \boxed answer is the ground truth, else 0."""
     answer = last_boxed(solution_str)
-    if answer is None or len(answer) > _LONGEST_ANSWER:
+    if answer is None or len(answer) > _MAX_ANSWER_LENGTH:
         return 0.0
     truth = str(ground_truth)
     return float(same_answer(answer, last_boxed(truth) or truth))
@@ -40,7 +40,7 @@ def boxed_math(solution_str: str, ground_truth: str) -> float:
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last \boxed{...} whose braces balance, or of a later `\boxed 7`; None without either."""
-    # One pass with a stack: looking for the partner of each brace separately is quadratic on text made to be slow.
+    # One pass with a stack: searching for the end of each brace separately is quadratic on hostile text.
     opened: list[tuple[int, int] | None] = []
     start, content = -1, None
     for event in _BRACE_EVENTS.finditer(text):
@@ -60,20 +60,20 @@ def last_boxed(text: str) -> str | None:
 
 
 def same_answer(one: str, other: str) -> bool:
-    """Do two answers mean the same, as far as their text and plain numbers tell?"""
-    one, other = normalise(one), normalise(other)
+    """Whether two answers are equal as normalized text or as plain numbers."""
+    one, other = normalize(one), normalize(other)
     if one == other:
         return True
     value = rational(one)
     return value is not None and value == rational(other)
 
 
-def normalise(answer: str) -> str:
+def normalize(answer: str) -> str:
     r"""One spelling for the many ways to write an answer: spaces, \left, \dfrac12, units, degrees, percent, 1,000."""
     text = answer.strip().replace("−", "-").replace(r"\$", "").replace("$", "").replace(r"\%", "").replace("%", "")
     text = text.replace(r"\!", "")
     if not set("([") & set(text):  # (1,000) is a point, and "1, 000" with its space is a list
-        text = _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found.group()), text)
+        text = _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match.group()), text)
     text = _FRACTIONS.sub(r"\\frac", _SIZES.sub("", text))
     text = _DEGREES.sub("", _SPACES.sub(r"\1", text)).rstrip(".")
     text = _WORDS.sub(r"\1", _UNIT.sub(r"\1", text))
@@ -86,8 +86,8 @@ def normalise(answer: str) -> str:
     return choice.group(1) if choice else text.removeprefix("+")
 
 
-def _full_fraction(found: re.Match[str]) -> str:
-    top, short_top, bottom, short_bottom = found.groups()
+def _full_fraction(match: re.Match[str]) -> str:
+    top, short_top, bottom, short_bottom = match.groups()
     return rf"\frac{{{top or short_top}}}{{{bottom or short_bottom}}}"
 
 

@@ -1,12 +1,12 @@
-r"""The final answer as the Minerva paper normalises it (Lewkowycz et al. 2022, appendix D): text in, text out."""
+r"""Normalization of final answers from the Minerva paper (Lewkowycz et al. 2022, appendix D)."""
 
 from __future__ import annotations
 
 import re
 
-LONGEST_ANSWER = 300
+MAX_ANSWER_LENGTH = 300
 
-# Words that go with an answer without being part of it.
+# Words that accompany an answer and are removed.
 _WORDS = (
     *("square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "sue", "points", "feet"),
     *("minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students"),
@@ -17,8 +17,8 @@ _NOISE = (
     *(rf"\text{{}}^{power}" for power in (2, 3)),
     *(r"\mathrm{th}", r"^\circ", r"^{\circ}", r"\ldots", r"\dots", r"\;", r",\!", "{,}", '"'),
 )
-# The longest first, so that \text{}^2 goes as a whole and not only its \text{}.
-_REMOVED = re.compile("|".join(re.escape(one) for one in sorted((*_WORDS, *_NOISE), key=len, reverse=True)))
+# Longest first, so that \text{}^2 is removed as a whole and not only its \text{}.
+_REMOVED = re.compile("|".join(re.escape(text) for text in sorted((*_WORDS, *_NOISE), key=len, reverse=True)))
 _ARTICLES = re.compile(r"an? ")
 _SPACES = re.compile(r"\\?\s")
 _CONJUNCTION = re.compile(r",?\\text\{and\}")
@@ -28,9 +28,9 @@ _SHORT_FRACTION = re.compile(r"frac([^{])(.)")
 _SHORT_ROOT = re.compile(r"sqrt([^{])")
 
 
-def normalise(answer: str) -> str:
-    r"""The part after the last `=`, without units, articles, white space and LaTeX's dressing; \frac12 written out."""
-    text = answer[:LONGEST_ANSWER].rpartition("=")[2]
+def normalize(answer: str) -> str:
+    r"""The part after the last `=`, without units, articles, spaces and LaTeX formats; \frac12 becomes \frac{1}{2}."""
+    text = answer[:MAX_ANSWER_LENGTH].rpartition("=")[2]
     text = _ARTICLES.sub("", text).replace(".$", "$").replace(r"\$", "")
     text = _SPACES.sub("", text).replace("mbox", "text")
     text = _CONJUNCTION.sub(",", text).replace(r"\text{m}", r"\text{}")

@@ -1,4 +1,4 @@
-"""One worker process, seen from the parent."""
+"""WorkerProcess: the parent's handle of one worker process."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from typing import Any
 from burnish.errors import UserError
 from burnish.reward.call import trimmed
 from burnish.reward.channel import Channel
-from burnish.reward.isolation import Borders
+from burnish.reward.isolation import WorkerIsolation
 from burnish.reward.sample import KINDS, Outcome, Sample
 from burnish.reward.worker import STARTUP_SECONDS, Ready
 
-_ASYNC_GRACE = 2.0  # seconds in which an async function's own time limit should have fired
+_ASYNC_GRACE = 2.0  # extra seconds for the worker to enforce the time limit of an async function itself
 
 
 @dataclass(eq=False)
 class Job:
-    """A sample on its way. It goes `alone` after it was in a worker that died, to find out whether it was the cause.
+    """A sample to score. After its worker died it is retried `alone`, to find out whether it was the cause.
 
-    With `parts` it is a whole batch: one call for all of them, in the time of all of them.
+    With `parts` the job is a batch: one call for all parts, with the sum of their time limits.
     """
 
     sample: Sample
@@ -47,52 +47,57 @@ class Job:
 
 
 class WorkerProcess:
-    """A fresh Python with our pipe, no secrets, and its output in a file that outlives it.
+    """A new Python interpreter connected by a pipe, without secrets in its environment, with its output in a file.
 
-    Not `multiprocessing.Process`: that would run the user's main script a second time in every worker, and its children
-    may not have children of their own, which reward functions that run code need.
+    Not `multiprocessing.Process`, which would run the user's main script again in every worker and forbids daemonic
+    children to start processes, which reward functions that run code need.
     """
 
     def __init__(
-        self, setup: bytes, timeout: float, environment: dict[str, str], folder: str, borders: Borders | None = None
+        self,
+        setup: bytes,
+        timeout: float,
+        environment: dict[str, str],
+        folder: str,
+        isolation: WorkerIsolation | None = None,
     ) -> None:
         self.timeout = timeout
         self.ready: Ready | None = None
-        self.jobs: dict[int, Job] = {}  # unanswered, by index in the chunk
+        self.jobs: dict[int, Job] = {}  # without a reply, by index in the chunk
         self.num_sent = 0
-        self._number = 0  # of the chunk
+        self._chunk_number = 0
         self.sent_at = time.monotonic()
-        self.limit = STARTUP_SECONDS  # seconds for what it does now
+        self.limit = STARTUP_SECONDS  # seconds for the current call or start-up
         self.deadline: float | None = self.sent_at + self.limit
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `end`
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `stop`
         self.channel = Channel()
-        theirs = self.channel.theirs
-        self._own_folder = tempfile.mkdtemp(prefix="burnish-reward-")
-        self._isolated = borders is not None
+        worker_end = self.channel.worker_end
+        self._temp_folder = tempfile.mkdtemp(prefix="burnish-reward-")
+        self._isolated = isolation is not None
         lifeline, self._lifeline = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", self._code(theirs.fileno(), lifeline, borders)],
+                [sys.executable, "-u", "-c", self._code(worker_end.fileno(), lifeline, isolation)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
-                pass_fds=(theirs.fileno(), lifeline),
-                env=environment | {"TMPDIR": self._own_folder},
+                pass_fds=(worker_end.fileno(), lifeline),
+                env=environment | {"TMPDIR": self._temp_folder},
                 cwd=folder,
-                start_new_session=True,  # Ctrl-C is the parent's affair, and `end` reaches the worker's children too
+                start_new_session=True,  # only the parent gets Ctrl-C, and `stop` can kill the worker's children
             )
         finally:
             os.close(lifeline)
-            theirs.close()
-        with contextlib.suppress(EOFError):  # already dead: the next read says so
+            worker_end.close()
+        with contextlib.suppress(EOFError):  # already dead, which the next read reports
             self.channel.send(setup)
 
-    def _code(self, descriptor: int, lifeline: int, borders: Borders | None) -> str:
+    def _code(self, descriptor: int, lifeline: int, isolation: WorkerIsolation | None) -> str:
         path = [str(entry) for entry in sys.path]
         start = f"import sys; sys.path[:] = {path!r}; from burnish.reward.worker import main; "
-        if borders is None:
+        if isolation is None:
             return f"{start} main({descriptor})"
-        text = str(replace(borders, lifeline=lifeline, folder=self._own_folder))
+        text = str(replace(isolation, lifeline=lifeline, folder=self._temp_folder))
         isolate = "from burnish.reward.isolation import run_isolated; "
         return f"{start}{isolate}run_isolated({text!r}, lambda: main({descriptor}))"
 
@@ -100,34 +105,34 @@ class WorkerProcess:
     def idle(self) -> bool:
         return self.ready is not None and not self.jobs
 
-    def started(self, message: bytes) -> None:
-        """Take the first message in; it may be a UserError."""
-        first: Ready | UserError = pickle.loads(message)
-        if isinstance(first, UserError):
-            raise first
-        self.ready, self.deadline = first, None
+    def handle_ready(self, message: bytes) -> None:
+        """Process the worker's first message; raise it if it is a UserError."""
+        ready: Ready | UserError = pickle.loads(message)
+        if isinstance(ready, UserError):
+            raise ready
+        self.ready, self.deadline = ready, None
 
     def send(self, jobs: list[Job]) -> None:
-        """Hand over a chunk. EOFError when the worker is gone; the jobs are then still the caller's."""
+        """Send a chunk of jobs. EOFError if the worker has exited; the caller then keeps the jobs."""
         seconds = [self.timeout * job.count for job in jobs]
-        in_all = max(seconds) if self.ready.concurrent else sum(seconds)
-        self._number += 1
-        self.channel.send(pickle.dumps((self._number, in_all, [job.payload for job in jobs])))
+        total = max(seconds) if self.ready.concurrent else sum(seconds)
+        self._chunk_number += 1
+        self.channel.send(pickle.dumps((self._chunk_number, total, [job.payload for job in jobs])))
         self.jobs = dict(enumerate(jobs))
         self.num_sent = len(jobs)
         self.sent_at = time.monotonic()
-        self.limit = in_all if self.ready.concurrent else seconds[0]
+        self.limit = total if self.ready.concurrent else seconds[0]
         self.deadline = self.sent_at + self.limit + (_ASYNC_GRACE if self.ready.concurrent else 0.0)
 
-    def answered(self, message: bytes) -> tuple[Job, Outcome]:
-        """Match a reply with its job, and give the next sample its own time. EOFError if it makes no sense."""
+    def parse_reply(self, message: bytes) -> tuple[Job, Outcome]:
+        """Match a reply with its job; restart the time limit for the next sample. EOFError if the reply is invalid."""
         try:
-            # JSON, not pickle: reward functions may run what a model wrote, and a pickle could run it here as well.
+            # JSON, not pickle: the reward function may have run model-written code that sends a malicious pickle.
             number, index, *fields = json.loads(message)
-            outcome = checked(Outcome(*fields))
-            job = self.jobs.pop(index if number == self._number else None)
+            outcome = validate_outcome(Outcome(*fields))
+            job = self.jobs.pop(index if number == self._chunk_number else None)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise EOFError(f"a reply that makes no sense: {error}") from error
+            raise EOFError(f"invalid reply: {error}") from error
         if not self.jobs:
             self.deadline = None
         elif not self.ready.concurrent:
@@ -135,8 +140,8 @@ class WorkerProcess:
             self.deadline = time.monotonic() + self.limit
         return job, outcome
 
-    def unanswered(self) -> tuple[Job | None, deque[Job]]:
-        """The job that ended the worker, if it can be told, and the others."""
+    def take_unfinished(self) -> tuple[Job | None, deque[Job]]:
+        """The job that made the worker hang or die, if it is known, and the other unfinished jobs."""
         others = deque(self.jobs.values())
         self.jobs = {}
         if others and (len(others) == 1 or not self.ready.concurrent):
@@ -144,15 +149,15 @@ class WorkerProcess:
         return None, others
 
     def kill(self) -> None:
-        """The worker and its children."""
+        """Kill the worker and its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def end(self) -> str:
-        """Kill the worker; what it last wrote to stdout or stderr."""
+    def stop(self) -> str:
+        """Kill the worker; return the end of its stdout and stderr."""
         os.close(self._lifeline)
         if self._isolated:
-            # Its watcher ends everything. Were it killed, nobody might wait for it, and its entry would stay for ever.
+            # The watcher kills everything. If it were killed itself, it might not be reaped and stay a zombie.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=2)
         if not self._isolated or self._process.returncode is None:
@@ -163,11 +168,11 @@ class WorkerProcess:
         size = os.fstat(self._output.fileno()).st_size
         text = os.pread(self._output.fileno(), 4000, max(0, size - 4000)).decode("utf-8", "replace")
         self._output.close()
-        shutil.rmtree(self._own_folder, ignore_errors=True)
+        shutil.rmtree(self._temp_folder, ignore_errors=True)
         return trimmed(text.strip())
 
-    def how_it_ended(self) -> str:
-        """Exit status or signal. Waits for a process that has closed its pipe but is not gone yet."""
+    def exit_reason(self) -> str:
+        """Exit status or signal. Waits briefly for a process that has closed its pipe but not exited yet."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1)
         status = self._process.returncode
@@ -176,10 +181,10 @@ class WorkerProcess:
         return f"signal {-status}, {signal.strsignal(-status)}" if status < 0 else f"exit status {status}"
 
 
-def checked(outcome: Outcome) -> Outcome:
-    """The outcome, if it is one: whatever a reward function did to its worker, only scores go on. Else ValueError."""
+def validate_outcome(outcome: Outcome) -> Outcome:
+    """Return the outcome if its fields are valid, else raise ValueError: a worker may have been tampered with."""
     is_number = isinstance(outcome.value, int | float) and math.isfinite(outcome.value)
     are_texts = isinstance(outcome.text, str) and isinstance(outcome.printed, str)
     if not (is_number and are_texts and isinstance(outcome.extras, dict) and outcome.kind in KINDS):
-        raise ValueError("no outcome")
+        raise ValueError("not an outcome")
     return outcome

@@ -1,4 +1,4 @@
-"""RewardModel: a frozen model that scores whole responses, read at the last token of each row."""
+"""RewardModel: a frozen model that scores responses at the last token of each sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLASS_KEY = "reward_model.model.custom_cls.path"
 
 
 class RewardModel:
-    """A score head on a backbone. Inputs longer than `max_length` lose their beginning: the score stands at the end."""
+    """A backbone with a score head. Inputs longer than `max_length` are truncated on the left."""
 
     def __init__(
         self,
@@ -35,60 +35,60 @@ class RewardModel:
         self.max_length = max_length
         self.mean = mean
         self.std = std
-        self.overlong = 0  # inputs whose beginning was cut, since the last `take`
-        self.overlong_responses = 0  # of these, inputs whose response alone was too long
+        self.num_overlong = 0  # truncated inputs since the last `take`
+        self.num_overlong_responses = 0  # those whose response alone was too long
 
     def compute_scores(self, batch: Batch) -> list[float]:
-        """A score for each row; NaN or infinite where the model fails."""
-        rows = self._cut_to_length(batch, self.inputs.ids(batch))
+        """One score per row; NaN or infinite if the model fails."""
+        rows = self._truncate(batch, self.inputs.ids(batch))
         scores = compute_scores(self.backend, Ragged.of(rows), self.cut)
         return ((scores - self.mean) / self.std).tolist()
 
     def take(self) -> dict[str, float]:
-        """The numbers since the last call."""
+        """Metrics since the last call."""
         numbers = {
-            "reward_model/overlong_inputs": float(self.overlong),
-            "reward_model/overlong_responses": float(self.overlong_responses),
+            "reward_model/overlong_inputs": float(self.num_overlong),
+            "reward_model/overlong_responses": float(self.num_overlong_responses),
         }
-        self.overlong = self.overlong_responses = 0
+        self.num_overlong = self.num_overlong_responses = 0
         return numbers if self.max_length is not None else {}
 
-    def _cut_to_length(self, batch: Batch, rows: list[list[int]]) -> list[list[int]]:
+    def _truncate(self, batch: Batch, rows: list[list[int]]) -> list[list[int]]:
         limit = self.max_length
         if limit is None:
             return rows
         long = [row for row, ids in enumerate(rows) if len(ids) > limit]
-        self.overlong += len(long)
-        self.overlong_responses += sum(self.inputs.response_length(batch, row) > limit for row in long)
+        self.num_overlong += len(long)
+        self.num_overlong_responses += sum(self.inputs.response_length(batch, row) > limit for row in long)
         return [ids[-limit:] for ids in rows]
 
 
 class CustomRewardModel:
-    """A class of the user's own: `Class(path, device)` with `score(rows)`.
+    """A user's class: `Class(path, device)` with a method `score(rows)`.
 
-    A row is a dict with `messages` (None where the dataset gives tokens only), `response` (text), `prompt_ids`,
+    A row is a dict with `messages` (None if the dataset provides tokens only), `response` (text), `prompt_ids`,
     `response_ids`, `data_source`, `ground_truth` and `extra_info`. `score` returns one number per row.
     """
 
-    def __init__(self, made_by: type, path: str | None, device: Any, tokenizer: Any) -> None:
-        self.name = made_by.__name__
+    def __init__(self, model_class: type, path: str | None, device: Any, tokenizer: Any) -> None:
+        self.name = model_class.__name__
         self.tokenizer = tokenizer
         try:
-            self.model = made_by(path, device)
-        except Exception as error:  # the class is a user's: it may raise anything
-            raise UserError(f"{self.name}(path, device) raised {_told(error)}", key=CLASS_KEY) from error
+            self.model = model_class(path, device)
+        except Exception as error:  # user code may raise anything
+            raise UserError(f"{self.name}(path, device) raised {_describe(error)}", key=CLASS_KEY) from error
         if not callable(getattr(self.model, "score", None)):
             raise UserError(f"{self.name} has no method score(rows)", key=CLASS_KEY)
 
     def compute_scores(self, batch: Batch) -> list[float]:
-        """A score for each row; NaN where it is no number."""
+        """One score per row; NaN if it is not a number."""
         rows = self._rows(batch)
         try:
             scores = list(self.model.score(rows))
         except Exception as error:
-            raise UserError(f"{self.name}.score raised {_told(error)}", key=CLASS_KEY) from error
+            raise UserError(f"{self.name}.score raised {_describe(error)}", key=CLASS_KEY) from error
         if len(scores) != len(rows):
-            raise UserError(f"{self.name}.score gave {len(scores)} scores for {len(rows)} rows", key=CLASS_KEY)
+            raise UserError(f"{self.name}.score returned {len(scores)} scores for {len(rows)} rows", key=CLASS_KEY)
         return [_number(score) for score in scores]
 
     def take(self) -> dict[str, float]:
@@ -107,7 +107,7 @@ class CustomRewardModel:
 
 
 def _number(score: Any) -> float:
-    """Whatever is no number is a failure of that row, like one that is not finite."""
+    """Convert to float; NaN, which counts as a failure of the row, if that is not possible."""
     try:
         value = score.item() if hasattr(score, "item") else score  # numpy and torch scalars
     except (ValueError, RuntimeError):
@@ -115,5 +115,5 @@ def _number(score: Any) -> float:
     return float(value) if isinstance(value, Real) else math.nan
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What a reward model is fed: the policy's own tokens, or the conversation written anew in the model's own template."""
+"""Input of a reward model: the policy's tokens, or the conversation rendered with the reward model's chat template."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ KEY = "reward_model.model.input_tokenizer"
 
 
 class RewardInput(Protocol):
-    """From rows with prompts and responses to the tokens that are scored."""
+    """Converts prompts and responses to the token ids to score."""
 
     def ids(self, batch: Batch) -> list[list[int]]:
-        """The tokens of each row."""
+        """The token ids of each row."""
         ...
 
     def response_length(self, batch: Batch, row: int) -> int:
-        """How many of a row's tokens are the response's."""
+        """Number of response tokens in a row."""
         ...
 
 
 class PolicyTokens:
-    """Prompt and response as the policy read and wrote them."""
+    """The policy's tokens of prompt and response."""
 
     def ids(self, batch: Batch) -> list[list[int]]:
         pairs = zip(batch["prompt_ids"].lists(), batch["responses"].lists(), strict=True)
@@ -33,18 +33,18 @@ class PolicyTokens:
         return int(batch["responses"].lengths[row])
 
 
-class OwnTemplate:
-    """The response as text behind the prompt's messages, in the reward model's own template and tokens.
+class RewardModelTemplate:
+    """Decodes the response and renders the conversation with the reward model's chat template and tokenizer.
 
-    `decoder` is a tokenizer that knows the policy's tokens, `encoder` the reward model's own.
+    `decoder` is a tokenizer with the policy's vocabulary, `encoder` the reward model's tokenizer.
     """
 
     def __init__(self, decoder: Any, encoder: Any) -> None:
         if not getattr(encoder, "chat_template", None):
             raise UserError(
-                "the reward model's tokenizer has no chat template to write the conversation in",
+                "the reward model's tokenizer has no chat template",
                 key="reward_model.model.path",
-                hint=f"{KEY}=null to feed the policy's tokens, if the two models share a tokenizer",
+                hint=f"{KEY}=null to use the policy's tokens, if both models share a tokenizer",
             )
         self.decoder = decoder
         self.encoder = encoder
@@ -58,36 +58,36 @@ class OwnTemplate:
         return len(self.encoder(answer, add_special_tokens=False)["input_ids"])
 
     def text(self, batch: Batch, row: int, response: list[int]) -> str:
-        """The whole conversation, without the header of an answer to come."""
+        """The rendered conversation, without a generation prompt."""
         messages = batch["raw_prompt"][row]
         if messages is None:
             raise UserError(
-                "the dataset gives prompts as tokens, without messages that could be written in another template",
+                "the dataset provides prompts as tokens, without messages to render with the reward model's template",
                 key=KEY,
-                hint=f"{KEY}=null to feed the policy's tokens",
+                hint=f"{KEY}=null to use the policy's tokens",
             )
         chat = [*messages, {"role": "assistant", "content": self.answer(response)}]
         try:
             return self.encoder.apply_chat_template(chat, tokenize=False, add_generation_prompt=False)
-        except Exception as error:  # a template is a program of the model's author: it may raise anything
+        except Exception as error:  # templates are code and may raise anything
             raise UserError(
                 f"the reward model's chat template failed on {batch['uid'][row]}: {type(error).__name__}: {error}",
                 key="reward_model.model.path",
             ) from error
 
     def answer(self, response: list[int]) -> str:
-        """The response as text, less the policy's mark of the end."""
+        """The response as text, without the policy's EOS."""
         return self.decoder.decode(response, skip_special_tokens=False).replace(self.decoder.eos_token or "\0", "")
 
 
-def decoder_for(policy: Any, named: Any) -> tuple[Any, str | None]:
-    """The tokenizer that decodes responses, and a notice where it is not the one that was named.
+def decoder_for(policy: Any, configured: Any) -> tuple[Any, str | None]:
+    """The tokenizer that decodes responses, and a notice if it is not the configured one.
 
-    Responses are the policy's tokens, so a tokenizer that numbers its tokens otherwise would make other text of them.
+    Responses are tokens of the policy, so a tokenizer with another vocabulary would decode them to other text.
     """
-    if named.get_vocab() == policy.get_vocab():
-        return named, None
+    if configured.get_vocab() == policy.get_vocab():
+        return configured, None
     return policy, (
-        f"{KEY} has another vocabulary than the policy: responses are decoded by the policy's own tokenizer, "
-        "and written in the reward model's template and tokens."
+        f"{KEY} has a vocabulary other than the policy's: responses are decoded with the policy's tokenizer "
+        "and rendered with the reward model's template and tokenizer."
     )

@@ -1,6 +1,6 @@
-"""REWARDS: the built-in rules, one row per data source. A rule is a function of the same form as a user's own.
+"""REWARDS: the built-in rules by data source. A rule has the same signature as a user's reward function.
 
-A name that ends in * holds for every data source that begins so. What a row `needs` must be installed.
+A name that ends in * matches every data source with that prefix. Libraries in `needs` must be installed.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from burnish.errors import UserError
 from burnish.registry import Entry, Registry
 
-# A library that a row may need, and the extra of ours that installs it.
+# Library -> the extra of Burnish that installs it.
 _EXTRAS = {"math_verify": "math"}
 
 
 @dataclass(frozen=True)
 class Example:
-    """A ground truth with a right and a wrong response; the contract test scores them."""
+    """A ground truth with a correct and a wrong response, for the contract test."""
 
     ground_truth: Any
     right: str
@@ -30,19 +30,20 @@ REWARDS = Registry("reward", key="data_source")
 
 
 def find_rule(data_source: str) -> Entry | None:
-    """The row of this data source, by its name or else by how it begins."""
+    """The entry for this data source, by exact name, else by prefix."""
     if data_source in REWARDS:
         return REWARDS[data_source]
-    families = ((name[:-1], row) for name, row in REWARDS.entries.items() if name.endswith("*"))
-    return next((row for beginning, row in families if data_source.startswith(beginning)), None)
+    prefixes = ((name[:-1], entry) for name, entry in REWARDS.entries.items() if name.endswith("*"))
+    return next((entry for prefix, entry in prefixes if data_source.startswith(prefix)), None)
 
 
-def check_needs(row: Entry) -> None:
-    """UserError if a library that the row needs is not installed."""
-    for library in row.needs & _EXTRAS.keys():
+def check_needs(entry: Entry) -> None:
+    """Raise UserError if a library that the entry needs is not installed."""
+    for library in entry.needs & _EXTRAS.keys():
         if not _is_installed(library):
             hint = f"pip install burnish[{_EXTRAS[library]}]"
-            raise UserError(f"the reward of {row.name!r} needs {library}", key="data_source", value=row.name, hint=hint)
+            problem = f"the reward of {entry.name!r} requires {library}"
+            raise UserError(problem, key="data_source", value=entry.name, hint=hint)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What goes into a reward and what comes out: Sample, Score, and the Outcome that crosses the process border."""
+"""Sample (input of a reward), Score (its output), and Outcome (a worker's reply)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ RAISED = "raised"
 INVALID = "invalid result"
 TIMED_OUT = "timed out"
 DIED = "died"
-KINDS = (None, RAISED, INVALID, TIMED_OUT, DIED)  # None: there is no problem
+KINDS = (None, RAISED, INVALID, TIMED_OUT, DIED)  # None: no problem
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One response and what is known about its prompt. Whole texts are there only if the scorer `reads_prompts`."""
+    """One response and the data of its prompt. `prompt` and `query` are set only if the scorer `reads_prompts`."""
 
     data_source: str
     solution_str: str
@@ -29,7 +29,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Score:
-    """What a reward gave. `problem` says why `value` is the fallback score; it is None when all went well."""
+    """The result for one sample. `problem` explains why `value` is the fallback score; None means no problem."""
 
     value: float
     extras: dict[str, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Problem:
-    """One distinct problem since the last drain: how often, and the first sample that had it."""
+    """One distinct problem since the last drain: its number of occurrences and the first sample with it."""
 
     text: str
     count: int
@@ -46,7 +46,7 @@ class Problem:
 
 
 class Outcome(NamedTuple):
-    """A worker's answer for one sample. `kind` is None when `value` is a score, else `text` says what went wrong."""
+    """A worker's reply for one sample. If `kind` is None, `value` is the score, else `text` describes the problem."""
 
     value: float = 0.0
     extras: dict[str, Any] = {}  # never mutated: a NamedTuple has no default factory

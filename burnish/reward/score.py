@@ -1,4 +1,4 @@
-"""Scorer: samples in, scores out, while others still generate."""
+"""Scorer: scores samples asynchronously, while generation of others continues."""
 
 from __future__ import annotations
 
@@ -14,98 +14,106 @@ from burnish.errors import UserError
 from burnish.registry import Registry
 from burnish.reward.call import Caller
 from burnish.reward.evaluate import pack
-from burnish.reward.inline import Inline
-from burnish.reward.pool import Pool
+from burnish.reward.inline import InlinePool
+from burnish.reward.pool import WorkerPool
 from burnish.reward.process import Job
-from burnish.reward.programs import Programs
-from burnish.reward.remote import Remote, check_urls
+from burnish.reward.remote import RemotePool, check_urls
 from burnish.reward.sample import Outcome, Problem, Sample, Score
+from burnish.reward.sandbox_pool import SandboxPool
 from burnish.reward.settings import RewardSettings
-from burnish.reward.source import FromCallable, FromFile, FromRemoteFile, FromRules, FromUrls, FromVerifiers, Source
+from burnish.reward.source import (
+    FromCallable,
+    FromFile,
+    FromRemoteFile,
+    FromRules,
+    FromUrls,
+    FromVerifiers,
+    RewardSource,
+)
 
 logger = logging.getLogger("burnish.reward")
 
-_RESPONSE_SHOWN = 200
-_PRINTS_REMEMBERED = 1000
-_PROBLEMS_REMEMBERED = 100  # distinct ones between two drains; more are counted under the last
+_SHOWN_CHARACTERS = 200
+_MAX_PRINTS = 1000
+_MAX_PROBLEMS = 100  # distinct problems between two drains; any more are counted as "other problems"
 
-ON_ERROR = Registry("way to treat a failing reward", key="reward.on_error")
+ON_ERROR = Registry("reward error handler", key="reward.on_error")
 
 
 @ON_ERROR.register("fallback")
-def give_fallback(scorer: Scorer, sample: Sample, problem: str) -> Score:
-    """The fallback score, with the problem beside it."""
+def use_fallback_score(scorer: Scorer, sample: Sample, problem: str) -> Score:
+    """Return the fallback score, with the problem."""
     return Score(scorer.settings.fallback_score, {}, problem)
 
 
 @ON_ERROR.register("stop", stops=True)
-def stop(scorer: Scorer, sample: Sample, problem: str) -> Score:
-    """A UserError that names the function and the sample."""
-    shown = sample.solution_str[:_RESPONSE_SHOWN] + ("..." if len(sample.solution_str) > _RESPONSE_SHOWN else "")
+def raise_error(scorer: Scorer, sample: Sample, problem: str) -> Score:
+    """Raise a UserError that names the function and the sample."""
+    shown = sample.solution_str[:_SHOWN_CHARACTERS] + ("..." if len(sample.solution_str) > _SHOWN_CHARACTERS else "")
     raise UserError(
         f"{problem}\n"
         f"Sample {sample.sample} of uid {sample.uid!r}, data_source {sample.data_source!r}, response {shown!r}",
         key=scorer.source.key,
         value=scorer.source.label(sample.data_source),
-        hint="reward.on_error=fallback to go on with reward.fallback_score",
+        hint="reward.on_error=fallback to continue with reward.fallback_score",
     )
 
 
 class Scorer:
-    """Scores samples in worker processes, with a time and a memory limit each.
+    """Scores samples in worker processes with time and memory limits.
 
-    A Python callable comes before `custom_reward_function.path`, and that before the built-in rules. Whatever a
-    function does (raise, hang, crash, return nonsense), its sample gets a Score with a `problem`, or its future a
-    UserError.
+    A Python callable takes precedence over `custom_reward_function.path`, which takes precedence over the built-in
+    rules. If a function raises, hangs, crashes or returns an invalid value, its sample gets a Score with a `problem`,
+    or its future raises a UserError (`reward.on_error`).
     """
 
-    caller: type[Caller] = Caller  # how a user's own function is called
+    caller: type[Caller] = Caller  # calling convention of a user's function
 
     def __init__(self, settings: RewardSettings, reward: Callable[..., Any] | None = None) -> None:
         self.settings = settings
         self._on_error = ON_ERROR[settings.on_error].load()
         self.source = choose_source(settings, reward, self.caller)
-        self.problems: Counter[str] = Counter()  # by kind, since the beginning
+        self.problems: Counter[str] = Counter()  # by kind, over the whole run
         self._recent: dict[str, Problem] = {}
         self._prints_shown: set[int] = set()
         self._lock = threading.Lock()
-        self._pool: Pool | Inline | Remote = self._make_pool()
-        self._programs: Programs | None = None  # made when a data source turns up whose answers are code
+        self._pool: WorkerPool | InlinePool | RemotePool = self._make_pool()
+        self._sandbox_pool: SandboxPool | None = None  # created when a data source needs it
 
     def check_sources(self, names: Iterable[str]) -> None:
-        """UserError if one of these data sources has no reward; call it as soon as the data is known."""
+        """Raise UserError if one of these data sources has no reward. Call this as soon as the data is loaded."""
         names = list(names)
         self.source.check_sources(names, self.settings.reward_kwargs)
         if any(self.source.runs_code(name) for name in names):
-            self._code_pool()
+            self._get_sandbox_pool()
 
     @property
     def notices(self) -> list[str]:
-        """What a person should know about how answers are scored."""
-        return [*self._pool.notices, *([] if self._programs is None else [self._programs.notice])]
+        """Messages for the user about how responses are scored."""
+        return [*self._pool.notices, *([] if self._sandbox_pool is None else [self._sandbox_pool.notice])]
 
-    def _code_pool(self) -> Programs:
+    def _get_sandbox_pool(self) -> SandboxPool:
         with self._lock:
-            if self._programs is None:
-                self._programs = Programs(self.settings.sandbox, self._finish)
-            return self._programs
+            if self._sandbox_pool is None:
+                self._sandbox_pool = SandboxPool(self.settings.sandbox, self._finish)
+            return self._sandbox_pool
 
-    def _make_pool(self) -> Pool | Inline | Remote:
+    def _make_pool(self) -> WorkerPool | InlinePool | RemotePool:
         if isinstance(self.source, FromUrls):
-            return Remote(self.settings, self._finish)
-        kind = Pool if self.settings.num_workers > 0 else Inline
-        return kind(self.source, self.settings, self._finish)
+            return RemotePool(self.settings, self._finish)
+        pool = WorkerPool if self.settings.num_workers > 0 else InlinePool
+        return pool(self.source, self.settings, self._finish)
 
     @property
     def reads_prompts(self) -> bool:
-        """Does it want the whole texts of samples?"""
+        """Whether samples must include the text of prompt and response."""
         return self.source.reads_prompts
 
     def begin(self) -> None:
-        """A new round of responses begins: what was expected and never came is forgotten."""
+        """Start a new round of responses; forget samples that were announced with `expect` but not submitted."""
 
     def expect(self, count: int) -> None:
-        """So many more samples will be submitted. Only a manager that calls once per batch waits for them."""
+        """Announce `count` more samples. Only batch scorers, which wait for all of them, use this."""
 
     def submit(self, sample: Sample) -> Future[Score]:
         """Queue a sample; thread-safe, returns at once."""
@@ -113,10 +121,10 @@ class Scorer:
         try:
             self.source.check_sources([sample.data_source], {})
             payload = pack(sample)
-        except Exception as error:  # an object in extra_info that cannot be pickled raises what it likes
-            future.set_exception(error if isinstance(error, UserError) else cannot_travel(sample, error))
+        except Exception as error:  # objects in extra_info may raise anything when pickled
+            future.set_exception(error if isinstance(error, UserError) else unpicklable_sample(sample, error))
             return future
-        pool = self._code_pool() if self.source.runs_code(sample.data_source) else self._pool
+        pool = self._get_sandbox_pool() if self.source.runs_code(sample.data_source) else self._pool
         pool.put(Job(sample, payload, future))
         return future
 
@@ -132,10 +140,10 @@ class Scorer:
         return sorted(recent.values(), key=lambda problem: -problem.count)
 
     def close(self) -> None:
-        """End the workers. Futures that are not done are cancelled or get a RuntimeError."""
+        """Stop the workers. Pending futures are cancelled or raise RuntimeError."""
         self._pool.close()
-        if self._programs is not None:
-            self._programs.close()
+        if self._sandbox_pool is not None:
+            self._sandbox_pool.close()
 
     def __enter__(self) -> Scorer:
         return self
@@ -146,13 +154,13 @@ class Scorer:
         self.close()
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
-        """Called by the pool's thread for every job."""
+        """Set the result of a job's future. Called from the pool's thread."""
         if outcome.printed:
-            self._show_print(job.sample, outcome.printed)
+            self._log_printed(job.sample, outcome.printed)
         if outcome.kind is None:
             job.future.set_result(Score(outcome.value, outcome.extras))
             return
-        self._remember(job.sample, outcome)
+        self._record_problem(job.sample, outcome)
         try:
             score = self._on_error(self, job.sample, outcome.text)
         except UserError as error:
@@ -160,30 +168,34 @@ class Scorer:
         else:
             job.future.set_result(score)
 
-    def _remember(self, sample: Sample, outcome: Outcome) -> None:
+    def _record_problem(self, sample: Sample, outcome: Outcome) -> None:
         with self._lock:
             self.problems[outcome.kind] += 1
             headline = outcome.text.partition("\n")[0]
-            if headline not in self._recent and len(self._recent) >= _PROBLEMS_REMEMBERED:
+            if headline not in self._recent and len(self._recent) >= _MAX_PROBLEMS:
                 headline = "other problems"
-            known = self._recent.get(headline)
-            first, text = (known.first, known.text) if known else (sample, outcome.text)
-            self._recent[headline] = Problem(text, (known.count if known else 0) + 1, first)
+            previous = self._recent.get(headline)
+            first, text = (previous.first, previous.text) if previous else (sample, outcome.text)
+            self._recent[headline] = Problem(text, (previous.count if previous else 0) + 1, first)
 
-    def _show_print(self, sample: Sample, printed: str) -> None:
-        """Each distinct print once, so that a chatty function does not flood the log."""
-        seen = hash(printed)
-        if seen not in self._prints_shown and len(self._prints_shown) < _PRINTS_REMEMBERED:
-            self._prints_shown.add(seen)
+    def _log_printed(self, sample: Sample, printed: str) -> None:
+        """Log each distinct output once, so that a function that prints a lot does not flood the log."""
+        key = hash(printed)
+        if key not in self._prints_shown and len(self._prints_shown) < _MAX_PRINTS:
+            self._prints_shown.add(key)
             logger.debug("%s printed: %s", self.source.label(sample.data_source), printed)
 
 
-def choose_source(settings: RewardSettings, reward: Callable[..., Any] | None, caller: type[Caller] = Caller) -> Source:
-    """A Python function before custom_reward_function.path; verifiers or a remote reward alone; else the rules."""
-    _refuse_two(settings, reward)
+def choose_source(
+    settings: RewardSettings, reward: Callable[..., Any] | None, caller: type[Caller] = Caller
+) -> RewardSource:
+    """A Python function, else custom_reward_function.path, verifiers or a remote reward, else the built-in rules."""
+    _check_conflicts(settings, reward)
     if reward is not None:
         if settings.path is not None:
-            logger.warning("custom_reward_function.path=%s is not used: a function was given in Python", settings.path)
+            logger.warning(
+                "custom_reward_function.path=%s is ignored: a reward function was passed in Python", settings.path
+            )
         return FromCallable(reward, caller=caller)
     if settings.path is not None:
         return FromFile(settings.path, settings.name, caller=caller)
@@ -197,20 +209,20 @@ def choose_source(settings: RewardSettings, reward: Callable[..., Any] | None, c
     return FromRules()
 
 
-def _refuse_two(settings: RewardSettings, reward: Callable[..., Any] | None) -> None:
-    """A function that was given in Python is unknown to the config's rules; this holds for all."""
-    named = {
+def _check_conflicts(settings: RewardSettings, reward: Callable[..., Any] | None) -> None:
+    """Refuse several rewards. The config rules check the keys, but do not know of a function passed in Python."""
+    is_set = {
         "a reward function": reward is not None or settings.path is not None,
         "reward.verifiers": bool(settings.verifiers),
         "reward.remote_url": bool(settings.remote_url),
     }
-    given = [name for name, is_given in named.items() if is_given]
-    if len(given) > 1:
-        problem = f"{' and '.join(given)} are set together: which one scores?"
-        raise UserError(problem, key=given[-1], hint=f"only {given[0]}")
+    names = [name for name, value in is_set.items() if value]
+    if len(names) > 1:
+        problem = f"{' and '.join(names)} are both set; only one can score"
+        raise UserError(problem, key=names[-1], hint=f"set only {names[0]}")
 
 
-def cannot_travel(sample: Sample, error: Exception) -> UserError:
+def unpicklable_sample(sample: Sample, error: Exception) -> UserError:
     return UserError(
         f"ground_truth or extra_info of uid {sample.uid!r} cannot be sent to a worker: {type(error).__name__}: {error}"
     )

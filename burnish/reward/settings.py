@@ -1,4 +1,4 @@
-"""RewardSettings: what the reward room needs to know of the config."""
+"""RewardSettings: the settings of the reward package, from the config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RewardSettings:
-    """`custom_reward_function.*`, `reward.*` and what the sandbox needs, as plain values."""
+    """`custom_reward_function.*`, `reward.*` and the sandbox settings, as plain values."""
 
     path: str | None = None
     name: str = "compute_score"
@@ -24,15 +24,15 @@ class RewardSettings:
     memory_mb: int = 2048  # per worker; 0 sets no limit
     on_error: str = "fallback"
     fallback_score: float = 0.0
-    pass_env: tuple[str, ...] = ()  # names of secrets that the reward function may see after all
-    isolate: bool | None = None  # namespaces around workers; None is where the system can
+    pass_env: tuple[str, ...] = ()  # names of secret environment variables to pass to workers
+    isolate: bool | None = None  # run workers in namespaces; None means if the system supports it
     network: bool = True
     verifiers: tuple[str, ...] = ()
     verifier_weights: tuple[float, ...] = ()
     remote_url: tuple[str, ...] = ()
-    remote_timeout: float = 180.0  # seconds per try
-    remote_retries: int = 5  # tries in all
-    remote_wait: float = 1.0  # seconds between them
+    remote_timeout: float = 180.0  # seconds per attempt
+    remote_retries: int = 5  # attempts in total
+    remote_wait: float = 1.0  # seconds between attempts
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Where a reward function comes from: a user's file, a Python callable, or the built-in rules."""
+"""Sources of reward functions: a user's file, a Python callable, the built-in rules, verifiers or reward servers."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from burnish.reward.rules import REWARDS, check_needs, find_rule
 from burnish.reward.verifiers import VERIFIERS, weighted
 
 
-class Source(Protocol):
-    """Travels to the workers by pickle; `callers` runs there, the rest in the parent."""
+class RewardSource(Protocol):
+    """Pickled to the workers. `callers` runs in a worker, everything else in the parent."""
 
     key: str
     is_single: bool  # one function for every data source
-    is_foreign: bool  # the function is not ours
-    reads_prompts: bool  # it wants whole texts
+    is_user_code: bool  # not built into Burnish
+    reads_prompts: bool  # needs the text of prompt and response, with special tokens
 
     def label(self, data_source: str) -> str:
         """`file.py:function`, for messages."""
 
     def check_sources(self, names: Iterable[str], kwargs: Mapping[str, Any]) -> None:
-        """UserError if there is no reward for one of these data sources."""
+        """Raise UserError if one of these data sources has no reward."""
 
     def runs_code(self, data_source: str) -> bool:
-        """Are the answers programs, to be run in the sandbox?"""
+        """Whether responses are programs to run in the sandbox."""
 
     def callers(self, kwargs: Mapping[str, Any]) -> Callable[[str], Caller]:
-        """From a data source to the function that scores it. Imports the user's code."""
+        """A function from data source to the caller that scores it. Imports the user's code."""
 
 
-class OneFunction:
-    """A user's own function: the same for every data source, and it decides for itself what it can score."""
+class SingleFunction:
+    """One function for all data sources, which it has to tell apart itself."""
 
     key: str
     caller: type[Caller]
     is_single = True
-    is_foreign = True
+    is_user_code = True
     reads_prompts = False
 
     def check_sources(self, names: Iterable[str], kwargs: Mapping[str, Any]) -> None:
-        """Any data source will do."""
+        """Accept any data source."""
 
     def runs_code(self, data_source: str) -> bool:
-        """What a user's function does with an answer is its own affair."""
+        """Never: a user's function runs code itself if it needs to."""
         return False
 
     def callers(self, kwargs: Mapping[str, Any]) -> Callable[[str], Caller]:
@@ -61,7 +61,7 @@ class OneFunction:
         return lambda data_source: caller
 
     def load(self) -> Callable[..., Any]:
-        """The function itself."""
+        """Import or unpickle the function."""
         raise NotImplementedError
 
     def label(self, data_source: str) -> str:
@@ -70,7 +70,7 @@ class OneFunction:
 
 
 @dataclass(frozen=True)
-class FromFile(OneFunction):
+class FromFile(SingleFunction):
     """`custom_reward_function.path` and `.name`."""
 
     path: str
@@ -86,8 +86,8 @@ class FromFile(OneFunction):
 
 
 @dataclass(frozen=True)
-class FromCallable(OneFunction):
-    """A function given in Python. On its way to a worker it becomes a FromPickle."""
+class FromCallable(SingleFunction):
+    """A function passed in Python. Pickling turns it into a FromPickle."""
 
     function: Callable[..., Any]
     key: str = "reward"
@@ -97,18 +97,18 @@ class FromCallable(OneFunction):
         return self.function
 
     def label(self, data_source: str) -> str:
-        return title_of(self.function)
+        return function_label(self.function)
 
     def __reduce__(self) -> tuple:
-        return FromPickle, (_pickled(self.function), title_of(self.function), self.key, self.caller)
+        return FromPickle, (_pickle_function(self.function), function_label(self.function), self.key, self.caller)
 
 
 @dataclass(frozen=True)
-class FromPickle(OneFunction):
-    """A callable in a worker, unpickled only when it is needed: by then the limits are set."""
+class FromPickle(SingleFunction):
+    """A pickled callable. Workers unpickle it in `load`, after their resource limits are set."""
 
     payload: bytes
-    title: str
+    name: str
     key: str = "reward"
     caller: type[Caller] = Caller
 
@@ -116,20 +116,20 @@ class FromPickle(OneFunction):
         return pickle.loads(self.payload)
 
     def label(self, data_source: str) -> str:
-        return self.title
+        return self.name
 
 
 @dataclass(frozen=True)
 class FromRules:
-    """The built-in rules, chosen by data source."""
+    """The built-in rules, selected by data source."""
 
     key: str = "data_source"
     is_single: bool = False
-    is_foreign: bool = False
+    is_user_code: bool = False
     reads_prompts: bool = False
 
     def label(self, data_source: str) -> str:
-        return title_of(_rule(data_source).load())
+        return function_label(_rule(data_source).load())
 
     def check_sources(self, names: Iterable[str], kwargs: Mapping[str, Any]) -> None:
         names = list(dict.fromkeys(names))
@@ -146,11 +146,11 @@ class FromRules:
         for argument, value in kwargs.items():
             if argument not in accepted:
                 raise UserError(
-                    f"no built-in rule for {', '.join(names)} takes {argument!r}",
+                    f"no built-in rule for {', '.join(names)} accepts the argument {argument!r}",
                     key=f"custom_reward_function.reward_kwargs.{argument}",
                     value=value,
                 )
-        for name in names:  # a value that a rule refuses is refused here, not once per sample
+        for name in names:  # report a bad value once, at start-up, instead of for every sample
             example = _rule(name).metadata["example"]
             values = (name, example.right, example.ground_truth, {})
             self.callers(kwargs)(name)(dict(zip(ARGUMENTS, values, strict=True)))
@@ -159,21 +159,21 @@ class FromRules:
         @functools.cache
         def caller(data_source: str) -> Caller:
             function = _rule(data_source).load()
-            taken = {name: value for name, value in kwargs.items() if name in (parameters_of(function) or ())}
-            return Caller(function, taken, label=self.label(data_source), key=self.key)
+            accepted_kwargs = {name: value for name, value in kwargs.items() if name in (parameters_of(function) or ())}
+            return Caller(function, accepted_kwargs, label=self.label(data_source), key=self.key)
 
         return caller
 
 
 @dataclass(frozen=True)
-class FromVerifiers(OneFunction):
-    """`reward.verifiers`: rules that take the place of the data source's own."""
+class FromVerifiers(SingleFunction):
+    """`reward.verifiers`: rules that replace the one of the data source."""
 
     names: tuple[str, ...]
     weights: tuple[float, ...]
     key: str = "reward.verifiers"
     caller: type[Caller] = Caller
-    is_foreign = False
+    is_user_code = False
 
     def check_sources(self, names: Iterable[str], kwargs: Mapping[str, Any]) -> None:
         for name in self.names:
@@ -197,8 +197,8 @@ class FromRemoteFile(FromFile):
 
 
 @dataclass(frozen=True)
-class FromUrls(OneFunction):
-    """`reward.remote_url=http://...`: servers that answer for every data source. They are asked, not called."""
+class FromUrls(SingleFunction):
+    """`reward.remote_url=http://...`: servers that score every data source, called by RemotePool."""
 
     urls: tuple[str, ...]
     key: str = "reward.remote_url"
@@ -209,24 +209,24 @@ class FromUrls(OneFunction):
 
 
 def _rule(data_source: str) -> Entry:
-    row = find_rule(data_source)
-    if row is None:
-        raise _no_rule(data_source)
-    return row
+    rule = find_rule(data_source)
+    if rule is None:
+        raise _unknown_data_source(data_source)
+    return rule
 
 
-def _no_rule(name: str) -> UserError:
-    meant = nearest(name, REWARDS.names())
+def _unknown_data_source(name: str) -> UserError:
+    suggestion = nearest(name, REWARDS.names())
     return UserError(
-        "no built-in rule scores this data source." + (f" Did you mean {meant!r}?" if meant else ""),
+        "no built-in rule for this data source." + (f" Did you mean {suggestion!r}?" if suggestion else ""),
         key="data_source",
         value=name,
-        allowed=[*REWARDS.names(), "any name, with a function of your own"],
+        allowed=[*REWARDS.names(), "any name, with a custom reward function"],
         hint="custom_reward_function.path=/path/to/file.py custom_reward_function.name=compute_score",
     )
 
 
-def _pickled(function: Callable[..., Any]) -> bytes:
+def _pickle_function(function: Callable[..., Any]) -> bytes:
     import cloudpickle
 
     module = inspect.getmodule(function)
@@ -235,11 +235,11 @@ def _pickled(function: Callable[..., Any]) -> bytes:
         if by_value:
             cloudpickle.register_pickle_by_value(module)
         return cloudpickle.dumps(function)
-    except Exception as error:  # whatever the objects that the function refers to raise when they are pickled
+    except Exception as error:  # objects that the function refers to may raise anything when pickled
         raise UserError(
-            f"{title_of(function)} cannot be sent to a worker process: {type(error).__name__}: {error}",
+            f"{function_label(function)} cannot be sent to a worker process: {type(error).__name__}: {error}",
             key="reward",
-            hint="custom_reward_function.path=/path/to/file.py, which each worker imports for itself",
+            hint="custom_reward_function.path=/path/to/file.py, which every worker imports",
         ) from error
     finally:
         if by_value:
@@ -247,23 +247,23 @@ def _pickled(function: Callable[..., Any]) -> bytes:
 
 
 def _importable(module: str) -> bool:
-    """Would a fresh process with the same sys.path find this very module?"""
+    """Whether a new process with the same sys.path would import this same module."""
     path, spec = None, None
     parts = module.split(".")
     for end in range(1, len(parts) + 1):
-        # importlib.util.find_spec would answer from sys.modules, which a fresh process does not have.
-        found = (
+        # importlib.util.find_spec would look in sys.modules, which is empty in a new process.
+        specs = (
             finder.find_spec(".".join(parts[:end]), path) for finder in sys.meta_path if hasattr(finder, "find_spec")
         )
-        spec = next((one for one in found if one is not None), None)
+        spec = next((candidate for candidate in specs if candidate is not None), None)
         if spec is None:
             return False
         path = spec.submodule_search_locations
-    known = getattr(sys.modules.get(module), "__file__", None)
-    return known is None or spec.origin is None or Path(spec.origin) == Path(known)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is None or spec is None or spec.origin is None or Path(spec.origin) == Path(file)
 
 
-def title_of(function: Callable[..., Any]) -> str:
+def function_label(function: Callable[..., Any]) -> str:
     """`file.py:function`, for messages."""
     while isinstance(function, functools.partial):
         function = function.func

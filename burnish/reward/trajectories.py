@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from burnish.batch import Batch, Ragged
-from burnish.reward.absent import NoFunction
+from burnish.reward.null_scorer import NullScorer
 from burnish.reward.sample import Sample, Score
 from burnish.reward.score import Scorer
 from burnish.rollout.episode import Prompt
@@ -32,7 +32,7 @@ class TrajectoryScorer:
     `decode` drops special tokens, as rewards read a response; `decode_all` keeps them.
     """
 
-    def __init__(self, scorer: Scorer | NoFunction, decode: Decode, decode_all: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, scorer: Scorer | NullScorer, decode: Decode, decode_all: Callable[[Sequence[int]], str]) -> None:
         self.scorer = scorer
         self.decode = decode
         self.decode_all = decode_all

@@ -1,7 +1,7 @@
-"""Programs around a model's code, for answers that are functions. They run in the sandbox.
+"""Wrapper programs for test cases that call functions of the model's code. They run in the sandbox.
 
-A wrapper reads one JSON object from stdin and prints its result as the last line. The expected result stays with us: a
-program cannot print what it was never shown.
+A wrapper reads one JSON object from stdin and prints its result as the last line. The expected result is not passed to
+the sandbox, so that the program cannot print it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import math
 
 _HEAD = """
 import json, math, os, sys
-_asked = json.loads(sys.stdin.read())
-_space = {"__name__": "solution"}
+_request = json.loads(sys.stdin.read())
+_scope = {"__name__": "solution"}
 exec("import bisect, collections, functools, heapq, itertools, math, re, string, sys\\n"
-     "from collections import Counter, OrderedDict, defaultdict, deque\\nfrom typing import *", _space)
-exec(compile(SOURCE, "solution.py", "exec"), _space)
-def _say(text):
+     "from collections import Counter, OrderedDict, defaultdict, deque\\nfrom typing import *", _scope)
+exec(compile(SOURCE, "solution.py", "exec"), _scope)
+def _print_result(text):
     sys.stdout.write("\\n" + text + "\\n")
     sys.stdout.flush()
     os._exit(0)
@@ -30,38 +30,38 @@ def _plain(value):
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     return list(value) if hasattr(value, "__iter__") else repr(value)
-_name = _asked["name"]
-_function = _space[_name] if callable(_space.get(_name)) else getattr(_space["Solution"](), _name)
-_say(json.dumps(_function(*_asked["arguments"]), default=_plain))
+_name = _request["name"]
+_function = _scope[_name] if callable(_scope.get(_name)) else getattr(_scope["Solution"](), _name)
+_print_result(json.dumps(_function(*_request["arguments"]), default=_plain))
 """
 
 _CHECK = """
-if "expression" in _asked:
-    _say(canonical(eval(_asked["expression"], _space)))
-exec(_asked["statement"], _space)
-_say(_asked["word"])
+if "expression" in _request:
+    _print_result(canonical(eval(_request["expression"], _scope)))
+exec(_request["statement"], _scope)
+_print_result(_request["token"])
 """
 
 
-def calling(code: str) -> str:
-    """A program that calls a function, or a method of the class Solution: {name, arguments} -> JSON."""
+def call_program(code: str) -> str:
+    """A program that calls a function, or a method of class Solution: {name, arguments} -> JSON."""
     return _program(code, _CALL)
 
 
-def checking(code: str) -> str:
-    """A program that gives the canonical text of {expression}, or the word of {statement, word} if it holds."""
+def check_program(code: str) -> str:
+    """A program that prints the canonical text of {expression}, or the token of {statement, token} if it holds."""
     return _program(code, inspect.getsource(canonical) + _CHECK)
 
 
 def _program(code: str, rest: str) -> str:
-    # A JSON string in ASCII is a Python literal too; nothing in the code can end it early.
+    # An ASCII JSON string is also a Python literal, which the code cannot terminate early.
     return _HEAD.replace("SOURCE", json.dumps(code), 1) + rest
 
 
 def canonical(value: object) -> str:
-    """A text that is the same for equal values: 1, 1.0 and True; sets and dicts in any order.
+    """A text that is equal for equal values: 1, 1.0 and True; sets and dicts in any order.
 
-    The wrapper holds a copy of this function, so that only texts have to be compared here.
+    The wrapper program contains a copy of this function, so that only texts need to be compared outside the sandbox.
     """
     if isinstance(value, bool | int | float):
         return str(int(value)) if math.isfinite(value) and value == int(value) else repr(value)

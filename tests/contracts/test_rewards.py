@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from burnish.reward.call import ARGUMENTS, read_result
+from burnish.reward.call import ARGUMENTS, parse_result
 from burnish.reward.rules import REWARDS
 from burnish.reward.source import FromRules
 
@@ -30,7 +30,7 @@ HOSTILE = {
 
 def score(name, response, truth):
     arguments = dict(zip(ARGUMENTS, (name, response, truth, {}), strict=True))
-    outcome = read_result(FromRules().callers({})(name)(arguments), name)
+    outcome = parse_result(FromRules().callers({})(name)(arguments), name)
     assert outcome.kind is None, outcome.text
     return outcome.value
 

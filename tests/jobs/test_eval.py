@@ -91,13 +91,13 @@ def test_a_hostile_function_harms_nobody_but_itself(jsonl, tmp_path):
     assert [one.scores for one in report.scored] == [[-1.0, 1.0, -1.0], [1.0, -1.0, 1.0]]
     assert report.overall.failed == 3
     assert sum(problem.count for problem in report.problems) == 3
-    assert report.hopeless == []
+    assert report.failed_sources == []
 
 
 def test_a_failing_function_can_stop_it(jsonl, tmp_path):
     (tmp_path / "broken.py").write_text("def compute_score(solution_str):\n    raise ValueError('no idea')\n")
     own = [f"custom_reward_function.path={tmp_path / 'broken.py'}", INLINE]
-    assert evaluate([f"data.path={jsonl(ROWS)}", *own]).hopeless == ["openai/gsm8k", "lighteval/MATH"]
+    assert evaluate([f"data.path={jsonl(ROWS)}", *own]).failed_sources == ["openai/gsm8k", "lighteval/MATH"]
     with pytest.raises(UserError, match="no idea"):
         evaluate([f"data.path={jsonl(ROWS)}", *own, "reward.on_error=stop"])
 

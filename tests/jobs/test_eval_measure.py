@@ -8,17 +8,17 @@ import pytest
 
 from burnish.jobs.eval.measure import (
     SUBSETS,
-    Scored,
+    ScoredRow,
     best_of,
     interval,
     majority_of,
     sizes_up_to,
-    summarise,
+    summarize,
 )
 
 
 def scored(*scores, extras=None, problems=None):
-    return Scored(list(scores), extras or [{} for _ in scores], problems or [None for _ in scores])
+    return ScoredRow(list(scores), extras or [{} for _ in scores], problems or [None for _ in scores])
 
 
 @pytest.mark.parametrize("values", [[0.0, 1.0, 1.0, 0.5], [3.0, -1.0, 2.0, 2.0, 7.5]])
@@ -67,14 +67,14 @@ def test_sizes():
 
 
 def test_every_row_counts_the_same_however_many_responses_it_has():
-    found = summarise([scored(1.0, 1.0, 1.0), scored(0.0)])
+    found = summarize([scored(1.0, 1.0, 1.0), scored(0.0)])
     assert (found.rows, found.responses, found.score) == (2, 4, 0.5)
     assert found.best_at == {}, "not every row has two"
 
 
 def test_accuracy_and_not_the_score_says_what_is_right():
     extras = [{"acc": True, "pred": "4"}, {"acc": False, "pred": "5"}]
-    found = summarise([scored(1.0, -1.0, extras=extras)] * 3)
+    found = summarize([scored(1.0, -1.0, extras=extras)] * 3)
     assert (found.score, found.acc) == (0.0, 0.5)
     assert found.pass_at == {1: 0.5, 2: 1.0}
     assert found.best_at == {1: 0.0, 2: 1.0}
@@ -82,11 +82,11 @@ def test_accuracy_and_not_the_score_says_what_is_right():
 
 
 def test_scores_in_between_pass_nothing():
-    found = summarise([scored(0.2, 0.9)])
+    found = summarize([scored(0.2, 0.9)])
     assert found.pass_at == {}
     assert found.best_at == {1: pytest.approx(0.55), 2: 0.9}
     assert (found.acc, found.maj_at) == (None, {})
 
 
 def test_failures_are_counted():
-    assert summarise([scored(0.0, 1.0, problems=["raised", None]), scored(1.0)]).failed == 1
+    assert summarize([scored(0.0, 1.0, problems=["raised", None]), scored(1.0)]).failed == 1

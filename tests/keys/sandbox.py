@@ -11,7 +11,7 @@ from unittest import mock
 from burnish.reward.sample import Sample
 from burnish.reward.sandbox import local
 from burnish.reward.sandbox.namespaces import Isolation
-from burnish.reward.sandbox.settings import num_processors
+from burnish.reward.sandbox.settings import num_cpus
 
 from ..reward.sandbox.service import Server, run_payload, slowly
 from .kit import Case, Kit
@@ -79,7 +79,7 @@ def unsafe_notice(case: Case) -> str:
 def programs_at_once(case: Case) -> int:
     """How many programs there are at the same time."""
     lock, running, peak = threading.Lock(), [0], [0]
-    real = local.Machine._run
+    real = local.LocalRunner._run
 
     def counted(*arguments, **more):
         with lock:
@@ -92,8 +92,8 @@ def programs_at_once(case: Case) -> int:
                 running[0] -= 1
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(local.Machine, "_run", counted))
-        answered(case, "import time; time.sleep(0.3)", [""], count=num_processors() + 2)
+        stack.enter_context(mock.patch.object(local.LocalRunner, "_run", counted))
+        answered(case, "import time; time.sleep(0.3)", [""], count=num_cpus() + 2)
     return peak[0]
 
 
@@ -110,9 +110,9 @@ def memory_there(case: Case) -> int:
 
 
 def requests_at_once(case: Case) -> int:
-    server(slow=True).most_at_once = 0
+    server(slow=True).max_running = 0
     answered(case, "print(1)", ["1", "1"], count=2)
-    return server(slow=True).most_at_once
+    return server(slow=True).max_running
 
 
 ROWS = [
@@ -122,7 +122,7 @@ ROWS = [
     Row("sandbox.output_kb", "1", talking, ANYWHERE, expected=["O"]),
     Row("sandbox.max_cases", "2", counting, ANYWHERE, expected=["PW"]),
     Row("sandbox.max_parallel", "1", programs_at_once, ANYWHERE, expected=1)
-    if num_processors() > 1
+    if num_cpus() > 1
     else Row("sandbox.max_parallel", "3", programs_at_once, ANYWHERE, expected=3),
     Row(f"{FUSION}.url", lambda kit: server().url, requests_there, ANYWHERE, expected=3),
     Row(f"{FUSION}.max_concurrent", "1", requests_at_once, (*CODE, lambda kit: at(server(slow=True))), expected=1),

@@ -6,7 +6,7 @@ import functools
 import time
 from typing import Any
 
-from burnish.reward.isolation import problem_with
+from burnish.reward.isolation import isolation_problem
 
 from ..reward.server import Server
 from . import observe as see
@@ -26,12 +26,12 @@ ARRIVALS: list[float] = []  # when the failing server was asked
 def failing() -> Server:
     """A server that is slow to say that it cannot."""
 
-    def answer(asked: dict[str, Any], number: int) -> tuple[int, bytes]:
+    def respond(request: dict[str, Any], number: int) -> tuple[int, bytes]:
         ARRIVALS.append(time.monotonic())
         time.sleep(0.05)
         return 500, b"no"
 
-    return Server(answer)
+    return Server(respond)
 
 
 ONE_SERVER = (*NO_FUNCTION, lambda kit: f"reward.remote_url={failing().url}")
@@ -40,9 +40,9 @@ QUICK = (*ONE_SERVER, "reward.remote_wait=0.01")
 
 def requests(case: Case) -> int:
     """How often the server is asked about one sample."""
-    before = len(failing().asked)
+    before = len(failing().requests)
     see.scored(case)
-    return len(failing().asked) - before
+    return len(failing().requests) - before
 
 
 def waits(case: Case) -> bool:
@@ -60,7 +60,7 @@ def said(case: Case) -> str:
 def isolation_row(key: str, value: str, name: str, *, network: bool, read_only: bool) -> Row:
     """A row of a key that systems without namespaces refuse."""
     given = (*OURS, function(name))
-    if problem_with(network=network, read_only=read_only) is None:
+    if isolation_problem(network=network, read_only=read_only) is None:
         return Row(key, value, see.score_problem, given)
     return Row(key, value, see.score_problem, given, expected="this system cannot do it", refused=True)
 
@@ -86,7 +86,7 @@ ROWS = [
     ),
     Row("reward.remote_retries", "2", requests, QUICK, expected=2),
     Row("reward.remote_wait", "0.01", waits, (*ONE_SERVER, "reward.remote_retries=2"), expected=False),
-    Row("reward.remote_timeout", "0.01", said, QUICK, expected="no answer within 0.01 s"),
+    Row("reward.remote_timeout", "0.01", said, QUICK, expected="no response within 0.01 s"),
     Row(
         "reward_model.reward_kwargs",
         "{factor:3.0}",

@@ -97,12 +97,12 @@ def test_speed_metrics_of_an_empty_step():
 
 def test_the_clock_knows_where_it_stands():
     clock = Clock()
-    assert clock.where() == "" and clock.beats == 0
+    assert clock.active_phases() == "" and clock.num_transitions == 0
     with clock("step"):
         with clock("gen"), clock("gen"):
-            assert clock.where() == "step, gen"
+            assert clock.active_phases() == "step, gen"
         with clock("adv"):
-            assert clock.where() == "step, adv" and clock.beats == 6
+            assert clock.active_phases() == "step, adv" and clock.num_transitions == 6
             clock.take()
-            assert clock.where() == "step, adv", "reading the times changes nothing"
-    assert clock.where() == "" and clock.beats == 8
+            assert clock.active_phases() == "step, adv", "reading the times changes nothing"
+    assert clock.active_phases() == "" and clock.num_transitions == 8

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from burnish.log.console import ConsoleLogger, counting, get_console, say
+from burnish.log.console import ConsoleLogger, get_console, progress_counter, say
 from burnish.log.logger import RunInfo
 
 STEP = {
@@ -47,13 +47,13 @@ def test_what_is_missing_is_not_shown_and_a_resume_is_said():
     assert lines == ["proj/exp: 100 steps, from step 99, in runs/x", "step 100/100  score 1.000"]
 
 
-def test_validation_and_trouble_have_their_own_lines():
+def test_validation_and_warnings_have_their_own_lines():
     metrics = {"val-core/gsm8k/acc/mean@1": 0.5, "val-aux/gsm8k/reward/mean@1": 0.25}
     assert run_lines(plain_console(), metrics).splitlines()[1:] == ["validation at step 1: gsm8k/acc/mean@1 0.500"]
     metrics = STEP | {"rollout/zero_variance_groups": 1.0, "rollout/num_groups": 32.0, "rollout/truncated": 1.0}
     lines = run_lines(plain_console(), metrics).splitlines()
-    assert lines[2] == "step 1: all 32 groups have equal scores: nothing to learn this step"
-    assert "cut off" in lines[3]
+    assert lines[2] == "step 1: all 32 groups have equal scores: no learning signal in this step"
+    assert "were truncated" in lines[3]
 
 
 def test_text_is_shown_as_it_is():
@@ -99,7 +99,7 @@ def test_the_console_loads_no_torch():
 
 def test_counting_says_so_where_there_is_no_terminal():
     console = Console(file=io.StringIO(), force_terminal=False)
-    with counting("prompts", 5, console) as done:
+    with progress_counter("prompts", 5, console) as done:
         done(2)
         done(5)
     assert console.file.getvalue().splitlines() == ["2/5 prompts", "5/5 prompts"]
@@ -107,6 +107,6 @@ def test_counting_says_so_where_there_is_no_terminal():
 
 def test_counting_moves_a_bar_on_a_terminal():
     console = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"})
-    with counting("prompts", 5, console) as done:
+    with progress_counter("prompts", 5, console) as done:
         done(5)
     assert "5/5" in console.file.getvalue() and "5/5 prompts" not in console.file.getvalue()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from burnish.errors import UserError
-from burnish.log.folder import RunFolder, dump_rollouts, environment, new_id, remembered
+from burnish.log.folder import RunFolder, dump_rollouts, environment, new_id, persistent_id
 from burnish.log.jsonl import read
 
 
@@ -62,7 +62,7 @@ def test_a_row_without_a_score_is_refused(tmp_path):
 
 
 def test_an_id_is_kept_for_a_resume_only(tmp_path):
-    first = remembered(tmp_path, "wandb", new_id, resume=False)
-    assert remembered(tmp_path, "wandb", new_id, resume=True) == first
-    assert remembered(tmp_path, "mlflow", new_id, resume=True) != first
-    assert remembered(tmp_path, "wandb", new_id, resume=False) != first
+    first = persistent_id(tmp_path, "wandb", new_id, resume=False)
+    assert persistent_id(tmp_path, "wandb", new_id, resume=True) == first
+    assert persistent_id(tmp_path, "mlflow", new_id, resume=True) != first
+    assert persistent_id(tmp_path, "wandb", new_id, resume=False) != first

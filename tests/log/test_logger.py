@@ -9,7 +9,7 @@ import torch
 from burnish.errors import UserError, UserErrors
 from burnish.log.file import read_metrics
 from burnish.log.logger import Loggers, RunInfo
-from burnish.log.patience import Patience
+from burnish.log.tracker_thread import TrackerThread
 
 OWN_LOGGER = """
 import threading
@@ -126,7 +126,7 @@ def test_ctrl_c_is_not_a_failure_of_a_logger(file, tmp_path, monkeypatch):
 
 @pytest.fixture
 def little_patience(monkeypatch):
-    monkeypatch.setattr("burnish.log.patience.LIMIT", 0.1)
+    monkeypatch.setattr("burnish.log.tracker_thread.LIMIT", 0.1)
 
 
 def test_a_tracker_that_never_answers_is_named_once_and_costs_little(file, tmp_path, capsys, little_patience):
@@ -138,7 +138,7 @@ def test_a_tracker_that_never_answers_is_named_once_and_costs_little(file, tmp_p
     loggers.close()
     assert time.monotonic() - begun < 10
     text = capsys.readouterr().out
-    assert text.count("NeverAnswers' failed in log: TimeoutError: no answer within 0.1 s") == 1
+    assert text.count("NeverAnswers' failed in log: TimeoutError: no response within 0.1 s") == 1
     assert text.count("failed") == 1
     assert read_metrics(tmp_path / "metrics.jsonl") == {step: {"x": float(step)} for step in range(1, 4)}
 
@@ -169,7 +169,7 @@ def test_numbers_that_a_tracker_did_not_take_are_in_the_run_folder(file, tmp_pat
         loggers.log(step, {"x": float(step)})
     loggers.close()
     assert read_metrics(tmp_path / "metrics.jsonl") == {1: {"x": 1.0}, 2: {"x": 2.0}}
-    assert f"numbers are kept in {tmp_path} from step 1 on" in capsys.readouterr().out.replace("\n", "")
+    assert f"metrics are written to {tmp_path} from step 1 on" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_a_resumed_run_goes_on_without_a_tracker_that_cannot_start(file, tmp_path, capsys):
@@ -190,4 +190,4 @@ def test_a_trackers_own_timeout_is_its_own(tmp_path):
             raise TimeoutError("of the server")
 
     with pytest.raises(TimeoutError, match="of the server"):
-        Patience(Slow()).call("log")
+        TrackerThread(Slow()).call("log")

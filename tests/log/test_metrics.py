@@ -9,8 +9,8 @@ import torch
 
 from burnish.batch import Batch, Ragged
 from burnish.log.clock import PER_RESPONSE_TOKEN, PER_TOKEN
-from burnish.log.metrics import Reduce, batch_metrics, row_sums
-from burnish.log.trouble import troubles
+from burnish.log.metrics import batch_metrics, row_sums
+from burnish.log.step_warnings import step_warnings
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -121,7 +121,7 @@ def test_row_sums_of_half_precision_on_rows_of_any_length():
 
 def test_equal_scores_are_found_by_the_console():
     batch = Batch(uid=["a", "a"], token_level_scores=Ragged.of([[0.0, 0.3], [0.3]]))
-    assert troubles(batch_metrics(batch)) == ["the only group has equal scores: nothing to learn this step"]
+    assert step_warnings(batch_metrics(batch)) == ["the only group has equal scores: no learning signal in this step"]
 
 
 def test_every_name_is_documented():
@@ -131,15 +131,3 @@ def test_every_name_is_documented():
     emitted |= {"perf/total_num_tokens", "perf/time_per_step", "perf/throughput", "reward/failed"}
     emitted |= {"mean@N", "std@N", "best@n/mean", "worst@n/std", "maj@n/mean"}
     assert emitted <= documented
-
-
-def test_reduce_is_the_mean_over_tokens_not_over_micro_batches():
-    reduce = Reduce()
-    reduce.add("actor/pg_loss", torch.tensor(6.0, requires_grad=True), torch.tensor(3))
-    reduce.add("actor/pg_loss", 2.0, 1)
-    reduce.add("actor/lr", 0.5)
-    other = Reduce()
-    other.add_all({"actor/pg_loss": (0.0, 4), "empty": (0.0, 0)})
-    reduce.merge(other)
-    assert reduce.take() == {"actor/pg_loss": 1.0, "actor/lr": 0.5}
-    assert reduce.take() == {}

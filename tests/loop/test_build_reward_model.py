@@ -13,7 +13,7 @@ from burnish.loop.build import build
 from burnish.loop.build_reward_model import build_reward_model_scorer
 from burnish.models.device import pick_device
 from burnish.reward.reward_model import CustomRewardModel
-from burnish.reward.reward_model_input import OwnTemplate, PolicyTokens
+from burnish.reward.reward_model_input import PolicyTokens, RewardModelTemplate
 from burnish.training.packing import CPU_TOKENS, Cut
 
 from ..reward_models import make_reward_model
@@ -44,7 +44,7 @@ def test_without_enable_there_is_none(settings):
 
 
 def test_by_default_the_models_own_template_is_used(made):
-    assert isinstance(made().model.inputs, OwnTemplate)
+    assert isinstance(made().model.inputs, RewardModelTemplate)
     assert isinstance(made("reward_model.model.input_tokenizer=null").model.inputs, PolicyTokens)
 
 

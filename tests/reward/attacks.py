@@ -141,7 +141,7 @@ def empties_modules(*_):
 def replaces_the_worker(*_):
     import burnish.reward.worker
 
-    burnish.reward.worker.take_printed = lambda: 1 / 0
+    burnish.reward.worker.take_output = lambda: 1 / 0
     return 1.0
 
 

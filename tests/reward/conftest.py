@@ -31,13 +31,13 @@ def reward_file(tmp_path):
 
 @pytest.fixture
 def scorer():
-    """scorer(reward=None, **settings): one worker unless told otherwise; closed after the test."""
-    made = []
+    """scorer(reward=None, **settings): one worker by default; closed after the test."""
+    scorers = []
 
     def make(reward=None, **settings):
-        made.append(Scorer(RewardSettings(**({"num_workers": 1} | settings)), reward))
-        return made[-1]
+        scorers.append(Scorer(RewardSettings(**({"num_workers": 1} | settings)), reward))
+        return scorers[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for scorer in scorers:
+        scorer.close()

@@ -1,4 +1,4 @@
-"""A real reward server on this machine, as good or bad as a test wants it."""
+"""A local reward server whose responses each test defines."""
 
 import json
 import threading
@@ -6,12 +6,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Server(ThreadingHTTPServer):
-    """Answers with what `answer(asked, number)` gives: an object for JSON, or (status, bytes). Keeps what was asked."""
+    """Responds with `respond(request, number)`: an object to send as JSON, or (status, bytes). Records the requests."""
 
     daemon_threads = True
 
-    def __init__(self, answer):
-        self.answer, self.asked, self.lock = answer, [], threading.Lock()
+    def __init__(self, respond):
+        self.respond, self.requests, self.lock = respond, [], threading.Lock()
         super().__init__(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
@@ -22,20 +22,20 @@ class Server(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
-            self.server.asked.append(asked)
-            number = len(self.server.asked)
+            self.server.requests.append(request)
+            number = len(self.server.requests)
         try:
-            given = self.server.answer(asked, number)
-            status, body = given if isinstance(given, tuple) else (200, json.dumps(given).encode())
+            response = self.server.respond(request, number)
+            status, body = response if isinstance(response, tuple) else (200, json.dumps(response).encode())
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.end_headers()
             for piece in [body] if isinstance(body, bytes) else body:
                 self.wfile.write(piece)
         except OSError:
-            self.close_connection = True  # whoever asked has hung up
+            self.close_connection = True  # the client disconnected
 
     def log_message(self, *words):
-        """Be quiet."""
+        """Do not log requests."""

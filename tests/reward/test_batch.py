@@ -11,14 +11,14 @@ from burnish.reward.settings import RewardSettings
 @pytest.fixture
 def batch():
     """batch(function, **settings): a scorer that calls once per batch; closed after the test."""
-    made = []
+    scorers = []
 
     def make(function, **settings):
-        made.append(REWARD_MANAGERS["batch"].load()(RewardSettings(**({"num_workers": 1} | settings)), function))
-        return made[-1]
+        scorers.append(REWARD_MANAGERS["batch"].load()(RewardSettings(**({"num_workers": 1} | settings)), function))
+        return scorers[-1]
 
     yield make
-    for one in made:
+    for one in scorers:
         one.close()
 
 
@@ -28,7 +28,7 @@ def how_many(solution_strs, ground_truths, data_sources, extra_infos):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_one_call_for_all_that_were_announced(batch, sample, num_workers):
+def test_one_call_for_all_announced_samples(batch, sample, num_workers):
     one = batch(how_many, num_workers=num_workers)
     one.expect(2)
     one.expect(1)
@@ -40,10 +40,10 @@ def test_one_call_for_all_that_were_announced(batch, sample, num_workers):
     assert [score.value for score in scores] == [1.0, 2.0, 3.0]
     assert {score.extras["batch"] for score in scores} == {3}
     assert [score.extras["batch"] for score in one.score([sample(), sample()])] == [2, 2]
-    assert one.submit(sample()).result(10).extras["batch"] == 1  # nobody announced it
+    assert one.submit(sample()).result(10).extras["batch"] == 1  # not announced
 
 
-def test_what_never_came_is_forgotten_when_a_round_begins(batch, sample):
+def test_begin_forgets_samples_that_were_not_submitted(batch, sample):
     one = batch(how_many)
     one.expect(5)
     lost = one.submit(sample())
@@ -61,7 +61,7 @@ def test_a_cancelled_sample_is_left_out(batch, sample):
     assert [future.result(10).extras["batch"] for future in futures[1:]] == [2, 2]
 
 
-def test_a_failing_call_is_everybodys_problem(batch, sample):
+def test_a_failing_call_fails_all_samples(batch, sample):
     def short(solution_strs):
         return [1.0] * (len(solution_strs) - 1)
 
@@ -72,13 +72,13 @@ def test_a_failing_call_is_everybodys_problem(batch, sample):
     assert one.problems == {"invalid result": 3}
 
 
-def test_one_bad_score_is_its_own_problem(batch, sample):
+def test_one_invalid_score_fails_its_sample_only(batch, sample):
     scores = batch(lambda solution_strs: [1.0, float("nan"), {"score": 2}]).score([sample(), sample(), sample()])
     assert [score.value for score in scores] == [1.0, 0.0, 2.0]
     assert [score.problem is None for score in scores] == [True, False, True]
 
 
-def test_stop_stops(batch, sample):
+def test_on_error_stop(batch, sample):
     one = batch(lambda solution_strs: None, on_error="stop")
     with pytest.raises(UserError, match="returned NoneType instead of a list of 2 scores"):
         one.score([sample(), sample()])
@@ -106,7 +106,7 @@ def test_async_functions_and_prints(batch, sample, caplog):
     assert "printed: judging" in caplog.text
 
 
-def test_a_sample_that_cannot_travel_leaves_the_others_alone(batch, sample):
+def test_a_sample_that_cannot_be_pickled_does_not_fail_the_others(batch, sample):
     one = batch(how_many)
     one.expect(2)
     bad = one.submit(sample(extra={"generator": (i for i in ())}))
@@ -116,7 +116,7 @@ def test_a_sample_that_cannot_travel_leaves_the_others_alone(batch, sample):
     assert good.result(10).extras["batch"] == 1
 
 
-def test_closing_gives_up_what_waits(batch, sample):
+def test_closing_fails_pending_samples(batch, sample):
     one = batch(lambda solution_strs: time.sleep(60))
     one.expect(2)
     futures = [one.submit(sample()), one.submit(sample())]
@@ -129,5 +129,5 @@ def test_closing_gives_up_what_waits(batch, sample):
         one.submit(sample()).result(5)
 
 
-def test_built_in_rules_are_called_one_by_one(batch, sample):
+def test_built_in_rules_are_called_per_response(batch, sample):
     assert [score.value for score in batch(None).score([sample("42"), sample("41")])] == [1.0, 0.0]

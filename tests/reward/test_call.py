@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from burnish.errors import UserError
-from burnish.reward.call import ARGUMENTS, Caller, describe_exception, plain, read_result, trimmed
+from burnish.reward.call import ARGUMENTS, Caller, describe_exception, parse_result, plain, trimmed
 
 VALUES = dict(zip(ARGUMENTS, ("src", "response", "truth", {"index": 3}), strict=True))
 
@@ -30,9 +30,9 @@ def test_reward_kwargs_reach_the_function_and_win():
 
 
 def test_what_cannot_be_called_is_refused_when_it_is_built():
-    with pytest.raises(UserError, match=r"f.py:f needs 'completion', which nothing provides"):
+    with pytest.raises(UserError, match=r"f.py:f requires 'completion', which is not available"):
         call(lambda completion, ground_truth: 0)
-    with pytest.raises(UserError, match=r"reward_kwargs.bonsu=1: f.py:f takes no 'bonsu'. Did you mean 'bonus'"):
+    with pytest.raises(UserError, match=r"reward_kwargs.bonsu=1: f.py:f does not accept 'bonsu'. Did you mean 'bonus'"):
         call(lambda solution_str, bonus=2: 0, bonsu=1)
     with pytest.raises(UserError, match="is a float, not a function"):
         call(3.0)
@@ -57,7 +57,7 @@ def test_async_is_seen_through_objects_and_partials():
     "result", [1, 1.0, True, np.float32(1), np.int64(1), np.bool_(True), np.array(1.0), torch.tensor(1.0)]
 )
 def test_numbers_of_all_kinds(result):
-    outcome = read_result(result, "f.py:f")
+    outcome = parse_result(result, "f.py:f")
     assert (outcome.value, type(outcome.value), outcome.kind) == (1.0, float, None)
 
 
@@ -79,7 +79,7 @@ def test_numbers_of_all_kinds(result):
     ],
 )
 def test_what_is_not_a_score(result, text):
-    outcome = read_result(result, "f.py:f")
+    outcome = parse_result(result, "f.py:f")
     assert outcome.kind == "invalid result"
     assert text in outcome.text
 
@@ -95,7 +95,7 @@ def test_extras_become_plain_values():
         "parts": (np.int32(1), {2: None}),
         "colour": Colour.RED,
     }
-    outcome = read_result({"score": 0.5, **extras}, "f.py:f")
+    outcome = parse_result({"score": 0.5, **extras}, "f.py:f")
     assert outcome.value == 0.5
     assert outcome.extras == {
         "acc": True,
@@ -109,7 +109,7 @@ def test_extras_become_plain_values():
     assert plain(10**5000).startswith("0x")
 
 
-def test_an_exception_is_told_with_its_place():
+def test_an_exception_is_reported_with_its_location():
     def parse(text):
         raise ValueError("no number in " + text)
 

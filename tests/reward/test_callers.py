@@ -32,9 +32,9 @@ def test_prime_passes_by_position_whatever_the_names():
 
 
 def test_prime_refuses_what_it_cannot_call():
-    with pytest.raises(UserError, match="takes 5 arguments by position"):
+    with pytest.raises(UserError, match="requires 5 positional arguments"):
         make(PositionalCaller, lambda a, b, c, d, e: 0)
-    with pytest.raises(UserError, match="takes no 'bonus'"):
+    with pytest.raises(UserError, match="does not accept 'bonus'"):
         make(PositionalCaller, lambda a, b: 0, bonus=1)
     with pytest.raises(UserError, match="not a function"):
         make(PositionalCaller, 3)
@@ -44,7 +44,7 @@ def test_batch_passes_plural_names():
     caller = make(BatchCaller, lambda solution_strs, ground_truths: [len(text) for text in solution_strs])
     assert caller(PLURAL) == [8, 8]
     assert make(BatchCaller, lambda **everything: sorted(everything))(PLURAL) == sorted(PLURAL)
-    with pytest.raises(UserError, match=r"needs 'solution_str', which nothing provides.*solution_strs"):
+    with pytest.raises(UserError, match=r"requires 'solution_str', which is not available.*solution_strs"):
         make(BatchCaller, lambda solution_str: 0)
 
 
@@ -52,19 +52,19 @@ def test_batch_passes_plural_names():
     "result", [[1.0, {"score": 0.5, "acc": 1}], (1.0, {"score": 0.5, "acc": 1})], ids=["list", "tuple"]
 )
 def test_a_batch_has_an_outcome_each(result):
-    first, second = make(BatchCaller, lambda **_: 0).read(result, 2).extras["outcomes"]
+    first, second = make(BatchCaller, lambda **_: 0).parse(result, 2).extras["outcomes"]
     assert first[0] == 1.0
     assert second[:2] == [0.5, {"acc": 1}]
 
 
 def test_arrays_of_scores_are_lists():
     for result in (np.array([1.0, 0.0]), torch.tensor([1.0, 0.0])):
-        outcome = make(BatchCaller, lambda **_: 0).read(result, 2)
+        outcome = make(BatchCaller, lambda **_: 0).parse(result, 2)
         assert [one[0] for one in outcome.extras["outcomes"]] == [1.0, 0.0]
 
 
 def test_one_bad_result_of_a_batch_is_its_own():
-    good, bad = make(BatchCaller, lambda **_: 0).read([1.0, None], 2).extras["outcomes"]
+    good, bad = make(BatchCaller, lambda **_: 0).parse([1.0, None], 2).extras["outcomes"]
     assert good[2] is None
     assert bad[2] == "invalid result"
 
@@ -81,7 +81,7 @@ def test_one_bad_result_of_a_batch_is_its_own():
     ],
 )
 def test_a_batch_of_the_wrong_shape(result, text):
-    outcome = make(BatchCaller, lambda **_: 0).read(result, 2)
+    outcome = make(BatchCaller, lambda **_: 0).parse(result, 2)
     assert outcome.kind == "invalid result"
     assert text in outcome.text
 
@@ -90,5 +90,5 @@ def test_openrlhf_passes_lists_of_one():
     seen = make(QueryCaller, lambda queries, prompts, labels, **more: (queries, prompts, labels, more), bonus=1)(WHOLE)
     assert seen == (["<s>pr</s>"], ["<s>p"], ["truth"], {"bonus": 1})
     assert make(QueryCaller, lambda queries: queries)(WHOLE) == ["<s>pr</s>"]
-    with pytest.raises(UserError, match="needs 'answers'"):
+    with pytest.raises(UserError, match="requires 'answers'"):
         make(QueryCaller, lambda queries, answers: 0)

@@ -41,26 +41,26 @@ def test_fences_by_the_thousand_are_found_quickly():
 def test_programs_get_the_input_and_are_never_shown_the_output():
     _, cases = read_cases(json.dumps({"inputs": ["in"] * 12, "outputs": ["out"] * 12}), 10)
     assert len(cases) == 10
-    assert (cases[0].around("code"), cases[0].stdin) == ("code", "in")
-    assert cases[0].is_right("out\n") and not cases[0].is_right("in")
+    assert (cases[0].wrap("code"), cases[0].stdin) == ("code", "in")
+    assert cases[0].is_correct("out\n") and not cases[0].is_correct("in")
 
 
 def test_lines_may_be_given_as_a_list():
     _, cases = read_cases({"inputs": [["a", "b"]], "outputs": [["1", 2]]}, 10)
-    assert cases[0].stdin == "a\nb" and cases[0].is_right("1\n2\n")
+    assert cases[0].stdin == "a\nb" and cases[0].is_correct("1\n2\n")
 
 
-def test_a_function_is_told_its_arguments_only():
+def test_only_the_arguments_of_a_call_are_passed():
     truth = {"fn_name": "f", "inputs": [[1, [2]], "3\n[4]\n", 5], "outputs": [["secret"], '"secret"', "secret"]}
     _, cases = read_cases(truth, 10)
     assert [json.loads(case.stdin)["arguments"] for case in cases] == [[1, [2]], [3, [4]], [5]]
-    assert all(case.is_right('"secret"') for case in cases)
-    assert not any("secret" in case.stdin + case.around("code") for case in cases)
+    assert all(case.is_correct('"secret"') for case in cases)
+    assert not any("secret" in case.stdin + case.wrap("code") for case in cases)
 
 
-def test_an_assertion_with_a_constant_is_told_its_left_side_only():
+def test_only_the_left_side_of_an_assertion_with_a_constant_is_passed():
     _, cases = read_cases({"assert_case": ["assert f(2) == {'secret': (1, 2)}", "assert f(2) > 3"]}, 10)
-    assert "secret" not in cases[0].stdin + cases[0].around("code")
+    assert "secret" not in cases[0].stdin + cases[0].wrap("code")
     assert json.loads(cases[0].stdin) == {"expression": "f(2)"}
     assert json.loads(cases[1].stdin)["statement"] == "assert f(2) > 3"
 
@@ -68,17 +68,17 @@ def test_an_assertion_with_a_constant_is_told_its_left_side_only():
 @pytest.mark.parametrize(
     ("truth", "what"),
     [
-        ("nonsense", "not JSON"), ("[" * 100_000, "not JSON"), ("3", "is a int"), (None, "NoneType"), ({}, "neither"),
+        ("nonsense", "not JSON"), ("[" * 100_000, "not JSON"), ("3", "a int"), (None, "NoneType"), ({}, "neither"),
         ({"inputs": [], "outputs": []}, "no inputs"), ({"inputs": ["1"], "outputs": []}, "1 inputs but 0 outputs"),
         ({"inputs": "1", "outputs": "1"}, "two lists"), ({"inputs": ["1"]}, "two lists"),
         ({"assert_case": 3}, "assert_case"),
         ({"assert_case": ["assert ("]}, "not Python"), ({"inputs": [1], "outputs": [1], "fn_name": "a b"}, "fn_name"),
         ({"inputs": [1], "outputs": [1], "fn_name": 3}, "fn_name"),
         ({"inputs": [1], "outputs": [1], "language": "cobol"}, "cobol"),
-        ({"inputs": [1], "outputs": [1], "language": []}, "cannot be run"),
+        ({"inputs": [1], "outputs": [1], "language": []}, "not supported"),
     ],
 )  # fmt: skip
 def test_a_malformed_ground_truth_is_named(truth, what):
-    with pytest.raises(UserError, match="ground truth of a code answer") as error:
+    with pytest.raises(UserError, match="ground truth of a code reward") as error:
         read_cases(truth, 10)
     assert what in str(error.value)

@@ -8,69 +8,69 @@ from multiprocessing.connection import Connection
 import pytest
 
 from burnish.reward import channel
-from burnish.reward.channel import MOST_BYTES, Channel
+from burnish.reward.channel import MAX_MESSAGE_BYTES, Channel
 
 
 @pytest.fixture
 def ends():
-    ours = Channel()
-    theirs = Connection(os.dup(ours.theirs.fileno()))
-    ours.theirs.close()
-    yield ours, theirs
-    ours.close()
-    theirs.close()
+    channel_end = Channel()
+    worker_end = Connection(os.dup(channel_end.worker_end.fileno()))
+    channel_end.worker_end.close()
+    yield channel_end, worker_end
+    channel_end.close()
+    worker_end.close()
 
 
-def test_it_speaks_with_a_connection(ends):
-    ours, theirs = ends
-    ours.send(b"question")
-    assert theirs.recv_bytes() == b"question"
-    theirs.send_bytes(b"one")
-    theirs.send_bytes(b"two")
-    assert ours.poll(1)
-    assert ours.take() == [b"one", b"two"]
-    assert ours.take() == []
-    threading.Thread(target=theirs.send_bytes, args=(b"x" * 300_000,)).start()  # more than the pipe holds
-    assert ours.receive() == b"x" * 300_000
+def test_it_is_compatible_with_connection(ends):
+    channel_end, worker_end = ends
+    channel_end.send(b"question")
+    assert worker_end.recv_bytes() == b"question"
+    worker_end.send_bytes(b"one")
+    worker_end.send_bytes(b"two")
+    assert channel_end.poll(1)
+    assert channel_end.take() == [b"one", b"two"]
+    assert channel_end.take() == []
+    threading.Thread(target=worker_end.send_bytes, args=(b"x" * 300_000,)).start()  # more than the pipe holds
+    assert channel_end.receive() == b"x" * 300_000
 
 
-def test_half_a_message_keeps_nobody_waiting(ends):
-    ours, theirs = ends
-    os.write(theirs.fileno(), struct.pack("!i", 100) + b"half")
+def test_a_partial_message_does_not_block(ends):
+    channel_end, worker_end = ends
+    os.write(worker_end.fileno(), struct.pack("!i", 100) + b"half")
     started = time.perf_counter()
-    assert ours.take() == []
+    assert channel_end.take() == []
     assert time.perf_counter() - started < 0.5
 
 
-@pytest.mark.parametrize("length", [-1, MOST_BYTES + 1, 2**31 - 1])
-def test_a_length_that_makes_no_sense_is_the_end(ends, length):
-    ours, theirs = ends
-    theirs.send_bytes(b"good")
-    os.write(theirs.fileno(), struct.pack("!i", length) + b"more")
-    assert ours.take() == [b"good"]
-    assert ours.poll()
+@pytest.mark.parametrize("length", [-1, MAX_MESSAGE_BYTES + 1, 2**31 - 1])
+def test_an_invalid_length_closes_the_channel(ends, length):
+    channel_end, worker_end = ends
+    worker_end.send_bytes(b"good")
+    os.write(worker_end.fileno(), struct.pack("!i", length) + b"more")
+    assert channel_end.take() == [b"good"]
+    assert channel_end.poll()
     with pytest.raises(EOFError):
-        ours.take()
+        channel_end.take()
 
 
 def test_the_end_comes_after_the_last_message(ends):
-    ours, theirs = ends
-    theirs.send_bytes(b"last")
-    theirs.close()
-    assert ours.take() == [b"last"]
+    channel_end, worker_end = ends
+    worker_end.send_bytes(b"last")
+    worker_end.close()
+    assert channel_end.take() == [b"last"]
     with pytest.raises(EOFError):
-        ours.take()
+        channel_end.take()
     with pytest.raises(EOFError):
-        ours.receive()
+        channel_end.receive()
     with pytest.raises(EOFError):
-        ours.send(b"anybody?")
+        channel_end.send(b"message")
 
 
-def test_a_worker_that_does_not_read_is_given_up(monkeypatch):
+def test_sending_to_a_worker_that_does_not_read_fails(monkeypatch):
     monkeypatch.setattr(channel, "_SEND_SECONDS", 0.1)
-    ours = Channel()
-    ours._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    channel_end = Channel()
+    channel_end._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with pytest.raises(EOFError):
-        ours.send(b"x" * 2**22)
-    ours.close()
-    ours.theirs.close()
+        channel_end.send(b"x" * 2**22)
+    channel_end.close()
+    channel_end.worker_end.close()

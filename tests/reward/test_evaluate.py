@@ -12,7 +12,7 @@ def evaluator(function, timeout=5.0, before_each=lambda address: None):
 def test_each_sample_announces_its_address(sample):
     seen = []
     one = evaluator(lambda solution_str: 1.0, before_each=seen.append)
-    one.outcome(pack(sample(uid="row-7", number=3)))
+    one.evaluate(pack(sample(uid="row-7", number=3)))
     assert seen == ["row-7/3"]
     one.loop.close()
 
@@ -32,18 +32,18 @@ def test_whatever_is_raised_becomes_an_outcome(sample):
         (KeyboardInterrupt(), "raised KeyboardInterrupt"),
         (MemoryError(), "ran out of memory (reward.memory_mb=0)"),
     ):
-        outcome = one.outcome(pack(sample(truth=error)))
+        outcome = one.evaluate(pack(sample(truth=error)))
         assert outcome.kind == "raised"
         assert outcome.text.startswith(text)
     one.caller_of("").function = lambda ground_truth: (_ for _ in ()).throw(Rude())
-    assert one.outcome(pack(sample())).text.startswith("raised ")
+    assert one.evaluate(pack(sample())).text.startswith("raised ")
     one.loop.close()
 
 
 def test_a_sample_that_cannot_be_unpickled_is_contained():
     one = evaluator(lambda solution_str: 1.0)
-    assert one.outcome(b"no pickle").kind == "raised"
-    assert "in the sample" in one.outcome(b"no pickle").text
+    assert one.evaluate(b"no pickle").kind == "raised"
+    assert "in the sample" in one.evaluate(b"no pickle").text
     one.loop.close()
 
 
@@ -57,7 +57,7 @@ def test_async_samples_run_side_by_side_each_with_its_time_limit(sample):
     outcomes = {}
     started = time.perf_counter()
     seconds = [0.1, 30, 0.1, 0.05]
-    one.outcomes_at_once([pack(sample(extra={"seconds": s})) for s in seconds], outcomes.__setitem__)
+    one.evaluate_concurrently([pack(sample(extra={"seconds": s})) for s in seconds], outcomes.__setitem__)
     assert time.perf_counter() - started < 5
     assert [outcomes[i].value for i in (0, 2, 3)] == [0.1, 0.1, 0.05]
     assert outcomes[1].kind == "timed out"
@@ -70,5 +70,5 @@ def test_a_timeout_of_the_functions_own_is_not_ours(sample):
         raise TimeoutError("the judge did not answer")
 
     one = evaluator(gives_up)
-    assert one.outcome(pack(sample())).text.startswith("raised TimeoutError: the judge did not answer")
+    assert one.evaluate(pack(sample())).text.startswith("raised TimeoutError: the judge did not answer")
     one.loop.close()

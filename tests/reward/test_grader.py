@@ -8,7 +8,7 @@ import pytest
 
 from burnish.errors import UserError
 from burnish.reward import grader
-from burnish.reward.grader import check_installed, is_tame, same_value
+from burnish.reward.grader import check_installed, is_cheap_to_parse, same_value
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ BOMBS = {
 @pytest.mark.parametrize("answer", BOMBS.values(), ids=BOMBS.keys())
 def test_a_bomb_never_reaches_the_library(answer):
     started = time.perf_counter()
-    assert not is_tame(answer)
+    assert not is_cheap_to_parse(answer)
     assert not same_value(answer, "3")
     assert time.perf_counter() - started < 0.5
 

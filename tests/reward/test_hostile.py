@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from burnish.reward.isolation import problem_with
+from burnish.reward.isolation import isolation_problem
 from burnish.reward.sample import Sample
 from burnish.reward.score import Scorer
 from burnish.reward.settings import RewardSettings
 
 FALLBACK = -7.0
 ISOLATED = (
-    problem_with(network=False, read_only=True) is None
+    isolation_problem(network=False, read_only=True) is None
 )  # else the run says what does not hold; see test_isolation
 
 # What the sample's problem says; None: there is none, the attack did nothing.
@@ -65,7 +65,7 @@ ATTACKS = {
 }
 BY_PROCESSES = {
     "fork bomb": "the worker died|timed out",
-    "memory of children": "held more than reward.memory_mb|timed out",
+    "memory of children": "used more than reward.memory_mb|timed out",
     "kills its parent": None,
     "kills everybody": None,
     "kills its group": "the worker died",

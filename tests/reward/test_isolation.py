@@ -1,4 +1,4 @@
-"""Borders around workers. Where the system has no namespaces, what is tested is that the run says so, or refuses."""
+"""Isolation of workers. On systems without namespaces: a notice, or an error if isolation is required."""
 
 import os
 import subprocess
@@ -9,19 +9,19 @@ import pytest
 
 from burnish.errors import UserError
 from burnish.reward import pool
-from burnish.reward.isolation import Borders, problem_with
-from burnish.reward.pool import borders_of
+from burnish.reward.isolation import WorkerIsolation, isolation_problem
+from burnish.reward.pool import worker_isolation
 from burnish.reward.settings import RewardSettings
 from burnish.reward.source import FromCallable, FromRules
 
-ISOLATED = problem_with(network=False, read_only=True) is None
-OWN = FromCallable(len)
+ISOLATED = isolation_problem(network=False, read_only=True) is None
+USER_FUNCTION = FromCallable(len)
 
 
-def run(code, folder, **borders):
-    """Run code behind borders; the finished process."""
-    lifeline, ours = os.pipe()
-    text = str(Borders(**borders, lifeline=lifeline, folder=str(folder)))
+def run(code, folder, **options):
+    """Run code in an isolated worker and wait for it."""
+    lifeline, lifeline_writer = os.pipe()
+    text = str(WorkerIsolation(**options, lifeline=lifeline, folder=str(folder)))
     lines = [
         f"import sys; sys.path[:] = {sys.path!r}",
         "from burnish.reward.isolation import run_isolated",
@@ -37,10 +37,10 @@ def run(code, folder, **borders):
         )
     finally:
         os.close(lifeline)
-        os.close(ours)
+        os.close(lifeline_writer)
 
 
-# Code, borders, exit status, and what it prints.
+# Code, options, exit status, output.
 CASES = {
     "sees itself only": ("print(sorted(n for n in os.listdir('/proc') if n.isdigit()))", {}, 0, "['1', '2']"),
     "cannot end the watcher": ("os.kill(1, 9)\nprint('still here')", {}, 0, "still here"),
@@ -65,31 +65,31 @@ CASES = {
         "for _ in range(4):\n  if os.fork() == 0:\n    hog = bytearray(2**26); time.sleep(30)\ntime.sleep(30)",
         {"memory_mb": 128},
         -9,
-        "held more than reward.memory_mb",
+        "used more than reward.memory_mb",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES if ISOLATED else [])
-def test_behind_borders(name, tmp_path):
-    code, borders, status, text = CASES[name]
+def test_isolated_code(name, tmp_path):
+    code, options, status, text = CASES[name]
     folder = tmp_path / "own"
     folder.mkdir()
     places = {"{folder!r}": repr(str(folder)), "{beside!r}": repr(str(tmp_path / "beside"))}
     for place, path in places.items():
         code = code.replace(place, path)
-    done = run(code, folder, **borders)
-    assert text in done.stdout + done.stderr
-    assert done.returncode == status, done.stderr
+    process = run(code, folder, **options)
+    assert text in process.stdout + process.stderr
+    assert process.returncode == status, process.stderr
     assert os.listdir(tmp_path) == ["own"]
-    assert os.listdir(folder) == [] or not borders.get("read_only")
+    assert os.listdir(folder) == [] or not options.get("read_only")
 
 
-@pytest.mark.parametrize("whom", ["launcher", "run"] if ISOLATED else [])
-def test_everything_ends_with_the_launcher_and_with_the_run(whom, tmp_path):
-    lifeline, ours = os.pipe()
+@pytest.mark.parametrize("victim", ["launcher", "run"] if ISOLATED else [])
+def test_everything_dies_with_the_launcher_and_with_the_run(victim, tmp_path):
+    lifeline, lifeline_writer = os.pipe()
     alive = tmp_path / "alive"
-    text = str(Borders(lifeline=lifeline, folder=str(tmp_path)))
+    text = str(WorkerIsolation(lifeline=lifeline, folder=str(tmp_path)))
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\nfrom burnish.reward.isolation import run_isolated\nimport os, time\n"
         "def body():\n    if os.fork() == 0: os.setsid()\n"
@@ -102,47 +102,49 @@ def test_everything_ends_with_the_launcher_and_with_the_run(whom, tmp_path):
     while not alive.exists() and time.monotonic() < until:
         time.sleep(0.01)
     assert alive.exists()
-    if whom == "launcher":
+    if victim == "launcher":
         launcher.kill()
     else:
-        os.close(ours)
+        os.close(lifeline_writer)
     launcher.wait(timeout=10)
     time.sleep(0.1)
     size = alive.stat().st_size
     time.sleep(0.1)
     assert alive.stat().st_size == size
-    if whom == "launcher":
-        os.close(ours)
+    if victim == "launcher":
+        os.close(lifeline_writer)
 
 
-def test_rules_of_ours_have_the_least():
-    borders = borders_of(FromRules(), RewardSettings())
-    assert (borders is not None) == (problem_with(network=True, read_only=False) is None)
+def test_built_in_rules_get_the_strictest_isolation():
+    options = worker_isolation(FromRules(), RewardSettings())
+    assert (options is not None) == (isolation_problem(network=True, read_only=False) is None)
     if ISOLATED:
-        assert borders == Borders(network=False, read_only=True, memory_mb=2048)
-        assert borders_of(OWN, RewardSettings()) == Borders(network=True, read_only=False, memory_mb=2048)
-        assert borders_of(OWN, RewardSettings(isolate=True)).read_only
+        assert options == WorkerIsolation(network=False, read_only=True, memory_mb=2048)
+        assert worker_isolation(USER_FUNCTION, RewardSettings()) == WorkerIsolation(
+            network=True, read_only=False, memory_mb=2048
+        )
+        assert worker_isolation(USER_FUNCTION, RewardSettings(isolate=True)).read_only
 
 
-def test_nothing_is_asked_nothing_is_done():
-    assert borders_of(OWN, RewardSettings(isolate=False)) is None
-    with pytest.raises(UserError, match=r"reward.network=False: workers that are not isolated have the network"):
-        borders_of(OWN, RewardSettings(isolate=False, network=False))
+def test_isolation_can_be_disabled():
+    assert worker_isolation(USER_FUNCTION, RewardSettings(isolate=False)) is None
+    with pytest.raises(UserError, match=r"reward.network=False: workers without isolation always have network access"):
+        worker_isolation(USER_FUNCTION, RewardSettings(isolate=False, network=False))
 
 
 def test_a_system_without_namespaces(monkeypatch, scorer, sample):
-    monkeypatch.setattr(pool, "problem_with", lambda **_: "no namespaces here")
+    monkeypatch.setattr(pool, "isolation_problem", lambda **_: "no namespaces here")
     one = scorer(lambda solution_str: 1.0)
     assert one.score([sample()])[0].value == 1.0
     assert one.notices == [
-        "reward functions have limits of time and memory, but could reach other processes: no namespaces here"
+        "reward functions have time and memory limits, but are not isolated from other processes: no namespaces here"
     ]
     for settings in ({"isolate": True}, {"network": False}):
-        with pytest.raises(UserError, match=r"this system cannot do it .no namespaces here."):
+        with pytest.raises(UserError, match=r"not supported on this system .no namespaces here."):
             scorer(lambda solution_str: 1.0, **settings)
 
 
-def test_the_temporary_folder_is_its_own_and_goes_with_it(scorer, sample):
+def test_each_worker_has_a_temporary_folder_that_is_removed(scorer, sample):
     def where(solution_str):
         import tempfile
 

@@ -55,11 +55,11 @@ def test_arguments_of_a_manager(tmp_path, sample):
     name = f"{file}:Scaled"
     with make_scorer(name, {"factor": 3.0}, ONE, None) as scorer:
         assert scorer.score([sample("42")])[0].value == 3.0
-    with pytest.raises(UserError, match=r"reward_kwargs.facter=3: .* takes no 'facter'. Did you mean 'factor'"):
+    with pytest.raises(UserError, match=r"reward_kwargs.facter=3: .* does not accept 'facter'. Did you mean 'factor'"):
         make_scorer(name, {"facter": 3}, ONE, None)
 
 
 @pytest.mark.parametrize("name", REWARD_MANAGERS.names())
 def test_a_manager_without_arguments_refuses_them(name):
-    with pytest.raises(UserError, match=r"reward_kwargs.num_examine=1: .* takes no 'num_examine'"):
+    with pytest.raises(UserError, match=r"reward_kwargs.num_examine=1: .* does not accept 'num_examine'"):
         make_scorer(name, {"num_examine": 1}, ONE, None)

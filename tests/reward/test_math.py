@@ -2,7 +2,7 @@ from fractions import Fraction
 
 import pytest
 
-from burnish.reward.math import boxed_math, last_boxed, normalise, rational, same_answer
+from burnish.reward.math import boxed_math, last_boxed, normalize, rational, same_answer
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_different(one, other):
 
 def test_normalising_twice_changes_nothing():
     for answer in (r"\dfrac12", "x = 1,000.", r"5\text{ cm}^2", r"\left(\sqrt3, .5\right)"):
-        assert normalise(normalise(answer)) == normalise(answer)
+        assert normalize(normalize(answer)) == normalize(answer)
 
 
 def test_rational_reads_plain_numbers_only():

@@ -1,6 +1,6 @@
 import pytest
 
-from burnish.reward.minerva import normalise
+from burnish.reward.minerva import normalize
 
 
 @pytest.mark.parametrize(
@@ -26,10 +26,10 @@ from burnish.reward.minerva import normalise
     ],
 )
 def test_one_spelling(answer, expected):
-    assert normalise(answer) == expected
+    assert normalize(answer) == expected
 
 
 def test_equal_after_normalising():
-    assert normalise(r"$\frac12$") == normalise(r"\frac{1}{2}")
-    assert normalise("1,000 meters") == normalise("1000")
-    assert normalise("1000") != normalise("1001")
+    assert normalize(r"$\frac12$") == normalize(r"\frac{1}{2}")
+    assert normalize("1,000 meters") == normalize("1000")
+    assert normalize("1000") != normalize("1001")

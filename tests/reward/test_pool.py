@@ -10,6 +10,7 @@ import time
 import pytest
 
 from burnish.errors import UserError
+from burnish.reward.process import WorkerProcess
 
 
 def test_a_hanging_sample_costs_only_itself(scorer, sample):
@@ -25,7 +26,7 @@ def test_a_hanging_sample_costs_only_itself(scorer, sample):
     assert one.problems == {"timed out": 1}
 
 
-def test_a_regular_expression_that_never_ends_is_ended(scorer, sample):
+def test_a_catastrophic_regular_expression_is_stopped(scorer, sample):
     def backtrack(solution_str):
         import re
 
@@ -58,14 +59,14 @@ def test_a_dying_worker_costs_only_its_sample(scorer, sample, reward_file, end):
     assert one.problems == {"died": 1}
 
 
-def test_a_memory_bomb_is_defused_where_the_system_can(scorer, sample, caplog):
+def test_memory_is_limited(scorer, sample, caplog):
     def bomb(solution_str):
         return float(len(bytearray(2**29)) if solution_str == "bomb" else 1)
 
     caplog.set_level("INFO", logger="burnish.reward")
     bombed, fine = scorer(bomb, memory_mb=256).score([sample("bomb"), sample("a")])
     assert fine.value == 1.0
-    if "this system enforces no memory limit" in caplog.text:
+    if "not enforced on this system" in caplog.text:
         assert not sys.platform.startswith("linux")
     else:
         assert "ran out of memory (reward.memory_mb=256) in test_pool.py:bomb" in bombed.problem
@@ -98,7 +99,7 @@ def test_workers_share_the_work(scorer, sample):
         time.sleep(0.05)
         return {"score": 1.0, "process": os.getpid()}
 
-    one = scorer(slow, num_workers=2, isolate=False)  # an isolated worker's number is its own affair
+    one = scorer(slow, num_workers=2, isolate=False)  # isolated workers all have the same pid
     one.score([sample() for _ in range(8)])  # both are up now
     scores = one.score([sample() for _ in range(8)])
     assert len({score.extras["process"] for score in scores}) == 2
@@ -115,7 +116,7 @@ def test_async_samples_overlap_in_one_worker(scorer, sample):
     assert time.perf_counter() - started < 5  # one after the other would take 12 s
 
 
-def test_the_guilty_one_of_an_async_chunk_is_found(scorer, sample):
+def test_the_culprit_of_an_async_chunk_is_found(scorer, sample):
     async def judge(solution_str):
         await asyncio.sleep(0.01)
         if solution_str == "die":
@@ -143,13 +144,14 @@ def test_submitting_from_many_threads(scorer, sample):
     assert all(results[start] == [float(start + i) for i in range(20)] for start in range(0, 100, 20))
 
 
-def test_throughput(scorer, sample):
+def test_fast_samples_are_sent_in_chunks(scorer, sample, monkeypatch):
+    sizes = []
+    send = WorkerProcess.send
+    monkeypatch.setattr(WorkerProcess, "send", lambda worker, jobs: sizes.append(len(jobs)) or send(worker, jobs))
     one = scorer(num_workers=2)
-    one.score([sample() for _ in range(200)])
-    samples = [sample() for _ in range(3000)]
-    started = time.perf_counter()
-    one.score(samples)
-    assert 3000 / (time.perf_counter() - started) > 1500  # some 14,000 on two idle cores; this is for a busy machine
+    one.score([sample() for _ in range(1000)])
+    assert sum(sizes) == 1000
+    assert max(sizes) > 1
 
 
 def test_closing_does_not_wait_for_a_hanging_function(scorer, sample):
@@ -166,18 +168,18 @@ def test_closing_does_not_wait_for_a_hanging_function(scorer, sample):
         one.submit(sample())
 
 
-def test_a_function_that_can_no_longer_be_loaded_stops_everybody(scorer, sample, reward_file):
+def test_a_function_that_can_no_longer_be_loaded_fails_all_samples(scorer, sample, reward_file):
     path = reward_file("import os\ndef compute_score(solution_str): os._exit(1)")
     one = scorer(path=path, on_error="fallback")
     os.unlink(path)
     for future in [one.submit(sample()) for _ in range(3)]:
-        with pytest.raises(UserError, match="reward workers cannot be started any more"):
+        with pytest.raises(UserError, match="reward workers failed to start 3 times"):
             future.result(timeout=20)
-    with pytest.raises(UserError, match="reward workers cannot be started any more"):
+    with pytest.raises(UserError, match="reward workers failed to start 3 times"):
         one.submit(sample())
 
 
-def test_workers_end_with_a_parent_that_is_killed(tmp_path):
+def test_workers_exit_when_the_parent_is_killed(tmp_path):
     lock = tmp_path / "lock"
     script = tmp_path / "script.py"
     script.write_text(
@@ -204,7 +206,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
         until = time.monotonic() + 20
         while not _locked(file) and time.monotonic() < until:
             time.sleep(0.05)
-        assert _locked(file)  # the system takes the lock from a worker that is gone
+        assert _locked(file)  # the kernel releases the lock of a dead worker
 
 
 def _locked(file):

@@ -12,7 +12,7 @@ from burnish.reward.source import FromCallable
 def start(function, timeout=5.0):
     setup = pickle.dumps(Setup(FromCallable(function), {}, timeout, 0, []))
     worker = WorkerProcess(setup, timeout, dict(os.environ), os.getcwd())
-    worker.started(worker.channel.receive())
+    worker.handle_ready(worker.channel.receive())
     return worker
 
 
@@ -28,17 +28,17 @@ def test_replies_are_matched_and_the_deadline_moves(sample):
     worker.send(sent)
     first_deadline = worker.deadline
     assert not worker.idle
-    job, outcome = worker.answered(worker.channel.receive())
+    job, outcome = worker.parse_reply(worker.channel.receive())
     assert (job, outcome.value) == (sent[0], 1.0)
     assert worker.deadline > first_deadline
-    job, outcome = worker.answered(worker.channel.receive())
+    job, outcome = worker.parse_reply(worker.channel.receive())
     assert (job, outcome.value) == (sent[1], 2.0)
     assert worker.idle
     assert worker.deadline is None
-    worker.end()
+    worker.stop()
 
 
-def test_the_first_unanswered_job_is_guilty(sample):
+def test_the_first_unfinished_job_is_the_culprit(sample):
     def die_on_b(solution_str):
         if solution_str == "b":
             os._exit(7)
@@ -47,17 +47,17 @@ def test_the_first_unanswered_job_is_guilty(sample):
     worker = start(die_on_b)
     sent = jobs(sample, "a", "b", "c")
     worker.send(sent)
-    worker.answered(worker.channel.receive())
+    worker.parse_reply(worker.channel.receive())
     with pytest.raises(EOFError):
         worker.channel.receive()
-    assert worker.how_it_ended() == "exit status 7"
-    guilty, others = worker.unanswered()
-    assert guilty is sent[1]
+    assert worker.exit_reason() == "exit status 7"
+    culprit, others = worker.take_unfinished()
+    assert culprit is sent[1]
     assert list(others) == [sent[2]]
-    worker.end()
+    worker.stop()
 
 
-def test_a_reply_is_data_and_never_code(sample, tmp_path):
+def test_replies_are_never_unpickled(sample, tmp_path):
     worker = start(lambda solution_str: 1.0)
 
     class Evil:
@@ -78,28 +78,28 @@ def test_a_reply_is_data_and_never_code(sample, tmp_path):
         b'[0, 0, 1.0, {}, "odd"]',
     ):
         worker.jobs = dict(enumerate(jobs(sample, "a")))
-        with pytest.raises(EOFError, match="makes no sense"):
-            worker.answered(reply)
+        with pytest.raises(EOFError, match="invalid reply"):
+            worker.parse_reply(reply)
     assert not (tmp_path / "was_run").exists()
-    worker.end()
+    worker.stop()
 
 
-def test_an_async_chunk_has_no_guilty_one_until_it_is_alone(sample):
+def test_an_async_chunk_has_no_culprit_unless_one_job_is_left(sample):
     async def judge(solution_str):
         return 0.0
 
     worker = start(judge)
     sent = jobs(sample, "a", "b")
     worker.jobs = dict(enumerate(sent))
-    guilty, others = worker.unanswered()
-    assert guilty is None
+    culprit, others = worker.take_unfinished()
+    assert culprit is None
     assert list(others) == sent
     worker.jobs = {0: sent[0]}
-    assert worker.unanswered()[0] is sent[0]
-    worker.end()
+    assert worker.take_unfinished()[0] is sent[0]
+    worker.stop()
 
 
-def test_end_kills_children_too_and_returns_the_last_words(sample, tmp_path):
+def test_stop_kills_children_and_returns_the_output(sample, tmp_path):
     sign_of_life = tmp_path / "alive"
 
     def start_child_and_hang(solution_str):
@@ -114,7 +114,7 @@ def test_end_kills_children_too_and_returns_the_last_words(sample, tmp_path):
     until = time.monotonic() + 10
     while not sign_of_life.exists() and time.monotonic() < until:
         time.sleep(0.02)
-    assert "about to hang" in worker.end()
+    assert "about to hang" in worker.stop()
     time.sleep(0.1)
     last = sign_of_life.read_text()
     time.sleep(0.15)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.reward.protocol import read_answer
+from burnish.reward.protocol import parse_response
 
 
 @pytest.mark.parametrize(
@@ -19,35 +19,35 @@ from burnish.reward.protocol import read_answer
     ],
 )
 def test_the_score_is_the_reward_where_there_is_none(answer):
-    outcome = read_answer(answer, "f")
+    outcome = parse_response(answer, "f")
     assert (outcome.value, outcome.extras, outcome.kind) == (0.5, {"scores": 0.5}, None)
 
 
 def test_a_score_of_zero_is_a_score():
-    assert read_answer({"rewards": [0.5], "scores": torch.tensor([0.0])}, "f").extras == {"scores": 0.0}
+    assert parse_response({"rewards": [0.5], "scores": torch.tensor([0.0])}, "f").extras == {"scores": 0.0}
 
 
 def test_logs_are_extras():
-    outcome = read_answer({"rewards": [1], "extra_logs": {"len": torch.tensor([3.0]), "note": "short"}}, "f")
+    outcome = parse_response({"rewards": [1], "extra_logs": {"len": torch.tensor([3.0]), "note": "short"}}, "f")
     assert outcome.extras == {"scores": 1.0, "len": 3.0, "note": "short"}
 
 
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (None, "gave no 'rewards' (keys: 'rewards') in f"),
-        ({}, "gave no 'rewards' (keys: none)"),
-        ({"rewards": None, "scores": [1]}, "gave no 'rewards'"),
-        ({"reward": [1]}, "gave no 'rewards' (keys: 'reward')"),
+        (None, "returned no 'rewards' (keys: 'rewards') in f"),
+        ({}, "returned no 'rewards' (keys: none)"),
+        ({"rewards": None, "scores": [1]}, "returned no 'rewards'"),
+        ({"reward": [1]}, "returned no 'rewards' (keys: 'reward')"),
         ({"rewards": [1, 2]}, "returned list instead of a number"),
         ({"rewards": []}, "returned list instead of a number"),
         ({"rewards": ["1"]}, "returned str instead of a number"),
         ({"rewards": [float("nan")]}, "returned nan"),
         ({"rewards": [1], "scores": ["high"]}, "returned str instead of a number"),
-        ({"rewards": [1], "extra_logs": [1]}, "gave list instead of a mapping as extra_logs"),
+        ({"rewards": [1], "extra_logs": [1]}, "returned list instead of a mapping as extra_logs"),
     ],
 )
 def test_what_is_no_answer(answer, text):
-    outcome = read_answer(answer, "f")
+    outcome = parse_response(answer, "f")
     assert outcome.kind == "invalid result"
     assert text in outcome.text

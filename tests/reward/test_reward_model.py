@@ -13,7 +13,7 @@ from burnish.errors import UserError
 from burnish.models.load import ModelSource
 from burnish.models.reward_model import load_reward_model
 from burnish.reward.reward_model import CustomRewardModel, RewardModel
-from burnish.reward.reward_model_input import OwnTemplate, PolicyTokens, decoder_for
+from burnish.reward.reward_model_input import PolicyTokens, RewardModelTemplate, decoder_for
 from burnish.training.backend import Backend
 from burnish.training.packing import Cut
 
@@ -150,7 +150,7 @@ def conversation(tokenizer, answers):
 def test_the_answer_is_decoded_and_written_in_the_other_template(policy_tokenizer, their_tokenizer):
     """From the policy's tokens to text to the reward model's tokens."""
     batch = conversation(policy_tokenizer, ["0", "2<|im_end|>"])
-    inputs = OwnTemplate(policy_tokenizer, their_tokenizer)
+    inputs = RewardModelTemplate(policy_tokenizer, their_tokenizer)
     written = [their_tokenizer.decode(ids) for ids in inputs.ids(batch)]
     assert written == ["[user]0+0=?</s>\n[assistant]0</s>\n", "[user]1+1=?</s>\n[assistant]2</s>\n"]
     direct = PolicyTokens().ids(batch)
@@ -162,20 +162,20 @@ def test_with_one_template_for_both_only_the_end_may_differ(policy_tokenizer):
     """An answer that ended is the same either way; one that was cut off gets the end that the template writes."""
     assert policy_tokenizer.chat_template == CHAT_TEMPLATE
     batch = conversation(policy_tokenizer, ["0<|im_end|>", "22"])
-    templated, direct = OwnTemplate(policy_tokenizer, policy_tokenizer).ids(batch), PolicyTokens().ids(batch)
+    templated, direct = RewardModelTemplate(policy_tokenizer, policy_tokenizer).ids(batch), PolicyTokens().ids(batch)
     assert templated[0] == direct[0]
     assert templated[1] == [*direct[1], policy_tokenizer.eos_token_id]
 
 
 def test_only_the_end_of_the_policy_is_removed(policy_tokenizer):
-    inputs = OwnTemplate(policy_tokenizer, policy_tokenizer)
+    inputs = RewardModelTemplate(policy_tokenizer, policy_tokenizer)
     ids = policy_tokenizer("1<|im_start|>2<|im_end|>")["input_ids"]
     assert inputs.answer(ids) == "1<|im_start|>2"
 
 
 def test_the_length_of_an_answer_is_counted_in_the_models_own_tokens(policy_tokenizer, their_tokenizer):
     batch = conversation(policy_tokenizer, ["123<|im_end|>"])
-    assert OwnTemplate(policy_tokenizer, their_tokenizer).response_length(batch, 0) == 3
+    assert RewardModelTemplate(policy_tokenizer, their_tokenizer).response_length(batch, 0) == 3
     assert PolicyTokens().response_length(batch, 0) == 4
 
 
@@ -183,7 +183,7 @@ def test_a_tokenizer_without_a_template_is_refused(policy_tokenizer):
     bare = make_tokenizer("01")
     bare.chat_template = None
     with pytest.raises(UserError, match="no chat template") as caught:
-        OwnTemplate(policy_tokenizer, bare)
+        RewardModelTemplate(policy_tokenizer, bare)
     assert "input_tokenizer=null" in caught.value.hint
 
 
@@ -191,14 +191,14 @@ def test_a_template_that_fails_is_told_with_the_prompt(policy_tokenizer):
     strict = make_tokenizer("01")
     strict.chat_template = "{{ raise_exception('no user messages, please') }}"
     with pytest.raises(UserError, match=r"prompt 0.*no user messages"):
-        OwnTemplate(policy_tokenizer, strict).ids(conversation(policy_tokenizer, ["1"]))
+        RewardModelTemplate(policy_tokenizer, strict).ids(conversation(policy_tokenizer, ["1"]))
 
 
 def test_prompts_without_messages_cannot_be_templated(policy_tokenizer):
     batch = conversation(policy_tokenizer, ["1"])
     tokens_only = batch.keep("prompt_ids", "responses", "uid").add(raw_prompt=[None])
     with pytest.raises(UserError, match="without messages"):
-        OwnTemplate(policy_tokenizer, policy_tokenizer).ids(tokens_only)
+        RewardModelTemplate(policy_tokenizer, policy_tokenizer).ids(tokens_only)
 
 
 def test_responses_are_decoded_by_a_tokenizer_that_knows_their_tokens(policy_tokenizer, their_tokenizer):
@@ -206,7 +206,7 @@ def test_responses_are_decoded_by_a_tokenizer_that_knows_their_tokens(policy_tok
     assert decoder_for(policy_tokenizer, same) == (same, None)
     decoder, notice = decoder_for(policy_tokenizer, their_tokenizer)
     assert decoder is policy_tokenizer
-    assert "another vocabulary" in notice
+    assert "a vocabulary other than the policy's" in notice
 
 
 # a class of the user's own

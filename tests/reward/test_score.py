@@ -26,9 +26,9 @@ def test_rules_by_data_source(scorer, sample):
 
 def test_an_unknown_source_is_never_a_fallback_score(scorer, sample):
     one = scorer()
-    with pytest.raises(UserError, match="no built-in rule scores this data source"):
+    with pytest.raises(UserError, match="no built-in rule for this data source"):
         one.check_sources(["mine/own"])
-    with pytest.raises(UserError, match="no built-in rule scores this data source"):
+    with pytest.raises(UserError, match="no built-in rule for this data source"):
         one.submit(sample(source="mine/own")).result()
 
 
@@ -64,9 +64,9 @@ def test_the_example_file_works(scorer, sample):
         ("def compute_score(:", {}, r"raised SyntaxError on import"),
         ("import absent_module_xyz", {}, r"raised ModuleNotFoundError on import"),
         ("compute_score = 3", {}, r"is a int, not a function"),
-        ("def compute_score(answer): return 1", {}, r"needs 'answer', which nothing provides"),
-        ("def compute_score(solution_str): return 1", {"reward_kwargs": {"b": 1}}, r"takes no 'b'"),
-        ("import os; os._exit(4)", {}, r"died \(exit status 4\) while it loaded"),
+        ("def compute_score(answer): return 1", {}, r"requires 'answer', which is not available"),
+        ("def compute_score(solution_str): return 1", {"reward_kwargs": {"b": 1}}, r"does not accept 'b'"),
+        ("import os; os._exit(4)", {}, r"died \(exit status 4\) while loading"),
     ],
 )
 def test_a_bad_file_is_refused_when_the_scorer_is_built(scorer, reward_file, code, settings, text):
@@ -169,7 +169,7 @@ def test_a_function_from_a_notebook_cell(scorer, sample):
     assert scorer(cell["reward"]).score([sample("a")])[0].value == 2.0
 
 
-def test_what_cannot_travel_is_named(scorer, sample):
+def test_a_sample_that_cannot_be_pickled_is_named(scorer, sample):
     with pytest.raises(UserError, match="extra_info of uid 'row-0' cannot be sent to a worker"):
         scorer().submit(sample(extra={"generator": (i for i in ())})).result()
 
@@ -180,4 +180,4 @@ def test_precedence(reward_file, caplog):
     assert choose_source(RewardSettings(), None).label("burnish/sums") == "exact.py:exact"
     assert choose_source(settings, None).label("any") == "my_reward.py:compute_score"
     assert choose_source(settings, lambda solution_str: 3.0).key == "reward"
-    assert f"custom_reward_function.path={path} is not used" in caplog.text
+    assert f"custom_reward_function.path={path} is ignored" in caplog.text

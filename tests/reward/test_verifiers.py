@@ -111,7 +111,7 @@ def test_verifiers_score_in_workers_for_any_data_source(scorer, sample):
 
 @pytest.mark.parametrize("given", [{"path": "f.py"}, {"remote_url": ("http://localhost:1/",)}])
 def test_another_source_beside_them_is_refused(scorer, given):
-    with pytest.raises(UserError, match=r"reward.verifiers.*which one scores"):
+    with pytest.raises(UserError, match=r"reward.verifiers.*only one can score"):
         scorer(verifiers=("acc",), **given)
     with pytest.raises(UserError, match=r"a reward function and reward.verifiers"):
         scorer(lambda solution_str: 1.0, verifiers=("acc",))

@@ -9,7 +9,7 @@ from burnish.errors import UserError
 from burnish.reward.evaluate import Setup, pack
 from burnish.reward.process import WorkerProcess
 from burnish.reward.source import FromCallable, FromFile, FromRules
-from burnish.reward.worker import Ready, seed_by_address
+from burnish.reward.worker import Ready, seed_random
 
 
 def test_importing_the_worker_is_light():
@@ -25,7 +25,7 @@ def start(source, **changes):
     return WorkerProcess(payload, 5.0, dict(os.environ), os.getcwd())
 
 
-def test_it_says_ready_then_answers_one_by_one_in_order(sample):
+def test_it_reports_ready_and_replies_in_order(sample):
     worker = start(FromRules())
     assert pickle.loads(worker.channel.receive()) == Ready(concurrent=False, memory_limited=False)
     worker.channel.send(pickle.dumps((3, 5.0, [pack(sample("42")), pack(sample("41"))])))
@@ -33,15 +33,15 @@ def test_it_says_ready_then_answers_one_by_one_in_order(sample):
         [3, 0, 1.0, {}, None, "", ""],
         [3, 1, 0.0, {}, None, "", ""],
     ]
-    worker.end()
+    worker.stop()
 
 
-def test_it_ends_when_the_parent_hangs_up():
+def test_it_exits_when_the_parent_closes_the_pipe():
     worker = start(FromRules())
     worker.channel.receive()
     worker.channel.close()
-    assert worker.how_it_ended() == "exit status 0"
-    worker.end()
+    assert worker.exit_reason() == "exit status 0"
+    worker.stop()
 
 
 def test_a_function_that_cannot_be_loaded_is_a_user_error(reward_file):
@@ -54,10 +54,10 @@ def test_a_function_that_cannot_be_loaded_is_a_user_error(reward_file):
         message = pickle.loads(worker.channel.receive())
         assert isinstance(message, UserError)
         assert text in str(message)
-        worker.end()
+        worker.stop()
 
 
-def test_prints_come_with_the_answer_and_only_once(sample):
+def test_output_is_part_of_the_reply(sample):
     def chatty(solution_str):
         print("hello", solution_str)
         os.system("echo from a child")
@@ -68,15 +68,15 @@ def test_prints_come_with_the_answer_and_only_once(sample):
     for response in ("one", "two"):
         worker.channel.send(pickle.dumps((1, 5.0, [pack(sample(response))])))
         assert json.loads(worker.channel.receive())[-1] == f"hello {response}\nfrom a child"
-    worker.end()
+    worker.stop()
 
 
-def test_seeding_depends_on_the_address_only():
+def test_seeding_depends_on_the_key_only():
     before = random.getstate()
     try:
         draws = []
-        for address in ("row-1/0", "row-1/1", "row-1/0"):
-            seed_by_address(address)
+        for key in ("row-1/0", "row-1/1", "row-1/0"):
+            seed_random(key)
             draws.append(random.random())
     finally:
         random.setstate(before)

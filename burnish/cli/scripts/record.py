@@ -25,7 +25,7 @@ from burnish.cli.scripts.recorder_shell import write_recorder
 from burnish.errors import UserError
 from burnish.reward.sandbox.limits import Limits
 from burnish.reward.sandbox.namespaces import BARE_PYTHON, interpreter_folders, isolation, spawn_isolated
-from burnish.reward.sandbox.root import BOX, SYSTEM
+from burnish.reward.sandbox.rootfs import BOX, SYSTEM
 
 SECONDS = 20.0
 _LIMITS = Limits(cpu_seconds=SECONDS, memory_mb=512, processes=96)

@@ -12,7 +12,7 @@ import os
 import shutil
 from pathlib import Path
 
-from burnish.reward.sandbox.root import SYSTEM
+from burnish.reward.sandbox.rootfs import SYSTEM
 
 # Real tools inside the sandbox: they process text, or access files of the temporary root.
 TEXT_TOOLS = (

@@ -77,7 +77,7 @@ def math_dapo(solution_str: str, ground_truth: str, strict_box_verify: bool = Fa
 
 
 def normalize_final_answer(final_answer: str) -> str:
-    return minerva.normalise(final_answer)
+    return minerva.normalize(final_answer)
 
 
 def geo3k(predict_str: str, ground_truth: str, use_boxed: bool = True, format_score: float = 0.1) -> float:

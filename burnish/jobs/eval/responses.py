@@ -1,4 +1,4 @@
-"""What is evaluated: rows of files with their responses, checked before anything is scored."""
+"""Read the responses to evaluate from rows of files, and check them before scoring."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ if TYPE_CHECKING:
 
 
 def check_columns(rows: Rows, cfg: EvalDataConfig, *, reads_prompts: bool) -> None:
-    """Every column that is asked for is there; else the one that was perhaps meant."""
-    asked = {
+    """Raise UserError if a configured column does not exist, with a suggestion."""
+    columns = {
         "data.response_key": cfg.response_key,
         "data.data_source_key": cfg.data_source_key,
         "data.reward_model_key": cfg.reward_model_key,
         "data.prompt_key": cfg.prompt_key if reads_prompts else None,
     }
-    for key, column in asked.items():
+    for key, column in columns.items():
         if column is None or column in rows.kinds:
             continue
-        meant = nearest(column, rows.kinds)
+        suggestion = nearest(column, rows.kinds)
         raise UserError(
-            f"{rows.name} has no such column." + (f" Did you mean {meant!r}?" if meant else ""),
+            f"{rows.name} has no such column." + (f" Did you mean {suggestion!r}?" if suggestion else ""),
             key=key,
             value=column,
             allowed=f"its columns {', '.join(sorted(rows.kinds))}",
-            hint=f"{key}={meant or 'COLUMN'}",
+            hint=f"{key}={suggestion or 'COLUMN'}",
         )
 
 
 def samples_of(rows: Rows, number: int, cfg: EvalDataConfig, *, reads_prompts: bool) -> list[Sample]:
     """One sample per response of a row."""
     row, where = rows.row(number), rows.where(number)
-    given = _object(row, "extra_info", where)
-    extra = given if given.get("index") is not None else {**given, "index": number}
+    extra = _object(row, "extra_info", where)
+    if extra.get("index") is None:
+        extra["index"] = number
     source = row.get(cfg.data_source_key)
     if source is None:
         raise UserError(
@@ -65,7 +66,7 @@ def all_samples(rows: Rows, cfg: EvalDataConfig, *, reads_prompts: bool) -> Iter
 
 
 def check_rows(rows: Rows, cfg: EvalDataConfig) -> set[str]:
-    """The data sources; UserError at the first row that cannot be scored, before a minute is spent on the others."""
+    """Check all rows before scoring; returns the data sources. UserError at the first invalid row."""
     return {sample.data_source for samples in all_samples(rows, cfg, reads_prompts=False) for sample in samples}
 
 
@@ -73,11 +74,11 @@ def _responses(row: Mapping[str, Any], cfg: EvalDataConfig, where: str) -> list[
     """A list of strings; one string is one response."""
     value = row.get(cfg.response_key)
     responses = [value] if isinstance(value, str) else value
-    if isinstance(responses, Sequence) and responses and all(isinstance(one, str) for one in responses):
+    if isinstance(responses, Sequence) and responses and all(isinstance(response, str) for response in responses):
         return list(responses)
-    found = "nothing" if value is None or value == [] else _kind(value)
+    actual = "nothing" if value is None or value == [] else _kind(value)
     raise UserError(
-        f"{where}: the responses must be a list of strings, or one string; there is {found}",
+        f"{where}: the responses must be a list of strings, or one string, not {actual}",
         key="data.response_key",
         value=cfg.response_key,
     )
@@ -85,7 +86,9 @@ def _responses(row: Mapping[str, Any], cfg: EvalDataConfig, where: str) -> list[
 
 def _kind(value: Any) -> str:
     if isinstance(value, Sequence):
-        return "a list with " + ", ".join(sorted({type(one).__name__ for one in value if not isinstance(one, str)}))
+        return "a list with " + ", ".join(
+            sorted({type(entry).__name__ for entry in value if not isinstance(entry, str)})
+        )
     return type(value).__name__
 
 
@@ -100,5 +103,5 @@ def _ground_truth(row: Mapping[str, Any], cfg: EvalDataConfig) -> Any:
 def _object(row: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     value = row.get(name)
     if value is not None and not isinstance(value, Mapping):
-        raise UserError(f"{where}: {name!r} must be an object, it is {type(value).__name__}", key="data.path")
+        raise UserError(f"{where}: {name!r} must be an object, not {type(value).__name__}", key="data.path")
     return dict(value or {})

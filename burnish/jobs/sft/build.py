@@ -1,4 +1,4 @@
-"""From the config of `burnish sft` to a SftRun: names, then files, then the model."""
+"""Build a SftRun from the config of `burnish sft`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MODEL = "model.partial_pretrain"
 
 
 def build(cfg: SftConfig, dataset: Rows | None = None, val_dataset: Rows | None = None) -> SftRun:
-    """What is cheap to find wrong is found first."""
+    """Check what is cheap to check first: names, then files, then the model."""
     device = pick_device(cfg.trainer.device)
     check_kernels({"model": cfg.model}, cfg.model.use_liger, device)
     loggers = Loggers(cfg.trainer.logger)
@@ -63,7 +63,7 @@ def build(cfg: SftConfig, dataset: Rows | None = None, val_dataset: Rows | None 
         train_data=train,
         sampler=sampler,
         val_data=val,
-        model=build_imitator(cfg, source, device, total),
+        model=build_model(cfg, source, device, total),
         loggers=loggers,
         folder=folder,
         checkpoints=Checkpoints(Path(folder.path)),
@@ -75,7 +75,7 @@ def build(cfg: SftConfig, dataset: Rows | None = None, val_dataset: Rows | None 
 def model_source(cfg: SftConfig) -> ModelSource:
     model = cfg.model
     if not model.partial_pretrain:
-        raise UserError("which model?", key=MODEL, hint=f"{MODEL}=Qwen/Qwen2.5-0.5B")
+        raise UserError("no model given", key=MODEL, hint=f"{MODEL}=Qwen/Qwen2.5-0.5B")
     return ModelSource(
         path=model.partial_pretrain,
         key=MODEL,
@@ -86,8 +86,8 @@ def model_source(cfg: SftConfig) -> ModelSource:
     )
 
 
-def build_imitator(cfg: SftConfig, source: ModelSource, device: torch.device, total_steps: int) -> SftModel:
-    data, fsdp = cfg.data, offloading(cfg.model.fsdp_config)
+def build_model(cfg: SftConfig, source: ModelSource, device: torch.device, total_steps: int) -> SftModel:
+    data, fsdp = cfg.data, fsdp_config(cfg.model.fsdp_config)
     backend = trained_language_model(
         source,
         cfg.model,
@@ -106,13 +106,13 @@ def build_imitator(cfg: SftConfig, source: ModelSource, device: torch.device, to
     return SftModel(backend, optimizer, plan, seed=cfg.trainer.seed)
 
 
-def offloading(fsdp: SftFsdpConfig) -> FsdpConfig:
-    """cpu_offload is verl's older way to ask for offload_policy."""
+def fsdp_config(fsdp: SftFsdpConfig) -> FsdpConfig:
+    """Map cpu_offload, verl's older name, to offload_policy."""
     return replace(fsdp, offload_policy=fsdp.offload_policy or fsdp.cpu_offload)
 
 
 def optimizer_config(optim: SftOptimConfig) -> OptimConfig:
-    """The same optimizer under the names that reinforcement uses."""
+    """The optimizer settings under the key names of RL training."""
     return OptimConfig(
         lr=optim.lr,
         betas=list(optim.betas),

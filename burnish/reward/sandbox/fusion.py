@@ -1,4 +1,4 @@
-"""A client of SandboxFusion, a service that runs programs: one HTTP request per test case."""
+"""Client of SandboxFusion, a service that runs programs: one HTTP request per test case."""
 
 from __future__ import annotations
 
@@ -14,46 +14,50 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from burnish.errors import UserError
-from burnish.reward.sandbox.ran import OUTPUT, TIME, Ran
-from burnish.reward.sandbox.runner import Run
+from burnish.reward.sandbox.result import OUTPUT, TIME, RunResult
+from burnish.reward.sandbox.runner import RunFn
 from burnish.reward.sandbox.settings import SandboxSettings
 
 _KEY = "reward_model.sandbox_fusion.url"
 _ATTEMPTS = 4
-_PAUSE = 1.0  # seconds before the second attempt; one more before each further one
-_SPARE = 30.0  # seconds beyond compiling and running: the service may have a queue
+_PAUSE = 1.0  # seconds before the second attempt; each further pause is one second longer
+_QUEUE_SECONDS = 30.0  # in addition to compiling and running, for the service's queue
 _COMPILE_SECONDS = 30.0
 _GATEWAY_TIMEOUT = 504
 _CHUNK = 65536
-_ESCAPED = 6  # bytes that JSON may need for one of a program's output
-_MESSAGE_MOST = 500
+_MAX_ESCAPE = 6  # JSON bytes per byte of program output, at most
+_MAX_MESSAGE = 500
 
 
-class Service:
-    """The Runner that asks a service. What the service answers is read with care: it may be broken, or hostile."""
+class FusionRunner:
+    """A Runner that uses a service. Responses are validated: the service may be broken or hostile."""
 
     def __init__(
-        self, settings: SandboxSettings, abandon: threading.Event | None = None, pause: float = _PAUSE
+        self, settings: SandboxSettings, cancel_event: threading.Event | None = None, pause: float = _PAUSE
     ) -> None:
         self.settings = settings
-        self.abandon = abandon or threading.Event()
+        self.cancel_event = cancel_event or threading.Event()
         self.pause = pause
         if urlsplit(settings.url).scheme not in ("http", "https") or not urlsplit(settings.url).netloc:
-            raise UserError("this is no address of a service", key=_KEY, value=settings.url, hint=f"{_KEY}=http://...")
+            raise UserError("not an http(s) URL", key=_KEY, value=settings.url, hint=f"{_KEY}=http://...")
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     def check(self) -> str:
-        """Let it compute something before a run depends on it."""
-        with self.prepared("print(6 * 7)") as run:
-            ran = run("")
-        if not ran.ok or ran.stdout.strip() != "42":
-            why = ran.problem or ran.stderr.strip()[-_MESSAGE_MOST:] or f"6 * 7 gave {ran.stdout[:80]!r}"
-            raise UserError(f"the sandbox service does not run programs: {why}", key=_KEY, value=self.settings.url)
-        return f"sandbox: programs run at {self.settings.url}, at most {self.settings.max_concurrent} at once"
+        """Run a test program, before training depends on the service."""
+        with self.prepare("print(6 * 7)") as run:
+            result = run("")
+        if not result.ok or result.stdout.strip() != "42":
+            reason = (
+                result.problem or result.stderr.strip()[-_MAX_MESSAGE:] or f"print(6 * 7) gave {result.stdout[:80]!r}"
+            )
+            raise UserError(
+                f"the sandbox service failed to run a test program: {reason}", key=_KEY, value=self.settings.url
+            )
+        return f"sandbox: programs run on {self.settings.url}, at most {self.settings.max_concurrent} concurrently"
 
     @contextlib.contextmanager
-    def prepared(self, code: str, language: str = "python") -> Iterator[Run]:
-        """Every run sends the code anew: the service keeps nothing."""
+    def prepare(self, code: str, language: str = "python") -> Iterator[RunFn]:
+        """Nothing to prepare: the service is stateless, so every run sends the code."""
         payload = {
             "code": code,
             "language": language,
@@ -65,99 +69,101 @@ class Service:
         }
         yield lambda stdin: self._run(payload | {"stdin": stdin})
 
-    def _run(self, payload: dict[str, Any]) -> Ran:
-        """Ask until there is an answer: a service that is busy or away is asked again, later and later."""
-        began = time.monotonic()
-        problem = "the run was given up"
+    def _run(self, payload: dict[str, Any]) -> RunResult:
+        """Send the request, with retries and growing pauses while the service is busy or unreachable."""
+        start = time.monotonic()
+        problem = "cancelled"
         for attempt in range(_ATTEMPTS):
-            if self.abandon.wait(attempt * self.pause):
+            if self.cancel_event.wait(attempt * self.pause):
                 break
             try:
-                return self._read(self._post(payload), time.monotonic() - began)
-            except _Again as error:
+                return self._parse(self._post(payload), time.monotonic() - start)
+            except _RetryableError as error:
                 problem = f"{error}, {attempt + 1} times"
-            except _NoAnswer as error:
+            except _ServiceError as error:
                 problem = str(error)
                 break
-        return Ran(seconds=time.monotonic() - began, problem=f"the sandbox service gave no answer: {problem}")
+        return RunResult(seconds=time.monotonic() - start, problem=f"the sandbox service failed: {problem}")
 
     def _post(self, payload: dict[str, Any]) -> bytes:
-        # Half a surrogate pair is ASCII as JSON escapes it, but the service could not read it back.
+        # JSON can escape lone surrogates, but the service could not decode them.
         clean = {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in payload.items()}
         body = json.dumps(clean).encode()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         request = urllib.request.Request(self.settings.url, body, headers, method="POST")
-        patience = _COMPILE_SECONDS + self.settings.timeout + _SPARE
+        timeout = _COMPILE_SECONDS + self.settings.timeout + _QUEUE_SECONDS
         try:
-            with self._opener.open(request, timeout=patience) as response:
-                return self._body(response, time.monotonic() + patience)
+            with self._opener.open(request, timeout=timeout) as response:
+                return self._body(response, time.monotonic() + timeout)
         except urllib.error.HTTPError as error:
             error.close()
-            raise (_Again if error.code == _GATEWAY_TIMEOUT else _NoAnswer)(f"HTTP status {error.code}") from error
+            raise (_RetryableError if error.code == _GATEWAY_TIMEOUT else _ServiceError)(
+                f"HTTP status {error.code}"
+            ) from error
         except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
-            raise _Again(f"{type(error).__name__}: {error}"[:_MESSAGE_MOST]) from error
+            raise _RetryableError(f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]) from error
 
     def _body(self, response: http.client.HTTPResponse, deadline: float) -> bytes:
-        """All of it, unless it is longer than two outputs can be or comes too slowly."""
-        most = 2 * _ESCAPED * self.settings.output_kb * 1024 + _CHUNK
+        """Read the body, up to the maximum size of stdout and stderr and the deadline."""
+        limit = 2 * _MAX_ESCAPE * self.settings.output_kb * 1024 + _CHUNK
         body = b""
         while chunk := response.read1(_CHUNK):
             body += chunk
-            if len(body) > most:
-                raise _TooLong
+            if len(body) > limit:
+                raise _ResponseTooLong
             if time.monotonic() > deadline:
-                raise _Again("the answer did not end")
+                raise _RetryableError("the response was not complete in time")
         return body
 
-    def _read(self, body: bytes, seconds: float) -> Ran:
+    def _parse(self, body: bytes, seconds: float) -> RunResult:
         try:
-            answer = json.loads(body)
+            response = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise _NoAnswer("its answer is not JSON") from error
-        if not isinstance(answer, Mapping):
-            raise _NoAnswer("its answer is not a JSON object")
-        if answer.get("status") not in ("Success", "Failed"):
-            raise _NoAnswer(_text(answer.get("message"))[:_MESSAGE_MOST] or "it says SandboxError")
-        compiled, run = (_part(answer.get(name)) for name in ("compile_result", "run_result"))
-        ran = compiled if compiled is not None and not compiled.ok else run
-        if ran is None:
-            raise _NoAnswer("its answer has no run_result")
-        most = self.settings.output_kb * 1024
-        if len(ran.stdout) > most or len(ran.stderr) > most:
-            return Ran(ran.stdout[:most], ran.stderr[:most], ran.status, seconds, OUTPUT)
-        return Ran(ran.stdout, ran.stderr, ran.status, seconds, ran.killed)
+            raise _ServiceError("the response is not JSON") from error
+        if not isinstance(response, Mapping):
+            raise _ServiceError("the response is not a JSON object")
+        if response.get("status") not in ("Success", "Failed"):
+            raise _ServiceError(_text(response.get("message"))[:_MAX_MESSAGE] or "it reported SandboxError")
+        compiled, run = (_parse_phase(response.get(name)) for name in ("compile_result", "run_result"))
+        result = compiled if compiled is not None and not compiled.ok else run
+        if result is None:
+            raise _ServiceError("the response has no run_result")
+        limit = self.settings.output_kb * 1024
+        if len(result.stdout) > limit or len(result.stderr) > limit:
+            return RunResult(result.stdout[:limit], result.stderr[:limit], result.status, seconds, OUTPUT)
+        return RunResult(result.stdout, result.stderr, result.status, seconds, result.killed)
 
 
-def _part(result: Any) -> Ran | None:
-    """One of the two phases. A status that we do not know is a failure."""
+def _parse_phase(result: Any) -> RunResult | None:
+    """Parse the result of compiling or running. An unknown status counts as failure."""
     if not isinstance(result, Mapping):
         return None
     status = result.get("return_code")
     if result.get("status") != "Finished" or type(status) is not int:
         status = 1
     killed = TIME if result.get("status") == "TimeLimitExceeded" else None
-    return Ran(_text(result.get("stdout")), _text(result.get("stderr")), status, killed=killed)
+    return RunResult(_text(result.get("stdout")), _text(result.get("stderr")), status, killed=killed)
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-class _Again(Exception):
-    """No answer, but there may be one later."""
+class _RetryableError(Exception):
+    """The request failed; a retry may succeed."""
 
 
-class _NoAnswer(Exception):
-    """No answer, and asking again would give none either."""
+class _ServiceError(Exception):
+    """The request failed, and a retry would fail too."""
 
 
-class _TooLong(_NoAnswer):
+class _ResponseTooLong(_ServiceError):
     def __init__(self) -> None:
-        super().__init__("its answer is longer than sandbox.output_kb allows")
+        super().__init__("the response is longer than sandbox.output_kb allows")
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Answers come from the address that was given, or not at all."""
+    """Do not follow redirects: only the configured URL may respond."""
 
     def redirect_request(self, *arguments: Any) -> None:
         return None

@@ -16,7 +16,7 @@ LANGUAGES = Registry("programming language", key="ground_truth.language")
 
 @dataclass(frozen=True)
 class Language:
-    """The program stands in `file`. `compile` writes to {out}, a folder outside; `run` starts in the private folder."""
+    """The code is in `file`. `compile` writes to {out}, a folder outside; `run` starts in the private folder."""
 
     file: str
     run: tuple[str, ...]
@@ -26,7 +26,7 @@ class Language:
 @LANGUAGES.register("python", fences=("python", "python3", "py"))
 @functools.cache
 def python() -> Language:
-    """The Python that runs us, with its installed packages, but without its environment and start-up files."""
+    """This Python interpreter with its installed packages, but without its environment and start-up files."""
     paths = list(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))
     start = f"import sys, runpy; sys.path += {paths!r}; sys.argv = ['main.py']; "
     return Language("main.py", (*BARE_PYTHON, "-c", start + "runpy.run_path('main.py', run_name='__main__')"))
@@ -35,12 +35,10 @@ def python() -> Language:
 @LANGUAGES.register("cpp", fences=("cpp", "c++", "cc"))
 @functools.cache
 def cpp() -> Language:
-    """C++17 by g++, where there is one."""
+    """C++17, compiled with g++."""
     compiler = shutil.which("g++")
     if compiler is None:
-        raise UserError(
-            "programs in C++ need g++, which is not installed here", key="ground_truth.language", value="cpp"
-        )
+        raise UserError("C++ programs require g++, which is not installed", key="ground_truth.language", value="cpp")
     return Language(
         "main.cpp", ("{out}/main",), compile=(compiler, "-O2", "-std=c++17", "-o", "{out}/main", "main.cpp")
     )

@@ -1,4 +1,4 @@
-"""Limits: what one sandboxed program may use."""
+"""Resource limits of a sandboxed program."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import resource
 from dataclasses import dataclass
 
 _MB = 2**20
-_LIBRARIES_MB = 2048  # address space that libraries reserve and never touch, beyond the memory that is really used
+_LIBRARIES_MB = 2048  # allowance for address space that libraries reserve but do not use
 
 
 @dataclass(frozen=True)
 class Limits:
-    """None means no limit. Memory and processes hold for a program and its children together where it is isolated."""
+    """None means no limit. If isolated, memory and processes are limited for a program and its children together."""
 
     cpu_seconds: float | None = None
     memory_mb: int | None = None
-    file_mb: int | None = 64  # of one file, and of the private folder as a whole
+    file_mb: int | None = 64  # for one file, and for the private folder in total
     processes: int | None = 64  # threads count
     open_files: int | None = 128
 
@@ -39,9 +39,9 @@ def apply_limits(limits: Limits) -> None:
 
 
 def _set(kind: int, soft: int, hard: int | None = None) -> None:
-    """Never above the hard limit in force: raising that is a privilege."""
+    """Set a limit, capped at the current hard limit, which an unprivileged process cannot raise."""
     _, ceiling = resource.getrlimit(kind)
-    wanted = [soft, soft if hard is None else hard]
+    values = [soft, soft if hard is None else hard]
     if ceiling != resource.RLIM_INFINITY:
-        wanted = [min(value, ceiling) for value in wanted]
-    resource.setrlimit(kind, tuple(wanted))
+        values = [min(value, ceiling) for value in values]
+    resource.setrlimit(kind, tuple(values))

@@ -1,4 +1,4 @@
-"""The few Linux calls that Python 3.11 does not offer, each raising OSError with the name of what failed."""
+"""Linux system calls that Python 3.11 lacks. Each raises OSError with the name of the call."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def _check(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces of these kinds for fresh ones; a new pid namespace begins with the next child."""
+    """unshare(2): move to new namespaces. A new pid namespace starts with the next child."""
     _check(_libc().unshare(ctypes.c_int(flags)), f"unshare({flags:#x})")
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:
     """mount(2)."""
-    given = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    paths = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
     data = None if options is None else options.encode()
-    _check(_libc().mount(*given, ctypes.c_ulong(flags), data), f"mount {kind or source} on {target}")
+    _check(_libc().mount(*paths, ctypes.c_ulong(flags), data), f"mount {kind or source} on {target}")
 
 
 def unmount(target: str) -> None:
-    """Take a mount and all below it out of sight."""
+    """Detach a mount and all mounts below it."""
     _check(_libc().umount2(os.fsencode(target), MNT_DETACH), f"unmount {target}")
 
 

@@ -1,4 +1,4 @@
-"""Starting a command where it can reach nothing: `spawn_isolated`, and `isolation()`, which says what holds here."""
+"""`spawn_isolated` starts a command in its own namespaces; `isolation()` reports which layers this system supports."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from pathlib import Path
 from typing import IO, Any
 
 from burnish.errors import UserError
-from burnish.reward.sandbox.inside import ROOT, USER, WEAK, Plan
+from burnish.reward.sandbox.launcher import ROOT, USER, WEAK, Plan
 from burnish.reward.sandbox.limits import Limits
-from burnish.reward.sandbox.root import BOX
+from burnish.reward.sandbox.rootfs import BOX
 
-_PACKAGES = str(Path(__file__).parents[3])
-_FIRST_UID, _NUM_UIDS = 61184, 4000  # ids that systems keep for short-lived services
+_SOURCE_ROOT = str(Path(__file__).parents[3])
+_FIRST_UID, _NUM_UIDS = 61184, 4000  # range of systemd's dynamic users
 _PROBE_SECONDS = 20.0
-_END_SECONDS = 2.0
+_STOP_SECONDS = 2.0
 _counter = itertools.count(os.getpid())
 
-# A Python that starts fast, reads no environment and no user's files.
+# Python that starts fast and ignores the environment and the user's files.
 BARE_PYTHON = (os.path.realpath(sys.executable), "-I", "-S", "-B")
 
 
 @dataclass(frozen=True)
 class Isolation:
-    """What a sandboxed program is kept from here. Each layer was tried, not assumed."""
+    """The isolation layers of this system, each verified by a test program."""
 
     user: bool
     pid: bool
@@ -41,33 +41,33 @@ class Isolation:
     mount: bool
     rlimits: bool
     seccomp: bool
-    way: str  # how programs are started
-    sentence: str
+    mode: str  # ROOT, USER or WEAK
+    description: str
 
     @property
     def strong(self) -> bool:
-        """Does a program have namespaces of its own?"""
+        """Whether programs get their own namespaces."""
         return self.user and self.pid and self.net and self.mount
 
 
 class IsolatedProcess(subprocess.Popen):
-    """A Popen that owns its program's lifeline: when this object or its process goes, so does the program."""
+    """A Popen that holds its program's lifeline: the program dies when this object is closed or this process exits."""
 
     lifeline: IO[bytes] | None = None
     weak = False
 
     def __exit__(self, *exception: object) -> None:
-        self.end()
+        self.stop()
         super().__exit__(*exception)
 
-    def end(self) -> None:
-        """Kill the program with everything it started."""
+    def stop(self) -> None:
+        """Kill the program and everything it started."""
         if self.lifeline is not None:
             self.lifeline.close()
         if not self.weak:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                # The watcher ends, the kernel then ends all others, and only after that the launcher comes back.
-                self.wait(_END_SECONDS)
+                # The watcher exits, the kernel kills the other processes, and then the launcher exits.
+                self.wait(_STOP_SECONDS)
         if self.weak or self.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -88,31 +88,31 @@ def spawn_isolated(
     report: int | None = None,
     filter_calls: bool = True,
     throwaway: bool = False,
-    way: str | None = None,
+    mode: str | None = None,
     **streams: Any,
 ) -> IsolatedProcess:
-    """Start a command in user, pid, mount, ipc, network namespaces of its own, as an unprivileged user.
+    """Start a command in its own user, pid, mount, ipc and network namespaces, as an unprivileged user.
 
-    It sees the system's programs and libraries, the Python that runs us, `readable` and `writable` (a path that does
-    not exist is left out), and a private folder /box, also known as /tmp, that holds `files` (name -> text). All but
-    `writable` and the private folder is read-only; nothing else exists for it. It has exactly the environment `env`,
-    the open files `pass_fds` and its stdin, stdout and stderr (`streams` are those arguments of Popen). It starts in
-    `folder`, by default the private one. With `throwaway` it may also write wherever nothing of this system is shown,
-    `files` may have absolute names there (one that ends in / is an empty folder), and all of it is gone at the end.
+    The program sees the system's programs and libraries, this Python, `readable` and `writable` (paths that do not
+    exist are skipped), and a private folder /box, also available as /tmp, with `files` (name -> text). Only `writable`
+    and the private folder are writable; nothing else exists. It gets exactly the environment `env`, the descriptors
+    `pass_fds`, and stdin, stdout and stderr (`streams` are those arguments of Popen). It starts in `folder`, by default
+    the private one. With `throwaway` the root outside the bind mounts is also writable, `files` may have absolute names
+    there (a name that ends in / is an empty folder), and its content is discarded at the end.
 
-    The process that is returned mirrors the program's end: same exit status, same signal; SETUP_FAILED with a line on
-    stderr if it could not be started. A JSON object with `status`, `killed` and `cpu`, or `problem`, is written to the
-    open file `report`. Killing the process, or its process group, kills all that the program started, even what went
-    into a session of its own; so does the end of this process.
+    The returned process exits like the program, with the same exit status or signal; if the program could not be
+    started, with SETUP_FAILED and a line on stderr. A JSON object with `status`, `killed` and `cpu`, or `problem`, is
+    written to the descriptor `report`. Killing the process or its process group kills everything the program started,
+    even processes in other sessions; so does the exit of this process.
 
-    `way` is how: by default `isolation().way`. The weak one has no namespaces; then `folder` must be a folder outside.
+    `mode` defaults to `isolation().mode`. WEAK has no namespaces; `folder` must then be a folder outside.
     """
-    way = isolation().way if way is None else way
+    mode = isolation().mode if mode is None else mode
     executable = argv[0] if os.path.isabs(argv[0]) else _which(argv[0])
-    lifeline, ours = os.pipe()
+    lifeline, lifeline_writer = os.pipe()
     plan = Plan(
         argv=[executable, *argv[1:]],
-        way=way,
+        mode=mode,
         env=dict(env or {}),
         folder=folder or BOX,
         uid=_FIRST_UID + next(_counter) % _NUM_UIDS if os.geteuid() == 0 else None,
@@ -129,12 +129,12 @@ def spawn_isolated(
     try:
         process = _launch(plan, pass_fds, streams)
     except BaseException:
-        os.close(ours)
+        os.close(lifeline_writer)
         raise
     finally:
         os.close(lifeline)
-    process.lifeline = os.fdopen(ours, "wb", buffering=0)
-    process.weak = way == WEAK
+    process.lifeline = os.fdopen(lifeline_writer, "wb", buffering=0)
+    process.weak = mode == WEAK
     return process
 
 
@@ -142,12 +142,12 @@ def _launch(plan: Plan, pass_fds: Sequence[int], streams: Mapping[str, Any]) -> 
     with tempfile.TemporaryFile("w+") as file:
         json.dump(asdict(plan), file)
         file.seek(0)
-        code = f"import sys; sys.path.append({_PACKAGES!r}); from burnish.reward.sandbox.inside import main; "
-        passed = [file.fileno(), plan.lifeline, *pass_fds, *([] if plan.report is None else [plan.report])]
+        code = f"import sys; sys.path.append({_SOURCE_ROOT!r}); from burnish.reward.sandbox.launcher import main; "
+        descriptors = [file.fileno(), plan.lifeline, *pass_fds, *([] if plan.report is None else [plan.report])]
         return IsolatedProcess(
             [*BARE_PYTHON, "-c", f"{code} main({file.fileno()})"],
             env={},
-            pass_fds=passed,
+            pass_fds=descriptors,
             start_new_session=True,
             **streams,
         )
@@ -155,56 +155,53 @@ def _launch(plan: Plan, pass_fds: Sequence[int], streams: Mapping[str, Any]) -> 
 
 @functools.cache
 def interpreter_folders() -> tuple[str, ...]:
-    """The folders of the Python that runs us and of the packages installed for it."""
+    """Folders of this Python and of its installed packages."""
     import sysconfig
 
     paths = [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(BARE_PYTHON[0])]
     paths += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    found = {os.path.realpath(path) for path in paths if path}
-    return tuple(sorted({*found, *(path for path in paths if path)}))
+    resolved = {os.path.realpath(path) for path in paths if path}
+    return tuple(sorted({*resolved, *(path for path in paths if path)}))
 
 
 def _which(name: str) -> str:
     import shutil
 
-    found = shutil.which(name)
-    if found is None:
-        raise UserError(f"{name} is not installed here")
-    return found
+    path = shutil.which(name)
+    if path is None:
+        raise UserError(f"{name} is not installed")
+    return path
 
 
 @functools.cache
 def isolation() -> Isolation:
-    """What holds on this system, found out by starting a program and asking it. Tried once per process."""
+    """The layers that this system supports, determined by running a test program once per process."""
     if not sys.platform.startswith("linux"):
-        return _without_namespaces(f"{sys.platform} has no namespaces")
+        return _without_namespaces(f"no namespaces on {sys.platform}")
     reasons = []
-    for way in (ROOT, USER) if os.geteuid() == 0 else (USER,):
-        seen, problem = _probe(way)
-        if seen is not None:
-            found = Isolation(**seen, way=way, sentence="")
-            if found.strong:
-                sentence = "programs run in user, pid, network and mount namespaces of their own"
-                return Isolation(**seen, way=way, sentence=sentence + _limits_sentence(found))
-            problem = "a program saw more than it should"
+    for mode in (ROOT, USER) if os.geteuid() == 0 else (USER,):
+        layers, problem = _probe(mode)
+        if layers is not None:
+            limits = ", with limits" + (" and a seccomp filter" if layers["seccomp"] else "")
+            description = f"programs run in their own user, pid, network and mount namespaces{limits}"
+            current = Isolation(**layers, mode=mode, description=description)
+            if current.strong:
+                return current
+            problem = "the test program could see outside its namespaces"
         reasons.append(problem)
     return _without_namespaces("; ".join(reasons))
 
 
-def _limits_sentence(found: Isolation) -> str:
-    return ", with limits" + (" and a filter on system calls" if found.seccomp else "")
-
-
 def _without_namespaces(reason: str) -> Isolation:
-    seen, problem = _probe(WEAK)
-    reason += "" if seen is not None else f"; {problem}"
-    holds = {"rlimits": False, "seccomp": False} if seen is None else {k: seen[k] for k in ("rlimits", "seccomp")}
-    sentence = f"programs cannot be isolated here ({reason}): they would run as this user, held by resource limits only"
-    return Isolation(user=False, pid=False, net=False, mount=False, **holds, way=WEAK, sentence=sentence)
+    layers, problem = _probe(WEAK)
+    reason += "" if layers is not None else f"; {problem}"
+    weak = {"rlimits": False, "seccomp": False} if layers is None else {k: layers[k] for k in ("rlimits", "seccomp")}
+    description = f"programs cannot be isolated here ({reason}): they would run as this user, with resource limits only"
+    return Isolation(user=False, pid=False, net=False, mount=False, **weak, mode=WEAK, description=description)
 
 
-# What a program inside finds. It prints one JSON object.
-_QUESTIONS = """
+# Test program: prints what it can see as one JSON object.
+_PROBE_PROGRAM = """
 import json, os, resource, sys
 def lines(path):
     try:
@@ -227,13 +224,13 @@ print(json.dumps({
 """
 
 
-def _probe(way: str) -> tuple[dict[str, bool] | None, str]:
-    """Which layers hold for a program started in this way; or None and why it did not start."""
+def _probe(mode: str) -> tuple[dict[str, bool] | None, str]:
+    """The layers that are effective in this mode; or None and why the test program did not start."""
     with tempfile.TemporaryDirectory() as folder:
         process = spawn_isolated(
-            [*BARE_PYTHON, "-c", _QUESTIONS, folder],
-            way=way,
-            folder=folder if way == WEAK else None,
+            [*BARE_PYTHON, "-c", _PROBE_PROGRAM, folder],
+            mode=mode,
+            folder=folder if mode == WEAK else None,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -241,25 +238,25 @@ def _probe(way: str) -> tuple[dict[str, bool] | None, str]:
         with process:
             try:
                 out, err = process.communicate(timeout=_PROBE_SECONDS)
-                return _layers(json.loads(out), way), ""
+                return _layers(json.loads(out), mode), ""
             except subprocess.TimeoutExpired:
-                return None, f"nothing came back within {_PROBE_SECONDS:g} s"
+                return None, f"no output within {_PROBE_SECONDS:g} s"
             except ValueError:
                 return None, err.decode("utf-8", "replace").strip()[-300:]
 
 
-def _layers(seen: dict[str, Any], way: str) -> dict[str, bool]:
-    apart = {kind: way != WEAK and _differs(kind, inside) for kind, inside in seen["namespaces"].items()}
+def _layers(seen: dict[str, Any], mode: str) -> dict[str, bool]:
+    separate = {kind: mode != WEAK and _differs(kind, inside) for kind, inside in seen["namespaces"].items()}
     return {
-        "user": apart["user"] and seen["uid"] != 0 and seen["dropped"],
-        "pid": apart["pid"] and seen["pid"] < 10,
-        "net": apart["net"] and set(seen["interfaces"]) <= {"lo"},
-        "mount": apart["mnt"] and not seen["outside"],
+        "user": separate["user"] and seen["uid"] != 0 and seen["dropped"],
+        "pid": separate["pid"] and seen["pid"] < 10,
+        "net": separate["net"] and set(seen["interfaces"]) <= {"lo"},
+        "mount": separate["mnt"] and not seen["outside"],
         "rlimits": not seen["no_file_limit"],
         "seccomp": seen["seccomp"],
     }
 
 
 def _differs(kind: str, inside: str | None) -> bool:
-    """Is that namespace another one than ours? Without a /proc inside it cannot be compared; it was asked for, then."""
+    """Whether the namespace differs from this process's. Assumed if the sandbox has no /proc to compare."""
     return inside is None or inside != os.readlink(f"/proc/self/ns/{kind}")

@@ -1,4 +1,4 @@
-"""A Runner runs programs, on this machine or by a service; `choose_runner` picks one."""
+"""Runner: runs programs on this machine or with a service; `choose_runner` selects one."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from burnish.reward.sandbox.ran import Ran
+from burnish.reward.sandbox.result import RunResult
 from burnish.reward.sandbox.settings import SandboxSettings
 
-Run = Callable[[str], Ran]  # stdin -> how it went
+RunFn = Callable[[str], RunResult]  # takes stdin
 
 
 class Runner(Protocol):
-    """Thread-safe. When `abandon` is set, runs come back soon."""
+    """Thread-safe. When the cancel event is set, running programs are stopped."""
 
     def check(self) -> str:
-        """A sentence on how programs are run here; UserError if they cannot be."""
+        """Describe how programs are run, for the log; UserError if they cannot be."""
 
-    def prepared(self, code: str, language: str) -> AbstractContextManager[Run]:
-        """The program, ready to run any number of times until the block ends."""
+    def prepare(self, code: str, language: str) -> AbstractContextManager[RunFn]:
+        """Compile the program; it can then be run any number of times inside the `with` block."""
 
 
-def choose_runner(settings: SandboxSettings, abandon: threading.Event | None = None) -> Runner:
-    """A service if an address is given, else processes of ours."""
-    abandon = abandon or threading.Event()
+def choose_runner(settings: SandboxSettings, cancel_event: threading.Event | None = None) -> Runner:
+    """A service if `url` is set, else this machine."""
+    cancel_event = cancel_event or threading.Event()
     if settings.url is not None:
-        from burnish.reward.sandbox.fusion import Service
+        from burnish.reward.sandbox.fusion import FusionRunner
 
-        return Service(settings, abandon)
-    from burnish.reward.sandbox.local import Machine
+        return FusionRunner(settings, cancel_event)
+    from burnish.reward.sandbox.local import LocalRunner
 
-    return Machine(settings, abandon)
+    return LocalRunner(settings, cancel_event)

@@ -1,4 +1,4 @@
-"""A filter on system calls: what no program of a model needs, and what could reach beyond its namespaces."""
+"""Seccomp filter: blocks system calls that model-written programs do not need or that could escape the namespaces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NEWER = {
     "memfd_secret": 447,
 }  # fmt: skip
 
-# ptrace and its kin, namespaces and mounts, kernel keys, memory that no limit counts, and rarely used doors.
+# ptrace and similar calls, namespaces and mounts, kernel keys, memory that no limit counts, rarely used interfaces.
 _X86_64 = {
     "shmget": 29, "ptrace": 101, "personality": 135, "pivot_root": 155, "chroot": 161, "acct": 163, "mount": 165,
     "umount2": 166, "swapon": 167, "swapoff": 168, "reboot": 169, "init_module": 175, "delete_module": 176,
@@ -42,43 +42,44 @@ _AARCH64 = {
     "kexec_file_load": 294,
 }  # fmt: skip
 
-# Ways to signal another process or to leave one's process group, for a program without a pid namespace of its own:
+# Calls that signal another process or leave the process group, for programs without their own pid namespace:
 # kill, rt_sigqueueinfo, tkill, tgkill, rt_tgsigqueueinfo, pidfd_send_signal, setpgid, setsid.
-_X86_64_OTHERS = (62, 129, 200, 234, 297, 424, 109, 112)
-_AARCH64_OTHERS = (129, 138, 130, 131, 240, 424, 154, 157)
+_X86_64_SIGNALS = (62, 129, 200, 234, 297, 424, 109, 112)
+_AARCH64_SIGNALS = (129, 138, 130, 131, 240, 424, 154, 157)
 
-# machine -> (audit architecture, refused calls, calls that concern others, clone, socket)
+# machine -> (audit architecture, blocked calls, signal calls, clone, socket)
 _MACHINES = {
-    "x86_64": (0xC000003E, _X86_64, _X86_64_OTHERS, 56, 41),
-    "aarch64": (0xC00000B7, _AARCH64, _AARCH64_OTHERS, 220, 198),
+    "x86_64": (0xC000003E, _X86_64, _X86_64_SIGNALS, 56, 41),
+    "aarch64": (0xC00000B7, _AARCH64, _AARCH64_SIGNALS, 220, 198),
 }
 
 
 def has_filter() -> bool:
-    """Is there a filter for this machine?"""
+    """Whether there is a filter for this machine's architecture."""
     return os.uname().machine in _MACHINES
 
 
-def install(*, network: bool, others: bool) -> None:
-    """Filter this process and all it will start, for ever. Needs no_new_privs.
+def install(*, network: bool, signals: bool) -> None:
+    """Install the filter for this process and all its future children, permanently. Requires no_new_privs.
 
-    Without `network` there are only unix sockets; without `others` it can neither signal a process nor leave its group.
+    Without `network` only unix sockets are allowed; without `signals` the process can neither signal others nor leave
+    its process group.
     """
-    arch, refused, concerning, clone, socket = _MACHINES[os.uname().machine]
-    numbers = {*refused.values(), *_NEWER.values(), *(() if others else concerning)}
+    arch, blocked, signal_calls, clone, socket = _MACHINES[os.uname().machine]
+    numbers = {*blocked.values(), *_NEWER.values(), *(() if signals else signal_calls)}
     program = _program(arch, numbers, clone, socket, _FAMILIES if network else _FAMILIES[:1])
     code = ctypes.create_string_buffer(b"".join(program))
     head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
     linux.prctl(linux.PR_SET_SECCOMP, 2, ctypes.cast(head, ctypes.c_void_p))
 
 
-def _program(arch: int, refused: set[int], clone: int, socket: int, families: tuple[int, ...]) -> list[bytes]:
-    """One instruction after the other; every test that does not match skips what follows from it."""
+def _program(arch: int, blocked: set[int], clone: int, socket: int, families: tuple[int, ...]) -> list[bytes]:
+    """The BPF instructions; a comparison that does not match skips the instructions that depend on it."""
     lines = [_line(_LOAD, _ARCH), _line(_EQUAL, arch, 1, 0), _refuse(_ENOSYS), _line(_LOAD, _NUMBER)]
     lines += [_line(_ABOVE, _X32, 0, 1), _refuse(_ENOSYS)]
-    for number in sorted(refused):
+    for number in sorted(blocked):
         lines += [_line(_EQUAL, number, 0, 1), _refuse(_EPERM)]
-    # clone3 hides its flags in memory, where a filter cannot look; without it, the C library takes clone.
+    # clone3 passes its flags in memory, which a filter cannot read; with ENOSYS the C library falls back to clone.
     lines += [_line(_EQUAL, _CLONE3, 0, 1), _refuse(_ENOSYS)]
     lines += [_line(_EQUAL, clone, 0, 4), _line(_LOAD, _ARGUMENT), _line(_ANY_BIT, _NEW_NAMESPACE, 0, 1)]
     lines += [_refuse(_EPERM), _line(_RETURN, _ALLOW)]

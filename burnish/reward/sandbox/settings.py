@@ -1,4 +1,4 @@
-"""SandboxSettings: what the sandbox needs to know of the config."""
+"""SandboxSettings: the settings of the sandbox, from the config."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class SandboxSettings:
     allow_weak: bool = False
     timeout: float = 10.0  # seconds per test case
     memory_mb: int = 1024
-    output_kb: int = 64  # of stdout and of stderr
+    output_kb: int = 64  # each for stdout and stderr
     max_cases: int = 10
-    max_parallel: int | None = None  # None: one per processor
-    url: str | None = None  # a sandbox service instead of processes of ours
+    max_parallel: int | None = None  # None: one per CPU core
+    url: str | None = None  # of a SandboxFusion service; None runs programs locally
     max_concurrent: int = 64
     service_memory_mb: int = 1024
 
@@ -41,13 +41,13 @@ class SandboxSettings:
         )
 
     @property
-    def at_once(self) -> int:
-        """How many programs run at the same time."""
+    def num_parallel(self) -> int:
+        """Programs to run concurrently."""
         if self.url is not None:
             return self.max_concurrent
-        return self.max_parallel or num_processors()
+        return self.max_parallel or num_cpus()
 
 
-def num_processors() -> int:
-    """Processors that this process may use."""
+def num_cpus() -> int:
+    """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

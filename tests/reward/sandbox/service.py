@@ -1,4 +1,4 @@
-"""A small sandbox service that speaks SandboxFusion's protocol and really runs the programs, in the local sandbox."""
+"""Stand-in for a SandboxFusion service: same protocol, runs the programs in the local sandbox."""
 
 import contextlib
 import json
@@ -6,36 +6,41 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from burnish.reward.sandbox.local import Machine
+from burnish.reward.sandbox.local import LocalRunner
 from burnish.reward.sandbox.settings import SandboxSettings
 
 
 def run_payload(payload):
-    """The honest answer to a request."""
+    """The correct response to a request."""
     settings = SandboxSettings(timeout=payload["run_timeout"], memory_mb=payload["memory_limit_MB"])
-    with Machine(settings).prepared(payload["code"], payload["language"]) as run:
-        ran = run(payload["stdin"])
-    status = "TimeLimitExceeded" if ran.killed == "time" else "Finished" if ran.killed is None else "Error"
-    result = {
+    with LocalRunner(settings).prepare(payload["code"], payload["language"]) as run:
+        result = run(payload["stdin"])
+    status = "TimeLimitExceeded" if result.killed == "time" else "Finished" if result.killed is None else "Error"
+    run_result = {
         "status": status,
-        "stdout": ran.stdout,
-        "stderr": ran.stderr,
-        "return_code": ran.status,
-        "execution_time": ran.seconds,
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+        "return_code": result.status,
+        "execution_time": result.seconds,
     }
-    return {"status": "Success" if ran.ok else "Failed", "message": "", "compile_result": None, "run_result": result}
+    return {
+        "status": "Success" if result.ok else "Failed",
+        "message": "",
+        "compile_result": None,
+        "run_result": run_result,
+    }
 
 
 class Server(ThreadingHTTPServer):
-    """`answer(payload, count)`: an object to send as JSON, bytes, (status, bytes, headers), or None to hang up."""
+    """`respond(payload, count)`: an object to send as JSON, bytes, (status, bytes, headers), or None to hang up."""
 
     daemon_threads = True
 
-    def __init__(self, answer):
+    def __init__(self, respond):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.answer = answer
+        self.respond = respond
         self.payloads = []
-        self.at_once = self.most_at_once = 0
+        self.num_running = self.max_running = 0
         self.lock = threading.Lock()
 
     @property
@@ -43,7 +48,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/run_code"
 
     def handle_error(self, request, client_address):
-        """A client that hung up is no news."""
+        """Ignore clients that disconnect."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -52,18 +57,18 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.payloads.append(payload)
             count = len(self.server.payloads)
-            self.server.at_once += 1
-            self.server.most_at_once = max(self.server.most_at_once, self.server.at_once)
+            self.server.num_running += 1
+            self.server.max_running = max(self.server.max_running, self.server.num_running)
         try:
-            answer = self.server.answer(payload, count)
+            response = self.server.respond(payload, count)
         finally:
             with self.server.lock:
-                self.server.at_once -= 1
-        if answer is not None:
-            self.reply(answer)
+                self.server.num_running -= 1
+        if response is not None:
+            self.reply(response)
 
-    def reply(self, answer):
-        status, body, headers = answer if isinstance(answer, tuple) else (200, answer, {})
+    def reply(self, response):
+        status, body, headers = response if isinstance(response, tuple) else (200, response, {})
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
         for name, value in ({"Content-Length": str(len(body))} | headers).items():
@@ -72,13 +77,13 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *arguments):
-        """The tests' output is theirs."""
+        """Do not log requests."""
 
 
 @contextlib.contextmanager
-def serving(answer=lambda payload, count: run_payload(payload)):
-    """A server until the block ends."""
-    server = Server(answer)
+def serving(respond=lambda payload, count: run_payload(payload)):
+    """Run a server inside the `with` block."""
+    server = Server(respond)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
@@ -90,6 +95,6 @@ def serving(answer=lambda payload, count: run_payload(payload)):
 
 
 def slowly(payload, count):
-    """An honest answer that takes a while, so that requests overlap."""
+    """Respond correctly after a delay, so that requests overlap."""
     time.sleep(0.1)
     return run_payload(payload)

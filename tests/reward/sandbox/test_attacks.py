@@ -1,4 +1,4 @@
-"""Programs that try to get out. Where nothing can be isolated they must be refused instead."""
+"""Programs that try to escape the sandbox. Without isolation they must be refused instead."""
 
 import json
 import os
@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from burnish.errors import UserError
-from burnish.reward.sandbox.inside import WEAK
-from burnish.reward.sandbox.local import Machine
+from burnish.reward.sandbox.launcher import WEAK
+from burnish.reward.sandbox.local import LocalRunner
 from burnish.reward.sandbox.settings import SandboxSettings
 
 from .conftest import CONTAINED, processes_with
 
-# Each prints ESCAPED once it has what it must not have. `told` is what the test knows about the outside.
+# Each prints ESCAPED if it succeeds. `targets` describes what exists outside the sandbox.
 HEAD = """
 import ctypes, json, os, signal, socket, subprocess, sys, time
-told = json.loads(sys.stdin.read())
+targets = json.loads(sys.stdin.read())
 libc = ctypes.CDLL(None, use_errno=True)
 def escaped(*what): print("ESCAPED", *what, flush=True)
 def tries(action):
@@ -31,19 +31,19 @@ def tries(action):
 
 ATTACKS = {
     "read a file outside": """
-if tries(lambda: open(told["secret"]).read()): escaped("secret")
+if tries(lambda: open(targets["secret"]).read()): escaped("secret")
 """,
     "read the system's accounts": """
 for path in ("/etc/shadow", "/etc/passwd", "/etc/hostname"):
     if tries(lambda: open(path).read()): escaped(path)
 """,
     "list home folders": """
-for path in (told["home"], "/home", "/root", "/var", "/run", "/srv", "/mnt", "/sys"):
+for path in (targets["home"], "/home", "/root", "/var", "/run", "/srv", "/mnt", "/sys"):
     for name in tries(lambda: os.listdir(path)) or []:
-        if name not in told["python"]: escaped(path, name)
+        if name not in targets["python"]: escaped(path, name)
 """,
     "write outside": """
-for path in (told["folder"] + "/x", "/usr/x", "/x", "/etc/x", "/dev/x", os.path.dirname(os.__file__) + "/x.py"):
+for path in (targets["folder"] + "/x", "/usr/x", "/x", "/etc/x", "/dev/x", os.path.dirname(os.__file__) + "/x.py"):
     if tries(lambda: open(path, "w")): escaped(path)
 """,
     "change the interpreter": """
@@ -51,15 +51,15 @@ if tries(lambda: open(os.__file__, "a")): escaped("library")
 if tries(lambda: os.chmod(sys.executable, 0o777) or True): escaped("mode")
 """,
     "connect to a local port": """
-if tries(lambda: socket.create_connection(("127.0.0.1", told["port"]), 1)): escaped()
+if tries(lambda: socket.create_connection(("127.0.0.1", targets["port"]), 1)): escaped()
 """,
     "connect to an abstract socket": """
 one = socket.socket(socket.AF_UNIX)
-if one.connect_ex("\\0" + told["abstract"]) == 0: escaped()
+if one.connect_ex("\\0" + targets["abstract"]) == 0: escaped()
 """,
     "connect to a socket in a folder": """
 one = socket.socket(socket.AF_UNIX)
-if one.connect_ex(told["socket"]) == 0: escaped()
+if one.connect_ex(targets["socket"]) == 0: escaped()
 """,
     "reach the host of a virtual machine": """
 if tries(lambda: socket.socket(40, socket.SOCK_STREAM)): escaped()
@@ -68,29 +68,29 @@ if tries(lambda: socket.socket(40, socket.SOCK_STREAM)): escaped()
 if set(name for _, name in tries(socket.if_nameindex) or []) - {"lo"}: escaped()
 """,
     "kill the parent": """
-for pid in (told["parent"], os.getppid(), 1):
+for pid in (targets["parent"], os.getppid(), 1):
     tries(lambda: os.kill(pid, signal.SIGKILL))
 if pid_gone := not os.path.exists("/proc/1"): escaped()
 """,
     "trace the watcher": """
-for pid in (1, told["parent"]):
+for pid in (1, targets["parent"]):
     if libc.ptrace(16, pid, 0, 0) == 0: escaped("attach", pid)
     if libc.ptrace(0x4206, pid, 0, 0) == 0: escaped("seize", pid)
 """,
     "read the watcher's memory": """
-for pid in (1, told["parent"]):
+for pid in (1, targets["parent"]):
     for name in ("mem", "environ", "maps", "fd/0", "root/etc", "cwd"):
         path = f"/proc/{pid}/{name}"
         if tries(lambda: open(path, "rb").read(1)) or tries(lambda: os.listdir(path)): escaped(path)
 """,
     "read the environment": """
-if told["token"] in str(os.environ): escaped("environ")
+if targets["token"] in str(os.environ): escaped("environ")
 for pid in filter(str.isdigit, tries(lambda: os.listdir("/proc")) or []):
-    if told["token"].encode() in (tries(lambda: open(f"/proc/{pid}/environ", "rb").read()) or b""): escaped(pid)
+    if targets["token"].encode() in (tries(lambda: open(f"/proc/{pid}/environ", "rb").read()) or b""): escaped(pid)
 """,
     "see other processes": """
 pids = [int(name) for name in tries(lambda: os.listdir("/proc")) or [] if name.isdigit()]
-if max(pids, default=0) > 20 or told["parent"] in pids and told["parent"] > 20: escaped(pids)
+if max(pids, default=0) > 20 or targets["parent"] in pids and targets["parent"] > 20: escaped(pids)
 """,
     "find open files": """
 for name in tries(lambda: os.listdir("/proc/self/fd")) or []:
@@ -98,7 +98,7 @@ for name in tries(lambda: os.listdir("/proc/self/fd")) or []:
     if target and int(name) > 2 and "/proc/" not in target: escaped(name, target)
 """,
     "leave by a link": """
-for target in (told["secret"], "/proc/1/root" + told["secret"], "/proc/self/root/.." + told["secret"]):
+for target in (targets["secret"], "/proc/1/root" + targets["secret"], "/proc/self/root/.." + targets["secret"]):
     tries(lambda: os.unlink("link"))
     os.symlink(target, "link")
     if tries(lambda: open("link").read()): escaped(target)
@@ -107,7 +107,7 @@ for target in (told["secret"], "/proc/1/root" + told["secret"], "/proc/self/root
 os.mkdir("deep")
 if libc.chroot(b"deep") == 0: escaped("chroot")
 for _ in range(40): os.chdir("..")
-if tries(lambda: open(told["secret"].lstrip("/")).read()): escaped("climbed out")
+if tries(lambda: open(targets["secret"].lstrip("/")).read()): escaped("climbed out")
 """,
     "become root": """
 for call in (lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.setgroups([])):
@@ -143,14 +143,14 @@ for kind in (resource.RLIMIT_DATA, resource.RLIMIT_NPROC, resource.RLIMIT_CPU):
     if tries(lambda: resource.setrlimit(kind, (resource.RLIM_INFINITY,) * 2) or True): escaped(kind)
 """,
     "load what the user installed for himself": """
-if told["folder"] in str(sys.path) or sys.flags.isolated != 1: escaped(sys.path)
+if targets["folder"] in str(sys.path) or sys.flags.isolated != 1: escaped(sys.path)
 """,
 }
 
 
 @pytest.fixture
 def outside(tmp_path, monkeypatch):
-    """What there is to find, and doors that somebody might go through."""
+    """A secret file and environment variable, and sockets that accept connections, outside the sandbox."""
     secret = tmp_path / "secret.txt"
     secret.write_text("the answer")
     secret.chmod(0o644)
@@ -158,19 +158,19 @@ def outside(tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET_OF_THE_TEST", token)
     abstract = f"burnish-{uuid.uuid4()}"
     short = f"/tmp/{uuid.uuid4().hex}"  # a socket's path has to be short
-    doors = [socket.socket(), socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
-    for door, address in zip(doors, (("127.0.0.1", 0), "\0" + abstract, short), strict=True):
-        door.bind(address)
-        door.listen()
-        door.setblocking(False)
-    told = {
+    listeners = [socket.socket(), socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
+    for listener, address in zip(listeners, (("127.0.0.1", 0), "\0" + abstract, short), strict=True):
+        listener.bind(address)
+        listener.listen()
+        listener.setblocking(False)
+    targets = {
         "secret": str(secret), "folder": str(tmp_path), "home": str(Path.home()), "token": token, "abstract": abstract,
-        "socket": short, "port": doors[0].getsockname()[1], "parent": os.getpid(),
+        "socket": short, "port": listeners[0].getsockname()[1], "parent": os.getpid(),
         "python": [part for path in _python_folders() for part in path.split("/")],
     }  # fmt: skip
-    yield told, doors
-    for door in doors:
-        door.close()
+    yield targets, listeners
+    for listener in listeners:
+        listener.close()
     os.unlink(short)
 
 
@@ -180,41 +180,41 @@ def _python_folders():
     return interpreter_folders()
 
 
-def refused_or(run, way):
-    """Run it, or see that it is refused where it cannot be contained."""
-    if way != WEAK:
+def refused_or(run, mode):
+    """Run the program, or check that it is refused in weak mode."""
+    if mode != WEAK:
         return run()
     with pytest.raises(UserError, match=r"sandbox\.allow_weak"):
-        Machine(SandboxSettings()).check()
+        LocalRunner(SandboxSettings()).check()
     return None
 
 
-@pytest.mark.parametrize("way", CONTAINED)
+@pytest.mark.parametrize("mode", CONTAINED)
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
-def test_an_attack_fails(attack, way, outside, run_code):
-    told, doors = outside
-    ran = refused_or(lambda: run_code(HEAD + attack + "\nprint('came to its end')", json.dumps(told), way=way), way)
-    if ran is not None:
-        assert "ESCAPED" not in ran.stdout, ran.stdout
-        # A kill may take the program itself; otherwise it tried everything it came to try.
-        assert "came to its end" in ran.stdout, ran
-    assert not list(Path(told["folder"]).glob("x*"))
-    for door in doors:
+def test_an_attack_fails(attack, mode, outside, run_code):
+    targets, listeners = outside
+    result = refused_or(lambda: run_code(HEAD + attack + "\nprint('finished')", json.dumps(targets), mode=mode), mode)
+    if result is not None:
+        assert "ESCAPED" not in result.stdout, result.stdout
+        # The program must have run to its end.
+        assert "finished" in result.stdout, result
+    assert not list(Path(targets["folder"]).glob("x*"))
+    for listener in listeners:
         with pytest.raises(BlockingIOError):
-            door.accept()
+            listener.accept()
 
 
-@pytest.mark.parametrize("way", CONTAINED)
-def test_kill_everything_kills_only_itself(way, run_code):
+@pytest.mark.parametrize("mode", CONTAINED)
+def test_kill_everything_kills_only_itself(mode, run_code):
     mark = f"mark{uuid.uuid4().hex}"
     other = os.fork()
     if other == 0:
         time.sleep(30)
         os._exit(0)
     try:
-        ran = refused_or(lambda: run_code(f"import os\n# {mark}\nos.kill(-1, 9)\nprint('alive')", way=way), way)
+        result = refused_or(lambda: run_code(f"import os\n# {mark}\nos.kill(-1, 9)\nprint('alive')", mode=mode), mode)
         assert os.waitpid(other, os.WNOHANG) == (0, 0)
-        assert ran is None or ran.problem is None
+        assert result is None or result.problem is None
     finally:
         os.kill(other, 9)
         os.waitpid(other, 0)
@@ -239,13 +239,13 @@ except OSError:
 """
 
 
-@pytest.mark.parametrize("way", CONTAINED)
-def test_a_fork_bomb_runs_out_of_processes(way, run_code):
+@pytest.mark.parametrize("mode", CONTAINED)
+def test_a_fork_bomb_runs_out_of_processes(mode, run_code):
     before = len(os.listdir("/proc"))
-    ran = refused_or(lambda: run_code(FORK_BOMB, way=way, timeout=1.5), way)
-    if ran is not None:
+    result = refused_or(lambda: run_code(FORK_BOMB, mode=mode, timeout=1.5), mode)
+    if result is not None:
         # The kernel does not count root's processes; then the watcher does.
-        assert ran.killed == "processes" or (ran.killed == "time" and 0 < int(ran.stdout) <= 64), ran
+        assert result.killed == "processes" or (result.killed == "time" and 0 < int(result.stdout) <= 64), result
         assert len(os.listdir("/proc")) < before + 30  # none is left; others may have started something meanwhile
 
 
@@ -263,11 +263,11 @@ print("left behind")
 """
 
 
-@pytest.mark.parametrize("way", CONTAINED)
-def test_a_daemon_dies_with_its_program(way, run_code):
+@pytest.mark.parametrize("mode", CONTAINED)
+def test_a_daemon_dies_with_its_program(mode, run_code):
     mark = f"mark{uuid.uuid4().hex}"
-    ran = refused_or(lambda: run_code(DAEMON, mark, way=way), way)
-    assert ran is None or ran.stdout == "left behind\n"
+    result = refused_or(lambda: run_code(DAEMON, mark, mode=mode), mode)
+    assert result is None or result.stdout == "left behind\n"
     assert processes_with(mark) == []
 
 
@@ -285,15 +285,15 @@ time.sleep(30)
 }
 
 
-@pytest.mark.parametrize("way", CONTAINED)
+@pytest.mark.parametrize("mode", CONTAINED)
 @pytest.mark.parametrize("bomb", MEMORY_BOMBS.values(), ids=MEMORY_BOMBS.keys())
-def test_a_memory_bomb_hits_the_limit(bomb, way, run_code):
-    ran = refused_or(lambda: run_code(bomb, way=way, memory_mb=256, timeout=10), way)
-    assert ran is None or ran.killed == "memory"
+def test_a_memory_bomb_hits_the_limit(bomb, mode, run_code):
+    result = refused_or(lambda: run_code(bomb, mode=mode, memory_mb=256, timeout=10), mode)
+    assert result is None or result.killed == "memory"
 
 
-@pytest.mark.parametrize("way", CONTAINED)
-def test_the_disk_cannot_be_filled(way, run_code):
+@pytest.mark.parametrize("mode", CONTAINED)
+def test_the_disk_cannot_be_filled(mode, run_code):
     fill = """
 total, number = 0, 0
 try:
@@ -304,16 +304,16 @@ try:
 except OSError as error:
     print(total // 2**20, error)
 """
-    ran = refused_or(lambda: run_code(fill, way=way), way)
-    if ran is not None:
-        assert "No space" in ran.stdout
-        assert int(ran.stdout.split()[0]) <= 64
+    result = refused_or(lambda: run_code(fill, mode=mode), mode)
+    if result is not None:
+        assert "No space" in result.stdout
+        assert int(result.stdout.split()[0]) <= 64
 
 
-@pytest.mark.parametrize("way", CONTAINED)
-def test_what_one_program_leaves_the_next_does_not_find(way, run_code):
+@pytest.mark.parametrize("mode", CONTAINED)
+def test_what_one_program_leaves_the_next_does_not_find(mode, run_code):
     # /tmp is the private folder, unless the Python that runs us lies below it; then it is read-only.
     leave = "import os\nprint(os.listdir('.'), 'left' in os.listdir('/tmp'))\nopen('left', 'w').write('x')"
-    first, second = (refused_or(lambda: run_code(leave, way=way), way) for _ in range(2))
+    first, second = (refused_or(lambda: run_code(leave, mode=mode), mode) for _ in range(2))
     if first is not None:
         assert first.stdout == second.stdout == "['main.py'] False\n"

@@ -1,4 +1,4 @@
-"""Code answers in a scorer: beside each other, with problems told, and given up in time."""
+"""Code rewards in a scorer: parallelism, errors, and closing."""
 
 import json
 import threading
@@ -21,16 +21,16 @@ RIGHT = "```python\nprint(sum(map(int, input().split())))\n```"
 
 @pytest.fixture
 def scorer():
-    """scorer(**settings of the sandbox), closed at the end. Weak isolation will do: what is tested here is the pool."""
-    made = []
+    """scorer(**settings of the sandbox), closed after the test. Weak isolation is enough to test the pool."""
+    scorers = []
 
     def make(on_error="fallback", **settings):
         sandbox = SandboxSettings(**{"allow_weak": True, "timeout": 5.0} | settings)
-        made.append(Scorer(RewardSettings(num_workers=0, on_error=on_error, fallback_score=-1.0, sandbox=sandbox)))
-        return made[-1]
+        scorers.append(Scorer(RewardSettings(num_workers=0, on_error=on_error, fallback_score=-1.0, sandbox=sandbox)))
+        return scorers[-1]
 
     yield make
-    for one in made:
+    for one in scorers:
         one.close()
 
 
@@ -50,7 +50,7 @@ def test_a_malformed_ground_truth_is_a_problem_of_its_sample(scorer, sample):
         scorer(on_error="stop").score([sample(RIGHT, "nonsense", source="taco")])
 
 
-def test_the_run_is_refused_before_it_begins_where_nothing_can_be_isolated(scorer, monkeypatch):
+def test_a_weak_sandbox_is_refused_at_start_up(scorer, monkeypatch):
     monkeypatch.setattr(local, "isolation", lambda: forced("weak"))
     with pytest.raises(UserError, match=r"sandbox\.allow_weak=true"):
         scorer(allow_weak=False).check_sources(["openai/gsm8k", "taco"])
@@ -61,16 +61,16 @@ def test_the_run_is_refused_before_it_begins_where_nothing_can_be_isolated(score
     assert "WEAK SANDBOX" in one.notices[0]
 
 
-def test_only_so_many_cases_are_run(scorer, sample):
+def test_max_cases(scorer, sample):
     truth = json.dumps({"inputs": ["1 2"] * 5, "outputs": ["3", "3", "4", "4", "4"]})
     score = scorer(max_cases=3).score([sample(RIGHT, truth, source="apps")])[0]
     assert score.value == 2 / 3 and score.extras["cases"] == "PPW"
 
 
-@pytest.mark.parametrize("most", [1, 3])
-def test_programs_run_at_once_up_to_the_limit(most, scorer, sample, monkeypatch):
+@pytest.mark.parametrize("limit", [1, 3])
+def test_max_parallel(limit, scorer, sample, monkeypatch):
     lock, running, peak = threading.Lock(), [0], [0]
-    real = local.Machine._run
+    real = local.LocalRunner._run
 
     def counted(*arguments, **more):
         with lock:
@@ -82,15 +82,15 @@ def test_programs_run_at_once_up_to_the_limit(most, scorer, sample, monkeypatch)
             with lock:
                 running[0] -= 1
 
-    monkeypatch.setattr(local.Machine, "_run", counted)
+    monkeypatch.setattr(local.LocalRunner, "_run", counted)
     slow = "```python\nimport time; time.sleep(0.2)\n```"
     truth = json.dumps({"inputs": [""] * 2, "outputs": [""] * 2})
-    scores = scorer(max_parallel=most).score([sample(slow, truth, source="taco")] * 3)
+    scores = scorer(max_parallel=limit).score([sample(slow, truth, source="taco")] * 3)
     assert [score.value for score in scores] == [1.0] * 3
-    assert peak[0] == most
+    assert peak[0] == limit
 
 
-def test_closing_ends_what_runs(sample):
+def test_closing_stops_running_programs(sample):
     sandbox = SandboxSettings(allow_weak=True, timeout=60, max_parallel=1)
     with Scorer(RewardSettings(num_workers=0, sandbox=sandbox)) as one:
         endless = sample("```python\nwhile True: pass\n```", SUMS, source="taco")
@@ -127,14 +127,14 @@ def test_a_service_scores(scorer, sample):
         assert server.url in one.notices[0]
 
 
-def test_no_more_requests_at_once_than_allowed(scorer, sample):
+def test_max_concurrent(scorer, sample):
     with serving(slowly) as server:
         one = scorer(url=server.url, max_concurrent=2)
         assert {score.value for score in one.score([sample(RIGHT, SUMS, source="taco")] * 4)} == {1.0}
-        assert server.most_at_once == 2
+        assert server.max_running == 2
 
 
-def test_a_case_without_an_answer_fails_and_none_at_all_is_a_problem(scorer, sample):
+def test_a_case_that_was_not_run_fails_and_no_case_run_is_a_problem(scorer, sample):
     with serving(
         lambda payload, count: (500, b"", {}) if payload["stdin"] == "3 4" else run_payload(payload)
     ) as server:
@@ -144,7 +144,7 @@ def test_a_case_without_an_answer_fails_and_none_at_all_is_a_problem(scorer, sam
         assert score.value == -1.0 and "HTTP status 500" in score.problem
 
 
-def test_a_service_that_does_not_run_programs_is_refused_at_the_start(scorer):
+def test_a_broken_service_is_refused_at_start_up(scorer):
     with (
         serving(lambda payload, count: (404, b"", {})) as server,
         pytest.raises(UserError, match=r"sandbox_fusion\.url"),

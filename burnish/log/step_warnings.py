@@ -1,4 +1,4 @@
-"""Trouble: steps that teach nothing or go wrong, named in words from their metrics."""
+"""Warnings about a step, derived from its metrics."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 Metrics = Mapping[str, float]
 
 
-def troubles(metrics: Metrics) -> list[str]:
-    """What is wrong with this step, one sentence each."""
+def step_warnings(metrics: Metrics) -> list[str]:
+    """One sentence per problem of this step."""
     return [text for check in CHECKS if (text := check(metrics)) is not None]
 
 
@@ -18,13 +18,13 @@ def _equal_scores(metrics: Metrics) -> str | None:
         return None
     count = metrics.get("rollout/num_groups")
     groups = "all groups" if count is None else "the only group" if count == 1 else f"all {count:.0f} groups"
-    return f"{groups} {'has' if count == 1 else 'have'} equal scores: nothing to learn this step"
+    return f"{groups} {'has' if count == 1 else 'have'} equal scores: no learning signal in this step"
 
 
 def _all_truncated(metrics: Metrics) -> str | None:
     if metrics.get("rollout/truncated", 0.0) < 1.0:
         return None
-    return "all responses were cut off at the length limit: data.max_response_length may be too small"
+    return "all responses were truncated: data.max_response_length may be too small"
 
 
 def _skipped_updates(metrics: Metrics) -> str | None:
@@ -32,28 +32,28 @@ def _skipped_updates(metrics: Metrics) -> str | None:
     if not skipped:
         return None
     counts = ", ".join(f"{role} {count:.0f}" for role, count in skipped.items())
-    return f"updates skipped because their gradient was not finite: {counts}"
+    return f"updates skipped because of non-finite gradients: {counts}"
 
 
-def _reward_problems(metrics: Metrics) -> str | None:
+def _reward_failures(metrics: Metrics) -> str | None:
     failed = metrics.get("reward/failed", 0.0)
     if not failed > 0:
         return None
     return f"the reward function failed on {failed:.0f} response{'s' if failed != 1 else ''}"
 
 
-def _not_numbers(metrics: Metrics) -> str | None:
+def _non_finite(metrics: Metrics) -> str | None:
     names = [name for name, value in metrics.items() if not math.isfinite(value)]
     if not names:
         return None
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"not a finite number: {', '.join(names[:5])}{more}"
+    return f"non-finite metrics: {', '.join(names[:5])}{more}"
 
 
 CHECKS: tuple[Callable[[Metrics], str | None], ...] = (
     _equal_scores,
     _all_truncated,
     _skipped_updates,
-    _reward_problems,
-    _not_numbers,
+    _reward_failures,
+    _non_finite,
 )

@@ -1,4 +1,4 @@
-"""Ran: how one run of a program ended, wherever it ran."""
+"""RunResult: the result of one run of a program."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ TIME, MEMORY, OUTPUT, PROCESSES = "time", "memory", "output", "processes"
 
 
 @dataclass(frozen=True)
-class Ran:
-    """`status` as subprocess has it; `killed` names the limit that ended it; `problem` says that the sandbox failed."""
+class RunResult:
+    """`status` as in subprocess; `killed` is the limit that was exceeded; `problem` is a failure of the sandbox."""
 
     stdout: str = ""
     stderr: str = ""
@@ -20,5 +20,5 @@ class Ran:
 
     @property
     def ok(self) -> bool:
-        """Did it end by itself, without an error?"""
+        """Whether the program exited by itself with status 0."""
         return self.status == 0 and self.killed is None and self.problem is None

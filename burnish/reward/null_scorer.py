@@ -1,4 +1,4 @@
-"""NoFunction: stands where a Scorer would, when a reward model's score is all that counts."""
+"""NullScorer: replaces Scorer when only a reward model scores responses."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from concurrent.futures import Future
 from burnish.reward.sample import Problem, Sample, Score
 
 
-class NoFunction:
-    """Calls nothing, starts no process, and takes every data source. Every sample scores 0."""
+class NullScorer:
+    """Accepts any data source, starts no workers, and scores every sample 0."""
 
     reads_prompts = False
     notices: tuple[str, ...] = ()
 
     def check_sources(self, names: Iterable[str]) -> None:
-        """Any data source will do."""
+        """Accept any data source."""
 
     def begin(self) -> None:
-        """There is nothing to wait for."""
+        """Do nothing."""
 
     def expect(self, count: int) -> None:
-        """However many come."""
+        """Do nothing."""
 
     def submit(self, sample: Sample) -> Future[Score]:
         future: Future[Score] = Future()
@@ -35,4 +35,4 @@ class NoFunction:
         return []
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing."""
