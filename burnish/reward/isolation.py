@@ -30,9 +30,7 @@ from burnish.reward.sandbox.watch import watch
 
 _NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWIPC
 _MAX_PROCESSES = 512  # limit for a worker's namespace; threads count
-_FILE_CAPABILITIES = (
-    0b11111  # kept: root's access to other users' files (CAP_CHOWN ... CAP_FSETID); all others are dropped
-)
+_FILE_CAPABILITIES = 0b11111  # CAP_CHOWN ... CAP_FSETID: root keeps its access to other users' files
 _NUM_CAPABILITIES = 64
 _PR_CAPBSET_DROP, _CAPABILITY_VERSION = 24, 0x20080522
 _MOUNT_SETATTR, _CURRENT_FOLDER, _RECURSIVE, _READ_ONLY = 442, -100, 0x8000, 1
@@ -87,9 +85,8 @@ def _enter_namespaces(options: WorkerIsolation) -> int:
     uid, gid = os.geteuid(), os.getegid()
     flags = _NAMESPACES | (0 if options.network else linux.CLONE_NEWNET)
     if uid == 0:
-        with contextlib.suppress(
-            OSError
-        ):  # root in a container may lack CAP_SYS_ADMIN but still be able to create a user namespace
+        # Root in a container may lack CAP_SYS_ADMIN but still be able to create a user namespace.
+        with contextlib.suppress(OSError):
             linux.unshare(flags)
             return _FILE_CAPABILITIES
     linux.unshare(flags | linux.CLONE_NEWUSER)

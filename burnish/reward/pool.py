@@ -40,9 +40,8 @@ def worker_isolation(source: RewardSource, settings: RewardSettings) -> WorkerIs
         return None
     strict = settings.isolate is True
     if not source.is_user_code and isolation_problem(network=False, read_only=True) is None:
-        return WorkerIsolation(
-            False, True, settings.memory_mb
-        )  # built-in rules need neither the network nor writable files
+        # Built-in rules need neither the network nor writable files.
+        return WorkerIsolation(network=False, read_only=True, memory_mb=settings.memory_mb)
     problem = isolation_problem(network=settings.network, read_only=strict)
     if problem is None:
         return WorkerIsolation(settings.network, strict, settings.memory_mb)

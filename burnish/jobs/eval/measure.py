@@ -35,9 +35,7 @@ class Summary:
     acc: float | None  # if the reward returns it
     pass_at: dict[int, float] = field(default_factory=dict)  # at least one of k correct, if scores are 0 or 1
     best_at: dict[int, float] = field(default_factory=dict)  # the best score of k
-    maj_at: dict[int, float] = field(
-        default_factory=dict
-    )  # the score of the majority answer of k, if the reward returns pred
+    maj_at: dict[int, float] = field(default_factory=dict)  # score of the majority answer, if the reward returns pred
     failed: int = 0
 
     def as_dict(self) -> dict[str, Any]:

@@ -90,9 +90,8 @@ def _run_isolated(plan: Plan) -> dict[str, Any]:
     is_root = plan.mode == ROOT
     flags = _NAMESPACES | (0 if plan.network else linux.CLONE_NEWNET) | (0 if is_root else linux.CLONE_NEWUSER)
     uid, gid = os.geteuid(), os.getegid()
-    proc = os.open(
-        "/proc", os.O_RDONLY | os.O_DIRECTORY
-    )  # opened now, because the watcher changes the root for this process too
+    # Opened now, because the watcher changes the root for this process too.
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     linux.unshare(flags)
     if not is_root:
         _write_maps(proc, os.getpid(), uid, gid)

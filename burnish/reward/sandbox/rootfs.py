@@ -90,9 +90,8 @@ def protect(path: str, flags: int) -> None:
     for fields in mounts:
         point = os.fsdecode(_OCTAL.sub(lambda match: bytes([int(match[1], 8)]), fields[4]))
         if point == real or point.startswith(real.rstrip("/") + "/"):
-            kept = sum(
-                _OPTION_FLAGS.get(option, 0) for option in fields[5].decode().split(",")
-            )  # some flags are locked, so keep all
+            # Some flags are locked, so keep all.
+            kept = sum(_OPTION_FLAGS.get(option, 0) for option in fields[5].decode().split(","))
             linux.mount("none", point, None, linux.MS_REMOUNT | linux.MS_BIND | kept | flags)
 
 
