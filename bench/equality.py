@@ -124,9 +124,8 @@ def compare(name: str, before: dict, after: dict) -> bool:
         problems += [f"step {old['step']}: {key} {pair[0]} -> {pair[1]}" for key, pair in sorted(changed.items())]
     num_metrics = sum(len(line) for line in before["metrics"])
     verdict = "differs" if problems else "identical"
-    print(
-        f"{name}: {verdict} ({num_metrics} metrics, {len(before['weights'])} weight files, {len(before['rollouts'])} steps)"
-    )
+    counts = f"{num_metrics} metrics, {len(before['weights'])} weight files, {len(before['rollouts'])} steps"
+    print(f"{name}: {verdict} ({counts})")
     for problem in problems[:20]:
         print(f"    {problem}")
     return not problems

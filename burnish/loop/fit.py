@@ -38,7 +38,7 @@ class Result:
 def fit(run: Run) -> Result:
     """Train to the end, or until a signal; either way the state is saved."""
     timeout, folder = run.recorder.trainer.hang_timeout, run.recorder.folder.path
-    with watching(run.clock, timeout, folder, break_off=run.kill_hung_workers):
+    with watching(run.clock, timeout, folder, kill_workers=run.kill_hung_workers):
         return _fit(run)
 
 
