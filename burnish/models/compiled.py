@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from burnish.models.cpu.autograd import DifferentiableLayers
+from burnish.models.cpu.library import CannotCompileError
+from burnish.models.cpu.replace import replace_with_cpu_kernels
 from burnish.models.recompute import decoder_layers
-from burnish.native.library import CannotCompileError
-from burnish.native.taking import take_over
-from burnish.native.taught import TaughtLayers
 
 # Families whose layers are known to become one program each; experts, for one, are chosen token by token.
 COMPILED_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "smollm3", "olmo2"})
@@ -60,6 +60,6 @@ def compute_in_c(model: PreTrainedModel) -> int:
     if model.dtype != torch.float32:
         return 0
     try:
-        return take_over(model, TaughtLayers())
+        return replace_with_cpu_kernels(model, DifferentiableLayers())
     except CannotCompileError:
         return 0

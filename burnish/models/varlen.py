@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from burnish.errors import UserError
+from burnish.models.cpu import attention
 from burnish.models.flash import packed_product
-from burnish.native import attention
 
 # By major version: the module that has flash_attn_varlen_func, and how it is installed.
 LIBRARIES = {

@@ -9,10 +9,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from burnish.models import attention
 from burnish.models.attention import PACKED
 from burnish.models.compiled import can_compile, compile_layers, compute_in_c
+from burnish.models.cpu import library
 from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.recompute import enable_recompute
 from burnish.models.varlen import Segments
-from burnish.native import library
 
 STREAMS = ([4, 5], [3, 8, 2], [9, 9], [12])  # lengths of the rows of one forward each
 

@@ -1,7 +1,7 @@
 """What an engine computes in C; without a compiler it says so, and answers all the same."""
 
-from burnish.native import library
-from burnish.native.layers import Layers
+from burnish.models.cpu import library
+from burnish.models.cpu.layers import Layers
 from burnish.rollout.engine import Sampling
 
 

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
+from burnish.models.cpu import attention
 from burnish.models.varlen import AttentionShape, Segments, in_c, product_in_c
-from burnish.native import attention
 
 LENGTHS = [1, 2, 15, 16, 17, 47, 48, 49, 100, 130]
 HEADS = {"grouped": (4, 2, 32), "each its own": (2, 2, 16), "one for all": (7, 1, 48)}  # heads, kv_heads, size

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.native.library import CannotCompileError, compiled
+from burnish.models.cpu.library import CannotCompileError, compiled
 
 POINTER = ctypes.c_void_p
 # A sum may be taken in vectors: it is of one query each, so it stays the same however rows are packed.

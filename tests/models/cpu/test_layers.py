@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
-from burnish.native.layers import Layers
+from burnish.models.cpu.layers import Layers
 
 COUNTS = [1, 2, 5, 6, 7, 11, 12, 13, 24, 25, 95, 96, 97, 200]
 

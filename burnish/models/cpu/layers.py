@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from burnish.native.library import compiled
+from burnish.models.cpu.library import compiled
 
 SHARE = 64  # as layers.c has it
 POINTER, LONG, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
@@ -37,6 +37,10 @@ class Layers:
             function.argtypes, function.restype = arguments, None
         self.width = self.library.burnish_width()  # of a panel
         self.packed: dict[int, Tensor] = {}  # by the address of the weight
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Layers:
+        """Copies of a model share the compiled library, which cannot be copied. Their weights have other addresses."""
+        return self
 
     def forget(self) -> None:
         """The weights have changed, or go."""

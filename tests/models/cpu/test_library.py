@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.native import library
+from burnish.models.cpu import library
 
 SIZES = ("-DGROUP=5", "-DHEAD_DIM=8", "-DBLOCK=16")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from burnish.native import attention
-from burnish.native.library import compiled
+from burnish.models.cpu import attention
+from burnish.models.cpu.library import compiled
 
 
 @pytest.fixture(autouse=True)
