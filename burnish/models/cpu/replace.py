@@ -210,5 +210,5 @@ def _run(module: nn.Module, rows: Tensor) -> Tensor | None:
 def _agree(expected: Tensor | None, actual: Tensor) -> bool:
     if expected is None or expected.shape != actual.shape:
         return False
-    atol = TOLERANCE * max(1.0, float(expected.abs().max()))
+    atol = TOLERANCE * max(1.0, float(expected.detach().abs().max()))
     return torch.allclose(expected, actual, rtol=TOLERANCE, atol=atol)
