@@ -2,7 +2,7 @@
 
     python bench/cpu_modules.py [--repeats 15]
 
-Forward and backward passes alternate between the models; the figure is the ratio of the median times (plain / replaced).
+Forward and backward passes alternate between the models. A figure is the ratio of median times, plain / replaced.
 """
 
 from __future__ import annotations
