@@ -75,6 +75,11 @@ def test_ragged_select_and_padded(rows, data):
     assert column.padded(7).tolist() == [row + [7] * (longest - len(row)) for row in rows]
 
 
+def test_ragged_sums_of_half_precision():
+    column = Ragged.of([[], [0.5, 0.25], [], [1.0], []], torch.bfloat16)
+    assert column.sums().tolist() == [0.0, 0.75, 0.0, 1.0, 0.0] and column.sums().dtype == torch.float64
+
+
 def test_ragged_refuses_lengths_that_do_not_sum_up():
     with pytest.raises(ValueError, match="lengths sum to 3"):
         Ragged(torch.zeros(4), torch.tensor([1, 2]))

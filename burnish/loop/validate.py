@@ -5,7 +5,6 @@ from __future__ import annotations
 from burnish.batch import Batch
 from burnish.data.sampler import validation_batches
 from burnish.log.folder import dump_rollouts
-from burnish.log.metrics import row_sums
 from burnish.log.validation import pick_generations, validation_metrics
 from burnish.loop.gather import gather_validation, reward_problems
 from burnish.loop.run import Run
@@ -49,7 +48,7 @@ def _judged(run: Run, batch: Batch) -> Batch:
 def rollout_rows(run: Run, batch: Batch) -> list[dict]:
     """One readable record per response, with the reward's extras."""
     inputs = run.tokenizer.batch_decode(batch["prompt_ids"].lists(), skip_special_tokens=False)
-    scores = row_sums(batch["token_level_scores"]).tolist()
+    scores = batch["token_level_scores"].sums().tolist()
     tokens = token_records(run, batch)
     return [
         {

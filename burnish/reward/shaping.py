@@ -15,7 +15,6 @@ from torch import Tensor
 
 from burnish.algos.shaping import SCORE_NORMALIZERS, BatchMoments, RunningMoments, overlong_penalty, stop_properly
 from burnish.batch import Batch, Ragged
-from burnish.log.metrics import row_sums
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
@@ -84,15 +83,15 @@ class Shaper:
         if not self.changes:
             return batch, {}
         raw, columns, metrics = batch["token_level_scores"], {}, {}
-        shaped = self.rows(row_sums(raw).float(), raw.lengths, batch["finish_reason"])
+        shaped = self.rows(raw.sums().float(), raw.lengths, batch["finish_reason"])
         greedy = None
         if "greedy_scores" in batch:
             greedy = self.rows(batch["greedy_scores"], batch["greedy_lengths"], batch["greedy_finish_reason"])
         if self.normalizer is not None:
             moments = self.normalizer.of(shaped)
             metrics |= {"reward/mean": moments.mean, "reward/std": moments.std}
-            shaped = moments.standardise(shaped)
-            greedy = None if greedy is None else moments.standardise(greedy)
+            shaped = moments.standardize(shaped)
+            greedy = None if greedy is None else moments.standardize(greedy)
         columns["shaped_scores"] = on_last_token(raw, self._bounded(shaped))
         if greedy is not None:
             columns["shaped_greedy_scores"] = self._bounded(greedy)
@@ -118,6 +117,6 @@ def on_last_token(raw: Ragged, scores: Tensor) -> Ragged:
     """Rows that sum to `scores`: whatever was added or taken stands on the last token."""
     flat, has_tokens = raw.flat.clone(), raw.lengths > 0
     last = (raw.lengths.cumsum(0) - 1)[has_tokens]
-    before = row_sums(raw).float()[has_tokens] - flat[last]
+    before = raw.sums().float()[has_tokens] - flat[last]
     flat[last] = scores[has_tokens] - before
     return Ragged.like(flat, raw)

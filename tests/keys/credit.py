@@ -44,6 +44,6 @@ ROWS = [
         f"{ACTOR}.aux_loss_coef",
         "0.1",
         see.or_refusal(crediting.built),
-        expected="refused: Qwen2ForCausalLM has no router whose load could be balanced",
+        expected="refused: Qwen2ForCausalLM has no router with a load-balancing loss",
     ),
 ]

@@ -116,7 +116,7 @@ ROWS = [
         f"{POLICY}.use_liger",
         "true",
         see.or_refusal(see.policy_class),
-        expected="refused: Liger's kernels run on GPUs only",
+        expected="refused: Liger kernels run on GPUs only",
     ),
     Row(
         "actor_rollout_ref.actor.use_torch_compile",

@@ -128,7 +128,7 @@ def test_rope_that_looks_at_the_whole_batch_is_refused(folder, nested):
         )
     else:
         rewrite_config(folder, rope_parameters=rope)
-    with pytest.raises(UserError, match="'dynamic' depends on the longest row"):
+    with pytest.raises(UserError, match="'dynamic' depends on the longest sequence"):
         load_causal_lm(ModelSource(str(folder)), PACKED, torch.float32, empty=True)
 
 
@@ -220,7 +220,7 @@ def test_a_model_of_the_hub_is_fetched_before_it_goes_to_shared_memory(tiny_fold
         raise OSError("no network")
 
     monkeypatch.setattr("burnish.models.load.snapshot_download", offline)
-    with pytest.raises(UserError, match=r"model\.path='someone/tiny': cannot fetch it: no network"):
+    with pytest.raises(UserError, match=r"model\.path='someone/tiny': cannot download the model: no network"):
         ModelSource(path="someone/tiny", use_shm=True).checked_path()
 
 
@@ -234,7 +234,9 @@ def test_a_chat_template_of_ones_own(tiny_folder, tmp_path, as_file):
 
 
 def test_a_chat_template_that_is_nothing_is_named(tiny_folder):
-    with pytest.raises(UserError, match=r"model\.custom_chat_template='mine\.jinja': neither Jinja text nor a file"):
+    with pytest.raises(
+        UserError, match=r"model\.custom_chat_template='mine\.jinja': neither Jinja text nor an existing file"
+    ):
         load_tokenizer(str(tiny_folder), key="data.tokenizer", chat_template="mine.jinja")
 
 

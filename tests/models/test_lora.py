@@ -79,8 +79,8 @@ def test_which_modules_get_an_adapter(model, changes, adapted):
     [
         ({"target_modules": ["q_proj", "qq_proj"]}, "no module 'qq_proj'"),
         ({"target_modules": ".*nothing"}, "not found in the base model"),
-        ({"target_modules": ["lm_head"]}, "lm_head gets no adapter"),
-        ({"target_modules": ["embed_tokens"]}, "embed_tokens gets no adapter"),
+        ({"target_modules": ["lm_head"]}, "adapters on lm_head are not supported"),
+        ({"target_modules": ["embed_tokens"]}, "adapters on model.embed_tokens are not supported"),
         ({"adapter_path": "nowhere/at/all"}, "holds no adapter_config.json"),
     ],
 )

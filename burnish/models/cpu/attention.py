@@ -1,6 +1,6 @@
 """Causal attention over a packed stream on a CPU in C (attention.c), with gradients.
 
-torch's own kernel for CPUs takes rows of one length in a call, and reaches a third of this one's speed on short rows.
+torch's CPU kernel takes sequences of equal length only, and reaches a third of this kernel's speed on short ones.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 from burnish.models.cpu.library import CannotCompileError, compiled
 
 POINTER = ctypes.c_void_p
-# A sum may be taken in vectors: it is of one query each, so it stays the same however rows are packed.
-LICENCES = ("-fassociative-math", "-fno-signed-zeros")
+# Sums may be reordered into vectors. Each sum belongs to one query, so packing does not change it.
+REORDER_FLAGS = ("-fassociative-math", "-fno-signed-zeros")
 
 
 class Sizes(ctypes.Structure):
-    """As attention.c has it."""
+    """The struct of the same name in attention.c."""
 
     _fields_ = [
         *((name, ctypes.c_long) for name in ("segments", "heads", "kv_heads", "size")),
@@ -31,27 +31,27 @@ class Sizes(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The functions of attention.c, or None where there is no compiler."""
+    """The functions of attention.c, or None without a C compiler."""
     try:
-        found = compiled("attention", *LICENCES)
+        functions = compiled("attention", *REORDER_FLAGS)
     except CannotCompileError:
         return None
     sizes, longest = ctypes.POINTER(Sizes), ctypes.c_long
-    found.burnish_attend.argtypes = [sizes, *[POINTER] * 4, longest, *[POINTER] * 2]
-    found.burnish_attend_backward.argtypes = [sizes, *[POINTER] * 4, longest, *[POINTER] * 6]
-    return found
+    functions.burnish_attend.argtypes = [sizes, *[POINTER] * 4, longest, *[POINTER] * 2]
+    functions.burnish_attend_backward.argtypes = [sizes, *[POINTER] * 4, longest, *[POINTER] * 6]
+    return functions
 
 
-def fits(query: Tensor) -> bool:
-    """Is this the machine, the number format and a size of heads that attention.c is for?"""
+def is_supported(query: Tensor) -> bool:
+    """Whether attention.c takes this device, dtype and head size."""
     if query.device.type != "cpu" or query.dtype != torch.float32 or torch.compiler.is_compiling():
         return False
-    found = library()
-    return found is not None and query.shape[-1] % found.burnish_lanes() == 0
+    functions = library()
+    return functions is not None and query.shape[-1] % functions.burnish_lanes() == 0
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scaling: float) -> Tensor:
-    """[T, heads, d] and [T, kv_heads, d]; `starts`: where each segment starts and the last one ends, int32."""
+    """[T, heads, d] and [T, kv_heads, d]; `starts` [segments + 1] int32: offsets of the segments, and the end."""
     return _Attention.apply(query, key, value, starts, longest, scaling)
 
 
@@ -61,29 +61,33 @@ class _Attention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scaling: float
     ) -> Tensor:
         query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
-        output, weight = query.new_empty(query.shape), query.new_empty(query.shape[:2])
-        given = (_sizes(query, key, value, starts, scaling), *_pointers(query, key, value, starts), longest)
-        _check(library().burnish_attend(*given, *_pointers(output, weight)))
-        ctx.save_for_backward(query, key, value, starts, output, weight)
+        output, lse = query.new_empty(query.shape), query.new_empty(query.shape[:2])
+        inputs = (_sizes(query, key, value, starts, scaling), *_pointers(query, key, value, starts), longest)
+        _check(_functions().burnish_attend(*inputs, *_pointers(output, lse)))
+        ctx.save_for_backward(query, key, value, starts, output, lse)
         ctx.longest, ctx.scaling = longest, scaling
         return output
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, starts, output, weight = ctx.saved_tensors
-        to_query, to_key, to_value = (
-            make(x.shape) for make, x in zip(_blanks(query), (query, key, value), strict=True)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, starts, output, lse = ctx.saved_tensors
+        # The kernel writes a query's gradient once, and adds to a key's for every query that attends to it.
+        grad_query, grad_key, grad_value = (
+            query.new_empty(query.shape),
+            query.new_zeros(key.shape),
+            query.new_zeros(value.shape),
         )
-        given = (_sizes(query, key, value, starts, ctx.scaling), *_pointers(query, key, value, starts), ctx.longest)
-        slope = slope.contiguous()
-        made = _pointers(output, weight, slope, to_query, to_key, to_value)
-        _check(library().burnish_attend_backward(*given, *made))
-        return to_query, to_key, to_value, None, None, None
+        inputs = (_sizes(query, key, value, starts, ctx.scaling), *_pointers(query, key, value, starts), ctx.longest)
+        grad = grad.contiguous()
+        tensors = _pointers(output, lse, grad, grad_query, grad_key, grad_value)
+        _check(_functions().burnish_attend_backward(*inputs, *tensors))
+        return grad_query, grad_key, grad_value, None, None, None
 
 
-def _blanks(like: Tensor) -> tuple[Any, ...]:
-    """A query is written once, a key is added to by all queries that see it."""
-    return like.new_empty, like.new_zeros, like.new_zeros
+def _functions() -> ctypes.CDLL:
+    functions = library()
+    assert functions is not None, "is_supported was not checked"
+    return functions
 
 
 def _sizes(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, scaling: float) -> Any:
@@ -97,4 +101,4 @@ def _pointers(*tensors: Tensor) -> list[int]:
 
 def _check(succeeded: int) -> None:
     if not succeeded:
-        raise MemoryError("attention could not take the memory for a row's scores")
+        raise MemoryError("out of memory for attention scores")

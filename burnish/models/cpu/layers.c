@@ -1,7 +1,7 @@
-/* Parts of a decoder layer over the rows of a batch, in float32 (see layers.py).
+/* Matrix products, norms, gates and rotary embeddings of a decoder layer, in float32 (see layers.py).
 
-Every element of a row is computed in the same order of operations wherever the row stands and whatever stands beside it,
-so its bits depend on nothing else in the batch, nor on the number of threads. */
+Each element of a row is computed by the same sequence of operations, wherever the row is in the batch. Results therefore
+do not depend on the other rows or on the number of threads. */
 
 #include <math.h>
 #include <string.h>
@@ -9,12 +9,12 @@ so its bits depend on nothing else in the batch, nor on the number of threads. *
 #include "exp.h"
 #include "vectors.h"
 
-#define BAND (8 * HIGH) /* rows that one thread takes at a time */
-#define SMALL 200000    /* multiplications that are not worth a second thread */
+#define BAND (8 * HIGH) /* rows per unit of work of a thread */
+#define SMALL 200000    /* multiplications below which one thread is faster than several */
 
 long burnish_width(void) { return WIDE; }
 
-/* weight [width, depth] -> panels of WIDE columns [panels, depth, WIDE], the last filled up with zeros */
+/* weight [width, depth] -> panels of WIDE columns [panels, depth, WIDE]; the last one is zero-padded */
 void burnish_pack(const float *weight, long width, long depth, float *packed)
 {
 #pragma omp parallel for if (width * depth > SMALL)
@@ -65,7 +65,7 @@ static void any_tile(
     }
 }
 
-/* rows [count, depth], `stride` apart, times a packed weight, plus a bias or NULL -> output [count, width] */
+/* output [count, width] = rows [count, depth] (row stride `stride`) x packed weight + bias (may be NULL) */
 void burnish_product(
     const float *rows, long count, long stride, const float *packed, long depth, const float *bias, long width,
     float *output)
@@ -79,7 +79,7 @@ void burnish_product(
         if (bias != NULL) memcpy(added, bias + first, sizeof(float) * wide);
         long tiles = (end - start + HIGH - 1) / HIGH;
         for (long row = start; row < end; tiles--) {
-            const long high = (end - row + tiles - 1) / tiles; /* tiles of about one height: a flat one is slow */
+            const long high = (end - row + tiles - 1) / tiles; /* tiles of similar height, because a flat tile is slow */
             any_tile(high, rows + row * stride, stride, packed + first * depth, depth, added,
                      output + row * width + first, width, wide);
             row += high;
@@ -87,23 +87,23 @@ void burnish_product(
     }
 }
 
-/* rows [count, size] -> each divided by its root mean square, times (offset + weight) */
+/* RMSNorm: each row of [count, size] divided by its root mean square, times (offset + weight) */
 void burnish_norm(
     const float *restrict rows, long count, long stride, long size, const float *restrict weight, float offset,
     float epsilon, float *restrict output)
 {
 #pragma omp parallel for if (count * size > SMALL)
     for (long row = 0; row < count; row++) {
-        const float *restrict given = rows + row * stride;
-        float *restrict place = output + row * size;
+        const float *restrict input = rows + row * stride;
+        float *restrict result = output + row * size;
         Vector sums = {0};
         long i = 0;
-        for (; i + LANES <= size; i += LANES) sums += *(const Vector *)(given + i) * *(const Vector *)(given + i);
+        for (; i + LANES <= size; i += LANES) sums += *(const Vector *)(input + i) * *(const Vector *)(input + i);
         float sum = 0.0f;
-        for (; i < size; i++) sum += given[i] * given[i];
+        for (; i < size; i++) sum += input[i] * input[i];
         for (long lane = 0; lane < LANES; lane++) sum += sums[lane];
         const float scale = 1.0f / sqrtf(sum / size + epsilon);
-        for (i = 0; i < size; i++) place[i] = given[i] * scale * (offset + weight[i]);
+        for (i = 0; i < size; i++) result[i] = input[i] * scale * (offset + weight[i]);
     }
 }
 
@@ -116,54 +116,55 @@ void burnish_gate(
     for (long row = 0; row < count; row++)
         for (long i = 0; i < size; i++) {
             const float x = gate[row * gate_stride + i];
-            const float falling = power_of_e(x > 0.0f ? -x : x); /* never overflows */
-            const float share = (x > 0.0f ? 1.0f : falling) / (1.0f + falling);
-            output[row * size + i] = x * share * up[row * up_stride + i];
+            const float decay = power_of_e(x > 0.0f ? -x : x); /* of a non-positive number: never overflows */
+            const float sigmoid = (x > 0.0f ? 1.0f : decay) / (1.0f + decay);
+            output[row * size + i] = x * sigmoid * up[row * up_stride + i];
         }
 }
 
-/* given [heads, count, size], by its strides -> output [count, heads, size]: the two halves of each turned by an angle,
-   or, `back`, what the slope of such an output does to what was given */
-static void turn(
-    int back, const float *restrict given, long heads, long head_stride, long count, long stride, long size,
+/* Rotary embedding: input [heads, count, size] with strides -> output [count, heads, size]. With `backward`, the input is
+   the gradient of such an output, and the output the gradient of its input. */
+static void rotate(
+    int backward, const float *restrict input, long heads, long head_stride, long count, long stride, long size,
     const float *restrict cosine, const float *restrict sine, float *restrict output)
 {
     const long half = size / 2;
-    const float sign = back ? 1.0f : -1.0f;
+    const float sign = backward ? 1.0f : -1.0f;
 #pragma omp parallel for if (count * heads * size > SMALL / 4)
     for (long row = 0; row < count; row++)
         for (long head = 0; head < heads; head++) {
-            const float *restrict x = given + head * head_stride + row * stride;
+            const float *restrict x = input + head * head_stride + row * stride;
             const float *restrict c = cosine + row * size, *restrict s = sine + row * size;
-            const float *restrict early = back ? s + half : s, *restrict late = back ? s : s + half;
-            float *restrict place = output + (row * heads + head) * size;
-            for (long i = 0; i < half; i++) place[i] = x[i] * c[i] + sign * x[half + i] * early[i];
-            for (long i = 0; i < half; i++) place[half + i] = x[half + i] * c[half + i] - sign * x[i] * late[i];
+            const float *restrict first = backward ? s + half : s, *restrict second = backward ? s : s + half;
+            float *restrict result = output + (row * heads + head) * size;
+            for (long i = 0; i < half; i++) result[i] = x[i] * c[i] + sign * x[half + i] * first[i];
+            for (long i = 0; i < half; i++) result[half + i] = x[half + i] * c[half + i] - sign * x[i] * second[i];
         }
 }
 
 void burnish_rotate(
-    const float *given, long heads, long head_stride, long count, long stride, long size, const float *cosine,
+    const float *input, long heads, long head_stride, long count, long stride, long size, const float *cosine,
     const float *sine, float *output)
 {
-    turn(0, given, heads, head_stride, count, stride, size, cosine, sine, output);
+    rotate(0, input, heads, head_stride, count, stride, size, cosine, sine, output);
 }
 
 void burnish_rotate_backward(
-    const float *given, long heads, long head_stride, long count, long stride, long size, const float *cosine,
+    const float *input, long heads, long head_stride, long count, long stride, long size, const float *cosine,
     const float *sine, float *output)
 {
-    turn(1, given, heads, head_stride, count, stride, size, cosine, sine, output);
+    rotate(1, input, heads, head_stride, count, stride, size, cosine, sine, output);
 }
 
-/* Backwards. What a weight gets from all rows is summed in parts of a fixed number of rows, then part by part. */
+/* Backward passes. A weight's gradient is summed over blocks of a fixed number of rows, then over the blocks in order, so
+   that it does not depend on the number of threads. */
 
-#define SHARE 64 /* rows of a part */
+#define SHARE 64 /* rows per block */
 
-/* given: the slope of burnish_norm's output [count, size]. sums: room for [(count + SHARE - 1) / SHARE, size] */
+/* grad: of the output [count, size]. sums: a buffer of [(count + SHARE - 1) / SHARE, size] floats */
 void burnish_norm_backward(
     const float *restrict rows, long count, long stride, long size, const float *restrict weight, float offset,
-    float epsilon, const float *restrict given, float *restrict to_rows, float *restrict sums, float *restrict to_weight)
+    float epsilon, const float *restrict grad, float *restrict grad_rows, float *restrict sums, float *restrict grad_weight)
 {
     const long parts = (count + SHARE - 1) / SHARE;
 #pragma omp parallel for if (count * size > SMALL / 4)
@@ -171,48 +172,48 @@ void burnish_norm_backward(
         float *restrict sum = sums + part * size;
         memset(sum, 0, sizeof(float) * size);
         for (long row = part * SHARE; row < count && row < (part + 1) * SHARE; row++) {
-            const float *restrict x = rows + row * stride, *restrict slope = given + row * size;
-            float *restrict place = to_rows + row * size;
-            Vector squares = {0}, along = {0};
+            const float *restrict x = rows + row * stride, *restrict g = grad + row * size;
+            float *restrict result = grad_rows + row * size;
+            Vector squares = {0}, dots = {0};
             long i = 0;
-            float square = 0.0f, common = 0.0f;
+            float square = 0.0f, dot = 0.0f;
             for (; i + LANES <= size; i += LANES) {
                 const Vector one = *(const Vector *)(x + i);
                 squares += one * one;
-                along += one * *(const Vector *)(slope + i) * (offset + *(const Vector *)(weight + i));
+                dots += one * *(const Vector *)(g + i) * (offset + *(const Vector *)(weight + i));
             }
             for (; i < size; i++) {
                 square += x[i] * x[i];
-                common += x[i] * slope[i] * (offset + weight[i]);
+                dot += x[i] * g[i] * (offset + weight[i]);
             }
             for (long lane = 0; lane < LANES; lane++) {
                 square += squares[lane];
-                common += along[lane];
+                dot += dots[lane];
             }
             const float scale = 1.0f / sqrtf(square / size + epsilon);
-            const float pull = common * scale * scale * scale / size;
+            const float correction = dot * scale * scale * scale / size;
             for (i = 0; i < size; i++) {
-                place[i] = slope[i] * (offset + weight[i]) * scale - x[i] * pull;
-                sum[i] += slope[i] * x[i] * scale;
+                result[i] = g[i] * (offset + weight[i]) * scale - x[i] * correction;
+                sum[i] += g[i] * x[i] * scale;
             }
         }
     }
-    memset(to_weight, 0, sizeof(float) * size);
+    memset(grad_weight, 0, sizeof(float) * size);
     for (long part = 0; part < parts; part++)
-        for (long i = 0; i < size; i++) to_weight[i] += sums[part * size + i];
+        for (long i = 0; i < size; i++) grad_weight[i] += sums[part * size + i];
 }
 
 void burnish_gate_backward(
     const float *restrict gate, long gate_stride, const float *restrict up, long up_stride, long count, long size,
-    const float *restrict given, float *restrict to_gate, float *restrict to_up)
+    const float *restrict grad, float *restrict grad_gate, float *restrict grad_up)
 {
 #pragma omp parallel for if (count * size > SMALL / 8)
     for (long row = 0; row < count; row++)
         for (long i = 0; i < size; i++) {
-            const float x = gate[row * gate_stride + i], slope = given[row * size + i];
-            const float falling = power_of_e(x > 0.0f ? -x : x);
-            const float share = (x > 0.0f ? 1.0f : falling) / (1.0f + falling);
-            to_gate[row * size + i] = slope * up[row * up_stride + i] * share * (1.0f + x * (1.0f - share));
-            to_up[row * size + i] = slope * x * share;
+            const float x = gate[row * gate_stride + i], g = grad[row * size + i];
+            const float decay = power_of_e(x > 0.0f ? -x : x);
+            const float sigmoid = (x > 0.0f ? 1.0f : decay) / (1.0f + decay);
+            grad_gate[row * size + i] = g * up[row * up_stride + i] * sigmoid * (1.0f + x * (1.0f - sigmoid));
+            grad_up[row * size + i] = g * x * sigmoid;
         }
 }

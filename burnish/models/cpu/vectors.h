@@ -1,4 +1,4 @@
-/* A tile of a product, HIGH rows of PARTS vectors, is summed in registers: as many as there are, but for a few. */
+/* Register tile of a matrix product: HIGH rows of PARTS vectors. Sized to use nearly all vector registers. */
 #if defined(__AVX512F__)
 #define LANES 16
 #define HIGH 12

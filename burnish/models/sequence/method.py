@@ -1,4 +1,4 @@
-"""Which way of sharing a sequence serves a model: by the number of its heads, before its weights are loaded."""
+"""Choose the sequence-parallel method for a model from its number of heads, before its weights are loaded."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from burnish.errors import UserError
 from burnish.models.sequence.ring import ring_attention
 from burnish.models.sequence.ulysses import ulysses_attention
 
-# Layers in which tokens meet in attention and nowhere else.
+# Layers in which only attention mixes tokens.
 SHAREABLE_LAYERS = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to attend across slices."""
+    """A sequence-parallel attention."""
 
     name: str
     attend: Callable[..., Tensor]
@@ -31,23 +31,23 @@ RING = Method("ring", ring_attention)
 
 @dataclass(frozen=True)
 class Choice:
-    """The method for a model, and how to say so."""
+    """The method for a model, and the notice that explains it."""
 
     method: Method
-    said: str
+    notice: str
 
 
 def choose_method(config: PretrainedConfig, size: int, key: str, tensor_size: int = 1) -> Choice:
-    """Ulysses where the ranks divide the heads, else the ring; refuses what neither serves.
+    """Ulysses if the number of ranks divides the number of heads, else ring attention; refuses what neither supports.
 
-    `key` asks for `size` ranks; with tensor parallelism each has a part of the heads only.
+    `key` sets `size` ranks; with tensor parallelism each rank has only a part of the heads.
     """
     config = config.get_text_config()
     heads = config.num_attention_heads // tensor_size
     kv_heads = max(1, (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) // tensor_size)
-    other = sorted({*(getattr(config, "layer_types", None) or ())}.difference(SHAREABLE_LAYERS))
-    if other:
-        problem = f"layers of type {', '.join(other)} cannot share a sequence between ranks"
+    unsupported = sorted({*(getattr(config, "layer_types", None) or ())}.difference(SHAREABLE_LAYERS))
+    if unsupported:
+        problem = f"sequence parallelism does not support layers of type {', '.join(unsupported)}"
         raise UserError(problem, key=key, value=size, allowed="1", hint=f"{key}=1")
     if heads % size == 0:
         repeats = math.lcm(kv_heads, size) // kv_heads
@@ -55,14 +55,13 @@ def choose_method(config: PretrainedConfig, size: int, key: str, tensor_size: in
         return Choice(ULYSSES, f"{key}={size}: Ulysses, {heads // size} of {heads} heads on each rank{how}.")
     dropout = getattr(config, "attention_dropout", 0.0)
     if dropout:
-        serve = [n for n in range(1, heads + 1) if heads % n == 0]
+        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
         raise UserError(
-            f"{size} ranks do not divide {heads} heads ({kv_heads} KV heads), and the ring, which would do,"
-            f" has no attention dropout (attention_dropout={dropout:g})",
+            f"{heads} heads ({kv_heads} KV heads) are not divisible by {size} ranks, and ring attention"
+            f" does not support attention dropout (attention_dropout={dropout:g})",
             key=key,
             value=size,
-            allowed=serve,
-            hint=f"{key}={max(n for n in serve if n < size)}",
+            allowed=divisors,
+            hint=f"{key}={max(n for n in divisors if n < size)}",
         )
-    why = f"{size} ranks do not divide {heads} heads"
-    return Choice(RING, f"{key}={size}: {why}, so keys and values travel between them (ring attention).")
+    return Choice(RING, f"{key}={size}: ring attention, because {heads} heads are not divisible by {size} ranks.")

@@ -6,7 +6,7 @@ import pytest
 from transformers import LlamaConfig, Qwen2Config
 
 from burnish.errors import UserError
-from burnish.models.sequence.arithmetic import RING, ULYSSES, choose_method
+from burnish.models.sequence.method import RING, ULYSSES, choose_method
 
 KEY = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
 
@@ -30,13 +30,15 @@ def config(heads, kv_heads, **more):
 def test_ulysses_where_the_ranks_divide_the_heads(heads, kv_heads, size, method):
     choice = choose_method(config(heads, kv_heads), size, KEY)
     assert choice.method is method
-    assert choice.said.startswith(f"{KEY}={size}: ")
-    assert (f"{size} ranks do not divide {heads} heads" in choice.said) == (method is RING)
+    assert choice.notice.startswith(f"{KEY}={size}: ")
+    assert (f"{heads} heads are not divisible by {size} ranks" in choice.notice) == (method is RING)
 
 
 def test_repeated_heads_are_said():
-    assert "4 of 32 heads on each rank." in choose_method(config(32, 8), 8, KEY).said
-    assert "2 of 32 heads on each rank, the 8 KV heads repeated 2 times." in choose_method(config(32, 8), 16, KEY).said
+    assert "4 of 32 heads on each rank." in choose_method(config(32, 8), 8, KEY).notice
+    assert (
+        "2 of 32 heads on each rank, the 8 KV heads repeated 2 times." in choose_method(config(32, 8), 16, KEY).notice
+    )
 
 
 def test_tensor_parallel_ranks_have_a_part_of_the_heads():
@@ -49,7 +51,7 @@ def test_dropout_in_attention_needs_heads_that_divide():
     with pytest.raises(UserError) as refused:
         choose_method(config(28, 4, attention_dropout=0.1), 8, KEY)
     told = str(refused.value)
-    assert told.startswith(f"{KEY}=8: 8 ranks do not divide 28 heads (4 KV heads)")
+    assert told.startswith(f"{KEY}=8: 28 heads (4 KV heads) are not divisible by 8 ranks")
     assert "Allowed: 1, 2, 4, 7, 14, 28." in told
     assert told.endswith(f"Type: {KEY}=7")
 

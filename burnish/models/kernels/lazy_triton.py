@@ -1,13 +1,13 @@
-"""Triton, imported here and nowhere else, and only when a kernel is first launched.
+"""Import Triton when a kernel is first launched. No other file imports it.
 
 A kernel file writes
 
-    from burnish.models.kernels.door import kernel, tl
+    from burnish.models.kernels.lazy_triton import kernel, tl
 
     @kernel
     def add(x, y, BLOCK: tl.constexpr): ...
 
-and launches `add[grid](...)`. Until then `tl` is a stand-in and `add` a plain function: importing the file needs no
+and launches `add[grid](...)`. Until then `tl` is None and `add` a plain function, so that importing the file needs no
 Triton. With TRITON_INTERPRET=1 in the environment before Triton is loaded, kernels run on CPU tensors.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from burnish.errors import UserError
 
-# What a kernel file imports as `tl`; the first launch puts the real module in its place.
+# Kernel files import this as `tl`; the first launch replaces it by triton.language in their globals.
 tl: Any = None
 
 
@@ -38,7 +38,7 @@ class Kernel:
         if self._jitted is None:
             triton, language = _triton()
             self._jitted = triton.jit(self.function)
-            # Triton looks names up in the file's globals when it compiles: they must hold the real things by then.
+            # Triton looks names up in the file's globals when it compiles, so they must be resolved by then.
             scope = self.function.__globals__
             scope["tl"] = language
             for name, value in list(scope.items()):
