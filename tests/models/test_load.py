@@ -73,7 +73,7 @@ def test_missing_folder_names_the_key(tmp_path):
 
 
 def test_folder_without_config(tmp_path):
-    with pytest.raises(UserError, match="holds no config"):
+    with pytest.raises(UserError, match="no config.json found"):
         load_causal_lm(ModelSource(str(tmp_path)), PACKED, torch.float32)
 
 
@@ -243,6 +243,6 @@ def test_a_chat_template_that_is_nothing_is_named(tiny_folder):
 def test_an_override_of_the_wrong_kind_is_named(tmp_path):
     make_model(tmp_path, make_tokenizer("01"), hidden=16, layers=1, seed=0)
     assert load_config(ModelSource(str(tmp_path), override_config={"rms_norm_eps": 1})).rms_norm_eps == 1.0
-    with pytest.raises(UserError, match="refuses it") as caught:
+    with pytest.raises(UserError, match="invalid value for the model's config") as caught:
         load_config(ModelSource(str(tmp_path), override_config={"num_hidden_layers": "many"}))
     assert caught.value.key == "actor_rollout_ref.model.override_config.num_hidden_layers"

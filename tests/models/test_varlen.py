@@ -63,7 +63,7 @@ def test_the_packed_function_hands_on_its_stream(library):
 
 def test_float32_is_refused(library):
     stream = torch.randn(3, 2, 8)
-    with pytest.raises(UserError, match="16 bits only"):
+    with pytest.raises(UserError, match="16-bit dtypes only"):
         varlen_product(2, stream, stream, stream, [3], AttentionShape(1.0), 0.0)
 
 
