@@ -59,5 +59,7 @@ def test_dropout_in_attention_needs_heads_that_divide():
 def test_layers_that_mix_tokens_elsewhere_are_refused():
     mixed = Qwen2Config(num_hidden_layers=2)
     mixed.layer_types = ["linear_attention", "full_attention"]
-    with pytest.raises(UserError, match=f"{KEY}=2: sequence parallelism does not support layers of type linear_attention"):
+    with pytest.raises(
+        UserError, match=f"{KEY}=2: sequence parallelism does not support layers of type linear_attention"
+    ):
         choose_method(mixed, 2, KEY)
