@@ -30,7 +30,7 @@ from burnish.config import load
 from burnish.demo.tiny import END, PAD, make_tokenizer
 from burnish.loop.build import build
 from burnish.loop.run import Run
-from burnish.loop.step import train_step
+from burnish.loop.step import learn_and_sync, produce
 
 MIB = 1 << 20
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
@@ -108,9 +108,9 @@ class Bench:
 
     def batch(self, run: Run):
         """Eight sequences of full length, the same for every run."""
-        prompts = run.train_data.batch(range(8), epoch=0)
+        prompts = run.rollout.train_data.batch(range(8), epoch=0)
         generator = torch.Generator().manual_seed(0)
-        vocabulary = run.policy.backend.model.config.vocab_size
+        vocabulary = run.learner.policy.backend.model.config.vocab_size
         responses = Ragged.of([torch.randint(3, vocabulary, (self.tokens,), generator=generator)] * 8, torch.int64)
         total = len(responses.flat)
         return prompts.add(
@@ -123,13 +123,13 @@ class Bench:
     def update(self, *overrides: str, steps: int = 2) -> Measured:
         """Update a policy while its engine sleeps."""
         with self.run(*overrides) as run:
-            run.engine.sleep(level=2)
+            run.rollout.engine.sleep(level=2)
             batch, norms = self.batch(run), []
             self.free()
             held = self.mib()
             started = time.perf_counter()
             for step in range(1, steps + 1):
-                norms.append(run.policy.update(batch, step).metrics["actor/grad_norm"])
+                norms.append(run.learner.policy.update(batch, step).metrics["actor/grad_norm"])
             seconds = time.perf_counter() - started
             assert all(norm > 0 for norm in norms), norms
             peak = torch.cuda.max_memory_allocated() / MIB if self.on_gpu else 0.0
@@ -177,7 +177,7 @@ def check_reference_offload(bench: Bench) -> str:
         overrides = (f"{ACTOR}.use_kl_loss=true", f"actor_rollout_ref.ref.fsdp_config.param_offload={offload}")
         with bench.run(*overrides) as run:
             batch = bench.batch(run).keep("prompt_ids", "responses")
-            log_probs = run.reference.compute_log_probs(batch).flat
+            log_probs = run.learner.reference.compute_log_probs(batch).flat
             bench.free()
             held[offload] = (bench.mib(), log_probs)
     assert torch.equal(held["true"][1], held["false"][1])
@@ -209,20 +209,22 @@ def check_recompute(bench: Bench) -> str:
 def check_lora(bench: Bench, *more: str) -> str:
     """After two steps, the engine's merged weights give the policy's log-probs."""
     with bench.run(*LORA, *more, f"{ACTOR}.use_kl_loss=true") as run:
-        run.send_weights()
+        run.sync_weights()
         base = {
-            name: p.detach().clone() for name, p in run.policy.backend.model.named_parameters() if not p.requires_grad
+            name: p.detach().clone()
+            for name, p in run.learner.policy.backend.model.named_parameters()
+            if not p.requires_grad
         }
         kls = []
-        for start in (0, 8):
-            batch, metrics = train_step(run, run.train_data.batch(range(start, start + 8), epoch=0))
+        for step in (1, 2):
+            _, batch, metrics = learn_and_sync(run.rollout, run.learner, produce(run.rollout, step))
             kls.append(metrics["actor/kl_loss"])
-        expected = run.policy.compute_log_probs(batch.keep("prompt_ids", "responses"))["old_log_probs"].flat
+        expected = run.learner.policy.compute_log_probs(batch.keep("prompt_ids", "responses"))["old_log_probs"].flat
         rows = [p + r for p, r in zip(batch["prompt_ids"].lists(), batch["responses"].lists(), strict=True)]
-        scored = run.engine.score(rows)
+        scored = run.rollout.engine.score(rows)
         ours = [x for row, r in zip(scored, batch["responses"].lists(), strict=True) for x in row[len(row) - len(r) :]]
         difference = float((torch.tensor(ours) - expected).abs().mean())
-        now = dict(run.policy.backend.model.named_parameters())
+        now = dict(run.learner.policy.backend.model.named_parameters())
         assert all(torch.equal(tensor, now[name]) for name, tensor in base.items()), "base weights changed"
         # On a GPU the two passes may use different micro-batches, and then differ in the last bits.
         assert kls[0] <= (1e-4 if bench.on_gpu else 0.0) and kls[1] > 0, kls
