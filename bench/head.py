@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.models import chunks
+from burnish import sizing
 from burnish.models.kernels.head import TritonKernel
 from burnish.models.logits import TorchKernel
 from burnish.models.logprobs import token_log_probs
@@ -147,7 +147,7 @@ def table(size: Size, repeats: int, check: int) -> bool:
     """Print one size; whether it holds."""
     print(
         f"\n{size.tokens} tokens x {size.vocabulary} vocabulary x {size.hidden} hidden, {size.dtype}, head "
-        f"{'taught' if size.taught else 'frozen'}, chunks of {chunks.BUDGET[size.device] >> 20} MiB\n"
+        f"{'taught' if size.taught else 'frozen'}, chunks of {sizing.LOGIT_CHUNK_BYTES[size.device] >> 20} MiB\n"
     )
     print("| head | error | read ms | forward + backward ms | TFLOP/s | peak GiB | of naive |")
     print("|---|---|---|---|---|---|---|")
@@ -183,8 +183,8 @@ def main() -> int:
     if args.smoke:
         return 0 if table(Size(96, 500, 32, "cpu", torch.float32), repeats=1, check=32) else 1
     good = True
-    for budget in args.budgets or [chunks.BUDGET["cuda"] >> 20]:
-        chunks.BUDGET["cuda"] = budget << 20
+    for budget in args.budgets or [sizing.LOGIT_CHUNK_BYTES["cuda"] >> 20]:
+        sizing.LOGIT_CHUNK_BYTES["cuda"] = budget << 20
         for hidden in args.hidden:
             for taught in (True, False):
                 size = Size(args.tokens, args.vocabulary, hidden, "cuda", torch.bfloat16, taught)

@@ -10,9 +10,9 @@ from burnish.config.memory_cures import next_change
 from burnish.errors import UserError
 from burnish.loop.run import Run
 from burnish.models.device import pick_device
+from burnish.sizing import GIB
 from burnish.train.owners import OutOfMemory, accounted
 
-GIB = 1 << 30
 # The clock's phases under the names that the memory plan has for them.
 PHASES = {
     "gen": "rollout",

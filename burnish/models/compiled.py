@@ -15,10 +15,7 @@ from burnish.models.recompute import decoder_layers
 from burnish.native.library import CannotCompileError
 from burnish.native.taking import take_over
 from burnish.native.taught import TaughtLayers
-
-# Families whose layers are known to become one program each; experts, for one, are chosen token by token.
-COMPILED_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "smollm3", "olmo2"})
-
+from burnish.sizing import COMPILED_FAMILIES
 
 COMPILED_ON = frozenset({"cuda"})  # on a CPU the compiler takes longer than it saves
 

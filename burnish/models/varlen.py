@@ -13,6 +13,7 @@ from torch import Tensor
 from burnish.errors import UserError
 from burnish.models.flash import packed_product
 from burnish.native import attention
+from burnish.sizing import flash_attention_fits
 
 # By major version: the module that has flash_attn_varlen_func, and how it is installed.
 LIBRARIES = {
@@ -60,9 +61,8 @@ OWN_KERNEL_ON = frozenset({"cuda"})
 
 def own_kernel_fits(query: Tensor, shape: AttentionShape, dropout: float) -> bool:
     """Whether torch's own kernel can do it: 16 bits on a GPU, no cap, heads of a size it knows, nothing dropped."""
-    size = query.shape[-1]
-    knows = query.dtype.itemsize == 2 and shape.softcap is None and size % 8 == 0 and size <= 256 and not dropout
-    return knows and query.device.type in OWN_KERNEL_ON
+    fits = flash_attention_fits(query.dtype.itemsize, query.shape[-1], shape.softcap is not None)
+    return fits and not dropout and query.device.type in OWN_KERNEL_ON
 
 
 def own_product(query: Tensor, key: Tensor, value: Tensor, segments: Segments, shape: AttentionShape) -> Tensor:

@@ -62,7 +62,7 @@ def test_a_command_that_fits(capsys, tmp_path):
     assert found["arithmetic"]["responses_per_step"] == 8192
     assert found["arithmetic"]["steps_per_epoch"] == 2
     assert found["memory"]["phases"][0]["phase"] == "rollout"
-    assert found["memory"]["shapes"]["policy"] == "the known shape of qwen2.5-0.5b"
+    assert found["memory"]["shapes"]["policy"] == "the built-in shape of qwen2.5-0.5b"
 
 
 def test_what_does_not_fit_is_3_and_has_cures(capsys):

@@ -9,7 +9,7 @@ import pytest
 
 from .source import imported, modules, python
 
-BOTTOM = {"batch", "table", "errors", "address", "remote"}
+BOTTOM = {"batch", "table", "errors", "address", "remote", "sizing"}
 ROOM = BOTTOM | {"config"}
 MIDDLE = {"algos", "models", "data", "rollout", "reward", "train", "cluster", "log"}
 
@@ -19,13 +19,14 @@ MAY_IMPORT = {
     "errors": set(),
     "address": set(),
     "batch": set(),
+    "sizing": set(),
     "table": {"errors"},
     "remote": {"errors"},
     "config": {"table", "errors"},
     "dialects": {"config", "table", "errors"},
     "algos": {"table"},
     "native": set(),
-    "models": {"errors", "remote", "native"},
+    "models": {"errors", "remote", "native", "sizing"},
     "compat": {"algos", "table", "batch", "errors", "data", "reward"},
     "data": ROOM,
     "reward": ROOM,

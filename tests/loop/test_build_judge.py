@@ -12,7 +12,8 @@ from burnish.errors import UserError
 from burnish.loop.build import build
 from burnish.loop.build_judge import build_judge
 from burnish.models.device import pick_device
-from burnish.train.packing import CPU_TOKENS, Cut
+from burnish.sizing import CPU_MICRO_BATCH_TOKENS
+from burnish.train.packing import Cut
 from burnish.train.reward_input import OwnTemplate, PolicyTokens
 from burnish.train.reward_model import CustomRewardModel
 
@@ -61,7 +62,10 @@ def test_the_tokenizer_of_the_reward_model_itself_may_be_named(made, tmp_path):
     [
         (("reward_model.micro_batch_size_per_gpu=3",), Cut(rows=3)),
         (("reward_model.micro_batch_size=2",), Cut(rows=2)),
-        (("reward_model.micro_batch_size_per_gpu=3", "reward_model.use_dynamic_bsz=true"), Cut(tokens=CPU_TOKENS)),
+        (
+            ("reward_model.micro_batch_size_per_gpu=3", "reward_model.use_dynamic_bsz=true"),
+            Cut(tokens=CPU_MICRO_BATCH_TOKENS),
+        ),
         (("reward_model.forward_max_token_len_per_gpu=40",), Cut(tokens=40)),
         (("critic.forward_max_token_len_per_gpu=50",), Cut(tokens=50)),
     ],
