@@ -23,15 +23,15 @@ import burnish.cli.main
 import burnish.log.patience
 import burnish.loop.api
 import burnish.loop.fit
-import burnish.train.checkpoint as checkpoint
+import burnish.training.checkpoint as checkpoint
 from burnish.config import load
 from burnish.errors import WorkerDied
 from burnish.log.clock import Clock
 from burnish.log.tensorboard import TensorboardLogger
 from burnish.reward.sandbox import linux
 from burnish.reward.score import Scorer
-from burnish.train.checkpoint import Checkpoints
-from burnish.train.policy import Policy
+from burnish.training.checkpoint import Checkpoints
+from burnish.training.policy import Policy
 
 SMALL = 2000  # bytes that fit on a disk that is full
 DISK = 6_000_000  # bytes of a disk of our own

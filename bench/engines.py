@@ -11,10 +11,11 @@ import torch
 from shapes import config_of
 from transformers import PretrainedConfig, Qwen2Config
 
-from burnish.address import address
 from burnish.models.load import ModelSource
-from burnish.rollout.builtin.choice import builtin_engine
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Engine, EngineOptions, Request, Sampling
+from burnish.rollout.engines.builtin.choice import builtin_engine
+from burnish.seeding import derive_seed
 
 ENDS = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
 
@@ -78,6 +79,6 @@ def make_requests(seqs: int, n: int, prompt: int, max_new: int, vocabulary: int,
     repeated = [ids for ids in prompts for _ in range(n)]
     lengths = [max_new if fixed else max(16, min(max_new, int(rng.lognormvariate(5.5, 0.7)))) for _ in repeated]
     return [
-        Request(ids, Sampling(length, ignore_eos=True), address(salt, number))
+        Request(ModelInput(ids), Sampling(length, ignore_eos=True), derive_seed(salt, number))
         for number, (ids, length) in enumerate(zip(repeated, lengths, strict=True))
     ]

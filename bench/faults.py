@@ -183,7 +183,7 @@ def rank_killed(bench: Bench) -> Counts:
 
 def ranks_of(pid: int) -> list[int]:
     """The processes that hold the roles of this run."""
-    return [child for child in child_processes(pid) if b"burnish.cluster.host" in command_line(child)]
+    return [child for child in child_processes(pid) if b"burnish.distributed.host" in command_line(child)]
 
 
 def command_line(pid: int) -> bytes:

@@ -120,7 +120,7 @@ class Bench:
             held = self.mib()
             started = time.perf_counter()
             for step in range(1, steps + 1):
-                norms.append(run.policy.teach(batch, step).metrics["actor/grad_norm"])
+                norms.append(run.policy.update(batch, step).metrics["actor/grad_norm"])
             seconds = time.perf_counter() - started
             assert all(norm > 0 for norm in norms), norms
             peak = torch.cuda.max_memory_allocated() / MIB if self.on_gpu else 0.0
@@ -165,7 +165,7 @@ def check_reference_offload(bench: Bench) -> str:
         overrides = (f"{ACTOR}.use_kl_loss=true", f"actor_rollout_ref.ref.fsdp_config.param_offload={offload}")
         with bench.run(*overrides) as run:
             batch = bench.batch(run).keep("prompt_ids", "responses")
-            read = run.reference.read(batch).flat
+            read = run.reference.compute_log_probs(batch).flat
             bench.forget()
             held[offload] = (bench.mib(), read)
     assert torch.equal(held["true"][1], held["false"][1])
@@ -204,7 +204,7 @@ def check_lora(bench: Bench, *more: str) -> str:
         for start in (0, 8):
             batch, metrics = train_step(run, run.train_data.batch(range(start, start + 8), epoch=0))
             kls.append(metrics["actor/kl_loss"])
-        read = run.policy.read(batch.keep("prompt_ids", "responses"))["old_log_probs"].flat
+        read = run.policy.compute_log_probs(batch.keep("prompt_ids", "responses"))["old_log_probs"].flat
         rows = [p + r for p, r in zip(batch["prompt_ids"].lists(), batch["responses"].lists(), strict=True)]
         scored = run.engine.score(rows)
         ours = [x for row, r in zip(scored, batch["responses"].lists(), strict=True) for x in row[len(row) - len(r) :]]

@@ -51,7 +51,7 @@ class Allocator:
         self.mapped = self.most_mapped = 0  # bytes that the engine's cache took from the driver
 
     def __enter__(self) -> None:
-        from burnish.rollout.builtin.vmm import DeviceRegion
+        from burnish.rollout.engines.builtin.vmm import DeviceRegion
 
         take, release = DeviceRegion._take, DeviceRegion.release
 

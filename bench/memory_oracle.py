@@ -170,7 +170,7 @@ def one(case: Case, folder: Path, device: str, context: int) -> dict:
         fits = True
         try:
             run.send_weights()
-            run.pace.step(run)
+            run.schedule.step(run)
         except torch.OutOfMemoryError:
             fits = False
         finally:

@@ -25,10 +25,11 @@ from burnish.models.attention import PACKED
 from burnish.models.compiled import compile_layers
 from burnish.models.head_kernels import HEAD_KERNELS
 from burnish.models.load import ModelSource, load_causal_lm
+from burnish.models.model_input import ModelInput
 from burnish.models.parts import backbone
 from burnish.rollout.engine import Completion, Request, Sampling
-from burnish.train.backend import Backend, BackendOptions
-from burnish.train.packing import PackedRows
+from burnish.training.backend import Backend, BackendOptions
+from burnish.training.packing import PackedRows
 
 # Small models of every family whose attention differs.
 SIZES = {
@@ -73,7 +74,7 @@ def check_greedy(bench: Bench, name: str, folder: Path) -> str:
     try:
         engine.load_weights(model.named_parameters(), 1)
         sampling = Sampling(60, temperature=0.0, ignore_eos=True)
-        futures = engine.generate([Request(ids, sampling, number) for number, ids in enumerate(prompts)])
+        futures = engine.generate([Request(ModelInput(ids), sampling, number) for number, ids in enumerate(prompts)])
         for ids, future in zip(prompts, futures, strict=True):
             given = torch.tensor([ids], device=bench.device)
             theirs = model.generate(

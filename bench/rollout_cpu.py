@@ -51,10 +51,11 @@ def ours(folder: str, prompts: list[list[int]], lengths: list[int], _: bool) -> 
     """A function that answers all requests and returns the number of tokens of each answer."""
     import torch
 
-    from burnish.address import address
     from burnish.models.load import ModelSource
-    from burnish.rollout.builtin.choice import builtin_engine
+    from burnish.models.model_input import ModelInput
     from burnish.rollout.engine import EngineOptions, Request, Sampling
+    from burnish.rollout.engines.builtin.choice import builtin_engine
+    from burnish.seeding import derive_seed
 
     torch.manual_seed(0)
     sizes = {"max_model_len": PROMPT + MAX_NEW, "max_num_seqs": SEQS, "memory_share": 0.2}
@@ -66,7 +67,7 @@ def ours(folder: str, prompts: list[list[int]], lengths: list[int], _: bool) -> 
 
     def answer(salt: int) -> list[int]:
         requests = [
-            Request(tuple(ids), Sampling(length, ignore_eos=True), address(salt, number))
+            Request(ModelInput(tuple(ids)), Sampling(length, ignore_eos=True), derive_seed(salt, number))
             for number, (ids, length) in enumerate(zip(prompts, lengths, strict=True))
         ]
         completions = [future.result() for future in engine.generate(requests)]

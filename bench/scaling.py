@@ -27,9 +27,10 @@ from engines import Bench, shape_config
 from roofline import Ceilings, Cost
 from shapes import SHAPES
 
-from burnish.address import address
 from burnish.errors import UserError
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Engine, Request, Sampling
+from burnish.seeding import derive_seed
 
 GROUP = 8  # samples of a prompt
 FILE = "scaling.json"
@@ -49,7 +50,7 @@ def requests(rows: int, context: int, tokens: int, vocabulary: int, salt: int) -
     rng = random.Random(salt)
     prompts = [tuple(rng.randrange(3, vocabulary) for _ in range(context)) for _ in range(-(-rows // GROUP))]
     sampling = Sampling(tokens, ignore_eos=True)
-    return [Request(prompts[row // GROUP], sampling, address(salt, row)) for row in range(rows)]
+    return [Request(ModelInput(prompts[row // GROUP]), sampling, derive_seed(salt, row)) for row in range(rows)]
 
 
 def seconds(engine: Engine, asked: list[Request]) -> float:

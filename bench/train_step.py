@@ -31,10 +31,10 @@ from burnish.models.compiled import compile_layers
 from burnish.models.head_kernels import HEAD_KERNELS
 from burnish.models.lora import add_adapters
 from burnish.models.recompute import enable_recompute
-from burnish.train.backend import Backend, BackendOptions
-from burnish.train.optim import Optimizer
-from burnish.train.packing import Cut
-from burnish.train.policy import Policy
+from burnish.training.backend import Backend, BackendOptions
+from burnish.training.optim import Optimizer
+from burnish.training.packing import Cut
+from burnish.training.policy import Policy
 
 PEAK = 989e12
 GIB = 1 << 30
@@ -100,7 +100,7 @@ def policy_of(plan: Plan) -> Policy:
         temperature=1.0,
         rows_per_prompt=1,
         max_response_length=plan.length,
-        read_cut=Cut(tokens=plan.micro),
+        inference_cut=Cut(tokens=plan.micro),
         seed=0,
     )
 
@@ -140,7 +140,7 @@ def gradient_error(plan: Plan) -> float:
     found: list[Tensor] = []
     update = policy.optimizer.update
     policy.optimizer.update = lambda clip: found.extend(p.grad.clone() for p in parameters) or update(clip)
-    policy.teach(batch, 1)
+    policy.update(batch, 1)
     expected = [p.grad for p in naive.parameters()]
     gap = sum(float((a - b).norm()) ** 2 for a, b in zip(found, expected, strict=True))
     return (gap / sum(float(b.norm()) ** 2 for b in expected)) ** 0.5
@@ -173,7 +173,7 @@ def measured(plan: Plan, repeats: int) -> dict[str, float]:
                 torch.cuda.synchronize()
                 torch.cuda.set_sync_debug_mode("warn")
             started = time.perf_counter()
-            policy.teach(batch, number + 1)
+            policy.update(batch, number + 1)
             if on_gpu:
                 torch.cuda.set_sync_debug_mode("default")
                 torch.cuda.synchronize()

@@ -11,11 +11,11 @@ import torch
 from burnish import sizing
 from burnish.doctor import activations, arithmetic, engine, head, roles
 from burnish.models import chunks, compiled, device, varlen, wide
-from burnish.rollout import digests
-from burnish.rollout.builtin import blocks, device_rows, loop_runner, plan, runner
-from burnish.rollout.builtin.plan import LoopPlan
-from burnish.train import packing
-from burnish.train.packing import Cut
+from burnish.rollout.engines import digests
+from burnish.rollout.engines.builtin import blocks, device_rows, loop_runner, plan, runner
+from burnish.rollout.engines.builtin.plan import LoopPlan
+from burnish.training import packing
+from burnish.training.packing import Cut
 
 SHARED = {
     "CACHE_BLOCK": (engine, blocks),

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from burnish.algos.masked import masked, next_in_row, reverse_scan, row_counts, row_sums, spread
 from burnish.algos.whitening import WHITENINGS
-from burnish.table import Table
+from burnish.registry import Registry
 
-ADVANTAGES = Table("advantage estimator", key="algorithm.adv_estimator")
-OBSERVATIONS = Table("way past observations", key="algorithm.gae_observations")
+ADVANTAGES = Registry("advantage estimator", key="algorithm.adv_estimator")
+OBSERVATIONS = Registry("way past observations", key="algorithm.gae_observations")
 
 STD_EPS = 1e-6
 
@@ -98,7 +98,7 @@ def clip_scores(scores: Tensor, lengths: Tensor, low: float, high: float) -> Ten
 # Estimators on tokens
 
 
-@ADVANTAGES.add("gae", needs={"values"})
+@ADVANTAGES.register("gae", needs={"values"})
 def gae(credit: Credit) -> Estimate:
     """Generalised advantage estimation (arXiv 1506.02438) over the model's own tokens, whitened over the batch.
 
@@ -110,7 +110,7 @@ def gae(credit: Credit) -> Estimate:
     return credit.whiten(advantages), returns
 
 
-@OBSERVATIONS.add("skip")
+@OBSERVATIONS.register("skip")
 def skip_observations(credit: Credit) -> Tensor:
     """t + 1 is the model's next token: observations are stepped over."""
     own = own_tokens(credit)
@@ -119,7 +119,7 @@ def skip_observations(credit: Credit) -> Tensor:
     return own.back(reverse_scan(delta, own.lengths, credit.gamma * credit.lam), credit)
 
 
-@OBSERVATIONS.add("walk")
+@OBSERVATIONS.register("walk")
 def walk_observations(credit: Credit) -> Tensor:
     """t + 1 is the next token of any kind; an observation has value 0 and discounts like any other."""
     own = own_tokens(credit)
@@ -128,7 +128,7 @@ def walk_observations(credit: Credit) -> Tensor:
     return masked(reverse_scan(delta, credit.lengths, credit.gamma * credit.lam), credit.response_mask)
 
 
-@ADVANTAGES.add("reinforce_plus_plus")
+@ADVANTAGES.register("reinforce_plus_plus")
 def reinforce_plus_plus(credit: Credit) -> Estimate:
     """REINFORCE++ (arXiv 2501.03262): G_t = r_t + gamma G_{t+1}, carried across observations; A = whiten(G)."""
     own = own_tokens(credit)
@@ -136,7 +136,7 @@ def reinforce_plus_plus(credit: Credit) -> Estimate:
     return credit.whiten(returns), returns
 
 
-@ADVANTAGES.add("remax", needs={"greedy"})
+@ADVANTAGES.register("remax", needs={"greedy"})
 def remax(credit: Credit) -> Estimate:
     """ReMax (arXiv 2310.10505): return_t = rewards from t on; A_t = return_t - the greedy response's score."""
     own = own_tokens(credit)
@@ -145,7 +145,7 @@ def remax(credit: Credit) -> Estimate:
     return masked(returns - baseline, credit.response_mask), returns
 
 
-@ADVANTAGES.add("none")
+@ADVANTAGES.register("none")
 def none(credit: Credit) -> Estimate:
     """A_t = r_t: the token rewards as they are."""
     flat = masked(credit.token_rewards(), credit.response_mask)
@@ -180,26 +180,26 @@ def own_tokens(credit: Credit) -> OwnTokens:
 # Estimators on rows
 
 
-@ADVANTAGES.add("reward")
+@ADVANTAGES.register("reward")
 def reward(credit: Credit) -> Estimate:
     """A_i = R_i on every response token."""
     return credit.on_tokens(credit.scores())
 
 
-@ADVANTAGES.add("grpo", "grpo_vectorized", needs={"groups"})
+@ADVANTAGES.register("grpo", "grpo_vectorized", needs={"groups"})
 def grpo(credit: Credit) -> Estimate:
     """GRPO (arXiv 2402.03300): A_i = (R_i - mean_g) / (std_g + std_eps), or R_i - mean_g without norm_by_std."""
     group = GroupScores.of(credit)
     return credit.on_tokens(group.centred / (group.std() + credit.std_eps) if credit.norm_by_std else group.centred)
 
 
-@ADVANTAGES.add("dr_grpo", needs={"groups"})
+@ADVANTAGES.register("dr_grpo", needs={"groups"})
 def dr_grpo(credit: Credit) -> Estimate:
     """Dr.GRPO (arXiv 2503.20783): A_i = R_i - mean_g."""
     return credit.on_tokens(GroupScores.of(credit).centred)
 
 
-@ADVANTAGES.add("grpo_passk", needs={"groups"}, min_group=2)
+@ADVANTAGES.register("grpo_passk", needs={"groups"}, min_group=2)
 def grpo_passk(credit: Credit) -> Estimate:
     """Pass@k (arXiv 2503.19595): a group's best has A = R_best - R_second (/ (std_g + std_eps)), the others 0."""
     group = GroupScores.of(credit)
@@ -213,7 +213,7 @@ def grpo_passk(credit: Credit) -> Estimate:
     return credit.on_tokens(torch.where(best, lead, torch.zeros_like(lead)))
 
 
-@ADVANTAGES.add("reinforce_plus_plus_baseline", needs={"groups"})
+@ADVANTAGES.register("reinforce_plus_plus_baseline", needs={"groups"})
 def reinforce_plus_plus_baseline(credit: Credit) -> Estimate:
     """REINFORCE++ with the group's mean as baseline: A = whiten(R_i - mean_g) over all response tokens."""
     centred, _ = credit.on_tokens(GroupScores.of(credit).centred)
@@ -221,14 +221,14 @@ def reinforce_plus_plus_baseline(credit: Credit) -> Estimate:
     return white, white
 
 
-@ADVANTAGES.add("rloo", needs={"groups"})
+@ADVANTAGES.register("rloo", needs={"groups"})
 def rloo(credit: Credit) -> Estimate:
     """Leave one out (arXiv 2402.14740): A_i = R_i - mean of the others = (R_i - mean_g) n_g / (n_g - 1)."""
     group = GroupScores.of(credit)
     return credit.on_tokens(group.centred * group.leave_one_out())
 
 
-@ADVANTAGES.add("rloo_vectorized", needs={"groups"})
+@ADVANTAGES.register("rloo_vectorized", needs={"groups"})
 def rloo_vectorized(credit: Credit) -> Estimate:
     """rloo, but a group of one has A = 0."""
     group = GroupScores.of(credit)
@@ -236,7 +236,7 @@ def rloo_vectorized(credit: Credit) -> Estimate:
     return credit.on_tokens(torch.where(alone, 0.0, group.centred * group.leave_one_out()))
 
 
-@ADVANTAGES.add("opo", needs={"groups"})
+@ADVANTAGES.register("opo", needs={"groups"})
 def opo(credit: Credit) -> Estimate:
     """OPO (arXiv 2505.23585): the baseline is the group's mean weighted by response length."""
     group = GroupScores.of(credit)
@@ -245,7 +245,7 @@ def opo(credit: Credit) -> Estimate:
     return credit.on_tokens(torch.where(group.sizes == 1, group.scores, group.above - offset))
 
 
-@ADVANTAGES.add("gpg", needs={"groups"})
+@ADVANTAGES.register("gpg", needs={"groups"})
 def gpg(credit: Credit) -> Estimate:
     """GPG (arXiv 2504.02546): A_i = alpha (R_i - mean_g), alpha = rows / rows with a score other than 0."""
     group = GroupScores.of(credit)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from burnish.algos.masked import beside, masked, row_counts, row_sums
-from burnish.table import Table
+from burnish.registry import Registry
 
-LOSS_AGGREGATIONS = Table("loss aggregation", key="actor_rollout_ref.actor.loss_agg_mode")
+LOSS_AGGREGATIONS = Registry("loss aggregation", key="actor_rollout_ref.actor.loss_agg_mode")
 
 
 @dataclass(frozen=True)
@@ -56,31 +56,31 @@ def aggregate(
     return LOSS_AGGREGATIONS[mode].load()(sums, counts, totals, scale_length)
 
 
-@LOSS_AGGREGATIONS.add("token-mean")
+@LOSS_AGGREGATIONS.register("token-mean")
 def token_mean(sums: Tensor, counts: Tensor, totals: Totals, scale_length: float | None) -> Tensor:
     """All tokens weigh the same: sum / tokens."""
     return sums.sum() / _divisor(totals.tokens)
 
 
-@LOSS_AGGREGATIONS.add("token-sum")
+@LOSS_AGGREGATIONS.register("token-sum")
 def token_sum(sums: Tensor, counts: Tensor, totals: Totals, scale_length: float | None) -> Tensor:
     """The plain sum over tokens."""
     return sums.sum()
 
 
-@LOSS_AGGREGATIONS.add("seq-mean-token-sum")
+@LOSS_AGGREGATIONS.register("seq-mean-token-sum")
 def seq_mean_token_sum(sums: Tensor, counts: Tensor, totals: Totals, scale_length: float | None) -> Tensor:
     """Mean over rows of each row's sum: long rows weigh more."""
     return sums.sum() / _divisor(totals.sequences)
 
 
-@LOSS_AGGREGATIONS.add("seq-mean-token-mean")
+@LOSS_AGGREGATIONS.register("seq-mean-token-mean")
 def seq_mean_token_mean(sums: Tensor, counts: Tensor, totals: Totals, scale_length: float | None) -> Tensor:
     """Mean over rows of each row's mean: all rows weigh the same."""
     return (sums / counts.clamp(min=1)).sum() / _divisor(totals.sequences)
 
 
-@LOSS_AGGREGATIONS.add("seq-mean-token-sum-norm", needs={"scale_length"})
+@LOSS_AGGREGATIONS.register("seq-mean-token-sum-norm", needs={"scale_length"})
 def seq_mean_token_sum_norm(sums: Tensor, counts: Tensor, totals: Totals, scale_length: float | None) -> Tensor:
     """Mean over rows of each row's sum, divided by one constant length (Dr.GRPO, arXiv 2503.20783)."""
     if scale_length is None:

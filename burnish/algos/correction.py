@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from burnish.algos.masked import masked, masked_share, row_counts, row_means, row_sums, spread
-from burnish.table import Table
+from burnish.registry import Registry
 
-IS_LEVELS = Table("level of importance weights", key="algorithm.rollout_correction.rollout_is")
-REJECTIONS = Table("rejection measure", key="algorithm.rollout_correction.rollout_rs")
+IS_LEVELS = Registry("level of importance weights", key="algorithm.rollout_correction.rollout_is")
+REJECTIONS = Registry("rejection measure", key="algorithm.rollout_correction.rollout_rs")
 
 LARGEST_LOG = 20.0  # exp of it still adds up in float32
 
@@ -95,7 +95,7 @@ def importance_weights(
     weights = masked(torch.where(inside, raw, held), mask)
     metrics = weight_metrics(weights, inside, mask)
     if weighting.normalise:
-        mean = IS_LEVELS[weighting.level].facts["mean"](weights, mask, lengths)
+        mean = IS_LEVELS[weighting.level].metadata["mean"](weights, mask, lengths)
         metrics["rollout_corr/rollout_is_batch_norm_factor"] = float(mean)
         weights = weights / torch.where(mean > 1e-8, mean, torch.ones_like(mean))
     return weights, metrics
@@ -110,13 +110,13 @@ def _mean_of_rows(weights: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     return row_means(weights, mask, lengths).sum() / counted.clamp(min=1)
 
 
-@IS_LEVELS.add("token", mean=_mean_of_tokens)
+@IS_LEVELS.register("token", mean=_mean_of_tokens)
 def token_level(x: Tensor, lengths: Tensor) -> Tensor:
     """Each token by its own ratio: biased, low variance."""
     return x
 
 
-@IS_LEVELS.add("sequence", mean=_mean_of_rows)
+@IS_LEVELS.register("sequence", mean=_mean_of_rows)
 def sequence_level(x: Tensor, lengths: Tensor) -> Tensor:
     """All tokens of a row by the product of its ratios: unbiased, high variance."""
     return spread(row_sums(x, lengths), lengths)
@@ -166,7 +166,7 @@ def within(rejection: Rejection, x: Tensor, mask: Tensor, lengths: Tensor) -> Te
     row = REJECTIONS[rejection.measure]
     statistic = row.load()(x, mask, lengths)
     low, high = rejection.low, rejection.high
-    if row.facts["ratio"]:
+    if row.metadata["ratio"]:
         low, high = math.log(1 / high if low is None else low), math.log(high)
     passed = statistic <= high
     return passed if low is None else passed & (statistic >= low)
@@ -215,13 +215,13 @@ def _masked_row_sums(x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
 
 for _name, _divergence in {"k1": k1, "k2": k2, "k3": k3}.items():
     _is_ratio = _divergence is k1
-    REJECTIONS.add(f"token_{_name}", ratio=_is_ratio)(_per_token(_divergence))
-    REJECTIONS.add(f"seq_sum_{_name}", ratio=_is_ratio)(_per_row(_divergence, _masked_row_sums))
-    REJECTIONS.add(f"seq_mean_{_name}", ratio=_is_ratio)(_per_row(_divergence, row_means))
+    REJECTIONS.register(f"token_{_name}", ratio=_is_ratio)(_per_token(_divergence))
+    REJECTIONS.register(f"seq_sum_{_name}", ratio=_is_ratio)(_per_row(_divergence, _masked_row_sums))
+    REJECTIONS.register(f"seq_mean_{_name}", ratio=_is_ratio)(_per_row(_divergence, row_means))
     if not _is_ratio:
-        REJECTIONS.add(f"seq_max_{_name}", ratio=False)(_per_row(_divergence, row_maxima))
+        REJECTIONS.register(f"seq_max_{_name}", ratio=False)(_per_row(_divergence, row_maxima))
 
 # The older three, whose bounds are those of trainer over engine.
-REJECTIONS.add("token", ratio=True)(_per_token(ratio))
-REJECTIONS.add("sequence", ratio=True)(_per_row(ratio, _masked_row_sums))
-REJECTIONS.add("geometric", ratio=True)(_per_row(ratio, row_means))
+REJECTIONS.register("token", ratio=True)(_per_token(ratio))
+REJECTIONS.register("sequence", ratio=True)(_per_row(ratio, _masked_row_sums))
+REJECTIONS.register("geometric", ratio=True)(_per_row(ratio, row_means))

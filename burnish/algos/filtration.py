@@ -8,26 +8,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from burnish.table import Table
+from burnish.registry import Registry
 
-REWEIGHT_METHODS = Table("reweight method", key="algorithm.pf_ppo.reweight_method")
+REWEIGHT_METHODS = Registry("reweight method", key="algorithm.pf_ppo.reweight_method")
 
 EPS = 1e-8  # so that a batch of zeros can be drawn from
 
 
-@REWEIGHT_METHODS.add("pow")
+@REWEIGHT_METHODS.register("pow")
 def power(scores: Tensor, weight_pow: float) -> Tensor:
     """|R| to the power weight_pow."""
     return scores.abs() ** weight_pow
 
 
-@REWEIGHT_METHODS.add("max_min")
+@REWEIGHT_METHODS.register("max_min")
 def max_min(scores: Tensor, weight_pow: float) -> Tensor:
     """Only the batch's best and worst scores."""
     return ((scores == scores.max()) | (scores == scores.min())).to(scores)
 
 
-@REWEIGHT_METHODS.add("max_random")
+@REWEIGHT_METHODS.register("max_random")
 def max_random(scores: Tensor, weight_pow: float) -> Tensor:
     """0.4 for the batch's best score, 0.1 for the others."""
     return torch.where(scores == scores.max(), 0.4, 0.1).to(scores)

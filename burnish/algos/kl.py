@@ -12,10 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from burnish.table import Table
+from burnish.registry import Registry
 
-KL_ESTIMATORS = Table("KL estimator", key="algorithm.kl_penalty")
-KL_CONTROLLERS = Table("KL controller", key="algorithm.kl_ctrl.type")
+KL_ESTIMATORS = Registry("KL estimator", key="algorithm.kl_penalty")
+KL_CONTROLLERS = Registry("KL controller", key="algorithm.kl_ctrl.type")
 
 
 def kl_penalty(
@@ -39,32 +39,32 @@ def kl_penalty(
     return value if clamp is None else value.clamp(-clamp, clamp)
 
 
-@KL_ESTIMATORS.add("kl", "k1")
+@KL_ESTIMATORS.register("kl", "k1")
 def k1(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
     """x = log pi - log ref. Unbiased; as a loss its gradient is that of log pi, not of the KL."""
     return log_prob - ref_log_prob
 
 
-@KL_ESTIMATORS.add("abs")
+@KL_ESTIMATORS.register("abs")
 def absolute(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
     """|x|"""
     return (log_prob - ref_log_prob).abs()
 
 
-@KL_ESTIMATORS.add("mse", "k2")
+@KL_ESTIMATORS.register("mse", "k2")
 def k2(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
     """x^2 / 2. Biased value; its gradient is unbiased for the KL's."""
     return 0.5 * (log_prob - ref_log_prob).square()
 
 
-@KL_ESTIMATORS.add("low_var_kl", "k3")
+@KL_ESTIMATORS.register("low_var_kl", "k3")
 def k3(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
     """exp(-x) + x - 1, with -x held in +-20 and the value in +-10. Unbiased, never negative, low variance."""
     y = (ref_log_prob - log_prob).clamp(-20, 20)
     return (y.exp() - y - 1).clamp(-10, 10)
 
 
-@KL_ESTIMATORS.add("full", needs={"exact"})
+@KL_ESTIMATORS.register("full", needs={"exact"})
 def full(log_prob: Tensor, ref_log_prob: Tensor, *, exact: Tensor) -> Tensor:
     """The KL itself, over the whole vocabulary."""
     return exact
@@ -89,11 +89,11 @@ def with_k2_gradient(estimator: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return straight_through
 
 
-for _row in list(KL_ESTIMATORS.rows.values()):
-    KL_ESTIMATORS.add(f"{_row.name}+", needs=_row.needs)(with_k2_gradient(_row.thing))
+for _row in list(KL_ESTIMATORS.entries.values()):
+    KL_ESTIMATORS.register(f"{_row.name}+", needs=_row.needs)(with_k2_gradient(_row.value))
 
 
-@KL_CONTROLLERS.add("fixed")
+@KL_CONTROLLERS.register("fixed")
 class FixedKL:
     """A coefficient that stays what it is. Takes the adaptive one's settings too, so that both are made alike."""
 
@@ -110,7 +110,7 @@ class FixedKL:
         self.value = state["value"]
 
 
-@KL_CONTROLLERS.add("adaptive")
+@KL_CONTROLLERS.register("adaptive")
 class AdaptiveKL(FixedKL):
     """A coefficient that steers the measured KL to a target (Ziegler et al. 2019, arXiv 1909.08593).
 

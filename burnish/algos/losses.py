@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from burnish.algos.masked import Metrics, masked, masked_mean, masked_share, row_means, spread
-from burnish.table import Table
+from burnish.registry import Registry
 
-LOSSES = Table("policy loss", key="actor_rollout_ref.actor.policy_loss.loss_mode")
+LOSSES = Registry("policy loss", key="actor_rollout_ref.actor.policy_loss.loss_mode")
 
 LossPerToken = tuple[Tensor, Metrics]
 
@@ -40,7 +40,7 @@ class LossOptions:
     seed: int | torch.Generator = 0  # for losses that choose at random; an int always chooses alike
 
 
-@LOSSES.add("vanilla")
+@LOSSES.register("vanilla")
 def vanilla(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
 ) -> LossPerToken:
@@ -59,7 +59,7 @@ def vanilla(
     return loss, metrics
 
 
-@LOSSES.add("gpg")
+@LOSSES.register("gpg")
 def gpg(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
 ) -> LossPerToken:
@@ -67,7 +67,7 @@ def gpg(
     return -masked(advantages, mask) * log_probs, {}
 
 
-@LOSSES.add("gspo")
+@LOSSES.register("gspo")
 def gspo(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
 ) -> LossPerToken:
@@ -82,7 +82,7 @@ def gspo(
     return loss, {"ppo_kl": masked_share(-gap, mask), "pg_clipfrac": masked_share(clipped, mask)}
 
 
-@LOSSES.add("cispo")
+@LOSSES.register("cispo")
 def cispo(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
 ) -> LossPerToken:
@@ -94,7 +94,7 @@ def cispo(
     return -weight * masked(advantages, mask) * log_probs, metrics
 
 
-@LOSSES.add("sapo", aggregation="seq-mean-token-mean")
+@LOSSES.register("sapo", aggregation="seq-mean-token-mean")
 def sapo(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
 ) -> LossPerToken:
@@ -105,7 +105,7 @@ def sapo(
     return -gate * advantages, {"ppo_kl": masked_share(-d, mask)}
 
 
-@LOSSES.add("geo_mean", "gmpo", aggregation="seq-mean-token-mean")
+@LOSSES.register("geo_mean", "gmpo", aggregation="seq-mean-token-mean")
 def geo_mean(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
 ) -> LossPerToken:
@@ -126,7 +126,7 @@ def geo_mean(
     return spread(sequence, lengths), metrics
 
 
-@LOSSES.add("clip_cov", couples_rows=True)
+@LOSSES.register("clip_cov", couples_rows=True)
 def clip_cov(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
 ) -> LossPerToken:
@@ -146,7 +146,7 @@ def clip_cov(
     return masked(loss, ~dropped), metrics
 
 
-@LOSSES.add("kl_cov", couples_rows=True)
+@LOSSES.register("kl_cov", couples_rows=True)
 def kl_cov(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
 ) -> LossPerToken:

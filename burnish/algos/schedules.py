@@ -9,21 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from burnish.table import Table
+from burnish.registry import Registry
 
-SCHEDULES = Table("learning-rate schedule", key="actor_rollout_ref.actor.optim.lr_scheduler_type")
+SCHEDULES = Registry("learning-rate schedule", key="actor_rollout_ref.actor.optim.lr_scheduler_type")
 
 # The share of the steps after warm-up that `wsd` (warm-up, stable, decay) spends at the full rate.
 STABLE_SHARE = 0.9
 
 
-@SCHEDULES.add("constant")
+@SCHEDULES.register("constant")
 def constant(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: float = 0.5) -> float:
     """1 after warm-up."""
     return (step + 1) / warmup if step < warmup else 1.0
 
 
-@SCHEDULES.add("cosine")
+@SCHEDULES.register("cosine")
 def cosine(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: float = 0.5) -> float:
     """From 1 along cos(2 pi num_cycles p) to the floor min_ratio; num_cycles 0.5 goes straight down."""
     if step < warmup:
@@ -31,7 +31,7 @@ def cosine(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycle
     return _wave(_progress(step, warmup, total), min_ratio, num_cycles)
 
 
-@SCHEDULES.add("linear")
+@SCHEDULES.register("linear")
 def linear(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: float = 0.5) -> float:
     """From 1 in a straight line to min_ratio."""
     if step < warmup:
@@ -39,7 +39,7 @@ def linear(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycle
     return 1 - (1 - min_ratio) * _progress(step, warmup, total)
 
 
-@SCHEDULES.add("wsd")
+@SCHEDULES.register("wsd")
 def wsd(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: float = 0.5) -> float:
     """Warm-up, then 1 for 90 % of what is left, then cosine to min_ratio."""
     decay_start = warmup + int(STABLE_SHARE * max(0, total - warmup))
@@ -48,7 +48,7 @@ def wsd(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: 
     return _wave(_progress(step, decay_start, total), min_ratio, num_cycles)
 
 
-@SCHEDULES.add("inverse_square_root")
+@SCHEDULES.register("inverse_square_root")
 def inverse_square_root(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: float = 0.5) -> float:
     """sqrt(warm-up / step), never below min_ratio, and min_ratio after the end."""
     if step < warmup:

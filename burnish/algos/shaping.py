@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.table import Table
+from burnish.registry import Registry
 
 TINY = 1e-8  # a standard deviation below this is no spread, but rounding
 
-SCORE_NORMALIZERS = Table("score normaliser", key="reward.normalize")
+SCORE_NORMALIZERS = Registry("score normaliser", key="reward.normalize")
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
@@ -46,7 +46,7 @@ class Moments:
         return centred / self.std if self.std > TINY else centred
 
 
-@SCORE_NORMALIZERS.add("batch")
+@SCORE_NORMALIZERS.register("batch")
 class BatchMoments:
     """Those of the step's own scores."""
 
@@ -61,7 +61,7 @@ class BatchMoments:
         """Every step starts anew."""
 
 
-@SCORE_NORMALIZERS.add("running")
+@SCORE_NORMALIZERS.register("running")
 class RunningMoments:
     """Those of all scores so far, this step's included (Chan et al. 1979: sums of squares of two parts, joined)."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from burnish.data.prepare import PREPARERS, Recipe
 from burnish.errors import UserError
-from burnish.table import Row
+from burnish.registry import Entry
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -17,7 +17,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
     parser = subparsers.add_parser("data", help="make training files, or check one", description=__doc__)
     parser.set_defaults(run=run)
     commands = parser.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
-    for row in PREPARERS.rows.values():
+    for row in PREPARERS.entries.values():
         _add_preparer(commands, row)
     check = commands.add_parser("check", help="say what is wrong with a file; exit status 1 if something is")
     check.set_defaults(data_run=run_check)
@@ -32,9 +32,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
     return parser
 
 
-def _add_preparer(commands: argparse._SubParsersAction, row: Row) -> None:
-    recipe: Recipe = row.facts["recipe"]
-    parser = commands.add_parser(row.name, help=row.facts["about"])
+def _add_preparer(commands: argparse._SubParsersAction, row: Entry) -> None:
+    recipe: Recipe = row.metadata["recipe"]
+    parser = commands.add_parser(row.name, help=row.metadata["about"])
     parser.set_defaults(data_run=run_prepare)
     parser.add_argument("source", metavar="SRC", help="file, folder of .json objects, or Hugging Face dataset")
     parser.add_argument("out", metavar="OUT", help="the parquet file to write")
@@ -47,7 +47,7 @@ def _add_preparer(commands: argparse._SubParsersAction, row: Row) -> None:
     parser.add_argument("--instruction", default=recipe.instruction, metavar="TEXT", help="put after every question")
     parser.add_argument("--system", default="", metavar="TEXT", help="system message of every prompt")
     parser.add_argument("--split", default="train", help="split of a Hugging Face dataset; noted in extra_info")
-    parser.add_argument("--subset", default=row.facts["subset"], help="subset of a Hugging Face dataset")
+    parser.add_argument("--subset", default=row.metadata["subset"], help="subset of a Hugging Face dataset")
     parser.add_argument("--skip-bad", action="store_true", help="leave out rows that have no usable answer")
 
 
@@ -62,7 +62,7 @@ def run_prepare(args: argparse.Namespace) -> int:
     from burnish.data.source import raw_rows
 
     recipe = dataclasses.replace(
-        PREPARERS[args.data_command].facts["recipe"],
+        PREPARERS[args.data_command].metadata["recipe"],
         prompt_key=args.prompt_key,
         answer_key=None if args.no_answer else args.answer_key,
         data_source=args.data_source,

@@ -11,7 +11,7 @@ from burnish.dialects.invocation import read_command
 from burnish.dialects.read import translate_command, translate_yaml
 from burnish.dialects.report import CONVERTED, INERT, KEPT, PENDING, REFUSED, Item, Translation
 from burnish.errors import UserError, UserErrors
-from burnish.table import Table
+from burnish.registry import Registry
 
 NAMES = {"verl": "verl", "openrlhf": "OpenRLHF", "mindspeed": "MindSpeed RL"}
 NOT_UNDERSTOOD = 3
@@ -127,24 +127,24 @@ def _spoken(text: str, theirs: dict[str, Item]) -> str:
     return text
 
 
-_RUNNERS = Table("job", key="job")
+_RUNNERS = Registry("job", key="job")
 
 
-@_RUNNERS.add("train")
+@_RUNNERS.register("train")
 def _train(loaded: Loaded) -> int:
     from burnish.loop.api import train_loaded
 
     return train_loaded(loaded).status
 
 
-@_RUNNERS.add("sft")
+@_RUNNERS.register("sft")
 def _sft(loaded: Loaded) -> int:
     from burnish.jobs.sft.fit import sft_loaded
 
     return sft_loaded(loaded).status
 
 
-@_RUNNERS.add("generate")
+@_RUNNERS.register("generate")
 def _generate(loaded: Loaded) -> int:
     from burnish.jobs.generate import generate_loaded
 
@@ -152,7 +152,7 @@ def _generate(loaded: Loaded) -> int:
     return 0
 
 
-@_RUNNERS.add("eval")
+@_RUNNERS.register("eval")
 def _evaluate(loaded: Loaded) -> int:
     from burnish.cli.eval import show
     from burnish.jobs.eval.run import evaluate_loaded

@@ -1,4 +1,4 @@
-"""burnish train: a thin caller of burnish.train."""
+"""burnish train: a thin caller of burnish.training."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def policy_loss(
     per_token = per_token.view_as(log_prob)
     if rollout_is_weights is not None:
         per_token = per_token * rollout_is_weights
-    loss = agg_loss(per_token, response_mask, row.facts.get("aggregation", loss_agg_mode))
+    loss = agg_loss(per_token, response_mask, row.metadata.get("aggregation", loss_agg_mode))
     return loss, {f"actor/{key}": share.mean() for key, share in metrics.items()}
 
 
@@ -336,7 +336,7 @@ def register_adv_est(name: str) -> Callable[[Callable[..., Estimate]], Callable[
 
     def register(function: Callable[..., Estimate]) -> Callable[..., Estimate]:
         estimate = estimator_from_verl(function)
-        ADVANTAGES.add(name, needs=estimate.needs)(estimate)  # type: ignore[attr-defined]
+        ADVANTAGES.register(name, needs=estimate.needs)(estimate)  # type: ignore[attr-defined]
         return function
 
     return register

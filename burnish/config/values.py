@@ -8,7 +8,7 @@ from typing import Any
 
 from burnish.config.tree import Leaf, kinds
 from burnish.errors import UserError, nearest
-from burnish.table import is_user_path
+from burnish.registry import is_user_path
 
 
 class _No(Exception):

@@ -65,7 +65,7 @@ class PromptDataset:
         self.rows: Rows = rows if isinstance(rows, Rows) else ListRows(rows)
         self.cfg = cfg
         self.key = key
-        self.templated = cfg.apply_chat_template and PROMPT_TYPES[cfg.handler.prompt_type].facts["templated"]
+        self.templated = cfg.apply_chat_template and PROMPT_TYPES[cfg.handler.prompt_type].metadata["templated"]
         kwargs = dict(cfg.apply_chat_template_kwargs or {})
         self.encoder = PromptEncoder(tokenizer, kwargs, self.templated, cfg.input_template)
         self.truncation = TRUNCATIONS[cfg.truncation]
@@ -81,7 +81,7 @@ class PromptDataset:
         self._check_first_row()
         if cfg.filter_overlong_prompts:
             self._filter()
-        elif self.truncation.facts.get("before_start"):
+        elif self.truncation.metadata.get("before_start"):
             self._check_lengths()
 
     @property
@@ -163,7 +163,7 @@ class PromptDataset:
                 return False
             raise UserError(f"{where}: the chat template failed: {failure}", key=self.key) from failure
         limit = self.cfg.max_prompt_length
-        if length > limit and not self.cfg.filter_overlong_prompts and self.truncation.facts.get("before_start"):
+        if length > limit and not self.cfg.filter_overlong_prompts and self.truncation.metadata.get("before_start"):
             raise too_long(f"{where} has {length} tokens", limit, length)
         return length <= limit or not self.cfg.filter_overlong_prompts
 

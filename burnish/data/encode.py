@@ -8,9 +8,9 @@ from typing import Any
 
 from burnish.data.prompt import Prompt
 from burnish.errors import UserError
-from burnish.table import Table
+from burnish.registry import Registry
 
-TRUNCATIONS = Table("truncation", key="data.truncation")
+TRUNCATIONS = Registry("truncation", key="data.truncation")
 
 # What the encoder itself decides; a user's value would be overridden silently.
 RESERVED_KWARGS = frozenset({"tokenize", "return_tensors", "return_dict", "padding", "truncation", "max_length"})
@@ -73,7 +73,7 @@ class PromptEncoder:
         return list(self.tokenizer(prompt.contents(), add_special_tokens=False)["input_ids"])
 
 
-@TRUNCATIONS.add("error", before_start=True)
+@TRUNCATIONS.register("error", before_start=True)
 def refuse(ids: Sequence[int], limit: int, where: str) -> Sequence[int]:
     """Longer prompts are an error; `before_start` has all rows measured before anything runs."""
     if len(ids) > limit:
@@ -81,17 +81,17 @@ def refuse(ids: Sequence[int], limit: int, where: str) -> Sequence[int]:
     return ids
 
 
-@TRUNCATIONS.add("left", before_start=False)
+@TRUNCATIONS.register("left", before_start=False)
 def keep_end(ids: Sequence[int], limit: int, where: str) -> Sequence[int]:
     return ids[max(len(ids) - limit, 0) :]
 
 
-@TRUNCATIONS.add("right", before_start=False)
+@TRUNCATIONS.register("right", before_start=False)
 def keep_beginning(ids: Sequence[int], limit: int, where: str) -> Sequence[int]:
     return ids[:limit]
 
 
-@TRUNCATIONS.add("middle", before_start=False)
+@TRUNCATIONS.register("middle", before_start=False)
 def keep_both_ends(ids: Sequence[int], limit: int, where: str) -> Sequence[int]:
     """The first floor(limit / 2) tokens and as many of the last as fit."""
     if len(ids) <= limit:

@@ -17,7 +17,7 @@ from burnish.data.find import Finder
 from burnish.data.load import pick
 from burnish.data.prompt import Prompt, read_messages
 from burnish.errors import UserError
-from burnish.remote import local_path
+from burnish.storage import local_path
 
 if TYPE_CHECKING:
     from burnish.config.sft import SftDataConfig
@@ -41,7 +41,7 @@ class ExampleDataset:
         self._check_columns()
         # What would fail on every row fails here, before a model is loaded; and where nothing may be cut, each row is
         # measured, because a run that stops at row 40,000 has lost its time.
-        for index in range(len(self.kept) if self.truncation.facts.get("before_start") else 1):
+        for index in range(len(self.kept) if self.truncation.metadata.get("before_start") else 1):
             self.example(index)
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class ExampleDataset:
 
     def _truncated(self, tokens: Sequence[int], where: str) -> Sequence[int]:
         limit = self.cfg.max_length
-        if self.truncation.facts.get("before_start") and len(tokens) > limit:
+        if self.truncation.metadata.get("before_start") and len(tokens) > limit:
             raise UserError(
                 f"{where} has {len(tokens)} tokens, more than data.max_length={limit}",
                 key="data.truncation",

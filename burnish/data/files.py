@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from burnish.errors import UserError
-from burnish.remote import is_remote, local_path
-from burnish.table import Table
+from burnish.registry import Registry
+from burnish.storage import is_remote, local_path
 
-FORMATS = Table("data file format", key="data.train_files")
+FORMATS = Registry("data file format", key="data.train_files")
 
 
 @runtime_checkable
@@ -191,7 +191,7 @@ def read_file(file: str, key: str = "data.train_files", use_shm: bool = False) -
     return rows
 
 
-@FORMATS.add(".parquet")
+@FORMATS.register(".parquet")
 def read_parquet(path: Path, key: str, name: str) -> Rows:
     try:
         table = pq.read_table(path)
@@ -200,7 +200,7 @@ def read_parquet(path: Path, key: str, name: str) -> Rows:
     return ArrowRows(table, name, fingerprint_of_file(path))
 
 
-@FORMATS.add(".arrow")
+@FORMATS.register(".arrow")
 def read_arrow(path: Path, key: str, name: str) -> Rows:
     """Arrow's stream format, which Hugging Face datasets are kept in, or its file format."""
     try:
@@ -213,7 +213,7 @@ def read_arrow(path: Path, key: str, name: str) -> Rows:
     return ArrowRows(table, name, fingerprint_of_file(path))
 
 
-@FORMATS.add(".jsonl")
+@FORMATS.register(".jsonl")
 def read_json_lines(path: Path, key: str, name: str) -> Rows:
     lines: list[bytes] = []
     kinds: dict[str, str] = {}
@@ -231,7 +231,7 @@ def read_json_lines(path: Path, key: str, name: str) -> Rows:
     return LineRows(lines, kinds, name, fingerprint_of_file(path))
 
 
-@FORMATS.add(".json")
+@FORMATS.register(".json")
 def read_json(path: Path, key: str, name: str) -> Rows:
     """A JSON array of objects, one object, or one object per line: all three go by this ending."""
     try:
@@ -247,7 +247,7 @@ def read_json(path: Path, key: str, name: str) -> Rows:
     return ListRows(rows, name, fingerprint_of_file(path))
 
 
-@FORMATS.add(".csv")
+@FORMATS.register(".csv")
 def read_csv(path: Path, key: str, name: str) -> Rows:
     """Columns by the header. Every value stays the text it is: "007" is no number."""
     try:

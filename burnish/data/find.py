@@ -12,7 +12,7 @@ from burnish.data.files import FORMATS, Rows, read_file
 from burnish.data.hub import arrow_rows, hub_rows, is_saved, saved_rows
 from burnish.data.indexed import IndexedRows, is_packed
 from burnish.errors import UserError
-from burnish.remote import is_remote, local_path
+from burnish.storage import is_remote, local_path
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 

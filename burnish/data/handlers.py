@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from burnish.data.files import Rows, short_hash
 from burnish.data.prompt import read_messages, text_of
 from burnish.errors import UserError
-from burnish.table import Table
+from burnish.registry import Registry
 
 if TYPE_CHECKING:
     from burnish.config.data import HandlerConfig
 
-HANDLERS = Table("data handler", key="data.handler.name")
-PROMPT_TYPES = Table("prompt type", key="data.handler.prompt_type")
+HANDLERS = Registry("data handler", key="data.handler.name")
+PROMPT_TYPES = Registry("prompt type", key="data.handler.prompt_type")
 
 MAP_KEY = "data.handler.map_keys"
 COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "system": "system"}
@@ -38,7 +38,7 @@ class Asked:
     system: str
 
 
-@HANDLERS.add("AlpacaStyleInstructionHandler", "R1AlpacaStyleInstructionHandler")
+@HANDLERS.register("AlpacaStyleInstructionHandler", "R1AlpacaStyleInstructionHandler")
 def alpaca(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> Asked:
     """Instruction and input make the question, one per line; the response is the answer."""
     parts = [_text(row, columns.get(name), where) for name in ("prompt", "query")]
@@ -48,7 +48,7 @@ def alpaca(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> As
     return Asked(question, row[columns["response"]], _text(row, columns.get("system"), where))
 
 
-@HANDLERS.add("Math17kAlpacaStyleInstructionHandler")
+@HANDLERS.register("Math17kAlpacaStyleInstructionHandler")
 def math17k(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> Asked:
     """The prompt is a chat whose contents make the question; the answer is the ground truth of an object."""
     value, answer = row[columns["prompt"]], row[columns["response"]]
@@ -60,20 +60,20 @@ def math17k(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> A
     return Asked(question, answer["ground_truth"], _text(row, columns.get("system"), where))
 
 
-@PROMPT_TYPES.add("empty", templated=False)
+@PROMPT_TYPES.register("empty", templated=False)
 def bare(asked: Asked) -> str:
     """The question as it is, without a chat template."""
     return f"{asked.system}\n{asked.question}" if asked.system else asked.question
 
 
-@PROMPT_TYPES.add("default", "qwen", "qwen3", "llama3", "deepseek3", templated=True)
+@PROMPT_TYPES.register("default", "qwen", "qwen3", "llama3", "deepseek3", templated=True)
 def chat(asked: Asked) -> list[dict[str, str]]:
     """One user turn for the tokenizer's own chat template, after the row's system message."""
     system = [{"role": "system", "content": asked.system}] if asked.system else []
     return [*system, {"role": "user", "content": asked.question}]
 
 
-@PROMPT_TYPES.add("qwen_r1", "qwen_math_r1", "llama3_r1", templated=True)
+@PROMPT_TYPES.register("qwen_r1", "qwen_math_r1", "llama3_r1", templated=True)
 def reasoning_chat(asked: Asked) -> list[dict[str, str]]:
     """The same, and the system message asks for <think>, <answer> and \\boxed."""
     system = f"{REASONING}\n{asked.system}" if asked.system else REASONING

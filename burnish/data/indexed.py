@@ -21,7 +21,7 @@ import numpy as np
 
 from burnish.data.files import fingerprint_of_file, short_hash
 from burnish.errors import UserError
-from burnish.remote import is_remote, local_path
+from burnish.storage import is_remote, local_path
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEAD = struct.Struct("<9sQBQQ")

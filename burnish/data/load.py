@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.address import address
 from burnish.config.data import DataConfig
 from burnish.data.custom import load_custom_rows
 from burnish.data.dataset import PromptDataset
@@ -17,7 +16,8 @@ from burnish.data.mix import MixedRows
 from burnish.data.named import NamedRows
 from burnish.data.sampler import PromptSampler, epoch_order
 from burnish.data.user_sampler import UserSampler, load_user_sampler
-from burnish.remote import local_path
+from burnish.seeding import derive_seed
+from burnish.storage import local_path
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def pick(num_rows: int, max_samples: int | None, shuffle: bool, seed: int) -> li
     """At most `max_samples` row numbers, rising: chosen by the seed, or the first ones. None or -1: all."""
     if max_samples is None or max_samples < 0 or max_samples >= num_rows:
         return list(range(num_rows))
-    return sorted(epoch_order(num_rows, shuffle, address("max samples", seed), epoch=0)[:max_samples])
+    return sorted(epoch_order(num_rows, shuffle, derive_seed("max samples", seed), epoch=0)[:max_samples])
 
 
 def _load(

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from burnish.address import address
 from burnish.data.files import Rows, check_parts, short_hash
 from burnish.errors import UserError
+from burnish.seeding import derive_seed
 
 KEY = "data.train_probs"
 DRAWS = 4096  # at a time
@@ -17,7 +17,7 @@ DRAWS = 4096  # at a time
 
 def mixed_order(sizes: Sequence[int], weights: Sequence[float], seed: int) -> list[tuple[int, int]]:
     """(part, row) until every part has been used up once; a part that ends earlier begins again."""
-    generator = torch.Generator().manual_seed(address("mix", seed))
+    generator = torch.Generator().manual_seed(derive_seed("mix", seed))
     chances = torch.tensor(weights, dtype=torch.float64)
     order: list[tuple[int, int]] = []
     used = [0] * len(sizes)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
-from burnish.table import Table
+from burnish.registry import Registry
 
 if TYPE_CHECKING:
     from burnish.data.files import Rows
 
-PREPARERS = Table("kind of raw data", key="burnish data")
+PREPARERS = Registry("kind of raw data", key="burnish data")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BadRow(Exception):
     """A raw row from which no training row can be made."""
 
 
-@PREPARERS.add(
+@PREPARERS.register(
     "gsm8k",
     about="grade-school maths: question, answer ending in '#### number'",
     subset="main",
@@ -61,7 +61,7 @@ def gsm8k_answer(answer: str) -> str:
     return found[-1].replace(",", "").replace("$", "").rstrip(".")
 
 
-@PREPARERS.add(
+@PREPARERS.register(
     "math",
     about="competition maths (MATH): problem, solution with \\boxed{}",
     subset=None,
@@ -92,7 +92,7 @@ def boxed_answer(solution: str) -> str:
     raise BadRow("the braces of \\boxed are not closed")
 
 
-@PREPARERS.add(
+@PREPARERS.register(
     "jsonl",
     about="any rows with a prompt and, if the reward needs one, an answer",
     subset=None,

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from burnish.address import address
 from burnish.batch import Batch
 from burnish.errors import UserError
+from burnish.seeding import derive_seed
 
 
 def epoch_order(num_rows: int, shuffle: bool, seed: int, epoch: int) -> list[int]:
     """All rows, once each, in the order of this epoch."""
     if not shuffle:
         return list(range(num_rows))
-    generator = torch.Generator().manual_seed(address("prompt order", seed, epoch))
+    generator = torch.Generator().manual_seed(derive_seed("prompt order", seed, epoch))
     return torch.randperm(num_rows, generator=generator).tolist()
 
 
@@ -116,7 +116,7 @@ class PromptSampler:
 
 def validation_batches(num_rows: int, batch_size: int | None, shuffle: bool, seed: int) -> Iterator[list[int]]:
     """Every validation row once, the last batch short; no batch size means one batch."""
-    order = epoch_order(num_rows, shuffle, address("validation", seed), epoch=0)
+    order = epoch_order(num_rows, shuffle, derive_seed("validation", seed), epoch=0)
     size = batch_size or num_rows
     for start in range(0, num_rows, size):
         yield order[start : start + size]

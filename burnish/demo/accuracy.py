@@ -11,9 +11,10 @@ import torch
 from burnish.demo.task import DIGITS, Problem
 from burnish.demo.warmup import prompt_ids
 from burnish.models.load import ModelSource
-from burnish.rollout.builtin.engine import BuiltinEngine
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import EngineOptions, Request, Sampling
-from burnish.train.backend import Backend
+from burnish.rollout.engines.builtin.engine import BuiltinEngine
+from burnish.training.backend import Backend
 
 MAX_ANSWER = DIGITS + 3  # room for an answer that is too long, and for the end marker
 
@@ -50,7 +51,9 @@ class Examiner:
         self.asked += 1
         self.engine.load_weights(backend.weights(), self.asked)
         greedy = Sampling(MAX_ANSWER, do_sample=False)
-        futures = self.engine.generate([Request(tuple(prompt_ids(self.tokenizer, p)), greedy, 0) for p in problems])
+        futures = self.engine.generate(
+            [Request(ModelInput(tuple(prompt_ids(self.tokenizer, p))), greedy, 0) for p in problems]
+        )
         texts = [self.tokenizer.decode(future.result().ids, skip_special_tokens=True) for future in futures]
         return [Answered(problem, text) for problem, text in zip(problems, texts, strict=True)]
 

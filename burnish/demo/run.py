@@ -52,7 +52,7 @@ def run_demo(
     reward: Callable[..., Any] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> DemoResult:
-    """All of it, in `folder`. `reward` replaces the rule (a test shuffles it); `overrides` go to burnish.train."""
+    """All of it, in `folder`. `reward` replaces the rule (a test shuffles it); `overrides` go to burnish.training."""
     started = time.perf_counter()
     problems = make_problems(seed, warmup=WARMUP, train=TRAIN, held_out=HELD_OUT)
     model = folder / "model"

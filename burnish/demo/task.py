@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.address import address
+from burnish.seeding import derive_seed
 
 DIGITS = 5
 CHARACTERS = "0123456789"
@@ -42,7 +42,7 @@ class Problems:
 def make_problems(seed: int, *, warmup: int, train: int, held_out: int) -> Problems:
     """Distinct questions, drawn by the seed alone."""
     total = warmup + train + held_out
-    numbers = random.Random(address(seed, "sorting problems")).sample(range(10**DIGITS), total)
+    numbers = random.Random(derive_seed(seed, "sorting problems")).sample(range(10**DIGITS), total)
     questions = [f"{number:0{DIGITS}d}" for number in numbers]
     problems = [Problem(question, "".join(sorted(question))) for question in questions]
     return Problems(problems[:warmup], problems[warmup : warmup + train], problems[warmup + train :])

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from burnish.address import address
 from burnish.batch import Batch, Ragged
 from burnish.demo.task import Problem
 from burnish.models.attention import PACKED
 from burnish.models.load import ModelSource, load_causal_lm, quiet_transformers
-from burnish.train.backend import Backend
-from burnish.train.packing import PackedRows
+from burnish.seeding import derive_seed
+from burnish.training.backend import Backend
+from burnish.training.packing import PackedRows
 
 LEARNING_RATE = 2e-3
 BATCH = 64
@@ -36,7 +36,7 @@ class Warmup:
 
     def run(self, problems: list[Problem], measure: Callable[[Backend], float], enough: float, every: int) -> float:
         """Train until `measure` reaches `enough`; saves the model and returns what it reached."""
-        rng = random.Random(address(self.seed, "warm-up"))
+        rng = random.Random(derive_seed(self.seed, "warm-up"))
         reached = 0.0
         for step in range(1, MAX_STEPS + 1):
             self._update(rng.choices(problems, k=BATCH))

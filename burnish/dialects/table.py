@@ -6,12 +6,12 @@ from typing import Any, Protocol
 
 from burnish.dialects.invocation import Invocation
 from burnish.dialects.report import Translation
-from burnish.table import Table
+from burnish.registry import Registry
 
-DIALECTS = Table("dialect", key="dialect")
-DIALECTS.add_lazy("openrlhf", "burnish.dialects.openrlhf.dialect:OpenRLHF")
-DIALECTS.add_lazy("mindspeed", "burnish.dialects.mindspeed.dialect:MindSpeed")
-DIALECTS.add_lazy("verl", "burnish.dialects.verl.dialect:Verl")  # last: its sections have the plainest names
+DIALECTS = Registry("dialect", key="dialect")
+DIALECTS.register_lazy("openrlhf", "burnish.dialects.openrlhf.dialect:OpenRLHF")
+DIALECTS.register_lazy("mindspeed", "burnish.dialects.mindspeed.dialect:MindSpeed")
+DIALECTS.register_lazy("verl", "burnish.dialects.verl.dialect:Verl")  # last: its sections have the plainest names
 
 
 class Dialect(Protocol):

@@ -25,10 +25,10 @@ from burnish.models.fourbit import four_bits
 from burnish.models.load import ModelSource, first_line, load_causal_lm, load_value_model, quiet_transformers
 from burnish.models.lora import FACTS, adapter_dtype, add_adapters
 from burnish.models.plain import model_of
-from burnish.train.checkpoint import PREFIX, Checkpoints, damage
-from burnish.train.shards import join_shards, shard_files
-from burnish.train.state import ADAPTER, HUB, holding
-from burnish.train.stored import has_adapter, stored_average, stored_weights, whole_weights
+from burnish.training.checkpoint import PREFIX, Checkpoints, damage
+from burnish.training.shards import join_shards, shard_files
+from burnish.training.state import ADAPTER, HUB, holding
+from burnish.training.stored import has_adapter, stored_average, stored_weights, whole_weights
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "config.json")
 VALUE_HEAD = "score"

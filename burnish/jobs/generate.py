@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.address import address
 from burnish.config import Loaded, load
 from burnish.data.encode import TRUNCATIONS, PromptEncoder, TemplateFailure
 from burnish.data.files import Rows, parquet_path, read_file, write_with_column
@@ -20,9 +19,11 @@ from burnish.loop.roles import check_engine_of, engine_of
 from burnish.loop.sampling import decoder, training_sampling
 from burnish.models.device import pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_causal_lm, load_config, load_tokenizer
+from burnish.models.model_input import ModelInput
 from burnish.models.stream import WeightStream
 from burnish.rollout.engine import Engine, Request, Sampling, check_sampling, engine_row
 from burnish.rollout.stop import visible_text
+from burnish.seeding import derive_seed
 
 if TYPE_CHECKING:
     from burnish.config.jobs import GenerateConfig
@@ -96,7 +97,7 @@ def read_prompts(cfg: GenerateConfig, rows: Rows, tokenizer: Any) -> list[list[i
     limit = cfg.rollout.prompt_length
     truncation = TRUNCATIONS[cfg.data.truncation]
     long = [number for number, ids in enumerate(prompts) if len(ids) > limit]
-    if long and truncation.facts["before_start"]:
+    if long and truncation.metadata["before_start"]:
         more = f" (the first of {len(long)} such rows)" if len(long) > 1 else ""
         raise UserError(
             f"{rows.where(long[0])} has {len(prompts[long[0]])} tokens{more}",
@@ -128,9 +129,9 @@ def requests_of(cfg: GenerateConfig, rows: Rows, prompts: list[list[int]], sampl
         room = min(sampling.max_tokens, longest - len(ids))
         limited = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
         addresses = (
-            address(seed, "generate", rows.fingerprint, number, sample) for sample in range(cfg.data.n_samples)
+            derive_seed(seed, "generate", rows.fingerprint, number, sample) for sample in range(cfg.data.n_samples)
         )
-        groups.append([Request(tuple(ids), limited, one) for one in addresses])
+        groups.append([Request(ModelInput(tuple(ids)), limited, one) for one in addresses])
     return groups
 
 

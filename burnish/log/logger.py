@@ -14,17 +14,17 @@ from burnish.errors import UserError, raise_all
 from burnish.log.console import say
 from burnish.log.patience import Patience
 from burnish.log.redact import redact, redact_text
-from burnish.table import Row, Table
+from burnish.registry import Entry, Registry
 
-LOGGERS = Table("logger", key="trainer.logger")
+LOGGERS = Registry("logger", key="trainer.logger")
 # `library` is what must be installed; its name is also the name of the extra that installs it. `ours` answer at once.
-LOGGERS.add_lazy("console", "burnish.log.console:ConsoleLogger", ours=True)
-LOGGERS.add_lazy("file", "burnish.log.file:FileLogger", ours=True)
-LOGGERS.add_lazy("tensorboard", "burnish.log.tensorboard:TensorboardLogger", library="tensorboard")
-LOGGERS.add_lazy("wandb", "burnish.log.wandb:WandbLogger", library="wandb")
-LOGGERS.add_lazy("swanlab", "burnish.log.swanlab:SwanlabLogger", library="swanlab")
-LOGGERS.add_lazy("mlflow", "burnish.log.mlflow:MlflowLogger", library="mlflow")
-LOGGERS.add_lazy("trackio", "burnish.log.trackio:TrackioLogger", library="trackio")
+LOGGERS.register_lazy("console", "burnish.log.console:ConsoleLogger", ours=True)
+LOGGERS.register_lazy("file", "burnish.log.file:FileLogger", ours=True)
+LOGGERS.register_lazy("tensorboard", "burnish.log.tensorboard:TensorboardLogger", library="tensorboard")
+LOGGERS.register_lazy("wandb", "burnish.log.wandb:WandbLogger", library="wandb")
+LOGGERS.register_lazy("swanlab", "burnish.log.swanlab:SwanlabLogger", library="swanlab")
+LOGGERS.register_lazy("mlflow", "burnish.log.mlflow:MlflowLogger", library="mlflow")
+LOGGERS.register_lazy("trackio", "burnish.log.trackio:TrackioLogger", library="trackio")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Loggers:
                 errors.append(error)
         raise_all(errors)
         self.loggers: dict[str, Logger] = {row.name: row.load()() for row in rows}
-        self._trackers = {row.name: Patience(self.loggers[row.name]) for row in rows if not row.facts.get("ours")}
+        self._trackers = {row.name: Patience(self.loggers[row.name]) for row in rows if not row.metadata.get("ours")}
         self._started: list[str] = []
         self._failed: set[str] = set()
         self._begun: tuple[RunInfo, int | None] | None = None
@@ -158,8 +158,8 @@ class Loggers:
             logging.getLogger("burnish").warning(text)
 
 
-def _installed(row: Row) -> Row:
-    library = row.facts.get("library")
+def _installed(row: Entry) -> Entry:
+    library = row.metadata.get("library")
     if library is not None and importlib.util.find_spec(library) is None:
         raise UserError(
             f"the library {library} is not installed",

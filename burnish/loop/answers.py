@@ -52,7 +52,7 @@ async def drive(engine: Engine, awaited: asyncio.Future) -> Any:
     """Wait, and meanwhile take the turns of an engine that has no thread of its own."""
     awaited.add_done_callback(_seen)
     while not awaited.done():
-        if engine.turn():
+        if engine.step():
             await asyncio.sleep(0)  # let finished responses go to their rewards
         else:  # nothing to drive; an engine that is paused for new weights goes on later
             await asyncio.wait([awaited], timeout=PAUSE)

@@ -1,13 +1,13 @@
-"""burnish.train: what the command does, from Python."""
+"""burnish.training: what the command does, from Python."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from burnish.cluster import torchrun
 from burnish.config import Loaded, load
 from burnish.config.tree import to_plain
+from burnish.distributed import torchrun
 from burnish.log.logger import RunInfo
 from burnish.loop.build import build
 from burnish.loop.fit import Result, fit

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from burnish.address import address
 from burnish.config.adapters import adapter_of, asked_attention
 from burnish.models.attention import packed_function
 from burnish.models.compiled import can_compile, compile_layers, compute_in_c
@@ -22,11 +21,12 @@ from burnish.models.logits import TORCH, LogitKernel
 from burnish.models.lora import Adapters, adapter_dtype, add_adapters
 from burnish.models.parts import check_head
 from burnish.models.recompute import enable_recompute
-from burnish.train.backend import Backend, BackendOptions
-from burnish.train.offload import has_own_memory
-from burnish.train.optim import OptimizerOptions
-from burnish.train.place import ALONE, Place
-from burnish.train.sharding import Sharding
+from burnish.seeding import derive_seed
+from burnish.training.backend import Backend, BackendOptions
+from burnish.training.offload import has_own_memory
+from burnish.training.optim import OptimizerOptions
+from burnish.training.parallel import SINGLE_PROCESS, ParallelContext
+from burnish.training.sharding import Sharding
 
 if TYPE_CHECKING:
     from burnish.config.adapters import TrainedModelConfig
@@ -78,7 +78,7 @@ def trained_language_model(
     head: LogitKernel = TORCH,
     compiled: bool = False,
     seed: int,
-    place: Place = ALONE,
+    parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
     """The policy's model: loaded, checked, adapted, ready to be taught."""
     key = source.key.rpartition(".")[0]
@@ -88,8 +88,10 @@ def trained_language_model(
         apply_liger(made)
     adapters = _adapt(made, model, key, device, seed=seed)
     if compiled and not liger and not model.load_in_4bit:
-        _compile(made, key, device, place, precision.compute)
-    return _checked(_finish(made, adapters, model, key, precision, fsdp, fsdp_key, device, head=head, place=place))
+        _compile(made, key, device, parallel, precision.compute)
+    return _checked(
+        _finish(made, adapters, model, key, precision, fsdp, fsdp_key, device, head=head, parallel=parallel)
+    )
 
 
 def trained_value_model(
@@ -100,14 +102,14 @@ def trained_value_model(
     device: torch.device,
     *,
     seed: int,
-    place: Place = ALONE,
+    parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
     """The critic's model; with adapters its value head is trained whole beside them."""
     key = source.key.rpartition(".")[0]
     precision = Precision.of(fsdp, fsdp_key, device)
     made = _load(_load_values, source, model, key, precision, device)
     adapters = _adapt(made, model, key, device, heads=(VALUE_HEAD,), seed=seed)
-    return _finish(made, adapters, model, key, precision, fsdp, fsdp_key, device, place=place)
+    return _finish(made, adapters, model, key, precision, fsdp, fsdp_key, device, parallel=parallel)
 
 
 def frozen_language_model(
@@ -120,7 +122,7 @@ def frozen_language_model(
     torch_dtype: str | None,
     head: LogitKernel = TORCH,
     compiled: bool = False,
-    place: Place = ALONE,
+    parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
     """The reference's model: only read."""
     precision = Precision.of(fsdp, fsdp_key, device, torch_dtype)
@@ -129,11 +131,11 @@ def frozen_language_model(
     made = load_causal_lm(source, packed_function(asked, device, where), precision.kept)
     _cast_buffers(made, precision.buffers)
     if compiled:
-        _compile(made, key, device, place, precision.compute)
+        _compile(made, key, device, parallel, precision.compute)
     options = BackendOptions(
-        offload=wants_offload(fsdp, device, place), head=head, sharding=sharding(fsdp, fsdp_key, device)
+        offload=wants_offload(fsdp, device, parallel), head=head, sharding=sharding(fsdp, fsdp_key, device)
     )
-    return _checked(Backend(made, device, precision.compute, options=options, place=place))
+    return _checked(Backend(made, device, precision.compute, options=options, parallel=parallel))
 
 
 def head_kernel(name: str, compiled: bool, device: torch.device) -> LogitKernel:
@@ -141,9 +143,9 @@ def head_kernel(name: str, compiled: bool, device: torch.device) -> LogitKernel:
     return HEAD_KERNELS[name](compiled) if has_own_memory(device) else TORCH
 
 
-def wants_offload(fsdp: FsdpConfig, device: torch.device, place: Place = ALONE) -> bool:
+def wants_offload(fsdp: FsdpConfig, device: torch.device, parallel: ParallelContext = SINGLE_PROCESS) -> bool:
     """Do the weights wait in CPU memory between phases? On one device offload_policy asks for that too."""
-    return has_own_memory(device) and (fsdp.param_offload or (fsdp.offload_policy and place.alone))
+    return has_own_memory(device) and (fsdp.param_offload or (fsdp.offload_policy and parallel.alone))
 
 
 def sharding(fsdp: FsdpConfig, key: str, device: torch.device) -> Sharding:
@@ -166,7 +168,7 @@ def optimizer_options(fsdp: FsdpConfig, backend: Backend) -> OptimizerOptions:
     Shards that live on the CPU have their state beside them already.
     """
     offloads = has_own_memory(backend.device)
-    sharded = not backend.place.alone
+    sharded = not backend.parallel.alone
     return OptimizerOptions(
         device=None if sharded and fsdp.offload_policy else backend.device,
         offload=offloads and fsdp.optimizer_offload and not fsdp.offload_policy,
@@ -211,17 +213,19 @@ def _adapt(
         return None
     asked = None if settings.dtype is None else pick_dtype(settings.dtype, device, f"{key}.lora.dtype")
     dtype = adapter_dtype(made, asked)
-    return add_adapters(made, settings, dtype=dtype, heads=heads, seed=address(seed, "adapters", key))
+    return add_adapters(made, settings, dtype=dtype, heads=heads, seed=derive_seed(seed, "adapters", key))
 
 
-def _compile(made: PreTrainedModel, key: str, device: torch.device, place: Place, compute: torch.dtype) -> None:
+def _compile(
+    made: PreTrainedModel, key: str, device: torch.device, parallel: ParallelContext, compute: torch.dtype
+) -> None:
     """Its layers, where that is known to work: on one GPU, in families whose layers are one program each.
 
     On a CPU the compiler takes longer than it saves; parts of the layers are there in C.
     """
-    if place.alone and can_compile(made, device):
+    if parallel.alone and can_compile(made, device):
         compile_layers(made, key)
-    elif place.alone and device.type == "cpu" and compute == torch.float32:
+    elif parallel.alone and device.type == "cpu" and compute == torch.float32:
         compute_in_c(made)
 
 
@@ -236,18 +240,18 @@ def _finish(
     device: torch.device,
     *,
     head: LogitKernel = TORCH,
-    place: Place = ALONE,
+    parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
     if model.enable_gradient_checkpointing:
         enable_recompute(made, model.recompute.method, model.recompute.num_layers, key)
     own = has_own_memory(device)
     options = BackendOptions(
-        offload=wants_offload(fsdp, device, place),
+        offload=wants_offload(fsdp, device, parallel),
         activations_on_cpu=own and model.enable_activation_offload,
         head=head,
         sharding=sharding(fsdp, fsdp_key, device),
     )
-    return Backend(made, device, precision.compute, adapters=adapters, options=options, place=place)
+    return Backend(made, device, precision.compute, adapters=adapters, options=options, parallel=parallel)
 
 
 def _checked(backend: Backend) -> Backend:

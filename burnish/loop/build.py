@@ -26,15 +26,13 @@ from burnish.loop.cast import Cast, find_cast
 from burnish.loop.correct import Correction
 from burnish.loop.export import check_export_dir
 from burnish.loop.filter import GroupFilter
-from burnish.loop.judge import Weights
 from burnish.loop.launch import check_launcher
 from burnish.loop.lease import Lease
-from burnish.loop.overlap import ASYNC_MODES
 from burnish.loop.pools import pools
 from burnish.loop.roles import check_engine_of, compared_dtype, load_run_tokenizer, policy_source
 from burnish.loop.run import Run
 from burnish.loop.sampling import training_sampling, validation_sampling
-from burnish.loop.shape import Shaper
+from burnish.loop.schedules import ASYNC_MODES
 from burnish.loop.sharing import check_sharing
 from burnish.loop.state import RESUME_MODES
 from burnish.models.device import pick_device
@@ -42,12 +40,14 @@ from burnish.models.head_kernels import check_head_kernel
 from burnish.models.load import ModelSource, load_config
 from burnish.reward.absent import NoFunction
 from burnish.reward.managers import REWARD_MANAGERS, make_scorer
+from burnish.reward.model_scorer import Weights
 from burnish.reward.sandbox.settings import SandboxSettings
 from burnish.reward.score import Scorer
 from burnish.reward.settings import RewardSettings
+from burnish.reward.shaping import Shaper
 from burnish.rollout.engine import ENGINES, Sampling, check_sampling, engine_row
-from burnish.train.checkpoint import Checkpoints
-from burnish.train.mirror import Mirror
+from burnish.training.checkpoint import Checkpoints
+from burnish.training.mirror import Mirror
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
@@ -187,7 +187,7 @@ def _run(
         scorer=scorer,
         policy=cast.policy,
         critic=cast.critic,
-        judge=cast.judge,
+        reward_model=cast.reward_model,
         notices=[*cast.notices, *data.notices()],
         reference=cast.reference,
         close_cast=cast.close,
@@ -204,7 +204,7 @@ def _run(
         folder=folder,
         checkpoints=Checkpoints(Path(folder.path)),
         total_steps=total,
-        pace=ASYNC_MODES[cfg.async_training.mode].load()(cfg),
+        schedule=ASYNC_MODES[cfg.async_training.mode].load()(cfg),
         growth=data.growth,
         mirror=Mirror(cfg.trainer.default_hdfs_dir) if cfg.trainer.default_hdfs_dir else None,
         lease=lease,

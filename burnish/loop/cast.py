@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from burnish.loop.build_judge import build_judge
-from burnish.loop.judge import Judge
+from burnish.loop.build_reward_model import build_reward_model_scorer
 from burnish.loop.launch import launch
 from burnish.loop.pools import Pool, pools, wants_critic, wants_reference
 from burnish.loop.roles import build_critic, build_engine, build_policy, build_reference
 from burnish.models.load import ModelSource
+from burnish.reward.model_scorer import RewardModelScorer
 from burnish.rollout.engine import Engine
-from burnish.train.critic import Critic
-from burnish.train.policy import Policy
-from burnish.train.reference import Reference
+from burnish.training.critic import Critic
+from burnish.training.policy import Policy
+from burnish.training.reference import Reference
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
@@ -31,7 +31,7 @@ class Cast:
     engine: Engine
     critic: Critic | None
     reference: Reference | None
-    judge: Judge | None  # None leaves the scores to functions
+    reward_model: RewardModelScorer | None  # None leaves the scores to functions
     notices: list[str] = field(default_factory=list)
     close: Callable[[], None] = lambda: None
     break_off: Callable[[str, float], str] | None = None  # ends processes that hang; None where there are none
@@ -49,14 +49,14 @@ def find_cast(
     elsewhere = pools(cfg)
     if elsewhere:
         return _elsewhere(cfg, elsewhere, device, tokenizer, reward, total_steps)
-    judge = build_judge(cfg, device, tokenizer, reward)
+    judge = build_reward_model_scorer(cfg, device, tokenizer, reward)
     policy = build_policy(cfg, source, device, total_steps)
     return Cast(
         policy=policy,
         engine=build_engine(cfg, source, device, policy.backend, tokenizer),
         critic=build_critic(cfg, device, total_steps) if wants_critic(cfg) else None,
         reference=build_reference(cfg, source, device, policy) if wants_reference(cfg) else None,
-        judge=judge,
+        reward_model=judge,
         notices=[] if judge is None else list(judge.notices),
     )
 
@@ -71,14 +71,14 @@ def _elsewhere(
 ) -> Cast:
     launched = launch(cfg, asked, total_steps)
     try:
-        judge = build_judge(cfg, device, tokenizer, reward, launched.reward_model())
+        judge = build_reward_model_scorer(cfg, device, tokenizer, reward, launched.reward_model())
         places = "; ".join(f"{pool.name}: {pool.size} x {device.type} for {', '.join(pool.roles)}" for pool in asked)
         return Cast(
             policy=launched.policy(),
             engine=launched.engine(cfg),
             critic=launched.critic(),
             reference=launched.reference(),
-            judge=judge,
+            reward_model=judge,
             notices=[places, *launched.notices, *([] if judge is None else judge.notices)],
             close=launched.close,
             break_off=launched.break_off,

@@ -1,4 +1,4 @@
-"""Row 5 of the step: scores -> rewards -> advantages and returns."""
+"""Entry 5 of the step: scores -> rewards -> advantages and returns."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from burnish.address import address
 from burnish.algos.advantages import Credit, clip_scores
 from burnish.algos.filtration import resample
 from burnish.algos.kl import FixedKL, kl_penalty
 from burnish.algos.masked import masked, row_means, row_sums
 from burnish.batch import Batch, Ragged
-from burnish.table import Row, Table
+from burnish.registry import Entry, Registry
+from burnish.seeding import derive_seed
 
 if TYPE_CHECKING:
     from burnish.config.algorithm import AlgorithmConfig
 
 
-KL_ORDERS = Table("KL order", key="algorithm.kl_order")
+KL_ORDERS = Registry("KL order", key="algorithm.kl_order")
 
 
 def credit(
-    batch: Batch, config: AlgorithmConfig, estimator: Row, kl: FixedKL, old_column: str = "old_log_probs"
+    batch: Batch, config: AlgorithmConfig, estimator: Entry, kl: FixedKL, old_column: str = "old_log_probs"
 ) -> tuple[Batch, dict[str, float]]:
     """Adds token_level_rewards, advantages and returns. `old_column` are the log-probs whose KL counts."""
     responses = batch["responses"]
@@ -69,14 +69,14 @@ def kl_in_reward(
 Clip = tuple[float, float] | None
 
 
-@KL_ORDERS.add("before")
+@KL_ORDERS.register("before")
 def kl_before(scores: Tensor, penalty: Tensor | None, clip: Clip, lengths: Tensor) -> dict[str, Any]:
     """The bounds hold for the score, and what is compared is the score less the KL."""
     scores = scores if clip is None else clip_scores(scores, lengths, *clip)
     return {"token_level_rewards": scores if penalty is None else scores - penalty}
 
 
-@KL_ORDERS.add("after")
+@KL_ORDERS.register("after")
 def kl_after(scores: Tensor, penalty: Tensor | None, clip: Clip, lengths: Tensor) -> dict[str, Any]:
     """Scores are compared; the bounds hold for what comes of it, and then the KL is taken off token by token."""
     return {"token_level_rewards": scores, "penalty": penalty, "clip": clip}
@@ -87,7 +87,7 @@ def filtrate(batch: Batch, config: AlgorithmConfig, seed: int, step: int) -> Bat
     if not config.use_pf_ppo:
         return batch
     scores = shaped(batch, "token_level_scores", "shaped_scores")
-    generator = torch.Generator().manual_seed(address(seed, "pf_ppo", step))
+    generator = torch.Generator().manual_seed(derive_seed(seed, "pf_ppo", step))
     how = config.pf_ppo
     drawn = resample(row_sums(scores.flat, scores.lengths), how.reweight_method, how.weight_pow, generator)
     return batch.add(weight=drawn)

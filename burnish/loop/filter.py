@@ -16,10 +16,10 @@ from burnish.algos.filtering import differs, num_to_open, within
 from burnish.batch import Batch
 from burnish.errors import UserError
 from burnish.loop.answers import Answer, Group, drive, drop_groups, start_groups
-from burnish.loop.shape import Shaper
+from burnish.registry import Registry
+from burnish.reward.shaping import Shaper
 from burnish.rollout.engine import Engine
 from burnish.rollout.respond import requests_for
-from burnish.table import Table
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 KEY = "algorithm.filter_groups"
 PATIENCE = 100  # groups rejected in a row before the run gives up, and a whole epoch at least
 
-FILTER_METRICS = Table("filter metric", key=f"{KEY}.metric")
+FILTER_METRICS = Registry("filter metric", key=f"{KEY}.metric")
 
 
-@FILTER_METRICS.add("score")
+@FILTER_METRICS.register("score")
 def scores(group: list[Answer], shaper: Shaper) -> list[float]:
     """What the reward gave."""
     return [answer.score.value for answer in group]
 
 
-@FILTER_METRICS.add("acc")
+@FILTER_METRICS.register("acc")
 def accuracies(group: list[Answer], shaper: Shaper) -> list[float]:
     """The extra of that name; a reward that returns a plain number has no other measure of being right."""
     return [extra(answer, "acc") if answer.score.extras else answer.score.value for answer in group]
 
 
-@FILTER_METRICS.add("seq_reward", "seq_final_reward")
+@FILTER_METRICS.register("seq_reward", "seq_final_reward")
 def shaped_scores(group: list[Answer], shaper: Shaper) -> list[float]:
     """The score after length penalties and scale."""
     made = [answer.completion for answer in group]
@@ -99,8 +99,8 @@ class GroupFilter:
                 raise self._too_many_rounds(len(kept), decided)
             prompt, group = opened[decided]
             answers = await drive(engine, group.answers)
-            if run.judge is not None:
-                answers = run.judge.judge_group(prompt, answers)
+            if run.reward_model is not None:
+                answers = run.reward_model.score_group(prompt, answers)
             decided += 1
             if self.keeps(answers, run.shaper):
                 kept.append((prompt, answers))

@@ -12,12 +12,12 @@ from burnish.log.curves import draw_curves
 from burnish.log.folder import dump_rollouts
 from burnish.log.metrics import batch_metrics
 from burnish.loop.export import export_policy
-from burnish.loop.judge import judge_numbers
 from burnish.loop.run import Run
 from burnish.loop.state import save, save_where_due
 from burnish.loop.stop import stop_request
 from burnish.loop.validate import rollout_rows, validate
 from burnish.loop.watchdog import watching
+from burnish.reward.model_scorer import reward_model_metrics
 
 UNDUMPED = 20  # steps whose responses wait for a disk to have room again
 
@@ -76,14 +76,14 @@ def _fit(run: Run) -> Result:
 def _one_step(run: Run, result: Result) -> None:
     trainer = run.cfg.trainer
     with run.clock("step"):
-        batch, metrics = run.pace.step(run)
+        batch, metrics = run.schedule.step(run)
     run.step += 1
     run.learn_order(batch)
     last = run.finished
     metrics |= {"training/global_step": float(run.step), "training/epoch": float(run.epoch)}
     metrics |= _step_metrics(run, batch)
     if run.val_data is not None and trainer.test_freq > 0 and (last or run.step % trainer.test_freq == 0):
-        with run.pace.standing_still(run):
+        with run.schedule.paused(run):
             result.validation[run.step] = validate(run)
         metrics |= result.validation[run.step]
     timings = run.clock.take()
@@ -105,7 +105,7 @@ def _step_metrics(run: Run, batch: Batch) -> dict[str, float]:
         max_prompt_length=data.max_prompt_length,
         max_response_length=run.cfg.actor_rollout_ref.rollout.response_length,
     )
-    metrics |= judge_numbers(run) | run.mishaps()
+    metrics |= reward_model_metrics(run) | run.mishaps()
     if not run.cfg.actor_rollout_ref.rollout.disable_log_stats:
         metrics |= {f"engine/{name}": float(value) for name, value in run.engine.stats().items()}
     _dump(run, batch)

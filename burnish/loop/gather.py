@@ -9,9 +9,9 @@ import torch
 
 from burnish.batch import Batch, Column, Ragged
 from burnish.loop.answers import Answer, drive, run_coroutine, start_groups
-from burnish.loop.judge import add_scores
 from burnish.loop.replay import replayed
 from burnish.loop.run import Run
+from burnish.reward.model_scorer import add_scores
 from burnish.rollout.engine import Engine, Request
 from burnish.rollout.respond import requests_for, response_columns
 
@@ -29,7 +29,7 @@ def gather(run: Run, prompts: Batch, step: int) -> Batch:
         else:
             answers = _answers(run, engine, prompts, requests_for(prompts, run.sampling, n, seed=run.seed, step=step))
         # A filter has asked the judge already.
-        batch = _rows(prompts.repeat(n), answers, range(n), judged=run.judge is None or run.filter is not None)
+        batch = _rows(prompts.repeat(n), answers, range(n), judged=run.reward_model is None or run.filter is not None)
         if "greedy" in run.estimator.needs:
             batch = batch.add(**_greedy_columns(run, engine, prompts, step, n))
     return batch
@@ -40,7 +40,7 @@ def gather_validation(run: Run, prompts: Batch) -> Batch:
     n = run.cfg.actor_rollout_ref.rollout.val_kwargs.n
     requests = requests_for(prompts, run.val_sampling, n, seed=run.seed, step=-1)
     answers = _answers(run, run.engine, prompts, requests)
-    return _rows(prompts.repeat(n), answers, range(n), judged=run.judge is None)
+    return _rows(prompts.repeat(n), answers, range(n), judged=run.reward_model is None)
 
 
 def reward_problems(run: Run) -> tuple[int, list[str]]:
@@ -63,7 +63,7 @@ def _greedy_columns(run: Run, engine: Engine, prompts: Batch, step: int, n: int)
         "greedy_lengths": torch.tensor([len(answer.completion.ids) for answer in each]),
         "greedy_finish_reason": [answer.completion.finish_reason for answer in each],
     }
-    if run.judge is None:
+    if run.reward_model is None:
         scores = torch.tensor([answer.score.value for answer in each], dtype=torch.float32)
         return columns | {"greedy_scores": scores}
     responses = Ragged.of([answer.completion.ids for answer in each], torch.int64)

@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from burnish.batch import Batch, Ragged
-from burnish.cluster.group import Group
-from burnish.cluster.weights import Link
+from burnish.distributed.group import Group
+from burnish.distributed.weights import Link
 from burnish.rollout.engine import Capabilities, Completion, Request
-from burnish.train.policy import Taught
+from burnish.training.policy import UpdateResult
 
 
 class RoleHandle:
@@ -84,14 +84,14 @@ class PolicyHandle(LearnerHandle):
     def updates_once(self, num_rows: int) -> bool:
         return self.ask("updates_once", num_rows)
 
-    def read(self, batch: Batch) -> dict[str, Ragged]:
-        return self.ask("read", numbers_of(batch))
+    def compute_log_probs(self, batch: Batch) -> dict[str, Ragged]:
+        return self.ask("compute_log_probs", numbers_of(batch))
 
-    def read_exact_kl(self, batch: Batch) -> Ragged:
-        return self.ask("read_exact_kl", numbers_of(batch))
+    def compute_exact_kl(self, batch: Batch) -> Ragged:
+        return self.ask("compute_exact_kl", numbers_of(batch))
 
-    def teach(self, batch: Batch, step: int) -> Taught:
-        return self.ask("teach", numbers_of(batch), step)
+    def update(self, batch: Batch, step: int) -> UpdateResult:
+        return self.ask("update", numbers_of(batch), step)
 
     def weights(self) -> HeldWeights:
         return HeldWeights(self.group)
@@ -100,25 +100,25 @@ class PolicyHandle(LearnerHandle):
 class CriticHandle(LearnerHandle):
     """The critic."""
 
-    def read(self, batch: Batch) -> Ragged:
-        return self.ask("read", numbers_of(batch))
+    def compute_values(self, batch: Batch) -> Ragged:
+        return self.ask("compute_values", numbers_of(batch))
 
-    def teach(self, batch: Batch, step: int) -> dict[str, float]:
-        return self.ask("teach", numbers_of(batch), step)
+    def update(self, batch: Batch, step: int) -> dict[str, float]:
+        return self.ask("update", numbers_of(batch), step)
 
 
 class ReferenceHandle(RoleHandle):
     """The reference."""
 
-    def read(self, batch: Batch) -> Ragged:
-        return self.ask("read", numbers_of(batch))
+    def compute_log_probs(self, batch: Batch) -> Ragged:
+        return self.ask("compute_log_probs", numbers_of(batch))
 
 
 class RewardModelHandle(RoleHandle):
     """The reward model; it reads texts too."""
 
-    def read(self, batch: Batch) -> list[float]:
-        return self.ask("read", batch)
+    def compute_scores(self, batch: Batch) -> list[float]:
+        return self.ask("compute_scores", batch)
 
     def take(self) -> dict[str, float]:
         return self.ask("take")
@@ -214,7 +214,7 @@ class EngineHandle:
         how = {"seconds": max}
         return {name: how.get(name, sum)([stats.get(name, 0.0) for stats in found]) for name in names}
 
-    def turn(self) -> bool:
+    def step(self) -> bool:
         """Engines in other processes drive themselves."""
         return False
 

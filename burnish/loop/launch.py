@@ -6,18 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from burnish.cluster import torchrun
-from burnish.cluster.group import NO_ANSWER, Group, Starter
-from burnish.cluster.host import Seat
-from burnish.cluster.processes import Processes
-from burnish.cluster.ray import RayActors, RayCluster, RayOptions, installed
-from burnish.cluster.torchrun import Torchrun
 from burnish.config.ranks import engine_pool, machines
+from burnish.distributed import torchrun
+from burnish.distributed.group import NO_ANSWER, Group, Starter
+from burnish.distributed.host import RankInfo
+from burnish.distributed.processes import Processes
+from burnish.distributed.ray import RayActors, RayCluster, RayOptions, installed
+from burnish.distributed.torchrun import Torchrun
 from burnish.errors import UserError
 from burnish.loop.handles import CriticHandle, EngineHandle, PolicyHandle, ReferenceHandle, RewardModelHandle
 from burnish.loop.pools import Pool
 from burnish.models.device import pick_device
-from burnish.table import Table
+from burnish.registry import Registry
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
@@ -26,7 +26,7 @@ WORKER = "burnish.loop.worker:Worker"
 OWN_TRANSPORT = {"cuda": "nccl"}  # of weights between devices of this kind; gloo serves all others
 GPU_TRANSPORTS = tuple(OWN_TRANSPORT.values())
 TRANSPORT_KEY = "actor_rollout_ref.rollout.checkpoint_engine.backend"
-LAUNCHERS = Table("launcher", key="trainer.launcher")
+LAUNCHERS = Registry("launcher", key="trainer.launcher")
 
 
 @dataclass
@@ -118,7 +118,9 @@ def _open(cfg: TrainConfig, pool: Pool, launcher: Launcher, launched: Launched, 
     )
     launched.closing.append(group.close)
     meeting = group.meeting_place()
-    seats = [Seat(rank, pool.size, device + rank % pool.per_node, meeting, pool.timeout) for rank in range(pool.size)]
+    seats = [
+        RankInfo(rank, pool.size, device + rank % pool.per_node, meeting, pool.timeout) for rank in range(pool.size)
+    ]
     group.build(WORKER, [(seat, cfg, pool.roles, total_steps) for seat in seats])
     launched.groups |= dict.fromkeys(pool.roles, group)
 
@@ -144,13 +146,13 @@ class Launcher:
     host: str = "127.0.0.1"
 
 
-@LAUNCHERS.add("processes")
+@LAUNCHERS.register("processes")
 def _processes(cfg: TrainConfig, launched: Launched) -> Launcher:
     """Processes of this machine."""
     return Launcher(lambda pool: Processes())
 
 
-@LAUNCHERS.add("torchrun")
+@LAUNCHERS.register("torchrun")
 def _torchrun(cfg: TrainConfig, launched: Launched) -> Launcher:
     """The processes that torchrun has started."""
     if not torchrun.launched():
@@ -163,7 +165,7 @@ def _torchrun(cfg: TrainConfig, launched: Launched) -> Launcher:
     return Launcher(lambda pool: Torchrun())
 
 
-@LAUNCHERS.add("ray")
+@LAUNCHERS.register("ray")
 def _ray(cfg: TrainConfig, launched: Launched) -> Launcher:
     """Ray actors, on a running cluster or a local one."""
     own = cfg.ray_init

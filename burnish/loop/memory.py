@@ -11,7 +11,7 @@ from burnish.errors import UserError
 from burnish.loop.run import Run
 from burnish.models.device import pick_device
 from burnish.sizing import GIB
-from burnish.train.owners import OutOfMemory, accounted
+from burnish.training.owners import OutOfMemory, accounted
 
 # The clock's phases under the names that the memory plan has for them.
 PHASES = {
@@ -41,7 +41,7 @@ def told_when_memory_runs_out(run: Run) -> Iterator[None]:
 
 def here(run: Run) -> dict[str, Any]:
     """The roles that this process holds itself, by name."""
-    judge = None if run.judge is None else getattr(run.judge, "model", None)
+    judge = None if run.reward_model is None else getattr(run.reward_model, "model", None)
     roles = {
         "policy": run.policy,
         "critic": run.critic,

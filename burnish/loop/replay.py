@@ -96,7 +96,7 @@ class Replay(_Wrapped):
     def abort(self, futures: Sequence[Future[Completion]]) -> None:
         """Nothing is on its way."""
 
-    def turn(self) -> bool:
+    def step(self) -> bool:
         return False
 
     def _read(self) -> None:

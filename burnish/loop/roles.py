@@ -22,14 +22,14 @@ from burnish.loop.sampling import decoder
 from burnish.models.device import pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_tokenizer
 from burnish.rollout.engine import Engine, EngineOptions, check_engine, engine_row
-from burnish.rollout.supervised import Supervised
-from burnish.train.backend import Backend
-from burnish.train.critic import Critic
-from burnish.train.optim import Optimizer
-from burnish.train.packing import Cut
-from burnish.train.place import ALONE, Place
-from burnish.train.policy import Policy
-from burnish.train.reference import Reference
+from burnish.rollout.engines.supervised import Supervised
+from burnish.training.backend import Backend
+from burnish.training.critic import Critic
+from burnish.training.optim import Optimizer
+from burnish.training.packing import Cut
+from burnish.training.parallel import SINGLE_PROCESS, ParallelContext
+from burnish.training.policy import Policy
+from burnish.training.reference import Reference
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
@@ -89,7 +89,11 @@ def load_run_tokenizer(cfg: TrainConfig, source: ModelSource) -> Any:
 
 
 def build_policy(
-    cfg: TrainConfig, source: ModelSource, device: torch.device, total_steps: int, place: Place = ALONE
+    cfg: TrainConfig,
+    source: ModelSource,
+    device: torch.device,
+    total_steps: int,
+    parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Policy:
     actor, rollout = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout
     model = cfg.actor_rollout_ref.model
@@ -104,7 +108,7 @@ def build_policy(
         head=head_kernel(model.fused_kernel_options.impl_backend, actor.use_torch_compile, device),
         compiled=actor.use_torch_compile,
         seed=cfg.trainer.seed,
-        place=place,
+        parallel=parallel,
     )
     updates = actor.ppo_epochs * -(-cfg.data.train_batch_size // actor.ppo_mini_batch_size)
     correction = Correction.of(cfg)
@@ -115,7 +119,7 @@ def build_policy(
         temperature=rollout.temperature,
         rows_per_prompt=rollout.n,
         max_response_length=rollout.response_length,
-        read_cut=Cut.of(
+        inference_cut=Cut.of(
             rollout.log_prob_micro_batch_size_per_gpu,
             rollout.log_prob_use_dynamic_bsz,
             rollout.log_prob_max_token_len_per_gpu,
@@ -138,11 +142,13 @@ def critic_source(cfg: TrainConfig) -> ModelSource:
     )
 
 
-def build_critic(cfg: TrainConfig, device: torch.device, total_steps: int, place: Place = ALONE) -> Critic:
+def build_critic(
+    cfg: TrainConfig, device: torch.device, total_steps: int, parallel: ParallelContext = SINGLE_PROCESS
+) -> Critic:
     critic, source = cfg.critic, critic_source(cfg)
     fsdp = critic.model.fsdp_config
     key = "critic.model.fsdp_config"
-    backend = trained_value_model(source, critic.model, fsdp, key, device, seed=cfg.trainer.seed, place=place)
+    backend = trained_value_model(source, critic.model, fsdp, key, device, seed=cfg.trainer.seed, parallel=parallel)
     updates = critic.ppo_epochs * -(-cfg.data.train_batch_size // critic.ppo_mini_batch_size)
     return Critic(
         backend,
@@ -155,7 +161,11 @@ def build_critic(cfg: TrainConfig, device: torch.device, total_steps: int, place
 
 
 def build_reference(
-    cfg: TrainConfig, source: ModelSource, device: torch.device, policy: Policy, place: Place = ALONE
+    cfg: TrainConfig,
+    source: ModelSource,
+    device: torch.device,
+    policy: Policy,
+    parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Reference:
     """Also handed to the policy, which asks it while it is taught where the KL is the exact one."""
     ref, model = cfg.actor_rollout_ref.ref, cfg.actor_rollout_ref.model
@@ -173,7 +183,7 @@ def build_reference(
             torch_dtype=model.torch_dtype,
             head=head_kernel(model.fused_kernel_options.impl_backend, ref.use_torch_compile, device),
             compiled=ref.use_torch_compile,
-            place=place,
+            parallel=parallel,
         )
     policy.reference = Reference(backend, cfg.actor_rollout_ref.rollout.temperature, cut)
     return policy.reference
@@ -229,7 +239,7 @@ def engine_of(
     )
     row = engine_row(rollout.name, rollout.mode)
     make = partial(row.load(), options)
-    return Supervised(make) if "apart" in row.facts else make()
+    return Supervised(make) if "out_of_process" in row.metadata else make()
 
 
 def engine_kwargs(rollout: SamplingConfig) -> dict[str, Any]:

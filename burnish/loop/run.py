@@ -20,24 +20,24 @@ from burnish.loop.best import Best
 from burnish.loop.correct import Correction
 from burnish.loop.lease import Lease
 from burnish.loop.saving import Saving
-from burnish.loop.shape import Shaper
+from burnish.registry import Entry
 from burnish.reward.absent import NoFunction
 from burnish.reward.score import Scorer
-from burnish.rollout.digests import fill
+from burnish.reward.shaping import Shaper
 from burnish.rollout.engine import Engine, Sampling
-from burnish.table import Row
-from burnish.train.checkpoint import Checkpoints
-from burnish.train.critic import Critic
-from burnish.train.mirror import Mirror
-from burnish.train.policy import Policy
-from burnish.train.reference import Reference
+from burnish.rollout.engines.digests import sync_weights
+from burnish.training.checkpoint import Checkpoints
+from burnish.training.critic import Critic
+from burnish.training.mirror import Mirror
+from burnish.training.policy import Policy
+from burnish.training.reference import Reference
 
 if TYPE_CHECKING:
     from burnish.batch import Batch, Ragged
     from burnish.config import TrainConfig
     from burnish.loop.filter import GroupFilter
-    from burnish.loop.judge import Judge
-    from burnish.loop.overlap import Pace
+    from burnish.loop.schedules import Schedule
+    from burnish.reward.model_scorer import RewardModelScorer
 
 
 @dataclass
@@ -55,9 +55,9 @@ class Run:
     scorer: Scorer | NoFunction
     policy: Policy
     critic: Critic | None
-    judge: Judge | None  # None leaves the scores to functions
+    reward_model: RewardModelScorer | None  # None leaves the scores to functions
     reference: Reference | None
-    estimator: Row
+    estimator: Entry
     kl: FixedKL
     shaper: Shaper
     filter: GroupFilter | None  # None keeps every group
@@ -65,7 +65,7 @@ class Run:
     folder: RunFolder
     checkpoints: Checkpoints
     total_steps: int
-    pace: Pace  # whether steps are made in turn, or generated ahead
+    schedule: Schedule  # whether steps are made in turn, or generated ahead
     close_cast: Callable[[], None] = lambda: None  # ends the processes that hold the roles
     break_off: Callable[[str, float], str] | None = None  # the same when they hang
     clock: Clock = field(default_factory=Clock)
@@ -92,7 +92,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """All steps are made; or all epochs, where those count and filtering makes steps of more prompts."""
-        return self.step >= self.total_steps or self.pace.at_end(self)
+        return self.step >= self.total_steps or self.schedule.at_end(self)
 
     @property
     def used_up(self) -> bool:
@@ -129,17 +129,17 @@ class Run:
 
     def read_reference(self, batch: Batch) -> dict[str, Ragged]:
         """ref_log_prob, and exact_kl where the KL in the reward is the exact one."""
-        columns = {"ref_log_prob": self.reference.read(batch)}
+        columns = {"ref_log_prob": self.reference.compute_log_probs(batch)}
         algorithm = self.cfg.algorithm
         if algorithm.use_kl_in_reward and "exact" in KL_ESTIMATORS[algorithm.kl_penalty].needs:
-            columns["exact_kl"] = self.policy.read_exact_kl(batch)
+            columns["exact_kl"] = self.policy.compute_exact_kl(batch)
         return columns
 
     def send_weights(self) -> None:
         """The policy's weights become the engine's: a new version, if they have changed."""
         if self.unsent or self.version == 0:
             self.version, self.unsent = self.version + 1, 0
-        self.clock.add("verify_weights", fill(self.engine, self.policy.weights(), self.version, self.compared))
+        self.clock.add("verify_weights", sync_weights(self.engine, self.policy.weights(), self.version, self.compared))
 
     def mishaps(self) -> dict[str, float]:
         """What went wrong and was survived; nothing, as a rule."""
@@ -151,5 +151,5 @@ class Run:
         self.engine.close()
         self.close_cast()
         self.scorer.close()
-        self.pace.close()  # it ends now that nobody answers what it waits for
+        self.schedule.close()  # it ends now that nobody answers what it waits for
         self.loggers.close()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from burnish.train.checkpoint import SaveFailed
+from burnish.training.checkpoint import SaveFailed
 
 
 @dataclass(frozen=True)

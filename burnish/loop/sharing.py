@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from burnish.config.ranks import sequence_ranks, tensor_ranks, uses_megatron
-from burnish.loop.build_judge import reward_model_source
+from burnish.loop.build_reward_model import reward_model_source
 from burnish.loop.pools import wants_critic, wants_reference, wants_reward_model
 from burnish.loop.roles import critic_source, reference_source
 from burnish.models.load import ModelSource, load_config
 from burnish.models.sequence.arithmetic import choose_method
-from burnish.train.tensor_parallel import check_sizes
+from burnish.training.tensor_parallel import check_sizes
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig

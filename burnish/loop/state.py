@@ -11,12 +11,12 @@ from typing import Any
 from burnish.errors import UserError
 from burnish.loop.run import Run
 from burnish.loop.waiting import read_waiting, waiting_writer
-from burnish.remote import cache_folder, local_path
-from burnish.table import Table
-from burnish.train.checkpoint import Checkpoints, damage, read_trainer
-from burnish.train.foreign import Foreign, find_foreign
+from burnish.registry import Registry
+from burnish.storage import cache_folder, local_path
+from burnish.training.checkpoint import Checkpoints, damage, read_trainer
+from burnish.training.foreign import Foreign, find_foreign
 
-RESUME_MODES = Table("resume mode", key="trainer.resume_mode")
+RESUME_MODES = Registry("resume mode", key="trainer.resume_mode")
 PATH_KEY = "trainer.resume_from_path"
 
 
@@ -47,7 +47,7 @@ def save(run: Run, *, needed: bool = False) -> None:
         run.critic is not None and cfg.critic.checkpoint.async_save
     )
     roles: dict[str, Callable[[Path], None]] = {}
-    ahead = run.pace.ahead(run)
+    ahead = run.schedule.ahead(run)
     state = {"step": run.step, "seed": run.seed, "sampler": ahead.position, "kl": run.kl.state_dict()}
     state |= {"shaper": run.shaper.state_dict(), "best": run.best.state_dict()}
     state |= {"version": run.version, "unsent": run.unsent}
@@ -119,7 +119,7 @@ def _take_up(run: Run, folder: Path) -> None:
     run.step = run.saved_step = state["step"]
     run.version, run.unsent = state.get("version", 0), state.get("unsent", 0)
     if run.train_data is not None:
-        run.pace.load(read_waiting(folder / "queue", run.train_data))
+        run.schedule.load(read_waiting(folder / "queue", run.train_data))
     run.notices.append(f"resumed from {folder}")
     if cfg.trainer.del_local_ckpt_after_load:
         run.notices.append(forget_local(run, folder))
@@ -145,15 +145,15 @@ def forget_local(run: Run, folder: Path) -> str:
     if run.mirror is None or not run.mirror.holds(folder):
         return f"trainer.del_local_ckpt_after_load: kept {folder}, because there is no copy of it elsewhere"
     shutil.rmtree(folder)
-    return f"deleted {folder}; its copy is in {run.mirror.place.url}"
+    return f"deleted {folder}; its copy is in {run.mirror.parallel.url}"
 
 
-@RESUME_MODES.add("disable")
+@RESUME_MODES.register("disable")
 def from_scratch(run: Run) -> None:
     """Start anew, whatever the run folder holds."""
 
 
-@RESUME_MODES.add("auto")
+@RESUME_MODES.register("auto")
 def from_latest(run: Run) -> Path | Foreign | None:
     """The newest whole checkpoint of the run folder, else of trainer.default_hdfs_dir, or a new start."""
     folder, damaged = run.checkpoints.latest_good()
@@ -168,7 +168,7 @@ def from_latest(run: Run) -> Path | Foreign | None:
     return folder
 
 
-@RESUME_MODES.add("resume_path")
+@RESUME_MODES.register("resume_path")
 def from_path(run: Run) -> Path | Foreign:
     """The checkpoint that the user names; anything wrong with it stops the run."""
     asked = run.cfg.trainer.resume_from_path

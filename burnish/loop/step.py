@@ -61,18 +61,18 @@ def learn(run: Run, produced: Produced) -> tuple[Batch, dict[str, float]]:
     run.epoch = produced.epoch
     for note in produced.notes:
         run.loggers.note(note)
-    if run.judge is not None:
+    if run.reward_model is not None:
         with clock("reward"):
-            batch = run.judge.judge(batch)
+            batch = run.reward_model.score(batch)
     if run.reads_old_log_probs(len(batch), current=run.is_current(batch)):
         with clock("old_log_prob"):
-            batch = batch.add(**run.policy.read(batch))
+            batch = batch.add(**run.policy.compute_log_probs(batch))
     if run.reference is not None:
         with clock("ref"):
             batch = batch.add(**run.read_reference(batch))
     if run.critic is not None:
         with clock("values"):
-            batch = batch.add(values=run.critic.read(batch))
+            batch = batch.add(values=run.critic.compute_values(batch))
     with clock("adv"):
         batch, correcting = run.correction.apply(batch)
         batch, shaping = run.shaper.shape(batch)
@@ -81,10 +81,10 @@ def learn(run: Run, produced: Produced) -> tuple[Batch, dict[str, float]]:
         metrics |= shaping | correcting
     if run.critic is not None:
         with clock("update_critic"):
-            metrics |= run.critic.teach(batch, step)
+            metrics |= run.critic.update(batch, step)
     if step > run.cfg.trainer.critic_warmup:
         with clock("update_actor"):
-            taught = run.policy.teach(batch, step)
+            taught = run.policy.update(batch, step)
             batch, metrics = batch.add(**taught.columns), metrics | taught.metrics
         run.unsent += 1
     return batch, produced.numbers | metrics

@@ -8,8 +8,8 @@ from burnish.log.folder import dump_rollouts
 from burnish.log.metrics import row_sums
 from burnish.log.validation import pick_generations, validation_metrics
 from burnish.loop.gather import gather_validation, reward_problems
-from burnish.loop.judge import judge_numbers
 from burnish.loop.run import Run
+from burnish.reward.model_scorer import reward_model_metrics
 
 
 def validate(run: Run) -> dict[str, float]:
@@ -36,13 +36,13 @@ def validate(run: Run) -> dict[str, float]:
 
 def _judged(run: Run, batch: Batch) -> Batch:
     """The reward model reads while the engine sleeps, as in a step. Its numbers are told for training steps only."""
-    if run.judge is None:
+    if run.reward_model is None:
         return batch
     if run.cfg.actor_rollout_ref.rollout.free_cache_engine:
         run.engine.sleep(level=1)
-    batch = run.judge.judge(batch)
+    batch = run.reward_model.score(batch)
     run.engine.wake()
-    judge_numbers(run)
+    reward_model_metrics(run)
     return batch
 
 

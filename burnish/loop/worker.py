@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from burnish.address import address
-from burnish.cluster.host import Seat
-from burnish.cluster.weights import Link, receive, send
-from burnish.cluster.world import join, leave
 from burnish.config.ranks import sequence_ranks, tensor_ranks
-from burnish.loop.build_judge import build_reward_model
+from burnish.distributed.host import RankInfo
+from burnish.distributed.weights import Link, receive, send
+from burnish.distributed.world import join, leave
+from burnish.loop.build_reward_model import build_reward_model
 from burnish.loop.roles import (
     build_critic,
     build_policy,
@@ -28,10 +27,11 @@ from burnish.loop.roles import (
 )
 from burnish.models.device import pick_device
 from burnish.models.load import load_generation_config
-from burnish.rollout.digests import fill
 from burnish.rollout.engine import Capabilities, Completion, Request
-from burnish.train.owners import accounted
-from burnish.train.place import ALONE, Place, take_place
+from burnish.rollout.engines.digests import sync_weights
+from burnish.seeding import derive_seed
+from burnish.training.owners import accounted
+from burnish.training.parallel import SINGLE_PROCESS, ParallelContext, build_mesh
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
@@ -48,14 +48,14 @@ class Worker:
 
     concurrent = frozenset({"generate", "abort", "engine_stats", "write"})
 
-    def __init__(self, seat: Seat, cfg: TrainConfig, roles: tuple[str, ...], total_steps: int) -> None:
+    def __init__(self, seat: RankInfo, cfg: TrainConfig, roles: tuple[str, ...], total_steps: int) -> None:
         self.seat = seat
         self.cfg = cfg
         self.device = own_device(cfg.trainer.device, seat.local_rank)
         if seat.size > 1:
             join(seat, self.device)
-        torch.manual_seed(address(cfg.trainer.seed, "worker"))  # equal on all ranks: they load equal weights
-        self.places: dict[tuple[int, int, int], Place] = {}
+        torch.manual_seed(derive_seed(cfg.trainer.seed, "worker"))  # equal on all ranks: they load equal weights
+        self.meshes: dict[tuple[int, int, int], ParallelContext] = {}
         self.source = policy_source(cfg)
         self.tokenizer = load_run_tokenizer(cfg, self.source)
         self.notices: list[str] = []
@@ -116,7 +116,7 @@ class Worker:
 
     def sync(self, version: int) -> float:
         """The weights of this process's policy become those of its engine. Seconds that comparing them took."""
-        return fill(self.roles["engine"], self.roles["policy"].weights(), version, compared_dtype(self.cfg))
+        return sync_weights(self.roles["engine"], self.roles["policy"].weights(), version, compared_dtype(self.cfg))
 
     def send_weights(self, link: Link) -> None:
         """To engines in other processes: all ranks gather, the first sends."""
@@ -128,7 +128,7 @@ class Worker:
                 pass
 
     def receive_weights(self, link: Link, version: int) -> float:
-        return fill(self.roles["engine"], receive(link, self.device), version, compared_dtype(self.cfg))
+        return sync_weights(self.roles["engine"], receive(link, self.device), version, compared_dtype(self.cfg))
 
     def close(self) -> None:
         engine = self.roles.get("engine")
@@ -139,20 +139,20 @@ class Worker:
     # building
 
     def _build_policy(self, total_steps: int) -> Any:
-        place = self._place(self.cfg.actor_rollout_ref.actor, self.cfg.actor_rollout_ref.actor.fsdp_config)
-        return build_policy(self.cfg, self.source, self.device, total_steps, place)
+        parallel = self._parallel(self.cfg.actor_rollout_ref.actor, self.cfg.actor_rollout_ref.actor.fsdp_config)
+        return build_policy(self.cfg, self.source, self.device, total_steps, parallel)
 
     def _build_critic(self, total_steps: int) -> Any:
-        place = self._place(self.cfg.critic, self.cfg.critic.model.fsdp_config)
-        return build_critic(self.cfg, self.device, total_steps, place)
+        parallel = self._parallel(self.cfg.critic, self.cfg.critic.model.fsdp_config)
+        return build_critic(self.cfg, self.device, total_steps, parallel)
 
     def _build_reference(self, total_steps: int) -> Any:
-        place = self._place(self.cfg.actor_rollout_ref.ref, self.cfg.actor_rollout_ref.ref.fsdp_config)
-        return build_reference(self.cfg, self.source, self.device, self.roles["policy"], place)
+        parallel = self._parallel(self.cfg.actor_rollout_ref.ref, self.cfg.actor_rollout_ref.ref.fsdp_config)
+        return build_reference(self.cfg, self.source, self.device, self.roles["policy"], parallel)
 
     def _build_reward_model(self, total_steps: int) -> Any:
-        place = self._place(self.cfg.reward_model, self.cfg.reward_model.model.fsdp_config)
-        return build_reward_model(self.cfg, self.device, self.tokenizer, self.notices, place)
+        parallel = self._parallel(self.cfg.reward_model, self.cfg.reward_model.model.fsdp_config)
+        return build_reward_model(self.cfg, self.device, self.tokenizer, self.notices, parallel)
 
     def _build_engine(self, total_steps: int) -> Any:
         rollout = replace(self.cfg.actor_rollout_ref.rollout, **dict.fromkeys(ENGINE_SIZES, 1))
@@ -169,19 +169,19 @@ class Worker:
             beside="policy" in self.roles,
         )
 
-    def _place(self, role: Any, fsdp: Any) -> Place:
+    def _parallel(self, role: Any, fsdp: Any) -> ParallelContext:
         if self.seat.size == 1:
-            return ALONE
+            return SINGLE_PROCESS
         sizes = (fsdp.fsdp_size, sequence_ranks(role), tensor_ranks(role))
-        if sizes not in self.places:
-            self.places[sizes] = take_place(
+        if sizes not in self.meshes:
+            self.meshes[sizes] = build_mesh(
                 self.device,
                 fsdp_size=sizes[0],
                 sequence_size=sizes[1],
                 tensor_size=sizes[2],
                 balance=self.cfg.trainer.balance_batch,
             )
-        return self.places[sizes]
+        return self.meshes[sizes]
 
 
 def own_device(name: str, local_rank: int) -> torch.device:

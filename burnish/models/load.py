@@ -30,7 +30,7 @@ from transformers.utils import logging
 from burnish.errors import UserError
 from burnish.models import attention
 from burnish.models.fourbit import is_packed
-from burnish.remote import local_path
+from burnish.storage import local_path
 
 # RoPE variants that choose their frequencies from the longest row of the whole batch: wrong for packed or mixed rows.
 BATCH_DEPENDENT_ROPE = ("longrope", "dynamic")

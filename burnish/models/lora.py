@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from burnish.errors import UserError
 from burnish.models.fourbit import is_packed, unpacked
-from burnish.remote import local_path
+from burnish.storage import local_path
 
 ADAPTER = "default"  # peft's own name for the only one
 WEIGHTS = "adapter_model.safetensors"

@@ -46,7 +46,7 @@ def subject_of(name: str) -> Subject:
     if rule is None:
         plain = name.rstrip("/").rpartition("/")[2].removesuffix(".parquet").removesuffix(".jsonl")
         return Subject(source or plain or "chat", ask, "It is so.", "It is so.", "It is not so.")
-    example = rule.facts["example"]
+    example = rule.metadata["example"]
     return Subject(source, ask, example.ground_truth, example.right, example.wrong)
 
 

@@ -29,7 +29,7 @@ class Case:
 
 def extract_code(response: str, language: str = "python") -> str | None:
     """The last block in that language, or the last block of any kind; None if there is none."""
-    names = "|".join(re.escape(name) for name in LANGUAGES[language].facts["fences"])
+    names = "|".join(re.escape(name) for name in LANGUAGES[language].metadata["fences"])
     marks = list(re.finditer(rf"```(?:{names})[ \t\r]*\n", response, re.IGNORECASE))
     if marks:
         return response[marks[-1].end() :].partition(_FENCE)[0]

@@ -6,24 +6,24 @@ import re
 from typing import Any
 
 from burnish.errors import UserError
-from burnish.table import Table
+from burnish.registry import Registry
 
 _TAIL = 300  # an answer stands at the end; looking at no more keeps a long response cheap
 _NUMBER = r"-?\$?-?\d[\d,]*(?:\.\d+)?"
 _MARKED = re.compile(rf"####\s*({_NUMBER})")
 _ANY = re.compile(_NUMBER)
 
-METHODS = Table("way to find the answer", key="custom_reward_function.reward_kwargs.method")
+METHODS = Registry("way to find the answer", key="custom_reward_function.reward_kwargs.method")
 
 
-@METHODS.add("strict")
+@METHODS.register("strict")
 def last_marked_number(text: str) -> str | None:
     """The number after the last `####`."""
     found = _MARKED.findall(text)
     return found[-1] if found else None
 
 
-@METHODS.add("flexible")
+@METHODS.register("flexible")
 def last_number(text: str) -> str | None:
     """The last number, wherever it stands."""
     found = _ANY.findall(text)

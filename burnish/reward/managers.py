@@ -10,31 +10,31 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from burnish.errors import UserError, nearest
+from burnish.registry import Registry
 from burnish.reward.batch import BatchScorer
 from burnish.reward.call import parameters_of
 from burnish.reward.callers import BatchCaller, PositionalCaller
 from burnish.reward.score import Scorer
 from burnish.reward.settings import RewardSettings
-from burnish.table import Table
 
-REWARD_MANAGERS = Table("reward manager", key="reward_model.reward_manager")
+REWARD_MANAGERS = Registry("reward manager", key="reward_model.reward_manager")
 _KWARGS = "reward_model.reward_kwargs"
 
 
-@REWARD_MANAGERS.add("naive", "dapo")
+@REWARD_MANAGERS.register("naive", "dapo")
 def naive(settings: RewardSettings, reward: Callable[..., Any] | None = None) -> Scorer:
     """One call of the reward function per response. DAPO's penalty for length comes later, with any manager."""
     return Scorer(settings, reward)
 
 
-@REWARD_MANAGERS.add("prime")
+@REWARD_MANAGERS.register("prime")
 class Positional(Scorer):
     """One call per response, with the four arguments by position."""
 
     caller = PositionalCaller
 
 
-@REWARD_MANAGERS.add("batch")
+@REWARD_MANAGERS.register("batch")
 def batch(settings: RewardSettings, reward: Callable[..., Any] | None = None) -> Scorer:
     """One call of a user's own function per batch of responses; built-in rules are called per response all the same."""
     own = reward is not None or settings.path is not None

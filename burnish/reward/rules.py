@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.errors import UserError
-from burnish.table import Row, Table
+from burnish.registry import Entry, Registry
 
 # A library that a row may need, and the extra of ours that installs it.
 _EXTRAS = {"math_verify": "math"}
@@ -26,18 +26,18 @@ class Example:
     wrong: str
 
 
-REWARDS = Table("reward", key="data_source")
+REWARDS = Registry("reward", key="data_source")
 
 
-def find_rule(data_source: str) -> Row | None:
+def find_rule(data_source: str) -> Entry | None:
     """The row of this data source, by its name or else by how it begins."""
     if data_source in REWARDS:
         return REWARDS[data_source]
-    families = ((name[:-1], row) for name, row in REWARDS.rows.items() if name.endswith("*"))
+    families = ((name[:-1], row) for name, row in REWARDS.entries.items() if name.endswith("*"))
     return next((row for beginning, row in families if data_source.startswith(beginning)), None)
 
 
-def check_needs(row: Row) -> None:
+def check_needs(row: Entry) -> None:
     """UserError if a library that the row needs is not installed."""
     for library in row.needs & _EXTRAS.keys():
         if not _is_installed(library):
@@ -50,37 +50,37 @@ def _is_installed(library: str) -> bool:
     return importlib.util.find_spec(library) is not None
 
 
-REWARDS.add_lazy(
+REWARDS.register_lazy(
     "openai/gsm8k",
     "burnish.reward.gsm8k:gsm8k",
     example=Example("1234", right="So he pays 617 * 2.\n#### 1,234", wrong="So he pays 617.\n#### 617"),
 )
 
 for _name in ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"):
-    REWARDS.add_lazy(
+    REWARDS.register_lazy(
         _name,
         "burnish.reward.math:boxed_math",
         example=Example(r"\frac{1}{2}", right=r"It is $\boxed{\dfrac12}$.", wrong=r"It is $\boxed{\frac{1}{3}}$."),
     )
 
 for _name in ("burnish/sort", "burnish/sums"):
-    REWARDS.add_lazy(_name, "burnish.reward.exact:exact", example=Example("42", right=" 42\n", wrong="24"))
+    REWARDS.register_lazy(_name, "burnish.reward.exact:exact", example=Example("42", right=" 42\n", wrong="24"))
 
 for _name in ("math_dapo", "math", "math_dapo_reasoning", "aime*"):
-    REWARDS.add_lazy(
+    REWARDS.register_lazy(
         _name,
         "burnish.reward.math_dapo:math_dapo",
         example=Example("34", right="We add them up.\nAnswer: $34$", wrong="We add them up.\nAnswer: 43"),
     )
 
-REWARDS.add_lazy(
+REWARDS.register_lazy(
     "numina_*",
     "burnish.reward.numina:numina",
     needs={"math_verify"},
     example=Example("(x+1)^2", right=r"So it is \boxed{x^2 + 2x + 1}.", wrong=r"So it is \boxed{x^2 + 1}."),
 )
 
-REWARDS.add_lazy(
+REWARDS.register_lazy(
     "hiyouga/geometry3k",
     "burnish.reward.geometry3k:geometry3k",
     needs={"math_verify"},
@@ -89,7 +89,7 @@ REWARDS.add_lazy(
     ),
 )
 
-REWARDS.add_lazy(
+REWARDS.register_lazy(
     "searchR1_*",
     "burnish.reward.search_qa:search_qa",
     example=Example(
@@ -100,7 +100,7 @@ REWARDS.add_lazy(
 )
 
 for _name in ("codecontests", "apps", "codeforces", "taco"):
-    REWARDS.add_lazy(
+    REWARDS.register_lazy(
         _name,
         "burnish.reward.code:code",
         runs_code=True,

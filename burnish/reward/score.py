@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from burnish.errors import UserError
+from burnish.registry import Registry
 from burnish.reward.call import Caller
 from burnish.reward.evaluate import pack
 from burnish.reward.inline import Inline
@@ -21,7 +22,6 @@ from burnish.reward.remote import Remote, check_urls
 from burnish.reward.sample import Outcome, Problem, Sample, Score
 from burnish.reward.settings import RewardSettings
 from burnish.reward.source import FromCallable, FromFile, FromRemoteFile, FromRules, FromUrls, FromVerifiers, Source
-from burnish.table import Table
 
 logger = logging.getLogger("burnish.reward")
 
@@ -29,16 +29,16 @@ _RESPONSE_SHOWN = 200
 _PRINTS_REMEMBERED = 1000
 _PROBLEMS_REMEMBERED = 100  # distinct ones between two drains; more are counted under the last
 
-ON_ERROR = Table("way to treat a failing reward", key="reward.on_error")
+ON_ERROR = Registry("way to treat a failing reward", key="reward.on_error")
 
 
-@ON_ERROR.add("fallback")
+@ON_ERROR.register("fallback")
 def give_fallback(scorer: Scorer, sample: Sample, problem: str) -> Score:
     """The fallback score, with the problem beside it."""
     return Score(scorer.settings.fallback_score, {}, problem)
 
 
-@ON_ERROR.add("stop", stops=True)
+@ON_ERROR.register("stop", stops=True)
 def stop(scorer: Scorer, sample: Sample, problem: str) -> Score:
     """A UserError that names the function and the sample."""
     shown = sample.solution_str[:_RESPONSE_SHOWN] + ("..." if len(sample.solution_str) > _RESPONSE_SHOWN else "")

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from burnish.errors import UserError, nearest
+from burnish.registry import Entry, load_user_attribute
 from burnish.reward.call import ARGUMENTS, Caller, parameters_of
 from burnish.reward.callers import QueryCaller
 from burnish.reward.rules import REWARDS, check_needs, find_rule
 from burnish.reward.verifiers import VERIFIERS, weighted
-from burnish.table import Row, load_user_attribute
 
 
 class Source(Protocol):
@@ -139,7 +139,7 @@ class FromRules:
             self._check_kwargs(names, kwargs)
 
     def runs_code(self, data_source: str) -> bool:
-        return _rule(data_source).facts.get("runs_code", False)
+        return _rule(data_source).metadata.get("runs_code", False)
 
     def _check_kwargs(self, names: list[str], kwargs: Mapping[str, Any]) -> None:
         accepted = {argument for name in names for argument in parameters_of(_rule(name).load()) or ()}
@@ -151,7 +151,7 @@ class FromRules:
                     value=value,
                 )
         for name in names:  # a value that a rule refuses is refused here, not once per sample
-            example = _rule(name).facts["example"]
+            example = _rule(name).metadata["example"]
             values = (name, example.right, example.ground_truth, {})
             self.callers(kwargs)(name)(dict(zip(ARGUMENTS, values, strict=True)))
 
@@ -208,7 +208,7 @@ class FromUrls(OneFunction):
         return ", ".join(self.urls)
 
 
-def _rule(data_source: str) -> Row:
+def _rule(data_source: str) -> Entry:
     row = find_rule(data_source)
     if row is None:
         raise _no_rule(data_source)

@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from burnish.registry import Registry
 from burnish.reward.grader import same_value
 from burnish.reward.math import last_boxed
 from burnish.reward.math_dapo import TAIL, math_dapo
 from burnish.reward.numina import numina
-from burnish.table import Table
 
-VERIFIERS = Table("verifier", key="reward.verifiers")
+VERIFIERS = Registry("verifier", key="reward.verifiers")
 
 _TAGS = ("<think>", "</think>", "<answer>", "boxed", "</answer>")  # in this order, each once
 _STOP = re.compile(r"</s>|<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>")
@@ -28,7 +28,7 @@ _STEPS_WANTED = 3
 _RETOOL_TAIL = 100
 
 
-@VERIFIERS.add("acc", needs={"math_verify"})
+@VERIFIERS.register("acc", needs={"math_verify"})
 def accuracy(solution_str: str, ground_truth: Any) -> float:
     r"""1 for the right answer, -0.5 for another one, -1 for a response without \boxed or without any answer."""
     text = _STOP.split(solution_str, maxsplit=1)[0]
@@ -38,7 +38,7 @@ def accuracy(solution_str: str, ground_truth: Any) -> float:
     return 1.0 if same_value(answer, _truth(ground_truth)) else -0.5
 
 
-@VERIFIERS.add("strict_format")
+@VERIFIERS.register("strict_format")
 def strict_format(solution_str: str) -> float:
     r"""1 for exactly <think>...</think>...<answer>...\boxed...</answer>, every part once; else -0.5."""
     text = solution_str.strip()
@@ -48,19 +48,19 @@ def strict_format(solution_str: str) -> float:
     return 1.0 if once and framed and places == sorted(places) else -0.5
 
 
-@VERIFIERS.add("format")
+@VERIFIERS.register("format")
 def answer_format(solution_str: str) -> float:
     """1 for <think>...</think> and then <answer>...</answer>, and nothing around them; else 0."""
     return float(_is_framed(solution_str.strip()))
 
 
-@VERIFIERS.add("step")
+@VERIFIERS.register("step")
 def steps(solution_str: str) -> float:
     """A third for each sign of working step by step ("Step 1:", bullets, "First,", ...), at most 1."""
     return min(1.0, len(_STEP.findall(solution_str)) / _STEPS_WANTED)
 
 
-@VERIFIERS.add("base_acc", "math_verify_reward", needs={"math_verify"})
+@VERIFIERS.register("base_acc", "math_verify_reward", needs={"math_verify"})
 def framed_accuracy(solution_str: str, ground_truth: Any) -> float:
     r"""1 for the right \boxed answer inside <answer>, after <think>; else 0."""
     text = solution_str.strip()
@@ -68,19 +68,19 @@ def framed_accuracy(solution_str: str, ground_truth: Any) -> float:
     return float(answer is not None and same_value(answer, _truth(ground_truth)))
 
 
-@VERIFIERS.add("math_17k_acc", "acc_for_ppo", needs={"math_verify"})
+@VERIFIERS.register("math_17k_acc", "acc_for_ppo", needs={"math_verify"})
 def boxed_accuracy(solution_str: str, ground_truth: Any) -> float:
     r"""1 if the last \boxed answer is right, else 0."""
     return numina(solution_str, ground_truth)
 
 
-@VERIFIERS.add("acc_for_dapo")
+@VERIFIERS.register("acc_for_dapo")
 def dapo_accuracy(solution_str: str, ground_truth: Any) -> float:
     """1 if the last "Answer: ..." line is right, else -1."""
     return math_dapo(solution_str, ground_truth)["score"]
 
 
-@VERIFIERS.add("retool_reward")
+@VERIFIERS.register("retool_reward")
 def retool(solution_str: str, ground_truth: Any, extra_info: dict[str, Any]) -> float:
     r"""1 if the \boxed text at the very end is the ground truth; else -1, and 0.1 for each tool call, up to 0."""
     if last_boxed(solution_str[-TAIL:][-_RETOOL_TAIL:]) == _truth(ground_truth):

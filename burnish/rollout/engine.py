@@ -10,28 +10,29 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from burnish.errors import UserError, raise_all
-from burnish.table import Row, Table
+from burnish.models.model_input import ModelInput
+from burnish.registry import Entry, Registry
 
-ENGINES = Table("rollout engine", key="actor_rollout_ref.rollout.name")
-ENGINES.add_lazy("builtin", "burnish.rollout.builtin.choice:builtin_engine")
-ENGINES.add_lazy("hf", "burnish.rollout.hf:HfEngine")
+ENGINES = Registry("rollout engine", key="actor_rollout_ref.rollout.name")
+ENGINES.register_lazy("builtin", "burnish.rollout.engines.builtin.choice:builtin_engine")
+ENGINES.register_lazy("hf", "burnish.rollout.engines.hf:HfEngine")
 # `library`: what must be installed for it.
-ENGINES.add_lazy(
+ENGINES.register_lazy(
     "vllm",
-    "burnish.rollout.vllm.engine:VllmEngine",
+    "burnish.rollout.engines.vllm.engine:VllmEngine",
     library="vllm",
-    as_server="burnish.rollout.vllm.server:VllmServer",  # where rollout.mode=async
+    as_server="burnish.rollout.engines.vllm.server:VllmServer",  # where rollout.mode=async
 )
-# `apart`: it lives in a process of its own, which may die without us (see rollout/supervised.py).
-ENGINES.add_lazy("sglang", "burnish.rollout.sglang.engine:SglangEngine", apart=True)
+# `out_of_process`: it lives in a process of its own, which may die without us (see rollout/supervised.py).
+ENGINES.register_lazy("sglang", "burnish.rollout.engines.sglang.engine:SglangEngine", out_of_process=True)
 
 
-def engine_row(name: str, mode: str) -> Row:
+def engine_row(name: str, mode: str) -> Entry:
     """The row of that name; where the engine can also be a server, the one that rollout.mode asks for."""
     row = ENGINES[name]
-    if mode != "async" or "as_server" not in row.facts:
+    if mode != "async" or "as_server" not in row.metadata:
         return row
-    return Row(name, row.facts["as_server"], facts={"apart": True})
+    return Entry(name, row.metadata["as_server"], metadata={"out_of_process": True})
 
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -115,14 +116,21 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """One response to make. `seed` is its random address: the noise of token t is a function of (seed, t) alone."""
+    """One response to generate. The noise of token t is a function of (seed, t) alone.
 
-    ids: tuple[int, ...]
+    Requests of a session extend each other: where the engine can, it keeps the KV of a finished request's prompt and
+    response for the session's next request, until `Engine.end_session`.
+    """
+
+    input: ModelInput
     sampling: Sampling
     seed: int
     priority: int = 0
-    adapter: str | None = None
     session: str | None = None
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.input.ids
 
 
 @dataclass(frozen=True)
@@ -261,7 +269,7 @@ class Engine(Protocol):
         """Counters since the last call."""
         ...
 
-    def turn(self) -> bool:
+    def step(self) -> bool:
         """One token for everybody, by an engine without a thread of its own; False if there is nothing to drive."""
         ...
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from burnish.address import address
 from burnish.batch import Batch, Ragged
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Completion, Request, Sampling
+from burnish.seeding import derive_seed
 
 
 def requests_for(prompts: Batch, sampling: Sampling, n: int, *, seed: int, step: int) -> list[list[Request]]:
     """n requests per prompt. A request's seed names it: run seed (or the sampling's own), step, prompt, sample."""
     seed = seed if sampling.seed is None else sampling.seed
     return [
-        [Request(tuple(ids), sampling.after(len(ids)), address(seed, step, uid, sample)) for sample in range(n)]
+        [
+            Request(ModelInput(tuple(ids)), sampling.after(len(ids)), derive_seed(seed, step, uid, sample))
+            for sample in range(n)
+        ]
         for ids, uid in zip(prompts["prompt_ids"].lists(), prompts["uid"], strict=True)
     ]
 

@@ -225,7 +225,7 @@ def test_passk_credits_only_the_leader():
 
 
 def test_passk_refuses_a_group_of_one():
-    assert ADVANTAGES["grpo_passk"].facts["min_group"] == 2
+    assert ADVANTAGES["grpo_passk"].metadata["min_group"] == 2
     with pytest.raises(ValueError, match="at least two responses"):
         ADVANTAGES["grpo_passk"].load()(sequence_credit([1.0, 2.0, 3.0], [0, 0, 1]))
 

@@ -133,7 +133,7 @@ def ref_kept(case, measure, low, high):
 
 
 def test_the_config_knows_which_measures_are_ratios():
-    assert {name for name in REJECTIONS.names() if REJECTIONS[name].facts["ratio"]} == RATIO_REJECTIONS
+    assert {name for name in REJECTIONS.names() if REJECTIONS[name].metadata["ratio"]} == RATIO_REJECTIONS
 
 
 @pytest.mark.parametrize("measure", REJECTIONS.names())

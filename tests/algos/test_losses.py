@@ -16,7 +16,7 @@ from burnish.algos.masked import add_metrics
 OPTIONS = LossOptions(
     clip_low=0.2, clip_high=0.3, clip_c=1.5, tau_pos=1.2, tau_neg=0.7, kl_cov_ratio=0.2, ppo_kl_coef=0.4
 )
-INVARIANT = [name for name in LOSSES.names() if not LOSSES[name].facts.get("couples_rows")]
+INVARIANT = [name for name in LOSSES.names() if not LOSSES[name].metadata.get("couples_rows")]
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def total_loss_and_gradient(name, inputs, splits):
     """Loss, gradient and metrics of the mini-batch when its rows go in these micro-batches."""
     logp, lengths = inputs[0].clone().requires_grad_(), inputs[4]
     rows = [column.split(lengths.tolist()) for column in (logp, *inputs[1:4])]
-    mode = LOSSES[name].facts.get("aggregation", "token-mean")
+    mode = LOSSES[name].metadata.get("aggregation", "token-mean")
     total, loss, metrics = totals(inputs[3], lengths), 0.0, []
     for part in splits:
         columns = [torch.cat([column[i] for i in part]) for column in rows]

@@ -16,10 +16,10 @@ from burnish.data.files import write_parquet
 from burnish.data.load import load_train
 from burnish.demo.tiny import make_tokenizer
 from burnish.errors import UserError
+from burnish.registry import load_user_attribute, load_user_module
 from burnish.reward.sample import Sample
 from burnish.reward.score import Scorer
 from burnish.reward.settings import RewardSettings
-from burnish.table import load_user_attribute, load_user_module
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_every_stand_in_holds_what_it_names():
 
 def test_no_torch_for_a_reward(user_file):
     path = user_file("from verl.utils.reward_score import gsm8k, math_dapo, geo3k, search_r1_like_qa_em\n")
-    code = f"import sys; from burnish.table import load_user_module; load_user_module({path!r}, key='k')"
+    code = f"import sys; from burnish.registry import load_user_module; load_user_module({path!r}, key='k')"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; print('torch' in sys.modules)"], capture_output=True, text=True
     )

@@ -8,9 +8,10 @@ import threading
 import pytest
 import torch
 
-from burnish.address import address
 from burnish.errors import UserError
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import ENGINES, Request, Sampling
+from burnish.seeding import derive_seed
 
 PATIENCE = 60.0
 PROMPTS = [(5,), (5, 6, 7), tuple(range(3, 20)), (8, 8, 8, 8), tuple([4, 9, 13] * 20)]
@@ -18,7 +19,7 @@ PROMPTS = [(5,), (5, 6, 7), tuple(range(3, 20)), (8, 8, 8, 8), tuple([4, 9, 13] 
 
 def loadable():
     """Rows that need no library of their own. The suite runs on vLLM in tests/vllm, which has its own environment."""
-    return [name for name in ENGINES.names() if "library" not in ENGINES[name].facts]
+    return [name for name in ENGINES.names() if "library" not in ENGINES[name].metadata]
 
 
 @pytest.fixture(params=loadable())
@@ -27,7 +28,7 @@ def engine(request, make_engine, tiny_folder):
 
 
 def requests(sampling, salt=0, prompts=PROMPTS):
-    return [Request(ids, sampling, address(salt, number)) for number, ids in enumerate(prompts)]
+    return [Request(ModelInput(ids), sampling, derive_seed(salt, number)) for number, ids in enumerate(prompts)]
 
 
 def respond(engine, wanted):
@@ -113,10 +114,10 @@ def test_stop_token_ids(engine):
 
 def test_stop_strings(reader):
     """Tokens are kept as they were sampled, up to the one that completes the string."""
-    (long,) = respond(reader, [Request(PROMPTS[0], Sampling(20, ignore_eos=True), 3)])
+    (long,) = respond(reader, [Request(ModelInput(PROMPTS[0]), Sampling(20, ignore_eos=True), 3)])
     text = "".join(LETTERS[token] for token in long.ids if token != 2)
     stop = text[5:7]
-    (cut,) = respond(reader, [Request(PROMPTS[0], Sampling(20, ignore_eos=True, stop=("zzz", stop)), 3)])
+    (cut,) = respond(reader, [Request(ModelInput(PROMPTS[0]), Sampling(20, ignore_eos=True, stop=("zzz", stop)), 3)])
     assert cut.finish_reason == "stop" and cut.stop_reason == stop
     assert cut.ids == long.ids[: len(cut.ids)] and 2 <= len(cut.ids) < 20
     said = "".join(LETTERS[token] for token in cut.ids if token != 2)
@@ -150,11 +151,13 @@ def test_bad_words(engine):
 
 def test_penalties(engine):
     """The strongest there is keeps a token from coming again; beyond all measure, until every other has come."""
-    (plain,) = respond(engine, [Request((4,), Sampling(15, ignore_eos=True), 7)])
+    (plain,) = respond(engine, [Request(ModelInput((4,)), Sampling(15, ignore_eos=True), 7)])
     assert len(set(plain.ids)) < 15
     for penalty in ("presence_penalty", "frequency_penalty"):
         for strength, least in possible_penalties(engine, penalty):
-            (bent,) = respond(engine, [Request((4,), Sampling(15, ignore_eos=True, **{penalty: strength}), 7)])
+            (bent,) = respond(
+                engine, [Request(ModelInput((4,)), Sampling(15, ignore_eos=True, **{penalty: strength}), 7)]
+            )
             assert len(set(bent.ids)) >= (least or len(set(plain.ids)) + 1)
 
 
@@ -170,7 +173,7 @@ def test_repetition_penalty_counts_the_prompt(engine):
         with pytest.raises(UserError, match="repetition_penalty"):
             sampled(engine, repetition_penalty=1.5)
         return
-    (bent,) = respond(engine, [Request(prompt, Sampling(1, repetition_penalty=1e6, do_sample=False), 7)])
+    (bent,) = respond(engine, [Request(ModelInput(prompt), Sampling(1, repetition_penalty=1e6, do_sample=False), 7)])
     logits = engine.score([[*prompt, token] for token in range(21)])
     best = max((6, 9), key=lambda token: logits[token][-1])
     assert bent.ids == [best]
@@ -262,11 +265,11 @@ def test_arrival_while_others_run(engine):
 
 def test_too_long_is_refused(engine):
     with pytest.raises(UserError, match="do not fit"):
-        engine.generate([Request((5,) * 300, Sampling(21), 0)])
+        engine.generate([Request(ModelInput((5,) * 300), Sampling(21), 0)])
 
 
 def test_a_bad_request_reaches_its_future_and_the_engine_goes_on(engine):
-    (future,) = engine.generate([Request((999_999,), Sampling(3), 0)])
+    (future,) = engine.generate([Request(ModelInput((999_999,)), Sampling(3), 0)])
     assert future.exception(PATIENCE) is not None
     assert all(completion.ids for completion in respond(engine, requests(Sampling(3))))
 

@@ -280,7 +280,7 @@ def test_logger_not_started_says_so_and_closes(name, folder):
             logger.log(1, {SCORE: 0.5})
 
 
-@pytest.mark.parametrize("name", [name for name in READERS if "library" in LOGGERS[name].facts])
+@pytest.mark.parametrize("name", [name for name in READERS if "library" in LOGGERS[name].metadata])
 def test_missing_library_is_named_before_anything_starts(name, monkeypatch):
     monkeypatch.setattr("burnish.log.logger.importlib.util.find_spec", lambda library: None)
     with pytest.raises(UserError, match=re.escape(f"pip install 'burnish[{name}]'")):

@@ -37,7 +37,7 @@ def score(name, response, truth):
 
 @pytest.mark.parametrize("name", REWARDS.names())
 def test_a_right_answer_scores_higher_than_a_wrong_one(name):
-    example = REWARDS[name].facts["example"]
+    example = REWARDS[name].metadata["example"]
     right, wrong = (score(name, response, example.ground_truth) for response in (example.right, example.wrong))
     assert -1 <= wrong < right <= 1
 
@@ -45,7 +45,7 @@ def test_a_right_answer_scores_higher_than_a_wrong_one(name):
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("name", REWARDS.names())
 def test_any_text_gets_the_score_of_a_wrong_answer_quickly(name, text):
-    example = REWARDS[name].facts["example"]
+    example = REWARDS[name].metadata["example"]
     wrong = score(name, example.wrong, example.ground_truth)  # and a library that it needs is imported
     started = time.perf_counter()
     value = score(name, text, example.ground_truth)
@@ -56,5 +56,5 @@ def test_any_text_gets_the_score_of_a_wrong_answer_quickly(name, text):
 
 @pytest.mark.parametrize("name", REWARDS.names())
 def test_the_same_response_always_gets_the_same_score(name):
-    example = REWARDS[name].facts["example"]
+    example = REWARDS[name].metadata["example"]
     assert len({score(name, example.right, example.ground_truth) for _ in range(3)}) == 1

@@ -7,7 +7,7 @@ import pytest
 
 from burnish.data.find import Finder
 from burnish.errors import UserError
-from burnish.remote import local_path
+from burnish.storage import local_path
 
 KEY = "data.train_files"
 
@@ -100,7 +100,7 @@ def test_shared_memory_has_no_say_in_the_hub(monkeypatch):
 
 
 def test_shared_memory_holds_files_and_folders(monkeypatch, tmp_path, write, sums):
-    monkeypatch.setattr("burnish.remote.SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("burnish.storage.SHARED_MEMORY", tmp_path)
     datasets.Dataset.from_list(sums(5)).save_to_disk(tmp_path / "saved")
     for name in (write("rows.jsonl", sums(5)), tmp_path / "saved"):
         rows = found(name, use_shm=True)

@@ -8,7 +8,7 @@ from burnish.errors import UserError
 
 
 def recipe(name, **changes):
-    return dataclasses.replace(PREPARERS[name].facts["recipe"], **changes)
+    return dataclasses.replace(PREPARERS[name].metadata["recipe"], **changes)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from burnish.doctor.activations import Itemsize, MicroBatch
 from burnish.doctor.shapes import Shape, shape_of
 from burnish.models import attention
 from burnish.models.load import quiet_transformers
-from burnish.train.backend import Backend
-from burnish.train.packing import PackedRows
+from burnish.training.backend import Backend
+from burnish.training.packing import PackedRows
 
 CPU = torch.device("cpu")
 WEIGHTS = {"fp32": torch.float32, "mixed": torch.float32, "bf16": torch.bfloat16}

@@ -18,13 +18,13 @@ from burnish.models.fourbit import four_bits, is_packed
 from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.lora import add_adapters
 from burnish.models.recompute import enable_recompute
-from burnish.rollout.builtin.cache import CacheShape
-from burnish.rollout.builtin.loop_runner import LoopRunner
-from burnish.rollout.digests import sums_of
 from burnish.rollout.engine import EngineOptions
+from burnish.rollout.engines.builtin.cache import CacheShape
+from burnish.rollout.engines.builtin.loop_runner import LoopRunner
+from burnish.rollout.engines.digests import sums_of
 from burnish.sizing import CACHE_BLOCK, GIB, LOGIT_CHUNK_BYTES, max_chunk_rows
-from burnish.train.ema import MovingAverage
-from burnish.train.optim import Optimizer
+from burnish.training.ema import MovingAverage
+from burnish.training.optim import Optimizer
 
 from .meter import Small
 

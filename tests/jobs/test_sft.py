@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import burnish.train.checkpoint as checkpoint
+import burnish.training.checkpoint as checkpoint
 from burnish.demo.tiny import make_model, make_tokenizer
 from burnish.errors import UserError
 from burnish.jobs.sft.fit import sft
@@ -180,13 +180,13 @@ def test_a_full_disk_is_told_and_tried_again(model, tmp_path, monkeypatch, besid
             raise OSError(28, "No space left on device")
         write(folder)
 
-    monkeypatch.setattr("burnish.train.checkpoint._write_manifest", refuse)
+    monkeypatch.setattr("burnish.training.checkpoint._write_manifest", refuse)
     steps = ("trainer.total_training_steps=4", "trainer.save_freq=2", f"trainer.checkpoint.async_save={beside}")
     result = sft(overrides(model, tmp_path, *steps), dataset=ROWS)
     assert result.step == 4 and (tmp_path / "global_step_4").is_dir() and not (tmp_path / "global_step_2").exists()
     assert "No space left on device" in (tmp_path / "notes.txt").read_text()
     monkeypatch.setattr(
-        "burnish.train.checkpoint._write_manifest", lambda folder: refuse(tmp_path / ".global_step_2.partial")
+        "burnish.training.checkpoint._write_manifest", lambda folder: refuse(tmp_path / ".global_step_2.partial")
     )
     with pytest.raises(UserError, match="checkpoint of step 5 could not be written"):
         sft(overrides(model, tmp_path, *steps, "trainer.total_training_steps=5"), dataset=ROWS)

@@ -23,10 +23,10 @@ from burnish.jobs.sft.build import build, model_source
 from burnish.jobs.sft.fit import fit, resume, start
 from burnish.log.file import read_metrics
 from burnish.loop import backends
-from burnish.train import backend, optim
-from burnish.train.backend import has_dropout
-from burnish.train.offload import Offload
-from burnish.train.packing import PackedRows
+from burnish.training import backend, optim
+from burnish.training.backend import has_dropout
+from burnish.training.offload import Offload
+from burnish.training.packing import PackedRows
 
 HEADER = "{% if add_generation_prompt %}[assistant]{% endif %}"
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }};{% endfor %}" + HEADER
@@ -82,7 +82,7 @@ class Kit:
     def adapter(self) -> str:
         """A saved adapter of rank 3."""
         run = self.run(("model.lora_rank=3",))
-        adapters = run.imitator.backend.adapters
+        adapters = run.model.backend.adapters
         adapters.write(self.folder / "adapter", adapters.state())
         return self.path("adapter")
 
@@ -141,7 +141,7 @@ def kit(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def surroundings(kit, monkeypatch):
     monkeypatch.syspath_prepend(str(kit.folder))
-    monkeypatch.setattr("burnish.remote.SHARED_MEMORY", kit.shm)
+    monkeypatch.setattr("burnish.storage.SHARED_MEMORY", kit.shm)
 
 
 def ids(kit: Kit, more: tuple[str, ...]) -> Any:
@@ -183,7 +183,7 @@ def rates(run: Any, metrics: dict) -> list[float]:
 
 
 def model_of(run: Any) -> Any:
-    return run.imitator.backend.model
+    return run.model.backend.model
 
 
 def of_source(look: Callable[[Any], Any]) -> Callable[[Kit, tuple[str, ...]], Any]:
@@ -204,7 +204,7 @@ def buffers(kit: Kit, more: tuple[str, ...]) -> set[torch.dtype]:
 
 
 def scaling(kit: Kit, more: tuple[str, ...]) -> set[float]:
-    layers = kit.run(more).imitator.backend.adapters.layers.values()
+    layers = kit.run(more).model.backend.adapters.layers.values()
     return {scale for layer in layers for scale in layer.scaling.values()}
 
 
@@ -225,7 +225,7 @@ def checkpointed(kit: Kit, more: tuple[str, ...]) -> int:
     model_of(run).train()
     batch = run.train_data.batch(range(4))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        run.imitator.backend.log_probs(PackedRows.of(batch, run.imitator.backend.device), 1.0, with_entropy=False)
+        run.model.backend.log_probs(PackedRows.of(batch, run.model.backend.device), 1.0, with_entropy=False)
     return count
 
 
@@ -235,7 +235,7 @@ def moved(kit: Kit, more: tuple[str, ...]) -> dict[str, int]:
     fetch, on_cpu, saving = Offload.fetch, optim.updated_on_cpu, backend.activations_on_cpu
 
     def counted(offload: Offload) -> None:
-        found["weights" if offload is run.imitator.backend.offload else "state"] += 1
+        found["weights" if offload is run.model.backend.offload else "state"] += 1
         fetch(offload)
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -251,7 +251,7 @@ def moved(kit: Kit, more: tuple[str, ...]) -> dict[str, int]:
         patch.setattr(Offload, "fetch", counted)
         patch.setattr(optim, "updated_on_cpu", counting("on the CPU", on_cpu))
         patch.setattr(backend, "activations_on_cpu", counting("activations", saving))
-        run.imitator.teach(run.train_data.batch(range(4)), 1)
+        run.model.update(run.train_data.batch(range(4)), 1)
     return found
 
 
@@ -272,7 +272,7 @@ def library_loaded(kit: Kit, more: tuple[str, ...]) -> bool:
 def resumed(kit: Kit, more: tuple[str, ...]) -> tuple[int, int]:
     run = kit.run(more)
     resume(run)
-    return run.step, run.imitator.optimizer.updates
+    return run.step, run.model.optimizer.updates
 
 
 def threads_used(kit: Kit, more: tuple[str, ...]) -> bool:
@@ -308,10 +308,10 @@ ROWS = [
     ("data.train_max_samples", "5", of_run(lambda run: len(run.train_data)), ()),
     ("data.val_max_samples", "2", of_run(lambda run: len(run.val_data)), ("val",)),
     ("data.train_batch_size", "2", of_run(lambda run: run.sampler.batch_size), ()),
-    ("data.micro_batch_size", "1", of_run(lambda run: run.imitator.plan.cut), ()),
-    ("data.micro_batch_size_per_gpu", "2", of_run(lambda run: run.imitator.plan.cut), ()),
-    ("data.use_dynamic_bsz", "true", of_run(lambda run: run.imitator.plan.cut), ()),
-    ("data.max_token_len_per_gpu", "99", of_run(lambda run: run.imitator.plan.cut), ("data.use_dynamic_bsz=true",)),
+    ("data.micro_batch_size", "1", of_run(lambda run: run.model.plan.cut), ()),
+    ("data.micro_batch_size_per_gpu", "2", of_run(lambda run: run.model.plan.cut), ()),
+    ("data.use_dynamic_bsz", "true", of_run(lambda run: run.model.plan.cut), ()),
+    ("data.max_token_len_per_gpu", "99", of_run(lambda run: run.model.plan.cut), ("data.use_dynamic_bsz=true",)),
     ("data.prompt_key", "asked", ids, ()),
     ("data.response_key", "said", ids, ()),
     ("data.prompt_dict_keys", "[in]", ids, ("data.prompt_key=nested",)),
@@ -358,7 +358,7 @@ ROWS = [
     (
         "model.fsdp_config.mixed_precision.param_dtype",
         "bfloat16",
-        of_run(lambda run: run.imitator.backend.compute_dtype),
+        of_run(lambda run: run.model.backend.compute_dtype),
         (),
     ),
     ("model.fsdp_config.mixed_precision.buffer_dtype", "bfloat16", buffers, ()),
@@ -379,12 +379,12 @@ ROWS = [
     ("model.partial_pretrain", lambda kit: kit.path("other"), losses, ()),
     ("model.override_config", "{attention_dropout: 0.5}", losses, ()),
     ("optim.lr", "1e-3", after(rates), ()),
-    ("optim.betas", "[0.5,0.5]", of_run(lambda run: run.imitator.optimizer.adamw.defaults["betas"]), ()),
-    ("optim.weight_decay", "0.5", of_run(lambda run: run.imitator.optimizer.adamw.param_groups[0]["weight_decay"]), ()),
+    ("optim.betas", "[0.5,0.5]", of_run(lambda run: run.model.optimizer.adamw.defaults["betas"]), ()),
+    ("optim.weight_decay", "0.5", of_run(lambda run: run.model.optimizer.adamw.param_groups[0]["weight_decay"]), ()),
     (
         "optim.decay_matrices_only",
         "true",
-        of_run(lambda run: [group["weight_decay"] for group in run.imitator.optimizer.adamw.param_groups]),
+        of_run(lambda run: [group["weight_decay"] for group in run.model.optimizer.adamw.param_groups]),
         (),
     ),
     ("optim.warmup_steps_ratio", "0.9", after(rates), ()),

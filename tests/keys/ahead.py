@@ -22,7 +22,7 @@ def stepped(case: Case) -> list[Any]:
     run.loggers.close()
     run.send_weights()
     while not run.finished:
-        batches.append(run.pace.step(run)[0])
+        batches.append(run.schedule.step(run)[0])
         run.step += 1
     return batches
 
@@ -35,18 +35,18 @@ def versions(case: Case) -> list[int]:
 def most_waiting(case: Case) -> int:
     """Batches that a producer makes while a slow learner takes its time."""
     run, waiting = case.run, [0]
-    teach = run.policy.teach
+    update = run.policy.update
 
     def slowly(*arguments: Any) -> Any:
         patience = time.monotonic() + PATIENCE
-        while run.pace.producing or run.pace._may_begin(run):
+        while run.schedule.producing or run.schedule._may_begin(run):
             assert time.monotonic() < patience
             time.sleep(0.001)
-        waiting.append(len(run.pace.waiting))
-        return teach(*arguments)
+        waiting.append(len(run.schedule.waiting))
+        return update(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run.policy, "teach", slowly)
+        patch.setattr(run.policy, "update", slowly)
         stepped(case)
     return max(waiting)
 
@@ -60,7 +60,7 @@ def interrupts(case: Case) -> bool:
 
 def times_read(case: Case) -> int:
     """How often the policy reads its old log-probs."""
-    calls = recorded(case.run.policy, "read")
+    calls = recorded(case.run.policy, "compute_log_probs")
     stepped(case)
     return len(calls)
 

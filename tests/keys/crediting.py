@@ -42,13 +42,13 @@ def corrected(case: Case) -> dict[str, list[float]]:
 
 def bypassed_loss(case: Case) -> dict[str, float]:
     """Loss and gradient norm of teaching on what the engine sampled."""
-    metrics = case.run.policy.teach(sampled(case), step=1).metrics
+    metrics = case.run.policy.update(sampled(case), step=1).metrics
     return {name: metrics[f"actor/{name}"] for name in ("pg_loss", "grad_norm")}
 
 
 def averaged_weights(case: Case) -> torch.Tensor | None:
     """The moving average after one update; None where none is kept."""
-    case.run.policy.teach(fixed_batch(case.run), step=1)
+    case.run.policy.update(fixed_batch(case.run), step=1)
     average = case.run.policy.optimizer.average
     return None if average is None else torch.cat([weight.flatten() for weight in average.weights.values()])
 

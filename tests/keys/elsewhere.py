@@ -10,7 +10,7 @@ import datasets
 import fsspec
 import pytest
 
-import burnish.remote
+import burnish.storage
 from burnish.loop.build import build
 from burnish.loop.state import resume
 
@@ -43,11 +43,11 @@ def in_shared_memory(*names: str) -> Observe:
 
     def observe(case: Case) -> bool:
         with pytest.MonkeyPatch.context() as patch:
-            place = case.kit.root / f"shm{len(list(case.kit.root.glob('shm*')))}"
-            place.mkdir()
-            patch.setattr(burnish.remote, "SHARED_MEMORY", place)
+            parallel = case.kit.root / f"shm{len(list(case.kit.root.glob('shm*')))}"
+            parallel.mkdir()
+            patch.setattr(burnish.storage, "SHARED_MEMORY", parallel)
             build(case.cfg).close()
-            return any(list(place.rglob(name)) for name in names)
+            return any(list(parallel.rglob(name)) for name in names)
 
     return observe
 

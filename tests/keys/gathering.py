@@ -13,7 +13,7 @@ from burnish.batch import Batch
 from burnish.loop.gather import gather
 from burnish.loop.lease import VARIABLES
 from burnish.loop.state import save
-from burnish.train.checkpoint import Checkpoints
+from burnish.training.checkpoint import Checkpoints
 
 from . import observe as see
 from .kit import SAMPLES, USER, Case, fixed_batch, recorded

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import burnish.loop.worker
-from burnish.cluster.host import Seat
+from burnish.distributed.host import RankInfo
 from burnish.loop.worker import Worker
 
 from . import memory, teaching
@@ -28,11 +28,11 @@ def sharing(section: str) -> Observe:
     def sizes(case: Case) -> dict[str, int]:
         worker = object.__new__(Worker)
         worker.cfg, worker.device, worker.places = case.cfg, torch.device("cpu"), {}
-        worker.seat = Seat(rank=0, size=2, local_rank=0, address="")
+        worker.seat = RankInfo(rank=0, size=2, local_rank=0, address="")
         role = attrgetter(section)(case.cfg)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(burnish.loop.worker, "take_place", lambda device, **found: found)
-            found = worker._place(role, getattr(role, "fsdp_config", None) or role.model.fsdp_config)
+            patch.setattr(burnish.loop.worker, "build_mesh", lambda device, **found: found)
+            found = worker._parallel(role, getattr(role, "fsdp_config", None) or role.model.fsdp_config)
         return {name: found[name] for name in ("tensor_size", "sequence_size")}
 
     return sizes

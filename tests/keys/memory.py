@@ -19,19 +19,19 @@ import torch.nn.functional as F
 import burnish.loop.backends
 import burnish.models.compiled
 import burnish.models.logits
-import burnish.train.backend
-import burnish.train.optim
+import burnish.training.backend
+import burnish.training.optim
 from burnish.models.fourbit import is_packed
 from burnish.models.kernels.head import TritonKernel
-from burnish.train.offload import Offload
+from burnish.training.offload import Offload
 
 from .kit import Case, Kit, _edit, fixed_batch
 from .row import Observe
-from .teaching import teach
+from .teaching import INFERENCE, update
 
 
 def backend(case: Case, role: str) -> Any:
-    return case.run.judge.model.backend if role == "judge" else getattr(case.run, role).backend
+    return case.run.reward_model.model.backend if role == "judge" else getattr(case.run, role).backend
 
 
 @contextlib.contextmanager
@@ -124,7 +124,7 @@ def kept_tensors(role: str) -> Observe:
     def count(case: Case) -> int:
         kept: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(1) or tensor, lambda tensor: tensor):
-            teach(case, role)
+            update(case, role)
         return len(kept)
 
     return count
@@ -140,7 +140,7 @@ def fused_products(role: str) -> Observe:
         assert case.run.policy, "built before it is watched: loading checks the head by a pass of its own"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or real(*a, **k))
-            teach(case, role)
+            update(case, role)
         return len(calls)
 
     return count
@@ -152,10 +152,10 @@ def offloaded_passes(role: str) -> Observe:
 
     def count(case: Case) -> int:
         passes: list[int] = []
-        real = burnish.train.backend.activations_on_cpu
+        real = burnish.training.backend.activations_on_cpu
         with as_on_a_gpu() as patch:
-            patch.setattr(burnish.train.backend, "activations_on_cpu", lambda *a: passes.append(1) or real(*a))
-            teach(case, role)
+            patch.setattr(burnish.training.backend, "activations_on_cpu", lambda *a: passes.append(1) or real(*a))
+            update(case, role)
         return len(passes)
 
     return count
@@ -167,7 +167,7 @@ def moves(role: str) -> Observe:
 
     def count(case: Case) -> dict[str, int]:
         found = {"weights": 0, "state": 0, "updates on the CPU": 0}
-        fetch, on_cpu = Offload.fetch, burnish.train.optim.updated_on_cpu
+        fetch, on_cpu = Offload.fetch, burnish.training.optim.updated_on_cpu
 
         def counted(offload: Offload) -> None:
             found["weights" if offload is weights else "state"] += 1
@@ -180,11 +180,12 @@ def moves(role: str) -> Observe:
         with as_on_a_gpu() as patch:
             weights = backend(case, role).offload
             patch.setattr(Offload, "fetch", counted)
-            patch.setattr(burnish.train.optim, "updated_on_cpu", updated)
+            patch.setattr(burnish.training.optim, "updated_on_cpu", updated)
             batch = fixed_batch(case.run)
-            (case.run.judge.model if role == "judge" else getattr(case.run, role)).read(batch)
+            model = case.run.reward_model.model if role == "judge" else getattr(case.run, role)
+            getattr(model, INFERENCE[role])(batch)
             if role in ("policy", "critic"):
-                teach(case, role)
+                update(case, role)
         return found
 
     return count
@@ -200,7 +201,7 @@ def compiled_functions(role: str) -> Observe:
             patch.setattr(burnish.models.compiled, "COMPILED_ON", frozenset({"cpu"}))
             patch.setattr(torch, "compile", lambda function, dynamic: found.append(function.__name__) or function)
             burnish.models.logits.fused.cache_clear()
-            getattr(case.run, role).read(fixed_batch(case.run).keep("prompt_ids", "responses"))
+            getattr(getattr(case.run, role), INFERENCE[role])(fixed_batch(case.run).keep("prompt_ids", "responses"))
             burnish.models.logits.fused.cache_clear()
         return found
 
@@ -216,14 +217,14 @@ def triton_chunks(role: str) -> Observe:
         real = TritonKernel.measure
         with as_on_a_gpu() as patch:
             patch.setattr(TritonKernel, "measure", lambda *a, **k: chunks.append(1) or real(*a, **k))
-            getattr(case.run, role).read(fixed_batch(case.run).keep("prompt_ids", "responses"))
+            getattr(getattr(case.run, role), INFERENCE[role])(fixed_batch(case.run).keep("prompt_ids", "responses"))
         return len(chunks)
 
     return count
 
 
 def reference_log_probs(case: Case) -> list[float]:
-    return case.run.reference.read(fixed_batch(case.run).keep("prompt_ids", "responses")).flat.tolist()
+    return case.run.reference.compute_log_probs(fixed_batch(case.run).keep("prompt_ids", "responses")).flat.tolist()
 
 
 def reference_class(case: Case) -> str:

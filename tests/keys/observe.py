@@ -28,7 +28,7 @@ from burnish.loop.run import Run
 from burnish.loop.state import save
 from burnish.models.parts import backbone
 from burnish.reward.sample import Sample
-from burnish.rollout.builtin.plan import loop_plan, uses_loop
+from burnish.rollout.engines.builtin.plan import loop_plan, uses_loop
 
 from .kit import PROMPTS, Case, fixed_batch, recorded
 from .row import Observe

@@ -20,18 +20,18 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import burnish.cluster.ray
+import burnish.distributed.ray
 import burnish.loop.launch
 from burnish.batch import Batch, Ragged
-from burnish.cluster.host import Seat
-from burnish.cluster.weights import _buckets
+from burnish.distributed.host import RankInfo
+from burnish.distributed.weights import _buckets
 from burnish.loop.launch import Launched, launch
 from burnish.loop.pools import pools
 from burnish.loop.roles import load_run_tokenizer, policy_source
 from burnish.loop.worker import Worker
 from burnish.rollout.engine import Capabilities
-from burnish.train.backend import Backend
-from burnish.train.packing import Cut, PackedRows
+from burnish.training.backend import Backend
+from burnish.training.packing import Cut, PackedRows
 
 from .kit import Case
 from .models_more import GAE, JUDGED, KL
@@ -59,7 +59,7 @@ def one_rank(case: Case) -> Iterator[Worker]:
     """The first of two, before it builds its roles."""
     worker = object.__new__(Worker)
     worker.cfg, worker.device, worker.places, worker.roles, worker.notices = case.cfg, CPU, {}, {}, []
-    worker.seat = Seat(rank=0, size=2, local_rank=0, address="")
+    worker.seat = RankInfo(rank=0, size=2, local_rank=0, address="")
     worker.source = policy_source(case.cfg)
     worker.tokenizer = load_run_tokenizer(case.cfg, worker.source)
     new_group = dist.new_group
@@ -124,7 +124,7 @@ def freed(role: str, backend: Backend) -> bool:
     """Are the last unit's weights in shards again once the model has computed?"""
     found = []
     last = [*units_of(backend).values()][-1]
-    backend.shell.register_forward_hook(lambda *_: found.append(isinstance(next(last.parameters()), DTensor)))
+    backend.fsdp_root.register_forward_hook(lambda *_: found.append(isinstance(next(last.parameters()), DTensor)))
     with torch.no_grad():
         run(role, backend)
     return found[0]
@@ -135,7 +135,7 @@ def gathered_ahead(role: str, backend: Backend) -> int:
     found: list[int] = []
     first = next(iter(units_of(backend).values()))
     inside = next(iter(first.children()))
-    backend.shell.reshard()
+    backend.fsdp_root.reshard()
     with Collectives() as begun, torch.no_grad():
         inside.register_forward_pre_hook(lambda *_: found.append(len(begun.made)))
         run(role, backend)
@@ -171,7 +171,7 @@ def dealt(case: Case) -> list[list[int]]:
     """The first rank's rows, of which some are longer than others."""
     with one_rank(case) as worker:
         actor = case.cfg.actor_rollout_ref.actor
-        return worker._place(actor, actor.fsdp_config).deal(torch.tensor([90, 60, 20, 10]), Cut(rows=4))
+        return worker._parallel(actor, actor.fsdp_config).shard_batch(torch.tensor([90, 60, 20, 10]), Cut(rows=4))
 
 
 # what processes are told
@@ -228,7 +228,7 @@ def launched(case: Case) -> Iterator[tuple[Launched, list[Recorder], RayDoor]]:
         patch.setattr(Recorder, "made", [])
         patch.setattr(burnish.loop.launch, "Group", Recorder)
         patch.setattr(burnish.loop.launch, "pick_device", torch.device)
-        patch.setattr(burnish.cluster.ray, "_ray", lambda: door)
+        patch.setattr(burnish.distributed.ray, "_ray", lambda: door)
         patch.delenv("RAY_ADDRESS", raising=False)
         yield launch(case.cfg, pools(case.cfg), 2), Recorder.made, door
 

@@ -3,6 +3,7 @@
 from functools import cache
 
 from burnish.loop.validate import rollout_rows
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
 
 from . import observe as see
@@ -25,7 +26,7 @@ def prefilled(*groups: tuple[tuple[int, ...], ...]) -> Observe:
         case.run.send_weights()
         calls = recorded(case.run.engine.runner, "prefill")
         for group in groups:
-            for future in case.run.engine.generate([Request(ids, Sampling(2), 0) for ids in group]):
+            for future in case.run.engine.generate([Request(ModelInput(ids), Sampling(2), 0) for ids in group]):
                 future.result()
         return [sum(count for _, count in call[0]) for call in calls]
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-import burnish.rollout.sglang.engine
-from burnish.rollout.sglang.server import command_line
+import burnish.rollout.engines.sglang.engine
+from burnish.rollout.engines.sglang.server import command_line
 
 from ..sglang_server import STANDINS
 from .kit import Case
@@ -29,7 +29,7 @@ def words(case: Case) -> list[str]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(STANDINS)
-        patch.setattr(burnish.rollout.sglang.engine, "Server", start)
+        patch.setattr(burnish.rollout.engines.sglang.engine, "Server", start)
         try:
             case.run.close()
         except Seen as seen:

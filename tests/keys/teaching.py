@@ -8,28 +8,35 @@ import torch
 
 from burnish.loop.state import save
 from burnish.models.parts import backbone
-from burnish.train.optim import Optimizer
+from burnish.training.optim import Optimizer
 
 from .kit import Case, fixed_batch, recorded
 from .row import Observe
 
+INFERENCE = {
+    "policy": "compute_log_probs",
+    "reference": "compute_log_probs",
+    "critic": "compute_values",
+    "judge": "compute_scores",
+}
 
-def teach(case: Case, role: str) -> dict[str, float]:
+
+def update(case: Case, role: str) -> dict[str, float]:
     """The numbers of one step's teaching."""
-    taught = getattr(case.run, role).teach(fixed_batch(case.run), step=1)
+    taught = getattr(case.run, role).update(fixed_batch(case.run), step=1)
     return taught if isinstance(taught, dict) else taught.metrics
 
 
 @cache
 def numbers(role: str, *names: str) -> Observe:
     """Those of teaching."""
-    return lambda case: {name: found for name, found in teach(case, role).items() if name in names}
+    return lambda case: {name: found for name, found in update(case, role).items() if name in names}
 
 
 @cache
 def num_updates(role: str) -> Observe:
     def count(case: Case) -> int:
-        teach(case, role)
+        update(case, role)
         return getattr(case.run, role).optimizer.updates
 
     return count
@@ -44,7 +51,7 @@ def taught_rows(role: str) -> Observe:
 
     def rows(case: Case) -> list[list[int]]:
         calls = recorded(getattr(case.run, role).backend, PASSES[role])
-        teach(case, role)
+        update(case, role)
         return [sorted(call[0].targets.tolist()) for call in calls]
 
     return rows
@@ -62,7 +69,7 @@ def num_read(role: str) -> Observe:
 
     def count(case: Case) -> int:
         calls = recorded(getattr(case.run, role).backend, PASSES[role])
-        getattr(case.run, role).read(fixed_batch(case.run))
+        getattr(getattr(case.run, role), INFERENCE[role])(fixed_batch(case.run))
         return len(calls)
 
     return count
@@ -76,7 +83,7 @@ def layer_passes(role: str) -> Observe:
         passes: list[int] = []
         layer = backbone(getattr(case.run, role).backend.model).layers[0]
         layer.register_forward_pre_hook(lambda *_: passes.append(1))
-        teach(case, role)
+        update(case, role)
         return len(passes)
 
     return count
@@ -87,7 +94,7 @@ def taught_weights(role: str) -> Observe:
     """All weights after one step's teaching."""
 
     def weights(case: Case) -> torch.Tensor:
-        teach(case, role)
+        update(case, role)
         model = getattr(case.run, role).backend.model
         return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
@@ -99,7 +106,7 @@ def gradient_norm(role: str) -> Observe:
     """The norm of the gradient that the first update was given, from AdamW's first moment."""
 
     def norm(case: Case) -> float:
-        teach(case, role)
+        update(case, role)
         optimizer: Optimizer = getattr(case.run, role).optimizer
         moments = [optimizer.adamw.state[parameter]["exp_avg"].flatten() for parameter in optimizer.parameters]
         return float(torch.cat(moments).norm()) / (1 - optimizer.config.betas[0])

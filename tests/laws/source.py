@@ -109,10 +109,10 @@ os.dup2(said.fileno(), 1), os.dup2(said.fileno(), 2)
 modules = [importlib.import_module(name) for name in {names!r}]
 sys.stdout.flush(), sys.stderr.flush()
 os.dup2(real, 1)
-from burnish.table import Table
+from burnish.registry import Registry
 tables = {{
     f"{{module.__name__}}.{{name}}": {{"key": value.key, "names": value.names()}}
-    for module in modules for name, value in vars(module).items() if isinstance(value, Table)
+    for module in modules for name, value in vars(module).items() if isinstance(value, Registry)
 }}
 said.seek(0)
 import burnish
@@ -216,7 +216,7 @@ def python_trainings(text: str) -> list[list[str]]:
     """Every `burnish.train([...], ...)` of a Python text as the words of the command that asks for the same."""
     found = []
     for call in calls(ast.parse(text)):
-        if dotted(call.func) == "burnish.train" and call.args and isinstance(call.args[0], ast.List):
+        if dotted(call.func) == "burnish.training" and call.args and isinstance(call.args[0], ast.List):
             files = {word.arg: word.value for word in call.keywords if word.arg in {"config_path", "config_name"}}
             options = [part for name, value in files.items() for part in (f"--{name.replace('_', '-')}", _text(value))]
             found.append(["burnish", "train", *options, *map(_text, call.args[0].elts)])

@@ -9,45 +9,43 @@ import pytest
 
 from .source import imported, modules, python
 
-BOTTOM = {"batch", "table", "errors", "address", "remote", "sizing"}
-ROOM = BOTTOM | {"config"}
-MIDDLE = {"algos", "models", "data", "rollout", "reward", "train", "cluster", "log"}
+GROUND = {"batch", "registry", "errors", "seeding", "storage", "sizing"}
+COMMON = GROUND | {"config"}
+MIDDLE = {"algos", "models", "data", "rollout", "reward", "training", "distributed", "log"}
 
 # A room may import itself and what stands here. The front doors, `burnish/__init__.py` and `burnish/__main__.py`, open
 # to everything, the first one lazily.
 MAY_IMPORT = {
     "errors": set(),
-    "address": set(),
+    "seeding": set(),
     "batch": set(),
     "sizing": set(),
-    "table": {"errors"},
-    "remote": {"errors"},
-    "config": {"table", "errors"},
-    "dialects": {"config", "table", "errors"},
-    "algos": {"table"},
+    "registry": {"errors"},
+    "storage": {"errors"},
+    "config": {"registry", "errors"},
+    "dialects": {"config", "registry", "errors"},
+    "algos": {"registry"},
     "native": set(),
-    "models": {"errors", "remote", "native", "sizing"},
-    "compat": {"algos", "table", "batch", "errors", "data", "reward"},
-    "data": ROOM,
-    "reward": ROOM,
-    "cluster": ROOM,
-    "log": ROOM,
-    "rollout": ROOM | {"models", "native"},
-    "train": ROOM | {"models", "algos"},
-    "loop": ROOM | MIDDLE,
-    "jobs": ROOM | MIDDLE | {"loop"},
-    "doctor": ROOM | {"dialects", "data", "reward", "models"},
-    "rehearsal": ROOM | MIDDLE | {"loop", "jobs", "demo", "dialects", "compat"},
+    "models": {"errors", "storage", "native", "sizing"},
+    "compat": {"algos", "registry", "batch", "errors", "data", "reward"},
+    "data": COMMON,
+    "reward": COMMON | {"algos", "models", "training", "log"},
+    "distributed": COMMON,
+    "log": COMMON,
+    "rollout": COMMON | {"models", "native"},
+    "training": COMMON | {"models", "algos"},
+    "loop": COMMON | MIDDLE,
+    "jobs": COMMON | MIDDLE | {"loop"},
+    "doctor": COMMON | {"dialects", "data", "reward", "models"},
+    "rehearsal": COMMON | MIDDLE | {"loop", "jobs", "demo", "dialects", "compat"},
     "view": {"log"},
-    "demo": ROOM | MIDDLE | {"loop", "compat", "view"},
-    "cli": ROOM | MIDDLE | {"loop", "jobs", "compat", "view", "demo", "dialects", "doctor", "rehearsal"},
+    "demo": COMMON | MIDDLE | {"loop", "compat", "view"},
+    "cli": COMMON | MIDDLE | {"loop", "jobs", "compat", "view", "demo", "dialects", "doctor", "rehearsal"},
 }
 
-# The ways back: the room that shares its name with the API's function hands a call of itself on to that; and a user's
-# file is loaded with stand-ins for the modules it imports from other systems.
+# A user's file is loaded with stand-ins for the modules it imports from other systems.
 BACK_DOORS = {
-    ("burnish/train/__init__.py", "burnish.loop.api"),
-    ("burnish/table.py", "burnish.compat.shims.imports"),
+    ("burnish/registry.py", "burnish.compat.shims.imports"),
 }
 
 HEAVY = (

@@ -41,7 +41,7 @@ TABLES = {
     "PROMPT_TYPES": "burnish.data.handlers",
     "RESUME_MODES": "burnish.loop.state",
     "SCORE_NORMALIZERS": "burnish.algos.shaping",
-    "ASYNC_MODES": "burnish.loop.overlap",
+    "ASYNC_MODES": "burnish.loop.schedules",
 }
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 

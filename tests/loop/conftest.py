@@ -1,4 +1,4 @@
-"""Whole runs of a tiny model in this process: burnish.train, or a Run to look into."""
+"""Whole runs of a tiny model in this process: burnish.training, or a Run to look into."""
 
 import itertools
 import json
@@ -82,7 +82,7 @@ def settings(model_folder, tmp_path):
 
 @pytest.fixture
 def launch(settings, rows):
-    """launch(*overrides): burnish.train on twelve prompts, the reward a share of sevens."""
+    """launch(*overrides): burnish.training on twelve prompts, the reward a share of sevens."""
 
     def run(*overrides, out="run", reward=sevens, dataset=None, **arguments):
         given = {"dataset": rows() if dataset is None else dataset, **arguments}
@@ -96,20 +96,20 @@ def saved_before_each_step(monkeypatch):
     """saved_before_each_step(run): a disk as fast as the run, so that what is written beside it comes in one order."""
 
     def keep_pace(run):
-        step = run.pace.step
+        step = run.schedule.step
 
         def wait_then_step(run):
             run.saving.wait()
             return step(run)
 
-        monkeypatch.setattr(run.pace, "step", wait_then_step)
+        monkeypatch.setattr(run.schedule, "step", wait_then_step)
 
     return keep_pace
 
 
 @pytest.fixture
 def make_run(settings, rows):
-    """make_run(*overrides): a Run as burnish.train has it before the first step; closed when the test ends."""
+    """make_run(*overrides): a Run as burnish.training has it before the first step; closed when the test ends."""
     made = []
 
     def make(*overrides, out="run", reward=sevens, dataset=None, val_dataset=None):

@@ -38,14 +38,12 @@ def test_a_closure_is_a_reward_also_in_a_worker_process(launch, tmp_path):
     assert result.metrics["critic/score/mean"] == 0.25 and result.metrics["reward/failed"] == 0
 
 
-def test_training_can_be_called_whatever_was_imported():
-    """burnish.train is a function to a user and a package to Python; importing the room must not take the function."""
-    import burnish.train.packing as packing
+def test_train_stays_a_function_after_the_training_package_is_imported():
+    import burnish.training.packing as packing
 
-    assert packing is sys.modules["burnish.train.packing"]
-    for train in (burnish.train, sys.modules["burnish.train"], burnish.__getattr__("train")):
-        with pytest.raises(UserError, match=r"actor_rollout_ref\.model\.path"):
-            train(["trainer.total_epochs=1"])
+    assert packing is sys.modules["burnish.training.packing"]
+    with pytest.raises(UserError, match=r"actor_rollout_ref\.model\.path"):
+        burnish.train(["trainer.total_epochs=1"])
 
 
 def test_a_yaml_file_may_hold_the_settings(launch, settings, rows, tmp_path):

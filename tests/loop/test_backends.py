@@ -51,7 +51,7 @@ def test_the_engine_answers_as_the_policy_does(make_run, next_prompts):
     for _ in range(2):
         batch, _ = train_step(run, next_prompts(run))
     kept = [name for name in batch if name in ("prompt_ids", "responses")]
-    read = run.policy.read(batch.keep(*kept))["old_log_probs"].flat
+    read = run.policy.compute_log_probs(batch.keep(*kept))["old_log_probs"].flat
     rows = [p + r for p, r in zip(batch["prompt_ids"].lists(), batch["responses"].lists(), strict=True)]
     scored = run.engine.score(rows)
     ours = [x for row, r in zip(scored, batch["responses"].lists(), strict=True) for x in row[len(row) - len(r) :]]
@@ -77,7 +77,9 @@ def test_the_reference_is_the_policy_without_its_adapters(make_run, next_prompts
     second, metrics = train_step(run, next_prompts(run))
     assert metrics["actor/kl_loss"] > 0
     plain = second.keep("prompt_ids", "responses")
-    torch.testing.assert_close(fresh.reference.read(plain).flat, second["ref_log_prob"].flat, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        fresh.reference.compute_log_probs(plain).flat, second["ref_log_prob"].flat, rtol=0, atol=1e-5
+    )
     assert len(first) == len(second)
 
 
@@ -180,7 +182,7 @@ def test_four_bits_train_through_adapters(make_run, next_prompts):
     batch, metrics = train_step(run, next_prompts(run))
     assert metrics["actor/kl_loss"] == 0.0 and metrics["actor/grad_norm"] > 0
     batch, metrics = train_step(run, next_prompts(run))
-    read = run.policy.read(batch.keep("prompt_ids", "responses"))["old_log_probs"].flat
+    read = run.policy.compute_log_probs(batch.keep("prompt_ids", "responses"))["old_log_probs"].flat
     rows = [p + r for p, r in zip(batch["prompt_ids"].lists(), batch["responses"].lists(), strict=True)]
     scored = run.engine.score(rows)
     ours = [x for row, r in zip(scored, batch["responses"].lists(), strict=True) for x in row[len(row) - len(r) :]]
@@ -201,7 +203,7 @@ def test_training_in_sixteen_bits_comes_near_the_same_gradient(make_run, compute
     def gradient(*more, out):
         run = make_run(*more, out=out, reward=varied)
         run.policy.plan = dataclasses.replace(run.policy.plan, grad_clip=0.0)
-        return run.policy.teach(fixed(run), 1).metrics["actor/grad_norm"], run
+        return run.policy.update(fixed(run), 1).metrics["actor/grad_norm"], run
 
     plain, _ = gradient(out="plain")
     key = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
@@ -286,7 +288,7 @@ def test_remote_code_is_said_once():
     loaded = load(["actor_rollout_ref.model.path=m", "actor_rollout_ref.model.trust_remote_code=true"], given=given)
     assert sum("Python code" in line for line in loaded.notices) == 1
     assert not any("Python code" in line for line in load(["actor_rollout_ref.model.path=m"], given=given).notices)
-    assert burnish.train
+    assert burnish.training
 
 
 def test_use_torch_compile_on_a_cpu_is_c(make_run):

@@ -6,13 +6,13 @@ import math
 import pytest
 from safetensors.torch import load_file
 
-import burnish.train.checkpoint as checkpoint
+import burnish.training.checkpoint as checkpoint
 from burnish.cli.main import main
 from burnish.errors import UserError
 from burnish.jobs.export import ExportOptions, export
 from burnish.loop.best import Best, measure
 from burnish.loop.fit import fit
-from burnish.train.checkpoint import Checkpoints, damage
+from burnish.training.checkpoint import Checkpoints, damage
 
 NAME = "val-core/digits/reward/mean@1"
 STEPS = ("trainer.total_training_steps=5", "trainer.test_freq=1", "trainer.max_actor_ckpt_to_keep=1")
@@ -108,7 +108,7 @@ def test_a_full_disk_does_not_cost_the_best(make_run, rows, values, monkeypatch,
             raise OSError(28, "No space left on device")
         write(folder)
 
-    monkeypatch.setattr("burnish.train.checkpoint._write_manifest", refuse)
+    monkeypatch.setattr("burnish.training.checkpoint._write_manifest", refuse)
     run = make_run(*settings, f"actor_rollout_ref.actor.checkpoint.async_save={beside}", val_dataset=rows(2))
     saved_before_each_step(run)
     fit(run)
@@ -131,7 +131,7 @@ def test_a_disk_full_to_the_last_step_does_not_cost_the_best(
             raise OSError(28, "No space left on device")
         write(folder)
 
-    monkeypatch.setattr("burnish.train.checkpoint._write_manifest", refuse)
+    monkeypatch.setattr("burnish.training.checkpoint._write_manifest", refuse)
     run = make_run(*STEPS, "trainer.save_freq=1", f"trainer.best_metric_key={NAME}", val_dataset=rows(2))
     saved_before_each_step(run)
     fit(run)

@@ -12,8 +12,8 @@ from burnish.loop.answers import Answer
 from burnish.loop.filter import FILTER_METRICS, GroupFilter
 from burnish.loop.fit import fit
 from burnish.loop.gather import gather
-from burnish.loop.shape import Overlong, Shaper
 from burnish.reward.sample import Score
+from burnish.reward.shaping import Overlong, Shaper
 from burnish.rollout.engine import Completion
 
 FILTER = "algorithm.filter_groups"
@@ -165,7 +165,7 @@ class Held:
         for future, made in pairs[1:]:
             future.set_result(made.result()) if in_time else future.set_exception(TimeoutError("nothing was scored"))
 
-    def turn(self):
+    def step(self):
         return False
 
     def __getattr__(self, name):

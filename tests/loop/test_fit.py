@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from burnish.loop.fit import fit
-from burnish.train.checkpoint import damage
+from burnish.training.checkpoint import damage
 
 
 def checkpoints(folder):

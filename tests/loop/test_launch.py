@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 import burnish.loop.launch
-from burnish.cluster.processes import Processes
-from burnish.cluster.torchrun import Torchrun
 from burnish.config import load
+from burnish.distributed.processes import Processes
+from burnish.distributed.torchrun import Torchrun
 from burnish.errors import UserError
 from burnish.loop.launch import check_launcher, launch
 from burnish.loop.pools import pools

@@ -8,9 +8,9 @@ import torch
 from burnish.config import load
 from burnish.errors import UserError
 from burnish.loop.memory import PHASES, explained
-from burnish.rollout.builtin.engine import BuiltinEngine
-from burnish.train.backend import Backend
-from burnish.train.owners import OutOfMemory
+from burnish.rollout.engines.builtin.engine import BuiltinEngine
+from burnish.training.backend import Backend
+from burnish.training.owners import OutOfMemory
 
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 

@@ -3,8 +3,8 @@
 import pytest
 
 from burnish.errors import UserError, WorkerDied
-from burnish.train.checkpoint import Checkpoints
-from burnish.train.policy import Policy
+from burnish.training.checkpoint import Checkpoints
+from burnish.training.policy import Policy
 
 FOUR = ("trainer.total_training_steps=4", "trainer.logger=[file]")
 DEATH = WorkerDied("rank 1 of 2", "was killed by signal 9")
@@ -24,7 +24,7 @@ def dies(monkeypatch):
                 raise WorkerDied("rank 1 of 2", "was killed by signal 9")
             return teach(self, batch, step)
 
-        monkeypatch.setattr(Policy, "teach", dying)
+        monkeypatch.setattr(Policy, "update", dying)
         return left
 
     return plan
@@ -93,7 +93,7 @@ def test_other_errors_are_not_deaths(launch, monkeypatch):
         calls.append(step)
         raise ValueError("a bug")
 
-    monkeypatch.setattr(Policy, "teach", broken)
+    monkeypatch.setattr(Policy, "update", broken)
     with pytest.raises(ValueError, match="a bug"):
         launch(*FOUR)
     assert calls == [1]

@@ -5,12 +5,12 @@ import time
 import pytest
 
 import burnish.loop.fit as fit_module
-import burnish.train.checkpoint as checkpoint
+import burnish.training.checkpoint as checkpoint
 from burnish.errors import UserError
 from burnish.loop.fit import fit
 from burnish.loop.saving import Saving
 from burnish.loop.state import save
-from burnish.train.checkpoint import Checkpoints, SaveFailed, damage
+from burnish.training.checkpoint import Checkpoints, SaveFailed, damage
 
 ASYNC = "actor_rollout_ref.actor.checkpoint.async_save=true"
 GATE = 20  # seconds; longer than any of these tests
@@ -181,7 +181,7 @@ def test_until_it_is_written_the_one_before_counts(make_run, monkeypatch):
         reached.set()
         assert opened.wait(GATE)
 
-    monkeypatch.setattr("burnish.train.checkpoint._write_manifest", stand_still)
+    monkeypatch.setattr("burnish.training.checkpoint._write_manifest", stand_still)
     run.step = 1
     save(run)
     assert reached.wait(GATE)
@@ -193,7 +193,7 @@ def test_until_it_is_written_the_one_before_counts(make_run, monkeypatch):
 
 def test_a_slow_disk_delays_no_step(make_run, monkeypatch, weights, equal):
     """Each checkpoint takes far longer than a step: the run leaves some out and says so, the last one is there."""
-    monkeypatch.setattr("burnish.train.checkpoint._sync", lambda path: time.sleep(0.05))
+    monkeypatch.setattr("burnish.training.checkpoint._sync", lambda path: time.sleep(0.05))
     settings = ("trainer.save_freq=1", "trainer.total_training_steps=8", "trainer.logger=[file]")
     slow, plain = make_run(*settings, ASYNC, out="slow"), make_run(*settings[1:], out="plain")
     asked = []
@@ -226,7 +226,7 @@ def refuses(monkeypatch, steps):
             raise OSError(errno.ENOSPC, "No space left on device")
         write(folder)
 
-    monkeypatch.setattr("burnish.train.checkpoint._write_manifest", refuse)
+    monkeypatch.setattr("burnish.training.checkpoint._write_manifest", refuse)
 
 
 @pytest.mark.parametrize("more", [(), (ASYNC,)], ids=["waiting", "beside"])

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from burnish.cluster.processes import Processes
 from burnish.demo.tiny import make_tokenizer
+from burnish.distributed.processes import Processes
 from burnish.loop.fit import _one_step
 
 from ..reward_models import make_reward_model

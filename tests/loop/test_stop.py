@@ -10,7 +10,7 @@ import pytest
 from burnish.cli.main import main
 from burnish.errors import StopNow
 from burnish.loop.stop import stop_request
-from burnish.train.checkpoint import Checkpoints
+from burnish.training.checkpoint import Checkpoints
 
 
 def sends(signum, *calls):

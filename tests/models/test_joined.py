@@ -5,7 +5,7 @@ from torch._dynamo.utils import counters
 
 from burnish.models.joined import join_products
 from burnish.models.load import ModelSource, load_causal_lm
-from burnish.rollout.weights import copy_weights
+from burnish.rollout.engines.weights import copy_weights
 
 
 class Layer(nn.Module):

@@ -205,14 +205,14 @@ def test_a_remote_folder_that_is_no_model_is_named(tmp_path, monkeypatch):
 
 
 def test_a_model_in_shared_memory(tiny_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("burnish.remote.SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("burnish.storage.SHARED_MEMORY", tmp_path)
     where = ModelSource(path=str(tiny_folder), use_shm=True).checked_path()
     assert where.startswith(str(tmp_path / "burnish-cache"))
     assert load_causal_lm(ModelSource(path=str(tiny_folder), use_shm=True), "sdpa", torch.float32).num_parameters() > 0
 
 
 def test_a_model_of_the_hub_is_fetched_before_it_goes_to_shared_memory(tiny_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("burnish.remote.SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("burnish.storage.SHARED_MEMORY", tmp_path)
     monkeypatch.setattr("burnish.models.load.snapshot_download", lambda name: str(tiny_folder))
     assert ModelSource(path="someone/tiny", use_shm=True).checked_path().startswith(str(tmp_path))
 

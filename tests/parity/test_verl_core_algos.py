@@ -60,7 +60,7 @@ def test_a_verl_style_estimator_runs_as_one_of_ours(credit):
 
 
 def test_register_adv_est_adds_a_row(monkeypatch, credit):
-    monkeypatch.setattr(ADVANTAGES, "rows", dict(ADVANTAGES.rows))
+    monkeypatch.setattr(ADVANTAGES, "entries", dict(ADVANTAGES.entries))
 
     @verl.register_adv_est("mine")
     def mine(token_level_rewards, response_mask, values, **rest):

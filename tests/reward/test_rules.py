@@ -9,6 +9,6 @@ def test_the_sources_of_the_usual_examples_are_there():
 
 
 def test_every_row_loads_a_function_and_has_an_example():
-    for row in REWARDS.rows.values():
+    for row in REWARDS.entries.values():
         assert callable(row.load())
-        assert row.facts["example"].right != row.facts["example"].wrong
+        assert row.metadata["example"].right != row.metadata["example"].wrong

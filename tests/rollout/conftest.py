@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from burnish.address import address
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Completion, Engine, Request, Sampling
+from burnish.seeding import derive_seed
 
 PATIENCE = 60.0  # seconds
 
@@ -29,7 +30,7 @@ def ask() -> Callable[..., list[Completion]]:
     """ask(engine, prompts, sampling): sample number i of each distinct prompt has an address of its own."""
 
     def run(engine: Engine, prompts: Sequence[tuple[int, ...]], sampling: Sampling, salt: int = 0) -> list[Completion]:
-        requests = [Request(ids, sampling, address(salt, number)) for number, ids in enumerate(prompts)]
+        requests = [Request(ModelInput(ids), sampling, derive_seed(salt, number)) for number, ids in enumerate(prompts)]
         return [future.result(PATIENCE) for future in engine.generate(requests)]
 
     return run
@@ -52,8 +53,8 @@ def decoding_as_on_a_gpu(monkeypatch):
     """The operation that a GPU's decoding has, one for writing and attending, with plain torch inside."""
     from burnish.models.kernels import paged  # here: the environment of another engine has other libraries
     from burnish.models.paged import attend_tables, write
-    from burnish.rollout.builtin import body
-    from burnish.rollout.builtin.pages import DecodePages
+    from burnish.rollout.engines.builtin import body
+    from burnish.rollout.engines.builtin.pages import DecodePages
 
     def in_plain_torch(keys, values, query, key, value, slots, tables, lengths, shape):
         write(keys, values, key, value, slots)

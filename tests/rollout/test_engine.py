@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from burnish.errors import UserError
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import ENGINES, EngineOptions, Request, Sampling, check_requests
 
 OPTIONS = EngineOptions(None, torch.float32, torch.device("cpu"), eos_ids=(2,), max_model_len=10)
@@ -35,30 +36,32 @@ def test_what_bends_the_draw_is_named(settings, named):
 
 
 def test_what_fits_is_accepted():
-    assert check_requests([Request((1, 2, 3), Sampling(7), seed=0)], OPTIONS) is None
+    assert check_requests([Request(ModelInput((1, 2, 3)), Sampling(7), seed=0)], OPTIONS) is None
 
 
 def test_too_long_says_what_to_type():
     with pytest.raises(UserError, match="3 tokens and 8 new ones do not fit") as caught:
-        check_requests([Request((1, 2, 3), Sampling(7), 0), Request((1, 2, 3), Sampling(8), 0)], OPTIONS)
+        check_requests(
+            [Request(ModelInput((1, 2, 3)), Sampling(7), 0), Request(ModelInput((1, 2, 3)), Sampling(8), 0)], OPTIONS
+        )
     assert caught.value.hint == "actor_rollout_ref.rollout.max_model_len=11"
 
 
 def test_empty_prompt_and_no_new_token():
     with pytest.raises(UserError, match="at least one prompt token"):
-        check_requests([Request((), Sampling(1), 0)], OPTIONS)
+        check_requests([Request(ModelInput(()), Sampling(1), 0)], OPTIONS)
     with pytest.raises(UserError, match="at least one new token"):
-        check_requests([Request((1,), Sampling(0), 0)], OPTIONS)
+        check_requests([Request(ModelInput((1,)), Sampling(0), 0)], OPTIONS)
 
 
 def test_more_least_tokens_than_most():
     with pytest.raises(UserError, match="more than the 3 tokens"):
-        check_requests([Request((1,), Sampling(3, min_tokens=4), 0)], OPTIONS)
+        check_requests([Request(ModelInput((1,)), Sampling(3, min_tokens=4), 0)], OPTIONS)
 
 
 def test_stop_strings_need_a_tokenizer():
     with pytest.raises(ValueError, match=r"EngineOptions\.decode"):
-        check_requests([Request((1,), Sampling(3, stop=("x",)), 0)], OPTIONS)
+        check_requests([Request(ModelInput((1,)), Sampling(3, stop=("x",)), 0)], OPTIONS)
 
 
 def test_unknown_engine_names_the_nearest():

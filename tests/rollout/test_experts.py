@@ -7,10 +7,11 @@ from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 from burnish.errors import UserError
 from burnish.models.attention import PACKED
 from burnish.models.load import ModelSource, load_causal_lm
+from burnish.models.model_input import ModelInput
 from burnish.models.plain import plain_model
 from burnish.rollout.engine import Request, Sampling
-from burnish.train.backend import Backend
-from burnish.train.packing import PackedRows
+from burnish.training.backend import Backend
+from burnish.training.packing import PackedRows
 
 from ..conftest import SIZES, sharpen
 
@@ -36,7 +37,7 @@ def folder(request, tmp_path_factory):
 
 def greedy(engine, prompts):
     sampling = Sampling(max_tokens=12, temperature=0.0)
-    requests = [Request(ids=ids, sampling=sampling, seed=0) for ids in prompts]
+    requests = [Request(input=ModelInput(ids), sampling=sampling, seed=0) for ids in prompts]
     return [future.result() for future in engine.generate(requests)]
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from burnish.address import address
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request
+from burnish.seeding import derive_seed
 
 PATIENCE = 60.0
 PROMPTS = [(5,), (5, 6, 7), tuple(range(3, 20)), (8, 8, 8, 8), tuple([4, 9, 13] * 20)]
@@ -24,7 +25,7 @@ BENT = [
 
 
 def respond(engine, sampling, prompts=PROMPTS, salt=0):
-    requests = [Request(ids, sampling, address(salt, number)) for number, ids in enumerate(prompts)]
+    requests = [Request(ModelInput(ids), sampling, derive_seed(salt, number)) for number, ids in enumerate(prompts)]
     return [future.result(PATIENCE) for future in engine.generate(requests)]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
-from burnish.rollout.supervised import Supervised
+from burnish.rollout.engines.supervised import Supervised
 
 from ..keys.kit import Case
 from ..keys.row import Row
@@ -26,7 +27,7 @@ def lives(case: Case) -> tuple[str, float]:
     run, sampling = case.run, Sampling(24, temperature=0.7, ignore_eos=True)
     run.send_weights()
     prompts = [(5, 6, 7), (8, 9)]
-    futures = run.engine.generate([Request(ids, sampling, number) for number, ids in enumerate(prompts)])
+    futures = run.engine.generate([Request(ModelInput(ids), sampling, number) for number, ids in enumerate(prompts)])
     if isinstance(run.engine, Supervised):
         os.killpg(run.engine._engine.core.process.process.pid, signal.SIGKILL)
     completions = [future.result(PATIENCE) for future in futures]

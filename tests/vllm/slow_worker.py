@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from burnish.rollout.vllm.worker import WorkerExtension
+from burnish.rollout.engines.vllm.worker import WorkerExtension
 
 
 class SlowWorker(WorkerExtension):

@@ -8,12 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from burnish.address import address
 from burnish.errors import UserError
 from burnish.models.load import ModelSource
-from burnish.rollout.checkpoint_stream import CheckedStream
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import EngineOptions, Request, Sampling
-from burnish.rollout.vllm.engine import VllmEngine
+from burnish.rollout.engines.checkpoint_stream import CheckedStream
+from burnish.rollout.engines.vllm.engine import VllmEngine
+from burnish.seeding import derive_seed
 
 from ..conftest import SIZES, sharpen
 from .compare import BENT, PATIENCE, PROMPTS, assert_log_probs, expected, moved, respond
@@ -40,7 +41,9 @@ def test_log_probs_of_temperatures_side_by_side(make_engine, their_model, tiny_f
     engine, model = make_engine(tiny_folder, own_thread=False), their_model(tiny_folder)
     kinds = [(0.5, {}), (2.0, {"top_k": 5}), (1.0, {"do_sample": False, "temperature": 0.3}), (1.0, {})]
     asked = [(prompt, at, Sampling(12, **{"temperature": at, **more})) for prompt in PROMPTS for at, more in kinds]
-    futures = engine.generate([Request(prompt, s, address(number)) for number, (prompt, _, s) in enumerate(asked)])
+    futures = engine.generate(
+        [Request(ModelInput(prompt), s, derive_seed(number)) for number, (prompt, _, s) in enumerate(asked)]
+    )
     for (prompt, at, _), future in zip(asked, futures, strict=True):
         completion = future.result(PATIENCE)
         assert completion.log_probs == pytest.approx(expected(model, prompt, completion.ids, at), abs=2e-5)
@@ -119,9 +122,9 @@ def test_a_tied_head_is_sent_too(make_engine, their_model, tiny_folder, monkeypa
 
 def test_versions_of_a_response_that_weights_overtake(make_engine, their_model, tiny_folder):
     engine, other = make_engine(tiny_folder, own_thread=False), moved(their_model(tiny_folder), seed=5)
-    (future,) = engine.generate([Request((5, 6), Sampling(20, ignore_eos=True), 1)])
+    (future,) = engine.generate([Request(ModelInput((5, 6)), Sampling(20, ignore_eos=True), 1)])
     for _ in range(8):
-        assert engine.turn()
+        assert engine.step()
     engine.load_weights(other.named_parameters(), version=2)
     completion = future.result(PATIENCE)
     cut = completion.versions.index(2)
@@ -132,9 +135,11 @@ def test_an_abort_gives_what_there_is(make_engine, tiny_folder):
     engine = make_engine(tiny_folder, own_thread=False)
     sampling = Sampling(200, ignore_eos=True)
     whole = respond(engine, sampling, PROMPTS[:2])
-    futures = engine.generate([Request(ids, sampling, address(0, number)) for number, ids in enumerate(PROMPTS[:2])])
+    futures = engine.generate(
+        [Request(ModelInput(ids), sampling, derive_seed(0, number)) for number, ids in enumerate(PROMPTS[:2])]
+    )
     for _ in range(10):
-        engine.turn()
+        engine.step()
     engine.abort(futures[:1])
     partial = futures[0].result(0)
     assert partial.finish_reason == "abort" and 8 <= len(partial.ids) <= 10
@@ -166,9 +171,9 @@ def test_weights_that_overtake_a_cached_prefix(make_engine, their_model, tiny_fo
     """A row that runs keeps a prefix alive; it must not outlive the weights."""
     engine = make_engine(tiny_folder, own_thread=False, prefix_caching=True)
     other, prompt = moved(their_model(tiny_folder), seed=8), tuple([4, 9, 13, 7] * 60)
-    (running,) = engine.generate([Request(prompt, Sampling(30, ignore_eos=True), 1)])
+    (running,) = engine.generate([Request(ModelInput(prompt), Sampling(30, ignore_eos=True), 1)])
     for _ in range(5):
-        engine.turn()
+        engine.step()
     engine.load_weights(other.named_parameters(), version=2)
     (fresh,) = respond(engine, Sampling(5, ignore_eos=True), [prompt])
     assert fresh.log_probs == pytest.approx(expected(other, prompt, fresh.ids, 1.0), abs=2e-5)
@@ -177,7 +182,7 @@ def test_weights_that_overtake_a_cached_prefix(make_engine, their_model, tiny_fo
 
 def test_an_own_thread(make_engine, their_model, tiny_folder):
     engine = make_engine(tiny_folder, own_thread=True)
-    assert not engine.turn()
+    assert not engine.step()
     assert_log_probs(their_model(tiny_folder), engine, Sampling(12, temperature=0.7), 0.7)
     engine.close()
 

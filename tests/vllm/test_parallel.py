@@ -8,8 +8,9 @@ from transformers import AutoModelForCausalLM
 
 from burnish.errors import UserError
 from burnish.models.load import ModelSource
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import EngineOptions, Request, Sampling
-from burnish.rollout.vllm.engine import VllmEngine
+from burnish.rollout.engines.vllm.engine import VllmEngine
 
 from ..ranks import run_ranks
 from .compare import assert_log_probs, expected, moved
@@ -44,7 +45,9 @@ def in_a_rank(rank, folder):
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     engine.load_weights(model.named_parameters(), version=1)
     prompt = (5, 6 + rank)
-    futures = engine.generate([Request(prompt, Sampling(8 + 8 * rank, temperature=0.7), seed) for seed in range(3)])
+    futures = engine.generate(
+        [Request(ModelInput(prompt), Sampling(8 + 8 * rank, temperature=0.7), seed) for seed in range(3)]
+    )
     errors = []
     for future in futures:
         completion = future.result(60)

@@ -11,10 +11,11 @@ import torch
 
 from burnish.errors import UserError
 from burnish.models.load import ModelSource
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import EngineOptions, Request, Sampling
-from burnish.rollout.vllm.arguments import FIXED
-from burnish.rollout.vllm.remote import versions_of
-from burnish.rollout.vllm.server import VllmServer
+from burnish.rollout.engines.vllm.arguments import FIXED
+from burnish.rollout.engines.vllm.remote import versions_of
+from burnish.rollout.engines.vllm.server import VllmServer
 
 from ..contracts import test_engines as contract
 from .compare import BENT, PROMPTS, assert_log_probs, expected, moved, respond
@@ -86,7 +87,7 @@ def test_bad_words_of_one_token(engine):
     clean = respond(engine, Sampling(20, bad_words=((5,),)), PROMPTS * 4)
     assert any(5 in one.ids for one in plain) and not any(5 in one.ids for one in clean)
     with pytest.raises(UserError, match="bad_words"):
-        engine.generate([Request((5,), Sampling(3, bad_words=((5, 6),)), 0)])
+        engine.generate([Request(ModelInput((5,)), Sampling(3, bad_words=((5, 6),)), 0)])
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["tokens-in-time", "tokens-late"])
@@ -99,7 +100,7 @@ def test_weights_overtake_a_response(late, engine, slowly, their_model, tiny_fol
         engine.core._post("/pause?mode=keep")
         return []
 
-    (future,) = engine.generate([Request((5, 6), Sampling(250, ignore_eos=True), 1)])
+    (future,) = engine.generate([Request(ModelInput((5, 6)), Sampling(250, ignore_eos=True), 1)])
     while not any(row.tokens for row in list(engine.running.values())):
         assert not future.done()
         time.sleep(0.01)

@@ -11,12 +11,12 @@ from typing import Any
 from burnish.data.files import ArrowRows, Rows, as_table, write_table
 from burnish.errors import UserError
 from burnish.jobs.eval.measure import Scored
-from burnish.table import Table
+from burnish.registry import Registry
 
 KEY = "data.output_path"
 COLUMNS = ("scores", "reward_extras", "reward_problems")
 
-OUTPUTS = Table("output format", key=KEY)
+OUTPUTS = Registry("output format", key=KEY)
 
 
 def check_output(out: str, rows: Rows) -> None:
@@ -37,7 +37,7 @@ def write_scored(rows: Rows, scored: Sequence[Scored], out: str) -> None:
     write(rows, scored, Path(out).expanduser())
 
 
-@OUTPUTS.add(".parquet")
+@OUTPUTS.register(".parquet")
 def write_parquet(rows: Rows, scored: Sequence[Scored], path: Path) -> None:
     """The extras are JSON text: those of different rewards fit no common type."""
     columns = {
@@ -55,7 +55,7 @@ def write_parquet(rows: Rows, scored: Sequence[Scored], path: Path) -> None:
     write_table(table, path, KEY)
 
 
-@OUTPUTS.add(".jsonl")
+@OUTPUTS.register(".jsonl")
 def write_lines(rows: Rows, scored: Sequence[Scored], path: Path) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -21,12 +21,12 @@ from burnish.loop.backends import check_kernels, optimizer_options, trained_lang
 from burnish.loop.export import check_export_dir
 from burnish.models.device import pick_device
 from burnish.models.load import ModelSource, load_config, load_tokenizer, read_chat_template
-from burnish.train.checkpoint import Checkpoints
-from burnish.train.imitator import Imitator
-from burnish.train.mirror import Mirror
-from burnish.train.optim import Optimizer
-from burnish.train.packing import Cut
-from burnish.train.update import UpdatePlan
+from burnish.training.checkpoint import Checkpoints
+from burnish.training.mirror import Mirror
+from burnish.training.optim import Optimizer
+from burnish.training.packing import Cut
+from burnish.training.sft import SftModel
+from burnish.training.update import UpdatePlan
 
 if TYPE_CHECKING:
     from burnish.config.engine import FsdpConfig
@@ -63,7 +63,7 @@ def build(cfg: SftConfig, dataset: Rows | None = None, val_dataset: Rows | None 
         train_data=train,
         sampler=sampler,
         val_data=val,
-        imitator=build_imitator(cfg, source, device, total),
+        model=build_imitator(cfg, source, device, total),
         loggers=loggers,
         folder=folder,
         checkpoints=Checkpoints(Path(folder.path)),
@@ -86,7 +86,7 @@ def model_source(cfg: SftConfig) -> ModelSource:
     )
 
 
-def build_imitator(cfg: SftConfig, source: ModelSource, device: torch.device, total_steps: int) -> Imitator:
+def build_imitator(cfg: SftConfig, source: ModelSource, device: torch.device, total_steps: int) -> SftModel:
     data, fsdp = cfg.data, offloading(cfg.model.fsdp_config)
     backend = trained_language_model(
         source,
@@ -103,7 +103,7 @@ def build_imitator(cfg: SftConfig, source: ModelSource, device: torch.device, to
     plan = UpdatePlan(epochs=1, mini_rows=data.train_batch_size, cut=cut.on(device), grad_clip=cfg.optim.clip_grad)
     options = optimizer_options(fsdp, backend)
     optimizer = Optimizer(backend.model, optimizer_config(cfg.optim), total_steps, 1, options)
-    return Imitator(backend, optimizer, plan, seed=cfg.trainer.seed)
+    return SftModel(backend, optimizer, plan, seed=cfg.trainer.seed)
 
 
 def offloading(fsdp: SftFsdpConfig) -> FsdpConfig:

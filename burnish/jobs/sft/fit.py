@@ -16,8 +16,8 @@ from burnish.log.logger import RunInfo
 from burnish.loop.fit import Result
 from burnish.loop.state import PATH_KEY, RESUME_MODES
 from burnish.loop.stop import stop_request
-from burnish.train.checkpoint import read_trainer
-from burnish.train.foreign import Foreign
+from burnish.training.checkpoint import read_trainer
+from burnish.training.foreign import Foreign
 
 
 def sft(
@@ -52,7 +52,7 @@ def sft_loaded(
 
 def start(run: SftRun, loaded: Loaded) -> None:
     trainer = run.cfg.trainer
-    run.folder.describe(loaded.yaml(), device=run.imitator.device)
+    run.folder.describe(loaded.yaml(), device=run.model.device)
     config = to_plain(loaded.cfg)
     info = RunInfo(trainer.project_name, trainer.experiment_name, run.folder.path, config, run.total_steps)
     run.loggers.start(info, resume_step=run.step or None)
@@ -86,7 +86,7 @@ def fit(run: SftRun) -> Result:
 def one_step(run: SftRun, result: Result) -> None:
     indices, epoch = run.sampler.next()
     with run.clock("step"):
-        metrics = run.imitator.teach(run.train_data.batch(indices), run.step + 1)
+        metrics = run.model.update(run.train_data.batch(indices), run.step + 1)
     run.step += 1
     metrics |= {"training/global_step": float(run.step), "training/epoch": float(epoch)}
     if run.val_data is not None and run.due(run.cfg.trainer.test_freq):
@@ -111,8 +111,8 @@ def export(run: SftRun) -> None:
     """The trained model and its tokenizer, where trainer.export_dir asks for them."""
     if run.cfg.trainer.export_dir is None:
         return
-    folder, imitator = Path(run.cfg.trainer.export_dir).expanduser(), run.imitator
-    imitator.export(folder, run.tokenizer)
+    folder, model = Path(run.cfg.trainer.export_dir).expanduser(), run.model
+    model.export(folder, run.tokenizer)
     run.loggers.note(f"the model is in {folder}")
 
 
@@ -122,15 +122,15 @@ def validate(run: SftRun) -> dict[str, float]:
     size = run.cfg.data.train_batch_size
     for start_row in range(0, len(run.val_data), size):
         batch = run.val_data.batch(range(start_row, min(start_row + size, len(run.val_data))))
-        loss, count = run.imitator.measure(batch)
+        loss, count = run.model.measure(batch)
         total, tokens = total + loss, tokens + count
     return {"val/loss": total / max(tokens, 1.0)}
 
 
 def save(run: SftRun) -> None:
     """Weights, optimizer, schedule, sampler position and step, in the same folders as a policy's."""
-    config, imitator = run.cfg.trainer.checkpoint, run.imitator
-    role = imitator.writer(config.save_contents, run.tokenizer, copy=config.async_save)
+    config, model = run.cfg.trainer.checkpoint, run.model
+    role = model.writer(config.save_contents, run.tokenizer, copy=config.async_save)
     state = {"step": run.step, "seed": run.cfg.trainer.seed, "sampler": run.sampler.state_dict()}
     write = partial(_write, run, run.step, role, state)
     if config.async_save:
@@ -155,13 +155,13 @@ def resume(run: SftRun) -> None:
     if folder is None:
         return
     if isinstance(folder, Foreign):
-        run.imitator.load(folder.actor, ["hf_model"], key=PATH_KEY)
+        run.model.load(folder.actor, ["hf_model"], key=PATH_KEY)
         run.notices.append(f"took the weights from {folder.actor} ({folder.whose}); all else starts anew")
         return
     state = read_trainer(folder)
-    imitator, contents = run.imitator, run.cfg.trainer.checkpoint.load_contents
+    model, contents = run.model, run.cfg.trainer.checkpoint.load_contents
     key = "trainer.checkpoint.load_contents"
-    imitator.load(folder / "actor", contents, key=key)
+    model.load(folder / "actor", contents, key=key)
     run.sampler.load_state_dict(state["sampler"])
     run.step = run.saved_step = state["step"]
     run.notices.append(f"resumed from {folder}")

@@ -11,9 +11,9 @@ from burnish.log.clock import Clock
 from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
 from burnish.loop.saving import Saving
-from burnish.train.checkpoint import Checkpoints
-from burnish.train.imitator import Imitator
-from burnish.train.mirror import Mirror
+from burnish.training.checkpoint import Checkpoints
+from burnish.training.mirror import Mirror
+from burnish.training.sft import SftModel
 
 if TYPE_CHECKING:
     from burnish.config.sft import SftConfig
@@ -28,7 +28,7 @@ class SftRun:
     train_data: ExampleDataset
     sampler: PromptSampler
     val_data: ExampleDataset | None
-    imitator: Imitator
+    model: SftModel
     loggers: Loggers
     folder: RunFolder
     checkpoints: Checkpoints

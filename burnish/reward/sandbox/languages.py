@@ -8,10 +8,10 @@ import sysconfig
 from dataclasses import dataclass
 
 from burnish.errors import UserError
+from burnish.registry import Registry
 from burnish.reward.sandbox.namespaces import BARE_PYTHON
-from burnish.table import Table
 
-LANGUAGES = Table("programming language", key="ground_truth.language")
+LANGUAGES = Registry("programming language", key="ground_truth.language")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Language:
     compile: tuple[str, ...] | None = None
 
 
-@LANGUAGES.add("python", fences=("python", "python3", "py"))
+@LANGUAGES.register("python", fences=("python", "python3", "py"))
 @functools.cache
 def python() -> Language:
     """The Python that runs us, with its installed packages, but without its environment and start-up files."""
@@ -32,7 +32,7 @@ def python() -> Language:
     return Language("main.py", (*BARE_PYTHON, "-c", start + "runpy.run_path('main.py', run_name='__main__')"))
 
 
-@LANGUAGES.add("cpp", fences=("cpp", "c++", "cc"))
+@LANGUAGES.register("cpp", fences=("cpp", "c++", "cc"))
 @functools.cache
 def cpp() -> Language:
     """C++17 by g++, where there is one."""

@@ -7,8 +7,8 @@ import torch
 
 from burnish.models.kernels import sample
 from burnish.models.kernels.sample import sample_tokens
-from burnish.rollout.builtin.sampling import SamplingRows, choose
 from burnish.rollout.engine import Sampling
+from burnish.rollout.engines.builtin.sampling import SamplingRows, choose
 
 CPU = torch.device("cpu")
 

@@ -21,10 +21,11 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from burnish.models.load import ModelSource, load_causal_lm, load_config
-from burnish.rollout.builtin import sampling as drawing
-from burnish.rollout.builtin.engine import BuiltinEngine
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Completion, EngineOptions, Request, Sampling
-from burnish.rollout.weights import copy_weights
+from burnish.rollout.engines.builtin import sampling as drawing
+from burnish.rollout.engines.builtin.engine import BuiltinEngine
+from burnish.rollout.engines.weights import copy_weights
 from sglang.protocol import TAGS, Bad, check_ids, check_sampling
 from sglang.srt.server_args import ServerArgs
 
@@ -113,7 +114,7 @@ class Host:
         )
         exact = self.arguments.enable_deterministic_inference
         seed = params.get("sampling_seed", 42) if exact else random.getrandbits(63)
-        return Request(tuple(ids), sampling, place_seed(seed, len(ids)) if exact else seed)
+        return Request(ModelInput(tuple(ids)), sampling, place_seed(seed, len(ids)) if exact else seed)
 
     def _complete(self, rid: str, request: Request) -> Completion:
         (future,) = self.engine.generate([request])

@@ -1,0 +1,56 @@
+"""Workers as processes of this machine, started by the controller."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from burnish.distributed.host import SECRET
+
+GRACE = 5.0  # seconds between asking a process to end and killing it
+
+
+class Processes:
+    """One process per worker. They share the cores: more threads than cores only wait for one another."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, subprocess.Popen] = {}
+
+    def start(self, names: Sequence[str], address: tuple[str, int], secret: bytes) -> None:
+        threads = max(1, (os.cpu_count() or 1) // len(names))
+        environment = {"OMP_NUM_THREADS": str(threads), **os.environ, SECRET: secret.hex()}
+        for name in names:
+            command = [sys.executable, "-m", "burnish.distributed.host", address[0], str(address[1]), name]
+            # Ctrl-C is the controller's to hear: it lets a step end first.
+            self._running[name] = subprocess.Popen(command, env=environment, start_new_session=True)
+
+    def why_dead(self, name: str) -> str | None:
+        process = self._running.get(name)
+        if process is None or process.poll() is None:
+            return None
+        return told(process.returncode)
+
+    def stop(self) -> None:
+        for process in self._running.values():
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def kill(self) -> None:
+        for process in self._running.values():
+            process.kill()
+
+    def pid(self, name: str) -> int:
+        return self._running[name].pid
+
+
+def told(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was killed by {signal.Signals(-code).name}"

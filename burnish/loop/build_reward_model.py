@@ -1,0 +1,123 @@
+"""The judge of a run: its reward model, loaded, and how its score counts beside that of the functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from burnish.errors import UserError
+from burnish.loop.backends import sharding, wants_offload
+from burnish.models.device import pick_dtype
+from burnish.models.load import ModelSource, load_tokenizer
+from burnish.models.reward_model import check_score, load_reward_model
+from burnish.registry import load_user_attribute
+from burnish.reward.model_scorer import RewardModelScorer, Weights, precedence
+from burnish.reward.reward_model import CLASS_KEY, CustomRewardModel, RewardModel
+from burnish.reward.reward_model_input import OwnTemplate, PolicyTokens, RewardInput, decoder_for
+from burnish.reward.source import title_of
+from burnish.training.backend import Backend, BackendOptions
+from burnish.training.packing import Cut
+from burnish.training.parallel import SINGLE_PROCESS, ParallelContext
+
+if TYPE_CHECKING:
+    from burnish.config import TrainConfig
+    from burnish.config.reward import RewardModelModelConfig
+
+PATH_KEY = "reward_model.model.path"
+
+
+def build_reward_model_scorer(
+    cfg: TrainConfig,
+    device: torch.device,
+    tokenizer: Any,
+    reward: Callable[..., Any] | None,
+    made: RewardModel | None = None,
+) -> RewardModelScorer | None:
+    """None without reward_model.enable. `reward` is the function given in Python, if any; `made` a model elsewhere."""
+    if not cfg.reward_model.enable:
+        return None
+    weights = Weights.of(cfg.reward, cfg.reward_model)
+    own = title_of(reward) if reward is not None else cfg.custom_reward_function.path
+    notices = [precedence(weights, own)]
+    if cfg.reward_model.model.custom_cls.path:
+        model = _custom(cfg.reward_model.model, device, tokenizer)
+    else:
+        model = build_reward_model(cfg, device, tokenizer, notices) if made is None else made
+    return RewardModelScorer(model, cfg.reward, weights, tuple(notices))
+
+
+def build_reward_model(
+    cfg: TrainConfig,
+    device: torch.device,
+    tokenizer: Any,
+    notices: list[str],
+    parallel: ParallelContext = SINGLE_PROCESS,
+) -> RewardModel:
+    """Loaded and checked. What a person should know of it goes to `notices`."""
+    config, source = cfg.reward_model, reward_model_source(cfg)
+    inputs = _inputs(config.model, source, tokenizer, notices)
+    # Nothing is taught, so the weights need no more bits than the computation.
+    fsdp, key = config.model.fsdp_config, "reward_model.model.fsdp_config.mixed_precision.param_dtype"
+    dtype = pick_dtype(fsdp.mixed_precision.param_dtype, device, key)
+    model = load_reward_model(source, dtype)
+    mean, std = _moments(model.config, source) if config.normalize else (0.0, 1.0)
+    options = BackendOptions(
+        offload=wants_offload(fsdp, device, parallel), sharding=sharding(fsdp, "reward_model.model.fsdp_config", device)
+    )
+    backend = Backend(model, device, dtype, options=options, parallel=parallel)
+    with backend.at_work():
+        backend.within(lambda: check_score(backend.model, source))
+    return RewardModel(
+        backend,
+        inputs,
+        Cut.of(config.micro_batch_size_per_gpu, config.use_dynamic_bsz, config.forward_max_token_len_per_gpu),
+        max_length=config.max_length,
+        mean=mean,
+        std=std,
+    )
+
+
+def reward_model_source(cfg: TrainConfig) -> ModelSource:
+    model = cfg.reward_model.model
+    return ModelSource(
+        path=model.path,
+        key=PATH_KEY,
+        external_lib=tuple(model.external_lib),
+        trust_remote_code=model.trust_remote_code,
+        use_shm=model.use_shm,
+    )
+
+
+def _inputs(config: RewardModelModelConfig, source: ModelSource, policy: Any, notices: list[str]) -> RewardInput:
+    if config.input_tokenizer is None:
+        return PolicyTokens()
+    own = load_tokenizer(source.checked_path(), trust_remote_code=source.trust_remote_code, key=PATH_KEY)
+    key = "reward_model.model.input_tokenizer"
+    named = load_tokenizer(config.input_tokenizer, trust_remote_code=source.trust_remote_code, key=key)
+    decoder, notice = decoder_for(policy, named)
+    if notice is not None:
+        notices.append(notice)
+    return OwnTemplate(decoder, own)
+
+
+def _moments(config: Any, source: ModelSource) -> tuple[float, float]:
+    """mean and std of the scores on the data the model was trained on, as OpenRLHF saves them."""
+    found = [getattr(config, name, None) for name in ("mean", "std")]
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in found) or found[1] <= 0:
+        raise UserError(
+            f"the config.json of {source.path} has no usable mean and std (mean: {found[0]}, std: {found[1]})",
+            key="reward_model.normalize",
+            value=True,
+            hint="reward_model.normalize=false",
+        )
+    return float(found[0]), float(found[1])
+
+
+def _custom(config: RewardModelModelConfig, device: torch.device, tokenizer: Any) -> CustomRewardModel:
+    made_by = load_user_attribute(config.custom_cls.path, config.custom_cls.name, key=CLASS_KEY)
+    if not isinstance(made_by, type):
+        raise UserError(f"{config.custom_cls.name} is no class", key="reward_model.model.custom_cls.name")
+    return CustomRewardModel(made_by, config.path, device, tokenizer)

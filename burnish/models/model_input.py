@@ -1,0 +1,64 @@
+"""ModelInput: what a model is given before it generates: token ids, and the images or videos they refer to."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Media:
+    """One processed image or video, and the span of placeholder tokens that stands for it.
+
+    Equal content has an equal `digest`; the tensors themselves are never compared.
+    """
+
+    kind: Literal["image", "video"]
+    digest: bytes  # hash of the content and of how it was processed
+    offset: int  # index of its first placeholder token in ModelInput.ids
+    num_tokens: int  # placeholder tokens
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # the model's keyword arguments: pixels, grids
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Media) and self.identity == other.identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    @property
+    def identity(self) -> tuple[str, bytes, int, int]:
+        return (self.kind, self.digest, self.offset, self.num_tokens)
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """Token ids and their media. Two inputs share KV only where `prefix_key` agrees."""
+
+    ids: tuple[int, ...]
+    media: tuple[Media, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def prefix_key(self, length: int) -> bytes:
+        """Identity of the first `length` tokens: the ids, and every image or video that starts among them."""
+        key = hashlib.blake2b(array("q", self.ids[:length]).tobytes(), digest_size=16)
+        for media in self.media:
+            if media.offset < length:
+                key.update(repr((media.kind, media.offset, media.num_tokens)).encode() + media.digest)
+        return key.digest()
+
+    @cached_property
+    def key(self) -> bytes:
+        """Identity of the whole input."""
+        return self.prefix_key(len(self.ids))
+
+    def extend(self, ids: tuple[int, ...], media: tuple[Media, ...] = ()) -> ModelInput:
+        """This input followed by more tokens. Offsets of `media` count from the start of the whole input."""
+        return ModelInput(self.ids + ids, self.media + media)

@@ -1,0 +1,153 @@
+"""The server's process: its command line, its start, its log, its end. The only file that imports `sglang`."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from burnish.errors import UserError, nearest
+from burnish.models.load import flat_overrides, load_config
+from burnish.rollout.engine import EngineDied, EngineOptions
+from burnish.rollout.engines.http import HttpClient, Refused, check_address
+from burnish.rollout.engines.process import ServerProcess, free_port
+from burnish.rollout.engines.sglang.weights import way_to_send
+
+OWN = ("base_url", "weight_sync", "weight_dir", "start_timeout")  # entries of engine_kwargs.sglang that are ours
+ANSWERING = 60.0  # seconds for a call that makes no token
+POLL = 0.2  # seconds between two looks at something that will happen soon
+SPARE_TOKENS = 8  # of its context: the server takes a few for itself
+
+
+class Server(ServerProcess):
+    """A server that we started."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        command = [sys.executable, "-m", "sglang.launch_server", *command_line(arguments)]
+        super().__init__("SGLang", command, f"http://{arguments['host']}:{arguments['port']}", environment())
+
+
+async def wait_for_server(http: HttpClient, server: Server | None, patience: float) -> dict[str, Any]:
+    """What the server says of itself, once it is up; `server` is None for one that we did not start."""
+    end = time.monotonic() + patience
+    while True:
+        if server is not None:
+            server.check()
+        try:
+            await http.get("/health", ANSWERING)
+            return await server_info(http)
+        except (EngineDied, Refused) as error:
+            if time.monotonic() > end:
+                log = "" if server is None else f". The end of its log:\n{server.log_tail()}"
+                problem = f"no SGLang server answers at {http.url} after {patience:g} seconds"
+                raise EngineDied(f"{problem} ({error}){log}") from error
+        await asyncio.sleep(POLL)
+
+
+async def server_info(http: HttpClient) -> dict[str, Any]:
+    try:
+        return await http.get("/get_server_info", ANSWERING)
+    except Refused as refused:
+        if refused.status != 404:
+            raise
+        return await http.get("/server_info", ANSWERING)  # its later name
+
+
+def check_server(extra: Mapping[str, Any], device: torch.device, section: str) -> None:
+    """Is there a server to be had: one that runs, or an installed SGLang that knows these arguments?"""
+    key = f"{section}.engine_kwargs.sglang"
+    asked = {name: value for name, value in extra.items() if name not in OWN}
+    if "base_url" in extra:
+        check_address(extra["base_url"], f"{key}.base_url")
+        for name, value in asked.items():
+            problem = f"cannot be told to the server that {key}.base_url names: it runs already"
+            raise UserError(problem, key=f"{key}.{name}", value=value)
+    elif importlib.util.find_spec("sglang") is None:
+        problem = "SGLang is not installed, and no running server is named"
+        hint = f"pip install burnish[sglang], or {key}.base_url=http://host:port"
+        raise UserError(problem, key=f"{section}.name", value="sglang", hint=hint)
+    else:
+        check_arguments(asked, key)
+    way_to_send(extra, device, section)
+
+
+def launch_arguments(options: EngineOptions) -> dict[str, Any]:
+    """The server's arguments, from our keys; engine_kwargs.sglang has the last word."""
+    asked = {name: value for name, value in options.extra.items() if name not in OWN}
+    source, on_cpu = options.model, options.device.type == "cpu"
+    overrides = flat_overrides(source.override_config)
+    return {
+        "model_path": source.checked_path(),
+        "tokenizer_path": source.tokenizer_path,
+        "trust_remote_code": source.trust_remote_code,
+        "json_model_override_args": overrides or None,
+        "load_format": "dummy",  # the first weight sync fills it
+        "dtype": str(options.dtype).removeprefix("torch."),
+        "device": options.device.type,
+        "base_gpu_id": None if on_cpu else options.device.index or 0,
+        "host": "127.0.0.1",
+        "port": free_port(),
+        "tp_size": options.tensor_parallel,
+        "dp_size": options.data_parallel,
+        "ep_size": options.expert_parallel,
+        "pp_size": options.pipeline_parallel,
+        "mem_fraction_static": options.memory_share,
+        "max_running_requests": options.max_num_seqs,
+        "context_length": context_length(options),
+        "chunked_prefill_size": options.max_num_batched_tokens if options.chunked_prefill else -1,
+        "max_prefill_tokens": options.max_num_batched_tokens,
+        "disable_cuda_graph": options.eager,
+        "cuda_graph_bs": None if options.eager else options.capture_sizes,
+        "enable_memory_saver": options.sleeps and not on_cpu,
+        "enable_deterministic_inference": bool(options.invariant),
+        "log_level": "warning",
+        **asked,
+    }
+
+
+def check_arguments(asked: dict[str, Any], key: str) -> None:
+    """Refuse names that the installed SGLang does not know."""
+    from sglang.srt.server_args import ServerArgs
+
+    known = [field.name for field in dataclasses.fields(ServerArgs)]
+    for name, value in asked.items():
+        if name not in known:
+            meant = nearest(name, [*known, *OWN])
+            problem = "the installed SGLang has no such argument." + (f" Did you mean {meant!r}?" if meant else "")
+            hint = f"{key}.{meant}={value}" if meant else None
+            raise UserError(problem, key=f"{key}.{name}", value=value, hint=hint)
+
+
+def context_length(options: EngineOptions) -> int:
+    """A little more than the longest row, where the model has room for more."""
+    most = getattr(load_config(options.model).get_text_config(), "max_position_embeddings", options.max_model_len)
+    return max(options.max_model_len, min(options.max_model_len + SPARE_TOKENS, most))
+
+
+def command_line(arguments: dict[str, Any]) -> list[str]:
+    """`--name value` of each; true is a bare flag, false and null are left out, mappings are JSON."""
+    words: list[str] = []
+    for name, value in arguments.items():
+        if value is None or value is False:
+            continue
+        words.append(f"--{name.replace('_', '-')}")
+        if isinstance(value, dict):
+            words.append(json.dumps(value))
+        elif isinstance(value, list | tuple):
+            words += map(str, value)
+        elif value is not True:
+            words.append(str(value))
+    return words
+
+
+def environment() -> dict[str, str]:
+    """Ours, but for a switch that would make the server report log-probs before the temperature."""
+    return {name: value for name, value in os.environ.items() if name != "SGLANG_RETURN_ORIGINAL_LOGPROB"}

@@ -1,0 +1,102 @@
+"""VllmServer: the same engine on a vLLM server, one that we start or one that runs (engine_kwargs.vllm.base_url)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from burnish.errors import UserError
+from burnish.rollout.engine import EngineOptions, Sampling
+from burnish.rollout.engines.http import check_address
+from burnish.rollout.engines.process import ServerProcess, free_port
+from burnish.rollout.engines.vllm import library
+from burnish.rollout.engines.vllm.arguments import engine_arguments, model_folder, refusals
+from burnish.rollout.engines.vllm.engine import VllmEngine
+from burnish.rollout.engines.vllm.remote import RemoteCore
+
+STARTING, ATTACHING = 600.0, 60.0  # seconds until a server answers: one that we start, one that runs already
+NEEDED = {
+    "VLLM_SERVER_DEV_MODE": "1",  # the calls for weights, pauses and sleep are hidden otherwise
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "VLLM_USE_V2_MODEL_RUNNER": library.NEEDED["VLLM_USE_V2_MODEL_RUNNER"],
+}
+
+
+def server_refusals(sampling: Sampling, section: str) -> Iterator[UserError]:
+    yield from refusals(sampling, section)
+    if any(len(word) > 1 for word in sampling.bad_words):
+        problem = "a vLLM server can ban single tokens only, and one of these words has several"
+        yield UserError(problem, key=f"{section}.bad_words", hint=f"{section}.mode=sync")
+
+
+class VllmServer(VllmEngine):
+    """Always with a thread of its own: the server works whether or not somebody drives it."""
+
+    refusals = staticmethod(server_refusals)
+
+    def __init__(self, options: EngineOptions) -> None:
+        super().__init__(replace(options, own_thread=True))
+
+    @staticmethod
+    def check(extra: Mapping[str, Any], device: torch.device, section: str) -> None:
+        key = f"{section}.engine_kwargs.vllm"
+        if "base_url" not in extra:
+            VllmEngine.check(extra, device, section)
+            return
+        check_address(extra["base_url"], f"{key}.base_url")
+        for name in [name for name in extra if name not in ("base_url", "weight_dir", "start_timeout")]:
+            problem = f"cannot be told to the server that {key}.base_url names: it runs already"
+            raise UserError(problem, key=f"{key}.{name}", value=extra[name])
+
+    def _core(self) -> RemoteCore:
+        options = self.options
+        key, url = f"{options.section}.engine_kwargs.vllm.base_url", options.extra.get("base_url")
+        if url is not None:
+            return RemoteCore(url, None, options.extra.get("start_timeout", ATTACHING), key)
+        port = free_port()
+        arguments = engine_arguments(options) | {
+            "model": model_folder(options.model, self._folder),
+            "host": "127.0.0.1",
+            "port": port,
+            "enable_scale_out": True,
+        }
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *command_line(arguments)]
+        process = ServerProcess("vLLM", command, f"http://127.0.0.1:{port}", environment(options))
+        return RemoteCore(process.url, process, options.extra.get("start_timeout", STARTING), key)
+
+
+def command_line(arguments: Mapping[str, Any]) -> list[str]:
+    """`--name value` of each; a switch is `--name` or `--no-name`, mappings are JSON."""
+    words: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, dict):
+            words += [f"--{flag}", json.dumps(value)]
+        elif isinstance(value, list | tuple):
+            words += [f"--{flag}", *map(str, value)]
+        else:
+            words += [f"--{flag}", str(value)]
+    return words
+
+
+def environment(options: EngineOptions) -> dict[str, str]:
+    """Ours, where the server finds this package, and no other GPUs than the engine's."""
+    known = {**library.PREFERRED, **os.environ, **NEEDED}
+    path = [str(Path(__file__).parents[3]), known.get("PYTHONPATH", "")]
+    known["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    if options.device.index is not None:
+        visible = known.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        numbers = range(options.device.index, options.device.index + options.tensor_parallel)
+        known["CUDA_VISIBLE_DEVICES"] = ",".join(
+            visible[n] if len(visible) > n and visible[n] else str(n) for n in numbers
+        )
+    return known

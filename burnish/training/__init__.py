@@ -1,0 +1,1 @@
+"""Roles and their updates: policy, critic, reference; optimizers, sharding, checkpoints."""

@@ -1,0 +1,51 @@
+"""Workers as actors of a real Ray, on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from burnish.distributed.group import Group
+from burnish.distributed.ray import RayActors, RayCluster, RayOptions
+from burnish.errors import UserError, WorkerDied
+
+THING = "tests.distributed.things:Thing"
+# No dashboard and no addresses but our own.
+LOCAL = {"address": "local", "include_dashboard": False, "log_to_driver": False}
+
+
+def test_actors_answer_die_and_are_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    timeline = tmp_path / "timeline.json"
+    options = RayOptions(num_cpus=2, options=LOCAL, timeline=str(timeline), patience=60)
+    cluster = RayCluster(options)
+    try:
+        group = Group(["rank 0", "rank 1"], RayActors(cluster), host=cluster.host, patience=60)
+        group.build(THING, [(0, 10), (1, 10)])
+        assert group.call("add", 5) == [15, 16]
+        with pytest.raises(WorkerDied, match="rank 1 died"):
+            group.submit(1, "die").result(30)
+        assert group.submit(0, "add", 1).result(10) == 11
+        group.close()
+        _wait_for_free_cpus(cluster, 2)
+
+        crowded = RayActors(RayCluster(RayOptions(patience=1)), resource="GPU")
+        with pytest.raises(UserError, match=r"found no place for 1 x .*GPU.* within 1 s") as caught:
+            Group(["rank 0"], crowded, host=cluster.host)
+        assert (caught.value.key, caught.value.value) == ("trainer.n_gpus_per_node", 1)
+    finally:
+        cluster.close()
+    spans = json.loads(timeline.read_text())  # as far as Ray knows them by then
+    assert {span["ph"] for span in spans} == {"X"}
+    assert not cluster.ray.is_initialized()
+
+
+def _wait_for_free_cpus(cluster: RayCluster, count: int) -> None:
+    """A group that is closed gives its places back."""
+    patience = time.monotonic() + 30
+    while cluster.ray.available_resources().get("CPU", 0) < count:
+        assert time.monotonic() < patience
+        time.sleep(0.1)

@@ -1,0 +1,142 @@
+"""The state of a sharded role: written by any number of ranks, read by any other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from burnish.config.adapters import AdapterSettings
+from burnish.models.attention import PACKED
+from burnish.models.load import ModelSource, load_causal_lm
+from burnish.models.lora import add_adapters
+from burnish.training.backend import Backend
+from burnish.training.optim import Optimizer
+from burnish.training.packing import Cut
+from burnish.training.parallel import SINGLE_PROCESS, ParallelContext, build_mesh
+from burnish.training.policy import Policy
+from tests.ranks import run_ranks
+from tests.training.conftest import CPU, TEMPERATURE, settings
+
+ALL = ["model", "optimizer", "extra", "hf_model"]
+KEY = "actor_rollout_ref.actor.checkpoint.load_contents"
+ADAPTER = AdapterSettings(
+    key="actor_rollout_ref.model",
+    rank=3,  # no multiple of the ranks
+    alpha=6,
+    dropout=0.0,
+    target_modules="all-linear",
+    exclude_modules=None,
+    adapter_path=None,
+    dora=False,
+    dtype=None,
+    init_a=None,
+    init_b="normal",
+)
+
+
+def make(folder: str, parallel: ParallelContext, adapted: bool, averaged: bool) -> Policy:
+    model = load_causal_lm(ModelSource(folder), PACKED, torch.float32)
+    adapters = add_adapters(model, ADAPTER, dtype=torch.float32, seed=4) if adapted else None
+    backend = Backend(model, CPU, torch.float32, adapters=adapters, parallel=parallel)
+    changes = {"ppo_mini_batch_size": 6, "optim.lr": 1e-2, "ema_beta": 0.5 if averaged else None}
+    config = settings("actor_rollout_ref.actor", changes)
+    return Policy(
+        backend,
+        Optimizer(backend.model, config.optim, 10, 1),
+        config,
+        temperature=TEMPERATURE,
+        rows_per_prompt=1,
+        max_response_length=12,
+        inference_cut=Cut(rows=4),
+        seed=1,
+    )
+
+
+def facts(policy: Policy) -> dict:
+    average = policy.optimizer.average
+    return {
+        "weights": {name: tensor.clone() for name, tensor in policy.weights()},
+        "average": None if average is None else {n: _whole(t) for n, t in average.weights.items()},
+        "counters": (policy.optimizer.steps, policy.optimizer.updates),
+    }
+
+
+def _whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
+
+
+def teach_and_save(rank: int | None, folder: str, batch, out: str, adapted: bool, averaged: bool):
+    """One step, a checkpoint of a copy, one more step; and what the state was at both."""
+    policy = make(folder, SINGLE_PROCESS if rank is None else build_mesh(CPU), adapted, averaged)
+    policy.update(batch, 1)
+    contents = [part for part in ALL if not (adapted and part == "hf_model")]
+    write = policy.writer(contents, copy=True)
+    saved = facts(policy)
+    policy.update(batch, 2)
+    write(Path(out))
+    policy.export(Path(out) / "exported", None)
+    return saved, facts(policy)
+
+
+def load_and_teach(rank: int | None, folder: str, batch, out: str, adapted: bool, averaged: bool):
+    policy = make(folder, SINGLE_PROCESS if rank is None else build_mesh(CPU), adapted, averaged)
+    policy.load(Path(out), ["model", "optimizer", "extra"], key=KEY)
+    loaded = facts(policy)
+    policy.update(batch, 2)
+    return loaded, facts(policy)
+
+
+def same(found: dict, expected: dict, exact: bool) -> None:
+    assert found["counters"] == expected["counters"]
+    for part in ("weights", "average"):
+        assert (found[part] is None) == (expected[part] is None)
+        for name, tensor in (expected[part] or {}).items():
+            tolerance = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-5, "atol": 1e-6}
+            torch.testing.assert_close(found[part][name], tensor, **tolerance, msg=name)
+
+
+@pytest.mark.parametrize(("adapted", "averaged"), [(False, True), (True, False)], ids=["whole", "adapters"])
+def test_two_ranks_save_what_one_and_two_load(model_folder, batch, tmp_path, adapted, averaged):
+    out = tmp_path / "actor"
+    out.mkdir()
+    how = (str(model_folder), batch, str(out), adapted, averaged)
+    (saved, taught), other = run_ranks(2, teach_and_save, *how)
+    same(other[0], saved, exact=True)
+    assert json.loads((out / "extra.json").read_text())["updates"] == 1
+    for loaded, again in [load_and_teach(None, *how), *run_ranks(2, load_and_teach, *how)]:
+        same(loaded, saved, exact=True)
+        same(again, taught, exact=False)
+    exported = AutoModelForCausalLM.from_pretrained(out / "exported").state_dict()
+    expected = taught["average"] if averaged else taught["weights"]
+    for name, tensor in expected.items():
+        torch.testing.assert_close(exported[name], tensor, rtol=0, atol=1e-6, msg=name)
+    if averaged:
+        hub = AutoModelForCausalLM.from_pretrained(out / "huggingface").state_dict()
+        assert all(torch.equal(hub[name], tensor) for name, tensor in saved["average"].items())
+
+
+def test_one_process_saves_what_two_ranks_load(model_folder, batch, tmp_path):
+    (tmp_path / "actor").mkdir()
+    how = (str(model_folder), batch, str(tmp_path / "actor"), False, False)
+    saved, taught = teach_and_save(None, *how)
+    for loaded, again in run_ranks(2, load_and_teach, *how):
+        same(loaded, saved, exact=True)
+        same(again, taught, exact=False)
+
+
+def load_hub(rank: int | None, folder: str, out: str):
+    policy = make(folder, SINGLE_PROCESS if rank is None else build_mesh(CPU), False, False)
+    policy.load(Path(out), ["hf_model"], key=KEY)
+    return facts(policy)["weights"]
+
+
+def test_a_hugging_face_folder_is_read_into_shards(model_folder, batch, tmp_path):
+    (tmp_path / "actor").mkdir()
+    how = (str(model_folder), batch, str(tmp_path / "actor"), False, False)
+    (saved, _), _ = run_ranks(2, teach_and_save, *how)
+    for found in run_ranks(2, load_hub, str(model_folder), str(tmp_path / "actor")):
+        assert all(torch.equal(found[name], tensor) for name, tensor in saved["weights"].items())

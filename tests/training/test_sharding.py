@@ -1,0 +1,105 @@
+"""One role on several ranks: the same numbers, gradients and weights as on one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from burnish.models.attention import PACKED
+from burnish.models.load import ModelSource, load_causal_lm
+from burnish.training.backend import Backend, BackendOptions
+from burnish.training.optim import Optimizer
+from burnish.training.packing import Cut
+from burnish.training.parallel import SINGLE_PROCESS, ParallelContext, build_mesh
+from burnish.training.policy import Policy
+from burnish.training.sharding import Sharding
+from tests.ranks import run_ranks
+from tests.training.conftest import CPU, TEMPERATURE, settings
+
+MINI = {"ppo_mini_batch_size": 4, "ppo_epochs": 2, "optim.lr": 1e-2, "use_dynamic_bsz": True}
+
+
+def train(rank: int, folder: str, batch, sizes: dict, changes: dict, options: BackendOptions, steps: int = 2):
+    """Two steps of a policy on this rank; what it read, said, and its weights at the end."""
+    parallel = SINGLE_PROCESS if sizes is None else build_mesh(CPU, **sizes)
+    return train_at(parallel, folder, batch, changes, options, steps)
+
+
+def train_at(parallel: ParallelContext, folder: str, batch, changes: dict, options: BackendOptions, steps: int = 2):
+    model = load_causal_lm(ModelSource(folder), PACKED, torch.float32)
+    backend = Backend(model, CPU, torch.float32, options=options, parallel=parallel)
+    config = settings("actor_rollout_ref.actor", MINI | {"ppo_max_token_len_per_gpu": 24} | changes)
+    policy = Policy(
+        backend,
+        Optimizer(backend.model, config.optim, 10, 1),
+        config,
+        temperature=TEMPERATURE,
+        rows_per_prompt=1,
+        max_response_length=12,
+        inference_cut=Cut(tokens=20),
+        seed=1,
+    )
+    said, read = [], policy.compute_log_probs(batch)
+    for step in range(1, steps + 1):
+        said.append(policy.update(batch.add(**read) if step == 1 else batch, step))
+    return {
+        "read": {name: column.flat for name, column in read.items()},
+        "numbers": [taught.metrics for taught in said],
+        "columns": {name: column.flat for name, column in said[-1].columns.items()},
+        "weights": {name: tensor.clone() for name, tensor in policy.weights()},
+        "local": sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters()),
+    }
+
+
+def same(found: dict, expected: dict) -> None:
+    for part in ("read", "columns", "weights"):
+        assert found[part].keys() == expected[part].keys()
+        for name, tensor in expected[part].items():
+            torch.testing.assert_close(found[part][name], tensor, rtol=1e-5, atol=1e-6, msg=name)
+    for ours, theirs in zip(found["numbers"], expected["numbers"], strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, number in theirs.items():
+            assert ours[name] == pytest.approx(number, rel=1e-6, abs=1e-7), name
+
+
+@pytest.fixture
+def without_old(batch, without):
+    return without(batch, "old_log_probs")
+
+
+CASES = {
+    "sharded": ({}, {}, BackendOptions()),
+    "replicated": ({"fsdp_size": 1}, {}, BackendOptions()),
+    "kept after forward": ({}, {}, BackendOptions(sharding=Sharding(reshard_after_forward=False, prefetch=True))),
+    "by size": ({}, {}, BackendOptions(sharding=Sharding(min_num_params=500))),
+    "rows as they come": ({"balance": False}, {"loss_agg_mode": "seq-mean-token-mean"}, BackendOptions()),
+    "by rows": ({}, {"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 1}, BackendOptions()),
+    "coupled rows": ({}, {"policy_loss.loss_mode": "clip_cov", "policy_loss.clip_cov_ratio": 0.5}, BackendOptions()),
+    "offloaded": ({}, {}, BackendOptions(sharding=Sharding(offload=True))),
+}
+
+
+def all_cases(rank: int, folder: str, batch, names: list[str]):
+    return {name: train(rank, folder, batch, *CASES[name]) for name in names}
+
+
+def test_two_ranks_compute_what_one_does(model_folder, without_old):
+    found = run_ranks(2, all_cases, str(model_folder), without_old, list(CASES))
+    for name, (_, changes, _) in CASES.items():
+        expected = train_at(SINGLE_PROCESS, str(model_folder), without_old, changes, BackendOptions())
+        for rank in range(2):
+            same(found[rank][name], expected)
+    assert found[0]["sharded"]["local"] < 0.6 * found[0]["replicated"]["local"]
+
+
+@pytest.mark.long
+def test_four_ranks_compute_what_one_does(model_folder, without_old):
+    found = run_ranks(4, hybrid, str(model_folder), without_old)
+    expected = train_at(SINGLE_PROCESS, str(model_folder), without_old, {}, BackendOptions())
+    for answer in found:
+        for one in answer:
+            same(one, expected)
+
+
+def hybrid(rank: int, folder: str, batch):
+    return [train(rank, folder, batch, sizes, {}, BackendOptions()) for sizes in ({}, {"fsdp_size": 2})]
