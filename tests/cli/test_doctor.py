@@ -136,7 +136,7 @@ def test_an_entry_of_a_model_library_is_a_shape(capsys, tmp_path):
     )
     _, found = as_json(capsys, "--no-files", str(file))
     assert found["understood"]["dialect"] == "mindspeed"
-    assert found["memory"]["shapes"]["policy"] == "the known shape of qwen2.5-7b"
+    assert found["memory"]["shapes"]["policy"] == "the built-in shape of qwen2.5-7b"
 
 
 @pytest.mark.parametrize("words", [["ls", "-l"], ["python3", "-m", "http.server"], ["no_such_file.sh"]])
