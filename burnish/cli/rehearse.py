@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     done = [rehearse(one, steps=args.steps, live=args.live, folder=args.keep) for one in asked.translations]
     if args.json:
-        objects = [one.as_dict() for one in done]
+        objects = [one.to_json() for one in done]
         whole = objects[0] if len(objects) == 1 else {"commands": objects}
         print(json.dumps(whole, ensure_ascii=False, indent=2, default=str))
     else:
