@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from burnish.algos.kl import KL_ESTIMATORS, FixedKL
+from burnish.data.datagen import RowGenerator
 from burnish.data.dataset import PromptDataset
-from burnish.data.growth import Growth
 from burnish.data.sampler import PromptSampler
 from burnish.data.user_sampler import UserSampler
 from burnish.log.clock import Clock
@@ -71,7 +71,7 @@ class Run:
     clock: Clock = field(default_factory=Clock)
     notices: list[str] = field(default_factory=list)  # said once the loggers stand
     saving: Saving = field(default_factory=Saving)
-    growth: Growth | None = None  # rows made during training
+    growth: RowGenerator | None = None  # rows made during training
     mirror: Mirror | None = None  # copies of the checkpoints elsewhere
     correction: Correction = field(default_factory=Correction)
     lease: Lease = field(default_factory=lambda: Lease(ends=None, spare=0.0))

@@ -83,7 +83,7 @@ def test_jsonl_without_answers(lines, tmp_path, capsys):
     burnish_data("jsonl", raw, out, "--no-answer", "--data-source", "mine")
     assert "reward_model" not in read_file(str(out)).row(0)
     assert burnish_data("check", out) == 0
-    assert "warning: there is no column 'reward_model'" in capsys.readouterr().out
+    assert "warning: no column 'reward_model'" in capsys.readouterr().out
 
 
 def test_bad_rows_stop_unless_skipped(lines, tmp_path, capsys):

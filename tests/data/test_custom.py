@@ -129,7 +129,7 @@ def test_the_fingerprint_is_of_class_and_files(custom, tokenizer, write):
         (None, r"data\.custom_cls\.name: the class in this file is not named"),
         ("Broken", r"Broken\(data_files=.*\) raised RuntimeError: no luck"),
         ("OtherArguments", "raised TypeError"),
-        ("Empty", "Empty has no rows"),
+        ("Empty", "the dataset has no rows"),
         ("Tuples", "Tuples, item 0 is tuple, not a dict"),
     ],
 )

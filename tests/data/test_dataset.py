@@ -161,7 +161,7 @@ def test_a_missing_column_names_those_present(key, column, tokenizer, config, su
     rows = [{name: value for name, value in row.items() if name != column} for row in sums(2)]
     present = ", ".join(sorted(rows[0]))
     with pytest.raises(
-        UserError, match=rf"data\.{key}='{column}': .*a\.parquet has no such column\. Allowed: its columns {present}"
+        UserError, match=rf"data\.{key}='{column}': .*no such column in .*a\.parquet\. Allowed: {present}"
     ):
         PromptDataset(read_files([write("a.parquet", rows)]), tokenizer, config())
 
@@ -172,7 +172,7 @@ def test_a_missing_column_names_those_present(key, column, tokenizer, config, su
         ({"prompt": None}, "row 1: the prompt must be a list"),
         ({"data_source": None}, "row 1 has no 'data_source'"),
         ({"reward_model": "rule"}, "row 1: 'reward_model' must be an object, it is str"),
-        ({"extra_info": [1]}, "row 1: 'extra_info' must be an object, it is list"),
+        ({"extra_info": [1]}, "row 1: 'extra_info' must be an object, not list"),
         ({"images": ["x.png"]}, "row 1 has images; only text prompts"),
     ],
 )
@@ -222,17 +222,17 @@ def test_a_missing_label_is_named(tokenizer, config):
     rows = [{"prompt": "1", "data_source": "x", "label": "1"}, {"prompt": "1", "data_source": "x"}]
     with pytest.raises(UserError, match=r"data\.label_key='label': dataset, row 1 has no 'label'"):
         PromptDataset(rows, tokenizer, config(label_key="label")).batch([1], 0)
-    with pytest.raises(UserError, match=r"data\.label_key='answer': dataset has no such column"):
+    with pytest.raises(UserError, match=r"data\.label_key='answer': no such column in dataset"):
         PromptDataset(rows, tokenizer, config(label_key="answer"))
 
 
 def test_rows_can_be_looked_at(tokenizer, config, sums):
-    data = PromptDataset(sums(5), tokenizer, config(), picked=[1, 3])
+    data = PromptDataset(sums(5), tokenizer, config(), selected=[1, 3])
     assert data[1] == sums(5)[3] and [row["prompt"] for row in data] == [sums(5)[n]["prompt"] for n in (1, 3)]
 
 
 def test_new_rows_come_after_all_others(tokenizer, config, sums):
-    data = PromptDataset(sums(3), tokenizer, config(), picked=[0, 2])
+    data = PromptDataset(sums(3), tokenizer, config(), selected=[0, 2])
     before = [data.uid(index, 0) for index in range(2)]
     new = [{"prompt": "7+7=", "data_source": "sums", "reward_model": {"ground_truth": "14"}}]
     assert data.append(new, "rows of Maker") == [0]

@@ -90,7 +90,7 @@ def test_missing_file(tmp_path):
 
 
 def test_no_files():
-    with pytest.raises(UserError, match=r"no data files are named.*data\.train_files="):
+    with pytest.raises(UserError, match=r"no data files.*data\.train_files="):
         read_files([])
 
 

@@ -98,7 +98,7 @@ def test_bad_rows_are_listed_with_why():
 
 
 def test_missing_columns_and_names():
-    with pytest.raises(UserError, match=r"no column 'question'.*its columns problem"):
+    with pytest.raises(UserError, match=r"no column 'question'.*Allowed: problem"):
         prepare("gsm8k", ListRows([{"problem": "a"}]), recipe("gsm8k"))
     with pytest.raises(UserError, match="--data-source"):
         prepare("jsonl", ListRows([{"prompt": "a", "answer": "b"}]), recipe("jsonl"))

@@ -100,7 +100,7 @@ def test_what_was_given_back_is_in_the_state():
 
 
 def test_a_state_of_another_sampler_is_refused():
-    with pytest.raises(UserError, match="made with another sampler"):
+    with pytest.raises(UserError, match="is of another sampler"):
         UserSampler(Shuffled(), TEN, 4).load_state_dict({"epoch": 0, "offset": 4, "num_rows": 10})
 
 
