@@ -170,7 +170,7 @@ class PromptDataset:
             if row.get(name):
                 raise UserError(f"{self._where(number)} has {name}; only text prompts are supported", key=self.key)
         prompt = read_prompt(row, self.cfg.prompt_key, self._where(number))
-        if not self.templated and prompt.written is None and prompt.ids is None:
+        if not self.templated and prompt.plain_text is None and prompt.ids is None:
             name = self.cfg.prompt_key
             problem = f"{self._where(number)}: {name!r} is a list of messages, which requires a chat template"
             raise UserError(problem, key="data.apply_chat_template", value=False, hint="data.apply_chat_template=true")

@@ -124,7 +124,7 @@ def test_check_measures_with_a_tokenizer(lines, tokenizer_folder, capsys):
     assert burnish_data("check", file, "--tokenizer", tokenizer_folder) == 0
     assert "prompt tokens: shortest 4, median 10" in capsys.readouterr().out
     assert burnish_data("check", file, "--tokenizer", tokenizer_folder, "--max-prompt-length", 9) == 1
-    assert "longer than 9 tokens: 1 rows (1)" in capsys.readouterr().out
+    assert "more than 9 tokens: 1 rows (1)" in capsys.readouterr().out
 
 
 def test_check_without_a_tokenizer_cannot_measure(lines, tmp_path):

@@ -70,7 +70,7 @@ def test_lengths_with_a_tokenizer(sums, tokenizer):
     short = len(encoder.ids(check_prompt("0+0=")))
     assert f"prompt tokens: shortest {short}, median {short}" in text_of(report)
     assert f"longest {short + 36}" in text_of(report)
-    assert "error: the prompt is longer than 30 tokens: 1 rows (9)" in text_of(report)
+    assert "error: the prompt has more than 30 tokens: 1 rows (9)" in text_of(report)
     assert any("the chat template failed: " in problem and "no narrators" in problem for problem in report.errors)
 
 

@@ -126,7 +126,7 @@ def test_the_fingerprint_is_of_class_and_files(custom, tokenizer, write):
         ("NotADataset", r"data\.custom_cls\.name='NotADataset': not a dataset class.*__len__ and __getitem__"),
         ("function", "not a dataset class"),
         ("Missing", "has no 'Missing'.*Rows"),
-        (None, r"data\.custom_cls\.name: the class in this file is not named"),
+        (None, r"data\.custom_cls\.name: no class name for this file"),
         ("Broken", r"Broken\(data_files=.*\) raised RuntimeError: no luck"),
         ("OtherArguments", "raised TypeError"),
         ("Empty", "the dataset has no rows"),

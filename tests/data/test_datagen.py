@@ -100,9 +100,9 @@ def test_rows_that_are_too_long_are_left_out_and_not_saved(data):
 @pytest.mark.parametrize(
     ("made", "problem"),
     [
-        (["text"], "gave a str among its rows, not a dict"),
+        (["text"], "returned a str among its rows, not a dict"),
         ([{"prompt": object()}], "cannot be saved in a checkpoint"),
-        ([{"prompt": "1"}], "rows of Mine, row 0 has no 'data_source'"),
+        ([{"prompt": "1"}], "rows of Mine, row 0: no 'data_source'"),
         (5, "."),
     ],
 )

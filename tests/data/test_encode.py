@@ -6,7 +6,7 @@ from burnish.data.prompt import Prompt
 from burnish.errors import UserError
 
 CHAT = Prompt([{"role": "user", "content": "hi"}])
-STRING = Prompt([{"role": "user", "content": "hi"}], written="hi")
+STRING = Prompt([{"role": "user", "content": "hi"}], plain_text="hi")
 
 
 def test_the_template_ends_with_the_header_of_the_answer(tokenizer):
