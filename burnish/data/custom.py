@@ -16,6 +16,7 @@ from burnish.registry import load_user_attribute
 
 if TYPE_CHECKING:
     from burnish.config.data import DataConfig
+    from burnish.config.sft import SftDataConfig
 
 PATH_KEY = "data.custom_cls.path"
 NAME_KEY = "data.custom_cls.name"
@@ -55,7 +56,7 @@ class CustomRows:
 
 
 def load_custom_rows(
-    cfg: DataConfig,
+    cfg: DataConfig | SftDataConfig,
     files: Sequence[str],
     tokenizer: Any,
     processor: Any,
@@ -65,6 +66,7 @@ def load_custom_rows(
     path, name = cfg.custom_cls.path, cfg.custom_cls.name
     if not name:
         raise UserError("no class name for this file", key=NAME_KEY, hint=f"{NAME_KEY}=MyDataset")
+    assert path is not None
     dataset_class = load_user_attribute(path, name, key=PATH_KEY)
     _check_class(dataset_class, name)
     arguments = {"data_files": list(files), "tokenizer": tokenizer, "config": class_config(cfg), "processor": processor}
@@ -95,8 +97,8 @@ def _check_class(dataset_class: Any, name: str) -> None:
     )
 
 
-def class_config(cfg: DataConfig) -> DictConfig:
-    """The `data` section as verl's classes expect it, with attributes, items and `.get(name, default)`."""
+def class_config(cfg: Any) -> DictConfig:
+    """A config section as verl's classes expect it, with attributes, items and `.get(name, default)`."""
     if isinstance(cfg, DictConfig):
         return cfg
     return OmegaConf.create(dataclasses.asdict(cfg))

@@ -81,6 +81,7 @@ class RowGenerator:
 def load_row_generator(cfg: DataConfig, dataset: PromptDataset) -> RowGenerator:
     """Create the user's class as verl does: MyGenerator(config), with the section data.datagen."""
     path, name = cfg.datagen.path, cfg.datagen.name
+    assert path is not None and name is not None  # config/data_rules.py requires both
     generator_class = load_user_attribute(path, name, key=PATH_KEY)
     if not hasattr(generator_class, "generate"):
         raise UserError("not a generator class", key=NAME_KEY, value=name, allowed="a class with generate(dataset)")

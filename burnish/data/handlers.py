@@ -86,6 +86,7 @@ class HandledRows:
     def __init__(self, rows: Rows, cfg: HandlerConfig, prompt_key: str, kept: tuple[str, ...] = ()) -> None:
         self.rows = rows
         self.name = rows.name
+        assert cfg.name is not None
         self.parse = HANDLERS[cfg.name].load()
         self.columns = _columns(rows, dict(cfg.map_keys))
         self.prompt_key = prompt_key

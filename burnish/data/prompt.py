@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ def token_ids(row: Mapping[str, Any]) -> list[int] | None:
     return [int(token) for token, real in zip(row["input_ids"], row["attention_mask"], strict=True) if real]
 
 
-def text_of(content: object) -> str:
+def text_of(content: str | Iterable[Mapping[str, Any]] | None) -> str:
     """The text of a message's content: a string, or the text parts of a list."""
     if content is None:
         return ""

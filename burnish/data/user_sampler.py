@@ -138,6 +138,7 @@ class UserSampler:
 def load_user_sampler(cfg: DataConfig, dataset: PromptDataset) -> UserSampler:
     """Create the user's class as verl does: MySampler(data_source=..., data_config=...)."""
     path, name = cfg.sampler.class_path, cfg.sampler.class_name
+    assert path is not None and name is not None  # config/data_rules.py requires both
     sampler_class = load_user_attribute(path, name, key=PATH_KEY)
     try:
         sampler = sampler_class(data_source=dataset, data_config=class_config(cfg))

@@ -11,33 +11,21 @@ from typing import Any
 
 from burnish.config import Loaded
 from burnish.errors import UserError
-from burnish.log.logger import RunInfo
+from burnish.log.logger import Loggers
 from burnish.rehearsal.plan import DATA, REWARD, RUN, Plan
 
 REWARD_PROBLEM = "reward problem, "
 
 
-class RecordingLogger:
-    """A logger that keeps notes and metrics in memory."""
+class RecordingLoggers(Loggers):
+    """No loggers; keeps the notes of the run."""
 
     def __init__(self) -> None:
+        super().__init__(())
         self.notes: list[str] = []
-        self.metrics: list[dict[str, float]] = []
-
-    def start(self, run: RunInfo, resume_step: int | None = None) -> None:
-        """Does nothing."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.metrics.append(dict(metrics))
-
-    def table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Does nothing."""
 
     def note(self, text: str) -> None:
         self.notes.append(text)
-
-    def close(self) -> None:
-        """Does nothing."""
 
 
 def run_job(plan: Plan) -> None:
@@ -79,18 +67,18 @@ def rehearse_training(plan: Plan, loaded: Loaded) -> None:
     from burnish.loop.fit import fit
 
     run = build(loaded.cfg)
-    logger = RecordingLogger()
-    run.loggers = logger
+    loggers = RecordingLoggers()
+    run.loggers = loggers
     _check_rows(plan, run.train_data)
     try:
         start(run, loaded)
         result = fit(run)
-        total = sum(run.scorer.problems.values()) if hasattr(run.scorer, "problems") else 0
+        total = sum(getattr(run.scorer, "problems", {}).values())
     finally:
         run.close()
     if result.interrupted:
         raise KeyboardInterrupt
-    _check_rewards(plan, logger, total, result.metrics, loaded)
+    _check_rewards(plan, loggers.notes, total, result.metrics, loaded)
     _check_metrics(plan, result.metrics)
 
 
@@ -100,17 +88,15 @@ def _check_rows(plan: Plan, data: Any) -> None:
         plan.add_finding(DATA, report.text(), breaks=report.kept == 0)
 
 
-def _check_rewards(
-    plan: Plan, logger: RecordingLogger, total: int, metrics: Mapping[str, float], loaded: Loaded
-) -> None:
+def _check_rewards(plan: Plan, notes: Sequence[str], total: int, metrics: Mapping[str, float], loaded: Loaded) -> None:
     """A reward that fails on every response breaks the run; one that fails on some is reported."""
-    notes = [note.removeprefix(REWARD_PROBLEM) for note in logger.notes if note.startswith(REWARD_PROBLEM)]
+    problems = [note.removeprefix(REWARD_PROBLEM) for note in notes if note.startswith(REWARD_PROBLEM)]
     num_responses = loaded.cfg.data.train_batch_size * loaded.cfg.actor_rollout_ref.rollout.n
     all_failed = metrics.get("reward/failed", 0) >= num_responses
     hint = "; note that the rows are synthetic" if plan.synthetic_rows else ""
-    for note in notes:
+    for problem in problems:
         count = "every response" if all_failed else f"{total} responses, not on all"
-        plan.add_finding(REWARD, f"the reward failed on {count}: {note}{hint}", breaks=all_failed)
+        plan.add_finding(REWARD, f"the reward failed on {count}: {problem}{hint}", breaks=all_failed)
 
 
 def _check_metrics(plan: Plan, metrics: Mapping[str, float]) -> None:
@@ -124,7 +110,7 @@ def rehearse_sft(plan: Plan, loaded: Loaded) -> None:
     from burnish.jobs.sft.fit import fit, start
 
     run = build(loaded.cfg)
-    run.loggers = RecordingLogger()
+    run.loggers = RecordingLoggers()
     try:
         start(run, loaded)
         result = fit(run)

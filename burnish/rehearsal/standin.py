@@ -138,7 +138,7 @@ def tiny_config(family: Family, tokenizer: PreTrainedTokenizerBase, real: Pretra
     config.eos_token_id = tokenizer.eos_token_id
     config.pad_token_id = tokenizer.pad_token_id
     if getattr(config, "quantization_config", None) is not None:
-        del config.quantization_config
+        delattr(config, "quantization_config")
     config.architectures = None
     config.dtype = torch.float32
     return config

@@ -98,7 +98,7 @@ def test_rows_that_are_too_long_are_left_out_and_not_saved(data):
 
 
 @pytest.mark.parametrize(
-    ("made", "problem"),
+    ("rows", "problem"),
     [
         (["text"], "returned a str among its rows, not a dict"),
         ([{"prompt": object()}], "cannot be saved in a checkpoint"),
@@ -106,16 +106,16 @@ def test_rows_that_are_too_long_are_left_out_and_not_saved(data):
         (5, "."),
     ],
 )
-def test_bad_rows_are_named(data, made, problem):
+def test_bad_rows_are_named(data, rows, problem):
     class Bad:
         def generate(self, dataset):
-            return made if made != 5 else 1 / 0
+            return rows if rows != 5 else 1 / 0
 
-    if made == 5:
+    if rows == 5:
         problem = r"generate\(dataset\) raised ZeroDivisionError"
-    with pytest.raises(UserError, match=problem) as told:
+    with pytest.raises(UserError, match=problem) as caught:
         RowGenerator(Bad(), data(), "Mine").grow()
-    assert told.value.key == "data.datagen.name"
+    assert caught.value.key == "data.datagen.name"
 
 
 def test_a_checkpoint_made_without_it_is_refused(data, tmp_path):

@@ -1,4 +1,4 @@
-"""Examples: which tokens teach, in pairs, in conversations, and in rows that bring their own tokens."""
+"""Examples: targets of pairs, conversations and tokenized rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from burnish.errors import UserError
 
 HEADER = "{% if add_generation_prompt %}[assistant]{% endif %}"
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }};{% endfor %}" + HEADER
-# Forgets what the assistant said before the last message, as templates that drop old reasoning do.
+# Drops assistant text before the last message, like templates that remove old reasoning.
 FORGETFUL = (
     "{% for m in messages %}[{{ m.role }}]{% if loop.last or m.role == 'user' %}{{ m.content }}{% endif %};{% endfor %}"
     + HEADER
