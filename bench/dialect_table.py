@@ -20,8 +20,8 @@ from typing import Any
 
 import yaml
 
-from burnish.dialects.read import translate_command, translate_yaml
 from burnish.dialects.report import REFUSED, STATUSES, Translation
+from burnish.dialects.translate import translate_command, translate_yaml
 from burnish.errors import UserError
 
 MARKER = "<!-- cases: made by bench/dialect_table.py -->"

@@ -99,9 +99,9 @@ class Bench:
 
     def batch(self, run: Run):
         """Eight rows of full length, the same for every run."""
-        prompts = run.train_data.batch(range(8), epoch=0)
+        prompts = run.rollout.train_data.batch(range(8), epoch=0)
         generator = torch.Generator().manual_seed(0)
-        vocabulary = run.policy.backend.model.config.vocab_size
+        vocabulary = run.learner.policy.backend.model.config.vocab_size
         responses = Ragged.of([torch.randint(3, vocabulary, (self.tokens,), generator=generator)] * 8, torch.int64)
         total = len(responses.flat)
         return prompts.add(
@@ -114,13 +114,13 @@ class Bench:
     def taught(self, *overrides: str, steps: int = 2) -> tuple[list[float], float, float, float]:
         """(gradient norms, MiB held between phases, peak MiB of teaching, seconds) of a policy without its engine."""
         with self.run(*overrides) as run:
-            run.engine.sleep(level=2)
+            run.rollout.engine.sleep(level=2)
             batch, norms = self.batch(run), []
             self.forget()
             held = self.mib()
             started = time.perf_counter()
             for step in range(1, steps + 1):
-                norms.append(run.policy.update(batch, step).metrics["actor/grad_norm"])
+                norms.append(run.learner.policy.update(batch, step).metrics["actor/grad_norm"])
             seconds = time.perf_counter() - started
             assert all(norm > 0 for norm in norms), norms
             peak = torch.cuda.max_memory_allocated() / MIB if self.on_gpu else 0.0
@@ -165,7 +165,7 @@ def check_reference_offload(bench: Bench) -> str:
         overrides = (f"{ACTOR}.use_kl_loss=true", f"actor_rollout_ref.ref.fsdp_config.param_offload={offload}")
         with bench.run(*overrides) as run:
             batch = bench.batch(run).keep("prompt_ids", "responses")
-            read = run.reference.compute_log_probs(batch).flat
+            read = run.learner.reference.compute_log_probs(batch).flat
             bench.forget()
             held[offload] = (bench.mib(), read)
     assert torch.equal(held["true"][1], held["false"][1])
@@ -196,20 +196,22 @@ def check_recompute(bench: Bench) -> str:
 def check_lora(bench: Bench, *more: str) -> str:
     """After two steps the engine's merged copy scores what the policy reads."""
     with bench.run(*LORA, *more, f"{ACTOR}.use_kl_loss=true") as run:
-        run.send_weights()
+        run.sync_weights()
         base = {
-            name: p.detach().clone() for name, p in run.policy.backend.model.named_parameters() if not p.requires_grad
+            name: p.detach().clone()
+            for name, p in run.learner.policy.backend.model.named_parameters()
+            if not p.requires_grad
         }
         kls = []
         for start in (0, 8):
-            batch, metrics = train_step(run, run.train_data.batch(range(start, start + 8), epoch=0))
+            batch, metrics = train_step(run, run.rollout.train_data.batch(range(start, start + 8), epoch=0))
             kls.append(metrics["actor/kl_loss"])
-        read = run.policy.compute_log_probs(batch.keep("prompt_ids", "responses"))["old_log_probs"].flat
+        read = run.learner.policy.compute_log_probs(batch.keep("prompt_ids", "responses"))["old_log_probs"].flat
         rows = [p + r for p, r in zip(batch["prompt_ids"].lists(), batch["responses"].lists(), strict=True)]
-        scored = run.engine.score(rows)
+        scored = run.rollout.engine.score(rows)
         ours = [x for row, r in zip(scored, batch["responses"].lists(), strict=True) for x in row[len(row) - len(r) :]]
         gap = float((torch.tensor(ours) - read).abs().mean())
-        now = dict(run.policy.backend.model.named_parameters())
+        now = dict(run.learner.policy.backend.model.named_parameters())
         assert all(torch.equal(tensor, now[name]) for name, tensor in base.items()), "the base drifted"
         # On a GPU the two passes may be cut differently, and then differ in the last bits.
         assert kls[0] <= (1e-4 if bench.on_gpu else 0.0) and kls[1] > 0, kls

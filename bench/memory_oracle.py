@@ -169,8 +169,8 @@ def one(case: Case, folder: Path, device: str, context: int) -> dict:
         run.clock = Watch(run.clock, measured, meter)
         fits = True
         try:
-            run.send_weights()
-            run.schedule.step(run)
+            run.sync_weights()
+            run.schedule.step(run.step + 1)
         except torch.OutOfMemoryError:
             fits = False
         finally:

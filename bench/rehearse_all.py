@@ -66,7 +66,7 @@ def _write(tree: Path, row: dict[str, Any]) -> str:
 
 
 def rehearse_case(case: Case, steps: int) -> Outcome:
-    from burnish.dialects.read import translate_command, translate_yaml
+    from burnish.dialects.translate import translate_command, translate_yaml
     from burnish.errors import UserError
     from burnish.rehearsal.rehearse import rehearse
 

@@ -11,7 +11,7 @@ from typing import Any
 from burnish.config import Loaded, SftConfig, TrainConfig, load
 from burnish.config.jobs import GenerateConfig
 from burnish.config.rules import check_rules
-from burnish.dialects.report import PENDING, REFUSED, STATUSES, Translation, in_their_words
+from burnish.dialects.report import PENDING, REFUSED, STATUSES, Translation, source_names
 from burnish.doctor import files, rules
 from burnish.doctor.arithmetic import sft_arithmetic, train_arithmetic
 from burnish.doctor.fixes import MemoryFix, memory_fixes
@@ -92,7 +92,7 @@ def _translation_findings(translation: Translation) -> Iterator[Finding]:
         if item.status == REFUSED:
             text = f"{item.theirs}={item.value}: {item.why}"
             yield Finding(REFUSED_SETTING, rules.REFUSED, text, keys=(item.ours or item.theirs,))
-    pending = [item.theirs for item in translation.items if item.status == PENDING and item.given]
+    pending = [item.theirs for item in translation.items if item.status == PENDING and item.explicit]
     if pending:
         text = f"not supported yet by `burnish {translation.job}`: {', '.join(pending)}"
         yield Finding("pending", rules.NOTE, text, "burnish rehearse ignores these keys")
@@ -231,7 +231,7 @@ def _deduplicated(findings: list[Finding]) -> list[Finding]:
 
 def _with_user_names(findings: list[Finding], translation: Translation) -> list[Finding]:
     """Append the user's own name of a key where it differs from ours; sorts by severity."""
-    user_names = {ours: theirs for ours, theirs in in_their_words(translation.items).items() if ours != theirs}
+    user_names = {ours: theirs for ours, theirs in source_names(translation.items).items() if ours != theirs}
     renamed = []
     for finding in findings:
         words = " ".join((finding.text, finding.type, *finding.keys)).replace("=", " ").replace(":", " ").split()

@@ -68,12 +68,12 @@ def rehearse_training(plan: Plan, loaded: Loaded) -> None:
 
     run = build(loaded.cfg)
     loggers = RecordingLoggers()
-    run.loggers = loggers
-    _check_rows(plan, run.train_data)
+    run.recorder.loggers = loggers
+    _check_rows(plan, run.rollout.train_data)
     try:
         start(run, loaded)
         result = fit(run)
-        total = sum(getattr(run.scorer, "problems", {}).values())
+        total = sum(getattr(run.rollout.scorer.scorer, "problems", {}).values())
     finally:
         run.close()
     if result.interrupted:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from burnish.batch import Batch
-from burnish.loop.gather import gather
 from burnish.loop.lease import VARIABLES
 from burnish.loop.state import save
 from burnish.training.checkpoint import Checkpoints
@@ -27,8 +26,8 @@ RUN_FOLDER = "${trainer.default_local_dir}"
 
 def kept_answers(case: Case) -> list[str]:
     """The right answers of the prompts that a step takes."""
-    case.run.send_weights()
-    return gather(case.run, case.run.next_prompts(), step=1)["ground_truth"][::SAMPLES]
+    case.run.sync_weights()
+    return case.run.rollout.collect(case.run.rollout.next_prompts(), step=1)["ground_truth"][::SAMPLES]
 
 
 def only_odd(case: Case) -> bool:
@@ -38,7 +37,7 @@ def only_odd(case: Case) -> bool:
 
 def first_prompts(case: Case) -> int:
     """Prompts that a step sends to the engine at first."""
-    calls = recorded(case.run.engine, "generate")
+    calls = recorded(case.run.rollout.engine, "generate")
     kept_answers(case)
     return len(calls[0][0]) // SAMPLES
 
@@ -48,7 +47,7 @@ def shaped_batch(case: Case) -> Batch:
     run = case.run
     batch = fixed_batch(run)
     reasons = ["length" if length == 4 else "stop" for length in batch["responses"].lengths.tolist()]
-    return run.shaper.shape(batch.add(finish_reason=reasons))[0]
+    return run.learner.shaper.shape(batch.add(finish_reason=reasons))[0]
 
 
 def shaped_scores(case: Case) -> list[float]:
@@ -63,10 +62,10 @@ def shaped_columns(case: Case) -> set[str]:
 def generated_again(case: Case) -> int:
     """Requests that a step sends to the engine when it is made a second time."""
     run = case.run
-    run.send_weights()
-    gather(run, see.prompts(case), step=1)
-    calls = recorded(run.engine, "generate")
-    gather(run, see.prompts(case), step=1)
+    run.sync_weights()
+    run.rollout.collect(see.prompts(case), step=1)
+    calls = recorded(run.rollout.engine, "generate")
+    run.rollout.collect(see.prompts(case), step=1)
     return sum(len(call[0]) for call in calls)
 
 
@@ -82,7 +81,7 @@ def writing_thread(case: Case) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoints, "save", noted)
         save(case.run)
-        case.run.saving.wait()
+        case.run.recorder.saving.wait()
     return names[0]
 
 

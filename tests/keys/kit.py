@@ -76,11 +76,11 @@ class Case:
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             run = self.resumed()
-            requests = recorded(run.engine, "generate")
+            requests = recorded(run.rollout.engine, "generate")
             start(run, self.loaded)
             result = fit(run)
         files = sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
-        metrics = read_metrics(run.folder.metrics) if run.folder.metrics.exists() else {}
+        metrics = read_metrics(run.recorder.folder.metrics) if run.recorder.folder.metrics.exists() else {}
         return Fitted(result, files, metrics, said.getvalue().splitlines(), [call[0] for call in requests])
 
     def close(self) -> None:
@@ -226,7 +226,7 @@ def recorded(owner: object, name: str) -> list[tuple]:
 
 def fixed_batch(run: Run) -> Batch:
     """A step's batch with every column a role or an estimator reads, the same for every run of the same data."""
-    prompts = run.train_data.batch(range(PROMPTS), epoch=0).repeat(SAMPLES)
+    prompts = run.rollout.train_data.batch(range(PROMPTS), epoch=0).repeat(SAMPLES)
     generator = torch.Generator().manual_seed(0)
     lengths = [1 + row % TOKENS for row in range(len(prompts))]
     responses = Ragged.of([torch.randint(3, 15, (n,), generator=generator) for n in lengths], torch.int64)

@@ -31,7 +31,7 @@ from .teaching import INFERENCE, update
 
 
 def backend(case: Case, role: str) -> Any:
-    return case.run.reward_model.model.backend if role == "judge" else getattr(case.run, role).backend
+    return case.run.learner.reward_model.model.backend if role == "judge" else getattr(case.run, role).backend
 
 
 @contextlib.contextmanager
@@ -137,7 +137,7 @@ def fused_products(role: str) -> Observe:
     def count(case: Case) -> int:
         calls: list[int] = []
         real = F.scaled_dot_product_attention
-        assert case.run.policy, "built before it is watched: loading checks the head by a pass of its own"
+        assert case.run.learner.policy, "built before it is watched: loading checks the head by a pass of its own"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or real(*a, **k))
             update(case, role)
@@ -182,7 +182,7 @@ def moves(role: str) -> Observe:
             patch.setattr(Offload, "fetch", counted)
             patch.setattr(burnish.training.optim, "updated_on_cpu", updated)
             batch = fixed_batch(case.run)
-            model = case.run.reward_model.model if role == "judge" else getattr(case.run, role)
+            model = case.run.learner.reward_model.model if role == "judge" else getattr(case.run, role)
             getattr(model, INFERENCE[role])(batch)
             if role in ("policy", "critic"):
                 update(case, role)
@@ -224,8 +224,10 @@ def triton_chunks(role: str) -> Observe:
 
 
 def reference_log_probs(case: Case) -> list[float]:
-    return case.run.reference.compute_log_probs(fixed_batch(case.run).keep("prompt_ids", "responses")).flat.tolist()
+    return case.run.learner.reference.compute_log_probs(
+        fixed_batch(case.run).keep("prompt_ids", "responses")
+    ).flat.tolist()
 
 
 def reference_class(case: Case) -> str:
-    return type(case.run.reference.backend.model).__name__
+    return type(case.run.learner.reference.backend.model).__name__

@@ -278,19 +278,19 @@ def timelines(case: Case) -> list[str]:
 def transport(case: Case) -> str:
     """By which weights travel to the engines."""
     with launched(case) as (run, _, _):
-        return run.engine(case.cfg).backend
+        return run.rollout.engine(case.cfg).backend
 
 
 def parcels(case: Case) -> int:
     """In how many parts three megabytes of weights travel."""
     with launched(case) as (run, _, _):
         weights = [(name, torch.zeros(1 << 18)) for name in "abc"]
-        return len(list(_buckets(weights, run.engine(case.cfg).bucket_bytes)))
+        return len(list(_buckets(weights, run.rollout.engine(case.cfg).bucket_bytes)))
 
 
 def notices_another_weight(case: Case) -> bool:
     """Does the run see that its engine holds another number than the policy, in one of all places?"""
-    engine, load = case.run.engine, case.run.engine.load_weights
+    engine, load = case.run.rollout.engine, case.run.rollout.engine.load_weights
 
     def load_badly(stream: Any, version: int) -> None:
         load(stream, version)
@@ -299,7 +299,7 @@ def notices_another_weight(case: Case) -> bool:
 
     engine.load_weights = load_badly
     try:
-        case.run.send_weights()
+        case.run.sync_weights()
     except RuntimeError as error:
         return "other weights than the policy" in str(error)
     return False

@@ -135,7 +135,7 @@ def saved_files(role: str) -> Observe:
 
     def files(case: Case) -> list[str]:
         save(case.run)
-        folder = case.run.checkpoints.path(0) / role
+        folder = case.run.recorder.checkpoints.path(0) / role
         return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
     return files

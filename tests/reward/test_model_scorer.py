@@ -10,11 +10,10 @@ import burnish
 from burnish.demo.tiny import make_tokenizer
 from burnish.errors import UserError
 from burnish.log.metrics import row_sums
-from burnish.loop.gather import gather, gather_validation
-from burnish.loop.step import train_step
 from burnish.loop.validate import validate
 
 from ..reward_models import make_reward_model
+from ..stepping import one_step
 
 
 @pytest.fixture(scope="session")
@@ -33,11 +32,11 @@ def never(solution_str):
 
 
 def judged(run, prompts):
-    return run.reward_model.score(gather(run, prompts, step=1))
+    return run.learner.reward_model.score(run.rollout.collect(prompts, step=1))
 
 
 def expected_scores(run, batch):
-    return run.reward_model.model.compute_scores(batch)
+    return run.learner.reward_model.model.compute_scores(batch)
 
 
 def test_the_models_score_stands_on_the_last_token(make_run, next_prompts, with_model):
@@ -105,7 +104,7 @@ def test_a_greedy_baseline_is_scored_too(make_run, next_prompts, with_model):
 def test_filtered_groups_are_judged_by_the_model(make_run, with_model):
     filtered = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score")
     run = make_run(*with_model, *filtered, reward=never)
-    batch = judged(run, run.next_prompts())
+    batch = judged(run, run.rollout.next_prompts())
     assert row_sums(batch["token_level_scores"]).tolist() == pytest.approx(expected_scores(run, batch), abs=1e-6)
     groups = {}
     for uid, score in zip(batch["uid"], row_sums(batch["token_level_scores"]).tolist(), strict=True):
@@ -116,36 +115,38 @@ def test_filtered_groups_are_judged_by_the_model(make_run, with_model):
 
 def test_validation_is_scored_by_the_model(make_run, rows, with_model):
     run = make_run(*with_model, reward=never, val_dataset=rows(3, source="held out"))
-    batch = run.reward_model.score(gather_validation(run, run.val_data.batch(range(3), epoch=0)))
+    batch = run.learner.reward_model.score(
+        run.rollout.collect_validation(run.rollout.val_data.batch(range(3), epoch=0))
+    )
     mean = sum(expected_scores(run, batch)) / 3
     assert validate(run)["val-core/held out/reward/mean@1"] == pytest.approx(mean, abs=1e-6)
-    assert run.engine.stats()["sleeps"] == 1
+    assert run.rollout.engine.stats()["sleeps"] == 1
 
 
 def test_the_engine_sleeps_while_the_model_reads(make_run, next_prompts, with_model):
     run = make_run(*with_model, reward=never)
-    seen, read = [], run.reward_model.model.read
-    run.reward_model.model.read = lambda batch: seen.append(run.engine.stats()["sleeps"]) or read(batch)
-    train_step(run, next_prompts(run))
+    seen, read = [], run.learner.reward_model.model.read
+    run.learner.reward_model.model.read = lambda batch: seen.append(run.rollout.engine.stats()["sleeps"]) or read(batch)
+    one_step(run)
     assert seen == [1]
 
 
 def test_scores_that_are_no_numbers_fall_back(make_run, next_prompts, with_model):
     run = make_run(*with_model, "reward.fallback_score=-2", reward=never)
-    run.reward_model.model.read = lambda batch: [math.nan, 1.0] * 4
+    run.learner.reward_model.model.read = lambda batch: [math.nan, 1.0] * 4
     batch = judged(run, next_prompts(run))
     assert row_sums(batch["token_level_scores"]).tolist() == [-2.0, 1.0] * 4
     assert batch["reward_problem"][:2] == ["the reward model gave nan", None]
-    numbers = run.reward_model.take()
+    numbers = run.learner.reward_model.take_metrics()
     assert numbers["reward_model/failed"] == 4
-    (said,) = run.reward_model.news(numbers)
+    (said,) = run.learner.reward_model.news(numbers)
     assert "4 scores of the reward model are no numbers" in said
-    assert run.reward_model.news(numbers) == [], "once is enough"
+    assert run.learner.reward_model.news(numbers) == [], "once is enough"
 
 
 def test_scores_that_are_no_numbers_stop_the_run_if_asked(make_run, next_prompts, with_model):
     run = make_run(*with_model, "reward.on_error=stop", reward=never)
-    run.reward_model.model.read = lambda batch: [math.inf] * 8
+    run.learner.reward_model.model.read = lambda batch: [math.inf] * 8
     with pytest.raises(UserError, match="the reward model gave inf"):
         judged(run, next_prompts(run))
 

@@ -7,10 +7,10 @@ from burnish.algos.advantages import ADVANTAGES
 from burnish.algos.shaping import BatchMoments, RunningMoments
 from burnish.batch import Batch, Ragged
 from burnish.loop.fit import fit
-from burnish.loop.gather import gather
-from burnish.loop.step import train_step
 from burnish.loop.validate import validate
 from burnish.reward.shaping import Overlong, Shaper, on_last_token
+
+from ..stepping import one_step
 
 LENGTHS = [2, 4, 8, 10]
 REASONS = ["stop", "stop", "stop", "length"]
@@ -115,18 +115,18 @@ def test_advantages_are_those_of_shaped_scores(make_run, next_prompts):
         make_run(centred, f"reward.scale={n}", reward=lambda solution_str: len(solution_str), out=str(n))
         for n in (-1, 1)
     )
-    batch, _ = train_step(run, next_prompts(run))
-    expected, _ = train_step(plain, next_prompts(plain))
+    batch, _ = one_step(run)
+    expected, _ = one_step(plain)
     assert batch["advantages"].flat.abs().sum() > 0
     torch.testing.assert_close(batch["advantages"].flat, -expected["advantages"].flat)
 
 
 def test_a_greedy_baseline_is_shaped_alike(make_run, next_prompts):
     run = make_run("reward.scale=10", *BUFFERED)
-    run.estimator = ADVANTAGES["remax"]
-    batch = gather(run, next_prompts(run), step=1)
-    batch, _ = run.shaper.shape(batch)
-    penalty = run.shaper.overlong.penalty(batch["greedy_lengths"])
+    run.learner.estimator = ADVANTAGES["remax"]
+    batch = run.rollout.collect(next_prompts(run), step=1)
+    batch, _ = run.learner.shaper.shape(batch)
+    penalty = run.learner.shaper.overlong.penalty(batch["greedy_lengths"])
     torch.testing.assert_close(batch["shaped_greedy_scores"], (batch["greedy_scores"] + penalty) * 10)
     assert penalty.min() < 0
 
