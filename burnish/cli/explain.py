@@ -92,7 +92,7 @@ def explain(key: str, lang: str, job: str | None) -> list[Explained]:
 def render(row: Explained, lang: str) -> str:
     """Format one key as text."""
     labels = _LABELS[lang]
-    status = _KINDS[lang].get(row.status, row.status) + (f" ({row.why})" if row.why else "")
+    status = _KINDS[lang].get(row.status, row.status) + (f": {row.why}" if row.why else "")
     lines = [row.key if row.job == "train" else f"{row.key}  [{row.job}]", f"  {row.doc}"]
     lines.append(f"  {labels['type']}: {row.type}" + (f" {row.bounds}" if row.bounds else ""))
     if row.follows is not None:
@@ -107,7 +107,7 @@ def render(row: Explained, lang: str) -> str:
     lines.append(f"  {labels['status']}: {status}")
     if row.pending_values:
         lines.append(
-            f"  {labels['later']}: {', '.join(f'{value} ({why})' for value, why in row.pending_values.items())}"
+            f"  {labels['later']}: {', '.join(f'{value}: {why}' for value, why in row.pending_values.items())}"
         )
     if row.aliases:
         lines.append(f"  {labels['aliases']}: {', '.join(row.aliases)}")
@@ -120,7 +120,7 @@ def _print_pending(args: argparse.Namespace) -> int:
         print(json.dumps([{"key": key, "why": why} for key, why in rows], indent=2))
         return 0
     for key, why in rows:
-        print(f"{key}  ({why})")
+        print(f"{key}: {why}")
     print(f"{len(rows)} keys and values are not supported yet.", file=sys.stderr)
     return 0
 

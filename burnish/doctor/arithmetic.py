@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.config import SftConfig, TrainConfig
-from burnish.config.ranks import data_ranks, ranks, sequence_ranks
+from burnish.config.ranks import data_parallel_size, num_ranks, sequence_parallel_size
 from burnish.config.rules import has_critic
 from burnish.doctor.activations import MicroBatch
 from burnish.sizing import CPU_MICRO_BATCH_TOKENS
@@ -87,9 +87,9 @@ def step_micro_batching(cfg: TrainConfig, on_cpu: bool) -> StepMicroBatching:
         role: Any, sequences: int | None, dynamic: bool, budget: int, mini_batch: int | None = None
     ) -> MicroBatching:
         prompts = cfg.data.train_batch_size if mini_batch is None else min(mini_batch, cfg.data.train_batch_size)
-        batch = -(-prompts * rollout.n // data_ranks(cfg, role))
+        batch = -(-prompts * rollout.n // data_parallel_size(cfg, role))
         return micro_batching(
-            sequences, dynamic, budget, batch, max_length, rollout.response_length, on_cpu, sequence_ranks(role)
+            sequences, dynamic, budget, batch, max_length, rollout.response_length, on_cpu, sequence_parallel_size(role)
         )
 
     return StepMicroBatching(
@@ -145,8 +145,8 @@ def train_arithmetic(cfg: TrainConfig, on_cpu: bool, num_rows: int | None = None
         "prompts_per_step": data.train_batch_size,
         "responses_per_prompt": rollout.n,
         "responses_per_step": num_responses,
-        "ranks": ranks(cfg),
-        "responses_per_rank": num_responses / data_ranks(cfg, actor),
+        "ranks": num_ranks(cfg),
+        "responses_per_rank": num_responses / data_parallel_size(cfg, actor),
         "updates_per_step": actor.ppo_epochs * num_mini_batches,
         "responses_per_update": min(actor.ppo_mini_batch_size, data.train_batch_size) * rollout.n,
         "micro_batches_per_update": micro_batches.update_actor.count,

@@ -1,4 +1,4 @@
-"""Config changes that make a memory plan fit: the steps of config/memory_cures.py, cheapest first, only as needed."""
+"""Config changes that make a memory plan fit: the steps of config/memory_fixes.py, cheapest first, only as needed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from burnish.config import TrainConfig
-from burnish.config.memory_cures import STEPS, Change, Propose, changed, smaller_share, typed
+from burnish.config.memory_fixes import STEPS, Change, Propose, changed, smaller_share, typed
 from burnish.doctor.memory import Plan
 from burnish.sizing import GIB
 

@@ -12,7 +12,7 @@ from typing import Any
 from burnish.config import SftConfig, TrainConfig
 from burnish.config.adapters import wants_adapter
 from burnish.config.jobs import GenerateConfig
-from burnish.config.ranks import ranks
+from burnish.config.ranks import num_ranks
 from burnish.config.rules import has_critic
 from burnish.doctor import activations as act
 from burnish.doctor.activations import Itemsize, MicroBatch
@@ -115,7 +115,7 @@ def train_plan(cfg: TrainConfig, shapes: Shapes, capacity: int) -> Plan:
     critic = _critic(cfg, shapes.critic or shapes.policy, on_cpu) if has_critic(cfg) else None
     reference = _reference(cfg, shapes.reference or shapes.policy, on_cpu)
     reward_model = _reward_model(cfg, shapes.reward_model, on_cpu)
-    engine = engine_plan(cfg.actor_rollout_ref.rollout, shapes.policy, ranks(cfg), on_cpu)
+    engine = engine_plan(cfg.actor_rollout_ref.rollout, shapes.policy, num_ranks(cfg), on_cpu)
     # A role with its own resource pool takes no memory where the others compute.
     separate = [reward_model] if cfg.reward_model.enable_resource_pool else []
     roles = [role for role in (policy, critic, reference, reward_model) if role is not None and role not in separate]
@@ -142,20 +142,20 @@ def train_plan(cfg: TrainConfig, shapes: Shapes, capacity: int) -> Plan:
 def sft_plan(cfg: SftConfig, shape: Shape, capacity: int) -> Plan:
     """The one phase of `burnish sft`."""
     on_cpu = cfg.trainer.device == "cpu"
-    num_ranks = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
+    world_size = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
     fsdp = cfg.model.fsdp_config
-    shards = shards_of(cfg.model.strategy, num_ranks, fsdp, None, cfg.ulysses_sequence_parallel_size)
+    shards = shards_of(cfg.model.strategy, world_size, fsdp, None, cfg.ulysses_sequence_parallel_size)
     logits = HeadPlan.of("torch", on_cpu)
     role = trained_role("model", shape, cfg.model, fsdp, shards, key="model", on_cpu=on_cpu, logits=logits)
     phase = _StepPlan([role], None, capacity).update("update", role, sft_micro_batching(cfg, on_cpu))
-    return Plan(capacity, [phase], shape.exact, _rank_notes(num_ranks))
+    return Plan(capacity, [phase], shape.exact, _rank_notes(world_size))
 
 
 def generate_plan(cfg: GenerateConfig, shape: Shape, capacity: int) -> Plan:
     """The one phase of `burnish generate`."""
-    num_ranks = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
-    engine = engine_plan(cfg.rollout, shape, num_ranks, cfg.trainer.device == "cpu")
-    return Plan(capacity, [_StepPlan([], engine, capacity).rollout()], shape.exact, _rank_notes(num_ranks))
+    world_size = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
+    engine = engine_plan(cfg.rollout, shape, world_size, cfg.trainer.device == "cpu")
+    return Plan(capacity, [_StepPlan([], engine, capacity).rollout()], shape.exact, _rank_notes(world_size))
 
 
 def _policy(cfg: TrainConfig, shape: Shape, on_cpu: bool) -> Role:
@@ -166,7 +166,7 @@ def _policy(cfg: TrainConfig, shape: Shape, on_cpu: bool) -> Role:
         shape,
         model,
         fsdp,
-        shards_of(actor.strategy, ranks(cfg), fsdp, actor.megatron, actor.ulysses_sequence_parallel_size),
+        shards_of(actor.strategy, num_ranks(cfg), fsdp, actor.megatron, actor.ulysses_sequence_parallel_size),
         key="actor_rollout_ref.model",
         on_cpu=on_cpu,
         torch_dtype=model.torch_dtype,
@@ -184,7 +184,7 @@ def _critic(cfg: TrainConfig, shape: Shape, on_cpu: bool) -> Role:
         shape,
         critic.model,
         fsdp,
-        shards_of(critic.strategy, ranks(cfg), fsdp, critic.megatron, critic.ulysses_sequence_parallel_size),
+        shards_of(critic.strategy, num_ranks(cfg), fsdp, critic.megatron, critic.ulysses_sequence_parallel_size),
         key="critic.model",
         on_cpu=on_cpu,
         head=False,
@@ -205,7 +205,7 @@ def _reference(cfg: TrainConfig, shape: Shape, on_cpu: bool) -> Role | None:
         "reference",
         shape,
         ref.fsdp_config,
-        shards_of(ref.strategy, ranks(cfg), ref.fsdp_config, ref.megatron, ref.ulysses_sequence_parallel_size),
+        shards_of(ref.strategy, num_ranks(cfg), ref.fsdp_config, ref.megatron, ref.ulysses_sequence_parallel_size),
         precision(ref.fsdp_config, policy.torch_dtype, on_cpu),
         on_cpu=on_cpu,
         logits=HeadPlan.of(policy.fused_kernel_options.impl_backend, on_cpu),
@@ -219,12 +219,12 @@ def _reward_model(cfg: TrainConfig, shape: Shape | None, on_cpu: bool) -> Role |
         return None
     fsdp = config.model.fsdp_config
     itemsize = itemsize_of(fsdp.mixed_precision.param_dtype, default_itemsize(on_cpu))
-    shards = shards_of(config.strategy, ranks(cfg), fsdp, config.megatron, config.ulysses_sequence_parallel_size)
+    shards = shards_of(config.strategy, num_ranks(cfg), fsdp, config.megatron, config.ulysses_sequence_parallel_size)
     return frozen_role("reward model", shape, fsdp, shards, Itemsize(itemsize, itemsize), on_cpu=on_cpu, head=False)
 
 
 def _notes(cfg: TrainConfig, shapes: Shapes, policy: Role, engine: EnginePlan) -> list[str]:
-    notes = ["worst case: every response has full length", *_rank_notes(ranks(cfg))]
+    notes = ["worst case: every response has full length", *_rank_notes(num_ranks(cfg))]
     if cfg.rollout.n_gpus_per_node > 0:
         notes.append("the engine has its own GPUs: the rollout phase is that of one of them")
     if cfg.reward_model.enable and shapes.reward_model is None:
@@ -238,10 +238,10 @@ def _notes(cfg: TrainConfig, shapes: Shapes, policy: Role, engine: EnginePlan) -
     return [*notes, *engine.notes]
 
 
-def _rank_notes(num_ranks: int) -> list[str]:
-    if num_ranks == 1:
+def _rank_notes(world_size: int) -> list[str]:
+    if world_size == 1:
         return []
-    return [f"{num_ranks} ranks: weights, gradients and optimizer state are divided by formula"]
+    return [f"{world_size} ranks: weights, gradients and optimizer state are divided by formula"]
 
 
 class _StepPlan:

@@ -12,7 +12,7 @@ from burnish.algos.advantages import ADVANTAGES
 from burnish.algos.kl import KL_CONTROLLERS, KL_ESTIMATORS
 from burnish.algos.losses import LOSSES
 from burnish.algos.shaping import SCORE_NORMALIZERS
-from burnish.config.async_rules import overlaps
+from burnish.config.async_rules import is_async
 from burnish.config.model_rules import trained_models
 from burnish.data.datagen import RowGenerator, load_row_generator
 from burnish.data.dataset import PromptDataset
@@ -298,5 +298,5 @@ def total_steps(cfg: TrainConfig, data: Data) -> int:
     if data.sampler is None:
         return 0
     steps = cfg.trainer.total_training_steps or cfg.trainer.total_epochs * data.sampler.batches_per_epoch
-    prompts = cfg.rollout.total_rollout_steps if overlaps(cfg) else None
+    prompts = cfg.rollout.total_rollout_steps if is_async(cfg) else None
     return steps if prompts is None else min(steps, prompts // cfg.data.train_batch_size)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from burnish.config.memory_cures import next_change
+from burnish.config.memory_fixes import next_change
 from burnish.errors import UserError
 from burnish.models.device import pick_device
 from burnish.sizing import GIB

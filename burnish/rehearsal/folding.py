@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.config import load
-from burnish.config.pending import WAITS
+from burnish.config.pending import FEATURES
 from burnish.config.settings import Setting
 from burnish.config.status import check_pending, status_of
 from burnish.config.values import written_as
@@ -153,6 +153,6 @@ def drop_pending(plan: Plan) -> None:
 
 def missing_features(plan: Plan) -> Iterator[str]:
     """The features that the dropped keys belong to, each once."""
-    for name in WAITS:
-        if any(name in line for line in plan.dropped):
-            yield name
+    for feature in FEATURES:
+        if any(f"({feature.en})" in line for line in plan.dropped):
+            yield feature.en

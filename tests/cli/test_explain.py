@@ -25,10 +25,10 @@ def explain(capsys):
 def test_several_keys(explain):
     status, out, _ = explain("algorithm.adv_estimator", "trainer.n_gpus_per_node", "trainer.profile_steps")
     assert status == 0
-    assert "generalised advantage estimation" in out
+    assert "generalized advantage estimation" in out
     assert "in verl: 8" in out
     assert "status: acts" in out
-    assert "pending (waits for the profiler)" in out
+    assert "pending: not supported yet (profiling)" in out
 
 
 def test_chinese(explain):
@@ -63,7 +63,7 @@ def test_keys_of_other_jobs(explain):
 def test_pending(explain):
     status, out, _ = explain("--pending")
     assert status == 0
-    assert "actor_rollout_ref.rollout.name=trtllm  (waits for foreign engines)" in out
+    assert "actor_rollout_ref.rollout.name=trtllm: not supported yet (external engines)" in out
     assert len(json.loads(explain("--pending", "--json")[1])) == len(out.splitlines())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from burnish.config import load
-from burnish.config.memory_cures import changed
+from burnish.config.memory_fixes import changed
 from burnish.doctor.fixes import MemoryFix, memory_fixes
 from burnish.doctor.memory import Shapes, train_plan
 from burnish.doctor.shapes import find_shape

@@ -51,8 +51,3 @@ def averaged_weights(case: Case) -> torch.Tensor | None:
     case.run.learner.policy.update(fixed_batch(case.run), step=1)
     average = case.run.learner.policy.optimizer.average
     return None if average is None else torch.cat([weight.flatten() for weight in average.weights.values()])
-
-
-def built(case: Case) -> str:
-    """The policy's class, once it stands."""
-    return type(case.run.learner.policy).__name__

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MixtralConfig
 
 from burnish.batch import Batch, Ragged
 from burnish.config import Loaded, TrainConfig, load
 from burnish.demo.tiny import make_tokenizer
+from burnish.errors import UserError
 from burnish.log.file import read_metrics
 from burnish.loop.api import start
 from burnish.loop.build import build
@@ -26,7 +27,7 @@ from burnish.loop.run import Run
 from burnish.loop.state import resume
 from burnish.rollout.engine import Request
 
-from .row import Observe
+from .row import Observe, Refusal
 
 USER = Path(__file__).parent / "user"  # code that a user might have written
 PROMPTS, SAMPLES, TOKENS = 4, 2, 4  # of a step
@@ -133,12 +134,18 @@ class Kit:
         if again:
             self.fits.pop(overrides, None)
         if again or (observe, overrides) not in self.known:
+            self.known[observe, overrides] = self._observed(observe, overrides)
+        return self.known[observe, overrides]
+
+    def _observed(self, observe: Observe, overrides: tuple[str, ...]) -> Any:
+        try:
             case = Case(self, overrides)
             try:
-                self.known[observe, overrides] = observe(case)
+                return observe(case)
             finally:
                 case.close()
-        return self.known[observe, overrides]
+        except UserError as error:
+            return Refusal(error.problem)
 
     def _data(self, name: str, count: int, offset: int = 0) -> Path:
         """Rows of verl's schema with a second prompt column and a second column of data sources."""
@@ -174,6 +181,20 @@ class Kit:
         folder = self.root / "other_model"
         shutil.copytree(self.model, folder)
         model.save_pretrained(folder)
+        return folder
+
+    @cached_property
+    def moe_model(self) -> Path:
+        """A mixture of experts with the model's tokenizer."""
+        folder = self.root / "moe_model"
+        shutil.copytree(self.model, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+        sizes = json.loads((Path(self.model) / "config.json").read_text())
+        names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        names += ("num_key_value_heads", "eos_token_id", "pad_token_id")
+        torch.manual_seed(0)
+        experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "bos_token_id": None}
+        config = MixtralConfig(**{name: sizes[name] for name in names if name in sizes}, **experts)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         return folder
 
     @cached_property

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -31,20 +30,6 @@ from burnish.rollout.engines.builtin.plan import loop_plan, uses_loop
 
 from .kit import PROMPTS, Case, fixed_batch, recorded
 from .row import Observe
-
-
-@cache
-def or_refusal(observe: Observe) -> Observe:
-    """The same, or the first sentence of the error where the run refuses to start."""
-
-    def observe_or_refuse(case: Case) -> Any:
-        try:
-            return observe(case)
-        except UserError as error:
-            return f"refused: {error.problem}"
-
-    return observe_or_refuse
-
 
 # data
 
@@ -195,10 +180,13 @@ def cache_blocks(case: Case) -> int:
     return case.run.rollout.engine.runner.pool.num_free
 
 
-def graphs_of_a_gpu(case: Case) -> tuple[int, ...]:
-    """Batch sizes for which the engine would capture CUDA graphs, had it a GPU."""
+def padded_batches(case: Case) -> tuple[int, ...]:
+    """The batch size to which a GPU engine pads 1 to 16 sequences for its CUDA graphs; empty without graphs."""
     options = replace(case.run.rollout.engine.options, device=torch.device("cuda"))
-    return loop_plan(options, "qwen2").buckets if uses_loop(options) else ()
+    if not uses_loop(options):
+        return ()
+    plan = loop_plan(options, "qwen2")
+    return tuple(plan.bucket(number) or number for number in range(1, 17)) if plan.captured else ()
 
 
 def decode_steps(case: Case) -> float:
@@ -212,9 +200,13 @@ def prefills(case: Case) -> int:
     return len(calls)
 
 
-def guarantees(case: Case) -> list[str]:
-    """What the run says it can promise."""
-    return burnish.loop.api.guarantees(case.run)
+def scored_rows(case: Case) -> int:
+    """Tokens in the engine's forward pass over a sequence of five; a batch-invariant engine pads them."""
+    sizes: list[int] = []
+    runner = case.run.rollout.engine.runner
+    runner.model.get_input_embeddings().register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].numel()))
+    runner.score([[3, 4, 5, 6, 7]], 1.0)
+    return sizes[0]
 
 
 def engine_metrics(case: Case) -> set[str]:
@@ -238,6 +230,16 @@ def scored(case: Case) -> tuple[float, dict[str, Any], str | None]:
 
 def score_value(case: Case) -> float:
     return scored(case)[0]
+
+
+def stops_on_failure(case: Case) -> bool:
+    """Whether a failing reward ends a run that has started."""
+    scorer = case.run.rollout.scorer.scorer
+    try:
+        scorer.score([Sample("sums", "77+1", "1", {}, "uid", 0)])
+    except UserError:
+        return True
+    return False
 
 
 def score_problem(case: Case) -> str | None:

@@ -15,7 +15,6 @@ from burnish.reward.sandbox.settings import num_processors
 
 from ..reward.sandbox.service import Server, run_payload, slowly
 from .kit import Case, Kit
-from .observe import or_refusal
 from .row import Row
 
 FUSION = "reward_model.sandbox_fusion"
@@ -117,7 +116,7 @@ def requests_at_once(case: Case) -> int:
 
 
 ROWS = [
-    Row("sandbox.allow_weak", "true", or_refusal(unsafe_notice), CODE),
+    Row("sandbox.allow_weak", "true", unsafe_notice, CODE, refused_without=True),
     Row("sandbox.timeout", "0.3", sleeping, ANYWHERE, expected=["T"]),
     Row("sandbox.memory_mb", "64", greedy, ANYWHERE, expected=["M"]),
     Row("sandbox.output_kb", "1", talking, ANYWHERE, expected=["O"]),

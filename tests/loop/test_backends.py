@@ -240,7 +240,7 @@ def test_weights_kept_in_bfloat16(make_run, next_prompts):
 def test_a_number_format_is_asked_for_once():
     overrides = ["actor_rollout_ref.model.path=m", "actor_rollout_ref.model.torch_dtype=bf16"]
     given = ["data.train_files"]
-    with pytest.raises(UserError, match="set differently"):
+    with pytest.raises(UserError, match="have different values"):
         load([*overrides, "actor_rollout_ref.actor.fsdp_config.model_dtype=fp16"], given=given)
     with pytest.raises(UserError, match="lose small updates"):
         load(["actor_rollout_ref.model.path=m", "actor_rollout_ref.model.torch_dtype=fp16"], given=given)

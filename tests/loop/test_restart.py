@@ -68,7 +68,7 @@ def test_it_does_not_try_for_ever(launch, dies, tmp_path):
     with pytest.raises(UserError) as caught:
         launch(*FOUR, "trainer.save_freq=1", "trainer.max_restarts=2")
     assert len(left) == 6, "once, and two restarts"
-    assert caught.value.key == "trainer.max_restarts" and "3 times in a row" in caught.value.problem
+    assert caught.value.key == "trainer.max_restarts" and "3 failures in a row" in caught.value.problem
     assert "rank 1 of 2 was killed by signal 9" in caught.value.problem
     assert Checkpoints(tmp_path / "run").steps() == [1]
 
@@ -81,7 +81,7 @@ def test_progress_gives_it_new_patience(launch, dies):
 
 def test_no_restarts_where_none_are_wanted(launch, dies):
     left = dies(1, 1)
-    with pytest.raises(UserError, match="the same command goes on from the last checkpoint"):
+    with pytest.raises(UserError, match="Run the same command to resume from the last checkpoint"):
         launch(*FOUR, "trainer.max_restarts=0")
     assert len(left) == 1
 

@@ -210,10 +210,10 @@ def test_a_slow_disk_delays_no_step(make_run, monkeypatch, weights, equal):
     monkeypatch.setattr(slow.recorder.saving, "start", timed)
     fit(slow)
     fit(plain)
-    written = Checkpoints(slow.folder.path).steps()
+    written = Checkpoints(slow.recorder.folder.path).steps()
     assert written[-1] == 8 and len(written) < 8 and len(asked) == 8
     assert max(asked) < 0.3, "a checkpoint takes at least 0.5 s, and nobody waited for one"
-    notes = (slow.folder.path / "notes.txt").read_text()
+    notes = (slow.recorder.folder.path / "notes.txt").read_text()
     assert notes.count("the disk is slower than the run") == 8 - len(written)
     assert all(damage(slow.checkpoints.path(step)) is None for step in written)
     assert equal(weights(slow.policy), weights(plain.learner.policy))

@@ -320,7 +320,7 @@ def test_responses_on_their_way_go_on_with_new_weights(make_run, monkeypatch):
     sent, turns = threading.Event(), itertools.count(1)
 
     def step():
-        if run.schedule.producing == 2 and next(turns) == 3:
+        if run.schedule.producing == 2 and next(turns) == 4:  # the first finds no request yet
             assert sent.wait(PATIENCE), "weights should not wait for responses"
 
     def resume():

@@ -32,7 +32,7 @@ def test_a_signal_finishes_the_step_and_saves(launch, tmp_path, capfd, signum, n
     assert result.interrupted and result.step == 2 and result.status == 128 + signum
     assert Checkpoints(tmp_path / "run").steps() == [2]
     assert f"{name} received: finishing this step, then saving" in capfd.readouterr().err
-    assert "stopped after step 2 and saved" in (tmp_path / "run" / "notes.txt").read_text()
+    assert "stopped after step 2; checkpoint saved" in (tmp_path / "run" / "notes.txt").read_text()
     assert signal.getsignal(signum) == handler
     again = launch("trainer.total_training_steps=5")
     assert again.step == 5 and again.status == 0

@@ -122,7 +122,7 @@ def test_errors_use_the_users_names():
         translation.add(Item(theirs, value, CONVERTED, ours, value))
     report = rehearse(translation)
     (text,) = breaking(report)
-    assert text.startswith("--train_batch_size 32: is more than the 16 prompts of a step (--rollout_batch_size)")
+    assert text.startswith("--train_batch_size 32: more than the 16 prompts of a step (--rollout_batch_size)")
 
 
 def test_two_steps_without_an_unsupported_key(rehearsed, tmp_path):

@@ -95,7 +95,7 @@ def test_config_path_is_relative_to_script_or_working_directory(tree):
         ((), "--config-name: missing"),
         (("--config-name",), "value missing"),
         (("--multi", "--config-name", "small"), "unknown option"),
-        (("--config-name", "small", "a=[1"), "cannot read the override"),
+        (("--config-name", "small", "a=[1"), "cannot parse the override"),
     ],
 )
 def test_invalid_commands(tree, argv, text):

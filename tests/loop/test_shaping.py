@@ -79,7 +79,7 @@ def test_scores_stay_what_the_reward_gave():
 
 def test_what_is_added_stands_on_the_last_token():
     raw = Ragged.of([[0.5, 1.0], [], [2.0]], torch.float32)
-    assert on_last_token(raw, torch.tensor([4.0, 9.0, -1.0])).lists() == [[0.5, 3.5], [], [-1.0]]
+    assert on_last_token(Batch(responses=raw), raw, torch.tensor([4.0, 9.0, -1.0])).lists() == [[0.5, 3.5], [], [-1.0]]
 
 
 def test_the_penalty_is_told_where_asked():

@@ -1,11 +1,11 @@
-"""What to type where a phase ran out of memory: the cheapest change that is one."""
+"""The next override to try after a phase ran out of memory."""
 
 from __future__ import annotations
 
 import pytest
 
 from burnish.config import load
-from burnish.config.memory_cures import next_change
+from burnish.config.memory_fixes import next_change
 
 GRPO = ["actor_rollout_ref.model.path=m", "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8"]
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -37,5 +37,5 @@ PARKED = (*KEPT, f"{ACTOR}.fsdp_config.optimizer_offload=true", f"{ACTOR}.fsdp_c
 )
 def test_the_next_key_to_lower(phase, given, typed):
     cfg = load([*GRPO, *given], check=False).cfg
-    found = next_change(cfg, phase)
-    assert found is not None and found[0] == typed
+    fix = next_change(cfg, phase)
+    assert fix is not None and fix[0] == typed

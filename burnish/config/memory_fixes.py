@@ -1,18 +1,20 @@
-"""What to change where memory does not suffice, cheapest first. The doctor proposes it, and so does a run that ran out.
+"""Config changes that save GPU memory, cheapest first, for `burnish doctor` and for out-of-memory errors.
 
-The order: less on each GPU at a time (micro-batches, recomputing, offloading), then shorter sequences, then a smaller
-share for the engine, and last other models: adapters, four bits, more GPUs.
+The order: smaller micro-batches, recomputation and offloading; shorter sequences; a smaller memory fraction for the
+engine; and last LoRA, 4-bit weights and more GPUs.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from burnish.config.adapters import wants_adapter
-from burnish.config.ranks import ranks
+from burnish.config.ranks import num_ranks
 from burnish.config.rules import has_critic
+from burnish.config.values import written_as
 
 if TYPE_CHECKING:
     from burnish.config.root import TrainConfig
@@ -21,34 +23,34 @@ ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollou
 MODEL = "actor_rollout_ref.model"
 Change = tuple[str, Any]  # key, value
 Propose = Callable[["TrainConfig", set[str]], Iterator[tuple[Change, ...]]]  # for these phases
-LEAST_SHARE = 0.3  # below this an engine has hardly any cache
-SHORTEST = 128  # tokens: a shorter limit changes the task
+MIN_MEMORY_FRACTION = 0.3  # below this an engine has hardly any KV cache
+MIN_LENGTH = 128  # tokens; a lower limit changes the task
 
 
 def next_change(cfg: TrainConfig, phase: str) -> tuple[str, str] | None:
-    """What to type where this phase ran out of memory, and what it costs; None where nothing is left to try."""
+    """The next override to try after this phase ran out of memory, and its cost; None if there is none left."""
     first = {smaller_share} if phase == "rollout" else set()
-    for propose, price in sorted(STEPS, key=lambda step: step[0] not in first):
+    for propose, cost in sorted(STEPS, key=lambda step: step[0] not in first):
         for changes in propose(cfg, {phase}):
             if changed(cfg, changes) != cfg:
-                return typed(changes), price
+                return typed(changes), cost
     return None
 
 
 def typed(changes: tuple[Change, ...]) -> str:
-    """As one types them."""
-    return " ".join(f"{key}={_written(value)}" for key, value in changes)
+    """The changes as overrides."""
+    return " ".join(f"{key}={written_as(value)}" for key, value in changes)
 
 
 def changed(cfg: TrainConfig, *changes: tuple[Change, ...]) -> TrainConfig:
-    """A copy with these keys set."""
+    """A copy of the config with these changes."""
     new = copy.deepcopy(cfg)
-    for key, value in (change for several in changes for change in several):
-        put(new, key, value)
+    for key, value in itertools.chain(*changes):
+        set_key(new, key, value)
     return new
 
 
-def put(cfg: Any, key: str, value: Any) -> None:
+def set_key(cfg: Any, key: str, value: Any) -> None:
     """Set one key of a config."""
     *path, name = key.split(".")
     for part in path:
@@ -56,38 +58,34 @@ def put(cfg: Any, key: str, value: Any) -> None:
     setattr(cfg, name, value)
 
 
-def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
-
-
 def small_micro_batches(cfg: TrainConfig, phases: set[str]) -> Iterator[tuple[Change, ...]]:
-    """Rows down to one, a token budget down to the longest row."""
+    """Micro-batches of one sequence, or a token budget of one sequence of maximum length."""
     longest = cfg.actor_rollout_ref.rollout.prompt_length + cfg.actor_rollout_ref.rollout.response_length
     for phase, section, role, names in _passes(cfg):
         if phase not in phases:
             continue
-        dynamic, rows, budget = (getattr(role, name) for name in names)
-        if dynamic or rows is None:
+        dynamic, size, budget = (getattr(role, name) for name in names)
+        if dynamic or size is None:
             if budget > longest:
                 yield ((f"{section}.{names[2]}", longest),)
-        elif rows > 1:
+        elif size > 1:
             yield ((f"{section}.{names[1]}", 1),)
 
 
 def _passes(cfg: TrainConfig) -> list[tuple[str, str, Any, tuple[str, str, str]]]:
-    """(phase, section, its config, names of: by tokens, rows, tokens)."""
+    """(phase, section, its config, names of the keys: dynamic batch size, micro-batch size, token budget)."""
     whole = cfg.actor_rollout_ref
     ppo = ("use_dynamic_bsz", "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu")
-    reading = ("log_prob_use_dynamic_bsz", "log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
+    log_probs = ("log_prob_use_dynamic_bsz", "log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
     values = ("use_dynamic_bsz", "forward_micro_batch_size_per_gpu", "forward_max_token_len_per_gpu")
-    judge = ("use_dynamic_bsz", "micro_batch_size_per_gpu", "forward_max_token_len_per_gpu")
+    scores = ("use_dynamic_bsz", "micro_batch_size_per_gpu", "forward_max_token_len_per_gpu")
     return [
         ("update actor", ACTOR, whole.actor, ppo),
         ("update critic", "critic", cfg.critic, ppo),
-        ("old log-probs", ROLLOUT, whole.rollout, reading),
-        ("reference", REF, whole.ref, reading),
+        ("old log-probs", ROLLOUT, whole.rollout, log_probs),
+        ("reference", REF, whole.ref, log_probs),
         ("values", "critic", cfg.critic, values),
-        ("reward model", "reward_model", cfg.reward_model, judge),
+        ("reward model", "reward_model", cfg.reward_model, scores),
     ]
 
 
@@ -100,12 +98,12 @@ def recompute(cfg: TrainConfig, phases: set[str]) -> Iterator[tuple[Change, ...]
             yield ((f"{section}.enable_gradient_checkpointing", True),)
 
 
-def _reads_reference(cfg: TrainConfig) -> bool:
+def _uses_reference(cfg: TrainConfig) -> bool:
     return cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
 
 
 def offload_frozen(cfg: TrainConfig, phases: set[str]) -> Iterator[tuple[Change, ...]]:
-    if _reads_reference(cfg) and not cfg.actor_rollout_ref.ref.fsdp_config.param_offload:
+    if _uses_reference(cfg) and not cfg.actor_rollout_ref.ref.fsdp_config.param_offload:
         yield ((f"{REF}.fsdp_config.param_offload", True),)
     if cfg.reward_model.enable and not cfg.reward_model.model.fsdp_config.param_offload:
         yield (("reward_model.model.fsdp_config.param_offload", True),)
@@ -131,29 +129,29 @@ def update_on_cpu(cfg: TrainConfig, phases: set[str]) -> Iterator[tuple[Change, 
 
 
 def shorter(cfg: TrainConfig, phases: set[str]) -> Iterator[tuple[Change, ...]]:
-    """Half the response, then half the prompt. The engine's limits follow."""
+    """Half the response length, then half the prompt length."""
     rollout = cfg.actor_rollout_ref.rollout
     for name, follows in (("max_response_length", "response_length"), ("max_prompt_length", "prompt_length")):
         half = getattr(rollout, follows) // 2
-        if half >= SHORTEST:
+        if half >= MIN_LENGTH:
             yield ((f"data.{name}", half), (f"{ROLLOUT}.{follows}", half))
 
 
 def smaller_share(cfg: TrainConfig, phases: set[str]) -> Iterator[tuple[Change, ...]]:
-    """Less for the engine; also fewer sequences at once, whose logits count."""
+    """A smaller memory fraction for the engine; fewer concurrent sequences, which saves logits."""
     rollout = cfg.actor_rollout_ref.rollout
     if "rollout" not in phases:
         return
-    for share in (0.5, 0.4, LEAST_SHARE):
+    for share in (0.5, 0.4, MIN_MEMORY_FRACTION):
         if rollout.gpu_memory_utilization > share:
             yield ((f"{ROLLOUT}.gpu_memory_utilization", share),)
     if rollout.max_num_seqs > 256:
         yield ((f"{ROLLOUT}.max_num_seqs", 256),)
 
 
-def half_the_bits(cfg: TrainConfig, phases: set[str]) -> Iterator[tuple[Change, ...]]:
-    """A frozen reference needs no float32 weights; the policy's updates would suffer, so its adapters come first."""
-    if _reads_reference(cfg) and cfg.actor_rollout_ref.ref.fsdp_config.model_dtype in ("fp32", "float32"):
+def bf16_reference(cfg: TrainConfig, phases: set[str]) -> Iterator[tuple[Change, ...]]:
+    """Only the reference: bf16 weights would lose small updates of the policy."""
+    if _uses_reference(cfg) and cfg.actor_rollout_ref.ref.fsdp_config.model_dtype in ("fp32", "float32"):
         yield ((f"{REF}.fsdp_config.model_dtype", "bf16"),)
 
 
@@ -164,28 +162,28 @@ def adapters(cfg: TrainConfig, phases: set[str]) -> Iterator[tuple[Change, ...]]
         yield (("critic.model.lora_rank", 32), ("critic.model.lora_alpha", 32.0))
 
 
-def four_bits(cfg: TrainConfig, phases: set[str]) -> Iterator[tuple[Change, ...]]:
+def quantize(cfg: TrainConfig, phases: set[str]) -> Iterator[tuple[Change, ...]]:
     if wants_adapter(cfg.actor_rollout_ref.model) and not cfg.actor_rollout_ref.model.load_in_4bit:
         yield ((f"{MODEL}.load_in_4bit", True),)
 
 
 def more_gpus(cfg: TrainConfig, phases: set[str]) -> Iterator[tuple[Change, ...]]:
     for number in (2, 4, 8):
-        if cfg.trainer.n_gpus_per_node < number and ranks(cfg) < number:
+        if cfg.trainer.n_gpus_per_node < number and num_ranks(cfg) < number:
             yield (("trainer.n_gpus_per_node", number),)
 
 
 STEPS: tuple[tuple[Propose, str], ...] = (
-    (small_micro_batches, "slower passes, the same gradients"),
+    (small_micro_batches, "slower, same gradients"),
     (recompute, "about a third more time in updates"),
-    (half_the_bits, "the reference is read in bf16 anyway"),
+    (bf16_reference, "the reference computes in bf16 anyway"),
     (offload_frozen, "copies between phases"),
     (offload_optimizers, "copies around each update phase"),
     (offload_weights, "copies between phases"),
-    (shorter, "shorter answers: look at how many are cut off"),
+    (shorter, "shorter responses: check how many are truncated"),
     (smaller_share, "fewer responses at once"),
     (update_on_cpu, "updates on the CPU: much slower"),
-    (adapters, "trains adapters, not all weights"),
-    (four_bits, "frozen weights in 4 bits"),
-    (more_gpus, "several processes"),
+    (adapters, "trains LoRA adapters instead of all weights"),
+    (quantize, "frozen weights in 4 bits"),
+    (more_gpus, "more processes"),
 )
