@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from burnish.errors import UserError
-from burnish.storage import ParallelContext
+from burnish.storage import RemoteFolder
 from burnish.training.checkpoint import BEST, LATEST, MANIFEST, PREFIX, Checkpoints, damage, replace_text
 
 KEY = "trainer.default_hdfs_dir"
@@ -16,7 +16,7 @@ class Mirror:
     """Every checkpoint is copied whole, its manifest last: one without a manifest was never finished."""
 
     def __init__(self, url: str) -> None:
-        self.place = ParallelContext(url, KEY)
+        self.place = RemoteFolder(url, KEY)
         self.unsent: set[int] = set()
         self.knows = False  # what an earlier run left behind
 

@@ -11,9 +11,8 @@ from torch import Tensor
 from burnish.algos.batches import token_budget_batches
 from burnish.batch import Batch, flat_index
 from burnish.models.varlen import Segments
+from burnish.sizing import CPU_MICRO_BATCH_TOKENS
 from burnish.training.transfer import to_device
-
-CPU_TOKENS = 3072  # measured: what more of them make in a layer does not stay in the caches of a CPU
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Cut:
         """The budget as it suits the device: on a CPU more tokens at once only leave its caches."""
         if self.tokens is None or device.type != "cpu":
             return self
-        return Cut(tokens=min(self.tokens, CPU_TOKENS))
+        return Cut(tokens=min(self.tokens, CPU_MICRO_BATCH_TOKENS))
 
     def shared(self, ranks: int) -> Cut:
         """The budget of a stream that so many ranks share: each has a part of it."""

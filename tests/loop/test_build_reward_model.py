@@ -14,7 +14,8 @@ from burnish.loop.build_reward_model import build_reward_model_scorer
 from burnish.models.device import pick_device
 from burnish.reward.reward_model import CustomRewardModel
 from burnish.reward.reward_model_input import OwnTemplate, PolicyTokens
-from burnish.training.packing import CPU_TOKENS, Cut
+from burnish.sizing import CPU_MICRO_BATCH_TOKENS
+from burnish.training.packing import Cut
 
 from ..reward_models import make_reward_model
 
@@ -61,7 +62,10 @@ def test_the_tokenizer_of_the_reward_model_itself_may_be_named(made, tmp_path):
     [
         (("reward_model.micro_batch_size_per_gpu=3",), Cut(rows=3)),
         (("reward_model.micro_batch_size=2",), Cut(rows=2)),
-        (("reward_model.micro_batch_size_per_gpu=3", "reward_model.use_dynamic_bsz=true"), Cut(tokens=CPU_TOKENS)),
+        (
+            ("reward_model.micro_batch_size_per_gpu=3", "reward_model.use_dynamic_bsz=true"),
+            Cut(tokens=CPU_MICRO_BATCH_TOKENS),
+        ),
         (("reward_model.forward_max_token_len_per_gpu=40",), Cut(tokens=40)),
         (("critic.forward_max_token_len_per_gpu=50",), Cut(tokens=50)),
     ],
