@@ -73,7 +73,7 @@ def test_missing_folder_names_the_key(tmp_path):
 
 
 def test_folder_without_config(tmp_path):
-    with pytest.raises(UserError, match="no config.json found"):
+    with pytest.raises(UserError, match=r"no config\.json found"):
         load_causal_lm(ModelSource(str(tmp_path)), PACKED, torch.float32)
 
 
