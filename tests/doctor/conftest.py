@@ -7,4 +7,4 @@ from burnish.models.cpu import attention
 
 @pytest.fixture(autouse=True)
 def torch_attention(monkeypatch):
-    monkeypatch.setattr(attention, "fits", lambda query: False)
+    monkeypatch.setattr(attention, "is_supported", lambda query: False)
