@@ -53,7 +53,7 @@ class Allocator:
     def __enter__(self) -> None:
         from burnish.rollout.engines.builtin.vmm import DeviceRegion
 
-        take, release = DeviceRegion._take, DeviceRegion.release
+        take, release = DeviceRegion._map, DeviceRegion.release
 
         def taking(region: DeviceRegion) -> None:
             take(region)
@@ -64,7 +64,7 @@ class Allocator:
             release(region)
             self.mapped -= region._size.value
 
-        DeviceRegion._take, DeviceRegion.release = taking, releasing
+        DeviceRegion._map, DeviceRegion.release = taking, releasing
 
     def __exit__(self, *error: object) -> None:
         """The process ends next."""

@@ -23,12 +23,10 @@ from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.lora import add_adapters
 from burnish.models.recompute import enable_recompute
 from burnish.rollout.engine import EngineOptions
-from burnish.rollout.engines.builtin import loop_runner
-from burnish.rollout.engines.builtin import plan as plan_of_loop
-from burnish.rollout.engines.builtin.blocks import BLOCK
-from burnish.rollout.engines.builtin.cache import CacheShape
-from burnish.rollout.engines.builtin.loop_runner import LoopRunner
-from burnish.rollout.engines.builtin.plan import LoopPlan
+from burnish.rollout.engines.builtin import decode_plan, graph_decode
+from burnish.rollout.engines.builtin.decode_plan import DecodePlan
+from burnish.rollout.engines.builtin.graph_decode import GraphDecoder
+from burnish.rollout.engines.builtin.kv_cache import BLOCK_SIZE, CacheShape
 from burnish.rollout.engines.digests import sums_of
 from burnish.training import packing
 from burnish.training.ema import MovingAverage
@@ -113,8 +111,8 @@ def test_the_cache_is_that_of_the_engine():
     cfg = load([f"{MODEL}.path=m", f"{ROLLOUT}.dtype=bf16"], check=False).cfg
     plan = engine_plan(cfg.actor_rollout_ref.rollout, small.shape, 1, on_cpu=True)
     real = CacheShape(small.shape.layers, small.shape.kv_heads, small.shape.head_dim, torch.bfloat16)
-    assert CACHE_BLOCK == BLOCK
-    assert plan.token * BLOCK == real.block_bytes
+    assert CACHE_BLOCK == BLOCK_SIZE
+    assert plan.token * BLOCK_SIZE == real.block_bytes
     assert plan.sequence == 4 * real.block_bytes  # 512 + 512 tokens
     assert CPU_TOKENS == packing.CPU_TOKENS
 
@@ -128,18 +126,18 @@ def test_the_cache_and_the_rows_of_windows_are_those_of_the_engine(tmp_path):
     options = EngineOptions(
         *(ModelSource(str(tmp_path)), torch.float32, torch.device("cpu"), (0,)), max_model_len=1024, max_num_seqs=5
     )
-    runner = LoopRunner(options, [0])
-    runner.open_cache()
-    assert found.cache(1 << 40, 1 << 40)[0] == runner._taken.num_blocks * runner.shape.block_bytes
-    rows = runner.rows
-    mirrors = [rows.ints, rows.floats, rows.tables, rows.tokens, rows.log_probs, rows.ends]
-    assert found.room == bytes_of([runner._taken.logits]) == 5 * small.shape.vocab * 4
+    decoder = GraphDecoder(options)
+    decoder.open_cache()
+    assert found.cache(1 << 40, 1 << 40)[0] == decoder.blocks.pool.num_blocks * decoder.runner.shape.block_bytes
+    batch = decoder.batch
+    mirrors = [batch.ints, batch.floats, batch.tables, batch.tokens, batch.log_probs, batch.end_ids]
+    assert found.room == bytes_of([decoder.memory.logits]) == 5 * small.shape.vocab * 4
     pool = forward_space(small.shape, small.width, Pass.of([1] * 5, 0))
     assert found.lasting == bytes_of(mirror.device for mirror in mirrors) + pool
-    runner.close_cache()
-    assert (LoopPlan.block, LoopPlan.look_in) == (engine.LOOP_BLOCK, engine.LOOK_IN)
-    assert engine.GRAPH_SAFE == plan_of_loop.GRAPH_SAFE and engine.WIDE_FAMILIES == wide.WIDE_FAMILIES
-    assert engine.FIRST_AT_ONCE == loop_runner.FIRST_AT_ONCE
+    decoder.close_cache()
+    assert (DecodePlan.block_size, DecodePlan.sync_interval) == (engine.LOOP_BLOCK, engine.LOOK_IN)
+    assert engine.GRAPH_SAFE == decode_plan.GRAPH_SAFE and engine.WIDE_FAMILIES == wide.WIDE_FAMILIES
+    assert engine.FIRST_AT_ONCE == graph_decode.FIRST_AT_ONCE
 
 
 def test_digests_of_weights_are_planned():

@@ -28,7 +28,7 @@ from burnish.loop.run import Run
 from burnish.loop.state import save
 from burnish.models.parts import backbone
 from burnish.reward.sample import Sample
-from burnish.rollout.engines.builtin.plan import loop_plan, uses_loop
+from burnish.rollout.engines.builtin.decode_plan import decode_plan, uses_device_loop
 
 from .kit import PROMPTS, Case, fixed_batch, recorded
 from .row import Observe
@@ -193,13 +193,13 @@ def engine_dtype(case: Case) -> str:
 def cache_blocks(case: Case) -> int:
     """Blocks of the engine's KV cache."""
     case.run.engine.runner.open_cache()
-    return case.run.engine.runner.pool.num_free
+    return case.run.engine.scheduler.blocks.pool.num_free
 
 
 def graphs_of_a_gpu(case: Case) -> tuple[int, ...]:
     """Batch sizes for which the engine would capture CUDA graphs, had it a GPU."""
     options = replace(case.run.engine.options, device=torch.device("cuda"))
-    return loop_plan(options, "qwen2").buckets if uses_loop(options) else ()
+    return decode_plan(options, "qwen2").capture_sizes if uses_device_loop(options) else ()
 
 
 def decode_steps(case: Case) -> float:

@@ -16,7 +16,7 @@ def count(tiny_folder, make_engine, prompt):
     """count(samples, tokens, **options): the statistics of so many samples of two prompts."""
 
     def run(samples, tokens, **options):
-        engine = make_engine(tiny_folder, **{**LOOP, "extra": {"block": 16, "look_in": WINDOW}, **options})
+        engine = make_engine(tiny_folder, **{**LOOP, "extra": {"block_size": 16, "sync_interval": WINDOW}, **options})
         engine.pause()
         requests = [
             Request(ModelInput(prompt(length)), Sampling(tokens, ignore_eos=True), seed)
@@ -66,7 +66,7 @@ def test_full_blocks_of_a_prompt_are_held_once(count):
 
 
 def test_a_window_ends_with_its_longest_row(tiny_folder, make_engine, prompt):
-    engine = make_engine(tiny_folder, own_thread=False, **LOOP, extra={"look_in": WINDOW})
+    engine = make_engine(tiny_folder, own_thread=False, **LOOP, extra={"sync_interval": WINDOW})
     futures = engine.generate([Request(ModelInput(prompt(9)), Sampling(n, ignore_eos=True), n) for n in (3, 5, 8)])
     while engine.step():
         pass
@@ -77,7 +77,11 @@ def test_a_window_ends_with_its_longest_row(tiny_folder, make_engine, prompt):
 def test_prompts_that_wait_for_a_pass_shorten_the_window(tiny_folder, make_engine, prompt):
     """Three passes of a prompt each: one token between two of them, and whole windows after the last."""
     engine = make_engine(
-        tiny_folder, own_thread=False, **LOOP, max_num_batched_tokens=32, extra={"look_in": WINDOW, "block": 16}
+        tiny_folder,
+        own_thread=False,
+        **LOOP,
+        max_num_batched_tokens=32,
+        extra={"sync_interval": WINDOW, "block_size": 16},
     )
     engine.generate([Request(ModelInput(prompt(30, salt)), Sampling(40, ignore_eos=True), salt) for salt in range(3)])
     steps = []
@@ -93,7 +97,7 @@ def test_no_room_does_not_shorten_the_window(tiny_folder, make_engine, prompt):
         **LOOP,
         memory_share=0.0,
         max_model_len=80,
-        extra={"look_in": WINDOW, "block": 16},
+        extra={"sync_interval": WINDOW, "block_size": 16},
     )
     engine.generate([Request(ModelInput(prompt(30, salt)), Sampling(40, ignore_eos=True), salt) for salt in range(4)])
     engine.step()

@@ -10,14 +10,14 @@ import pytest
 from burnish.errors import UserError
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
-from burnish.rollout.engines.builtin.blocks import BLOCK
+from burnish.rollout.engines.builtin.kv_cache import BLOCK_SIZE
 
 PATIENCE = 60.0
 TEN = Sampling(10, ignore_eos=True)
 
 
 def all_blocks_are_free(engine):
-    return engine.runner.pool.num_free == engine.runner.pool.num_blocks > 0
+    return engine.scheduler.blocks.pool.num_free == engine.scheduler.blocks.pool.num_blocks > 0
 
 
 class TestSharing:
@@ -34,7 +34,7 @@ class TestSharing:
         ask(engine, [prompt(30)] * 8, TEN)
         assert engine.stats()["prefill_tokens"] == 30
 
-    @pytest.mark.parametrize("length", [300, BLOCK, BLOCK - 3])
+    @pytest.mark.parametrize("length", [300, BLOCK_SIZE, BLOCK_SIZE - 3])
     def test_shared_blocks_give_what_own_blocks_give(self, tiny_folder, make_engine, prompt, ask, length):
         sampling = Sampling(16, ignore_eos=True)
         together = ask(make_engine(tiny_folder), [prompt(length)] * 6, sampling)
@@ -48,7 +48,7 @@ class TestSharing:
         )
         wait_for_tokens(engine, 8)
         engine.pause()
-        used = engine.runner.pool.num_blocks - engine.runner.pool.num_free
+        used = engine.scheduler.blocks.pool.num_blocks - engine.scheduler.blocks.pool.num_free
         assert used == 1 + 4  # the common full block, and a partial one for each
         engine.abort(futures)
         assert all_blocks_are_free(engine)
@@ -66,7 +66,7 @@ class TestFewBlocks:
         sampling = Sampling(20, ignore_eos=True)
         poor = make_engine(tiny_folder, memory_share=0.0)
         poorly = ask(poor, crowd, sampling)
-        assert poor.runner.pool.num_blocks == 3
+        assert poor.scheduler.blocks.pool.num_blocks == 3
         assert poor.stats()["preemptions"] > 0
         assert all_blocks_are_free(poor)
         rich = make_engine(tiny_folder)
@@ -78,12 +78,12 @@ class TestFewBlocks:
         engine = make_engine(tiny_folder, memory_share=0.0, max_model_len=200, max_num_seqs=16)
         prompts = [prompt(20, salt) for salt in range(8)] * 3
         completions = ask(engine, prompts, TEN)
-        assert engine.runner.pool.num_blocks == 2
+        assert engine.scheduler.blocks.pool.num_blocks == 2
         assert completions == ask(make_engine(tiny_folder), prompts, TEN)
         assert all_blocks_are_free(engine)
 
     def test_one_row_as_long_as_the_model(self, tiny_folder, make_engine, prompt, ask):
-        engine = make_engine(tiny_folder, memory_share=0.0, max_model_len=2 * BLOCK)
+        engine = make_engine(tiny_folder, memory_share=0.0, max_model_len=2 * BLOCK_SIZE)
         (completion,) = ask(engine, [prompt(300)], Sampling(212, ignore_eos=True))
         assert len(completion.ids) == 212 and "preemptions" not in engine.stats()
 
@@ -215,9 +215,9 @@ class TestWeightsAndSleep:
     def test_sleep_frees_the_cache(self, tiny_folder, make_engine, prompt, ask):
         engine = make_engine(tiny_folder)
         before = ask(engine, [prompt(30)] * 3, TEN)
-        assert engine.runner.cache is not None
+        assert engine.scheduler.blocks.cache is not None
         engine.sleep()
-        assert engine.runner.cache is None and engine.stats()["sleeps"] == 1
+        assert engine.scheduler.blocks.cache is None and engine.stats()["sleeps"] == 1
         (future,) = engine.generate([Request(ModelInput(prompt(30)), TEN, 0)])
         time.sleep(0.05)
         assert not future.done()

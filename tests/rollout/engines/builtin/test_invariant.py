@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
 from burnish.rollout.engines.builtin.invariant import TILE, make_invariant, padding
-from burnish.rollout.engines.builtin.runner import Runner
+from burnish.rollout.engines.builtin.model_runner import ModelRunner
 from burnish.seeding import derive_seed
 
 PROMPT_LENGTHS = [*range(1, 61), 250, 256, 257, 290]
@@ -48,7 +48,7 @@ def two_threads():
 def both_ways(request, monkeypatch):
     """With products in C, and as it is without a compiler."""
     if request.param == "torch":
-        monkeypatch.setattr(Runner, "_compiled", lambda runner, group: None)
+        monkeypatch.setattr(ModelRunner, "_compile", lambda runner, group: None)
 
 
 def test_alone_and_in_batches_are_equal(tiny_folder, make_engine, requests, both_ways):
@@ -111,7 +111,7 @@ def test_every_product_has_the_same_number_of_rows():
 
 
 def test_the_engine_uses_it_where_it_says_so(tiny_folder, make_engine, monkeypatch):
-    monkeypatch.setattr(Runner, "_compiled", lambda runner, group: None)
+    monkeypatch.setattr(ModelRunner, "_compile", lambda runner, group: None)
     for invariant in (True, False):
         engine = make_engine(tiny_folder, invariant=invariant)
         assert engine.capabilities.invariant is invariant

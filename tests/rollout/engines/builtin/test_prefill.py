@@ -7,9 +7,9 @@ import pytest
 from burnish.errors import UserError
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
-from burnish.rollout.engines.builtin import runner
-from burnish.rollout.engines.builtin.blocks import BLOCK
-from burnish.rollout.engines.builtin.rows import Prefix, batches
+from burnish.rollout.engines.builtin import model_runner
+from burnish.rollout.engines.builtin.kv_cache import BLOCK_SIZE
+from burnish.rollout.engines.builtin.sequence import PromptState, split_chunks
 
 EIGHT = Sampling(8, ignore_eos=True)
 ROOMY = {"max_model_len": 1200}
@@ -88,7 +88,7 @@ def test_prompts_that_begin_alike_share(tiny_folder, make_engine, long_prompts, 
     assert stats["prefix_hit_tokens"] == 512 + 256
     assert stats["prefill_tokens"] == sum(map(len, long_prompts)) - 768
     assert ask(engine, long_prompts, EIGHT) == whole  # now from blocks that have outlived their rows
-    known = sum((len(ids) - 1) // BLOCK * BLOCK for ids in long_prompts)
+    known = sum((len(ids) - 1) // BLOCK_SIZE * BLOCK_SIZE for ids in long_prompts)
     assert engine.stats()["prefix_hit_tokens"] == known
 
 
@@ -96,7 +96,7 @@ def test_new_weights_share_nothing(tiny_folder, make_engine, their_model, prompt
     engine = make_engine(tiny_folder, prefix_caching=True)
     ask(engine, [prompt(300)], EIGHT)
     engine.load_weights(their_model(tiny_folder).named_parameters(), version=2)
-    assert engine.runner.pool.num_free == engine.runner.pool.num_blocks
+    assert engine.scheduler.blocks.pool.num_free == engine.scheduler.blocks.pool.num_blocks
     ask(engine, [prompt(300)], EIGHT)
     assert engine.stats()["prefix_hit_tokens"] == 0
     engine.sleep()
@@ -110,28 +110,28 @@ def test_shared_blocks_give_way(tiny_folder, make_engine, prompt, ask):
     prompts = [prompt(280, salt) for salt in range(6)]
     engine = make_engine(tiny_folder, prefix_caching=True, memory_share=0.0)
     assert ask(engine, prompts * 2, EIGHT) == ask(make_engine(tiny_folder), prompts * 2, EIGHT)
-    assert engine.runner.pool.num_blocks == 3
+    assert engine.scheduler.blocks.pool.num_blocks == 3
 
 
 def test_batches():
-    pieces = [(Prefix((), []), count) for count in (3, 4, 2, 12, 1, 1)]
-    counts = [[count for _, count in batch] for batch in batches(pieces, 8)]
+    pieces = [(PromptState(ModelInput(()), []), count) for count in (3, 4, 2, 12, 1, 1)]
+    counts = [[count for _, count in batch] for batch in split_chunks(pieces, 8)]
     assert counts == [[3, 4], [2], [12], [1, 1]]
-    assert list(batches(pieces, None)) == [pieces] and list(batches([], 8)) == []
+    assert list(split_chunks(pieces, None)) == [pieces] and list(split_chunks([], 8)) == []
 
 
 def test_a_cpu_takes_a_few_prompts_at_a_time(tiny_folder, make_engine, prompt, ask, monkeypatch):
     prompts, setting = [prompt(10, salt) for salt in range(6)], Sampling(3, do_sample=False, ignore_eos=True)
     whole = ask(make_engine(tiny_folder), prompts, setting)
     passes = []
-    forward = runner.Runner._forward_prompts
+    forward = model_runner.ModelRunner._forward
 
-    def note(self, tokens, *rest):
-        passes.append(len(tokens))
-        return forward(self, tokens, *rest)
+    def note(self, inputs, segments, attention):
+        passes.append(sum(segment.length for segment in segments))
+        return forward(self, inputs, segments, attention)
 
-    monkeypatch.setattr(runner.Runner, "_forward_prompts", note)
-    monkeypatch.setattr(runner, "CPU_TOKENS", 25)
+    monkeypatch.setattr(model_runner.ModelRunner, "_forward", note)
+    monkeypatch.setattr(model_runner, "CPU_TOKENS", 25)
     engine = make_engine(tiny_folder)
     assert ask(engine, prompts, setting) == whole
     assert passes == [20, 20, 20] and engine.stats()["prefill_tokens"] == 60

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from burnish.rollout.engines.builtin import vmm
-from burnish.rollout.engines.builtin.vmm import ALIGNMENT, SPARE, DeviceRegion, region_of
+from burnish.rollout.engines.builtin.vmm import ALIGNMENT, SPARE, DeviceRegion, allocate_region
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -19,7 +19,7 @@ def resident():
 
 
 def test_tensors_stand_side_by_side():
-    region = region_of(CPU, 3 * 1000, parts=3)
+    region = allocate_region(CPU, 3 * 1000, num_tensors=3)
     tensors = [region.carve((5, 50), torch.float32) for _ in range(3)]
     for number, tensor in enumerate(tensors):
         tensor.fill_(number)
@@ -30,7 +30,7 @@ def test_tensors_stand_side_by_side():
 
 
 def test_released_memory_is_zero_again_and_where_it_was():
-    region = region_of(CPU, 4000)
+    region = allocate_region(CPU, 4000)
     tensor = region.carve((1000,), torch.float32)
     address = tensor.data_ptr()
     tensor.fill_(3)
@@ -42,7 +42,7 @@ def test_released_memory_is_zero_again_and_where_it_was():
 
 
 def test_the_system_gets_it_back():
-    region = region_of(CPU, 256 * MIB)
+    region = allocate_region(CPU, 256 * MIB)
     tensor = region.carve((64 * MIB,), torch.float32)
     empty = resident()
     tensor.fill_(1)
@@ -63,7 +63,7 @@ class Device:
 
     def region(self, size, beside):
         region = object.__new__(DeviceRegion)
-        region.device, region.beside, region.room = torch.device("cuda", 0), beside, torch.ones(4)
+        region.device, region.beside, region.buffer = torch.device("cuda", 0), beside, torch.ones(4)
         region._where, region._what = vmm._Location(), vmm._Allocation()
         region._address, region._memory = vmm.ctypes.c_uint64(), vmm.ctypes.c_ulonglong()
         region._size = vmm.ctypes.c_size_t(size)
@@ -78,7 +78,7 @@ def test_what_torch_keeps_stays_for_a_trainer_beside_it(beside, monkeypatch):
     assert device.asked == [*([] if beside else ["empty"]), "cuMemUnmap", "cuMemRelease"]
     device.asked.clear()
     region.restore()
-    assert device.asked == ["cuMemCreate", "cuMemMap", "cuMemSetAccess"] and region.room.sum() == 0
+    assert device.asked == ["cuMemCreate", "cuMemMap", "cuMemSetAccess"] and region.buffer.sum() == 0
 
 
 def test_what_torch_keeps_is_taken_where_it_is_needed(monkeypatch):

@@ -12,7 +12,7 @@ import torch
 from burnish.models.kernels import sample
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
-from burnish.rollout.engines.builtin import loop_runner
+from burnish.rollout.engines.builtin import graph_decode
 from burnish.seeding import derive_seed
 
 PATIENCE = 60.0
@@ -34,15 +34,15 @@ def assert_same(ours, theirs):
 
 def all_blocks_are_free(engine):
     """But the one that inactive rows write to."""
-    return engine.runner.pool.num_free == engine.runner.pool.num_blocks - 1 > 0
+    return engine.scheduler.blocks.pool.num_free == engine.scheduler.blocks.pool.num_blocks - 1 > 0
 
 
 @pytest.fixture
 def make_loop(make_engine):
-    """make_loop(folder, look_in=..., **options): an engine that decodes in windows."""
+    """make_loop(folder, sync_interval=..., **options): an engine that decodes in windows."""
 
-    def make(folder, look_in=4, block=16, triton=False, **options):
-        extra = {"block": block, "look_in": look_in, "triton": triton}
+    def make(folder, sync_interval=4, block_size=16, triton=False, **options):
+        extra = {"block_size": block_size, "sync_interval": sync_interval, "triton": triton}
         return make_engine(folder, **{**LOOP, "extra": extra, **options})
 
     return make
@@ -76,19 +76,21 @@ class TestEquality:
         if not SETTINGS[name].greedy:
             assert len({tuple(completion.ids) for completion in theirs[:3]}) == 3
 
-    @pytest.mark.parametrize(("look_in", "at_once"), [(1, 8), (3, 8), (64, 8), (3, 2), (3, 3)])
-    def test_all_ways_in_one_batch(self, look_in, at_once, tiny_folder, make_engine, make_loop, prompt, monkeypatch):
+    @pytest.mark.parametrize(("sync_interval", "at_once"), [(1, 8), (3, 8), (64, 8), (3, 2), (3, 3)])
+    def test_all_ways_in_one_batch(
+        self, sync_interval, at_once, tiny_folder, make_engine, make_loop, prompt, monkeypatch
+    ):
         """Also where there is room for the logits of a part of the batch only."""
-        monkeypatch.setattr(loop_runner, "chunk_rows", lambda *_: at_once)
+        monkeypatch.setattr(graph_decode, "chunk_rows", lambda *_: at_once)
         lengths = itertools.cycle((30, 17, 5))
         requests = [
             Request(ModelInput(prompt(length)), replace(sampling, max_tokens=11 + number), derive_seed(3, number))
             for number, (sampling, length) in enumerate(zip(SETTINGS.values(), lengths, strict=False))
         ]
         theirs = [future.result(PATIENCE) for future in make_engine(tiny_folder).generate(requests)]
-        engine = make_loop(tiny_folder, look_in=look_in, max_num_seqs=8)
+        engine = make_loop(tiny_folder, sync_interval=sync_interval, max_num_seqs=8)
         assert_same([future.result(PATIENCE) for future in engine.generate(requests)], theirs)
-        assert all_blocks_are_free(engine) and len(engine.runner._taken.logits) == at_once
+        assert all_blocks_are_free(engine) and len(engine.decoder.memory.logits) == at_once
 
     def test_families(self, family_folder, make_engine, make_loop, prompt, ask):
         """Windows, soft caps, q/k norms. The greedy answers of the other are those of transformers."""
@@ -101,7 +103,7 @@ class TestEquality:
     def test_in_triton(self, tiny_folder, make_engine, make_loop, prompt, ask, monkeypatch):
         """The same body with the kernels of the GPU, in Triton's interpreter."""
         monkeypatch.setattr(sample, "CHUNK", 16)
-        monkeypatch.setattr(loop_runner, "chunk_rows", lambda *_: 2)  # logits in two parts
+        monkeypatch.setattr(graph_decode, "chunk_rows", lambda *_: 2)  # logits in two parts
         prompts, sampling = [prompt(18), prompt(18), prompt(5)], Sampling(5, ignore_eos=True)
         engine = make_loop(tiny_folder, triton=True, max_num_seqs=3, max_model_len=64)
         assert_same(ask(engine, prompts, sampling), ask(make_engine(tiny_folder), prompts, sampling))
@@ -125,7 +127,7 @@ class TestEquality:
 
         prompts, sampling = [prompt(9)] * 6, Sampling(40, stop=stop, ignore_eos=True, logprobs=1)
         theirs = ask(make_engine(tiny_folder, decode=decode), prompts, sampling)
-        engine = make_loop(tiny_folder, look_in=16, decode=decode)
+        engine = make_loop(tiny_folder, sync_interval=16, decode=decode)
         assert_same(ask(engine, prompts, sampling), theirs)
         assert engine.stats()["tokens"] == sum(len(completion.ids) for completion in theirs)
         stopped = [completion for completion in theirs if completion.stop_reason in stop]
@@ -208,12 +210,12 @@ class TestReadingBehind:
 
     def test_between_launch_and_landing(self, engine, prompt, monkeypatch):
         told = []
-        for owner, name in ((engine.runner, "launch"), (engine.runner, "land"), (engine, "_append")):
+        for owner, name in ((engine.decoder, "launch"), (engine.decoder, "sync"), (engine.decoder, "_append")):
             work = getattr(owner, name)
             monkeypatch.setattr(owner, name, lambda *a, name=name, work=work: told.append(name) or work(*a))
         (future,) = self.start(engine, prompt, Sampling(13, ignore_eos=True))
         assert len(future.result(PATIENCE).ids) == 13
-        assert told == ["launch", "land", *["launch", "_append", "land"] * 2, "_append"]
+        assert told == ["launch", "sync", *["launch", "_append", "sync"] * 2, "_append"]
 
     def test_what_the_host_must_know_is_read_at_once(self, tiny_folder, make_loop, prompt, monkeypatch):
         for sampling in (
@@ -222,7 +224,7 @@ class TestReadingBehind:
         ):
             engine = make_loop(tiny_folder, own_thread=False, decode=lambda ids: "a" * len(ids))
             self.start(engine, prompt, sampling)
-            assert engine._unread is None and len(engine.running[0].tokens) == 5
+            assert engine.decoder._unread is None and len(engine.running[0].tokens) == 5
 
     @pytest.mark.parametrize("work", ["pause", "abort", "load"])
     def test_nothing_is_kept_from_others(self, work, engine, prompt):
@@ -240,7 +242,7 @@ class TestReadingBehind:
 
     def test_an_error_reaches_rows_that_are_over_and_unread(self, engine, prompt, monkeypatch):
         futures = self.start(engine, prompt, self.SHORT, self.LONG)
-        monkeypatch.setattr(engine.runner, "launch", lambda *given: 1 / 0)
+        monkeypatch.setattr(engine.decoder, "launch", lambda *given: 1 / 0)
         engine.step()
         assert [type(future.exception(0)) for future in futures] == [ZeroDivisionError] * 2
 
@@ -296,29 +298,29 @@ class TestSleep:
     def test_memory_goes_and_comes_back_at_the_same_addresses(self, tiny_folder, make_loop, prompt, ask):
         engine = make_loop(tiny_folder)
         before = ask(engine, [prompt(30)] * 3, TEN)
-        bodies, address_of_keys = dict(engine.runner.graphs.known), engine.runner.cache.keys[0].data_ptr()
+        bodies, address_of_keys = dict(engine.decoder.graphs.steps), engine.scheduler.blocks.cache.keys[0].data_ptr()
         engine.sleep()
-        assert engine.runner.cache is None
+        assert engine.scheduler.blocks.cache is None
         engine.wake()
         assert ask(engine, [prompt(30)] * 3, TEN) == before
-        assert engine.runner.cache.keys[0].data_ptr() == address_of_keys
-        assert engine.runner.graphs.known == bodies and len(bodies) > 0
+        assert engine.scheduler.blocks.cache.keys[0].data_ptr() == address_of_keys
+        assert engine.decoder.graphs.steps == bodies and len(bodies) > 0
 
     def test_other_weights_need_no_other_graph(self, tiny_folder, make_loop, their_model, prompt, ask):
         engine = make_loop(tiny_folder)
         before = ask(engine, [prompt(30)], TEN)
-        bodies = dict(engine.runner.graphs.known)
+        bodies = dict(engine.decoder.graphs.steps)
         weights = {name: tensor.flip(0) for name, tensor in their_model(tiny_folder).named_parameters()}
         engine.load_weights(weights.items(), version=2)
         assert ask(engine, [prompt(30)], TEN)[0].ids != before[0].ids
-        assert engine.runner.graphs.known == bodies
+        assert engine.decoder.graphs.steps == bodies
 
     def test_deep_sleep_drops_the_graphs(self, tiny_folder, make_loop, prompt, ask):
         engine = make_loop(tiny_folder)
         before = ask(engine, [prompt(30)], TEN)
         weights = [(name, tensor.clone()) for name, tensor in engine.runner.model.named_parameters()]
         engine.sleep(level=2)
-        assert engine.runner.graphs.known == {}
+        assert engine.decoder.graphs.steps == {}
         engine.load_weights(weights, version=1)
         engine.wake()
         assert ask(engine, [prompt(30)], TEN) == before

@@ -7,7 +7,7 @@ import torch
 
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
-from burnish.rollout.engines.builtin.past import Past, bend
+from burnish.rollout.engines.builtin.penalties import PenaltyState, apply_penalties
 
 PROMPT = (3, 4, 4, 7)
 RESPONSE = [5, 4, 5, 9, 5]
@@ -15,14 +15,14 @@ LOGITS = torch.tensor([1.0, -2.0, 0.5, 3.0, -1.0, 2.0, 0.0, -0.5, 1.5, 2.5])
 
 
 def past_of(sampling, response=RESPONSE, eos_ids=(2,)):
-    past = Past.of(Request(ModelInput(PROMPT), sampling, seed=0), eos_ids)
+    past = PenaltyState.of(Request(ModelInput(PROMPT), sampling, seed=0), eos_ids)
     for token in response:
         past.add(token)
     return past
 
 
 def bent(sampling, **given):
-    return bend(LOGITS[None], [past_of(sampling, **given)])[0]
+    return apply_penalties(LOGITS[None], [past_of(sampling, **given)])[0]
 
 
 def penalised(sampling, response=RESPONSE):
@@ -63,7 +63,7 @@ def test_only_the_repetition_penalty_counts_the_prompt():
 
 def test_rows_are_penalised_by_their_own_past():
     strong, weak = Sampling(9, frequency_penalty=2.0), Sampling(9, min_tokens=1)
-    together = bend(LOGITS.expand(3, -1), [past_of(strong), past_of(weak), past_of(strong, [1, 1])])
+    together = apply_penalties(LOGITS.expand(3, -1), [past_of(strong), past_of(weak), past_of(strong, [1, 1])])
     assert torch.equal(together[0], bent(strong))
     assert torch.equal(together[1], LOGITS)
     assert torch.equal(together[2], bent(strong, response=[1, 1]))
@@ -97,11 +97,11 @@ def test_a_ban_stands_whatever_the_penalties():
 
 
 def test_most_rows_have_no_past():
-    assert Past.of(Request(ModelInput(PROMPT), Sampling(9, top_k=3, stop=("x",)), seed=0), (2,)) is None
+    assert PenaltyState.of(Request(ModelInput(PROMPT), Sampling(9, top_k=3, stop=("x",)), seed=0), (2,)) is None
 
 
 def test_starting_again():
     sampling = Sampling(9, repetition_penalty=1.3, frequency_penalty=0.4)
     past = past_of(sampling)
     past.clear()
-    assert torch.equal(bend(LOGITS[None], [past])[0], bent(sampling, response=[]))
+    assert torch.equal(apply_penalties(LOGITS[None], [past])[0], bent(sampling, response=[]))
