@@ -25,7 +25,7 @@ def finish(tokens: Sequence[int], sampling: Sampling, eos_ids: Collection[int], 
         return Finish("stop")
     if newest in sampling.stop_token_ids:
         return Finish("stop", newest)
-    if sampling.stop and len(tokens) > sampling.min_tokens:
+    if sampling.stop and decode is not None and len(tokens) > sampling.min_tokens:
         text = stop_string(tokens, sampling.stop, decode)
         if text is not None:
             return Finish("stop", text)

@@ -77,8 +77,8 @@ def _layout(lengths: tuple[tuple[int, ...], ...], device: torch.device) -> tuple
     starts = counts.cumsum(0) - counts
     positions = torch.arange(1, int(counts.sum()) + 1) - starts.repeat_interleave(counts)
     parts = torch.arange(len(counts)).repeat_interleave(counts)
-    columns = (positions * ODD, 2 * (parts % 4) + 1, parts // 4)
-    return tuple(column.to(device) for column in columns)
+    marks, factors, index = positions * ODD, 2 * (parts % 4) + 1, parts // 4
+    return marks.to(device), factors.to(device), index.to(device)
 
 
 def digest(tensor: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ class HfEngine:
         self.model.generation_config = GenerationConfig()  # else its defaults, such as EOS, would be merged in
         self.version = 0
         self.paused = self.closed = False
-        self.counts: Counter[str] = Counter()
+        self.counts: defaultdict[str, float] = defaultdict(int)
         self._model_lock = threading.Condition()  # held while the model is in use; a batch waits on it while paused
         self._inbox: queue.SimpleQueue[tuple[Request, Future[Completion]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="burnish-hf-engine", daemon=True)
@@ -99,7 +99,8 @@ class HfEngine:
     def wake(self) -> None: ...
 
     def stats(self) -> dict[str, float]:
-        counts, self.counts = dict(self.counts), Counter()
+        counts = dict(self.counts)
+        self.counts = defaultdict(int)
         return counts
 
     def step(self) -> bool:
@@ -172,7 +173,8 @@ class _Sequence:
     def completion(self, version: int) -> Completion:
         versions = [version] * len(self.tokens)
         top = None if self.request.sampling.logprobs is None else self.top
-        return Completion(self.tokens, self.log_probs, versions, self.end.reason, self.end.stop, top)
+        end = self.end or Finish("length")
+        return Completion(self.tokens, self.log_probs, versions, end.reason, end.stop, top)
 
 
 class _Sampler(LogitsProcessor):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -79,7 +79,7 @@ class HttpClient:
             status, headers, reader = await anext(opened)
             return status, await _body(reader, headers)
 
-    async def _opened(self, method: str, path: str, body: bytes) -> AsyncIterator[Opened]:
+    async def _opened(self, method: str, path: str, body: bytes) -> AsyncGenerator[Opened]:
         """Yields once: status, headers and the body's reader. The connection closes after that."""
         reader, writer = await asyncio.open_connection(self.host, self.port)
         try:

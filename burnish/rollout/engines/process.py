@@ -53,7 +53,8 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        self.process.stdin.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
         self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 

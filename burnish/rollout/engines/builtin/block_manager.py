@@ -91,6 +91,12 @@ class BlockManager:
         self.version += 1
 
     @property
+    def open_cache(self) -> KVCache:
+        if self.cache is None:
+            raise RuntimeError("the KV cache is not open")
+        return self.cache
+
+    @property
     def num_used(self) -> int:
         return self.pool.num_blocks - self.pool.num_free
 
@@ -115,7 +121,7 @@ class BlockManager:
         """Blocks of the longest cached prefix, from the session or the prefix cache, and how many tokens they hold."""
         num_tokens = self._num_reusable(input, session)
         blocks: list[int] = []
-        if num_tokens:
+        if session is not None and num_tokens:
             blocks = self.sessions.pop(session).blocks
             self._drop_blocks(blocks, keep=blocks_for(num_tokens, self.block_size))
         matched = [] if self.prefix_cache is None else self.prefix_cache.match(input)
@@ -127,10 +133,10 @@ class BlockManager:
 
     def _num_reusable(self, input: ModelInput, session: str | None) -> int:
         """Tokens of the session's KV that this input extends."""
-        kept = None if session is None else self.sessions.get(session)
-        if kept is None:
+        if session is None or session not in self.sessions:
             return 0
         self.sessions.move_to_end(session)
+        kept = self.sessions[session]
         num_tokens = min(kept.input.common_prefix(input), len(input) - 1)  # the last token's logits must be computed
         full, tail = divmod(num_tokens, self.block_size)
         # A partial block will be written to: it must be the session's own.
@@ -153,7 +159,7 @@ class BlockManager:
                 self.pool.share(block)
             sequence.block_table = prompt.blocks[:full] + ([copies[number]] if tail else [])
         if tail:
-            self.cache.copy_block(prompt.blocks[full], copies, tail)
+            self.open_cache.copy_block(prompt.blocks[full], copies, tail)
         for sequence in sequences:
             self.drop_session(sequence.session)
         self.version += 1
@@ -201,7 +207,7 @@ class BlockManager:
                 self.pool.drop(block)
                 moves.append((block, sequence.block_table[place]))
         if moves:
-            self.cache.move_blocks(*zip(*moves, strict=True))
+            self.open_cache.move_blocks(*zip(*moves, strict=True))
 
     # sessions
 

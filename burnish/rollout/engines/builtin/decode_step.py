@@ -85,8 +85,10 @@ class DecodeStep:
         """Every slot, by its temperature alone."""
         slots = slice(start, start + len(logits))
         if self.plan.triton:
-            names = ("temperature", "greedy", "seed", "num_tokens")
-            return sample_tokens(logits, *(self.batch.tensor(n, self.size)[slots] for n in names), self.softcap)
+            temperature, greedy, seed, index = (
+                self.batch.tensor(name, self.size)[slots] for name in ("temperature", "greedy", "seed", "num_tokens")
+            )
+            return sample_tokens(logits, temperature, greedy, seed, index, self.softcap)
         settings = slot_settings(self.batch, start, len(logits), restricted=False)
         log_probs = torch.log_softmax(self._capped(logits) / settings.temperature[:, None], -1)
         return sample_from(log_probs, log_probs, settings, self.num_tokens[slots])
@@ -95,7 +97,7 @@ class DecodeStep:
         """The first slots again, with all of their settings."""
         num_slow = len(logits)
         sampled = sample_slots(self._capped(logits), self.batch, self.mode, start)
-        if self.mode.top:
+        if sampled.top_ids is not None and sampled.top_values is not None:
             slots = slice(start, start + num_slow)
             self.batch.top_ids.device[slots].index_copy_(1, self.batch.step, sampled.top_ids[:, None])
             self.batch.top_values.device[slots].index_copy_(1, self.batch.step, sampled.top_values[:, None])

@@ -31,8 +31,12 @@ def sample_slots(logits: Tensor, batch: DeviceBatch, mode: SamplingMode, start: 
     """For the slots from `start` on, one per row of the logits [rows, vocabulary] (float32, after the soft cap)."""
     starts = range(start, start + len(logits), CHUNK)
     parts = [_sample(part, first, batch, mode) for first, part in zip(starts, logits.split(CHUNK), strict=True)]
-    columns = zip(*((p.tokens, p.log_probs, p.top_ids, p.top_values) for p in parts), strict=True)
-    return DeviceSample(*(None if column[0] is None else torch.cat(column) for column in columns))
+    tokens, log_probs = (torch.cat(column) for column in ([p.tokens for p in parts], [p.log_probs for p in parts]))
+    top_ids = [p.top_ids for p in parts if p.top_ids is not None]
+    top_values = [p.top_values for p in parts if p.top_values is not None]
+    if not top_ids:
+        return DeviceSample(tokens, log_probs)
+    return DeviceSample(tokens, log_probs, torch.cat(top_ids), torch.cat(top_values))
 
 
 def _sample(logits: Tensor, start: int, batch: DeviceBatch, mode: SamplingMode) -> DeviceSample:

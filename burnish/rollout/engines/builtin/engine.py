@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -98,7 +98,8 @@ class BuiltinEngine:
 
     def stats(self) -> dict[str, float]:
         def take() -> dict[str, float]:
-            counts, self.scheduler.counts = dict(self.scheduler.counts), Counter()
+            counts = dict(self.scheduler.counts)
+            self.scheduler.counts = defaultdict(int)
             return counts
 
         return self._worker.do(take)

@@ -145,8 +145,14 @@ class GraphDecoder:
         return self.plan.remarks
 
     @property
+    def allocated(self) -> DeviceMemory:
+        if self.memory is None:
+            raise RuntimeError("the KV cache is not open")
+        return self.memory
+
+    @property
     def batch(self) -> DeviceBatch:
-        return self.memory.batch
+        return self.allocated.batch
 
     # memory
 
@@ -202,8 +208,8 @@ class GraphDecoder:
 
     # passes
 
-    def _prefill_attention(self, segments: list[Segment], cache: KVCache) -> PagedAttention:
-        return DevicePrefill(cache, segments, self.plan.triton)
+    def _prefill_attention(self, segments: list[Segment]) -> PagedAttention:
+        return DevicePrefill(self.allocated.cache, segments, self.plan.triton)
 
     @torch.inference_mode()
     def first_tokens(self, sequences: Sequence[SequenceState], prompts: Sequence[PromptState]) -> SampledTokens:
@@ -211,7 +217,7 @@ class GraphDecoder:
         parts, top = [], []
         for start in range(0, len(sequences), FIRST_AT_ONCE):
             part = slice(start, start + FIRST_AT_ONCE)
-            logits = torch.stack([prompt.logits for prompt in prompts[part]])
+            logits = torch.stack([prompt.first_logits for prompt in prompts[part]])
             settings = self.runner.sampling_batch(sequences[part], first=True)
             sampled = sample(logits, settings, torch.zeros_like(settings.seed))
             parts.append(torch.stack([column.double() for column in sampled]))
@@ -330,7 +336,8 @@ class GraphDecoder:
         return sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos_ids)})
 
     def _make_step(self, size: int, mode: SamplingMode) -> DecodeStep:
-        buffers = StepBuffers(self.batch, self.memory.logits, self.memory.cache.block_size, self._dummy_slot)
+        memory = self.allocated
+        buffers = StepBuffers(memory.batch, memory.logits, memory.cache.block_size, self._dummy_slot)
         return DecodeStep(self.runner.model, buffers, size, mode, self.plan)
 
     def _deactivate(self) -> None:

@@ -54,7 +54,7 @@ class StepGraphs:
 
     def __init__(
         self,
-        model: PreTrainedModel | None,
+        model: PreTrainedModel,
         plan: DecodePlan,
         make_step: Callable[[int, SamplingMode], Callable[[], None]],
         deactivate: Callable[[], None],
@@ -98,7 +98,7 @@ class CompiledLayers:
     """
 
     def __init__(self, model: PreTrainedModel, backend: str = "inductor") -> None:
-        self.layers: list[nn.Module] = list(backbone(model).layers)
+        self.layers: list[nn.Module] = list(backbone(model).get_submodule("layers").children())
         self.forwards = [
             torch.compile(forward, backend=backend, fullgraph=True) for forward in own_forwards(self.layers)
         ]

@@ -7,6 +7,8 @@ of TILE, and each linear layer works tile by tile.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -26,8 +28,8 @@ def can_be_invariant(model: nn.Module) -> bool:
     return all(parameter.dim() < 2 or id(parameter) in known for parameter in model.parameters())
 
 
-def _tiled(linear: nn.Linear):  # noqa: ANN202
-    return lambda rows: tiled_product(rows, linear.weight, linear.bias)
+def _tiled(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
+    return lambda input: tiled_product(input, linear.weight, linear.bias)
 
 
 def tiled_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

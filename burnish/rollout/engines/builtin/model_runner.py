@@ -31,7 +31,7 @@ from burnish.rollout.engines.weights import release_weights
 
 CPU_TOKENS = 2048  # per forward pass on a CPU; measured: activations of more tokens do not stay in its caches
 
-PrefillAttention = Callable[[list[Segment], KVCache], PagedAttention]
+PrefillAttention = Callable[[list[Segment]], PagedAttention]
 
 
 class ModelRunner:
@@ -141,7 +141,7 @@ class ModelRunner:
     def score(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """Log-prob of every token given those before it."""
         inputs = [ModelInput(tuple(row)) for row in rows]
-        hidden = self._forward(inputs, [Segment(len(row)) for row in rows], lambda segments, _: Uncached(segments))
+        hidden = self._forward(inputs, [Segment(len(row)) for row in rows], Uncached)
         scores, start = [], 0
         for row in rows:
             logits = self.logits(hidden[start : start + len(row)]).float() / temperature
@@ -161,8 +161,7 @@ class ModelRunner:
             segments = [*segments, Segment(pad)]
             positions.append(self.positions.packed([pad]))
         ids = torch.tensor(tokens, device=self.device)
-        context = attention(segments, self.cache)
-        return hidden_states(self.model, ids, torch.cat(positions, dim=-1).to(self.device), context)
+        return hidden_states(self.model, ids, torch.cat(positions, dim=-1).to(self.device), attention(segments))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, V] float32, by the same matrix product as the layers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
@@ -71,7 +71,7 @@ class Scheduler:
         self.running: list[SequenceState] = []  # a new list whenever it changes: decoders compare by identity
         self.prompts: dict[bytes, PromptState] = {}  # by ModelInput.key
         self.out_of_blocks = False  # the last admission ended for want of blocks, not of token budget
-        self.counts: Counter[str] = Counter()
+        self.counts: defaultdict[str, float] = defaultdict(int)
 
     @property
     def has_work(self) -> bool:
@@ -82,7 +82,8 @@ class Scheduler:
         self.admit()
         if self.running:
             self.decoder.step(self)
-        self.counts.update(self.decoder.take_counts())
+        for name, count in self.decoder.take_counts().items():
+            self.counts[name] += count
 
     # requests
 

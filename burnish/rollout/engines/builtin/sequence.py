@@ -90,6 +90,12 @@ class PromptState:
     logits: Tensor | None = None  # [V] of the first new token, after the last pass
 
     @property
+    def first_logits(self) -> Tensor:
+        if self.logits is None:
+            raise RuntimeError("the prompt is not prefilled yet")
+        return self.logits
+
+    @property
     def num_remaining(self) -> int:
         """Tokens that are not scheduled yet."""
         return len(self.input) - self.num_scheduled

@@ -67,13 +67,13 @@ class StepDecoder:
 
     # passes
 
-    def _prefill_attention(self, segments: list[Segment], cache: KVCache) -> PagedAttention:
+    def _prefill_attention(self, segments: list[Segment]) -> PagedAttention:
         return BlockPrefill(segments, by_block=self.runner.invariant)
 
     @torch.inference_mode()
     def first_tokens(self, sequences: Sequence[SequenceState], prompts: Sequence[PromptState]) -> SampledTokens:
         """Sample each sequence's first token from its prompt's logits."""
-        logits = torch.stack([prompt.logits for prompt in prompts])
+        logits = torch.stack([prompt.first_logits for prompt in prompts])
         index = torch.zeros(len(sequences), dtype=torch.int64, device=self.runner.device)
         return sample_to_host(logits, self.runner.sampling_batch(sequences, first=True), index)
 
@@ -123,7 +123,7 @@ class StepDecoder:
 
     def _decode_attention(self, sequences: list[SequenceState]) -> BlockDecode | CpuDecode:
         pad = padding(len(sequences), self.runner.row_multiple)
-        cache, lengths = self.blocks.cache, [sequence.num_cached for sequence in sequences]
+        cache, lengths = self.blocks.open_cache, [sequence.num_cached for sequence in sequences]
         if self.runner.cpu_kernels is not None:
             tables = [sequence.block_table for sequence in sequences]
             return CpuDecode(cache, self.runner.cpu_kernels.decode, tables, lengths, pad)

@@ -11,7 +11,7 @@ import contextlib
 import resource
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -62,7 +62,7 @@ class SglangEngine:
         self.options = options
         self.eos_ids = frozenset(options.eos_ids)
         self.version = 0
-        self.counts: Counter[str] = Counter()
+        self.counts: defaultdict[str, float] = defaultdict(int)
         self.closed = False
         self._holds: set[str] = set()  # why generation is on hold: pause, sleep, load
         self._sleep_level = 0
@@ -162,7 +162,8 @@ class SglangEngine:
         self._do(self._release("sleep"))
 
     def stats(self) -> dict[str, float]:
-        counts, self.counts = dict(self.counts), Counter()
+        counts = dict(self.counts)
+        self.counts = defaultdict(int)
         return counts
 
     def step(self) -> bool:

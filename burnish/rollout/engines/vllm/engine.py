@@ -7,12 +7,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ from burnish.rollout.engines.vllm.arguments import (
 from burnish.rollout.engines.vllm.library import Core, StepOutput
 from burnish.rollout.stop import Finish, finish
 
+if TYPE_CHECKING:
+    from burnish.rollout.engines.vllm.remote import RemoteCore
+
 
 class VllmEngine:
     """Methods are executed by the engine's thread, between two steps."""
@@ -47,13 +50,13 @@ class VllmEngine:
         self.waiting: list[SequenceState] = []
         self.running: dict[str, SequenceState] = {}  # by the name that vLLM knows it by
         self.paused = self.asleep = self.weights_awake = self.closed = False
-        self.counts: Counter[str] = Counter()
+        self.counts: defaultdict[str, float] = defaultdict(int)
         self._names = map(str, itertools.count())
         self._scores: dict[str, list[float] | None] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="burnish-vllm-"))
         self._worker = EngineThread(self._is_idle, self._step) if options.own_thread else CallerThread()
         try:
-            self.core: Core = self._worker.do(self._start)
+            self.core: Core | RemoteCore = self._worker.do(self._start)
         except BaseException:
             self._worker.close()
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -108,7 +111,8 @@ class VllmEngine:
 
     def stats(self) -> dict[str, float]:
         def take() -> dict[str, float]:
-            counts, self.counts = dict(self.counts), Counter()
+            counts = dict(self.counts)
+            self.counts = defaultdict(int)
             return counts
 
         return self._worker.do(take)
@@ -128,7 +132,7 @@ class VllmEngine:
 
     # executed by the engine's thread
 
-    def _start(self) -> Core:
+    def _start(self) -> Core | RemoteCore:
         options = self.options
         self.check(options.extra, options.device, options.section)
         if options.device.type == "cpu" and self.weights.has_experts:
@@ -137,7 +141,7 @@ class VllmEngine:
             raise UserError(problem, key=key, value="vllm", hint=f"{key}=builtin")
         return self._make_core()
 
-    def _make_core(self) -> Core:
+    def _make_core(self) -> Core | RemoteCore:
         """Without async scheduling, so that no step is in flight when new weights are loaded."""
         options = self.options
         arguments = {"async_scheduling": False} | engine_arguments(options) | launched_with(options)
@@ -295,12 +299,12 @@ class VllmEngine:
         try:
             while any(self._scores[name] is None for name in names if name is not None):
                 self._step_core()
-            return [
-                [0.0] * len(ids) if name is None else self._scores[name] for name, ids in zip(names, rows, strict=True)
-            ]
+            scores = [None if name is None else self._scores[name] for name in names]
+            return [[0.0] * len(ids) if score is None else score for score, ids in zip(scores, rows, strict=True)]
         finally:
             for name in names:
-                self._scores.pop(name, None)
+                if name is not None:
+                    self._scores.pop(name, None)
 
     def _sleep(self, level: int) -> None:
         if self.running or self.waiting:

@@ -85,7 +85,7 @@ class RemoteCore:
         """The server aborts a request whose connection is closed."""
         self._do(self._cancel([self._calls[name] for name in names if name in self._calls]))
 
-    def rpc(self, method: str, *arguments: str) -> None:
+    def rpc(self, method: str, *arguments: Any) -> None:
         self._post("/collective_rpc", {"method": method, "args": list(arguments)}, LOAD_TIMEOUT)
 
     def pause(self) -> list[StepOutput]:
