@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from burnish.config.adapters import adapter_of, asked_attention
+from burnish.config.adapters import adapter_of, attention_of
 from burnish.models.attention import packed_function
 from burnish.models.compiled import can_compile, compile_layers, compute_in_c
 from burnish.models.device import pick_dtype
@@ -60,7 +60,7 @@ class Precision:
 def check_kernels(models: dict[str, TrainedModelConfig], liger: bool, device: torch.device) -> None:
     """Refuse before anything is loaded what this device or this installation cannot do."""
     for key, model in models.items():
-        asked, where = asked_attention(model, key)
+        asked, where = attention_of(model, key)
         packed_function(asked, device, where)
     if liger:
         check_liger(device, "actor_rollout_ref.model.use_liger")
@@ -127,7 +127,7 @@ def frozen_language_model(
     """The reference's model: only read."""
     precision = Precision.of(fsdp, fsdp_key, device, torch_dtype)
     key = source.key.rpartition(".")[0]
-    asked, where = asked_attention(model, key)
+    asked, where = attention_of(model, key)
     made = load_causal_lm(source, packed_function(asked, device, where), precision.kept)
     _cast_buffers(made, precision.buffers)
     if compiled:
@@ -185,7 +185,7 @@ def _load(
     precision: Precision,
     device: torch.device,
 ) -> PreTrainedModel:
-    asked, where = asked_attention(model, key)
+    asked, where = attention_of(model, key)
     how: dict[str, Any] = {}
     if model.load_in_4bit:
         how["quantization_config"] = four_bits(precision.compute, ("lm_head", VALUE_HEAD), key)

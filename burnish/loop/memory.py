@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from burnish.config.memory_cures import next_change
+from burnish.config.memory_fixes import next_change
 from burnish.errors import UserError
-from burnish.loop.run import Run
 from burnish.models.device import pick_device
 from burnish.training.owners import OutOfMemory, accounted
+
+if TYPE_CHECKING:
+    from burnish.loop.run import Run
 
 GIB = 1 << 30
 # The clock's phases under the names that the memory plan has for them.
@@ -29,27 +31,14 @@ PHASES = {
 
 
 @contextlib.contextmanager
-def told_when_memory_runs_out(run: Run) -> Iterator[None]:
-    """Inside, running out of device memory becomes a UserError; roles elsewhere have accounted for it themselves."""
+def explaining_out_of_memory(run: Run) -> Iterator[None]:
+    """Inside, running out of device memory becomes a UserError; roles in other processes account for it themselves."""
     try:
-        with accounted(here(run), pick_device(run.cfg.trainer.device)):
+        with accounted(run.roles(), pick_device(run.recorder.trainer.device)):
             yield
     except OutOfMemory as error:
         phase = PHASES.get(run.clock.failed_in or "", run.clock.failed_in or "start")
-        raise explained(run.cfg, phase, error) from error
-
-
-def here(run: Run) -> dict[str, Any]:
-    """The roles that this process holds itself, by name."""
-    judge = None if run.reward_model is None else getattr(run.reward_model, "model", None)
-    roles = {
-        "policy": run.policy,
-        "critic": run.critic,
-        "reference": run.reference,
-        "reward model": judge,
-        "engine": run.engine,
-    }
-    return {name: role for name, role in roles.items() if role is not None}
+        raise run.explain_out_of_memory(phase, error) from error
 
 
 def explained(cfg: Any, phase: str, error: OutOfMemory) -> UserError:

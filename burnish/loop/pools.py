@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from burnish.algos.advantages import ADVANTAGES
-from burnish.config.ranks import engine_pool, ranks, reward_pool
+from burnish.config.ranks import has_engine_pool, has_reward_pool, num_ranks
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
@@ -55,13 +55,13 @@ def pools(cfg: TrainConfig) -> list[Pool]:
     }
     own, limit = cfg.reward_model, cfg.actor_rollout_ref.nccl_timeout
     apart: list[Pool] = []
-    if engine_pool(cfg):
+    if has_engine_pool(cfg):
         apart.append(Pool("rollout", cfg.rollout.nnodes, cfg.rollout.n_gpus_per_node, ("engine",), limit))
-    if there["reward_model"] and reward_pool(cfg):
+    if there["reward_model"] and has_reward_pool(cfg):
         apart.append(Pool("reward", own.nnodes, own.n_gpus_per_node, ("reward_model",), own.nccl_timeout))
     taken = {role for pool in apart for role in pool.roles}
     shared = tuple(role for role, is_there in there.items() if is_there and role not in taken)
-    if not apart and ranks(cfg) == 1:
+    if not apart and num_ranks(cfg) == 1:
         return []
     if there["critic"]:
         limit = max(limit, cfg.critic.nccl_timeout)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from burnish.config.ranks import sequence_ranks, tensor_ranks
+from burnish.config.ranks import sequence_parallel_size, tensor_parallel_size
 from burnish.distributed.host import RankInfo
 from burnish.distributed.weights import Link, receive, send
 from burnish.distributed.world import join, leave
@@ -172,7 +172,7 @@ class Worker:
     def _parallel(self, role: Any, fsdp: Any) -> ParallelContext:
         if self.seat.size == 1:
             return SINGLE_PROCESS
-        sizes = (fsdp.fsdp_size, sequence_ranks(role), tensor_ranks(role))
+        sizes = (fsdp.fsdp_size, sequence_parallel_size(role), tensor_parallel_size(role))
         if sizes not in self.meshes:
             self.meshes[sizes] = build_mesh(
                 self.device,

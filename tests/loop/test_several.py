@@ -66,9 +66,9 @@ def test_a_rank_that_is_killed_costs_a_step_and_no_more(launch, metric_lines, tm
 
     def kill_once(run, result):
         if run.step == 1 and not killed:
-            starter = run.policy.group.starter
+            starter = run.learner.policy.group.starter
             assert isinstance(starter, Processes)
-            killed.append(starter.pid(run.policy.group.names[1]))
+            killed.append(starter.pid(run.learner.policy.group.names[1]))
             threading.Timer(0.05, os.kill, (killed[0], signal.SIGKILL)).start()
         _one_step(run, result)
 
@@ -90,7 +90,7 @@ def test_a_rank_that_hangs_is_named_and_the_run_starts_again(launch, tmp_path, m
 
     def stop_once(run, result):
         if run.step == 1 and not stopped:
-            stopped.append(run.policy.group.starter.pid(run.policy.group.names[1]))
+            stopped.append(run.learner.policy.group.starter.pid(run.learner.policy.group.names[1]))
             os.kill(stopped[0], signal.SIGSTOP)
         _one_step(run, result)
 

@@ -73,7 +73,7 @@ class BuiltinEngine:
         self._worker.do(lambda: self.scheduler.abort(chosen))
 
     def end_session(self, session: str) -> None:
-        self._worker.do(lambda: self.scheduler.end_session(session))
+        self._worker.post(lambda: self.scheduler.end_session(session))
 
     def pause(self) -> None:
         self._worker.do(self._pause)
