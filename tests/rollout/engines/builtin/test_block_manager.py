@@ -24,7 +24,7 @@ def test_out_of_blocks():
         pool.take()
 
 
-def test_the_last_reader_frees():
+def test_the_last_reference_frees():
     pool = BlockPool(2)
     block = pool.take()
     assert not pool.is_shared(block)

@@ -1,4 +1,4 @@
-"""What a row's past does to its logits, counted on the device, is what the host's book of it says."""
+"""Penalties on the device equal those of the host; sequences keep their settings when they change slots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = [
 RESPONSES = [[6], [6, 7], [6, 7, 7], [6, 7, 8, 6, 7, 8, 7], [5, 6]]
 
 
-def test_it_bends_as_the_host_does():
+def test_penalties_equal_the_host():
     rows, pasts = [], []
     for sampling in SETTINGS:
         for tokens in RESPONSES:
@@ -54,7 +54,7 @@ def test_it_bends_as_the_host_does():
     assert torch.equal(apply_penalties_on_device(logits[7:20], device, 7), found[7:20])
 
 
-def test_rows_that_moved_are_the_same_rows():
+def test_sequences_that_change_slots():
     def row(seed, **how):
         return SequenceState(
             Request(ModelInput((4, 5, 3)), Sampling(30, **how), seed), Future(), None, block_table=[seed], tokens=[seed]

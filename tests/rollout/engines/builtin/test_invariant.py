@@ -19,7 +19,7 @@ NUM_RESPONSES = 500
 
 @pytest.fixture
 def requests(prompt):
-    """500 requests over 64 prompts, shuffled; lengths, temperatures and limits differ from row to row."""
+    """500 requests over 64 prompts, shuffled; with different lengths, temperatures and limits."""
     prompts = [prompt(length) for length in PROMPT_LENGTHS]
     order = torch.randperm(NUM_RESPONSES, generator=torch.Generator().manual_seed(0)).tolist()
     settings = [{}, {}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"do_sample": False}]
@@ -46,7 +46,7 @@ def two_threads():
 
 @pytest.fixture(params=["native", "torch"])
 def both_ways(request, monkeypatch):
-    """With products in C, and as it is without a compiler."""
+    """With the C kernels, and without a compiler."""
     if request.param == "torch":
         monkeypatch.setattr(ModelRunner, "_compile", lambda runner, group: None)
 
@@ -74,7 +74,7 @@ def test_two_threads(tiny_folder, make_engine, requests, two_threads, both_ways)
 
 
 def test_every_family(family_folder, make_engine, requests, both_ways):
-    """Windows and soft caps take other roads through the attention."""
+    """Windows and soft caps use other attention code."""
     some = requests[:40]
     alone = respond(make_engine(family_folder, max_num_seqs=1), some)
     assert respond(make_engine(family_folder, max_num_seqs=40), some) == alone
@@ -86,7 +86,7 @@ def test_padding():
 
 
 class ProductRows(TorchDispatchMode):
-    """Notes how many rows each matrix product has."""
+    """Records the number of rows of each matrix product."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The kernel in C attends as torch does, row by row."""
+"""The C decode kernel equals torch, sequence by sequence."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_equals_torch(name):
         torch.testing.assert_close(found[row], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_row_does_not_feel_the_others():
+def test_a_sequence_does_not_depend_on_the_batch():
     generator = torch.Generator().manual_seed(1)
     cache, tables = filled(generator)
     new = [torch.randn(n, len(LENGTHS), HEAD_DIM, generator=generator) for n in (KV_HEADS * GROUP, KV_HEADS, KV_HEADS)]

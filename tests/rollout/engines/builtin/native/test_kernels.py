@@ -1,11 +1,11 @@
-"""What an engine computes in C; without a compiler it says so, and answers all the same."""
+"""The C kernels of an engine, and the engine without a compiler."""
 
 from burnish.native import library
 from burnish.native.layers import Layers
 from burnish.rollout.engine import Sampling
 
 
-def test_without_a_compiler_the_engine_says_so(tiny_folder, make_engine, prompt, ask, monkeypatch):
+def test_without_a_compiler_the_engine_reports_it(tiny_folder, make_engine, prompt, ask, monkeypatch):
     prompts = [prompt(5), prompt(30)]
     with_it = make_engine(tiny_folder)
     assert with_it.runner.cpu_kernels and with_it.capabilities.remarks == ()
@@ -19,7 +19,7 @@ def test_without_a_compiler_the_engine_says_so(tiny_folder, make_engine, prompt,
     library.compiled.cache_clear()
 
 
-def test_an_engine_computes_in_c_what_its_class_computes(family_folder, make_engine, prompt, ask, monkeypatch):
+def test_which_kernels_an_engine_uses(family_folder, make_engine, prompt, ask, monkeypatch):
     called = []
     for name in ("product", "norm", "gate", "rotate"):
         own = getattr(Layers, name)
