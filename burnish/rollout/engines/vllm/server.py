@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-import burnish
 from burnish.errors import UserError
 from burnish.rollout.engine import EngineOptions, Sampling
 from burnish.rollout.engines.http import check_address
@@ -23,6 +22,7 @@ from burnish.rollout.engines.vllm.engine import VllmEngine
 from burnish.rollout.engines.vllm.remote import RemoteCore
 
 START_TIMEOUT, ATTACH_TIMEOUT = 600.0, 60.0  # seconds until a server answers: one that we start, a running one
+PACKAGES = Path(__file__).resolve().parents[4]  # the folder of the burnish package
 NEEDED = {
     "VLLM_SERVER_DEV_MODE": "1",  # enables the endpoints for weights, pause and sleep
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -92,7 +92,7 @@ def command_line(arguments: Mapping[str, Any]) -> list[str]:
 def environment(options: EngineOptions) -> dict[str, str]:
     """Our environment, with this package on PYTHONPATH and only the engine's GPUs visible."""
     variables = {**library.PREFERRED, **os.environ, **NEEDED}
-    path = [str(Path(burnish.__file__).parents[1]), variables.get("PYTHONPATH", "")]
+    path = [str(PACKAGES), variables.get("PYTHONPATH", "")]
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     if options.device.index is not None:
         visible = variables.get("CUDA_VISIBLE_DEVICES", "").split(",")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +45,7 @@ def test_a_server_sees_the_engine_s_gpus_only(monkeypatch, visible, device, para
     options = EngineOptions(ModelSource("m"), torch.float32, torch.device(device), (2,), 64, tensor_parallel=parallel)
     assert environment(options).get("CUDA_VISIBLE_DEVICES") == expected
     assert environment(options)["VLLM_SERVER_DEV_MODE"] == "1"
+    assert (Path(environment(options)["PYTHONPATH"].split(os.pathsep)[0]) / "burnish" / "__init__.py").is_file()
 
 
 def test_a_server_that_runs_can_be_told_nothing():
