@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from burnish.config.adapters import adapter_of, attention_of
 from burnish.models.attention import packed_function
-from burnish.models.compiled import can_compile, compile_layers, compute_in_c
+from burnish.models.compiled import can_compile, compile_layers, use_cpu_kernels
 from burnish.models.device import pick_dtype
-from burnish.models.fourbit import four_bits, steady
+from burnish.models.fourbit import disable_inference_kernels, four_bits
 from burnish.models.head_kernels import HEAD_KERNELS
 from burnish.models.liger import apply_liger, check_liger
 from burnish.models.load import ModelSource, load_causal_lm, load_value_model
@@ -190,7 +190,7 @@ def _load(
     if model.load_in_4bit:
         how["quantization_config"] = four_bits(precision.compute, ("lm_head", VALUE_HEAD), key)
         how["device_map"] = {"": str(device)}
-    made = steady(load(source, packed_function(asked, device, where), precision.kept, **how))
+    made = disable_inference_kernels(load(source, packed_function(asked, device, where), precision.kept, **how))
     _cast_buffers(made, precision.buffers)
     return made
 
@@ -226,7 +226,7 @@ def _compile(
     if parallel.alone and can_compile(made, device):
         compile_layers(made, key)
     elif parallel.alone and device.type == "cpu" and compute == torch.float32:
-        compute_in_c(made)
+        use_cpu_kernels(made)
 
 
 def _finish(

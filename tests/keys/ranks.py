@@ -352,7 +352,7 @@ def transport(case: Case) -> str:
     with launched(case) as (run, _, _), pytest.MonkeyPatch.context() as patch:
         patch.setattr(burnish.distributed.weights, "dist", library)
         with pytest.raises(Joined) as caught:
-            run.rollout.engine(case.cfg).load_weights(SimpleNamespace(group=policy), version=1)
+            run.engine(case.cfg).load_weights(SimpleNamespace(group=policy), version=1)
         return caught.value.args[0]
 
 
@@ -360,7 +360,7 @@ def parcels(case: Case) -> int:
     """In how many parts three megabytes of weights travel."""
     with launched(case) as (run, _, _):
         weights = [(name, torch.zeros(1 << 18)) for name in "abc"]
-        return len(list(_buckets(weights, run.rollout.engine(case.cfg).bucket_bytes)))
+        return len(list(_buckets(weights, run.engine(case.cfg).bucket_bytes)))
 
 
 def notices_another_weight(case: Case) -> bool:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from burnish.errors import UserError
 from burnish.models.attention import PAGED
+from burnish.models.cpu.library import CannotCompileError
+from burnish.models.cpu.replace import replace_with_cpu_kernels
 from burnish.models.joined import Joined, Linear, join_products
 from burnish.models.load import load_causal_lm
 from burnish.models.logprobs import chunk_logits
@@ -18,8 +20,6 @@ from burnish.models.paged import PagedAttention, bind_cache
 from burnish.models.parts import head_weight, logit_softcap
 from burnish.models.positions import positions_for
 from burnish.models.wide import hidden_states
-from burnish.native.library import CannotCompileError
-from burnish.native.taking import take_over
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.invariant import TILE, can_be_invariant, make_invariant, padding, tiled_product
 from burnish.rollout.engines.builtin.kv_cache import CacheShape, KVCache, Segment
@@ -86,7 +86,7 @@ class ModelRunner:
             self.product, self.row_multiple = self.cpu_kernels.layers.product, ROW_MULTIPLE if self.invariant else 1
         self.joined: list[Joined] = join_products(self.model, self.product)
         if self.cpu_kernels is not None:
-            take_over(self.model, self.cpu_kernels.layers)
+            replace_with_cpu_kernels(self.model, self.cpu_kernels.layers)
         elif self.invariant:
             make_invariant(self.model)
 

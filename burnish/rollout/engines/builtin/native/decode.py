@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from burnish.models.attention import AttentionShape
-from burnish.native.library import compiled
+from burnish.models.cpu.library import compiled
 from burnish.rollout.engines.builtin.kv_cache import KVCache
 from burnish.rollout.engines.builtin.paged_attention import tokens_left
 
