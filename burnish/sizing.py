@@ -106,8 +106,8 @@ FIRST_TOKEN_BATCH = 128  # sequences whose first tokens are sampled together: li
 DIGEST_WIDTH = 4096  # 8-byte words per row of the matrix that a weight's checksum is computed from
 
 # Per-sequence decode state on the device. The device updates the first columns; only the host writes the others.
-UPDATED_COLUMNS = ("token", "length", "made", "active")
-INT_COLUMNS = (*UPDATED_COLUMNS, "limit", "seed", "greedy", "top_k", "min_tokens", "prompt")
+UPDATED_COLUMNS = ("token", "length", "num_tokens", "active")
+INT_COLUMNS = (*UPDATED_COLUMNS, "limit", "seed", "greedy", "top_k", "min_tokens", "num_prompt")
 FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")
 NUM_STOP_TOKENS = 8  # stop-token slots of a sequence before they have to grow
 

@@ -12,32 +12,32 @@ from burnish import sizing
 from burnish.doctor import activations, arithmetic, engine, head, roles
 from burnish.models import chunks, compiled, device, varlen, wide
 from burnish.rollout.engines import digests
-from burnish.rollout.engines.builtin import blocks, device_rows, loop_runner, plan, runner
-from burnish.rollout.engines.builtin.plan import LoopPlan
+from burnish.rollout.engines.builtin import decode_plan, device_batch, graph_decode, kv_cache, step_decode
+from burnish.rollout.engines.builtin.decode_plan import DecodePlan
 from burnish.training import packing
 from burnish.training.packing import Cut
 
 SHARED = {
-    "CACHE_BLOCK": (engine, blocks),
+    "CACHE_BLOCK": (engine, kv_cache),
     "CPU_MICRO_BATCH_TOKENS": (arithmetic, packing),
     "COMPILED_FAMILIES": (roles, compiled),
-    "CUDA_GRAPH_FAMILIES": (engine, plan),
-    "DEVICE_LOOP_BLOCK": (engine, plan),
+    "CUDA_GRAPH_FAMILIES": (engine, decode_plan),
+    "DEVICE_LOOP_BLOCK": (engine, decode_plan),
     "DIGEST_WIDTH": (engine, digests),
-    "FIRST_TOKEN_BATCH": (engine, loop_runner),
+    "FIRST_TOKEN_BATCH": (engine, graph_decode),
     "FLOAT32_ACCUMULATING_DEVICES": (head, chunks),
     "FLOAT32_BYTES": (activations, head),
     "FLOAT32_RESIDUAL_FAMILIES": (engine, wide),
-    "FLOAT_COLUMNS": (engine, device_rows),
-    "INT_COLUMNS": (engine, device_rows),
-    "NUM_STOP_TOKENS": (engine, device_rows),
-    "SYNC_INTERVAL": (engine, plan),
-    "cache_blocks": (engine, runner, loop_runner),
-    "capture_sizes": (engine, plan),
+    "FLOAT_COLUMNS": (engine, device_batch),
+    "INT_COLUMNS": (engine, device_batch),
+    "NUM_STOP_TOKENS": (engine, device_batch),
+    "SYNC_INTERVAL": (engine, decode_plan),
+    "cache_blocks": (engine, step_decode, graph_decode),
+    "capture_sizes": (engine, decode_plan),
     "chunk_rows": (head, chunks),
     "default_dtype": (roles, device),
     "flash_attention_fits": (roles, varlen),
-    "max_chunk_rows": (engine, loop_runner),
+    "max_chunk_rows": (engine, graph_decode),
 }
 
 
@@ -48,8 +48,8 @@ def test_doctor_and_run_share_one_definition(name):
 
 
 def test_defaults_of_the_device_loop_are_the_shared_ones():
-    assert (LoopPlan.block, LoopPlan.look_in) == (sizing.DEVICE_LOOP_BLOCK, sizing.SYNC_INTERVAL)
-    assert device_rows.Widths().ends == sizing.NUM_STOP_TOKENS
+    assert (DecodePlan.block_size, DecodePlan.sync_interval) == (sizing.DEVICE_LOOP_BLOCK, sizing.SYNC_INTERVAL)
+    assert device_batch.Widths().end_ids == sizing.NUM_STOP_TOKENS
 
 
 def test_dtypes_have_the_planned_size():

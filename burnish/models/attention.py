@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from burnish.errors import UserError
-from burnish.models.paged import KEYS, VALUES, Pages
+from burnish.models.paged import KEYS, VALUES, PagedAttention
 from burnish.models.varlen import (
     AttentionShape,
     Segments,
@@ -36,7 +36,6 @@ PACKED = "burnish_packed"
 PACKED_EAGER = "burnish_packed_eager"
 PACKED_VARLEN = {2: "burnish_packed_varlen_2", 3: "burnish_packed_varlen_3"}  # by the major version of flash-attn
 PAGED = "burnish_paged"
-PAGED_ON_DEVICE = "burnish_paged_on_device"
 # Names of `attn_implementation` and the packed function behind each.
 SIMPLE_PRODUCTS = {"sdpa": PACKED, "eager": PACKED_EAGER}
 VARLEN_PRODUCTS = {"flash_attention_2": 2, "flash_attention_3": 3}
@@ -45,18 +44,9 @@ VARLEN_PRODUCTS = {"flash_attention_2": 2, "flash_attention_3": 3}
 Product = Callable[[Tensor, Tensor, Tensor, AttentionShape, float], Tensor]
 
 
-class PagedContext(Protocol):
-    """The engine's KV cache, passed through the model to the attention function once per forward pass."""
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
-        """query [heads, T, d], key and value [kv_heads, T, d] of this forward's tokens -> [T, heads, d]."""
-        ...
-
-
 def register() -> None:
     """Register all functions with transformers; called by the loader, not on import."""
     AttentionInterface.register(PAGED, paged_attention)
-    AttentionInterface.register(PAGED_ON_DEVICE, paged_attention_on_device)
     AttentionInterface.register(PACKED, partial(shared_attention, packed_attention))
     AttentionInterface.register(
         PACKED_EAGER, partial(shared_attention, partial(packed_attention, product=eager_attention))
@@ -177,26 +167,10 @@ def paged_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    paged: PagedContext,
+    paged: PagedAttention,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over the engine's paged KV cache."""
-    query, key, value = (tensor[0] for tensor in _autocast_dtype(query, key, value))
-    output = paged.attend(module.layer_idx, query, key, value, _shape(module, options))
-    return output.unsqueeze(0), None
-
-
-def paged_attention_on_device(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    paged: Pages,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """Attention over a KV cache that the attention module itself holds (see models/paged.py)."""
+    """Attention over the engine's KV cache; each module holds its layer's part of it (`models.paged.bind_cache`)."""
     keys, values = getattr(module, KEYS, None), getattr(module, VALUES, None)
     query, key, value = (tensor[0] for tensor in _autocast_dtype(query, key, value))
     output = paged.attend(keys, values, query, key, value, _shape(module, options))

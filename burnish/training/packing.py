@@ -10,6 +10,7 @@ from torch import Tensor
 
 from burnish.algos.batches import token_budget_batches
 from burnish.batch import Batch, flat_index
+from burnish.models.positions import TEXT, Positions
 from burnish.models.varlen import Segments
 from burnish.sizing import CPU_MICRO_BATCH_TOKENS
 from burnish.training.transfer import to_device
@@ -57,7 +58,7 @@ class PackedRows:
     ends: Tensor  # where in the stream each row ends, in row order [rows]
 
     @staticmethod
-    def of(batch: Batch, device: torch.device) -> PackedRows:
+    def of(batch: Batch, device: torch.device, positions: Positions = TEXT) -> PackedRows:
         prompts, responses = batch["prompt_ids"], batch["responses"]
         lengths = prompts.lengths + responses.lengths
         # Equally long rows stand side by side in the stream, so that attention takes them in one call.
@@ -69,7 +70,7 @@ class PackedRows:
         ids[flat_index(starts + prompts.lengths, responses.lengths)] = responses.flat.cpu()
         return PackedRows(
             ids=to_device(ids, device),
-            positions=to_device(flat_index(torch.zeros_like(lengths), lengths[order]), device),
+            positions=to_device(positions.packed(lengths[order]), device),
             segments=Segments.of(lengths[order].tolist(), device),
             predicts=to_device(flat_index(starts + prompts.lengths - 1, responses.lengths), device),
             targets=to_device(responses.flat, device),

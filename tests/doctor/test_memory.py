@@ -19,8 +19,8 @@ from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.lora import add_adapters
 from burnish.models.recompute import enable_recompute
 from burnish.rollout.engine import EngineOptions
-from burnish.rollout.engines.builtin.cache import CacheShape
-from burnish.rollout.engines.builtin.loop_runner import LoopRunner
+from burnish.rollout.engines.builtin.graph_decode import GraphDecoder
+from burnish.rollout.engines.builtin.kv_cache import CacheShape
 from burnish.rollout.engines.digests import sums_of
 from burnish.sizing import CACHE_BLOCK, GIB, LOGIT_CHUNK_BYTES, max_chunk_rows
 from burnish.training.ema import MovingAverage
@@ -118,15 +118,15 @@ def test_memory_of_the_device_loop_is_that_of_the_engine(tmp_path):
     options = EngineOptions(
         *(ModelSource(str(tmp_path)), torch.float32, torch.device("cpu"), (0,)), max_model_len=1024, max_num_seqs=5
     )
-    runner = LoopRunner(options, [0])
-    runner.open_cache()
-    assert planned.cache(1 << 40, 1 << 40)[0] == runner._taken.num_blocks * runner.shape.block_bytes
-    rows = runner.rows
-    mirrors = [rows.ints, rows.floats, rows.tables, rows.tokens, rows.log_probs, rows.ends]
-    assert planned.logits_buffer == bytes_of([runner._taken.logits]) == 5 * small.shape.vocab * 4
+    decoder = GraphDecoder(options)
+    decoder.open_cache()
+    assert planned.cache(1 << 40, 1 << 40)[0] == decoder.blocks.pool.num_blocks * decoder.runner.shape.block_bytes
+    batch = decoder.batch
+    mirrors = [batch.ints, batch.floats, batch.tables, batch.tokens, batch.log_probs, batch.end_ids]
+    assert planned.logits_buffer == bytes_of([decoder.memory.logits]) == 5 * small.shape.vocab * 4
     pool = forward_temporaries(small.shape, small.itemsize, MicroBatch.of([1] * 5, 0))
     assert planned.decode_state == bytes_of(mirror.device for mirror in mirrors) + pool
-    runner.close_cache()
+    decoder.close_cache()
 
 
 def test_weight_checksums_are_planned():

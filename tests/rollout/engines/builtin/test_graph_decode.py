@@ -1,4 +1,4 @@
-"""Windows of tokens on the device give what one token at a time gives; here the device is the CPU."""
+"""The device loop gives the same tokens as decoding token by token; here the device is the CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from burnish.models.kernels import sample
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
-from burnish.rollout.engines.builtin import loop_runner
+from burnish.rollout.engines.builtin import graph_decode
 from burnish.seeding import derive_seed
 
 PATIENCE = 60.0
@@ -21,7 +21,7 @@ LOOP = {"device_loop": True, "eager": False}
 
 
 def assert_same(ours, theirs):
-    """Tokens, reasons and versions equal; log-probs but for the order in which sums are taken."""
+    """Tokens, finish reasons and versions are equal; log-probs up to rounding."""
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs, strict=True):
         assert replace(one, log_probs=[], top_log_probs=None) == replace(other, log_probs=[], top_log_probs=None)
@@ -33,16 +33,16 @@ def assert_same(ours, theirs):
 
 
 def all_blocks_are_free(engine):
-    """But the one that inactive rows write to."""
-    return engine.runner.pool.num_free == engine.runner.pool.num_blocks - 1 > 0
+    """But for the one that inactive slots write to."""
+    return engine.scheduler.blocks.pool.num_free == engine.scheduler.blocks.pool.num_blocks - 1 > 0
 
 
 @pytest.fixture
 def make_loop(make_engine):
-    """make_loop(folder, look_in=..., **options): an engine that decodes in windows."""
+    """make_loop(folder, sync_interval=..., **options): an engine with the device loop."""
 
-    def make(folder, look_in=4, block=16, triton=False, **options):
-        extra = {"block": block, "look_in": look_in, "triton": triton}
+    def make(folder, sync_interval=4, block_size=16, triton=False, **options):
+        extra = {"block_size": block_size, "sync_interval": sync_interval, "triton": triton}
         return make_engine(folder, **{**LOOP, "extra": extra, **options})
 
     return make
@@ -69,29 +69,31 @@ SETTINGS = {
 
 class TestEquality:
     @pytest.mark.parametrize("name", SETTINGS)
-    def test_one_way_to_sample(self, name, tiny_folder, make_engine, make_loop, prompt, ask):
+    def test_one_sampling_setting(self, name, tiny_folder, make_engine, make_loop, prompt, ask):
         prompts = [prompt(30)] * 3 + [prompt(5)] * 2 + [prompt(47)]
         theirs = ask(make_engine(tiny_folder), prompts, SETTINGS[name])
         assert_same(ask(make_loop(tiny_folder), prompts, SETTINGS[name]), theirs)
         if not SETTINGS[name].greedy:
             assert len({tuple(completion.ids) for completion in theirs[:3]}) == 3
 
-    @pytest.mark.parametrize(("look_in", "at_once"), [(1, 8), (3, 8), (64, 8), (3, 2), (3, 3)])
-    def test_all_ways_in_one_batch(self, look_in, at_once, tiny_folder, make_engine, make_loop, prompt, monkeypatch):
-        """Also where there is room for the logits of a part of the batch only."""
-        monkeypatch.setattr(loop_runner, "max_chunk_rows", lambda *_: at_once)
+    @pytest.mark.parametrize(("sync_interval", "at_once"), [(1, 8), (3, 8), (64, 8), (3, 2), (3, 3)])
+    def test_all_sampling_settings_in_one_batch(
+        self, sync_interval, at_once, tiny_folder, make_engine, make_loop, prompt, monkeypatch
+    ):
+        """Also where the logits buffer holds only a part of the batch."""
+        monkeypatch.setattr(graph_decode, "max_chunk_rows", lambda *_: at_once)
         lengths = itertools.cycle((30, 17, 5))
         requests = [
             Request(ModelInput(prompt(length)), replace(sampling, max_tokens=11 + number), derive_seed(3, number))
             for number, (sampling, length) in enumerate(zip(SETTINGS.values(), lengths, strict=False))
         ]
         theirs = [future.result(PATIENCE) for future in make_engine(tiny_folder).generate(requests)]
-        engine = make_loop(tiny_folder, look_in=look_in, max_num_seqs=8)
+        engine = make_loop(tiny_folder, sync_interval=sync_interval, max_num_seqs=8)
         assert_same([future.result(PATIENCE) for future in engine.generate(requests)], theirs)
-        assert all_blocks_are_free(engine) and len(engine.runner._taken.logits) == at_once
+        assert all_blocks_are_free(engine) and len(engine.decoder.memory.logits) == at_once
 
     def test_families(self, family_folder, make_engine, make_loop, prompt, ask):
-        """Windows, soft caps, q/k norms. The greedy answers of the other are those of transformers."""
+        """Windows, soft caps, q/k norms. Greedy tokens of the other decoder are tested against transformers."""
         prompts = [prompt(21), prompt(40), prompt(21)]
         for sampling in (Sampling(20, ignore_eos=True), Sampling(20, temperature=0)):
             assert_same(
@@ -99,9 +101,9 @@ class TestEquality:
             )
 
     def test_in_triton(self, tiny_folder, make_engine, make_loop, prompt, ask, monkeypatch):
-        """The same body with the kernels of the GPU, in Triton's interpreter."""
+        """The same step with the Triton kernels, in Triton's interpreter."""
         monkeypatch.setattr(sample, "CHUNK", 16)
-        monkeypatch.setattr(loop_runner, "max_chunk_rows", lambda *_: 2)  # logits in two parts
+        monkeypatch.setattr(graph_decode, "max_chunk_rows", lambda *_: 2)  # logits in two parts
         prompts, sampling = [prompt(18), prompt(18), prompt(5)], Sampling(5, ignore_eos=True)
         engine = make_loop(tiny_folder, triton=True, max_num_seqs=3, max_model_len=64)
         assert_same(ask(engine, prompts, sampling), ask(make_engine(tiny_folder), prompts, sampling))
@@ -125,7 +127,7 @@ class TestEquality:
 
         prompts, sampling = [prompt(9)] * 6, Sampling(40, stop=stop, ignore_eos=True, logprobs=1)
         theirs = ask(make_engine(tiny_folder, decode=decode), prompts, sampling)
-        engine = make_loop(tiny_folder, look_in=16, decode=decode)
+        engine = make_loop(tiny_folder, sync_interval=16, decode=decode)
         assert_same(ask(engine, prompts, sampling), theirs)
         assert engine.stats()["tokens"] == sum(len(completion.ids) for completion in theirs)
         stopped = [completion for completion in theirs if completion.stop_reason in stop]
@@ -133,20 +135,20 @@ class TestEquality:
 
 
 class TestScheduling:
-    def test_few_places_and_few_tokens_at_once(self, tiny_folder, make_engine, make_loop, prompt, ask):
+    def test_few_slots_and_a_small_token_budget(self, tiny_folder, make_engine, make_loop, prompt, ask):
         prompts = [prompt(length, salt) for salt in range(3) for length in (30, 9, 44)] * 2
         theirs = ask(make_engine(tiny_folder), prompts, Sampling(13))
         assert_same(
             ask(make_loop(tiny_folder, max_num_seqs=4, max_num_batched_tokens=50), prompts, Sampling(13)), theirs
         )
 
-    def test_a_prompt_in_pieces(self, tiny_folder, make_engine, make_loop, prompt, ask):
+    def test_chunked_prefill(self, tiny_folder, make_engine, make_loop, prompt, ask):
         prompts = [prompt(100), prompt(70), prompt(100)]
         engine = make_loop(tiny_folder, max_num_batched_tokens=32)
         assert_same(ask(engine, prompts, TEN), ask(make_engine(tiny_folder), prompts, TEN))
         assert engine.stats()["prefill_tokens"] == 170
 
-    def test_known_beginnings(self, tiny_folder, make_engine, make_loop, prompt, ask):
+    def test_prefix_caching(self, tiny_folder, make_engine, make_loop, prompt, ask):
         common = prompt(40)
         prompts = [common + prompt(9, salt) for salt in range(4)]
         engine = make_loop(tiny_folder, prefix_caching=True)
@@ -154,14 +156,14 @@ class TestScheduling:
         assert engine.stats()["prefix_hit_tokens"] == 3 * 32
 
     def test_preemption(self, tiny_folder, make_engine, make_loop, prompt, ask):
-        """Room for one row of the longest kind and a little more."""
+        """Blocks for one sequence of maximum length and a little more."""
         prompts = [prompt(length) for length in (50, 50, 52, 40, 54, 20, 50, 48)]
         sampling = Sampling(40, ignore_eos=True)
         poor = make_loop(tiny_folder, memory_share=0.0, max_model_len=100)
         assert_same(ask(poor, prompts, sampling), ask(make_engine(tiny_folder, max_model_len=100), prompts, sampling))
         assert poor.stats()["preemptions"] > 0 and all_blocks_are_free(poor)
 
-    def test_preempted_rows_that_look_back(self, tiny_folder, make_engine, make_loop, prompt, ask):
+    def test_preemption_with_penalties(self, tiny_folder, make_engine, make_loop, prompt, ask):
         prompts = [prompt(length) for length in (50, 50, 52, 40)]
         sampling = Sampling(40, repetition_penalty=1.3, top_k=20, ignore_eos=True)
         poor = make_loop(tiny_folder, memory_share=0.0, max_model_len=100)
@@ -169,7 +171,7 @@ class TestScheduling:
         assert poor.stats()["preemptions"] > 0
 
     def test_requests_that_come_later(self, tiny_folder, make_engine, make_loop, prompt):
-        """Wider ones, for which tensors must move: more stop tokens, longer bad words, likeliest tokens."""
+        """Some need wider tables, which move to other addresses: more stop tokens, longer bad words, top tokens."""
         long = Sampling(60, ignore_eos=True)
         late = Sampling(
             9, ignore_eos=True, stop_token_ids=tuple(range(30, 45)), bad_words=((3, 4, 5, 6, 7),), logprobs=3
@@ -188,14 +190,14 @@ class TestScheduling:
         assert_same([future.result(PATIENCE) for future in futures], theirs)
 
 
-class TestReadingBehind:
-    """The host reads a window while the device makes the next one."""
+class TestDelayedReadback:
+    """The host processes a window while the device generates the next one."""
 
     SHORT, LONG = Sampling(5, ignore_eos=True), Sampling(40, ignore_eos=True)
 
     @pytest.fixture
     def engine(self, tiny_folder, make_loop):
-        """Turns are taken by hand, of 4 tokens each; the first is drawn beside."""
+        """Stepped by the test, 4 tokens per step; the first token is sampled after prefill."""
         return make_loop(tiny_folder, own_thread=False)
 
     def start(self, engine, prompt, *asked, turns=1):
@@ -206,26 +208,26 @@ class TestReadingBehind:
             engine.step()
         return futures
 
-    def test_between_launch_and_landing(self, engine, prompt, monkeypatch):
-        told = []
-        for owner, name in ((engine.runner, "launch"), (engine.runner, "land"), (engine, "_append")):
+    def test_tokens_are_read_between_launch_and_sync(self, engine, prompt, monkeypatch):
+        calls = []
+        for owner, name in ((engine.decoder, "launch"), (engine.decoder, "sync"), (engine.decoder, "_append")):
             work = getattr(owner, name)
-            monkeypatch.setattr(owner, name, lambda *a, name=name, work=work: told.append(name) or work(*a))
+            monkeypatch.setattr(owner, name, lambda *a, name=name, work=work: calls.append(name) or work(*a))
         (future,) = self.start(engine, prompt, Sampling(13, ignore_eos=True))
         assert len(future.result(PATIENCE).ids) == 13
-        assert told == ["launch", "land", *["launch", "_append", "land"] * 2, "_append"]
+        assert calls == ["launch", "sync", *["launch", "_append", "sync"] * 2, "_append"]
 
-    def test_what_the_host_must_know_is_read_at_once(self, tiny_folder, make_loop, prompt, monkeypatch):
+    def test_stop_strings_and_penalties_are_read_at_once(self, tiny_folder, make_loop, prompt, monkeypatch):
         for sampling in (
             Sampling(40, stop=("zz",), ignore_eos=True),
             Sampling(40, repetition_penalty=1.2, ignore_eos=True),
         ):
             engine = make_loop(tiny_folder, own_thread=False, decode=lambda ids: "a" * len(ids))
             self.start(engine, prompt, sampling)
-            assert engine._unread is None and len(engine.running[0].tokens) == 5
+            assert engine.decoder._unread is None and len(engine.running[0].tokens) == 5
 
     @pytest.mark.parametrize("work", ["pause", "abort", "load"])
-    def test_nothing_is_kept_from_others(self, work, engine, prompt):
+    def test_unread_tokens_are_flushed_first(self, work, engine, prompt):
         short, long = self.start(engine, prompt, self.SHORT, self.LONG)
         assert not short.done() and [len(row.tokens) for row in engine.running] == [1]
         if work == "pause":
@@ -238,9 +240,9 @@ class TestReadingBehind:
             assert set(long.result(PATIENCE).versions[:5]) == {1} and set(long.result(0).versions[5:]) == {9}
         assert len(short.result(0).ids) == 5 and short.result(0).versions == [1] * 5
 
-    def test_an_error_reaches_rows_that_are_over_and_unread(self, engine, prompt, monkeypatch):
+    def test_an_error_reaches_ended_but_unread_sequences(self, engine, prompt, monkeypatch):
         futures = self.start(engine, prompt, self.SHORT, self.LONG)
-        monkeypatch.setattr(engine.runner, "launch", lambda *given: 1 / 0)
+        monkeypatch.setattr(engine.decoder, "launch", lambda *given: 1 / 0)
         engine.step()
         assert [type(future.exception(0)) for future in futures] == [ZeroDivisionError] * 2
 
@@ -266,7 +268,7 @@ class TestInFlight:
         again = Request(ModelInput(prompt(9)), replace(self.LONG, max_tokens=len(partial.ids)), 1)
         assert engine.generate([again])[0].result(PATIENCE).ids == partial.ids
 
-    def test_paused_engines_stand_still(self, engine, prompt, wait_for_tokens):
+    def test_a_paused_engine_is_idle(self, engine, prompt, wait_for_tokens):
         request = Request(ModelInput(prompt(9)), Sampling(150, ignore_eos=True), 1)
         (future,) = engine.generate([request])
         wait_for_tokens(engine, 3)
@@ -293,38 +295,38 @@ class TestInFlight:
 
 
 class TestSleep:
-    def test_memory_goes_and_comes_back_at_the_same_addresses(self, tiny_folder, make_loop, prompt, ask):
+    def test_memory_is_restored_at_the_same_addresses(self, tiny_folder, make_loop, prompt, ask):
         engine = make_loop(tiny_folder)
         before = ask(engine, [prompt(30)] * 3, TEN)
-        bodies, address_of_keys = dict(engine.runner.graphs.known), engine.runner.cache.keys[0].data_ptr()
+        bodies, address_of_keys = dict(engine.decoder.graphs.steps), engine.scheduler.blocks.cache.keys[0].data_ptr()
         engine.sleep()
-        assert engine.runner.cache is None
+        assert engine.scheduler.blocks.cache is None
         engine.wake()
         assert ask(engine, [prompt(30)] * 3, TEN) == before
-        assert engine.runner.cache.keys[0].data_ptr() == address_of_keys
-        assert engine.runner.graphs.known == bodies and len(bodies) > 0
+        assert engine.scheduler.blocks.cache.keys[0].data_ptr() == address_of_keys
+        assert engine.decoder.graphs.steps == bodies and len(bodies) > 0
 
-    def test_other_weights_need_no_other_graph(self, tiny_folder, make_loop, their_model, prompt, ask):
+    def test_new_weights_keep_the_graphs(self, tiny_folder, make_loop, their_model, prompt, ask):
         engine = make_loop(tiny_folder)
         before = ask(engine, [prompt(30)], TEN)
-        bodies = dict(engine.runner.graphs.known)
+        bodies = dict(engine.decoder.graphs.steps)
         weights = {name: tensor.flip(0) for name, tensor in their_model(tiny_folder).named_parameters()}
         engine.load_weights(weights.items(), version=2)
         assert ask(engine, [prompt(30)], TEN)[0].ids != before[0].ids
-        assert engine.runner.graphs.known == bodies
+        assert engine.decoder.graphs.steps == bodies
 
     def test_deep_sleep_drops_the_graphs(self, tiny_folder, make_loop, prompt, ask):
         engine = make_loop(tiny_folder)
         before = ask(engine, [prompt(30)], TEN)
         weights = [(name, tensor.clone()) for name, tensor in engine.runner.model.named_parameters()]
         engine.sleep(level=2)
-        assert engine.runner.graphs.known == {}
+        assert engine.decoder.graphs.steps == {}
         engine.load_weights(weights, version=1)
         engine.wake()
         assert ask(engine, [prompt(30)], TEN) == before
 
     def test_weights_after_a_deep_sleep_are_all_new(self, tiny_folder, make_loop, prompt, ask):
-        """Also in products that several layers share."""
+        """Also in joined products."""
         woken, fresh = make_loop(tiny_folder), make_loop(tiny_folder)
         weights = {name: tensor.flip(0).clone() for name, tensor in woken.runner.model.named_parameters()}
         woken.sleep(level=2)
@@ -335,7 +337,7 @@ class TestSleep:
         assert ask(woken, [prompt(30)], TEN)[0].ids == ask(fresh, [prompt(30)], TEN)[0].ids
         assert len(woken.runner.joined) == len(fresh.runner.joined) == 4
 
-    def test_an_exception_in_a_turn_reaches_the_futures(self, tiny_folder, make_loop, prompt, ask):
+    def test_an_exception_in_a_step_reaches_the_futures(self, tiny_folder, make_loop, prompt, ask):
         engine = make_loop(tiny_folder)
         futures = engine.generate(
             [Request(ModelInput(prompt(5)), TEN, 0), Request(ModelInput((3, 999_999)), TEN, 0)]
@@ -345,7 +347,7 @@ class TestSleep:
         assert len(ask(engine, [prompt(5)], TEN)[0].ids) == 10  # the engine goes on
         assert all_blocks_are_free(engine)
 
-    def test_scores_leave_no_trace(self, tiny_folder, make_engine, make_loop, prompt):
+    def test_scores_equal_the_other_decoder(self, tiny_folder, make_engine, make_loop, prompt):
         texts = [prompt(20), prompt(3)]
         ours, theirs = make_loop(tiny_folder).score(texts, 0.7), make_engine(tiny_folder).score(texts, 0.7)
         for one, other in zip(ours, theirs, strict=True):

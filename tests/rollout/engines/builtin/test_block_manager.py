@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from burnish.rollout.engines.builtin.blocks import BLOCK, BlockPool, OutOfBlocksError, blocks_for
+from burnish.rollout.engines.builtin.block_manager import BlockPool, OutOfBlocksError
+from burnish.rollout.engines.builtin.kv_cache import BLOCK_SIZE, blocks_for
 
 
 def test_lowest_block_first():
@@ -23,7 +24,7 @@ def test_out_of_blocks():
         pool.take()
 
 
-def test_the_last_reader_frees():
+def test_the_last_reference_frees():
     pool = BlockPool(2)
     block = pool.take()
     assert not pool.is_shared(block)
@@ -38,4 +39,4 @@ def test_the_last_reader_frees():
 
 
 def test_blocks_for():
-    assert [blocks_for(n) for n in (0, 1, BLOCK, BLOCK + 1, 3 * BLOCK)] == [0, 1, 1, 2, 3]
+    assert [blocks_for(n) for n in (0, 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE)] == [0, 1, 1, 2, 3]

@@ -11,10 +11,9 @@ from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.logprobs import token_log_probs
 from burnish.models.parts import backbone, head_weight, logit_softcap
 from burnish.rollout.engine import Sampling
-from burnish.rollout.engines.builtin.blocks import BLOCK
-from burnish.rollout.engines.builtin.cache import CacheShape, KVCache
+from burnish.rollout.engines.builtin.kv_cache import BLOCK_SIZE, CacheShape, KVCache
 
-LENGTHS = (3, 20, BLOCK - 6, BLOCK - 1, BLOCK, BLOCK + 1, 300)
+LENGTHS = (3, 20, BLOCK_SIZE - 6, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 300)
 NEW = 20
 GREEDY = Sampling(NEW, do_sample=False)
 
@@ -82,7 +81,7 @@ def test_a_new_cache_holds_nothing_strange():
     """Masked places are multiplied by zero, so stale NaN in recycled memory would reach every row."""
     shape = CacheShape(layers=2, kv_heads=2, head_dim=8, dtype=torch.float32)
     for num_blocks in (1, 7, 64):
-        size = (num_blocks, 2, BLOCK, 8)
+        size = (num_blocks, 2, BLOCK_SIZE, 8)
         stale = [torch.full(size, float("nan")) for _ in range(8)]
         del stale
         cache = KVCache(shape, num_blocks, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""What a row's past does to its logits, against a plain computation token by token."""
+"""Penalties and bans, against a plain computation token by token."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import torch
 
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
-from burnish.rollout.engines.builtin.past import Past, bend
+from burnish.rollout.engines.builtin.penalties import PenaltyState, apply_penalties
 
 PROMPT = (3, 4, 4, 7)
 RESPONSE = [5, 4, 5, 9, 5]
 LOGITS = torch.tensor([1.0, -2.0, 0.5, 3.0, -1.0, 2.0, 0.0, -0.5, 1.5, 2.5])
 
 
-def past_of(sampling, response=RESPONSE, eos_ids=(2,)):
-    past = Past.of(Request(ModelInput(PROMPT), sampling, seed=0), eos_ids)
+def state_of(sampling, response=RESPONSE, eos_ids=(2,)):
+    state = PenaltyState.of(Request(ModelInput(PROMPT), sampling, seed=0), eos_ids)
     for token in response:
-        past.add(token)
-    return past
+        state.add(token)
+    return state
 
 
-def bent(sampling, **given):
-    return bend(LOGITS[None], [past_of(sampling, **given)])[0]
+def penalized_logits(sampling, **given):
+    return apply_penalties(LOGITS[None], [state_of(sampling, **given)])[0]
 
 
-def penalised(sampling, response=RESPONSE):
+def expected_logits(sampling, response=RESPONSE):
     """The formulas of vLLM, one token at a time, in double precision."""
     expected = LOGITS.double().tolist()
     for token in range(len(expected)):
@@ -49,28 +49,30 @@ def penalised(sampling, response=RESPONSE):
 )
 def test_penalties(settings):
     sampling = Sampling(9, **settings)
-    assert bent(sampling).tolist() == pytest.approx(penalised(sampling), abs=1e-6)
-    assert bent(sampling, response=[]).tolist() == pytest.approx(penalised(sampling, response=[]), abs=1e-6)
+    assert penalized_logits(sampling).tolist() == pytest.approx(expected_logits(sampling), abs=1e-6)
+    assert penalized_logits(sampling, response=[]).tolist() == pytest.approx(
+        expected_logits(sampling, response=[]), abs=1e-6
+    )
 
 
 def test_only_the_repetition_penalty_counts_the_prompt():
     touched = {
-        name: (bent(Sampling(9, **{name: 1.5}), response=[5]) != LOGITS).nonzero().flatten().tolist()
+        name: (penalized_logits(Sampling(9, **{name: 1.5}), response=[5]) != LOGITS).nonzero().flatten().tolist()
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
     }
     assert touched == {"repetition_penalty": [3, 4, 5, 7], "presence_penalty": [5], "frequency_penalty": [5]}
 
 
-def test_rows_are_penalised_by_their_own_past():
+def test_sequences_have_their_own_penalties():
     strong, weak = Sampling(9, frequency_penalty=2.0), Sampling(9, min_tokens=1)
-    together = bend(LOGITS.expand(3, -1), [past_of(strong), past_of(weak), past_of(strong, [1, 1])])
-    assert torch.equal(together[0], bent(strong))
+    together = apply_penalties(LOGITS.expand(3, -1), [state_of(strong), state_of(weak), state_of(strong, [1, 1])])
+    assert torch.equal(together[0], penalized_logits(strong))
     assert torch.equal(together[1], LOGITS)
-    assert torch.equal(together[2], bent(strong, response=[1, 1]))
+    assert torch.equal(together[2], penalized_logits(strong, response=[1, 1]))
 
 
 def banned(sampling, **given):
-    return torch.isinf(bent(sampling, **given)).nonzero().flatten().tolist()
+    return torch.isinf(penalized_logits(sampling, **given)).nonzero().flatten().tolist()
 
 
 def test_no_end_before_min_tokens():
@@ -92,16 +94,16 @@ def test_a_bad_word_is_never_completed():
     )  # the prompt ends with 7: that is not the response
 
 
-def test_a_ban_stands_whatever_the_penalties():
+def test_penalties_do_not_lift_a_ban():
     assert banned(Sampling(9, bad_words=((5,),), repetition_penalty=0.5, presence_penalty=-2.0)) == [5]
 
 
-def test_most_rows_have_no_past():
-    assert Past.of(Request(ModelInput(PROMPT), Sampling(9, top_k=3, stop=("x",)), seed=0), (2,)) is None
+def test_no_state_without_penalties():
+    assert PenaltyState.of(Request(ModelInput(PROMPT), Sampling(9, top_k=3, stop=("x",)), seed=0), (2,)) is None
 
 
-def test_starting_again():
+def test_clear():
     sampling = Sampling(9, repetition_penalty=1.3, frequency_penalty=0.4)
-    past = past_of(sampling)
-    past.clear()
-    assert torch.equal(bend(LOGITS[None], [past])[0], bent(sampling, response=[]))
+    state = state_of(sampling)
+    state.clear()
+    assert torch.equal(apply_penalties(LOGITS[None], [state])[0], penalized_logits(sampling, response=[]))

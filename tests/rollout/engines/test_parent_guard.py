@@ -5,18 +5,18 @@ import subprocess
 import sys
 import time
 
-from burnish.rollout.engines import leash
+from burnish.rollout.engines import parent_guard
 
 PATIENCE = 30.0
 
 
-def test_a_leash_ends_what_it_holds(tmp_path):
+def test_the_command_ends_with_its_parent(tmp_path):
     """The starter is killed: what it started ends too."""
     mark = tmp_path / "pid"
     held = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     starter = (
         "import subprocess, sys, time\n"
-        f"subprocess.Popen([sys.executable, {leash.__file__!r}, sys.executable, '-c', {held!r}],"
+        f"subprocess.Popen([sys.executable, {parent_guard.__file__!r}, sys.executable, '-c', {held!r}],"
         " stdin=subprocess.PIPE, start_new_session=True)\n"
         "time.sleep(60)"
     )
