@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnish.sizing import CACHE_BLOCK as BLOCK_SIZE
+
 ALIGNMENT = 64  # bytes, as torch aligns its own tensors
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]  # zeros of this size
