@@ -11,7 +11,7 @@ from burnish.distributed import torchrun
 from burnish.log.logger import RunInfo
 from burnish.loop.build import build
 from burnish.loop.fit import Result, fit
-from burnish.loop.memory import told_when_memory_runs_out
+from burnish.loop.memory import out_of_memory_explained
 from burnish.loop.restart import restarting
 from burnish.loop.run import Run
 from burnish.loop.state import resume
@@ -44,7 +44,7 @@ def train_loaded(
     val_dataset: Sequence[Mapping[str, Any]] | None = None,
 ) -> Result:
     """The same from a config that has been read. Where torchrun started several processes, the first runs the loop."""
-    torchrun.serve_if_not_first()
+    torchrun.serve_if_not_main()
     return restarting(loaded, lambda asked: build(asked.cfg, reward, dataset, val_dataset), go)
 
 
@@ -52,7 +52,7 @@ def go(run: Run, loaded: Loaded) -> Result:
     """From what there is to resume, to the end."""
     resume(run)
     start(run, loaded)
-    with told_when_memory_runs_out(run):
+    with out_of_memory_explained(run):
         return fit(run)
 
 

@@ -22,14 +22,13 @@ from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
 from burnish.loop.backends import check_kernels
 from burnish.loop.best import Best
-from burnish.loop.cast import Cast, find_cast
 from burnish.loop.correct import Correction
 from burnish.loop.export import check_export_dir
 from burnish.loop.filter import GroupFilter
 from burnish.loop.launch import check_launcher
 from burnish.loop.lease import Lease
 from burnish.loop.pools import pools
-from burnish.loop.roles import check_engine_of, compared_dtype, load_run_tokenizer, policy_source
+from burnish.loop.roles import Roles, build_roles, check_engine_of, compared_dtype, load_run_tokenizer, policy_source
 from burnish.loop.run import Run
 from burnish.loop.sampling import training_sampling, validation_sampling
 from burnish.loop.schedules import ASYNC_MODES
@@ -107,7 +106,7 @@ def build(
         scorer.check_sources(data.sources())
         total = total_steps(cfg, data)
         samplings = _samplings(cfg, source, tokenizer)
-        cast = find_cast(cfg, source, device, tokenizer, reward, total)
+        cast = build_roles(cfg, source, device, tokenizer, reward, total)
         cast.notices += said
         return _run(cfg, tokenizer, data, scorer, cast, samplings, loggers, folder, lease, total)
     except BaseException:
@@ -167,7 +166,7 @@ def _run(
     tokenizer: Any,
     data: Data,
     scorer: Scorer | NoFunction,
-    cast: Cast,
+    cast: Roles,
     samplings: tuple[Sampling, Sampling],
     loggers: Loggers,
     folder: RunFolder,
@@ -191,7 +190,7 @@ def _run(
         notices=[*cast.notices, *data.notices()],
         reference=cast.reference,
         close_cast=cast.close,
-        break_off=cast.break_off,
+        break_off=cast.kill_hung,
         compared=compared_dtype(cfg),
         estimator=ADVANTAGES[algorithm.adv_estimator],
         kl=KL_CONTROLLERS[algorithm.kl_ctrl.type].load()(

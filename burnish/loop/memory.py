@@ -1,4 +1,4 @@
-"""A device that runs out of memory: which phase it was, who holds the bytes, and what to type."""
+"""Out of device memory: the phase, who holds the bytes, and the key to change."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from burnish.config.memory_cures import next_change
 from burnish.errors import UserError
 from burnish.loop.run import Run
 from burnish.models.device import pick_device
-from burnish.training.owners import OutOfMemory, accounted
+from burnish.training.device_memory import OutOfMemory, memory_reported
 
 GIB = 1 << 30
-# The clock's phases under the names that the memory plan has for them.
+# The clock's phases -> their names in the memory plan.
 PHASES = {
     "gen": "rollout",
     "testing": "rollout",
@@ -29,39 +29,40 @@ PHASES = {
 
 
 @contextlib.contextmanager
-def told_when_memory_runs_out(run: Run) -> Iterator[None]:
-    """Inside, running out of device memory becomes a UserError; roles elsewhere have accounted for it themselves."""
+def out_of_memory_explained(run: Run) -> Iterator[None]:
+    """Turn out-of-memory errors into a UserError; workers report what their own roles hold."""
     try:
-        with accounted(here(run), pick_device(run.cfg.trainer.device)):
+        with memory_reported(local_roles(run), pick_device(run.cfg.trainer.device)):
             yield
     except OutOfMemory as error:
         phase = PHASES.get(run.clock.failed_in or "", run.clock.failed_in or "start")
-        raise explained(run.cfg, phase, error) from error
+        raise explain(run.cfg, phase, error) from error
 
 
-def here(run: Run) -> dict[str, Any]:
-    """The roles that this process holds itself, by name."""
-    judge = None if run.reward_model is None else getattr(run.reward_model, "model", None)
+def local_roles(run: Run) -> dict[str, Any]:
+    """The roles by name; handles hold no memory here."""
+    reward_model = None if run.reward_model is None else getattr(run.reward_model, "model", None)
     roles = {
         "policy": run.policy,
         "critic": run.critic,
         "reference": run.reference,
-        "reward model": judge,
+        "reward model": reward_model,
         "engine": run.engine,
     }
     return {name: role for name, role in roles.items() if role is not None}
 
 
-def explained(cfg: Any, phase: str, error: OutOfMemory) -> UserError:
-    """The error as a person reads it."""
-    asked = "" if error.asked is None else f", when {error.asked} more were wanted"
+def explain(cfg: Any, phase: str, error: OutOfMemory) -> UserError:
+    requested = "" if error.requested is None else f", allocating {error.requested} more"
     capacity = "" if error.capacity is None else f" of {error.capacity / GIB:.1f} GiB"
     held = sorted(error.owners.items(), key=lambda owner: -owner[1])
     parts = ", ".join(f"{owner} {number / GIB:.2f} GiB" for owner, number in held if number)
     change = next_change(cfg, phase)
-    problem = f"the device ran out of memory{capacity} in the phase {phase!r}{asked}. Who holds it: {parts or 'nobody'}"
+    problem = (
+        f"the device ran out of memory{capacity} in the phase {phase!r}{requested}. Allocated: {parts or 'nothing'}"
+    )
     if change is None:
         return UserError(problem, hint="burnish doctor with the same settings shows the plan of all phases")
-    typed, price = change
-    key = typed.partition("=")[0]
-    return UserError(problem, key=key, hint=f"{typed}  ({price}; `burnish doctor` plans all phases)")
+    override, cost = change
+    key = override.partition("=")[0]
+    return UserError(problem, key=key, hint=f"{override}  ({cost}; `burnish doctor` plans all phases)")

@@ -14,7 +14,7 @@ from burnish.loop.waiting import read_waiting, waiting_writer
 from burnish.registry import Registry
 from burnish.storage import cache_folder, local_path
 from burnish.training.checkpoint import Checkpoints, damage, read_trainer
-from burnish.training.foreign import Foreign, find_foreign
+from burnish.training.external_checkpoints import ExternalCheckpoint, find_external_checkpoint
 
 RESUME_MODES = Registry("resume mode", key="trainer.resume_mode")
 PATH_KEY = "trainer.resume_from_path"
@@ -92,8 +92,8 @@ def _write(run: Run, step: int, roles: dict[str, Callable[[Path], None]], state:
 
 def resume(run: Run) -> None:
     """Go on where a checkpoint left off, if trainer.resume_mode finds one."""
-    found: Path | Foreign | None = RESUME_MODES[run.cfg.trainer.resume_mode].load()(run)
-    if isinstance(found, Foreign):
+    found: Path | ExternalCheckpoint | None = RESUME_MODES[run.cfg.trainer.resume_mode].load()(run)
+    if isinstance(found, ExternalCheckpoint):
         _take_weights(run, found)
     elif found is not None:
         _take_up(run, found)
@@ -125,10 +125,10 @@ def _take_up(run: Run, folder: Path) -> None:
         run.notices.append(forget_local(run, folder))
 
 
-def _take_weights(run: Run, found: Foreign) -> None:
+def _take_weights(run: Run, found: ExternalCheckpoint) -> None:
     """Another system's weights are all that can be read of its state."""
     run.policy.load(found.actor, ["hf_model"], key=PATH_KEY)
-    said = f"took the weights from {found.actor} ({found.whose}); optimizer, schedule, data and step start anew"
+    said = f"took the weights from {found.actor} ({found.system}); optimizer, schedule, data and step start anew"
     if run.critic is not None and found.critic is not None:
         run.critic.load(found.critic, ["hf_model"], key=PATH_KEY)
         said += f"; the critic's are from {found.critic}"
@@ -154,14 +154,16 @@ def from_scratch(run: Run) -> None:
 
 
 @RESUME_MODES.register("auto")
-def from_latest(run: Run) -> Path | Foreign | None:
+def from_latest(run: Run) -> Path | ExternalCheckpoint | None:
     """The newest whole checkpoint of the run folder, else of trainer.default_hdfs_dir, or a new start."""
     folder, damaged = run.checkpoints.latest_good()
     if folder is None and run.mirror is not None:
         folder, damaged_there = run.mirror.fetch_latest(run.checkpoints)
         damaged = [*damaged, *damaged_there]
     steps = run.checkpoints.own_steps() if folder is None else []
-    foreign = find_foreign(run.checkpoints.path(steps[-1]), key="trainer.default_local_dir") if steps else None
+    foreign = (
+        find_external_checkpoint(run.checkpoints.path(steps[-1]), key="trainer.default_local_dir") if steps else None
+    )
     if foreign is not None:
         return foreign
     run.notices.extend(damaged)
@@ -169,11 +171,11 @@ def from_latest(run: Run) -> Path | Foreign | None:
 
 
 @RESUME_MODES.register("resume_path")
-def from_path(run: Run) -> Path | Foreign:
+def from_path(run: Run) -> Path | ExternalCheckpoint:
     """The checkpoint that the user names; anything wrong with it stops the run."""
     asked = run.cfg.trainer.resume_from_path
     folder = Path(local_path(asked, key=PATH_KEY)).expanduser()
-    foreign = find_foreign(folder, key=PATH_KEY)
+    foreign = find_external_checkpoint(folder, key=PATH_KEY)
     if foreign is not None:
         return foreign
     problem = damage(folder) if folder.is_dir() else "no such folder"

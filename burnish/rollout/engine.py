@@ -247,8 +247,11 @@ class Engine(Protocol):
 
     def resume(self) -> None: ...
 
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights; caches computed with the old ones are dropped."""
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> float | None:
+        """Take new weights; caches computed with the old ones are dropped.
+
+        Returns the seconds spent comparing them, where the engine does that itself.
+        """
         ...
 
     def digests(self) -> dict[str, Tensor]:

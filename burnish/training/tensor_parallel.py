@@ -73,7 +73,7 @@ BLOCKS = (
 )
 
 
-def parallelize(model: PreTrainedModel, mesh: DeviceMesh, key: str) -> PreTrainedModel:
+def apply_tp(model: PreTrainedModel, mesh: DeviceMesh, key: str) -> PreTrainedModel:
     """Share the layers' matrices out over the ranks of a mesh of one dimension; every rank holds the same model before.
 
     Comes before FSDP, which then shards what is left over the data dimension. `key` is that of the size, for errors.

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import burnish.loop.worker
-from burnish.distributed.host import RankInfo
+from burnish.distributed.process_group import RankInfo
 from burnish.loop.worker import Worker
 
 from . import memory, teaching
@@ -27,8 +27,8 @@ def sharing(section: str) -> Observe:
 
     def sizes(case: Case) -> dict[str, int]:
         worker = object.__new__(Worker)
-        worker.cfg, worker.device, worker.places = case.cfg, torch.device("cpu"), {}
-        worker.seat = RankInfo(rank=0, size=2, local_rank=0, address="")
+        worker.cfg, worker.device, worker.contexts = case.cfg, torch.device("cpu"), {}
+        worker.info = RankInfo(rank=0, size=2, local_rank=0, address="")
         role = attrgetter(section)(case.cfg)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(burnish.loop.worker, "build_mesh", lambda device, **found: found)

@@ -23,15 +23,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import burnish.distributed.ray
 import burnish.loop.launch
 from burnish.batch import Batch, Ragged
-from burnish.distributed.host import RankInfo
+from burnish.distributed.process_group import RankInfo
 from burnish.distributed.weights import _buckets
-from burnish.loop.launch import Launched, launch
+from burnish.loop.launch import LaunchedRoles, launch
 from burnish.loop.pools import pools
 from burnish.loop.roles import load_run_tokenizer, policy_source
 from burnish.loop.worker import Worker
 from burnish.rollout.engine import Capabilities
 from burnish.training.backend import Backend
-from burnish.training.packing import Cut, PackedRows
+from burnish.training.packing import MicroBatchSize, PackedRows
 
 from .kit import Case
 from .models_more import GAE, JUDGED, KL
@@ -58,8 +58,8 @@ BY_SIZE = {"reward_model": ("500", {"Qwen2Attention", "Qwen2MLP"})}  # which is 
 def one_rank(case: Case) -> Iterator[Worker]:
     """The first of two, before it builds its roles."""
     worker = object.__new__(Worker)
-    worker.cfg, worker.device, worker.places, worker.roles, worker.notices = case.cfg, CPU, {}, {}, []
-    worker.seat = RankInfo(rank=0, size=2, local_rank=0, address="")
+    worker.cfg, worker.device, worker.contexts, worker.roles, worker.notices = case.cfg, CPU, {}, {}, []
+    worker.info = RankInfo(rank=0, size=2, local_rank=0, address="")
     worker.source = policy_source(case.cfg)
     worker.tokenizer = load_run_tokenizer(case.cfg, worker.source)
     new_group = dist.new_group
@@ -171,7 +171,9 @@ def dealt(case: Case) -> list[list[int]]:
     """The first rank's rows, of which some are longer than others."""
     with one_rank(case) as worker:
         actor = case.cfg.actor_rollout_ref.actor
-        return worker._parallel(actor, actor.fsdp_config).shard_batch(torch.tensor([90, 60, 20, 10]), Cut(rows=4))
+        return worker._parallel(actor, actor.fsdp_config).shard_batch(
+            torch.tensor([90, 60, 20, 10]), MicroBatchSize(rows=4)
+        )
 
 
 # what processes are told
@@ -182,15 +184,15 @@ class Recorder:
 
     made: list[Recorder] = []
 
-    def __init__(self, names: list[str], starter: Any, *, host: str, patience: float) -> None:
-        self.names, self.starter, self.patience, self.size = names, starter, patience, len(names)
+    def __init__(self, names: list[str], starter: Any, *, host: str, timeout: float) -> None:
+        self.names, self.starter, self.timeout, self.size = names, starter, timeout, len(names)
         Recorder.made.append(self)
 
-    def meeting_place(self) -> str:
+    def free_address(self) -> str:
         return "somewhere:1"
 
     def build(self, factory: str, args: list[tuple]) -> None:
-        self.seats, self.roles = [own[0] for own in args], args[0][2]
+        self.infos, self.roles = [own[0] for own in args], args[0][2]
 
     def call(self, method: str) -> list[Any]:
         return {"take_notices": [[]], "engine_capabilities": [Capabilities(addressed="token", invariant=True)]}[method]
@@ -221,12 +223,12 @@ class RayDoor:
 
 
 @contextlib.contextmanager
-def launched(case: Case) -> Iterator[tuple[Launched, list[Recorder], RayDoor]]:
+def launched(case: Case) -> Iterator[tuple[LaunchedRoles, list[Recorder], RayDoor]]:
     """A run's processes, as far as they would be told what to do."""
     door = RayDoor()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recorder, "made", [])
-        patch.setattr(burnish.loop.launch, "Group", Recorder)
+        patch.setattr(burnish.loop.launch, "WorkerGroup", Recorder)
         patch.setattr(burnish.loop.launch, "pick_device", torch.device)
         patch.setattr(burnish.distributed.ray, "_ray", lambda: door)
         patch.delenv("RAY_ADDRESS", raising=False)
@@ -236,7 +238,7 @@ def launched(case: Case) -> Iterator[tuple[Launched, list[Recorder], RayDoor]]:
 def seats(case: Case) -> dict[str, list[int]]:
     """The devices of every pool's processes, each with the roles that it holds."""
     with launched(case) as (_, groups, _):
-        return {", ".join(group.roles): [seat.local_rank for seat in group.seats] for group in groups}
+        return {", ".join(group.roles): [info.local_rank for info in group.infos] for group in groups}
 
 
 def nodes(case: Case) -> list[int]:
@@ -248,13 +250,13 @@ def nodes(case: Case) -> list[int]:
 def timeouts(case: Case) -> list[float]:
     """Of the collectives of every pool."""
     with launched(case) as (_, groups, _):
-        return [group.seats[0].timeout for group in groups]
+        return [group.infos[0].timeout for group in groups]
 
 
 def patience(case: Case) -> tuple[float, float]:
     """Seconds for places to be found, and for processes to call."""
     with launched(case) as (_, groups, _):
-        return groups[0].starter.cluster.options.patience, groups[0].patience
+        return groups[0].starter.cluster.options.timeout, groups[0].timeout
 
 
 def starter(case: Case) -> str:

@@ -14,7 +14,7 @@ from burnish.loop.build_reward_model import build_reward_model_scorer
 from burnish.models.device import pick_device
 from burnish.reward.reward_model import CustomRewardModel
 from burnish.reward.reward_model_input import OwnTemplate, PolicyTokens
-from burnish.training.packing import CPU_TOKENS, Cut
+from burnish.training.packing import CPU_TOKENS, MicroBatchSize
 
 from ..reward_models import make_reward_model
 
@@ -59,15 +59,18 @@ def test_the_tokenizer_of_the_reward_model_itself_may_be_named(made, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "cut"),
     [
-        (("reward_model.micro_batch_size_per_gpu=3",), Cut(rows=3)),
-        (("reward_model.micro_batch_size=2",), Cut(rows=2)),
-        (("reward_model.micro_batch_size_per_gpu=3", "reward_model.use_dynamic_bsz=true"), Cut(tokens=CPU_TOKENS)),
-        (("reward_model.forward_max_token_len_per_gpu=40",), Cut(tokens=40)),
-        (("critic.forward_max_token_len_per_gpu=50",), Cut(tokens=50)),
+        (("reward_model.micro_batch_size_per_gpu=3",), MicroBatchSize(rows=3)),
+        (("reward_model.micro_batch_size=2",), MicroBatchSize(rows=2)),
+        (
+            ("reward_model.micro_batch_size_per_gpu=3", "reward_model.use_dynamic_bsz=true"),
+            MicroBatchSize(tokens=CPU_TOKENS),
+        ),
+        (("reward_model.forward_max_token_len_per_gpu=40",), MicroBatchSize(tokens=40)),
+        (("critic.forward_max_token_len_per_gpu=50",), MicroBatchSize(tokens=50)),
     ],
 )
 def test_how_reading_is_cut(made, overrides, cut):
-    assert made(*overrides).model.cut == cut
+    assert made(*overrides).model.micro_batch == cut
 
 
 def test_precedence_is_said(made):

@@ -3,7 +3,7 @@ import pytest
 from burnish.config import load
 from burnish.errors import UserError
 from burnish.loop.roles import eos_ids, policy_source
-from burnish.training.packing import Cut
+from burnish.training.packing import MicroBatchSize
 
 
 def test_a_run_without_a_model_asks_which():
@@ -32,9 +32,13 @@ def test_each_role_is_cut_by_its_own_keys(make_run):
         "critic.ppo_micro_batch_size_per_gpu=8",
         "critic.forward_micro_batch_size_per_gpu=5",
     )
-    assert run.policy.plan.cut == Cut(rows=2) and run.policy.inference_cut == Cut(rows=3)
-    assert run.reference.cut == Cut(rows=4)
-    assert run.critic.plan.cut == Cut(rows=8) and run.critic.inference_cut == Cut(rows=5)
+    assert run.policy.plan.micro_batch == MicroBatchSize(rows=2) and run.policy.inference_micro_batch == MicroBatchSize(
+        rows=3
+    )
+    assert run.reference.micro_batch == MicroBatchSize(rows=4)
+    assert run.critic.plan.micro_batch == MicroBatchSize(rows=8) and run.critic.inference_micro_batch == MicroBatchSize(
+        rows=5
+    )
 
 
 def test_mini_batches_count_prompts_with_all_their_responses(make_run):

@@ -98,8 +98,8 @@ def test_a_rank_that_hangs_is_named_and_the_run_starts_again(launch, tmp_path, m
     found = launch(*FILE, *TWO, "trainer.hang_timeout=15", out="several")
     assert (len(stopped), found.step, found.metrics["training/restarts"]) == (1, 2, 1)
     told = (tmp_path / "several" / "hang_rank_0.txt").read_text()
-    assert "trainer rank 1 of 2 does not answer" in told
-    assert "trainer rank 0 of 2 busy with " in told  # it waits for the other, and says where
+    assert "trainer rank 1 of 2 does not respond" in told
+    assert "trainer rank 0 of 2 runs " in told  # it waits for the other, and says where
     assert "File " in told
 
 

@@ -13,9 +13,8 @@ from burnish.config.adapters import AdapterSettings
 from burnish.models.attention import PACKED
 from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.lora import add_adapters
-from burnish.training.backend import Backend
-from burnish.training.optim import Optimizer
-from burnish.training.packing import Cut
+from burnish.training.backend import create_backend
+from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext, build_mesh
 from burnish.training.policy import Policy
 from tests.ranks import run_ranks
@@ -41,17 +40,17 @@ ADAPTER = AdapterSettings(
 def make(folder: str, parallel: ParallelContext, adapted: bool, averaged: bool) -> Policy:
     model = load_causal_lm(ModelSource(folder), PACKED, torch.float32)
     adapters = add_adapters(model, ADAPTER, dtype=torch.float32, seed=4) if adapted else None
-    backend = Backend(model, CPU, torch.float32, adapters=adapters, parallel=parallel)
+    backend = create_backend(model, CPU, torch.float32, adapters=adapters, parallel=parallel)
     changes = {"ppo_mini_batch_size": 6, "optim.lr": 1e-2, "ema_beta": 0.5 if averaged else None}
     config = settings("actor_rollout_ref.actor", changes)
+    backend.create_optimizer(config.optim, 10, 1)
     return Policy(
         backend,
-        Optimizer(backend.model, config.optim, 10, 1),
         config,
         temperature=TEMPERATURE,
         rows_per_prompt=1,
         max_response_length=12,
-        inference_cut=Cut(rows=4),
+        inference_micro_batch=MicroBatchSize(rows=4),
         seed=1,
     )
 

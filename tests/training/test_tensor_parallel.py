@@ -39,12 +39,13 @@ from burnish.errors import UserError
 from burnish.models import attention
 from burnish.models.parts import backbone
 from burnish.models.recompute import enable_recompute
-from burnish.training.backend import Backend, BackendOptions
-from burnish.training.dtensor import whole
+from burnish.training.backend import BackendOptions
+from burnish.training.backends.single import SingleBackend
+from burnish.training.dtensor import full_tensor
 from burnish.training.optim import Optimizer
 from burnish.training.packing import PackedRows
 from burnish.training.parallel import SINGLE_PROCESS
-from burnish.training.tensor_parallel import check_sizes, parallelize
+from burnish.training.tensor_parallel import apply_tp, check_sizes
 from tests.conftest import FAMILIES, SIZES, sharpen
 from tests.ranks import run_ranks
 from tests.training.test_sharding import train, train_at
@@ -93,11 +94,11 @@ def log_probs(model: PreTrainedModel, given: PackedRows) -> Tensor:
 
 
 def fused(model: PreTrainedModel, given: PackedRows) -> Tensor:
-    return Backend(model, CPU, torch.float32).log_probs(given, 1.0, False)[0]
+    return SingleBackend(model, CPU, torch.float32).log_probs(given, 1.0, False)[0]
 
 
 def values(model: PreTrainedModel, given: PackedRows) -> Tensor:
-    return Backend(model, CPU, torch.float32).values(given)
+    return SingleBackend(model, CPU, torch.float32).values(given)
 
 
 def loss(numbers: Tensor) -> Tensor:
@@ -106,7 +107,7 @@ def loss(numbers: Tensor) -> Tensor:
 
 def spread(model: PreTrainedModel, data: int, tensor: int) -> tuple[PreTrainedModel, DeviceMesh]:
     mesh = init_device_mesh("cpu", (data, tensor), mesh_dim_names=("data", "tensor"))
-    parallelize(model, mesh["tensor"], KEY)
+    apply_tp(model, mesh["tensor"], KEY)
     if data > 1:
         for layer in backbone(model).layers:
             fully_shard(layer, mesh=mesh["data"])
@@ -115,11 +116,11 @@ def spread(model: PreTrainedModel, data: int, tensor: int) -> tuple[PreTrainedMo
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: whole(parameter.detach()) for name, parameter in model.named_parameters()}
+    return {name: full_tensor(parameter.detach()) for name, parameter in model.named_parameters()}
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: whole(parameter.grad) for name, parameter in model.named_parameters()}
+    return {name: full_tensor(parameter.grad) for name, parameter in model.named_parameters()}
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,7 @@ def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 def everything(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:
     moments = {
-        moment: {name: whole(optimizer.adamw.state[p][moment]) for name, p in model.named_parameters()}
+        moment: {name: full_tensor(optimizer.adamw.state[p][moment]) for name, p in model.named_parameters()}
         for moment in ("exp_avg", "exp_avg_sq")
     }
     return {"weights": weights_of(model), **moments}
@@ -327,7 +328,7 @@ STRANGE: dict[str, Callable[[], PreTrainedModel]] = {
 )
 def test_a_layer_that_no_plan_covers_is_refused(model, problem):
     with pytest.raises(UserError, match=re.escape(problem)) as caught:
-        parallelize(STRANGE[model](), SimpleNamespace(size=lambda: 2), KEY)
+        apply_tp(STRANGE[model](), SimpleNamespace(size=lambda: 2), KEY)
     assert (caught.value.key, caught.value.value) == (KEY, 2)
 
 
