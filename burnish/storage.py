@@ -60,7 +60,7 @@ def cache_folder() -> Path:
 
 
 @dataclass(frozen=True)
-class ParallelContext:
+class RemoteFolder:
     """A folder of any file system that fsspec knows, or a local one, to put folders into and to fetch them from."""
 
     url: str

@@ -22,6 +22,7 @@ from burnish.training.backend import BackendOptions, create_backend
 from burnish.training.backends.module import ModuleBackend
 from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext
+from burnish.training.protocols import RewardModelRole
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
@@ -35,7 +36,7 @@ def build_reward_model_scorer(
     device: torch.device,
     tokenizer: Any,
     reward: Callable[..., Any] | None,
-    made: RewardModel | None = None,
+    made: RewardModelRole | None = None,
 ) -> RewardModelScorer | None:
     """None without reward_model.enable. `reward` is the function given in Python, if any; `made` a model elsewhere."""
     if not cfg.reward_model.enable:

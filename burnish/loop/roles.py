@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -204,7 +204,7 @@ def build_policy(
 def critic_source(cfg: TrainConfig) -> ModelSource:
     model = cfg.critic.model
     return ModelSource(
-        path=model.path,
+        path=cast(str, model.path),  # defaults to the policy's path
         key="critic.model.path",
         override_config=dict(model.override_config),
         external_lib=tuple(model.external_lib),
@@ -313,7 +313,7 @@ def engine_of(
     return Supervised(create) if "out_of_process" in entry.metadata else create()
 
 
-def engine_kwargs(rollout: SamplingConfig) -> dict[str, Any]:
+def engine_kwargs(rollout: Any) -> dict[str, Any]:
     """The section of rollout.engine_kwargs for the chosen engine."""
     sections = rollout.engine_kwargs
     return dict({"vllm": sections.vllm, "sglang": sections.sglang}.get(rollout.name, {}))

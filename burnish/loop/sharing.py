@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from burnish.config.ranks import sequence_ranks, tensor_ranks, uses_megatron
 from burnish.loop.build_reward_model import reward_model_source
@@ -20,7 +20,7 @@ def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
     """Raise where heads do not divide over tensor or sequence ranks; returns notices on sequence parallelism."""
     notices = []
     policy, critic = cfg.actor_rollout_ref, cfg.critic
-    models = [("actor_rollout_ref.actor", policy.actor, source)]
+    models: list[tuple[str, Any, ModelSource]] = [("actor_rollout_ref.actor", policy.actor, source)]
     if wants_reference(cfg):
         models.append(("actor_rollout_ref.ref", policy.ref, reference_source(cfg, source)))
     if wants_critic(cfg):

@@ -81,7 +81,7 @@ def _write(run: Run, step: int, roles: dict[str, Callable[[Path], None]], state:
     trainer = run.cfg.trainer
     newest = max(step, run.saving.sealed or 0)  # one that the disk refused at first may come after newer ones
     run.checkpoints.save(step, roles, state, best=state["best"].get("step"), newest=newest)
-    problem = run.mirror.send(run.checkpoints, step) if run.mirror is not None else None
+    problem = run.mirror.upload(run.checkpoints, step) if run.mirror is not None else None
     if problem is not None:
         run.loggers.note(problem)
     try:

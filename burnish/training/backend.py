@@ -1,9 +1,9 @@
 """The backend protocol: how a role runs its model on micro-batches, whatever the parallelism.
 
-A backend owns the order in which micro-batches run, so that a pipeline schedule can interleave them. Roles hand it all
+A backend owns the order in which micro-batches run, so that a pipeline schedule can interleave them. Roles pass it all
 micro-batches of one pass and a function that turns the model's output into log-probs, values, scores or a loss. That
-function runs where the model's last stage is, and so do its results exist only there: `parallel.has_results` tells a
-rank whether `forward` and `forward_backward` return one output per micro-batch or an empty list.
+function runs on the model's last stage, so its results exist only there: `forward` and `forward_backward` return one
+output per micro-batch on ranks where `parallel.has_results` is true, and an empty list on others.
 """
 
 from __future__ import annotations

@@ -36,5 +36,6 @@ class MovingAverage:
         averages = {id(p): self.weights[name].to(p.dtype) for name, p in self._trained()}
         parameters = {name: id(p) for name, p in self.module.named_parameters(remove_duplicate=False)}
         return {
-            name: averages.get(parameters.get(name, 0), tensor) for name, tensor in self.module.state_dict().items()
+            name: averages[parameters[name]] if parameters.get(name) in averages else tensor
+            for name, tensor in self.module.state_dict().items()
         }

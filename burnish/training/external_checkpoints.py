@@ -148,8 +148,9 @@ def _join_parts(name: str, parts: list[Any], shape: torch.Size | None, folder: P
 def _join_dtensors(name: str, parts: list[DTensor], folder: Path) -> Tensor:
     """Along the one dimension that is sharded; of replicas the first is taken."""
     first = parts[0]
-    shards = [placement for placement in first.placements if not isinstance(placement, Replicate)]
-    if len(shards) > 1 or any(not isinstance(shard, Shard) for shard in shards):
+    split = [placement for placement in first.placements if not isinstance(placement, Replicate)]
+    shards = [placement for placement in split if isinstance(placement, Shard)]
+    if len(split) > 1 or len(shards) < len(split):
         problem = f"{name} has placements {list(first.placements)}; only one sharded dimension is supported"
         raise UserError(problem, key="CHECKPOINT", value=str(folder))
     if not shards:

@@ -45,6 +45,8 @@ class AdamW(torch.optim.AdamW):
     go into one fused update.
     """
 
+    found_inf: Tensor  # nonzero skips the update
+
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
         """Fills the lists with weights, gradients and state of the group; here with this rank's parts of them."""
         is_complex = super()._init_group(group, *lists)
@@ -74,7 +76,7 @@ class Optimizer:
             self.offload = TensorOffload(self._state, options.device)
         self.state_device = state_device = CPU if options.offload or options.on_cpu else options.device
         # `fused` is one kernel for the whole update, also on the CPU. `update` sets the learning rate.
-        self.adamw = AdamW(self._groups(), lr=config.lr, betas=tuple(config.betas), fused=True)
+        self.adamw = AdamW(self._groups(), lr=config.lr, betas=(config.betas[0], config.betas[1]), fused=True)
         for parameter in self.parameters:
             # Created now: else DCP creates it at the first save by an update, which AdamW would count.
             device = state_device or parameter.device

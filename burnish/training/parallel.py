@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -147,7 +147,7 @@ def build_mesh(
     for start in range(0, world_size, sequence_size * tensor_size):
         for tensor_rank in range(tensor_size):
             members = [start + tensor_rank + tensor_size * number for number in range(sequence_size)]
-            group = dist.new_group(members) if sequence_size > 1 else None
+            group = _new_group(members) if sequence_size > 1 else None
             sequence = group if rank in members else sequence
     return ParallelContext(
         data_rank=rank // (sequence_size * tensor_size),
@@ -155,10 +155,14 @@ def build_mesh(
         mesh=mesh[SHARD] if shard_size == num_fsdp_ranks else mesh[REPLICATE, SHARD],
         sequence=sequence,
         tensor=mesh[TENSOR] if tensor_size > 1 else None,
-        checkpoint_group=dist.new_group(backend="gloo"),
+        checkpoint_group=_new_group(backend="gloo"),
         balance=balance,
         backend="fsdp",
     )
+
+
+def _new_group(ranks: list[int] | None = None, backend: str | None = None) -> dist.ProcessGroup:
+    return cast(dist.ProcessGroup, dist.new_group(ranks, backend=backend))
 
 
 def _split_shard(rows: list[int], lengths: Tensor, size: MicroBatchSize, at_least: int = 1) -> list[list[int]]:

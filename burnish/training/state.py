@@ -172,7 +172,7 @@ def load_role(folder: Path, backend: Backend, contents: Collection[str], *, key:
     if "model" in parts and backend.adapters is not None:
         backend.adapters.load(folder / ADAPTER, key)
     if "hf_model" in parts:
-        weights = _load_hub(hub_folder(folder), type(backend.model), key)
+        weights: dict[str, Any] = _load_hub(hub_folder(folder), type(backend.model), key)
         options = StateDictOptions(full_state_dict=parallel.is_distributed)
         set_model_state_dict(backend.model, weights, options=options)
     if optimizer.average is not None and AVERAGE not in state:
@@ -192,10 +192,11 @@ def _optimizer(backend: Backend) -> Optimizer:
     return backend.optimizer
 
 
-def _load_hub(folder: Path, family: type[PreTrainedModel], key: str) -> dict[str, Tensor]:
+def _load_hub(folder: Path, family: type[PreTrainedModel], key: str) -> dict[str, Any]:
     """All weights of the model; missing ones are an error, because transformers would initialize them at random."""
     with quiet_transformers():
-        model, info = family.from_pretrained(folder, output_loading_info=True)
+        loaded: Any = family.from_pretrained(folder, output_loading_info=True)
+    model, info = loaded
     wrong = sorted({*info["missing_keys"], *info["unexpected_keys"], *(str(one) for one in info["mismatched_keys"])})
     if wrong:
         problem = f"its weights are not those of this model ({family.__name__}): {', '.join(wrong[:3])}"

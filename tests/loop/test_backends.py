@@ -153,7 +153,7 @@ def test_the_hugging_face_folder_holds_the_merged_model(make_run, next_prompts):
 
 def test_adapters_and_whole_weights_do_not_go_on_from_each_other(launch):
     launch("trainer.save_freq=1", "trainer.total_training_steps=1")
-    with pytest.raises(UserError, match="whole weights"):
+    with pytest.raises(UserError, match="holds full weights, but this run trains LoRA adapters"):
         launch(*LORA, "trainer.total_training_steps=2")
 
 
@@ -209,7 +209,7 @@ def test_training_in_sixteen_bits_comes_near_the_same_gradient(make_run, compute
     key = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
     other, run = gradient(f"{key}={compute}", out=compute)
     assert other != plain and other == pytest.approx(plain, rel=0.1)
-    assert run.policy.optimizer.scale.on == (compute == "fp16")
+    assert run.policy.optimizer.scale.enabled == (compute == "fp16")
     assert next(run.policy.backend.model.parameters()).dtype == torch.float32
 
 
@@ -245,7 +245,7 @@ def test_a_number_format_is_asked_for_once():
         load(["actor_rollout_ref.model.path=m", "actor_rollout_ref.model.torch_dtype=fp16"], given=given)
     cfg = load(overrides, given=given).cfg
     fsdp = cfg.actor_rollout_ref.actor.fsdp_config
-    assert Precision.of(fsdp, "k", CPU, "bf16").kept == torch.bfloat16
+    assert Precision.of(fsdp, "k", CPU, "bf16").weights == torch.bfloat16
     assert Precision.of(fsdp, "k", CPU) == Precision(torch.float32, torch.float32, torch.float32)
 
 

@@ -121,7 +121,7 @@ def test_a_failed_copy_is_said_and_the_run_goes_on(make_run, memory, monkeypatch
     monkeypatch.setattr(run.loggers, "note", said.append)
     monkeypatch.setattr(type(memory), "put_file", put_file)
     assert fit(run).step == 4
-    assert [line.partition(",")[0] for line in said] == [f"the checkpoint of step {n} is not copied" for n in (2, 4)]
+    assert [line.partition(",")[0] for line in said] == [f"the checkpoint of step {n} was not uploaded" for n in (2, 4)]
     assert [step for step in run.checkpoints.steps()] == [2, 4]
 
 

@@ -135,6 +135,10 @@ def make_critic(value_backend):
 
 @pytest.fixture
 def batch(tokenizer):
+    return make_batch(tokenizer)
+
+
+def make_batch(tokenizer):
     """Six rows: prompts and responses of different lengths, the third response empty, some tokens observed."""
     generator = torch.Generator().manual_seed(7)
 

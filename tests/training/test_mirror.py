@@ -60,11 +60,11 @@ def test_a_failed_copy_is_told_and_made_up_for(save, url, monkeypatch):
     broken = [True]
     put_fails(monkeypatch, url, broken)
     mirror = Mirror(url)
-    told = mirror.send(save(1), 1)
-    assert "step 1 is not copied, and will be with the next one: trainer.default_hdfs_dir=" in told
+    told = mirror.upload(save(1), 1)
+    assert "step 1 was not uploaded, and will be retried with the next one: trainer.default_hdfs_dir=" in told
     assert "OSError: no route" in told
     broken.clear()
-    assert mirror.send(save(2), 2) is None
+    assert mirror.upload(save(2), 2) is None
     assert mirror._steps() == [1, 2]
 
 
@@ -107,10 +107,10 @@ def test_later_copies_of_an_earlier_run_do_not_count(save, url, tmp_path):
 def test_what_was_copied_is_not_copied_again(save, url, monkeypatch):
     """Forgetting the critic's part changes a local manifest; the copy keeps it."""
     mirror = Mirror(url)
-    mirror.send(save(1), 1)
+    mirror.upload(save(1), 1)
     checkpoints = save(2)
     (checkpoints.path(1) / "manifest.json").write_text('{"files": {}}')
-    mirror.send(checkpoints, 2)
+    mirror.upload(checkpoints, 2)
     Mirror(url).send(save(3), 3)
     assert not mirror.holds(checkpoints.path(1))
     assert mirror.place.read("global_step_1/actor/weights") == b"w1"
@@ -120,5 +120,5 @@ def test_the_best_one_is_named_there_too(save, url, tmp_path):
     checkpoints = save(1)
     checkpoints.save(2, {}, {"step": 2}, best=1)
     mirror = Mirror(url)
-    assert mirror.send(checkpoints, 2) is None
+    assert mirror.upload(checkpoints, 2) is None
     assert mirror.place.read("best_checkpointed_iteration.txt") == b"1"

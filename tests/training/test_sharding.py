@@ -78,7 +78,14 @@ CASES = {
 
 
 def all_cases(rank: int, folder: str, batch, names: list[str]):
-    return {name: train(rank, folder, batch, *CASES[name]) for name in names}
+    return {name: train(rank, folder, batch, *CASES[name]) for name in names} | {"last stage": last_stage(rank)}
+
+
+def last_stage(rank: int):
+    """What a rank of a two-stage pipeline has and reports, and what all ranks gather."""
+    stage = ParallelContext(pipeline_rank=rank, pipeline_size=2)
+    outputs = [f"output of stage {rank}"] if stage.has_results else []
+    return stage.has_results, stage.reports_results, stage.gather_lists(outputs)
 
 
 def test_two_ranks_compute_what_one_does(model_folder, without_old):
@@ -88,6 +95,8 @@ def test_two_ranks_compute_what_one_does(model_folder, without_old):
         for rank in range(2):
             same(found[rank][name], expected)
     assert found[0]["sharded"]["local"] < 0.6 * found[0]["replicated"]["local"]
+    outputs = ["output of stage 1"]
+    assert [rank["last stage"] for rank in found] == [(False, False, outputs), (True, True, outputs)]
 
 
 @pytest.mark.long

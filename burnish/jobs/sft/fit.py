@@ -143,7 +143,7 @@ def save(run: SftRun) -> None:
 
 def _write(run: SftRun, step: int, role: Callable[[Path], None], state: dict[str, Any]) -> None:
     run.checkpoints.save(step, {"actor": role}, state)
-    problem = run.mirror.send(run.checkpoints, step) if run.mirror is not None else None
+    problem = run.mirror.upload(run.checkpoints, step) if run.mirror is not None else None
     if problem is not None:
         run.loggers.note(problem)
     run.checkpoints.keep(run.cfg.trainer.max_ckpt_to_keep, None)

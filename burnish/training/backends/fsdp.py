@@ -6,11 +6,11 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from transformers import PreTrainedModel
 
 from burnish.errors import UserError, nearest
@@ -65,6 +65,11 @@ class FSDPRoot(nn.Module):
     def forward(self, work: Callable[[], Any]) -> Any:
         return work()
 
+    if TYPE_CHECKING:
+
+        def reshard(self) -> None:
+            """`fully_shard` makes this an FSDPModule."""
+
 
 class ShardOffload(Offloaded):
     """Shards wait in CPU memory between phases."""
@@ -109,12 +114,12 @@ def apply_fsdp(
     return root
 
 
-def fsdp_units(model: PreTrainedModel, options: FsdpOptions) -> list[FSDPModule]:
+def fsdp_units(model: PreTrainedModel, options: FsdpOptions) -> list[Any]:
     """The modules to shard as one, in model order: by size, by class, or the model's own layers."""
     if options.min_num_params > 0:
         return _modules_by_size(model, options.min_num_params)
     classes = options.layer_classes or tuple(sorted(model._no_split_modules or ()))
-    units: list[Any] = [module for module in model.modules() if type(module).__name__ in classes]
+    units = [module for module in model.modules() if type(module).__name__ in classes]
     if options.layer_classes:
         _check_layer_classes(model, options)
     return units

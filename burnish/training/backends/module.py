@@ -25,7 +25,7 @@ from burnish.models.router import balance_loss
 from burnish.models.sequence.arithmetic import choose_method
 from burnish.models.sequence.parallel import SequenceParallel
 from burnish.models.sequence.places import Places
-from burnish.training.backend import DEFAULT_OPTIONS, BackendOptions, HeadFn, LossFn, MicroBatch, Output
+from burnish.training.backend import DEFAULT_OPTIONS, Backend, BackendOptions, HeadFn, LossFn, MicroBatch, Output
 from burnish.training.dtensor import full_tensor
 from burnish.training.offload import Offloaded, activations_on_cpu
 from burnish.training.optim import Optimizer, OptimizerOptions
@@ -169,8 +169,10 @@ class ModuleBackend:
     def scores(self, rows: PackedRows) -> Tensor:
         """The score head's prediction at the last token of each row, [rows]."""
         places = self._places(rows, rows.ends)
+        local = places.local
+        assert local is not None
         with self.autocast():
-            scores = self.run_unsharded(lambda: last_token_scores(self.model, self._inputs(rows), places.local))
+            scores = self.run_unsharded(lambda: last_token_scores(self.model, self._inputs(rows), local))
         return places.whole(scores)
 
     def _inputs(self, rows: PackedRows) -> dict[str, Any]:
@@ -217,6 +219,10 @@ class ModuleBackend:
             assert self.optimizer is not None
             set_optimizer_state_dict(self.model, self.optimizer.adamw, state["optimizer"])
             self.optimizer.restore_placement()
+
+
+if TYPE_CHECKING:
+    _backend: type[Backend] = ModuleBackend  # checked by pyright
 
 
 class ModuleOutput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from burnish.models.fourbit import is_packed
 from burnish.models.stream import WeightStream
@@ -16,8 +16,9 @@ class SingleBackend(ModuleBackend):
     """Holds all weights itself."""
 
     def _prepare(self) -> Offloaded | None:
+        model: nn.Module = self.model
         if not self.options.offload:
-            self.model.to(self.device)
+            model.to(self.device)
             return None
         return TensorOffload(self._offloadable, self.device, changes=lambda tensor: tensor.requires_grad)
 
