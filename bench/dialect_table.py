@@ -1,9 +1,9 @@
-"""Read every real launch command in a folder of cases, and print what became of its settings.
+"""Translate every launch command in a folder of cases, and print the status of its settings.
 
     python bench/dialect_table.py [--cases ../shared/cases] [--write docs/dialects.md]
 
-A case file is JSON lines: `name`, `entry` and `argv` of a command, or `file` and `config` of a YAML. With --write, the
-table replaces what follows the page's marker.
+A case file has JSON lines: `name`, `entry` and `argv` of a command, or `file` and `config` of a YAML. With --write, the
+table replaces what follows the marker in that page.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from typing import Any
 
 import yaml
 
-from burnish.dialects.read import translate_command, translate_yaml
 from burnish.dialects.report import REFUSED, STATUSES, Translation
+from burnish.dialects.translate import translate_command, translate_yaml
 from burnish.errors import UserError
 
 MARKER = "<!-- cases: made by bench/dialect_table.py -->"
-# Files of a config tree that are no config of a run.
+# Config groups, which do not configure a run by themselves.
 PARTS = re.compile(r"configs/(model|datasets|envs|tools)/")
-_LONGEST = 240
+_MAX_LENGTH = 240
 _PATH = re.compile(r"(?<![\w.~-])(?:/[\w.@-]+){2,}")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case: its translation, or why there is none."""
+    """One case: its translation, or the error."""
 
     case: str
     translation: Translation | None = None
-    unread: str = ""
+    error: str = ""
 
 
 def rows(folder: Path) -> Iterator[Row]:
-    """Every command and every run's YAML of the cases."""
-    with tempfile.TemporaryDirectory() as made:
+    """Every command and every run's YAML in the folder."""
+    with tempfile.TemporaryDirectory() as trees:
         for path in sorted(folder.glob("*.jsonl")):
             cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            files = {id(case): _write(Path(made) / case["version"], case) for case in cases if "config" in case}
+            files = {id(case): _write(Path(trees) / case["version"], case) for case in cases if "config" in case}
             for case in cases:
                 name = case.get("name") or case["file"]
                 if not PARTS.search(name):
@@ -65,19 +65,20 @@ def _row(name: str, case: dict[str, Any], file: str | None) -> Row:
             return Row(name, translate_yaml(file))
         return Row(name, translate_command(["python3", "-m", case["entry"], *case["argv"]]))
     except UserError as error:
-        return Row(name, unread=_cell(error.text()))
+        return Row(name, error=_cell(error.text()))
 
 
-def page(found: list[Row]) -> str:
-    """The table, the reasons for what is refused, and the programs that are no job of Burnish."""
+def page(cases: list[Row]) -> str:
+    """The table, the reasons for refusals, and the programs that are not supported."""
     head = f"| case | {' | '.join(STATUSES)} |\n|---|{'---|' * len(STATUSES)}\n"
-    read = [row for row in found if row.translation is not None]
-    table = "".join(f"| {row.case} | {' | '.join(_counts(row.translation))} |\n" for row in read)
-    refused = [line for row in read for line in _refusals(row)] or ["Nothing.\n"]
-    unread = [f"- {row.case}: {row.unread}\n" for row in found if row.translation is None] or ["None.\n"]
+    translated = [row for row in cases if row.translation is not None]
+    table = "".join(f"| {row.case} | {' | '.join(_counts(row.translation))} |\n" for row in translated)
+    refused = [line for row in translated for line in _refusals(row)] or ["Nothing.\n"]
+    unsupported = [f"- {row.case}: {row.error}\n" for row in cases if row.translation is None] or ["None.\n"]
     return (
-        f"{len(read)} commands and configs are read. Settings, with written-out defaults:\n\n{head}{table}\n"
-        f"### What is refused in them\n\n{''.join(refused)}\n### Programs that are not read\n\n{''.join(unread)}"
+        f"{len(translated)} commands and configs are translated. Settings by status, with explicit defaults:\n\n"
+        f"{head}{table}\n"
+        f"### Refused settings\n\n{''.join(refused)}\n### Unsupported programs\n\n{''.join(unsupported)}"
     )
 
 
@@ -91,9 +92,9 @@ def _refusals(row: Row) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """One line of a page: not too long, and without the paths of somebody's machine."""
+    """One line of limited length, without absolute paths."""
     line = _PATH.sub("PATH", " ".join(text.split())).replace("|", "\\|").replace("<", "\\<")
-    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
+    return line if len(line) <= _MAX_LENGTH else f"{line[:_MAX_LENGTH]} ..."
 
 
 def main() -> int:
@@ -102,7 +103,7 @@ def main() -> int:
     parser.add_argument("--write", type=Path, metavar="PAGE")
     args = parser.parse_args()
     if not args.cases.is_dir():
-        print(f"no cases in {args.cases}", file=sys.stderr)
+        print(f"{args.cases}: no such folder; use --cases FOLDER", file=sys.stderr)
         return 1
     text = page(list(rows(args.cases)))
     if args.write is None:

@@ -1,4 +1,4 @@
-"""Engines and requests of the rollout's benchmarks: Qwen2.5's shapes, long-tailed lengths."""
+"""Engines and requests for the rollout benchmarks: Qwen2.5 shapes, long-tailed response lengths."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from burnish.rollout.engine import Engine, EngineOptions, Request, Sampling
 from burnish.rollout.engines.builtin.choice import builtin_engine
 from burnish.seeding import derive_seed
 
-ENDS = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
+TOKEN_IDS = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
 
 
 def shape_config(shape: str) -> Qwen2Config:
     config = config_of(shape)
-    config.update({**ENDS, "architectures": ["Qwen2ForCausalLM"]})
+    config.update({**TOKEN_IDS, "architectures": ["Qwen2ForCausalLM"]})
     return config
 
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """Where and how the engine runs."""
+    """Device and options of the engine under test."""
 
     device: torch.device
     eager: bool = False
-    look_in: int = 16
-    block: int = 64
+    sync_interval: int = 16  # decode steps between two host syncs
+    block: int = 64  # tokens per KV block
     compiled: bool | None = None
     memory_share: float = 0.8
 
@@ -42,9 +42,9 @@ class Bench:
         return self.device.type == "cuda"
 
     def engine(self, config: PretrainedConfig, dtype: torch.dtype, folder: Path, **more: object) -> Engine:
-        """An engine with the weights that its class begins with; the caller closes it."""
+        """An engine with freshly initialized weights; the caller closes it."""
         config.save_pretrained(folder)
-        extra = {"look_in": self.look_in, "block": self.block}
+        extra = {"look_in": self.sync_interval, "block": self.block}
         if self.compiled is not None:
             extra["compiled"] = self.compiled
         options = EngineOptions(
@@ -58,7 +58,7 @@ class Bench:
             extra=extra,
             **more,
         )
-        with self.device:  # weights are made where they stay
+        with self.device:  # initialize weights on the device
             return builtin_engine(options)
 
     def wait(self) -> None:
@@ -72,7 +72,7 @@ class Bench:
 
 
 def make_requests(seqs: int, n: int, prompt: int, max_new: int, vocabulary: int, fixed: bool = False, salt: int = 0):
-    """The same prompts and lengths for every engine and every call."""
+    """The same prompts and lengths for every engine; `salt` changes the sampling seeds only."""
     rng = random.Random(0)
     low, high = (1000, 150_000) if vocabulary > 150_000 else (3, vocabulary)
     prompts = [tuple(rng.randrange(low, high) for _ in range(prompt)) for _ in range(seqs // n)]

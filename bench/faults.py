@@ -1,10 +1,10 @@
-"""What a run survives: faults are done to real runs of a tiny model, and each is compared with a run nobody touched.
+"""Fault injection: real runs of a tiny model are disturbed and compared with an undisturbed run.
 
-usage: bench/faults.py [NAME ...] [--kills 25] [--tries 6] [--seed 0]
+    python bench/faults.py [NAME ...] [--kills 25] [--tries 6] [--seed 0]
 
-Prints the table of docs/reliability.md. `tried` counts faults, `survived` those after which the run reached its end (by
-itself, or with the same command), `lost` what then differs: weights, optimizers, sample order, responses, and every
-metric but timing_* and perf/*, bit for bit.
+Prints the table of docs/reliability.md. `tried` counts faults, `survived` those after which the run completed (by
+itself or with the same command), `lost` the differences from the undisturbed run: weights, optimizers, sample order,
+responses, and every metric except timing_* and perf/*, bit for bit. Runs of all faults write faults.json.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from killing import BESIDE, GRPO, PPO, Commands, Instant, Task, Untouched, differences, kill, kill_until
+import tables
+from killing import ASYNC_SAVE, GRPO, PPO, Baseline, Commands, Instant, Task, differences, kill, kill_repeatedly
 
-AHEAD = ("async_training.mode=one_step_off",)
+ONE_STEP_OFF = ("async_training.mode=one_step_off",)
+COLUMNS = {"fault": "{fault}", "tried": "{tried}", "survived": "{survived}", "lost": "{lost}"}
 TWO_RANKS = ("trainer.n_gpus_per_node=2", "trainer.launcher=processes")
 
 
@@ -43,45 +45,45 @@ class Counts:
 
 
 class Bench:
-    """Where faults are done: one process to fork commands from, and untouched runs to compare with."""
+    """A process that forks commands, and undisturbed runs to compare with."""
 
     def __init__(self, folder: Path, *, kills: int, tries: int, seed: int = 0) -> None:
         self.folder, self.kills, self.tries = folder, kills, tries
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         (folder / "task").mkdir(parents=True)
         self.task = Task(folder / "task")
         self.commands = Commands(folder)
-        self._untouched: dict[tuple[str, ...], Untouched] = {}
-        self._made = 0
+        self._baselines: dict[tuple[str, ...], Baseline] = {}
+        self._num_folders = 0
 
     def close(self) -> None:
         self.commands.__exit__()
 
-    def untouched(self, *settings: str) -> Untouched:
-        if settings not in self._untouched:
-            folder = self.folder / f"whole_{len(self._untouched)}"
-            self._untouched[settings] = Untouched(self.commands, self.task, folder, settings)
-        return self._untouched[settings]
+    def baseline(self, *settings: str) -> Baseline:
+        if settings not in self._baselines:
+            folder = self.folder / f"baseline_{len(self._baselines)}"
+            self._baselines[settings] = Baseline(self.commands, self.task, folder, settings)
+        return self._baselines[settings]
 
     def new_folder(self) -> Path:
-        self._made += 1
-        return self.folder / f"run_{self._made}"
+        self._num_folders += 1
+        return self.folder / f"run_{self._num_folders}"
 
 
 FAULTS: dict[str, Callable[[Bench], Counts]] = {}
 
 
 def fault(name: str) -> Callable[[Callable], Callable]:
-    def put(function: Callable[[Bench], Counts]) -> Callable[[Bench], Counts]:
+    def register(function: Callable[[Bench], Counts]) -> Callable[[Bench], Counts]:
         FAULTS[name] = function
         return function
 
-    return put
+    return register
 
 
-def killed(bench: Bench, *settings: str, kills: int | None = None, but: Sequence[str] = ()) -> Counts:
-    whole = bench.untouched(*settings)
-    tally = kill_until(whole, bench.kills if kills is None else kills, bench.chance.randrange(10**6), but)
+def killed(bench: Bench, *settings: str, kills: int | None = None, ignore: Sequence[str] = ()) -> Counts:
+    num_kills = bench.kills if kills is None else kills
+    tally = kill_repeatedly(bench.baseline(*settings), num_kills, bench.rng.randrange(10**6), ignore)
     by_phase = ", ".join(f"{phase} {count}" for phase, count in tally.kills.most_common())
     return Counts(tally.kills.total(), tally.kills.total(), tally.differences, by_phase)
 
@@ -97,92 +99,92 @@ def kill_ppo(bench: Bench) -> Counts:
 
 
 @fault("kill -9, checkpoints written beside the run")
-def kill_beside(bench: Bench) -> Counts:
-    """Which checkpoints a disk leaves out that is slower than the run is a matter of time; the last one is not."""
-    return killed(bench, *GRPO, *BESIDE, but=["checkpoints"])
+def kill_async_save(bench: Bench) -> Counts:
+    """Which checkpoints are skipped when the disk is slower than the run depends on timing; the last one does not."""
+    return killed(bench, *GRPO, *ASYNC_SAVE, ignore=["checkpoints"])
 
 
 @fault("kill -9, one step off")
-def kill_ahead(bench: Bench) -> Counts:
-    return killed(bench, *GRPO, *AHEAD)
+def kill_one_step_off(bench: Bench) -> Counts:
+    return killed(bench, *GRPO, *ONE_STEP_OFF)
 
 
 @fault("kill -9, two ranks")
 def kill_two_ranks(bench: Bench) -> Counts:
-    """To the process that leads them; they end with it."""
+    """Kills the main process; its ranks end with it."""
     return killed(bench, *GRPO, *TWO_RANKS, kills=max(1, bench.kills // 5))
 
 
 @fault("SIGTERM from a scheduler")
 def terminated(bench: Bench) -> Counts:
-    """Exit status 143 and a checkpoint of the step it was in; the same command goes on."""
-    whole, counts = bench.untouched(*GRPO), Counts()
+    """Exits with status 143 and a checkpoint of the current step; the same command resumes."""
+    baseline, counts = bench.baseline(*GRPO), Counts()
     for _ in range(bench.tries):
         folder = bench.new_folder()
-        at = whole.instant(bench.chance, ("gen", "update_actor", "save_checkpoint"))
-        first = whole.run(folder, at=at, do=lambda pid: os.kill(pid, signal.SIGTERM))
-        second = whole.run(folder)
+        at = baseline.random_instant(bench.rng, ("gen", "update_actor", "save_checkpoint"))
+        first = baseline.run(folder, at=at, do=lambda pid: os.kill(pid, signal.SIGTERM))
+        second = baseline.run(folder)
         stopped = first.status == 143 and "stopped after step" in first.printed and "resumed from" in second.printed
-        counts.add(stopped and second.status == 0, differences(whole.folder, folder, but=["checkpoints"]))
+        counts.add(stopped and second.status == 0, differences(baseline.folder, folder, ignore=["checkpoints"]))
     return counts
 
 
 @fault("disk full while saving")
 def disk_full(bench: Bench) -> Counts:
-    """Two saves in a row are refused; the run says so, goes on, and saves when there is room."""
-    whole, counts = bench.untouched(*GRPO), Counts()
-    for harm in ("full disk", *(["full tmpfs"] if can_mount() else [])):
+    """Two saves in a row fail; the run reports it, continues, and saves when there is space."""
+    baseline, counts = bench.baseline(*GRPO), Counts()
+    for inject in ("full disk", *(["full tmpfs"] if can_mount() else [])):
         folder = bench.new_folder()
-        ended = whole.run(folder, harm=harm)
-        told = ended.printed.count("The run goes on, and tries again after every step")
-        lost = differences(whole.folder, folder, but=["training/failed_saves", "checkpoints"])
-        counts.add(ended.status == 0 and told == 2, lost)
-    counts.remark = "a real full disk too" if can_mount() else "writes refused by the system"
+        result = baseline.run(folder, inject=inject)
+        reports = result.printed.count("The run goes on, and tries again after every step")
+        lost = differences(baseline.folder, folder, ignore=["training/failed_saves", "checkpoints"])
+        counts.add(result.status == 0 and reports == 2, lost)
+    counts.remark = "including a full tmpfs" if can_mount() else "file size limit only"
     return counts
 
 
 def can_mount() -> bool:
-    """May a process here have a disk of its own?"""
+    """Whether this process may mount a tmpfs."""
     return os.system("unshare -m true 2> /dev/null") == 0 and os.geteuid() == 0
 
 
 @fault("checkpoint file truncated or a bit flipped")
 def damaged(bench: Bench) -> Counts:
-    """Any file of the newest checkpoint: it is named, the one before is used, and the run ends as it should."""
-    whole, counts = bench.untouched(*GRPO), Counts()
+    """A damaged file of the newest checkpoint is reported, and the run resumes from the previous one."""
+    baseline, counts = bench.baseline(*GRPO), Counts()
     for number in range(bench.tries):
         folder = bench.new_folder()
-        whole.run(folder, at=Instant("update_actor", 4), do=kill)
+        baseline.run(folder, at=Instant("update_actor", 4), do=kill)
         files = sorted(path for path in (folder / "global_step_3").rglob("*") if path.is_file() and path.stat().st_size)
-        file = bench.chance.choice(files)
+        file = bench.rng.choice(files)
         content = bytearray(file.read_bytes())
         if number % 2:
-            content = content[: bench.chance.randrange(len(content))]
+            content = content[: bench.rng.randrange(len(content))]
         else:
-            content[bench.chance.randrange(len(content))] ^= 1 << bench.chance.randrange(8)
+            content[bench.rng.randrange(len(content))] ^= 1 << bench.rng.randrange(8)
         file.write_bytes(content)
-        ended = whole.run(folder)
-        named = "global_step_3 is damaged" in ended.printed and "global_step_2" in ended.printed
-        counts.add(ended.status == 0 and named, differences(whole.folder, folder))
+        result = baseline.run(folder)
+        named = "global_step_3 is damaged" in result.printed and "global_step_2" in result.printed
+        counts.add(result.status == 0 and named, differences(baseline.folder, folder))
     return counts
 
 
 @fault("a rank of two is killed")
 def rank_killed(bench: Bench) -> Counts:
-    """The run restarts from its last checkpoint by itself, with two new ranks."""
-    whole, counts = bench.untouched(*GRPO, *TWO_RANKS), Counts()
+    """The run restarts by itself from its last checkpoint, with two new ranks."""
+    baseline, counts = bench.baseline(*GRPO, *TWO_RANKS), Counts()
     for _ in range(max(1, bench.tries // 2)):
         folder, hit = bench.new_folder(), []
-        at = whole.instant(bench.chance, ("gen", "ref", "update_actor", "save_checkpoint"))
-        ended = whole.run(folder, at=at, do=lambda pid: hit.append(kill(bench.chance.choice(ranks_of(pid)))))
-        restarted = "of 2 was killed by SIGKILL; the run goes on from its last checkpoint" in ended.printed
-        lost = differences(whole.folder, folder, but=["training/restarts"])
-        counts.add(ended.status == 0 and restarted and len(hit) == 1, lost)
+        at = baseline.random_instant(bench.rng, ("gen", "ref", "update_actor", "save_checkpoint"))
+        result = baseline.run(folder, at=at, do=lambda pid: hit.append(kill(bench.rng.choice(ranks_of(pid)))))
+        restarted = "of 2 was killed by SIGKILL; the run goes on from its last checkpoint" in result.printed
+        lost = differences(baseline.folder, folder, ignore=["training/restarts"])
+        counts.add(result.status == 0 and restarted and len(hit) == 1, lost)
     return counts
 
 
 def ranks_of(pid: int) -> list[int]:
-    """The processes that hold the roles of this run."""
+    """Process ids of the ranks of this run."""
     return [child for child in child_processes(pid) if b"burnish.distributed.host" in command_line(child)]
 
 
@@ -192,48 +194,48 @@ def command_line(pid: int) -> bytes:
 
 @fault("a worker dies again and again")
 def worker_died(bench: Bench) -> Counts:
-    """Two deaths in one run, each survived."""
-    whole, counts = bench.untouched(*GRPO), Counts()
+    """Two deaths in one run."""
+    baseline, counts = bench.baseline(*GRPO), Counts()
     for _ in range(max(1, bench.tries // 2)):
         folder = bench.new_folder()
-        ended = whole.run(folder, harm="worker dies")
-        lost = differences(whole.folder, folder, but=["training/restarts"])
+        result = baseline.run(folder, inject="worker dies")
+        lost = differences(baseline.folder, folder, ignore=["training/restarts"])
         for restart in (1, 2):
-            counts.add(ended.status == 0 and f"restart {restart}: rank 1 of 2 was killed" in ended.printed, lost)
+            counts.add(result.status == 0 and f"restart {restart}: rank 1 of 2 was killed" in result.printed, lost)
             lost = []
     return counts
 
 
 @fault("a rank hangs")
 def hung(bench: Bench) -> Counts:
-    """The watchdog names phase and rank, writes the stacks down and ends the run; the same command goes on."""
-    whole, counts = bench.untouched(*GRPO), Counts()
-    patient = Untouched.__new__(Untouched)
-    patient.__dict__ |= vars(whole) | {"settings": (*whole.settings, "trainer.hang_timeout=1.5")}
+    """The watchdog reports phase and rank, dumps the stacks and ends the run; the same command resumes."""
+    baseline, counts = bench.baseline(*GRPO), Counts()
+    watched = Baseline.__new__(Baseline)
+    watched.__dict__ |= vars(baseline) | {"settings": (*baseline.settings, "trainer.hang_timeout=1.5")}
     for _ in range(max(1, bench.tries // 3)):
         folder = bench.new_folder()
-        first = patient.run(folder, harm="hang")
+        first = watched.run(folder, inject="hang")
         stacks = folder / "hang_rank_0.txt"
         named = "rank 0 hangs in step, update_actor" in first.printed and stacks.exists()
         named = named and first.status == 124 and "in hung" in stacks.read_text()
-        counts.add(named and whole.run(folder).status == 0, differences(whole.folder, folder))
+        counts.add(named and baseline.run(folder).status == 0, differences(baseline.folder, folder))
     return counts
 
 
 @fault("a reward worker is killed")
 def reward_worker_killed(bench: Bench) -> Counts:
-    """Its samples are scored by the next one."""
-    whole, counts = bench.untouched(*GRPO), Counts()
+    """Another worker scores its samples."""
+    baseline, counts = bench.baseline(*GRPO), Counts()
     for _ in range(bench.tries):
         folder, hit = bench.new_folder(), []
-        at = Instant("reward", bench.chance.randint(1, whole.counts["reward"]))
-        ended = whole.run(folder, at=at, do=lambda pid: hit.append(kill_leaf(pid)))
-        counts.add(ended.status == 0 and hit == [True], differences(whole.folder, folder))
+        at = Instant("reward", bench.rng.randint(1, baseline.counts["reward"]))
+        result = baseline.run(folder, at=at, do=lambda pid: hit.append(kill_leaf(pid)))
+        counts.add(result.status == 0 and hit == [True], differences(baseline.folder, folder))
     return counts
 
 
 def kill_leaf(pid: int) -> bool:
-    """kill -9 to the process at the end of this one's line of children."""
+    """kill -9 the last process in this one's chain of children."""
     leaf = pid
     while children := child_processes(leaf):
         leaf = children[-1]
@@ -243,47 +245,47 @@ def kill_leaf(pid: int) -> bool:
 
 
 def child_processes(pid: int) -> list[int]:
-    found = []
+    pids = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [int(word) for word in task.read_text().split()]
-    return found
+        pids += [int(word) for word in task.read_text().split()]
+    return pids
 
 
 @fault("the tracker is unreachable or hangs")
 def tracker_gone(bench: Bench) -> Counts:
-    """It is named once, the run goes on, and the numbers are in the run folder though nobody asked for a file."""
-    whole, counts = bench.untouched(*GRPO), Counts()
-    for harm in ("tracker unreachable", "tracker hangs"):
+    """Reported once; the run continues and writes its metrics to the run folder although no file logger is set."""
+    baseline, counts = bench.baseline(*GRPO), Counts()
+    for inject in ("tracker unreachable", "tracker hangs"):
         folder = bench.new_folder()
-        arguments = bench.task.arguments(folder, *whole.settings, "trainer.logger=[console,tensorboard]")
-        ended = bench.commands.run(arguments, harm=harm)
-        named = ended.printed.count("failed in log") == 1
-        counts.add(ended.status == 0 and named, differences(whole.folder, folder))
+        arguments = bench.task.arguments(folder, *baseline.settings, "trainer.logger=[console,tensorboard]")
+        result = bench.commands.run(arguments, inject=inject)
+        named = result.printed.count("failed in log") == 1
+        counts.add(result.status == 0 and named, differences(baseline.folder, folder))
     return counts
-
-
-def table(rows: dict[str, Counts]) -> str:
-    lines = ["| fault | tried | survived | lost |", "|---|---|---|---|"]
-    lines += [f"| {name} | {row.tried} | {row.survived} | {len(row.lost)} |" for name, row in rows.items()]
-    return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", choices=[[], *FAULTS], metavar="NAME", help=f"of {', '.join(FAULTS)}")
-    parser.add_argument("--kills", type=int, default=25, help="kill -9 for each way of training")
-    parser.add_argument("--tries", type=int, default=6, help="of every other fault")
+    parser.add_argument("names", nargs="*", choices=[[], *FAULTS], metavar="NAME", help=f"one of {', '.join(FAULTS)}")
+    parser.add_argument("--kills", type=int, default=25, help="number of kill -9 per kind of training")
+    parser.add_argument("--tries", type=int, default=6, help="number of tries of every other fault")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    rows = {}
+    tables.add_option(parser)
+    args = parser.parse_args()
+    counts: dict[str, Counts] = {}
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder) / "bench", kills=asked.kills, tries=asked.tries, seed=asked.seed)
-        for name in asked.names or FAULTS:
-            rows[name] = FAULTS[name](bench)
-            print(f"{name}: {rows[name]}", file=sys.stderr, flush=True)
+        bench = Bench(Path(folder) / "bench", kills=args.kills, tries=args.tries, seed=args.seed)
+        for name in args.names or FAULTS:
+            counts[name] = FAULTS[name](bench)
+            print(f"{name}: {counts[name]}", file=sys.stderr, flush=True)
         bench.close()
-    print(table(rows))
-    return 0 if all(row.survived == row.tried and not row.lost for row in rows.values()) else 1
+    rows = [
+        {"fault": name, "tried": row.tried, "survived": row.survived, "lost": len(row.lost), "remark": row.remark}
+        for name, row in counts.items()
+    ]
+    print(tables.table(COLUMNS, rows), end="")
+    tables.save(args, "faults", COLUMNS, rows, full=len(counts) == len(FAULTS))
+    return 0 if all(row.survived == row.tried and not row.lost for row in counts.values()) else 1
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""A whole GRPO step on one GPU beside TRL's: 32 prompts x 8 samples x 256 new tokens, the 0.5B shape, bfloat16.
+"""Full GRPO step on one GPU against TRL: 32 prompts x 8 samples x 256 new tokens, 0.5B shape, bfloat16.
 
-    python bench/gpu_step.py                                      # Burnish alone: every phase of a step
-    python bench/gpu_step.py --peers FOLDER                       # TRL with generate beside it
-    python bench/gpu_step.py --peers FOLDER --vllm                # and TRL with vLLM on the same GPU
-    python bench/gpu_step.py --smoke                              # the same code on a CPU, tiny
+    python bench/gpu_step.py                          # Burnish only: every phase of a step
+    python bench/gpu_step.py --peers FOLDER           # and TRL with generate
+    python bench/gpu_step.py --peers FOLDER --vllm    # and TRL with vLLM on the same GPU
+    python bench/gpu_step.py --smoke                  # tiny, on a CPU
 
-FOLDER holds trl_grpo.py. Random weights: no response ends early. A step is waking the engine, generating, scoring,
-the update and the new weights' way into the engine, which then sleeps. The first step of each compiles and is left out.
-The engine may take 0.3 of the memory, as TRL's vLLM does. Checked before anything is compared: rewards are the
-function's, responses have full length, log-probs of engine and trainer agree. Ends with status 1 if a bar (3x TRL with
-vLLM, 6x with generate) is missed.
+FOLDER contains trl_grpo.py. Weights are random, so no response ends early. A step wakes the engine, generates, scores,
+updates, syncs the weights and puts the engine to sleep. The first step compiles and is excluded. The engine may use 0.3
+of the memory, as TRL's vLLM does. Response lengths and the agreement of engine and trainer are checked first. Runs with
+--peers and --vllm write gpu_step.json and gpu_step_phases.json. Exits with status 1 if a target (3x TRL with vLLM, 6x
+with generate) is missed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import tables
 import torch
 from shapes import make
 
@@ -33,26 +34,33 @@ from burnish.log.file import read_metrics
 
 MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout"))
 PROMPTS, SAMPLES = 32, 8
-BARS = {"TRL, generate": 6.0, "TRL, vLLM": 3.0}
-GAP = 0.02  # mean difference of the probabilities that engine and trainer see
+TARGETS = {"TRL, generate": 6.0, "TRL, vLLM": 3.0}
+COLUMNS = {
+    "system": "{system}",
+    "s per step": "{seconds:.2f}",
+    "Burnish is faster by": "{ratio:.1f}x",
+    "target": "{target:.0f}x",
+}
+PHASE_COLUMNS = {"phase": "{phase}", "s": "{seconds:.3f}"}
+MAX_DIFFERENCE = 0.02  # mean difference of sampled-token probabilities between engine and trainer
 
 
 def reward(solution_str: str) -> float:
-    """The share of digits, as the peer's."""
+    """The share of digits, as in trl_grpo.py."""
     return sum(character.isdigit() for character in solution_str) / max(1, len(solution_str))
 
 
 def write_model(folder: Path, shape: str, device: str) -> None:
     tokenizer = make_tokenizer("0123456789+=abcdefghijklmnopqrstuvwxyz ?")
-    made = make(shape, device, torch.bfloat16 if device == "cuda" else torch.float32)
-    made.config.eos_token_id, made.config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-    made.generation_config.eos_token_id = tokenizer.eos_token_id
-    made.save_pretrained(folder)
+    model = make(shape, device, torch.bfloat16 if device == "cuda" else torch.float32)
+    model.config.eos_token_id, model.config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def ours(model: Path, steps: int, new_tokens: int, device: str) -> dict[str, float]:
-    """The median of every number of a step, the first left out."""
+def run_burnish(model: Path, steps: int, new_tokens: int, device: str) -> dict[str, float]:
+    """Medians of every metric, without the first step."""
     rng = random.Random(0)
     questions = [f"{rng.randint(0, 99)}+{rng.randint(0, 99)}=" for _ in range(PROMPTS * steps)]
     rows = [
@@ -87,25 +95,27 @@ def ours(model: Path, steps: int, new_tokens: int, device: str) -> dict[str, flo
     return {name: statistics.median(numbers[name] for numbers in metrics) for name in names}
 
 
-def sane(found: dict[str, float], new_tokens: int) -> bool:
-    """Is this the work that was asked for?"""
+def valid(metrics: dict[str, float], new_tokens: int) -> bool:
+    """Whether responses have full length, and engine and trainer agree."""
     problems = []
-    if found["response_length/mean"] < 0.95 * new_tokens:
-        problems.append(f"responses of {found['response_length/mean']:.0f} tokens")
-    gap = found.get("training/rollout_probs_diff_mean")
-    if gap is not None and gap > GAP:
-        problems.append(f"engine and trainer differ by {gap:.3f}")
+    if metrics["response_length/mean"] < 0.95 * new_tokens:
+        problems.append(f"responses of {metrics['response_length/mean']:.0f} tokens")
+    difference = metrics.get("training/rollout_probs_diff_mean")
+    if difference is not None and difference > MAX_DIFFERENCE:
+        problems.append(f"engine and trainer differ by {difference:.3f}")
     print("\n".join(f"WRONG: {problem}" for problem in problems) or "checked: lengths, probabilities")
     return not problems
 
 
-def theirs(model: Path, script: Path, steps: int, new_tokens: int, vllm: bool) -> dict[str, float]:
+def run_trl(model: Path, script: Path, steps: int, new_tokens: int, vllm: bool) -> dict[str, float]:
     command = [sys.executable, str(script), str(model), "--max-new", str(new_tokens), "--steps", str(steps), "--bf16"]
     environment = {**os.environ, "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-    done = subprocess.run([*command, *(["--vllm"] if vllm else [])], capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{script.name} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    finished = subprocess.run(
+        [*command, *(["--vllm"] if vllm else [])], capture_output=True, text=True, env=environment
+    )
+    if finished.returncode:
+        raise SystemExit(f"{script.name} failed:\n{finished.stderr[-3000:]}")
+    return json.loads(finished.stdout.strip().splitlines()[-1])
 
 
 def main() -> int:
@@ -113,26 +123,34 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="tiny, on a CPU")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--peers", type=Path, help="folder with trl_grpo.py")
-    parser.add_argument("--vllm", action="store_true", help="TRL with vLLM too")
+    parser.add_argument("--vllm", action="store_true", help="also TRL with vLLM")
+    tables.add_option(parser)
     args = parser.parse_args()
     shape, device, new_tokens = ("tiny", "cpu", 16) if args.smoke else ("0.5B", "cuda", 256)
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         write_model(model, shape, device)
-        found = ours(model, 2 if args.smoke else args.steps, new_tokens, device)
-        print("| phase | s |\n|---|---|")
-        for name, value in found.items():
-            if name.startswith("timing_s/"):
-                print(f"| {name.removeprefix('timing_s/')} | {value:.3f} |")
-        good = sane(found, new_tokens)
-        step = found["timing_s/step"]
-        print(f"\n| system | s per step | Burnish is faster |\n|---|---|---|\n| Burnish | {step:.3f} | |", flush=True)
+        metrics = run_burnish(model, 2 if args.smoke else args.steps, new_tokens, device)
+        phases = [
+            {"phase": name.removeprefix("timing_s/"), "seconds": value}
+            for name, value in metrics.items()
+            if name.startswith("timing_s/")
+        ]
+        print(tables.table(PHASE_COLUMNS, phases))
+        passed = valid(metrics, new_tokens)
+        step = metrics["timing_s/step"]
+        rows = [{"system": "Burnish", "seconds": step}]
+        print(f"\n{tables.table(COLUMNS, rows)}", end="", flush=True)
         peers = {"TRL, generate": False, **({"TRL, vLLM": True} if args.vllm else {})} if args.peers else {}
         for name, vllm in peers.items():
-            taken = theirs(model, args.peers / "trl_grpo.py", args.steps, new_tokens, vllm)["s_per_step"]
-            good &= taken / step >= BARS[name]
-            print(f"| {name} | {taken:.3f} | {taken / step:.2f}x |", flush=True)
-    return 0 if good else 1
+            seconds = run_trl(model, args.peers / "trl_grpo.py", args.steps, new_tokens, vllm)["s_per_step"]
+            rows.append({"system": name, "seconds": seconds, "ratio": seconds / step, "target": TARGETS[name]})
+            passed &= seconds / step >= TARGETS[name]
+            print(tables.table(COLUMNS, rows[-1:]).splitlines()[-1], flush=True)
+    full = bool(args.peers) and args.vllm
+    tables.save(args, "gpu_step", COLUMNS, rows, full=full)
+    tables.save(args, "gpu_step_phases", PHASE_COLUMNS, phases, full=full)
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

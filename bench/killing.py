@@ -1,4 +1,4 @@
-"""Kill a run at random instants until it is done, and compare it with one that nobody touched."""
+"""Kill a run at random times until it is complete, and compare it with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from burnish.demo.tiny import make_model, make_tokenizer
 
 COMMAND = Path(__file__).with_name("command.py")
 STEPS = 4
-TIMES = ("timing_", "perf/")
+TIMING = ("timing_", "perf/")
 GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_kl_loss=true")
 PPO = (
     "algorithm.adv_estimator=gae",
@@ -30,7 +30,7 @@ PPO = (
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     "actor_rollout_ref.actor.shuffle=true",
 )
-BESIDE = ("actor_rollout_ref.actor.checkpoint.async_save=true",)
+ASYNC_SAVE = ("actor_rollout_ref.actor.checkpoint.async_save=true",)
 REWARD = """
 def compute_score(solution_str):
     return {"score": solution_str.count("7") / max(1, len(solution_str)), "length": len(solution_str)}
@@ -39,7 +39,7 @@ def compute_score(solution_str):
 
 @dataclass(frozen=True)
 class Instant:
-    """The so-many-th time that a phase is entered, and then this share of the time it usually takes."""
+    """The `entry`-th time a phase is entered, plus this share of its usual duration."""
 
     phase: str
     entry: int
@@ -47,8 +47,8 @@ class Instant:
 
 
 @dataclass
-class Ended:
-    """How a command ended: exit status (-9 killed), what it printed, and seconds of each phase, in order."""
+class CommandResult:
+    """Exit status (-9: killed), output, and the seconds of each phase in order."""
 
     status: int
     printed: str
@@ -60,7 +60,7 @@ def kill(pid: int) -> None:
 
 
 class Task:
-    """A tiny model, data and a reward in a folder, and the command that trains on them."""
+    """A tiny model, data and a reward in a folder, and the arguments of the command that trains on them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ class Task:
             (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (folder / "reward.py").write_text(REWARD)
 
-    def arguments(self, run: Path, *more: str) -> list[str]:
+    def arguments(self, run: Path, *overrides: str) -> list[str]:
         return [
             "train",
             f"actor_rollout_ref.model.path={self.folder / 'model'}",
@@ -92,12 +92,12 @@ class Task:
             "trainer.best_metric_key=auto",
             "trainer.max_actor_ckpt_to_keep=2",
             f"trainer.total_training_steps={STEPS}",
-            *more,
+            *overrides,
         ]
 
 
 class Commands:
-    """Runs commands one after the other in forks of one prepared process."""
+    """Runs commands one after the other in forks of one process (bench/command.py)."""
 
     def __init__(self, folder: Path) -> None:
         self.output = folder / "output.txt"
@@ -124,110 +124,112 @@ class Commands:
         at: Instant | None = None,
         do: Callable[[int], object] = kill,
         usual: Mapping[str, float] | None = None,
-        harm: str | None = None,
-    ) -> Ended:
-        """One command from start to end. `do` gets its pid at that instant; `usual` are the usual seconds of phases."""
+        inject: str | None = None,
+    ) -> CommandResult:
+        """Run one command. `do` is called with its pid at `at`; `usual` are the usual seconds of each phase."""
         self.output.unlink(missing_ok=True)
-        order = {"arguments": list(arguments), "output": str(self.output), "harm": harm}
-        print(json.dumps(order), file=self.process.stdin, flush=True)
+        request = {"arguments": list(arguments), "output": str(self.output), "inject": inject}
+        print(json.dumps(request), file=self.process.stdin, flush=True)
         entered: Counter[str] = Counter()
         since: dict[str, float] = {}
         phases: list[tuple[str, float]] = []
         pid = 0
         while True:
-            what, about, when = self._next()
-            if what == "pid":
-                pid = int(about)
-            elif what == "status":
-                return Ended(int(about), self.output.read_text(errors="replace"), phases)
-            elif what == "enter":
-                entered[about] += 1
-                since[about] = when
-                if at is not None and (about, entered[about]) == (at.phase, at.entry):
-                    time.sleep(at.share * (usual or {}).get(about, 0.0))
+            event, value, seconds = self._next()
+            if event == "pid":
+                pid = int(value)
+            elif event == "status":
+                return CommandResult(int(value), self.output.read_text(errors="replace"), phases)
+            elif event == "enter":
+                entered[value] += 1
+                since[value] = seconds
+                if at is not None and (value, entered[value]) == (at.phase, at.entry):
+                    time.sleep(at.share * (usual or {}).get(value, 0.0))
                     do(pid)
-            elif about in since:
-                phases.append((about, when - since.pop(about)))
+            elif value in since:
+                phases.append((value, seconds - since.pop(value)))
 
     def _next(self) -> tuple[str, str, float]:
         words = self.process.stdout.readline().split()
-        assert words, "the process that forks commands is gone"
+        assert words, "bench/command.py has ended"
         return words[0], words[1] if len(words) > 2 else "", float(words[-1])
 
 
-class Untouched:
-    """A run that nobody harms: what others are compared with, and how long its phases take."""
+class Baseline:
+    """An undisturbed run: the reference for others, and the usual duration of its phases."""
 
     def __init__(self, commands: Commands, task: Task, folder: Path, settings: Sequence[str]) -> None:
         self.commands, self.task, self.folder, self.settings = commands, task, folder, settings
-        ended = commands.run(task.arguments(folder, *settings))
-        assert ended.status == 0, ended.printed
-        self.counts = Counter(phase for phase, _ in ended.phases)
-        self.usual = {name: fmean(s for phase, s in ended.phases if phase == name) for name in self.counts}
+        result = commands.run(task.arguments(folder, *settings))
+        assert result.status == 0, result.printed
+        self.counts = Counter(phase for phase, _ in result.phases)
+        self.usual = {name: fmean(s for phase, s in result.phases if phase == name) for name in self.counts}
 
-    def instant(self, chance: random.Random, phases: Sequence[str] = ()) -> Instant:
-        """Any instant of any phase; early ones, since a run that goes on has fewer left."""
-        phase = chance.choice(sorted(phases or self.counts))
-        return Instant(phase, chance.randint(1, max(1, self.counts[phase] // 2)), chance.random())
+    def random_instant(self, rng: random.Random, phases: Sequence[str] = ()) -> Instant:
+        """A random instant in the first half of the run: a resumed run has fewer phases left."""
+        phase = rng.choice(sorted(phases or self.counts))
+        return Instant(phase, rng.randint(1, max(1, self.counts[phase] // 2)), rng.random())
 
-    def run(self, folder: Path, **how: Any) -> Ended:
-        return self.commands.run(self.task.arguments(folder, *self.settings), usual=self.usual, **how)
+    def run(self, folder: Path, **options: Any) -> CommandResult:
+        return self.commands.run(self.task.arguments(folder, *self.settings), usual=self.usual, **options)
 
 
 @dataclass
 class Tally:
-    """Of runs that were killed again and again."""
+    """Kills, completed runs, and their differences from the baseline."""
 
     kills: Counter[str] = field(default_factory=Counter)  # by phase
     runs: int = 0
     differences: list[str] = field(default_factory=list)
 
 
-def kill_until(whole: Untouched, kills: int, seed: int, but: Sequence[str] = ()) -> Tally:
-    """Runs that are killed at random instants and started again, until there were so many kills and all are done.
+def kill_repeatedly(baseline: Baseline, kills: int, seed: int, ignore: Sequence[str] = ()) -> Tally:
+    """Kill runs at random times and resume them, until `kills` kills have happened and all runs are complete.
 
-    `but` is what may differ.
+    `ignore` lists what may differ.
     """
-    chance, tally = random.Random(seed), Tally()
+    rng, tally = random.Random(seed), Tally()
     while tally.kills.total() < kills:
-        folder = whole.folder.with_name(f"{whole.folder.name}_killed_{tally.runs}")
+        folder = baseline.folder.with_name(f"{baseline.folder.name}_killed_{tally.runs}")
         while True:
-            at = whole.instant(chance) if tally.kills.total() < kills else None
-            ended = whole.run(folder, at=at)
-            if ended.status == 0:
+            at = baseline.random_instant(rng) if tally.kills.total() < kills else None
+            result = baseline.run(folder, at=at)
+            if result.status == 0:
                 break
-            assert ended.status == -signal.SIGKILL, ended.printed
+            assert result.status == -signal.SIGKILL, result.printed
             tally.kills[at.phase] += 1
         tally.runs += 1
-        tally.differences += [f"{folder.name}: {line}" for line in differences(whole.folder, folder, but)]
+        tally.differences += [f"{folder.name}: {line}" for line in differences(baseline.folder, folder, ignore)]
     return tally
 
 
-def differences(one: Path, other: Path, but: Sequence[str] = ()) -> list[str]:
-    """What differs between two runs: state, order of samples, responses, every number that is no time.
+def differences(one: Path, other: Path, ignore: Sequence[str] = ()) -> list[str]:
+    """Differences between two runs: state, order of samples, responses, and every metric that is not a time.
 
-    `but` are metrics that tell of the harm, and checkpoints' names where not all could be written.
+    `ignore` lists metrics that count the fault, and `checkpoints` where not all could be written.
     """
-    found = []
-    for what, look in LOOKS.items():
+    lines = []
+    for name, read in COMPARED.items():
         try:
-            a, b = ({k: v for k, v in look(run).items() if not k.endswith(tuple(but) or "?")} for run in (one, other))
+            a, b = (
+                {k: v for k, v in read(run).items() if not k.endswith(tuple(ignore) or "?")} for run in (one, other)
+            )
         except OSError as error:
-            found.append(f"{what}: {error}")
+            lines.append(f"{name}: {error}")
             continue
         if not a:
-            found.append(f"{what}: there is none")
+            lines.append(f"{name}: missing")
         elif a != b:
             keys = [key for key in {**a, **b} if a.get(key) != b.get(key)]
-            found.append(f"{what}: {', '.join(map(str, keys[:4]))}")
-    return found
+            lines.append(f"{name}: {', '.join(map(str, keys[:4]))}")
+    return lines
 
 
 def state(run: Path) -> dict[str, str]:
     """Hashes of every file of the last checkpoint: weights, optimizers, counters, sampler, KL controller."""
     last = run / f"global_step_{(run / 'latest_checkpointed_iteration.txt').read_text()}"
     files = json.loads((last / "manifest.json").read_text())["files"]
-    # .metadata is torch's index of the shards; it holds a new random id each time.
+    # .metadata, torch's index of the shards, contains a random id.
     return {f"{last.name}/{name}": fact["sha256"] for name, fact in files.items() if not name.endswith(".metadata")}
 
 
@@ -235,7 +237,7 @@ def metrics(run: Path) -> dict[str, float]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     numbers = {f"line {i}, step {line['step']}": None for i, line in enumerate(lines)}
     for line in lines:
-        numbers |= {f"{line['step']} {k}": v for k, v in line["data"].items() if not k.startswith(TIMES)}
+        numbers |= {f"{line['step']} {k}": v for k, v in line["data"].items() if not k.startswith(TIMING)}
     return numbers
 
 
@@ -243,11 +245,11 @@ def rollouts(run: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted((run / "rollouts").glob("[0-9]*.jsonl"))}
 
 
-def kept(run: Path) -> dict[str, object]:
-    """Which checkpoints are there at the end, and which one is the best."""
+def checkpoints(run: Path) -> dict[str, object]:
+    """Names of the checkpoints at the end, and the best one."""
     names = sorted(path.name for path in run.glob("global_step_*"))
     best = run / "best_checkpointed_iteration.txt"
     return {"checkpoints": names, "best": best.read_text() if best.exists() else None}
 
 
-LOOKS = {"state": state, "metrics": metrics, "rollouts": rollouts, "checkpoints": kept}
+COMPARED = {"state": state, "metrics": metrics, "rollouts": rollouts, "checkpoints": checkpoints}

@@ -1,15 +1,14 @@
-"""The memory plan of `burnish doctor` against what a run really takes, phase by phase.
+"""The memory plan of `burnish doctor` against a real run, phase by phase.
 
     python bench/memory_oracle.py                   # on a machine with a CUDA device: every configuration
-    python bench/memory_oracle.py --only 0.5B 3B    # those whose name has one of these texts
-    python bench/memory_oracle.py --jobs 4          # up to 4 at a time, where their plans fit beside each other
-    python bench/memory_oracle.py --smoke           # the same code on a CPU, tiny models, bytes of all tensors counted
+    python bench/memory_oracle.py --only 0.5B 3B    # those whose name contains one of these texts
+    python bench/memory_oracle.py --jobs 4          # up to 4 in parallel, if their plans fit together
+    python bench/memory_oracle.py --smoke           # tiny models on a CPU, counting the bytes of all tensors
 
-Each configuration is one step of `burnish train` in a process of its own, on a model with random weights, with prompts
-and responses of full length. Measured is the highest number of bytes that PyTorch had given out in a phase, and what
-lies beside it: the CUDA context, the engine's cache, the memory of its CUDA graphs; planned is the same phase's bytes.
-The verdict is about the largest phase. Ends with status 1 if the median error exceeds 10 %, or a configuration that was
-planned to fit did not; one that did not fit beside others is run again alone.
+Each configuration is one step of `burnish train` in its own process: random weights, prompts and responses of full
+length. Measured is the peak of a phase: memory allocated by PyTorch, plus the CUDA context, the engine's KV cache and
+CUDA-graph pools. The error is that of the largest phase. Exits with status 1 if the median error exceeds 10 %, or a
+configuration that was planned to fit did not. A configuration that did not fit beside others runs again alone.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import tables
 import torch
 from memory_meters import Allocator, LiveBytes, context_bytes
 from shapes import config_of, make
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from burnish.doctor.memory import Plan
 
 GIB = 1 << 30
-SHARE = 0.85  # of the device, that configurations beside each other may fill by their plans
+SHARE = 0.85  # of the device that parallel configurations may fill, by their plans
 MODEL, ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout", "ref"))
 KEEP = f"{MODEL}.enable_gradient_checkpointing=false"
 KL = f"{ACTOR}.use_kl_loss=true"
@@ -53,7 +53,7 @@ def budget(tokens: int) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration: a shape and what is asked of it."""
+    """A configuration: a shape, overrides and batch sizes."""
 
     name: str
     shape: str
@@ -88,6 +88,16 @@ TINY = (
     Case("tiny", "tiny", (budget(64),), rows=4, prompt=24, response=8),
     Case("tiny, reference, nothing recomputed", "tiny", (budget(64), KL, KEEP), rows=4, prompt=24, response=8),
 )
+COLUMNS = {
+    "configuration": "{configuration}",
+    "largest phase": "{phase}",
+    "planned GiB": "{planned_gib:.3g}",
+    "measured GiB": "{measured_gib:.3g}",
+    "error": "{error:+.1%}",
+    "planned to fit": "{planned_fits}",
+    "fits": "{fits}",
+    "other phases (planned / measured)": "{others}",
+}
 PHASES = {
     "gen": "rollout",
     "old_log_prob": "old log-probs",
@@ -112,7 +122,7 @@ def settings(case: Case, folder: Path, device: str) -> list[str]:
         f"{ROLLOUT}.n=4",
         f"{ROLLOUT}.ignore_eos=true",
         f"{ROLLOUT}.max_num_seqs={case.rows}",
-        "algorithm.rollout_correction.rollout_is=token",  # old log-probs are then always read
+        "algorithm.rollout_correction.rollout_is=token",  # forces the old-log-prob phase
         "reward.num_workers=0",
         "trainer.logger=[]",
         f"trainer.device={device}",
@@ -125,12 +135,12 @@ def settings(case: Case, folder: Path, device: str) -> list[str]:
 def write_model(case: Case, folder: Path, device: str) -> None:
     from burnish.demo.tiny import make_tokenizer
 
-    made = make(case.shape, device, torch.bfloat16 if device == "cuda" else torch.float32)
+    model = make(case.shape, device, torch.bfloat16 if device == "cuda" else torch.float32)
     tokenizer = make_tokenizer("0123456789+")
-    made.config.eos_token_id, made.config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-    made.save_pretrained(folder)
+    model.config.eos_token_id, model.config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    del made
+    del model
     if device == "cuda":
         torch.cuda.empty_cache()
 
@@ -149,15 +159,15 @@ def plan_of(case: Case, folder: Path, device: str) -> tuple[TrainConfig, Plan]:
     return cfg, train_plan(cfg, Shapes(shape, critic=shape), capacity_of(device))
 
 
-def one(case: Case, folder: Path, device: str, context: int) -> dict:
+def measure(case: Case, folder: Path, device: str, context: int) -> dict:
     """Planned and measured bytes of every phase of one step."""
     from burnish.doctor.memory import OVERHEAD
     from burnish.loop.build import build
 
     write_model(case, folder, device)
     cfg, plan = plan_of(case, folder, device)
-    taken_away = OVERHEAD if device == "cpu" else 0  # a CPU has no CUDA context
-    planned = {phase.name: phase.bytes - taken_away for phase in plan.phases}
+    overhead = OVERHEAD if device == "cpu" else 0  # planned for the CUDA context, which a CPU does not have
+    planned = {phase.name: phase.bytes - overhead for phase in plan.phases}
     rows = [
         {"prompt": [{"role": "user", "content": "1" * case.prompt}], "data_source": "any", "extra_info": {"n": n}}
         for n in range(case.rows)
@@ -166,11 +176,11 @@ def one(case: Case, folder: Path, device: str, context: int) -> dict:
     measured: dict[str, int] = {}
     with meter:
         run = build(cfg, lambda solution_str: float(len(solution_str) % 7), rows)
-        run.clock = Watch(run.clock, measured, meter)
+        run.clock = PeakClock(run.clock, measured, meter)
         fits = True
         try:
-            run.send_weights()
-            run.schedule.step(run)
+            run.sync_weights()
+            run.schedule.step(run.step + 1)
         except torch.OutOfMemoryError:
             fits = False
         finally:
@@ -178,8 +188,8 @@ def one(case: Case, folder: Path, device: str, context: int) -> dict:
     return {"planned": planned, "measured": measured, "planned_fits": not plan.too_big, "fits": fits}
 
 
-class Watch:
-    """The run's clock, which also notes the peak of every phase."""
+class PeakClock:
+    """Wraps the run's clock and records the peak of every phase."""
 
     def __init__(self, clock, measured: dict[str, int], meter: LiveBytes | Allocator) -> None:
         self.clock, self.measured, self.meter = clock, measured, meter
@@ -196,25 +206,26 @@ class Watch:
                 self.measured[PHASES[name]] = max(self.measured.get(PHASES[name], 0), self.meter.peak_bytes())
 
 
-def told(case: Case, found: dict) -> tuple[str, float]:
-    """A line of the table, and the error of the largest phase."""
-    phase = max(found["measured"], key=found["measured"].get)
-    planned, measured = found["planned"][phase], found["measured"][phase]
-    error = planned / measured - 1
-    others = ", ".join(
-        f"{name} {found['planned'][name] / GIB:.3g} / {number / GIB:.3g}"
-        for name, number in found["measured"].items()
-        if name != phase
-    )
-    fits = "yes" if found["fits"] else "NO"
-    cells = [case.name, phase, f"{planned / GIB:.3g}", f"{measured / GIB:.3g}", f"{100 * error:+.0f} %"]
-    cells += ["yes" if found["planned_fits"] else "no", fits, others]
-    return f"| {' | '.join(cells)} |", error
+def row_of(case: Case, result: dict) -> dict[str, Any]:
+    """A row of the table: the largest phase, and planned / measured GiB of the others."""
+    planned, measured = result["planned"], result["measured"]
+    phase = max(measured, key=measured.get)
+    others = [f"{name} {planned[name] / GIB:.3g} / {measured[name] / GIB:.3g}" for name in measured if name != phase]
+    return {
+        "configuration": case.name,
+        "phase": phase,
+        "planned_gib": planned[phase] / GIB,
+        "measured_gib": measured[phase] / GIB,
+        "error": planned[phase] / measured[phase] - 1,
+        "planned_fits": "yes" if result["planned_fits"] else "no",
+        "fits": "yes" if result["fits"] else "NO",
+        "others": ", ".join(others),
+    }
 
 
 @dataclass
 class Child:
-    """A configuration in a process of its own; what it says lies in files, so that no pipe fills up."""
+    """A configuration in its own process; its output goes to files, so that no pipe fills up."""
 
     case: Case
     planned: int
@@ -222,25 +233,25 @@ class Child:
     logs: Path
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         return self.process.poll() is not None
 
-    def found(self) -> dict | str:
-        """Its numbers, or the error it ended with."""
-        said, complained = (self.logs.with_suffix(end).read_text() for end in (".out", ".err"))
+    def result(self) -> dict | str:
+        """Its JSON output, or the last line of its errors."""
+        output, errors = (self.logs.with_suffix(end).read_text() for end in (".out", ".err"))
         if self.process.returncode:
-            print(complained[-4000:], file=sys.stderr)
-            return (complained.strip().splitlines() or [f"status {self.process.returncode}"])[-1]
-        return json.loads(said.strip().splitlines()[-1])
+            print(errors[-4000:], file=sys.stderr)
+            return (errors.strip().splitlines() or [f"status {self.process.returncode}"])[-1]
+        return json.loads(output.strip().splitlines()[-1])
 
 
 class Children:
-    """Runs configurations, up to `jobs` at a time and as many as fit on the device by their plans."""
+    """Runs configurations in parallel: up to `jobs`, as long as their plans fit into `capacity` bytes."""
 
-    def __init__(self, cases: Sequence[Case], jobs: int, room: int, device: str, arguments: list[str], logs: Path):
+    def __init__(self, cases: Sequence[Case], jobs: int, capacity: int, device: str, arguments: list[str], logs: Path):
         sizes = {case: max(phase.bytes for phase in plan_of(case, logs, device)[1].phases) for case in cases}
-        self.waiting = sorted(cases, key=sizes.__getitem__)  # small ones first
-        self.sizes, self.jobs, self.room, self.arguments, self.logs = sizes, jobs, room, arguments, logs
+        self.pending = sorted(cases, key=sizes.__getitem__)  # small ones first
+        self.sizes, self.jobs, self.capacity, self.arguments, self.logs = sizes, jobs, capacity, arguments, logs
         self.running: list[Child] = []
 
     def start(self, case: Case) -> None:
@@ -250,101 +261,97 @@ class Children:
             process = subprocess.Popen(command, stdout=out, stderr=err)
         self.running.append(Child(case, self.sizes[case], process, logs))
 
-    def _has_room(self, case: Case) -> bool:
-        taken = sum(child.planned for child in self.running)
-        return not self.running or (len(self.running) < self.jobs and taken + self.sizes[case] <= self.room)
+    def _fits(self, case: Case) -> bool:
+        planned = sum(child.planned for child in self.running)
+        return not self.running or (len(self.running) < self.jobs and planned + self.sizes[case] <= self.capacity)
 
-    def ended(self) -> Iterator[Child]:
-        """Each as it ends."""
-        while self.waiting or self.running:
-            if self.waiting and self._has_room(self.waiting[0]):
-                self.start(self.waiting.pop(0))
+    def run_all(self) -> Iterator[Child]:
+        """Yield each child when it has finished."""
+        while self.pending or self.running:
+            if self.pending and self._fits(self.pending[0]):
+                self.start(self.pending.pop(0))
                 continue
-            for child in [child for child in self.running if child.over]:
+            for child in [child for child in self.running if child.finished]:
                 self.running.remove(child)
                 yield child
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """Nobody waits for these any more, and the next would find the device taken."""
+        """Kill what still runs, to free the device."""
         for child in self.running:
             child.process.kill()
 
-    def alone(self, case: Case) -> Child:
-        """Once more, with nobody beside it."""
-        self.waiting, self.jobs = [case], 1
-        (child,) = self.ended()
+    def run_alone(self, case: Case) -> Child:
+        self.pending, self.jobs = [case], 1
+        (child,) = self.run_all()
         return child
 
 
-def measure_all(children: Children) -> tuple[list[float], list[str]]:
-    """Prints a line for each as it ends; errors, and the names of those that are broken."""
-    errors: list[float] = []
-    broken: list[str] = []
-    again = []
-    for child in children.ended():
-        result = child.found()
+def measure_all(children: Children) -> tuple[list[dict[str, Any]], list[str]]:
+    """A row per configuration, printed as soon as it is known, and the names of those that failed."""
+    rows: list[dict[str, Any]] = []
+    failed: list[str] = []
+    retry = []
+    for child in children.run_all():
+        result = child.result()
         if children.jobs > 1 and (isinstance(result, str) or not result["fits"]):
-            again.append(child.case)
+            retry.append(child.case)
         else:
-            _report(child.case, result, errors, broken)
-    for case in again:
-        _report(case, children.alone(case).found(), errors, broken)
-    return errors, broken
+            _record(child.case, result, rows, failed)
+    for case in retry:
+        _record(case, children.run_alone(case).result(), rows, failed)
+    return rows, failed
 
 
-def _report(case: Case, result: dict | str, errors: list[float], broken: list[str]) -> None:
+def _record(case: Case, result: dict | str, rows: list[dict[str, Any]], failed: list[str]) -> None:
     if isinstance(result, str):
         print(f"| {case.name} | failed: {result} |", flush=True)
-        broken.append(case.name)
+        failed.append(case.name)
         return
-    line, error = told(case, result)
-    errors.append(abs(error))
+    rows.append(row_of(case, result))
     if result["planned_fits"] and not result["fits"]:
-        broken.append(case.name)
-    print(line, flush=True)
+        failed.append(case.name)
+    print(tables.table(COLUMNS, rows[-1:]).splitlines()[-1], flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="tiny, on a CPU")
-    parser.add_argument("--only", nargs="+", default=[""], help="configurations whose name has one of these texts")
-    parser.add_argument("--without", nargs="+", default=[], help="but not these (whole names)")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
-    parser.add_argument("--one", help="this configuration, in this process; prints JSON")
-    parser.add_argument("--context", type=int, default=0, help="bytes of a CUDA context, for --one")
-    parser.add_argument("--folder", help="where models are written; a memory disk is fast")
-    parser.add_argument("--logs", help="where each process's output and errors stay")
+    parser.add_argument("--only", nargs="+", default=[""], help="configurations whose name contains one of these texts")
+    parser.add_argument("--without", nargs="+", default=[], help="except these (full names)")
+    parser.add_argument("--jobs", type=int, default=1, help="configurations to run in parallel")
+    parser.add_argument("--one", help="run this configuration in this process and print JSON")
+    parser.add_argument("--context", type=int, default=0, help="internal: bytes of a CUDA context, for --one")
+    parser.add_argument("--folder", help="where models are written, e.g. a memory disk")
+    parser.add_argument("--logs", help="folder for the output and errors of each process")
+    tables.add_option(parser)
     args = parser.parse_args()
     cases, device = (TINY, "cpu") if args.smoke else (CASES, "cuda")
     if args.one:
         (case,) = [case for case in cases if case.name == args.one]
-        with tempfile.TemporaryDirectory(dir=args.folder) as place:
-            print(json.dumps(one(case, Path(place) / "model", device, args.context)))
+        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+            print(json.dumps(measure(case, Path(folder) / "model", device, args.context)))
         return 0
-    wanted = [case for case in cases if any(text in case.name for text in args.only)]
-    chosen = [case for case in wanted if not any(text == case.name for text in args.without)]
-    context = 0 if args.smoke else context_bytes()  # this process's own stays, too
-    passed_on = ["--smoke"] if args.smoke else [f"--context={context}"]
-    passed_on += ["--folder", args.folder] if args.folder else []
-    print(
-        "| configuration | largest phase | planned GiB | measured GiB | error | planned to fit | fits | other phases |"
-    )
-    print("|---|---|---|---|---|---|---|---|", flush=True)
-    with tempfile.TemporaryDirectory() as place:
-        logs = Path(args.logs or place)
+    selected = [case for case in cases if any(text in case.name for text in args.only)]
+    selected = [case for case in selected if case.name not in args.without]
+    context = 0 if args.smoke else context_bytes()
+    child_arguments = ["--smoke"] if args.smoke else [f"--context={context}"]
+    child_arguments += ["--folder", args.folder] if args.folder else []
+    print(tables.table(COLUMNS, []), end="", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        logs = Path(args.logs or folder)
         logs.mkdir(parents=True, exist_ok=True)
-        room = int(SHARE * capacity_of(device))
-        children = Children(chosen, args.jobs, room, device, passed_on, logs)
+        capacity = int(SHARE * capacity_of(device))
+        children = Children(selected, args.jobs, capacity, device, child_arguments, logs)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
-            errors, broken = measure_all(children)
+            rows, failed = measure_all(children)
         finally:
             children.stop()
-    print(
-        f"\nmedian error {100 * statistics.median(errors or [1.0]):.1f} % of {len(errors)}; broken: {broken or 'none'}"
-    )
-    return 0 if not broken and (args.smoke or statistics.median(errors) <= 0.1) else 1
+    median = statistics.median(abs(row["error"]) for row in rows) if rows else 1.0
+    print(f"\nmedian error {median:.1%} of {len(rows)}; failed: {', '.join(failed) or 'none'}")
+    tables.save(args, "memory_oracle", COLUMNS, rows, full=selected == list(CASES))
+    return 0 if not failed and (args.smoke or median <= 0.1) else 1
 
 
 if __name__ == "__main__":

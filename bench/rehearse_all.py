@@ -1,8 +1,8 @@
-"""Rehearse every real launch command in a folder of cases for one step, and print what came of each.
+"""Rehearse every launch command in a folder of cases for one step, and print the outcomes.
 
     python bench/rehearse_all.py [--cases ../shared/cases] [--only PATTERN] [--jobs N] [--steps N]
 
-A case file is JSON lines: `name`, `entry` and `argv` of a command, or `file` and `config` of a YAML.
+A case file has JSON lines: `name`, `entry` and `argv` of a command, or `file` and `config` of a YAML.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml
 
-# Programs that are no job of Burnish: preference training, and tools beside it.
-OTHER_JOBS = re.compile(r"train_(dpo|kto|rm|prm)|batch_inference|configs/(model|datasets|envs|tools)/|dpo_")
+# Programs that Burnish does not support: preference training and tools.
+UNSUPPORTED = re.compile(r"train_(dpo|kto|rm|prm)|batch_inference|configs/(model|datasets|envs|tools)/|dpo_")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Outcome:
     verdict: str
     seconds: float
     dropped: int
-    told: str
+    messages: str
 
 
 def cases(folder: Path, only: str, trees: Path) -> Iterator[Case]:
@@ -52,13 +52,13 @@ def cases(folder: Path, only: str, trees: Path) -> Iterator[Case]:
             name = f"{path.stem} {row['version']} {row.get('name') or row['file']}"
             config = _write(trees / row["version"], row) if "config" in row else ""
             words = () if config else ("python3", "-m", row["entry"], *row["argv"])
-            other = OTHER_JOBS.search(row.get("entry") or row["file"])
-            if other is None and re.search(only, name):
+            unsupported = UNSUPPORTED.search(row.get("entry") or row["file"])
+            if unsupported is None and re.search(only, name):
                 yield Case(name, words, config)
 
 
 def _write(tree: Path, row: dict[str, Any]) -> str:
-    """The YAML in its place, so that `defaults:` find the model library beside it."""
+    """Write the YAML at its path in the tree, so that its `defaults:` find the config groups beside it."""
     path = tree / row["file"]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(row["config"], sort_keys=False), encoding="utf-8")
@@ -66,7 +66,7 @@ def _write(tree: Path, row: dict[str, Any]) -> str:
 
 
 def rehearse_case(case: Case, steps: int) -> Outcome:
-    from burnish.dialects.read import translate_command, translate_yaml
+    from burnish.dialects.translate import translate_command, translate_yaml
     from burnish.errors import UserError
     from burnish.rehearsal.rehearse import rehearse
 
@@ -75,14 +75,14 @@ def rehearse_case(case: Case, steps: int) -> Outcome:
     except UserError as error:
         return Outcome(case.name, "cannot be read", 0.0, 0, error.text())
     report = rehearse(translation, steps=steps)
-    told = report.refused + [finding.text for finding in report.findings]
-    return Outcome(case.name, report.verdict, report.seconds, len(report.dropped), " | ".join(told))
+    messages = report.refused + [finding.text for finding in report.findings]
+    return Outcome(case.name, report.verdict, report.seconds, len(report.dropped), " | ".join(messages))
 
 
 def _one(task: tuple[Case, int]) -> Outcome:
     try:
         return rehearse_case(*task)
-    except Exception as error:  # a defect of ours must not hide the other cases
+    except Exception as error:  # a bug in one case must not hide the others
         return Outcome(task[0].name, "CRASHED", 0.0, 0, f"{type(error).__name__}: {error}")
 
 
@@ -90,20 +90,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=Path, default=Path(__file__).parents[2] / "shared" / "cases")
     parser.add_argument("--only", default="", help="regular expression on dialect, version and name")
-    parser.add_argument("--jobs", type=int, default=1, help="cases at once")
+    parser.add_argument("--jobs", type=int, default=1, help="cases to run in parallel")
     parser.add_argument("--steps", type=int, default=1)
     args = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     with tempfile.TemporaryDirectory() as trees:
         tasks = [(case, args.steps) for case in cases(args.cases, args.only, Path(trees))]
         outcomes: list[Outcome] = []
-        # Fresh processes now and then: what a user's file imports stays where it was imported.
+        # Replace processes regularly: modules imported by a user's files stay loaded.
         with get_context("spawn").Pool(args.jobs, maxtasksperchild=20) as pool:
             for outcome in pool.imap(_one, tasks):
                 outcomes.append(outcome)
                 print(
                     f"{outcome.verdict:<14} {outcome.seconds:6.1f} s  {outcome.dropped:2d} dropped  {outcome.name}"
-                    + (f"\n    {outcome.told[:400]}" if outcome.told else ""),
+                    + (f"\n    {outcome.messages[:400]}" if outcome.messages else ""),
                     flush=True,
                 )
     passed = [outcome for outcome in outcomes if outcome.verdict == "passed"]

@@ -1,13 +1,15 @@
-"""Is the built-in engine right? Greedy tokens against transformers, log-probs against a forward of the trainer."""
+"""Correctness of the built-in engine: greedy tokens against transformers, log-probs against the trainer."""
 
 from __future__ import annotations
 
 import random
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from engines import ENDS, Bench, make_requests, shape_config
+from engines import TOKEN_IDS, Bench, make_requests, shape_config
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -32,10 +34,10 @@ from burnish.training.backend import BackendOptions
 from burnish.training.backends.single import SingleBackend
 from burnish.training.packing import PackedRows
 
-# Small models of every family whose attention differs.
+# One small model per family with its own kind of attention.
 SIZES = {
     **{"vocab_size": 211, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 3},
-    **{"num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": False, **ENDS},
+    **{"num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": False, **TOKEN_IDS},
 }
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 WINDOWED = {"head_dim": 16, "sliding_window": 24, "layer_types": LAYERS, "query_pre_attn_scalar": 16}
@@ -47,15 +49,15 @@ FAMILIES = {
     "gemma2": lambda: Gemma2Config(**SIZES, **WINDOWED, attn_logit_softcapping=2.0, final_logit_softcapping=5.0),
     "gemma3": lambda: Gemma3TextConfig(**SIZES, **WINDOWED),
 }
-# How much larger a product with random weights makes its numbers, so that the likeliest tokens stand apart. bfloat16 is
-# checked with weights as transformers makes them (0.02): the larger they are, the larger becomes what it rounds.
+# Scale of random weights in float32: every matmul amplifies by this factor, so that the likeliest tokens stand apart.
+# bfloat16 uses transformers' own initialization (0.02), because rounding errors grow with the weights.
 GAIN = 1.5
-# Of the log-probs of sampled tokens against a forward of training: (mean, max).
+# Allowed difference between the engine's and the trainer's log-probs of sampled tokens: (mean, max).
 LIMITS = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (5e-3, 0.1)}
 
 
 def sharpen(model: torch.nn.Module, gain: float = GAIN, seed: int = 0) -> None:
-    """Weights under which a product makes numbers `gain` times as large."""
+    """Random weights with which every matmul amplifies its input by `gain`."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -65,7 +67,7 @@ def sharpen(model: torch.nn.Module, gain: float = GAIN, seed: int = 0) -> None:
 
 
 def check_greedy(bench: Bench, name: str, folder: Path) -> str:
-    """Greedy tokens in float32 are those of transformers, whose plain attention knows every family's caps."""
+    """Greedy tokens in float32 equal those of transformers' eager attention, which implements every soft cap."""
     model = AutoModelForCausalLM.from_config(FAMILIES[name](), attn_implementation="eager").float()
     sharpen(model)
     model = model.to(bench.device).eval()
@@ -77,20 +79,20 @@ def check_greedy(bench: Bench, name: str, folder: Path) -> str:
         sampling = Sampling(60, temperature=0.0, ignore_eos=True)
         futures = engine.generate([Request(ModelInput(ids), sampling, number) for number, ids in enumerate(prompts)])
         for ids, future in zip(prompts, futures, strict=True):
-            given = torch.tensor([ids], device=bench.device)
-            theirs = model.generate(
-                given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=60, pad_token_id=0
+            prompt = torch.tensor([ids], device=bench.device)
+            output = model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=60, pad_token_id=0
             )
-            mine, wanted = future.result().ids, theirs[0, len(ids) :].tolist()
-            same = [one == other for one, other in zip(mine, wanted, strict=True)]
-            assert all(same), f"prompt of {len(ids)} tokens: other token at {same.index(False)}"
+            expected = output[0, len(ids) :].tolist()
+            same = [one == other for one, other in zip(future.result().ids, expected, strict=True)]
+            assert all(same), f"prompt of {len(ids)} tokens: different token at {same.index(False)}"
     finally:
         engine.close()
     return "60 greedy tokens of 4 prompts equal transformers' in float32"
 
 
 def trainer_of(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, folder: Path) -> SingleBackend:
-    """The model as a run trains it: weights in float32, products in `dtype`; on a GPU layers compiled, head fused."""
+    """The model as a run trains it: float32 weights, matmuls in `dtype`; on a GPU layers compiled and head fused."""
     config.save_pretrained(folder)
     torch.manual_seed(0)
     with bench.device:
@@ -99,7 +101,7 @@ def trainer_of(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, folde
     if dtype == torch.float32:
         sharpen(model)
     else:
-        with torch.no_grad():  # as published weights are
+        with torch.no_grad():  # published weights are representable in `dtype`
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(dtype))
     if bench.on_gpu and bench.compiled is not False:
@@ -108,8 +110,8 @@ def trainer_of(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, folde
     return SingleBackend(model, bench.device, dtype, options=options)
 
 
-def check_log_probs(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, folder: Path) -> str:
-    """Sampled log-probs are those of a training forward; and no longer once one weight has changed by a rank."""
+def check_log_probs(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, folder: Path) -> dict[str, float]:
+    """Sampled log-probs agree with a training forward, and disagree after a rank-one change of one weight."""
     trainer = trainer_of(bench, config, dtype, folder)
     requests = make_requests(32, 4, 48, 96, config.vocab_size)
     engine = bench.engine(config, dtype, folder, max_model_len=160, max_num_seqs=32)
@@ -118,53 +120,68 @@ def check_log_probs(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, 
         completions = [future.result() for future in engine.generate(requests)]
     finally:
         engine.close()
-    mean, most = gaps(trainer, requests, completions)
-    limits = LIMITS[dtype]
-    assert mean <= limits[0] and most <= limits[1], (mean, most, limits)
+    mean, largest = differences(trainer, requests, completions)
     weight = backbone(trainer.model).layers[1].mlp.down_proj.weight
     with torch.no_grad():
         left, right = torch.ones(weight.shape[0], 1), torch.ones(1, weight.shape[1])
         weight += (left @ right / weight.shape[1] ** 0.5).to(weight)
-    changed = gaps(trainer, requests, completions)
-    assert changed[0] > limits[0] and changed[1] > limits[1], ("a changed weight goes unseen", changed)
-    return (
-        f"|engine - training| mean {mean:.1e}, max {most:.1e}; {changed[0]:.1e}, {changed[1]:.1e} once a weight differs"
-    )
+    changed = differences(trainer, requests, completions)
+    return {"mean": mean, "max": largest, "changed_mean": changed[0], "changed_max": changed[1]}
 
 
 @torch.no_grad()
-def gaps(trainer: SingleBackend, requests: list[Request], completions: list[Completion]) -> tuple[float, float]:
-    """Mean and largest difference between the engine's log-probs and those of one packed forward."""
+def differences(trainer: SingleBackend, requests: list[Request], completions: list[Completion]) -> tuple[float, float]:
+    """Mean and maximum difference between the engine's log-probs and those of one packed forward."""
     rows = Batch(
         prompt_ids=Ragged.of([list(request.ids) for request in requests], torch.int64),
         responses=Ragged.of([completion.ids for completion in completions], torch.int64),
     )
-    found, _ = trainer.log_probs(PackedRows.of(rows, trainer.device), 1.0, with_entropy=False)
-    told = torch.tensor([value for completion in completions for value in completion.log_probs])
-    gap = (found.float().cpu() - told).abs()
-    return float(gap.mean()), float(gap.max())
+    expected, _ = trainer.log_probs(PackedRows.of(rows, trainer.device), 1.0, with_entropy=False)
+    sampled = torch.tensor([value for completion in completions for value in completion.log_probs])
+    difference = (expected.float().cpu() - sampled).abs()
+    return float(difference.mean()), float(difference.max())
 
 
-def run_checks(bench: Bench, dtypes: list[torch.dtype], shape: str, only: str = "") -> bool:
-    """Every family, and the shape that is timed; `only` those whose name has this text."""
-    good = True
+def run_checks(
+    bench: Bench, dtypes: list[torch.dtype], shapes: list[str], only: str = ""
+) -> tuple[list[dict[str, Any]], bool]:
+    """Check every family, and on a GPU the measured shapes in bfloat16; `only` those whose name contains this text.
+
+    Returns a row of log-prob differences per model, and whether all checks passed.
+    """
+    models = {name: (make, dtypes) for name, make in FAMILIES.items()}
+    if bench.on_gpu:
+        models |= {shape: (partial(shape_config, shape), [torch.bfloat16]) for shape in shapes}
+    rows, passed = [], True
     with tempfile.TemporaryDirectory() as folder:
-        named = {f"greedy {name}": lambda name=name: check_greedy(bench, name, Path(folder)) for name in FAMILIES}
-        for dtype in dtypes:
-            for name in FAMILIES:
-                label = f"log-probs {name} {str(dtype).removeprefix('torch.')}"
-                named[label] = lambda name=name, dtype=dtype: check_log_probs(
-                    bench, FAMILIES[name](), dtype, Path(folder)
-                )
-        if bench.on_gpu:
-            named[f"log-probs {shape} bfloat16"] = lambda: check_log_probs(
-                bench, shape_config(shape), torch.bfloat16, Path(folder)
-            )
-        for name, check in ((name, check) for name, check in named.items() if only in name):
+        for name in (name for name in FAMILIES if only in f"greedy {name}"):
             try:
-                print(f"ok    {name}: {check()}", flush=True)
+                print(f"ok    greedy {name}: {check_greedy(bench, name, Path(folder))}", flush=True)
             except AssertionError as error:
-                good = False
-                print(f"FAIL  {name}: {error}", flush=True)
+                passed = False
+                print(f"FAIL  greedy {name}: {error}", flush=True)
             bench.forget()
-    return good
+        for name, (make, formats) in models.items():
+            row: dict[str, Any] = {"model": name}
+            for dtype in formats:
+                label = str(dtype).removeprefix("torch.")
+                if only not in f"log-probs {name} {label}":
+                    continue
+                result = check_log_probs(bench, make(), dtype, Path(folder))
+                passed &= _report(f"log-probs {name} {label}", result, LIMITS[dtype])
+                row |= {f"{label}_{key}": value for key, value in result.items()}
+                bench.forget()
+            if len(row) > 1:
+                rows.append(row)
+    return rows, passed
+
+
+def _report(name: str, result: dict[str, float], limits: tuple[float, float]) -> bool:
+    agree = result["mean"] <= limits[0] and result["max"] <= limits[1]
+    detects = result["changed_mean"] > limits[0] and result["changed_max"] > limits[1]
+    text = (
+        f"|engine - trainer| mean {result['mean']:.1e}, max {result['max']:.1e}, limits {limits}; "
+        f"{result['changed_mean']:.1e}, {result['changed_max']:.1e} after one weight changed"
+    )
+    print(f"{'ok  ' if agree and detects else 'FAIL'}  {name}: {text}", flush=True)
+    return agree and detects

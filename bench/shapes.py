@@ -1,9 +1,9 @@
-"""Qwen2.5's shapes with random weights, made on the device: what the benchmarks train."""
+"""Qwen2.5 model shapes with random weights, and their FLOP counts."""
 
 from __future__ import annotations
 
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from burnish.models import attention
 
@@ -26,7 +26,7 @@ def config_of(shape: str) -> Qwen2Config:
 
 
 def make(shape: str, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """The model, with packed attention."""
+    """A model of this shape with packed attention."""
     attention.register()
     torch.manual_seed(0)
     with torch.device(device):
@@ -34,22 +34,30 @@ def make(shape: str, device: str, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def matmul_parameters(shape: str) -> int:
-    """Weights that take part in a product, the head once; the embedding's lookup is none."""
-    config = config_of(shape)
-    size, kv = config.hidden_size, config.num_key_value_heads * config.hidden_size // config.num_attention_heads
-    layer = 2 * size * size + 2 * size * kv + 3 * size * config.intermediate_size
-    return config.num_hidden_layers * layer + config.vocab_size * size
+def head_dim(config: PretrainedConfig) -> int:
+    """Size of one attention head; Qwen3, Gemma and others set it independently of hidden_size."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def update_flops(shape: str, lengths: list[int], adapter_parameters: int | None = None) -> float:
-    """Of one update over rows of these lengths, nothing computed twice: 6 per weight and token, or with adapters 4 and
-    6 per adapter weight; attention over half of all pairs."""
-    config = config_of(shape)
+def matmul_parameters(config: PretrainedConfig) -> int:
+    """Weights in matrix products of a dense decoder: projections, gated MLP and LM head; not the embedding lookup."""
+    hidden, dim = config.hidden_size, head_dim(config)
+    # Query and output projections, key and value projections, gate, up and down.
+    heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
+    layer = hidden * dim * heads + 3 * hidden * config.intermediate_size
+    return config.num_hidden_layers * layer + config.vocab_size * hidden
+
+
+def update_flops(config: PretrainedConfig, lengths: list[int], adapter_parameters: int | None = None) -> float:
+    """FLOPs of one update on sequences of these lengths, without recomputation.
+
+    6 per matmul weight and token; with LoRA 4, plus 6 per adapter weight. Causal attention covers half of all pairs.
+    """
     tokens = sum(lengths)
-    number = matmul_parameters(shape)
-    products = 6 * number if adapter_parameters is None else 4 * number + 6 * adapter_parameters
+    weights = matmul_parameters(config)
+    products = 6 * weights if adapter_parameters is None else 4 * weights + 6 * adapter_parameters
     pairs = sum(length * length for length in lengths) / 2
-    # Two products of 2 operations per pair and entry in the forward pass, twice that in the backward pass.
-    attention_flops = 3 * 4 * pairs * config.hidden_size * config.num_hidden_layers
+    # QK and PV: 2 FLOPs each per pair and channel in the forward pass, twice that in the backward pass.
+    channels = config.num_attention_heads * head_dim(config)
+    attention_flops = 3 * 4 * pairs * channels * config.num_hidden_layers
     return tokens * products + attention_flops

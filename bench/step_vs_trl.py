@@ -1,10 +1,11 @@
-"""One GRPO step side by side with TRL's GRPOTrainer on the same machine: 32 prompts x 8 samples x up to 256 new tokens.
+"""GRPO step on a CPU against TRL's GRPOTrainer: 32 prompts x 8 samples x up to 256 new tokens.
 
-usage: bench/step_vs_trl.py --trl-python VENV/bin/python --peers FOLDER [--rounds 2] [--steps 5]
-FOLDER holds tiny_lm.py (makes the model) and trl_grpo.py (runs TRL). VENV has torch, trl, datasets and accelerate.
-Same model, prompts, reward, number of samples, sampling (temperature 1, nothing restricted), loss (token mean of the
-clipped ratio, advantages divided by the group's deviation, no KL) and learning rate. The two take turns, so that
-whatever else the machine does falls on both.
+    python bench/step_vs_trl.py --trl-python VENV/bin/python --peers FOLDER [--rounds 2] [--steps 5]
+
+FOLDER contains tiny_lm.py (creates the model) and trl_grpo.py (runs TRL); VENV has torch, trl, datasets and accelerate.
+Both use the same model, prompts, reward, number of samples, sampling (temperature 1, no top-k or top-p), loss (token
+mean of the clipped ratio, advantages divided by the group's standard deviation, no KL) and learning rate. They
+alternate, so that other load affects both. Exits with status 1 if the median ratio is below 2.5.
 """
 
 from __future__ import annotations
@@ -18,17 +19,28 @@ import sys
 import tempfile
 from pathlib import Path
 
+import tables
+
 PROMPTS, SAMPLES, MAX_NEW = 32, 8, 256
-BAR = 2.5
+TARGET = 2.5
+COLUMNS = {
+    "round": "{round}",
+    "Burnish s": "{seconds:.2f}",
+    "of which generation": "{gen_seconds:.2f}",
+    "of which update": "{update_seconds:.2f}",
+    "TRL s": "{trl_seconds:.2f}",
+    "ratio": "{ratio:.2f}x",
+    "tokens per sample, Burnish and TRL": "{mean_length:.0f}, {trl_mean_length:.0f}",
+}
 
 
 def reward(solution_str: str) -> float:
-    """TRL's bench reward: the share of digits."""
+    """The share of digits, as in trl_grpo.py."""
     return sum(ch.isdigit() for ch in solution_str) / max(1, len(solution_str))
 
 
-def ours(model: str, steps: int) -> dict:
-    """Burnish through its public door, in this process."""
+def run_burnish(model: str, steps: int) -> dict:
+    """Train with the Python API in this process; medians of the steps after the first."""
     import burnish
     from burnish.log.file import read_metrics
 
@@ -57,16 +69,17 @@ def ours(model: str, steps: int) -> dict:
         metrics = read_metrics(Path(folder) / "metrics.jsonl")
     after_first = [numbers for step, numbers in sorted(metrics.items()) if step > 1]
     phases = {"step": "timing_s/step", "gen": "timing_s/gen", "update": "timing_s/update_actor"}
-    found = {name: statistics.median(m[key] for m in after_first) for name, key in phases.items()}
+    medians = {name: statistics.median(m[key] for m in after_first) for name, key in phases.items()}
     length = statistics.mean(m["response_length/mean"] for m in after_first)
-    return {"framework": "burnish", "s_per_step": found["step"], "mean_len": length, **found}
+    return {"framework": "burnish", "s_per_step": medians["step"], "mean_len": length, **medians}
 
 
-def child(command: list[str]) -> dict:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{command[:2]} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+def run_command(command: list[str]) -> dict:
+    """The JSON on the last line of its output."""
+    finished = subprocess.run(command, capture_output=True, text=True)
+    if finished.returncode:
+        raise SystemExit(f"{command[:2]} failed:\n{finished.stderr[-2000:]}")
+    return json.loads(finished.stdout.strip().splitlines()[-1])
 
 
 def main() -> int:
@@ -75,26 +88,36 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, help="folder with tiny_lm.py and trl_grpo.py")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--ours", metavar="MODEL", help="run only Burnish on this model, print JSON")
+    parser.add_argument("--burnish", metavar="MODEL", help="internal: run Burnish on this model and print JSON")
+    tables.add_option(parser)
     args = parser.parse_args()
-    if args.ours:
-        print(json.dumps(ours(args.ours, args.steps)))
+    if args.burnish:
+        print(json.dumps(run_burnish(args.burnish, args.steps)))
         return 0
     with tempfile.TemporaryDirectory() as model:
         subprocess.run([sys.executable, str(args.peers / "tiny_lm.py"), model], check=True, capture_output=True)
         trl = [args.trl_python, str(args.peers / "trl_grpo.py"), model, "--max-new", str(MAX_NEW)]
-        pairs = []
+        rows = []
+        print(tables.table(COLUMNS, rows), end="", flush=True)
         for number in range(args.rounds):
-            mine = child([sys.executable, __file__, "--ours", model, "--steps", str(args.steps)])
-            theirs = child([*trl, "--steps", str(args.steps)])
-            pairs.append((mine, theirs))
-            ratio = theirs["s_per_step"] / mine["s_per_step"]
-            print(f"round {number + 1}: burnish {mine['s_per_step']:.2f} s (gen {mine['gen']:.2f}, update "
-                  f"{mine['update']:.2f}; {mine['mean_len']:.0f} tokens a sample), TRL {theirs['s_per_step']:.2f} s "
-                  f"({theirs['mean_len']:.0f} tokens a sample): {ratio:.2f}x", flush=True)  # fmt: skip
-    ratio = statistics.median(theirs["s_per_step"] / mine["s_per_step"] for mine, theirs in pairs)
-    print(f"burnish is {ratio:.2f}x as fast (median of {args.rounds} rounds)")
-    return 0 if ratio >= BAR else 1
+            ours = run_command([sys.executable, __file__, "--burnish", model, "--steps", str(args.steps)])
+            theirs = run_command([*trl, "--steps", str(args.steps)])
+            row = {
+                "round": number + 1,
+                "seconds": ours["s_per_step"],
+                "gen_seconds": ours["gen"],
+                "update_seconds": ours["update"],
+                "trl_seconds": theirs["s_per_step"],
+                "ratio": theirs["s_per_step"] / ours["s_per_step"],
+                "mean_length": ours["mean_len"],
+                "trl_mean_length": theirs["mean_len"],
+            }
+            rows.append(row)
+            print(tables.table(COLUMNS, [row]).splitlines()[-1], flush=True)
+    tables.save(args, "step_vs_trl", COLUMNS, rows, peer_python=args.trl_python)
+    ratio = statistics.median(row["ratio"] for row in rows)
+    print(f"Burnish is {ratio:.2f}x as fast (median of {args.rounds} rounds)")
+    return 0 if ratio >= TARGET else 1
 
 
 if __name__ == "__main__":

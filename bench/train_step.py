@@ -1,13 +1,13 @@
-"""How much of the GPU one update uses: forward, backward, clipping and optimizer step over packed rows.
+"""MFU of one update: forward, backward, clipping and optimizer step on packed sequences.
 
     python bench/train_step.py            # on a machine with a CUDA device: the 0.5B, the 1.5B, and the 7B with LoRA
-    python bench/train_step.py --smoke    # the same code on a CPU, a tiny model
+    python bench/train_step.py --smoke    # tiny, on a CPU
 
-First a gradient is compared with a naive one (transformers' own logits, row by row). Then each shape with random
-weights is taught 131,072 response tokens in micro-batches of 16,384. Utilisation is against 989 TFLOP/s: 6 operations
-per weight in a product (the head once, the embedding's lookup never) and token; with LoRA 4, and 6 per adapter weight;
-attention over half of all pairs; nothing is counted twice. Host waits are those that CUDA reports. Ends with status 1
-if the gradient is wrong or a shape is below its bar.
+First compares a gradient with a naive one (transformers' logits, one sequence at a time). Then each shape, with random
+weights, is updated on 131,072 response tokens in micro-batches of 16,384. MFU is relative to 989 TFLOP/s: 6 FLOPs per
+matmul weight and token (the LM head once, no embedding lookup), with LoRA 4 plus 6 per adapter weight, causal attention
+over half of all pairs, no recomputation. Host syncs are those that CUDA reports. Exits with status 1 if the gradient is
+wrong or a shape is below its target.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass, replace
+from typing import Any
 
+import tables
 import torch
-from shapes import make, update_flops
+from shapes import config_of, make, update_flops
 from torch import Tensor
 
 from burnish.batch import Batch, Ragged
@@ -35,17 +37,30 @@ from burnish.training.backend import BackendOptions, create_backend
 from burnish.training.packing import MicroBatchSize
 from burnish.training.policy import Policy
 
-PEAK = 989e12
+PEAK_FLOPS = 989e12
 GIB = 1 << 30
+COLUMNS = {
+    "shape": "{shape}",
+    "head": "{head}",
+    "layers recomputed": "{recomputed}",
+    "s per update": "{seconds:.3f}",
+    "min..max": "{min_seconds:.3f}..{max_seconds:.3f}",
+    "tokens/s": "{tokens_per_second:,.0f}",
+    "MFU": "{mfu:.1%}",
+    "target": "{target:.0%}",
+    "peak GiB": "{peak_gib:.1f}",
+    "first update s": "{first_update_seconds:.0f}",
+    "host syncs": "{host_syncs}",
+}
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One measurement. `recomputed` layers are computed again in the backward pass; None is all of them."""
+    """One measurement. `recomputed` is the number of checkpointed layers; None means all."""
 
     shape: str
-    bar: float
+    target: float  # MFU
     lora: int = 0
     kernel: str = "triton"
     compiled: bool = False
@@ -53,7 +68,7 @@ class Plan:
     recomputed: int | None = 0
     tokens: int = 131_072
     micro: int = 16_384
-    length: int = 1024  # of a row; one token of it is the prompt
+    length: int = 1024  # of a sequence, with a prompt of one token
     device: str = "cuda"
     dtype: torch.dtype = torch.bfloat16
 
@@ -105,7 +120,7 @@ def policy_of(plan: Plan) -> Policy:
 
 
 def batch_of(plan: Plan, vocabulary: int) -> Batch:
-    """Rows of one length, all but the first token taught."""
+    """Sequences of one length; all but the first token are responses."""
     rows = plan.tokens // plan.length
     generator = torch.Generator().manual_seed(0)
 
@@ -125,7 +140,7 @@ def batch_of(plan: Plan, vocabulary: int) -> Batch:
 
 
 def gradient_error(plan: Plan) -> float:
-    """Of a small model's update, relative to the naive gradient: transformers' logits, one row at a time."""
+    """Relative error of a small model's gradient against a naive one: transformers' logits, one sequence at a time."""
     tiny = {"shape": "tiny", "tokens": 128, "micro": 64, "length": 32, "dtype": torch.float32}
     small = replace(plan, **tiny, lora=0, recomputed=1, compiled_layers=False)
     policy = policy_of(small)
@@ -136,13 +151,13 @@ def gradient_error(plan: Plan) -> float:
     naive.load_state_dict(policy.backend.model.state_dict())
     loss = sum(_naive_loss(naive, batch, row, plan.device) for row in range(len(batch)))
     loss.backward()
-    found: list[Tensor] = []
+    actual: list[Tensor] = []
     update = policy.optimizer.update
-    policy.optimizer.update = lambda clip: found.extend(p.grad.clone() for p in parameters) or update(clip)
+    policy.optimizer.update = lambda clip: actual.extend(p.grad.clone() for p in parameters) or update(clip)
     policy.update(batch, 1)
     expected = [p.grad for p in naive.parameters()]
-    gap = sum(float((a - b).norm()) ** 2 for a, b in zip(found, expected, strict=True))
-    return (gap / sum(float(b.norm()) ** 2 for b in expected)) ** 0.5
+    difference = sum(float((a - b).norm()) ** 2 for a, b in zip(actual, expected, strict=True))
+    return (difference / sum(float(b.norm()) ** 2 for b in expected)) ** 0.5
 
 
 def _naive_loss(model: torch.nn.Module, batch: Batch, row: int, device: str) -> Tensor:
@@ -156,17 +171,17 @@ def _naive_loss(model: torch.nn.Module, batch: Batch, row: int, device: str) -> 
     return loss.sum() / len(batch["responses"].flat)
 
 
-def measured(plan: Plan, repeats: int) -> dict[str, float]:
+def measure(plan: Plan, repeats: int) -> dict[str, Any]:
     policy = policy_of(plan)
     vocabulary = policy.backend.model.config.vocab_size
     on_gpu = plan.device == "cuda"
-    times, waits = [], 0
+    times, host_syncs = [], 0
     for number in range(repeats + 1):
-        # The first compiles and warms up: one micro-batch will do.
+        # The first update compiles; one micro-batch is enough for that.
         batch = batch_of(plan if number else replace(plan, tokens=plan.micro), vocabulary)
         if on_gpu and number == 1:
             torch.cuda.reset_peak_memory_stats()
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as messages:
             warnings.simplefilter("always")
             if on_gpu:
                 torch.cuda.synchronize()
@@ -176,32 +191,36 @@ def measured(plan: Plan, repeats: int) -> dict[str, float]:
             if on_gpu:
                 torch.cuda.set_sync_debug_mode("default")
                 torch.cuda.synchronize()
-            if number:
-                times.append(time.perf_counter() - started)
-        waits = sum("synchroniz" in str(line.message) for line in told)
+            times.append(time.perf_counter() - started)
+        host_syncs = sum("synchroniz" in str(warning.message) for warning in messages)
     trained = sum(p.numel() for p in policy.optimizer.parameters)
     lengths = [plan.length] * (plan.tokens // plan.length)
-    seconds = statistics.median(times)
-    flops = update_flops(plan.shape, lengths, trained if plan.lora else None)
+    seconds = statistics.median(times[1:])
+    flops = update_flops(config_of(plan.shape), lengths, trained if plan.lora else None)
     peak = torch.cuda.max_memory_allocated() / GIB if on_gpu else 0.0
     return {
+        "shape": shape_name(plan),
+        "head": f"{plan.kernel}{' compiled' if plan.compiled else ''}",
+        "recomputed": "all" if plan.recomputed is None else plan.recomputed,
         "seconds": seconds,
-        "tokens": plan.tokens / seconds,
-        "use": flops / seconds / PEAK,
-        "peak": peak,
-        "waits": waits,
+        "min_seconds": min(times[1:]),
+        "max_seconds": max(times[1:]),
+        "tokens_per_second": plan.tokens / seconds,
+        "mfu": tables.check_share(flops / seconds / PEAK_FLOPS, shape_name(plan)),
+        "target": plan.target,
+        "peak_gib": peak,
+        "first_update_seconds": times[0],
+        "host_syncs": host_syncs,
     }
 
 
-def told(plan: Plan) -> str:
-    recomputed = "all" if plan.recomputed is None else str(plan.recomputed)
+def shape_name(plan: Plan) -> str:
     lora = f", LoRA {plan.lora}" if plan.lora else ""
-    lora += "" if plan.compiled_layers else ", layers not compiled"
-    return f"{plan.shape}{lora} | {plan.kernel}{' compiled' if plan.compiled else ''} | {recomputed}"
+    return f"{plan.shape}{lora}{'' if plan.compiled_layers else ', layers not compiled'}"
 
 
-def chosen(args: argparse.Namespace) -> list[Plan]:
-    """The plans of these shapes, with every kernel that was asked for."""
+def selected_plans(args: argparse.Namespace) -> list[Plan]:
+    """One plan per selected shape and head kernel."""
     changes = {"length": args.length, "compiled": args.compiled, "compiled_layers": not args.plain_layers}
     if args.recomputed is not None:
         changes["recomputed"] = None if args.recomputed < 0 else args.recomputed
@@ -214,29 +233,26 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="tiny, on a CPU")
     parser.add_argument("--shapes", nargs="+", default=["0.5B", "1.5B", "7B"])
     parser.add_argument("--kernels", nargs="+", default=["triton"], choices=list(HEAD_KERNELS))
-    parser.add_argument("--recomputed", type=int, help="layers computed again, for all shapes; -1 is all")
-    parser.add_argument("--compiled", action="store_true", help="the torch head by torch.compile")
-    parser.add_argument("--plain-layers", action="store_true", help="no torch.compile of the decoder layers")
-    parser.add_argument("--length", type=int, default=1024, help="of a row")
+    parser.add_argument("--recomputed", type=int, help="number of checkpointed layers, for all shapes; -1 is all")
+    parser.add_argument("--compiled", action="store_true", help="compile the torch head")
+    parser.add_argument("--plain-layers", action="store_true", help="do not compile the decoder layers")
+    parser.add_argument("--length", type=int, default=1024, help="of a sequence")
     parser.add_argument("--repeats", type=int, default=3)
+    tables.add_option(parser)
     args = parser.parse_args()
-    plans = [SMOKE] if args.smoke else chosen(args)
+    plans = [SMOKE] if args.smoke else selected_plans(args)
     error = gradient_error(plans[0])
-    print(f"gradient of a tiny model against the naive one: relative error {error:.1e}\n")
-    print("| shape | head | layers recomputed | s per update | tokens/s | utilisation | bar | peak GiB | host waits |")
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
-    good = error < 2e-3
+    print(f"gradient of a tiny model against a naive one: relative error {error:.1e}\n")
+    print(tables.table(COLUMNS, []), end="", flush=True)
+    rows, passed = [], error < 2e-3
     for plan in plans:
-        found = measured(plan, 1 if args.smoke else args.repeats)
-        good &= found["use"] >= plan.bar
-        print(
-            f"| {told(plan)} | {found['seconds']:.3f} | {found['tokens']:.0f} | {100 * found['use']:.1f} % | "
-            f"{100 * plan.bar:.0f} % | {found['peak']:.1f} | {found['waits']} |",
-            flush=True,
-        )
+        rows.append(measure(plan, 1 if args.smoke else args.repeats))
+        passed &= rows[-1]["mfu"] >= plan.target
+        print(tables.table(COLUMNS, rows[-1:]).splitlines()[-1], flush=True)
         if plan.device == "cuda":
             torch.cuda.empty_cache()
-    return 0 if good else 1
+    tables.save(args, "train_step", COLUMNS, rows, full=plans == list(PLANS))
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Does every algorithm learn? A tiny model, one easy task, one row and one curve for each.
+"""Train a tiny model with every algorithm on one easy task: one row and one curve for each.
 
-usage: bench/zoo.py [NAME ...] [--steps 24] [--picture docs/algorithms.png]
+    python bench/zoo.py [NAME ...] [--steps 24] [--picture docs/algorithms.png]
 
-The task: answer a number with as many sevens as possible (the share of 7 in the response is the score). An untrained
-model says 7 a tenth of the time. A row holds if the mean score of the last steps is far above that; the control, whose
-rewards are noise, holds if it stays where it was.
+The task: answer a number with as many sevens as possible (the score is the share of 7 in the response). An untrained
+model scores 0.1. An algorithm passes if the mean score of the last steps is far above that; the control, trained on
+random rewards, passes if its score stays the same. Runs of all algorithms write zoo.json.
 """
 
 from __future__ import annotations
@@ -20,25 +20,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
+
+import tables
 
 import burnish
 from burnish.demo.tiny import make_model, make_tokenizer
 from burnish.log.curves import sparkline
 
 STEPS = 24
+COLUMNS = {
+    "name": "{name}",
+    "algorithm": "{description}",
+    "first": "{first:.2f}",
+    "last": "{last:.2f}",
+    "curve": "`{sparkline}`",
+    "pass": "{passed}",
+    "settings": "{settings}",
+}
 LEARNED = 0.5  # mean score of the last quarter of the run; chance is 0.1
-STILL = 0.1  # most that a run on noise may move
+MAX_DRIFT = 0.1  # of the control's score
 
 
 @dataclass(frozen=True)
-class Animal:
-    """An algorithm: how it is asked for, where it comes from, and whether it should learn."""
+class Algorithm:
+    """An algorithm: its overrides, and whether it should learn."""
 
     name: str
-    what: str
+    description: str
     overrides: tuple[str, ...]
     learns: bool = True
-    embedding: float = 1.0  # the model's embedding (and head) is multiplied by this: adapters cannot make it larger
+    embedding_scale: float = 1.0  # of the tied embedding and head, which adapters cannot scale themselves
 
 
 def grpo(*more: str) -> tuple[str, ...]:
@@ -57,46 +69,46 @@ def estimator(name: str, *more: str) -> tuple[str, ...]:
     return (f"algorithm.adv_estimator={name}", *more)
 
 
-TWICE = "actor_rollout_ref.actor.ppo_epochs=2"
+TWO_EPOCHS = "actor_rollout_ref.actor.ppo_epochs=2"
 CORRECTION = "algorithm.rollout_correction"
 
 ZOO = (
-    Animal("ppo", "PPO: clipped ratio, GAE, a critic", ppo()),
-    Animal(
+    Algorithm("ppo", "PPO: clipped ratio, GAE, a critic", ppo()),
+    Algorithm(
         "ppo-kl",
         "PPO with an adaptive KL in the reward",
         ppo("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive"),
     ),
-    Animal("pf-ppo", "PPO on responses drawn again by their score", ppo("algorithm.use_pf_ppo=true")),
-    Animal("grpo", "GRPO: score against the group's mean and std", grpo()),
-    Animal("grpo-kl", "GRPO with k3 to the reference in the loss", grpo("actor_rollout_ref.actor.use_kl_loss=true")),
-    Animal(
+    Algorithm("pf-ppo", "PPO on responses resampled by score", ppo("algorithm.use_pf_ppo=true")),
+    Algorithm("grpo", "GRPO: score against the group's mean and std", grpo()),
+    Algorithm("grpo-kl", "GRPO with k3 to the reference in the loss", grpo("actor_rollout_ref.actor.use_kl_loss=true")),
+    Algorithm(
         "grpo-exact-kl",
         "GRPO with the exact KL over the vocabulary in the loss",
         grpo("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_type=full"),
     ),
-    Animal(
+    Algorithm(
         "dr-grpo",
         "no std, no length bias",
         estimator("dr_grpo", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"),
     ),
-    Animal("grpo-passk", "only the best of a group, by its lead", estimator("grpo_passk")),
-    Animal("rloo", "leave one out", estimator("rloo")),
-    Animal("reinforce++", "returns whitened over the batch", estimator("reinforce_plus_plus")),
-    Animal(
+    Algorithm("grpo-passk", "only the best response of a group, by its margin", estimator("grpo_passk")),
+    Algorithm("rloo", "leave one out", estimator("rloo")),
+    Algorithm("reinforce++", "returns whitened over the batch", estimator("reinforce_plus_plus")),
+    Algorithm(
         "reinforce++-baseline", "group mean, then whitened over the batch", estimator("reinforce_plus_plus_baseline")
     ),
-    Animal("remax", "score against a greedy response", estimator("remax")),
-    Animal("opo", "length-weighted baseline", estimator("opo")),
-    Animal(
+    Algorithm("remax", "score against a greedy response", estimator("remax")),
+    Algorithm("opo", "length-weighted baseline", estimator("opo")),
+    Algorithm(
         "gpg",
         "plain policy gradient, group baseline",
         estimator("gpg", "actor_rollout_ref.actor.policy_loss.loss_mode=gpg"),
     ),
-    Animal("reward", "the score itself (no baseline)", estimator("reward")),
-    Animal(
+    Algorithm("reward", "the score itself (no baseline)", estimator("reward")),
+    Algorithm(
         "dapo",
-        "clip-higher, token mean, groups without a lesson drawn again, overlong penalty",
+        "clip-higher, token mean, groups without signal resampled, overlong penalty",
         grpo(
             "actor_rollout_ref.actor.clip_ratio_low=0.2",
             "actor_rollout_ref.actor.clip_ratio_high=0.28",
@@ -107,25 +119,28 @@ ZOO = (
             "reward_model.overlong_buffer.penalty_factor=0.1",
         ),
     ),
-    Animal(
+    Algorithm(
         "gspo",
         "one ratio per sequence",
         loss(
-            "gspo", "actor_rollout_ref.actor.clip_ratio_low=3e-3", "actor_rollout_ref.actor.clip_ratio_high=4e-3", TWICE
+            "gspo",
+            "actor_rollout_ref.actor.clip_ratio_low=3e-3",
+            "actor_rollout_ref.actor.clip_ratio_high=4e-3",
+            TWO_EPOCHS,
         ),
     ),
-    Animal("cispo", "clipped, detached ratio times log-prob", loss("cispo", TWICE)),
-    Animal("sapo", "a soft gate instead of clipping", loss("sapo", TWICE)),
-    Animal("gmpo", "geometric mean of the ratios", loss("geo_mean", TWICE)),
-    Animal("clip-cov", "tokens of high covariance left out", loss("clip_cov", TWICE)),
-    Animal("kl-cov", "KL penalty on tokens of high covariance", loss("kl_cov", TWICE)),
-    Animal("tis", "truncated importance sampling per token", grpo(f"{CORRECTION}.rollout_is=token")),
-    Animal(
+    Algorithm("cispo", "clipped, detached ratio times log-prob", loss("cispo", TWO_EPOCHS)),
+    Algorithm("sapo", "a soft gate instead of clipping", loss("sapo", TWO_EPOCHS)),
+    Algorithm("gmpo", "geometric mean of the ratios", loss("geo_mean", TWO_EPOCHS)),
+    Algorithm("clip-cov", "tokens of high covariance excluded", loss("clip_cov", TWO_EPOCHS)),
+    Algorithm("kl-cov", "KL penalty on tokens of high covariance", loss("kl_cov", TWO_EPOCHS)),
+    Algorithm("tis", "truncated importance sampling per token", grpo(f"{CORRECTION}.rollout_is=token")),
+    Algorithm(
         "icepop",
         "importance weights outside [0.5, 2] set to 0",
         grpo(f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold='0.5_2.0'"),
     ),
-    Animal(
+    Algorithm(
         "lora",
         "GRPO on adapters of rank 8",
         grpo(
@@ -133,9 +148,9 @@ ZOO = (
             "actor_rollout_ref.model.lora_alpha=32",
             "actor_rollout_ref.actor.optim.lr=1e-2",
         ),
-        embedding=10.0,
+        embedding_scale=10.0,
     ),
-    Animal("noise", "control: GRPO on rewards that know nothing of the response", grpo(), learns=False),
+    Algorithm("noise", "control: GRPO on random rewards", grpo(), learns=False),
 )
 
 
@@ -143,20 +158,20 @@ def share_of_sevens(solution_str: str) -> float:
     return solution_str.count("7") / max(1, len(solution_str))
 
 
-def rewards_of(animal: Animal) -> Callable[[str], float]:
-    if animal.learns:
+def reward_function(algorithm: Algorithm) -> Callable[[str], float]:
+    if algorithm.learns:
         return share_of_sevens
     noise = random.Random(0)
     return lambda solution_str: noise.random()
 
 
-def raise_animal(animal: Animal, steps: int = STEPS, seed: int = 1) -> list[float]:
-    """Train it; the mean share of sevens of every step."""
-    with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
-        folder = Path(place)
+def train(algorithm: Algorithm, steps: int = STEPS, seed: int = 1) -> list[float]:
+    """Mean share of sevens of every step."""
+    with tempfile.TemporaryDirectory() as path, contextlib.redirect_stdout(io.StringIO()):
+        folder = Path(path)
         model = make_model(folder / "model", make_tokenizer("0123456789"), hidden=32, layers=2, seed=seed)
-        if animal.embedding != 1.0:
-            model.get_input_embeddings().weight.data *= animal.embedding
+        if algorithm.embedding_scale != 1.0:
+            model.get_input_embeddings().weight.data *= algorithm.embedding_scale
             model.save_pretrained(folder / "model")
         rows = [{"prompt": [{"role": "user", "content": str(n)}], "data_source": "digits"} for n in range(32)]
         settings = [
@@ -175,7 +190,7 @@ def raise_animal(animal: Animal, steps: int = STEPS, seed: int = 1) -> list[floa
             f"trainer.total_training_steps={steps}",
             f"trainer.default_local_dir={folder / 'run'}",
         ]
-        burnish.train([*settings, *animal.overrides], reward=rewards_of(animal), dataset=rows)
+        burnish.train([*settings, *algorithm.overrides], reward=reward_function(algorithm), dataset=rows)
         return [_mean_share(folder / "run" / "rollouts" / f"{step}.jsonl") for step in range(1, steps + 1)]
 
 
@@ -184,34 +199,32 @@ def _mean_share(path: Path) -> float:
 
 
 def ends(curve: list[float]) -> tuple[float, float]:
-    """Mean of the first and of the last quarter (at least two steps)."""
+    """Mean of the first two steps, and of the last quarter (at least two steps)."""
     part = max(2, len(curve) // 4)
     return mean(curve[:2]), mean(curve[-part:])
 
 
-def holds(animal: Animal, curve: list[float]) -> bool:
+def passes(algorithm: Algorithm, curve: list[float]) -> bool:
     before, after = ends(curve)
-    return after >= LEARNED if animal.learns else abs(after - before) <= STILL
+    return after >= LEARNED if algorithm.learns else abs(after - before) <= MAX_DRIFT
 
 
-def line(animal: Animal, curve: list[float]) -> str:
+def row_of(algorithm: Algorithm, curve: list[float]) -> dict[str, Any]:
     before, after = ends(curve)
-    settings = " ".join(f"`{text}`" for text in animal.overrides)
-    verdict = "yes" if holds(animal, curve) else "NO"
-    cells = [
-        animal.name,
-        animal.what,
-        f"{before:.2f}",
-        f"{after:.2f}",
-        f"`{sparkline(curve, 0, 1)}`",
-        verdict,
-        settings,
-    ]
-    return f"| {' | '.join(cells)} |"
+    return {
+        "name": algorithm.name,
+        "description": algorithm.description,
+        "first": before,
+        "last": after,
+        "sparkline": sparkline(curve, 0, 1),
+        "passed": "yes" if passes(algorithm, curve) else "NO",
+        "settings": " ".join(f"`{text}`" for text in algorithm.overrides),
+        "curve": curve,
+    }
 
 
 def draw(curves: dict[str, list[float]], out: Path) -> None:
-    """Small multiples: the score of each over its steps."""
+    """One panel per algorithm: score over steps."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -230,29 +243,28 @@ def draw(curves: dict[str, list[float]], out: Path) -> None:
     figure.savefig(out, format="png", dpi=100)
 
 
-HEADER = "| name | what | first | last | curve | holds | asked for by |\n|---|---|---|---|---|---|---|"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="which; all by default")
+    parser.add_argument("names", nargs="*", help="algorithms (default: all)")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--picture", type=Path, help="draw the curves into this PNG")
+    tables.add_option(parser)
     args = parser.parse_args()
-    unknown = set(args.names) - {animal.name for animal in ZOO}
+    unknown = set(args.names) - {algorithm.name for algorithm in ZOO}
     if unknown:
-        parser.error(f"no such algorithm: {', '.join(sorted(unknown))}")
-    chosen = [animal for animal in ZOO if not args.names or animal.name in args.names]
-    print(HEADER, flush=True)
-    curves = {}
-    for animal in chosen:
-        curves[animal.name] = raise_animal(animal, args.steps)
-        print(line(animal, curves[animal.name]), flush=True)
+        parser.error(f"unknown algorithm: {', '.join(sorted(unknown))}; one of {', '.join(a.name for a in ZOO)}")
+    print(tables.table(COLUMNS, []), end="", flush=True)
+    rows = []
+    for algorithm in ZOO:
+        if not args.names or algorithm.name in args.names:
+            rows.append(row_of(algorithm, train(algorithm, args.steps)))
+            print(tables.table(COLUMNS, rows[-1:]).splitlines()[-1], flush=True)
     if args.picture is not None:
-        draw(curves, args.picture)
-    good = sum(holds(animal, curves[animal.name]) for animal in chosen)
-    print(f"\n{good} of {len(chosen)} hold")
-    return 0 if good == len(chosen) else 1
+        draw({row["name"]: row["curve"] for row in rows}, args.picture)
+    num_passed = sum(row["passed"] == "yes" for row in rows)
+    print(f"\n{num_passed} of {len(rows)} pass")
+    tables.save(args, "zoo", COLUMNS, rows, full=len(rows) == len(ZOO) and args.steps == STEPS)
+    return 0 if num_passed == len(rows) else 1
 
 
 if __name__ == "__main__":

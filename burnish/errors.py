@@ -1,13 +1,14 @@
-"""UserError: what went wrong, in the words of the person who typed it. WorkerDied: what nobody typed."""
+"""UserError: an error that the user can fix. WorkerDied: a process of the run ended unexpectedly."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(Exception):
-    """Something the user can mend: the key, the value, what is allowed, what to type.
+    """An error that the user can fix: the problem, the key, its value, what is allowed, and what to type.
 
     >>> raise UserError("no such advantage estimator", key="algorithm.adv_estimator", value="gpro",
     ...                 allowed=["gae", "grpo"], hint="algorithm.adv_estimator=grpo")
@@ -30,12 +31,15 @@ class UserError(Exception):
         super().__init__(self.text())
 
     def text(self) -> str:
-        """One paragraph: key=value: problem. Allowed: ... Type: ..."""
-        where = (
-            "" if self.key is None else f"{self.key}={self.value!r}: " if self.value is not None else f"{self.key}: "
-        )
-        ends_well = self.problem.endswith((".", "?", "!"))
-        parts = [where + self.problem + ("" if ends_well else ".")]
+        """The message: `key=value: problem. Allowed: ... Type: ...`"""
+        if self.key is None:
+            prefix = ""
+        elif self.value is None:
+            prefix = f"{self.key}: "
+        else:
+            prefix = f"{self.key}={self.value!r}: "
+        period = "" if self.problem.endswith((".", "?", "!")) else "."
+        parts = [f"{prefix}{self.problem}{period}"]
         if self.allowed is not None:
             names = self.allowed if isinstance(self.allowed, str) else ", ".join(map(str, self.allowed))
             parts.append(f"Allowed: {names}.")
@@ -43,13 +47,13 @@ class UserError(Exception):
             parts.append(f"Type: {self.hint}")
         return " ".join(parts)
 
-    def __reduce__(self) -> tuple:
-        # Exceptions with keyword-only arguments do not survive pickling by default; ours cross processes.
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross processes, and pickle cannot rebuild exceptions with keyword-only arguments by itself.
         return _rebuild, (type(self), self.__dict__.copy())
 
 
 class UserErrors(UserError):
-    """Several broken rules, told together, so that one run shows them all."""
+    """Several errors, reported together."""
 
     def __init__(self, errors: list[UserError]) -> None:
         self.errors = errors
@@ -60,19 +64,19 @@ class UserErrors(UserError):
 
 
 class WorkerDied(RuntimeError):
-    """A process of the run is gone, or cannot go on. What it held is lost; a checkpoint is not."""
+    """A process of the run ended or cannot continue. Its state is lost; the run can restart from a checkpoint."""
 
     def __init__(self, who: str, why: str) -> None:
         self.who = who
         self.why = why
         super().__init__(f"{who} {why}")
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.who, self.why)
 
 
 class StopNow(KeyboardInterrupt):
-    """A second signal: end at once, with the exit status that shells give for it."""
+    """A second signal: exit immediately, with the status that shells use for that signal."""
 
     def __init__(self, signum: int) -> None:
         self.status = 128 + signum
@@ -80,7 +84,7 @@ class StopNow(KeyboardInterrupt):
 
 
 def raise_all(errors: list[UserError]) -> None:
-    """Raise nothing, the one error, or all of them as one."""
+    """Raise a single error as it is, several as UserErrors, and none if the list is empty."""
     if len(errors) == 1:
         raise errors[0]
     if errors:
@@ -88,12 +92,12 @@ def raise_all(errors: list[UserError]) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` most likely meant, if any is near."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    """The most similar known name, or None if none is similar."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
 
 
-def _rebuild(cls: type[UserError], state: dict) -> UserError:
+def _rebuild(cls: type[UserError], state: dict[str, Any]) -> UserError:
     error = cls.__new__(cls)
     error.__dict__.update(state)
     Exception.__init__(error, error.text())

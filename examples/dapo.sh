@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# DAPO: clip-higher, token mean, groups without a lesson drawn again, a penalty near the length limit.
-# data/math/train.parquet is any file in verl's schema. Further overrides go behind the script's name.
+# DAPO: clip-higher, token mean, dynamic sampling, overlong penalty.
+# data/math/train.parquet is any file in verl's schema. Append further overrides to the command.
 set -eu
 
 burnish train \

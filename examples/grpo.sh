@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# GRPO on GSM8K with a small instruct model: 8 answers per question, right answers score 1. One GPU, or a patient CPU.
+# GRPO on GSM8K with a small instruct model: 8 responses per question, correct ones score 1. One GPU; slow on a CPU.
 #
-# The data, once (needs pip install "burnish[datasets]"):
+# Create the data once (needs pip install -e ".[datasets]"):
 #   burnish data gsm8k openai/gsm8k data/gsm8k/train.parquet --split train
 #   burnish data gsm8k openai/gsm8k data/gsm8k/test.parquet --split test
 #
-# Further overrides go behind the script's name: examples/grpo.sh trainer.total_training_steps=20
+# Append further overrides to the command: examples/grpo.sh trainer.total_training_steps=20
 set -eu
 
 burnish train \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# GRPO on LoRA adapters over 4-bit weights: a small GPU is enough. The reference is the same model with its adapters off.
-# Needs pip install "burnish[peft,bitsandbytes]". Further overrides go behind the script's name.
+# GRPO with LoRA adapters on 4-bit weights, for small GPUs. The reference is the same model with adapters disabled.
+# Needs pip install -e ".[peft,bitsandbytes]". Append further overrides to the command.
 set -eu
 
 burnish train \

@@ -1,4 +1,4 @@
-"""A dataset class of your own: questions and answers from CSV files with the columns `question` and `answer`.
+"""A custom dataset class: reads CSV files with the columns `question` and `answer`.
 
 burnish train ... data.train_files=train.csv custom_reward_function.path=examples/reward_function.py \\
     data.custom_cls.path=examples/my_dataset.py data.custom_cls.name=CsvQuestions
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class CsvQuestions:
-    """One row of verl's schema per line. `config` is the data section of the run."""
+    """Yields one row in verl's schema per CSV line. `config` is the run's `data` section."""
 
     def __init__(self, data_files: list[str], tokenizer: Any, config: Any, processor: Any = None) -> None:
         self.config = config

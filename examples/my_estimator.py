@@ -1,4 +1,4 @@
-"""An advantage estimator of your own: the score minus the median of the group.
+"""A custom advantage estimator: the score minus the group's median.
 
 burnish train ... algorithm.adv_estimator=examples/my_estimator.py:median_baseline
 """
@@ -11,7 +11,7 @@ from burnish.algos.advantages import Credit, Estimate
 
 
 def median_baseline(credit: Credit) -> Estimate:
-    """A_i = R_i - median of the scores of its group, on every token of the response."""
+    """A_i = R_i - median of the group's scores, on every response token."""
     scores, groups = credit.scores(), credit.require("groups")
     advantages = torch.zeros_like(scores)
     for group in groups.unique():
@@ -20,4 +20,5 @@ def median_baseline(credit: Credit) -> Estimate:
     return credit.on_tokens(advantages)
 
 
-median_baseline.needs = {"groups"}  # the loop reads this: values asks for a critic, greedy for a greedy response
+# What the loop must provide: "values" adds a critic, "greedy" a greedy response per prompt.
+median_baseline.needs = {"groups"}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# PPO with a critic on GSM8K: generalised advantage estimation, the KL to the reference taken off the reward.
-# The data is made as for grpo.sh. Further overrides go behind the script's name.
+# PPO with a critic on GSM8K: generalized advantage estimation, KL penalty in the reward.
+# Create the data as in grpo.sh. Append further overrides to the command.
 set -eu
 
 burnish train \

@@ -1,9 +1,9 @@
-"""Training from Python, in cells for a notebook: a model, rows and a reward from nothing. No download, half a minute.
+"""Training from Python, as notebook cells: builds a tiny model, rows and a reward. No download, about half a minute.
 
 python examples/python_api.py
 """
 
-# %% A tiny Qwen2-shaped model with a character tokenizer. Any folder or name of a Hugging Face model will do instead.
+# %% A tiny Qwen2-shaped model with a character tokenizer. Any Hugging Face model folder or name works too.
 from __future__ import annotations
 
 import tempfile
@@ -15,18 +15,18 @@ from burnish.demo.tiny import make_model, make_tokenizer
 folder = Path(tempfile.mkdtemp())
 make_model(folder / "model", make_tokenizer("0123456789"), hidden=64, layers=2, seed=0)
 
-# %% Rows in verl's schema; with "reward_model": {"ground_truth": ...} a reward would see the right answer too.
+# %% Rows in verl's schema. Add "reward_model": {"ground_truth": ...} to pass a reference answer to the reward.
 rows = [{"data_source": "my/even", "prompt": [{"role": "user", "content": f"{n:03d}"}]} for n in range(600)]
 
 
-# %% A reward: a number, or a dict with 'score' and whatever else is worth logging.
+# %% A reward returns a number, or a dict with 'score' and other values to log.
 def even_digits(solution_str: str) -> dict[str, float]:
-    """The share of the answer's characters that are even digits."""
+    """Fraction of the response's characters that are even digits."""
     share = sum(character in "02468" for character in solution_str) / max(1, len(solution_str))
     return {"score": share, "length": len(solution_str)}
 
 
-# %% Train. The overrides are those of `burnish train`; a dataset and a function take the place of files.
+# %% Train with the overrides of `burnish train`; a dataset and a function replace the files.
 result = burnish.train(
     [
         f"actor_rollout_ref.model.path={folder / 'model'}",
@@ -46,7 +46,7 @@ result = burnish.train(
     val_dataset=rows[500:],
 )
 
-# %% What came out: a folder, and the numbers of the last step and of every validation (0 is before training).
+# %% The result: the run folder, the metrics of the last step and of every validation (step 0 is before training).
 print(result.folder, sorted(path.name for path in result.folder.iterdir()))
 for step, metrics in result.validation.items():
     print(step, {name: round(value, 3) for name, value in metrics.items()})

@@ -1,4 +1,4 @@
-"""A reward function of your own: right answers score 1, and a short explanation earns a little.
+"""A custom reward function: correct answers score 1, plus an optional bonus for an explanation.
 
 burnish train ... custom_reward_function.path=examples/reward_function.py \\
     custom_reward_function.reward_kwargs.explanation_bonus=0.1
@@ -17,7 +17,7 @@ def compute_score(
     extra_info: dict[str, Any] | None = None,
     explanation_bonus: float = 0.0,
 ) -> dict[str, Any]:
-    """Score one response. 'score' is what the model learns from; every other entry is logged beside it."""
+    """Score one response. 'score' is the reward; other entries are logged with it."""
     numbers = re.findall(r"-?\d+(?:\.\d+)?", solution_str)
     answer = numbers[-1] if numbers else None
     correct = answer == str(ground_truth)

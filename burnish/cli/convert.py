@@ -1,4 +1,4 @@
-"""burnish convert: what a command of verl, OpenRLHF or MindSpeed RL means in Burnish's keys, setting by setting."""
+"""burnish convert: translate a verl, OpenRLHF or MindSpeed RL command to Burnish's keys, with a report per setting."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from typing import Any
 
 import yaml
 
-from burnish.cli.asked import USAGE, add_words, read_asked
+from burnish.cli.launch_input import USAGE, add_words, translate_input
 from burnish.dialects.report import REFUSED, STATUSES, Item, Translation
 from burnish.errors import UserError
 
-UNREAD = 2
-PAGE = 160  # columns of the table where there is no terminal
+NOT_TRANSLATED = 2
+PAGE_WIDTH = 160  # columns of the table if the output is not a terminal
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "convert",
-        help="show a launch command of verl, OpenRLHF or MindSpeed RL in Burnish's keys",
+        help="translate a launch command of verl, OpenRLHF or MindSpeed RL to Burnish's keys",
         description=f"burnish convert [--json | --yaml] [--all] {USAGE}",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object: dialect, job, config, report")
-    parser.add_argument("--yaml", action="store_true", help="print the config alone")
-    parser.add_argument("--all", action="store_true", help="list the defaults that were written out, too")
+    parser.add_argument("--yaml", action="store_true", help="print only the config")
+    parser.add_argument("--all", action="store_true", help="also list the defaults that were set explicitly")
     add_words(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status: 0 nothing refused, 3 something refused, 2 nobody reads the command."""
+    """Exit status: 0 nothing refused, 3 a setting refused, 2 the command cannot be translated."""
     from burnish.log.console import say_error
 
     try:
-        asked = read_asked(args.words)
+        launch_input = translate_input(args.words)
     except UserError as error:
         say_error(error.text())
-        return UNREAD
+        return NOT_TRANSLATED
     if args.json:
-        objects = [as_object(one) for one in asked.translations]
-        whole = objects[0] if len(objects) == 1 else {"commands": objects}
-        print(json.dumps(whole, ensure_ascii=False, indent=2, default=str))
+        objects = [as_object(translation) for translation in launch_input.translations]
+        output = objects[0] if len(objects) == 1 else {"commands": objects}
+        print(json.dumps(output, ensure_ascii=False, indent=2, default=str))
     else:
-        for one in asked.translations:
-            show(one, alone=args.yaml, everything=args.all)
-        for note in asked.notes:
+        for translation in launch_input.translations:
+            show(translation, config_only=args.yaml, show_defaults=args.all)
+        for note in launch_input.notes:
             say_error(note)
-    return max(one.exit_status for one in asked.translations)
+    return max(translation.exit_status for translation in launch_input.translations)
 
 
 def as_object(translation: Translation) -> dict[str, Any]:
-    """What --json prints."""
+    """The JSON object of one command."""
     return {
         "dialect": translation.dialect,
         "job": translation.job,
@@ -59,21 +59,21 @@ def as_object(translation: Translation) -> dict[str, Any]:
     }
 
 
-def show(translation: Translation, *, alone: bool = False, everything: bool = False) -> None:
-    """The config as YAML and, unless it is wanted alone, the report."""
+def show(translation: Translation, *, config_only: bool = False, show_defaults: bool = False) -> None:
+    """Print the config as YAML, and the report unless `config_only`."""
     from burnish.log.console import say
 
-    print(f"# burnish {translation.job} --config-path DIR --config-name NAME, where this is DIR/NAME.yaml")
+    print(f"# burnish {translation.job} --config-path DIR --config-name NAME, with this file as DIR/NAME.yaml")
     print(yaml.safe_dump(translation.config(), sort_keys=False, allow_unicode=True), end="")
-    if alone:
+    if config_only:
         return
-    items = [item for item in translation.items if item.given or everything or item.status == REFUSED]
-    folded = len(translation.items) - len(items)
+    items = [item for item in translation.items if item.explicit or show_defaults or item.status == REFUSED]
+    num_hidden = len(translation.items) - len(items)
     _print_table(items)
-    if folded:
-        say(f"{folded} defaults of {translation.dialect} that differ from ours are written out; --all lists them.")
+    if num_hidden:
+        say(f"{num_hidden} defaults of {translation.dialect} differ from Burnish's and are set; --all lists them.")
     counts = ", ".join(f"{translation.count(status)} {status}" for status in STATUSES)
-    say(f"{translation.dialect}, as `burnish {translation.job}`: {counts}.")
+    say(f"{translation.dialect} -> `burnish {translation.job}`: {counts}.")
 
 
 def _print_table(items: list[Item]) -> None:
@@ -90,7 +90,7 @@ def _print_table(items: list[Item]) -> None:
             table.add_column(column, overflow="fold")
         for item in rows:
             table.add_row(_setting(item.theirs, item.value), _ours(item), item.why)
-        console.print(table, width=None if console.is_terminal else PAGE)
+        console.print(table, width=None if console.is_terminal else PAGE_WIDTH)
 
 
 def _setting(name: str, value: Any) -> str:
@@ -103,4 +103,4 @@ def _ours(item: Item) -> str:
     if item.ours is None or item.status == REFUSED:
         return ""
     same = item.ours == item.theirs and str(item.ours_value) == str(item.value)
-    return "the same" if same else f"{item.ours}={item.ours_value}"
+    return "same" if same else f"{item.ours}={item.ours_value}"

@@ -1,24 +1,28 @@
-"""burnish demo: from nothing to a model that learned, in a minute or two, on a CPU."""
+"""burnish demo: create a tiny model and data, and train it with GRPO in a minute or two on a CPU."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from burnish.demo.run import DemoResult
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "demo",
-        help="make a tiny model and data, and improve it by reinforcement",
-        description="Makes data, a tokenizer and a tiny model, warms it up, trains it by GRPO, shows what changed.",
+        help="train a tiny model with RL on the CPU",
+        description="Creates data, a tokenizer and a tiny model, fine-tunes it, trains it with GRPO, shows results.",
     )
-    parser.add_argument("--seed", type=int, default=1, help="everything follows from it (default: 1)")
-    parser.add_argument("--folder", type=Path, default=Path("runs/demo"), help="where to write (default: runs/demo)")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON, and say little else")
+    parser.add_argument("--seed", type=int, default=1, help="random seed (default: 1)")
+    parser.add_argument("--folder", type=Path, default=Path("runs/demo"), help="output folder (default: runs/demo)")
+    parser.add_argument("--json", action="store_true", help="print only one line of JSON at the end")
 
 
 def run(args: argparse.Namespace) -> int:
-    from burnish.demo.run import run_demo  # torch is loaded only now
+    from burnish.demo.run import run_demo  # imports torch
     from burnish.log.console import get_console
 
     console = get_console()
@@ -32,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def show(result: object) -> None:
-    """Accuracy before and after, a few real answers, the curve, and where the rest is."""
+def show(result: DemoResult) -> None:
+    """Print the reward curve, example answers, accuracy before and after, and the output folder."""
     from rich.table import Table
 
     from burnish.log.console import get_console
@@ -42,12 +46,14 @@ def show(result: object) -> None:
     console = get_console()
     console.print("\nmean reward by step")
     console.print(terminal_curve(result.curve))
-    table = Table("sort these digits", "before", "after", "right answer")
-    for question, before, after, right in result.samples:
-        table.add_row(question, before, f"{after} {'✓' if after == right else '✗'}", right)
+    table = Table("sort these digits", "before", "after", "correct answer")
+    for question, before, after, answer in result.samples:
+        table.add_row(question, before, f"{after} {'✓' if after == answer else '✗'}", answer)
     console.print(table)
     console.print(
         f"greedy accuracy on {result.questions} held-out questions: {result.before:.2f} -> {result.after:.2f}",
         style="bold",
     )
-    console.print(f"{result.seconds:.0f} s. Curves: {result.folder / 'curves.png'}; everything else is beside it.")
+    console.print(
+        f"{result.seconds:.0f} s. Curves: {result.folder / 'curves.png'}; the other files are in the same folder."
+    )

@@ -1,4 +1,4 @@
-"""burnish doctor: what a command would need, what will go wrong with it, and what this machine can run."""
+"""burnish doctor: check a command (batch arithmetic, memory plan, known mistakes) and this machine."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 DEFAULT_GIB = 80.0
-COLOURS = {"refused": "red", "warning": "yellow", "note": "cyan"}
-PAGE = 140  # columns where no terminal says how wide it is
+COLORS = {"refused": "red", "warning": "yellow", "note": "cyan"}
+PAGE_WIDTH = 140  # columns if the output is not a terminal
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    """Put `doctor` among the commands."""
+    """Add the `doctor` command."""
     parser = subparsers.add_parser(
         "doctor",
-        help="batch arithmetic, a memory plan, known mistakes, and what this machine can run",
+        help="check a command for mistakes and memory use, and show what this machine can run",
         description="burnish doctor [--json] [-- COMMAND... | SCRIPT.sh | FILE.yaml]",
     )
     parser.add_argument("words", nargs="*", metavar="COMMAND", help="a launch command after --, a script, or a YAML")
@@ -35,67 +35,67 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
         "--gpu-memory", type=float, metavar="GB", help="memory of a GPU; default: this machine's, or 80"
     )
     parser.add_argument("--shape", metavar="MODEL", help="known model, or folder with a config.json, for the policy")
-    parser.add_argument("--no-files", action="store_true", help="do not look at data files and Python files")
+    parser.add_argument("--no-files", action="store_true", help="do not check data files and Python files")
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status 0 fine, 3 something is refused or will not fit, 2 what was given cannot be read."""
+    """Exit status: 0 no errors, 3 a setting is refused or does not fit in memory, 2 the input cannot be translated."""
     from burnish.doctor.examine import examine
     from burnish.doctor.machine import look
 
     examination, notes = None, []
     if args.words:
         try:
-            translation, notes = read(args.words)
+            translation, notes = translate_words(args.words)
             capacity = int((args.gpu_memory or _device_gib()) * GIB)
             examination = examine(translation, capacity=capacity, shape=args.shape, look=not args.no_files)
         except UserError as error:
-            return _unreadable(error, args.json)
+            return _report_error(error, args.json)
     machine = look()
     if args.json:
-        whole: dict[str, Any] = {"machine": machine.plain()}
-        whole |= {name: None for name in ("understood", "arithmetic", "memory")} | {"findings": []}
-        whole |= {} if examination is None else examination.plain()
-        print(json.dumps(whole | {"notes": notes}, default=str))
+        output: dict[str, Any] = {"machine": machine.plain()}
+        output |= {name: None for name in ("understood", "arithmetic", "memory")} | {"findings": []}
+        output |= {} if examination is None else examination.plain()
+        print(json.dumps(output | {"notes": notes}, default=str))
     else:
         show(machine, examination, notes, args.words)
     return 0 if examination is None else examination.exit_status
 
 
-def read(words: list[str]) -> tuple[Translation, list[str]]:
-    """What was given, translated; and what to know about the reading."""
-    from burnish.dialects.read import translate_command, translate_yaml
+def translate_words(words: list[str]) -> tuple[Translation, list[str]]:
+    """Translate a command, script or YAML; returns the translation and notes on it."""
+    from burnish.dialects.translate import translate_command, translate_yaml
 
     first = words[0]
     if first.endswith((".yaml", ".yml")) and os.path.isfile(first):
         return translate_yaml(first, words[1:]), []
     if first.endswith(".sh") or (os.path.isfile(first) and not first.endswith(".py") and len(words) == 1):
-        return _read_script(words)
+        return _translate_script(words)
     return translate_command(words), []
 
 
-def _read_script(words: list[str]) -> tuple[Translation, list[str]]:
-    """The first training that a script would start, else the first command that is understood."""
-    from burnish.cli.recording import record_script
-    from burnish.dialects.read import translate_command
+def _translate_script(words: list[str]) -> tuple[Translation, list[str]]:
+    """Translate the first training command of a script, or else its first translatable command."""
+    from burnish.cli.scripts.record import record_script
+    from burnish.dialects.translate import translate_command
 
     recording = record_script(words[0], words[1:])
-    read_ones: list[Translation] = []
-    last: UserError | None = None
+    translations: list[Translation] = []
+    last_error: UserError | None = None
     for command in recording:
         try:
-            read_ones.append(translate_command(list(command.words), command.cwd))
+            translations.append(translate_command(list(command.words), command.cwd))
         except UserError as error:
-            last = error
-    if not read_ones:
-        raise last or UserError(f"{words[0]} starts nothing that Burnish reads")
-    chosen = next((one for one in read_ones if one.job == "train"), read_ones[0])
+            last_error = error
+    if not translations:
+        raise last_error or UserError(f"{words[0]} starts no program that Burnish can translate")
+    chosen = next((translation for translation in translations if translation.job == "train"), translations[0])
     notes = list(recording.notes)
-    if len(read_ones) > 1:
+    if len(translations) > 1:
         notes.append(
-            f"the script starts {len(read_ones)} commands that are understood; this is about the first training"
+            f"the script starts {len(translations)} translatable commands; this report covers the first training"
         )
     return chosen, notes
 
@@ -107,7 +107,7 @@ def _device_gib() -> float:
     return min(device.memory for device in devices) / GIB if devices else DEFAULT_GIB
 
 
-def _unreadable(error: UserError, as_json: bool) -> int:
+def _report_error(error: UserError, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"error": error.text()}))
     else:
@@ -118,14 +118,14 @@ def _unreadable(error: UserError, as_json: bool) -> int:
 
 
 def show(machine: Machine, examination: Examination | None, notes: list[str], words: list[str]) -> None:
-    """All sections, the command's first."""
+    """Print all sections, those of the command first."""
     from rich.console import Console
 
     console = Console(markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
-        console = Console(markup=False, emoji=False, highlight=False, width=PAGE)
+        console = Console(markup=False, emoji=False, highlight=False, width=PAGE_WIDTH)
     if examination is not None:
-        _show_understood(console, examination, notes)
+        _show_translation(console, examination, notes)
         _show_arithmetic(console, examination)
         _show_memory(console, examination)
         _show_findings(console, examination)
@@ -137,13 +137,13 @@ def _title(console: Console, text: str) -> None:
     console.print(text, style="bold")
 
 
-def _show_understood(console: Console, examination: Examination, notes: list[str]) -> None:
+def _show_translation(console: Console, examination: Examination, notes: list[str]) -> None:
     from burnish.dialects.report import STATUSES
 
     translation = examination.translation
-    _title(console, f"Understood: a {translation.dialect} command, job {translation.job}")
+    _title(console, f"Command: {translation.dialect}, translated to `burnish {translation.job}`")
     counts = ", ".join(f"{translation.count(status)} {status}" for status in STATUSES)
-    console.print(f"  {counts} (burnish convert lists them)")
+    console.print(f"  {counts} (`burnish convert` lists them)")
     for note in notes:
         console.print(f"  {note}")
 
@@ -167,13 +167,13 @@ def _show_memory(console: Console, examination: Examination) -> None:
     plan = examination.plan
     if plan is None:
         return
-    _title(console, f"Memory of one GPU ({plan.capacity / GIB:.0f} GiB), in GiB at the worst moment of each phase")
-    for role, found in examination.shapes.items():
-        billions = found.shape.parameters / 1e9
+    _title(console, f"Memory of one GPU ({plan.capacity / GIB:.0f} GiB): peak of each phase in GiB")
+    for role, match in examination.shapes.items():
+        billions = match.shape.parameters / 1e9
         console.print(
-            f"  {role}: {billions:.2f} B parameters, by {found.source}{'' if found.shape.exact else ' (estimated)'}"
+            f"  {role}: {billions:.2f} B parameters, from {match.source}{'' if match.shape.exact else ' (estimated)'}"
         )
-    table = Table("phase", "GiB", "fits", "of which")
+    table = Table("phase", "GiB", "fits", "components")
     for phase in plan.phases:
         parts = ", ".join(f"{part.role} {part.name} {part.bytes / GIB:.1f}".strip() for part in phase.parts)
         fits = phase.bytes <= plan.capacity
@@ -189,18 +189,18 @@ def _show_memory(console: Console, examination: Examination) -> None:
         console.print(f"  {note}")
     if plan.too_big:
         console.print(
-            "  What to type, cheapest first:" if examination.cures else "  No key makes it fit: a smaller model."
+            "  Fixes, cheapest first:" if examination.cures else "  No setting makes it fit; use a smaller model."
         )
     for number, cure in enumerate(examination.cures, 1):
         console.print(f"  {number}. {cure.text()}")
     if examination.cures and not examination.cures[-1].fits:
-        console.print("  Even then it does not fit: a smaller model, or larger GPUs.")
+        console.print("  It still does not fit; use a smaller model or larger GPUs.")
 
 
 def _show_findings(console: Console, examination: Examination) -> None:
     _title(console, "Findings" if examination.findings else "Findings: none")
     for finding in examination.findings:
-        console.print(f"  {finding.severity}: {finding.text}", style=COLOURS[finding.severity])
+        console.print(f"  {finding.severity}: {finding.text}", style=COLORS[finding.severity])
         if finding.type:
             console.print(f"      type: {finding.type}")
 
@@ -211,12 +211,14 @@ def _show_machine(console: Console, machine: Machine) -> None:
     console.print(
         f"  Python {machine.python} on {machine.system}, {machine.cpus} CPUs, {machine.memory / GIB:.0f} GiB; {gpus}"
     )
-    there = [f"{name} {number}" for name, number in machine.libraries.items() if number is not None]
-    absent = [name for name, number in machine.libraries.items() if number is None]
-    console.print(f"  installed: {', '.join(there)}")
-    console.print(f"  not installed: {', '.join(absent) or 'nothing'}")
-    for what, rows in (("engines", machine.engines), ("loggers", machine.loggers)):
-        console.print(f"  {what} that could run: {', '.join(name for name, can in rows.items() if can)}")
+    installed = [f"{name} {number}" for name, number in machine.libraries.items() if number is not None]
+    missing = [name for name, number in machine.libraries.items() if number is None]
+    console.print(f"  installed: {', '.join(installed)}")
+    console.print(f"  not installed: {', '.join(missing) or 'nothing'}")
+    for noun, available in (("engines", machine.engines), ("loggers", machine.loggers)):
+        console.print(
+            f"  available {noun}: {', '.join(name for name, is_available in available.items() if is_available)}"
+        )
     console.print(f"  bf16 on the CPU: {machine.bf16}")
     console.print(f"  sandbox: {machine.isolation}")
     shared = "none" if machine.shared_memory is None else f"{machine.shared_memory / GIB:.1f} GiB free"

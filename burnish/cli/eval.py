@@ -1,4 +1,4 @@
-"""burnish eval: a thin caller of burnish.jobs.eval."""
+"""burnish eval: score the responses in a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from burnish.jobs.eval.measure import Summary
     from burnish.jobs.eval.run import Report
 
-PAGE = 160  # columns of the table where no terminal says how wide it is
+PAGE_WIDTH = 160  # columns of the table if the output is not a terminal
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -29,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status 1 if not one response of some data source could be scored."""
+    """Exit status 1 if no response of some data source could be scored."""
     loaded = load(args.overrides, config_path=args.config_path, config_name=args.config_name, job="eval")
     if args.cfg:
         print(loaded.yaml(), end="")
@@ -38,22 +38,22 @@ def run(args: argparse.Namespace) -> int:
 
     from burnish.jobs.eval.run import evaluate_loaded
 
-    # Results go to standard output, everything said on the way to standard error.
-    aside = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    # Results go to stdout, notices to stderr.
+    stderr = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
     for notice in loaded.notices:
-        aside.print(notice)
-    report = evaluate_loaded(loaded, console=aside)
+        stderr.print(notice)
+    report = evaluate_loaded(loaded, console=stderr)
     if args.json:
         print(json.dumps(report.as_dict()))
     else:
         show(report)
     for problem in report.problems:
-        aside.print(f"reward problem, {problem.count} times: {problem.text}", style="yellow")
+        stderr.print(f"reward problem ({problem.count} times): {problem.text}", style="yellow")
     return 1 if report.hopeless else 0
 
 
 def show(report: Report) -> None:
-    """A line per data source, and one for all where there are several."""
+    """Print a table with one row per data source, and a row for all if there are several."""
     from rich.console import Console
     from rich.table import Table
 
@@ -65,29 +65,33 @@ def show(report: Report) -> None:
     for row, source in enumerate(summaries):
         table.add_row(source, *(cells[row] for _, cells in columns), end_section=row == len(report.sources) - 1)
     console = Console(markup=False, emoji=False, highlight=False)
-    console.print(table, width=None if console.is_terminal else PAGE)
+    console.print(table, width=None if console.is_terminal else PAGE_WIDTH)
 
 
 def _columns(summaries: list[Summary]) -> list[tuple[str, list[str]]]:
-    """(name, a cell per summary); a column without a single number is left out."""
+    """(name, one cell per summary) for each column."""
 
-    def each(form: str, values: list) -> list[str]:
+    def cells(form: str, values: list) -> list[str]:
         return ["" if value is None else form.format(value) for value in values]
 
-    def at(name: str, label: str, sizes: list[int]) -> list[tuple[str, list[str]]]:
-        return [(f"{label}@{k}", each("{:.3f}", [getattr(one, name).get(k) for one in summaries])) for k in sizes]
+    def at_k(name: str, label: str, sizes: list[int]) -> list[tuple[str, list[str]]]:
+        return [
+            (f"{label}@{k}", cells("{:.3f}", [getattr(summary, name).get(k) for summary in summaries])) for k in sizes
+        ]
 
-    sizes = sorted({k for one in summaries for k in one.best_at if k > 1})
-    all_pass = all(one.pass_at for one in summaries)  # then the best of k says the same or less
-    intervals = [one.interval and f"{one.interval[0]:.3f} to {one.interval[1]:.3f}" for one in summaries]
+    sizes = sorted({k for summary in summaries for k in summary.best_at if k > 1})
+    all_pass = all(summary.pass_at for summary in summaries)  # then best@k adds nothing to pass@k
+    intervals = [
+        summary.interval and f"{summary.interval[0]:.3f} to {summary.interval[1]:.3f}" for summary in summaries
+    ]
     return [
-        ("rows", each("{}", [one.rows for one in summaries])),
-        ("responses", each("{}", [one.responses for one in summaries])),
-        ("score", each("{:.3f}", [one.score for one in summaries])),
-        ("95 %", each("{}", intervals)),
-        ("acc", each("{:.3f}", [one.acc for one in summaries])),
-        *at("pass_at", "pass", sizes),
-        *([] if all_pass else at("best_at", "best", sizes)),
-        *at("maj_at", "maj", sizes),
-        ("failed", each("{}", [one.failed or None for one in summaries])),
+        ("rows", cells("{}", [summary.rows for summary in summaries])),
+        ("responses", cells("{}", [summary.responses for summary in summaries])),
+        ("score", cells("{:.3f}", [summary.score for summary in summaries])),
+        ("95 %", cells("{}", intervals)),
+        ("acc", cells("{:.3f}", [summary.acc for summary in summaries])),
+        *at_k("pass_at", "pass", sizes),
+        *([] if all_pass else at_k("best_at", "best", sizes)),
+        *at_k("maj_at", "maj", sizes),
+        ("failed", cells("{}", [summary.failed or None for summary in summaries])),
     ]

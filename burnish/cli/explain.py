@@ -1,4 +1,4 @@
-"""burnish explain: what keys mean, what they may be, and whether they act."""
+"""burnish explain: documentation, allowed values and status of config keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LABELS = {
         "follows": "follows",
         "allowed": "allowed",
         "status": "status",
-        "later": "later",
+        "later": "not supported yet",
         "verl": "in verl",
         "aliases": "also",
     },
@@ -41,60 +41,58 @@ _KINDS = {"en": {}, "zh": {"acts": "生效", "pending": "尚未实现", "inert":
 
 def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParser:
     """Add `explain` to the command line."""
-    parser = subparsers.add_parser("explain", help="say what config keys mean", description=__doc__)
-    parser.add_argument(
-        "keys", nargs="*", metavar="KEY", help="keys or sections, as they are typed on the command line"
-    )
+    parser = subparsers.add_parser("explain", help="document config keys", description=__doc__)
+    parser.add_argument("keys", nargs="*", metavar="KEY", help="keys or sections, as written on the command line")
     parser.add_argument("--lang", choices=LANGUAGES, default="en", help="language of the text")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
-    parser.add_argument("--pending", action="store_true", help="list the keys whose behaviour comes later")
+    parser.add_argument("--pending", action="store_true", help="list the keys that are not supported yet")
     parser.add_argument(
-        "--job", choices=list(JOBS), default=None, help="whose keys; by default the first that knows it"
+        "--job", choices=list(JOBS), default=None, help="the job of the keys; default: the first job that has them"
     )
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was asked for; 2 if a key is unknown."""
+    """Print the documentation of keys. Exit status 2 if a key is unknown."""
     if args.pending:
         return _print_pending(args)
     if not args.keys:
         _print_sections(args)
         return 0
-    found: list[Explained] = []
-    unknown = 0
+    explained: list[Explained] = []
+    num_unknown = 0
     for key in args.keys:
         try:
-            found += explain(key, args.lang, args.job)
+            explained += explain(key, args.lang, args.job)
         except UserError as error:
-            unknown += 1
+            num_unknown += 1
             print(error, file=sys.stderr)
     if args.json:
-        print(json.dumps([row.as_dict() for row in found], ensure_ascii=False, indent=2))
+        print(json.dumps([row.as_dict() for row in explained], ensure_ascii=False, indent=2))
     else:
-        print("\n\n".join(render(row, args.lang) for row in found))
-    return 2 if unknown else 0
+        print("\n\n".join(render(row, args.lang) for row in explained))
+    return 2 if num_unknown else 0
 
 
 def explain(key: str, lang: str, job: str | None) -> list[Explained]:
-    """A key, or all keys of a section, of the given job or of the first that has it."""
-    first: UserError | None = None
+    """Describe a key, or all keys of a section, of `job` or of the first job that has it."""
+    first_error: UserError | None = None
     for name in [job] if job else JOBS:
         try:
             if key in tree(name).sections:
                 return describe_section(key, lang, name)
             return [describe(key, lang, name)]
         except UserError as error:
-            first = first or error
-    assert first is not None
-    raise first
+            first_error = first_error or error
+    assert first_error is not None
+    raise first_error
 
 
 def render(row: Explained, lang: str) -> str:
-    """One key as a few lines of text."""
+    """Format one key as text."""
     labels = _LABELS[lang]
-    status = _KINDS[lang].get(row.status, row.status) + (f" ({row.why})" if row.why else "")
+    status = _KINDS[lang].get(row.status, row.status) + (f": {row.why}" if row.why else "")
     lines = [row.key if row.job == "train" else f"{row.key}  [{row.job}]", f"  {row.doc}"]
     lines.append(f"  {labels['type']}: {row.type}" + (f" {row.bounds}" if row.bounds else ""))
     if row.follows is not None:
@@ -109,7 +107,7 @@ def render(row: Explained, lang: str) -> str:
     lines.append(f"  {labels['status']}: {status}")
     if row.pending_values:
         lines.append(
-            f"  {labels['later']}: {', '.join(f'{value} ({why})' for value, why in row.pending_values.items())}"
+            f"  {labels['later']}: {', '.join(f'{value}: {why}' for value, why in row.pending_values.items())}"
         )
     if row.aliases:
         lines.append(f"  {labels['aliases']}: {', '.join(row.aliases)}")
@@ -122,8 +120,8 @@ def _print_pending(args: argparse.Namespace) -> int:
         print(json.dumps([{"key": key, "why": why} for key, why in rows], indent=2))
         return 0
     for key, why in rows:
-        print(f"{key}  ({why})")
-    print(f"{len(rows)} keys and values come later.", file=sys.stderr)
+        print(f"{key}: {why}")
+    print(f"{len(rows)} keys and values are not supported yet.", file=sys.stderr)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""burnish generate: a thin caller of burnish.jobs.generate."""
+"""burnish generate: sample responses to a file of prompts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from burnish.config import load
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "generate",
-        help="let a model answer a file of prompts",
+        help="sample responses to a file of prompts",
         description="burnish generate model.path=MODEL data.path=PROMPTS data.output_path=OUT.parquet [key=value ...]",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of the config tree")
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     if args.cfg:
         print(loaded.yaml(), end="")
         return 0
-    from burnish.jobs.generate import generate_loaded  # torch is loaded only now that the config is right
+    from burnish.jobs.generate import generate_loaded  # imports torch, so only after the config is valid
 
     generate_loaded(loaded)
     return 0

@@ -1,4 +1,4 @@
-"""The `burnish` command: one subcommand per job, each in its own file."""
+"""The `burnish` command. Each subcommand has a module of its name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ COMMANDS = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 done, 1 something the user can mend, 2 a command that cannot be read, 124 a run that hung,
-    130 stopped by Ctrl-C, 143 stopped by SIGTERM."""
+    """Exit status: 0 success, 1 user error, 2 invalid arguments, 124 run hung, 130 Ctrl-C, 143 SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="burnish", description="Reinforcement-learning post-training of language models."
     )
-    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of errors")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     modules = {name: importlib.import_module(f"burnish.cli.{name}") for name in COMMANDS}
     for module in modules.values():
@@ -31,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         if args.traceback:
             raise
-        _complain(error)
+        _print_error(error)
         return 1
     except StopNow as stop:
         return stop.status
@@ -39,8 +38,8 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _complain(error: UserError) -> None:
-    from burnish.log.console import say_error  # rich is loaded only to complain
+def _print_error(error: UserError) -> None:
+    from burnish.log.console import say_error  # imports rich, so only on errors
 
     say_error(error.text())
 

@@ -1,4 +1,4 @@
-"""burnish run: a launch command of verl, OpenRLHF or MindSpeed RL, or a script of them, as it is."""
+"""burnish run: run an unchanged launch command, script or YAML of verl, OpenRLHF or MindSpeed RL."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 from collections.abc import Sequence
 
 from burnish.config import Loaded, load
-from burnish.dialects.invocation import read_command
-from burnish.dialects.read import translate_command, translate_yaml
+from burnish.dialects.invocation import parse_command
 from burnish.dialects.report import CONVERTED, INERT, KEPT, PENDING, REFUSED, Item, Translation
+from burnish.dialects.translate import translate_command, translate_yaml
 from burnish.errors import UserError, UserErrors
 from burnish.registry import Registry
 
-NAMES = {"verl": "verl", "openrlhf": "OpenRLHF", "mindspeed": "MindSpeed RL"}
-NOT_UNDERSTOOD = 3
+DISPLAY_NAMES = {"verl": "verl", "openrlhf": "OpenRLHF", "mindspeed": "MindSpeed RL"}
+REFUSED_STATUS = 3
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -23,13 +23,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="run a launch command or script of verl, OpenRLHF or MindSpeed RL",
         description="burnish run -- python3 -m verl.trainer.main_ppo key=value ... | burnish run SCRIPT.sh [ARGUMENTS]",
     )
-    parser.add_argument(
-        "words", nargs=argparse.REMAINDER, metavar="COMMAND", help="-- and a command, or a script, or a YAML"
-    )
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="-- COMMAND, a script, or a YAML")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status: the job's or the script's own; 3 if a setting was refused, 1 if one waits for later work."""
+    """Exit status: that of the job or script; 3 if a setting is refused, 1 if one is not supported yet."""
     words = list(args.words)
     is_command = words[:1] == ["--"]
     words = words[1:] if is_command else words
@@ -42,88 +40,90 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"no such file: {words[0]}")
     if words[0].endswith((".yaml", ".yml")):
         return run_translation(translate_yaml(words[0], words[1:]))
-    from burnish.cli.script import run_script
+    from burnish.cli.scripts.run import run_script
 
     return run_script(words[0], words[1:])
 
 
 def run_command(words: Sequence[str]) -> int:
-    """Translate a command and do it in this process."""
+    """Translate a command and run it in this process."""
     translation = translate_command(words)
-    translation.environment = read_command(words).env | translation.environment
+    translation.environment = parse_command(words).env | translation.environment
     return run_translation(translation)
 
 
 def run_translation(translation: Translation) -> int:
-    """Say how it was understood, and do it, unless something in it cannot be done."""
+    """Print a summary of the translation and run it, unless a setting is refused or pending."""
     from burnish.log.console import say, say_error
 
-    say(understood(translation))
-    refused, pending = ([one for one in translation.items if one.status == status] for status in (REFUSED, PENDING))
+    say(summarize(translation))
+    refused, pending = ([item for item in translation.items if item.status == status] for status in (REFUSED, PENDING))
     if refused:
-        say_error("\n".join(["not started: some settings are refused.", *map(line_of, refused)]))
-        return NOT_UNDERSTOOD
+        say_error("\n".join(["not started: some settings are refused.", *map(format_item, refused)]))
+        return REFUSED_STATUS
     if pending:
-        say_error("\n".join(["not started: some settings wait for later work.", *map(line_of, pending)]))
+        say_error("\n".join(["not started: some settings are not supported yet.", *map(format_item, pending)]))
         return 1
     os.environ.update(translation.environment)
     try:
         loaded = load(translation.overrides(), job=translation.job)
         return _RUNNERS[translation.job].load()(loaded)
     except UserError as error:
-        raise retold(error, translation.items) from error
+        raise with_source_names(error, translation.items) from error
 
 
-def understood(translation: Translation) -> str:
-    """One paragraph: whose command it is, and what became of its settings."""
-    given = [item for item in translation.items if item.given]
-    counts = {status: sum(item.status == status for item in given) for status in _SAID}
-    said = ", ".join(text.format(count) for status, text in _SAID.items() if (count := counts[status]))
-    name = NAMES.get(translation.dialect, translation.dialect)
-    written = len(translation.items) - len(given)
-    defaults = f" {written} defaults of {name} that differ from ours are written out." if written else ""
-    settings = f": {said}" if said else ""
+def summarize(translation: Translation) -> str:
+    """One paragraph: the source system, and the number of settings by status."""
+    explicit = [item for item in translation.items if item.explicit]
+    counts = {status: sum(item.status == status for item in explicit) for status in _STATUS_TEXTS}
+    texts = ", ".join(text.format(count) for status, text in _STATUS_TEXTS.items() if (count := counts[status]))
+    name = DISPLAY_NAMES.get(translation.dialect, translation.dialect)
+    num_defaults = len(translation.items) - len(explicit)
+    defaults = (
+        f" {num_defaults} defaults of {name} differ from Burnish's and are set explicitly." if num_defaults else ""
+    )
+    settings = f": {texts}" if texts else ""
     return (
-        f"A command of {name}, understood as `burnish {translation.job}`{settings}.{defaults}"
-        " `burnish convert -- COMMAND` shows every one."
+        f"{name} command, translated to `burnish {translation.job}`{settings}.{defaults}"
+        " `burnish convert -- COMMAND` lists all settings."
     )
 
 
-_SAID = {
+_STATUS_TEXTS = {
     KEPT: "{} settings kept",
     CONVERTED: "{} converted",
-    INERT: "{} without effect here",
-    PENDING: "{} waiting for later work",
+    INERT: "{} without effect",
+    PENDING: "{} not supported yet",
     REFUSED: "{} refused",
 }
 
 
-def line_of(item: Item) -> str:
+def format_item(item: Item) -> str:
     value = "" if item.value is None else f" {item.value}" if item.theirs.startswith("--") else f"={item.value}"
-    default = "" if item.given else " (a default of theirs)"
+    default = "" if item.explicit else " (a default of the source system)"
     return f"  {item.theirs}{value}{default}: {item.why}"
 
 
-def retold(error: UserError, items: Sequence[Item]) -> UserError:
-    """The same error under the names that the user wrote."""
+def with_source_names(error: UserError, items: Sequence[Item]) -> UserError:
+    """The same error with Burnish keys replaced by the names that the user wrote."""
     if isinstance(error, UserErrors):
-        return UserErrors([retold(one, items) for one in error.errors])
-    theirs = {item.ours: item for item in items if item.ours is not None and item.given}
-    item = theirs.get(error.key or "")
+        return UserErrors([with_source_names(inner, items) for inner in error.errors])
+    items_by_key = {item.ours: item for item in items if item.ours is not None and item.explicit}
+    item = items_by_key.get(error.key or "")
     return UserError(
-        _spoken(error.problem, theirs),
+        _replace_keys(error.problem, items_by_key),
         key=error.key if item is None else item.theirs,
         value=error.value if item is None else item.value,
-        allowed=_spoken(error.allowed, theirs) if isinstance(error.allowed, str) else error.allowed,
-        hint=None if error.hint is None else _spoken(error.hint, theirs),
+        allowed=_replace_keys(error.allowed, items_by_key) if isinstance(error.allowed, str) else error.allowed,
+        hint=None if error.hint is None else _replace_keys(error.hint, items_by_key),
     )
 
 
-def _spoken(text: str, theirs: dict[str, Item]) -> str:
-    """`our.key=value` becomes `--their_flag value`, or `their.key=value`. Longer keys first: one may begin another."""
-    for ours in sorted(theirs, key=len, reverse=True):
-        name = theirs[ours].theirs
-        text = text.replace(f"{ours}=", f"{name} " if name.startswith("--") else f"{name}=").replace(ours, name)
+def _replace_keys(text: str, items_by_key: dict[str, Item]) -> str:
+    """Replace `our.key=value` by `--their_flag value` or `their.key=value`."""
+    for key in sorted(items_by_key, key=len, reverse=True):  # longest first: one key may be a prefix of another
+        name = items_by_key[key].theirs
+        text = text.replace(f"{key}=", f"{name} " if name.startswith("--") else f"{name}=").replace(key, name)
     return text
 
 

@@ -1,4 +1,4 @@
-"""burnish sft: a thin caller of burnish.sft."""
+"""burnish sft: supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from burnish.config import load
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "sft",
-        help="teach a model by example (supervised fine-tuning)",
+        help="supervised fine-tuning",
         description="burnish sft model.partial_pretrain=MODEL data.train_files=FILE [key=value ...]",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of the config tree")
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     if args.cfg:
         print(loaded.yaml(), end="")
         return 0
-    from burnish.jobs.sft.fit import sft_loaded  # torch is loaded only now that the config is right
+    from burnish.jobs.sft.fit import sft_loaded  # imports torch, so only after the config is valid
 
     result = sft_loaded(loaded)
     return result.status

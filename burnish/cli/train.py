@@ -1,4 +1,4 @@
-"""burnish train: a thin caller of burnish.training."""
+"""burnish train: RL training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from burnish.config import load
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "train",
-        help="train a policy by reinforcement",
+        help="train a policy with reinforcement learning",
         description="burnish train a.b.c=value +new=x ~gone ++force=y [--config-path DIR --config-name NAME]",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of the config tree")
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     if args.cfg:
         print(loaded.yaml(), end="")
         return 0
-    from burnish.loop.api import train_loaded  # torch is loaded only now that the config is right
+    from burnish.loop.api import train_loaded  # imports torch, so only after the config is valid
 
     result = train_loaded(loaded)
     return result.status

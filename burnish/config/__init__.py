@@ -1,4 +1,4 @@
-"""What was asked: verl's tree as typed, documented dataclasses. Imports no torch."""
+"""Config: verl's key tree as typed, documented dataclasses; loading, rules, explanation. Imports no torch."""
 
 from burnish.config.actor import ActorConfig, PolicyLossConfig, RefConfig
 from burnish.config.algorithm import AlgorithmConfig, KlCtrlConfig

@@ -1,4 +1,4 @@
-"""actor_rollout_ref.actor.* and .ref.*: how the policy is taught, and its frozen reference."""
+"""actor_rollout_ref.actor.* and .ref.*: the policy update, and the frozen reference policy."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from burnish.config.profiler import ProfilerConfig
 
 @dataclass
 class PolicyLossConfig:
-    """Which policy loss, and the numbers of those that have their own."""
+    """The policy loss and its parameters."""
 
     loss_mode: str = one_of("vanilla", LOSSES, user_paths=True)
     """The policy loss: a name, or path/to/file.py:function."""
 
     clip_cov_ratio: float = between(0.0002, 0, 1)
-    """clip_cov: share of tokens taken out of the loss."""
+    """clip_cov: fraction of tokens removed from the loss."""
 
     clip_cov_lb: float = 1.0
-    """clip_cov: lowest covariance of a token that may be taken out."""
+    """clip_cov: lowest covariance of a token that may be removed."""
 
     clip_cov_ub: float = 5.0
-    """clip_cov: highest covariance of a token that may be taken out."""
+    """clip_cov: highest covariance of a token that may be removed."""
 
     kl_cov_ratio: float = between(0.0002, 0, 1)
-    """kl_cov: share of tokens, those of highest covariance, that get the penalty."""
+    """kl_cov: fraction of tokens, those of highest covariance, that get the penalty."""
 
     ppo_kl_coef: float = at_least(0.1, 0)
     """kl_cov: weight of that penalty."""
@@ -39,10 +39,10 @@ class PolicyLossConfig:
 
 @dataclass
 class RouterReplayConfig:
-    """Replaying the experts that the engine chose."""
+    """Router replay: repeat earlier expert choices in training."""
 
     mode: str = one_of("disabled", ("disabled", "R2", "R3"))
-    """Which choice of experts training repeats: its own first pass (R2), the engine's (R3), or none."""
+    """Which expert choices training repeats: those of its own first pass (R2), the engine's (R3), or none."""
 
     record_file: str | None = None
     """File to write the choices to."""
@@ -59,26 +59,26 @@ class ActorConfig:
     """Training backend. The other roles follow the policy's."""
 
     ppo_mini_batch_size: int = at_least(256, 1)
-    """Prompts per update, over all ranks; each brings its rollout.n responses. A short last mini-batch is legal."""
+    """Prompts per update, over all ranks; each has rollout.n responses. The last mini-batch may be smaller."""
 
     ppo_micro_batch_size: int | None = at_least(None, 1)
-    """Responses per forward and backward pass over all ranks; the older way to set ppo_micro_batch_size_per_gpu."""
+    """Responses per forward and backward pass over all ranks; older form of ppo_micro_batch_size_per_gpu."""
 
     ppo_micro_batch_size_per_gpu: int | None = at_least(None, 1)
     """Responses per forward and backward pass on one rank; null packs by ppo_max_token_len_per_gpu.
-    It never changes a gradient."""
+    It does not change gradients."""
 
     use_dynamic_bsz: bool = False
-    """Cut micro-batches by tokens (ppo_max_token_len_per_gpu) instead of by responses."""
+    """Form micro-batches by token count (ppo_max_token_len_per_gpu) instead of by number of responses."""
 
     ppo_max_token_len_per_gpu: int = at_least(16384, 1)
     """Token budget of one micro-batch on one rank; a longer single response gets a micro-batch of its own."""
 
     grad_clip: float = at_least(1.0, 0)
-    """Largest gradient norm of an update; 0 does not clip. An update whose norm is not finite is skipped."""
+    """Maximum gradient norm; 0 disables clipping. Updates with a non-finite norm are skipped."""
 
     clip_ratio: float = at_least(0.2, 0)
-    """Clip range of the probability ratio, where clip_ratio_low or clip_ratio_high is null."""
+    """Clip range of the probability ratio; used where clip_ratio_low or clip_ratio_high is null."""
 
     clip_ratio_low: float | None = at_least(None, 0, verl=0.2)
     """How far the ratio may fall below 1; null means clip_ratio."""
@@ -87,19 +87,19 @@ class ActorConfig:
     """How far the ratio may rise above 1; null means clip_ratio. Above clip_ratio_low this is DAPO's clip-higher."""
 
     clip_ratio_c: float | None = above(3.0, 1)
-    """Dual clip: where the advantage is negative, the ratio counts at most this much; null is off."""
+    """Dual clip: upper bound of the ratio where the advantage is negative; null disables it."""
 
     policy_loss: PolicyLossConfig = section(PolicyLossConfig)
-    """Which policy loss."""
+    """The policy loss and its parameters."""
 
     tau_pos: float = above(1.0, 0)
-    """sapo: steepness of the gate where the advantage is positive."""
+    """sapo: steepness of the gate for positive advantages."""
 
     tau_neg: float = above(1.05, 0)
-    """sapo: steepness of the gate where the advantage is negative."""
+    """sapo: steepness of the gate for negative advantages."""
 
     loss_agg_mode: str = one_of("token-mean", LOSS_AGGREGATIONS)
-    """How token losses become one number, over the whole mini-batch on all ranks."""
+    """How token losses are aggregated over the global mini-batch."""
 
     loss_scale_factor: float | None = above(None, 0)
     """Length that seq-mean-token-sum-norm divides by; null means data.max_response_length."""
@@ -108,7 +108,7 @@ class ActorConfig:
     """Weight of the entropy bonus."""
 
     calculate_entropy: bool = False
-    """Report the entropy in every update, also when entropy_coeff is 0."""
+    """Log the entropy in every update, even if entropy_coeff is 0."""
 
     use_kl_loss: bool = False
     """Add the KL to the reference policy to the loss (GRPO). Not together with algorithm.use_kl_in_reward."""
@@ -117,44 +117,45 @@ class ActorConfig:
     """Weight of the KL in the loss."""
 
     kl_loss_type: str = one_of("low_var_kl", KL_ESTIMATORS)
-    """Estimator of the KL in the loss; a + takes its value with the gradient of k2."""
+    """Estimator of the KL in the loss; a trailing + keeps its value and uses the gradient of k2."""
 
     kl_loss_clamp: float | None = above(None, 0)
-    """Hold the KL in the loss within +- this on each token (OpenRLHF: 10); null leaves it as it is."""
+    """Clamp the per-token KL in the loss to +-this value (OpenRLHF: 10); null does not clamp."""
 
     ppo_epochs: int = at_least(1, 1)
     """Passes over a step's responses."""
 
     shuffle: bool = False
-    """Shuffle the responses before each pass; else they keep the order of the prompts."""
+    """Shuffle the responses before each pass; otherwise they keep the order of the prompts."""
 
     data_loader_seed: int | None = None
     """Seed of that shuffle; null uses trainer.seed."""
 
     tis_imp_ratio_cap: float | None = above(None, 0, off=(-1,), verl=-1)
-    """Cap of the token's importance weight between engine and trainer, the older way to set
-    algorithm.rollout_correction.rollout_is=token with rollout_is_threshold; null or -1 is off."""
+    """Upper bound of the per-token importance weight between trainer and engine; older form of
+    algorithm.rollout_correction.rollout_is=token with rollout_is_threshold; null or -1 disables it."""
 
     ema_beta: float | None = between(None, 0, 1)
-    """Keep a moving average of the weights, average = beta average + (1 - beta) weights after each update (OpenRLHF:
-    0.992). It is saved with the model, and is what hf_model writes; null keeps none."""
+    """Keep an exponential moving average of the weights, ema = beta * ema + (1 - beta) * weights after each update
+    (OpenRLHF: 0.992). It is saved with the model, and hf_model writes it; null keeps none."""
 
     aux_loss_coef: float = at_least(0.0, 0)
-    """Weight of the load-balancing loss of a mixture of experts' routers; each micro-batch is balanced for itself."""
+    """Weight of the router load-balancing loss of MoE models, computed per micro-batch."""
 
     aux_loss_scope: str = one_of("model", ("model", "layer", "sequence"))
-    """What that loss balances as one: the routers of all layers together, each layer (Megatron: the layers' losses add
-    up), or each sequence in each layer."""
+    """Scope of that loss: all layers together, each layer (Megatron: summed over layers), or each sequence of each
+    layer."""
 
     use_torch_compile: bool = True
-    """Compile the decoder layers of dense models on one GPU, and the head where it is not in Triton: updates take two
-    thirds of the time, the first one some seconds more. In one process on a CPU, norms, gates and rotations in C."""
+    """Compile the decoder layers of dense models on one GPU, and the head unless it uses Triton: updates take two
+    thirds of the time, the first one some seconds more. In one process on a CPU: C kernels for norms, MLP gates and
+    RoPE."""
 
     entropy_from_logits_with_chunking: bool = False
-    """Compute the entropy in chunks, for less memory."""
+    """Compute the entropy in chunks to save memory."""
 
     entropy_checkpointing: bool = False
-    """Recompute the entropy in the backward pass instead of keeping its intermediate values."""
+    """Recompute the entropy in the backward pass instead of storing intermediate values."""
 
     use_fused_kernels: bool = II("actor_rollout_ref.model.use_fused_kernels")
     """Follows model.use_fused_kernels."""
@@ -163,22 +164,22 @@ class ActorConfig:
     """Follows model.use_remove_padding."""
 
     ulysses_sequence_parallel_size: int = at_least(1, 1)
-    """Ranks that share one sequence: by Ulysses where they divide the heads, else by ring attention."""
+    """Ranks that share one sequence: Ulysses if they divide the number of heads, otherwise ring attention."""
 
     freeze_vision_tower: bool = False
-    """Do not train the vision part of the model."""
+    """Freeze the vision part of the model."""
 
     router_replay: RouterReplayConfig = section(RouterReplayConfig)
-    """Replaying the engine's choice of experts."""
+    """Router replay."""
 
     load_weight: bool = True
-    """Load the weights from the model's folder; off starts at random (Megatron)."""
+    """Load the weights from the model folder; false starts from random weights (Megatron)."""
 
     optim: OptimConfig = section(OptimConfig)
     """The optimizer."""
 
     checkpoint: CheckpointConfig = section(CheckpointConfig)
-    """What a checkpoint holds."""
+    """Contents of checkpoints."""
 
     fsdp_config: FsdpConfig = section(FsdpConfig)
     """FSDP settings of the policy."""
@@ -192,16 +193,16 @@ class ActorConfig:
 
 @dataclass
 class RefModelConfig:
-    """The reference's model where it differs from the policy's."""
+    """Overrides of the reference model; by default it is the policy's."""
 
     path: str | None = None
-    """Folder or name of another reference model; null is the policy's. Its tokens must mean the same."""
+    """Folder or name of another reference model; null uses the policy's. It must use the same vocabulary."""
 
     override_config: dict[str, Any] = setting({})
-    """Values to change in the reference's Hugging Face config, beyond those of the policy's."""
+    """Values to change in the reference's Hugging Face config, in addition to those of the policy."""
 
     external_lib: list[str] = setting([], comma_separated=True)
-    """Python modules to import before the reference is built, beyond the policy's."""
+    """Python modules to import before the reference is built, in addition to the policy's."""
 
     trust_remote_code: bool = II("actor_rollout_ref.model.trust_remote_code")
     """Allow the reference's repository to run its own Python code; follows the policy's."""
@@ -209,25 +210,25 @@ class RefModelConfig:
 
 @dataclass
 class RefConfig:
-    """The reference policy: the policy's model at the start, frozen."""
+    """The reference policy: a frozen copy of the initial policy."""
 
     strategy: str = one_of(II("actor_rollout_ref.actor.strategy"), STRATEGIES)
     """Backend of the reference; follows the policy's."""
 
     log_prob_micro_batch_size: int | None = at_least(None, 1)
-    """Responses per forward pass over all ranks; the older way to set log_prob_micro_batch_size_per_gpu."""
+    """Responses per forward pass over all ranks; older form of log_prob_micro_batch_size_per_gpu."""
 
     log_prob_micro_batch_size_per_gpu: int | None = at_least(None, 1)
     """Responses per forward pass on one rank; null packs by log_prob_max_token_len_per_gpu."""
 
     log_prob_use_dynamic_bsz: bool = II("actor_rollout_ref.actor.use_dynamic_bsz")
-    """Cut forward passes by tokens instead of by responses; follows the policy's."""
+    """Form forward passes by token count instead of by number of responses; follows the policy's."""
 
     log_prob_max_token_len_per_gpu: int = at_least(II("actor_rollout_ref.actor.ppo_max_token_len_per_gpu"), 1)
     """Token budget of one forward pass on one rank; follows the policy's."""
 
     ulysses_sequence_parallel_size: int = at_least(II("actor_rollout_ref.actor.ulysses_sequence_parallel_size"), 1)
-    """Ranks that share one sequence, as the policy's do; follows the policy's."""
+    """Ranks that share one sequence; follows the policy's."""
 
     use_torch_compile: bool = II("actor_rollout_ref.actor.use_torch_compile")
     """Compile the reference's layers and head; follows the policy's."""
@@ -239,10 +240,10 @@ class RefConfig:
     """Recompute the entropy in a backward pass; the reference has none."""
 
     model: RefModelConfig = section(RefModelConfig)
-    """The reference's model where it differs from the policy's."""
+    """Overrides of the reference model; by default it is the policy's."""
 
     load_weight: bool = True
-    """Load the weights from the model's folder (Megatron)."""
+    """Load the weights from the model folder (Megatron)."""
 
     fsdp_config: FsdpConfig = section(FsdpConfig)
     """FSDP settings of the reference."""

@@ -1,4 +1,4 @@
-"""Other spellings of our keys: older and newer verl, its documentation, the seeds' typos. One table."""
+"""Other spellings of keys: those of older and newer verl versions, of its documentation, and common typos."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Alias:
-    """`theirs` means `ours`. A * stands for the same text on both sides; several targets all get the value."""
+    """`theirs` is another spelling of `ours`. * matches the same text on both sides; all targets get the value."""
 
     theirs: str
     ours: str | tuple[str, ...]
@@ -34,8 +34,8 @@ def _sanity_mode(enabled: Any) -> str:
 
 _TRAIN = (
     Alias("*.optim.lr_scheduler_type", "*.optim.warmup_style", NEWER),
-    Alias("actor_rollout_ref.actor.optim.clip_grad", "actor_rollout_ref.actor.grad_clip", "one clip per role"),
-    Alias("critic.optim.clip_grad", "critic.grad_clip", "one clip per role"),
+    Alias("actor_rollout_ref.actor.optim.clip_grad", "actor_rollout_ref.actor.grad_clip", "renamed"),
+    Alias("critic.optim.clip_grad", "critic.grad_clip", "renamed"),
     Alias("*.checkpoint.contents", ("*.checkpoint.save_contents", "*.checkpoint.load_contents"), OLDER),
     Alias("actor_rollout_ref.model.external_libs", "actor_rollout_ref.model.external_lib", "a misspelling"),
     Alias(
@@ -138,7 +138,7 @@ _TRAIN = (
     Alias("reward.reward_model.*", "reward_model.*", NEWER),
     Alias("reward_model.num_workers", "reward.num_workers", NEWER),
     Alias("reward_model.param_offload", "reward_model.megatron.param_offload", OLDER),
-    Alias("custom_cls.*", "data.custom_cls.*", "a section of data, written by itself"),
+    Alias("custom_cls.*", "data.custom_cls.*", "a section of data at the top level"),
 )
 
 _SFT = (
@@ -163,16 +163,16 @@ _RAY = (
     Alias("ray_kwargs.ray_init.*", "ray_init.options.*", NEWER),
 )
 
-# Rows are tried in order: the first whose pattern fits decides.
+# The first matching row applies.
 ALIASES: dict[str, tuple[Alias, ...]] = {"train": _TRAIN, "sft": _SFT, "eval": _RAY, "generate": _RAY}
 
-# Values under another name: (key, theirs) -> ours.
+# Other spellings of values: (key, theirs) -> ours.
 VALUES: dict[tuple[str, Any], Any] = {
     ("actor_rollout_ref.rollout.name", "sglang_async"): "sglang",
     ("actor_rollout_ref.rollout.name", "naive"): "hf",
 }
 
-# Sections that verl's newer commands choose as a group, `engine=fsdp`: what that sets.
+# Config groups of newer verl (`engine=fsdp`), and the keys that each sets.
 GROUPS: dict[tuple[str, str, str], dict[str, Any]] = {
     ("sft", "engine", "fsdp"): {},
     ("sft", "engine", "megatron"): {"model.strategy": "megatron"},
@@ -185,24 +185,23 @@ GROUPS: dict[tuple[str, str, str], dict[str, Any]] = {
 
 
 def find_alias(key: str, job: str) -> tuple[Alias, tuple[str, ...]] | None:
-    """The alias row of a key and the keys it means, if the key is another's spelling."""
+    """The alias and the keys it stands for; None if the key is not an alias."""
     for alias in ALIASES[job]:
         match = _pattern(alias.theirs).fullmatch(key)
         if match:
-            starred = match.groups()
-            return alias, tuple(_fill(target, starred) for target in alias.targets)
+            return alias, tuple(_fill(target, match.groups()) for target in alias.targets)
     return None
 
 
 def aliases_of(key: str, job: str) -> list[str]:
-    """The other spellings of a key of ours."""
-    found = []
+    """All other spellings of a key."""
+    spellings = []
     for alias in ALIASES[job]:
         for target in alias.targets:
             match = _pattern(target).fullmatch(key)
             if match:
-                found.append(_fill(alias.theirs, match.groups()))
-    return found
+                spellings.append(_fill(alias.theirs, match.groups()))
+    return spellings
 
 
 @cache
@@ -210,7 +209,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile("(.+)".join(re.escape(part) for part in text.split("*")))
 
 
-def _fill(target: str, starred: tuple[str, ...]) -> str:
-    for part in starred:
+def _fill(target: str, wildcards: tuple[str, ...]) -> str:
+    for part in wildcards:
         target = target.replace("*", part, 1)
     return target

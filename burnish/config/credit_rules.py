@@ -1,4 +1,4 @@
-"""Rules across the keys of credit and losses: rollout correction, policy filtration, bounds of scores."""
+"""Rules for rollout correction, policy filtration and score clipping."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CAP = "actor_rollout_ref.actor.tis_imp_ratio_cap"
 
 
 def rollout_correction(cfg: TrainConfig) -> Iterator[UserError]:
-    """Thresholds can be read, weights are asked for once, and a loss of bypass mode has bypass mode."""
+    """Valid thresholds, one source of importance weights, and bypass losses only in bypass mode."""
     correction, cap = cfg.algorithm.rollout_correction, cfg.actor_rollout_ref.actor.tis_imp_ratio_cap
     try:
         weight_bounds(correction.rollout_is_threshold, correction.rollout_is_threshold_lower)
@@ -25,7 +25,7 @@ def rollout_correction(cfg: TrainConfig) -> Iterator[UserError]:
     except UserError as error:
         yield error
     if cap is not None and correction.rollout_is is not None:
-        problem = f"{SECTION}.rollout_is={correction.rollout_is} weights the loss already"
+        problem = f"{SECTION}.rollout_is={correction.rollout_is} already weights the loss"
         yield UserError(problem, key=CAP, value=cap, hint=f"{SECTION}.rollout_is_threshold={cap:g}, and {CAP}=null")
     if correction.bypass_mode:
         return
@@ -33,14 +33,14 @@ def rollout_correction(cfg: TrainConfig) -> Iterator[UserError]:
         value = getattr(correction, name)
         if value != default:
             hint = f"{SECTION}.bypass_mode=true, or actor_rollout_ref.actor.policy_loss.loss_mode=gpg"
-            yield UserError("acts in bypass mode only", key=f"{SECTION}.{name}", value=value, hint=hint)
+            yield UserError("only used in bypass mode", key=f"{SECTION}.{name}", value=value, hint=hint)
 
 
 def policy_filtration(cfg: TrainConfig) -> Iterator[UserError]:
-    """Drawing responses again by their score leaves groups and their baselines in pieces."""
+    """Resampling by score breaks up groups, which group baselines need."""
     name = cfg.algorithm.adv_estimator
     if cfg.algorithm.use_pf_ppo and name not in VALUE_ADVANTAGES:
-        problem = f"policy filtration goes with a critic, not with algorithm.adv_estimator={name}"
+        problem = f"policy filtration requires a critic; algorithm.adv_estimator={name} has none"
         hint = "algorithm.adv_estimator=gae, or algorithm.use_pf_ppo=false"
         yield UserError(problem, key="algorithm.use_pf_ppo", value=True, hint=hint)
 
@@ -49,16 +49,16 @@ def score_bounds(cfg: TrainConfig) -> Iterator[UserError]:
     bounds = cfg.algorithm.reward_clip_range
     if bounds is not None and (len(bounds) != 2 or not bounds[0] < bounds[1]):
         key, allowed = "algorithm.reward_clip_range", "[low, high], low < high"
-        yield UserError("is no range", key=key, value=list(bounds), allowed=allowed, hint=f"{key}=[-10,10]")
+        yield UserError("not a range", key=key, value=list(bounds), allowed=allowed, hint=f"{key}=[-10,10]")
 
 
 def correction_remarks(cfg: TrainConfig) -> Iterator[str]:
-    """What bypass mode leaves without effect."""
+    """Importance weights have no effect on the clipped loss of bypass mode."""
     correction, cap = cfg.algorithm.rollout_correction, cfg.actor_rollout_ref.actor.tis_imp_ratio_cap
     clipped = correction.loss_type == "ppo_clip" and not correction.use_policy_gradient
     if correction.bypass_mode and clipped and (correction.rollout_is is not None or cap is not None):
         key = f"{SECTION}.rollout_is" if cap is None else CAP
-        yield f"{key} is not applied: in bypass mode the loss's own ratio is that of trainer to engine."
+        yield f"{key} has no effect: in bypass mode the ratio of the loss is already that of trainer to engine."
 
 
 RULES = (rollout_correction, policy_filtration, score_bounds)

@@ -20,7 +20,7 @@ class CriticModelConfig(TrainedModelConfig):
     """The value model."""
 
     path: str | None = setting(II("actor_rollout_ref.model.path"), verl="~/models/deepseek-llm-7b-chat")
-    """Folder or name of the model the critic starts from; follows the policy's. Its value head starts anew."""
+    """Folder or name of the model the critic starts from; follows the policy's. Its value head is newly initialized."""
 
     tokenizer_path: str | None = II("actor_rollout_ref.model.path")
     """Folder or name of the critic's tokenizer; follows the policy's model."""
@@ -49,7 +49,7 @@ class CriticConfig:
     """The critic's update."""
 
     enable: bool | None = None
-    """Train a critic; null trains one where the advantage estimator needs values (gae)."""
+    """Train a critic; null trains one if the advantage estimator needs values (gae)."""
 
     strategy: str = one_of(II("actor_rollout_ref.actor.strategy"), STRATEGIES)
     """Training backend of the critic; follows the policy's."""
@@ -61,25 +61,25 @@ class CriticConfig:
     """Prompts per update, over all ranks; follows the policy's."""
 
     ppo_micro_batch_size: int | None = at_least(None, 1)
-    """Responses per forward and backward pass over all ranks; the older way to set ppo_micro_batch_size_per_gpu."""
+    """Responses per forward and backward pass over all ranks; older form of ppo_micro_batch_size_per_gpu."""
 
     ppo_micro_batch_size_per_gpu: int | None = at_least(None, 1)
     """Responses per forward and backward pass on one rank; null packs by ppo_max_token_len_per_gpu."""
 
     use_dynamic_bsz: bool = II("actor_rollout_ref.actor.use_dynamic_bsz")
-    """Cut micro-batches by tokens instead of by responses; follows the policy's."""
+    """Form micro-batches by token count instead of by number of responses; follows the policy's."""
 
     ppo_max_token_len_per_gpu: int = at_least(32768, 1)
     """Token budget of one micro-batch on one rank."""
 
     forward_micro_batch_size: int | None = at_least(II(".ppo_micro_batch_size"), 1)
-    """Responses per value-reading pass over all ranks; follows ppo_micro_batch_size."""
+    """Responses per forward pass of value computation over all ranks; follows ppo_micro_batch_size."""
 
     forward_micro_batch_size_per_gpu: int | None = at_least(II(".ppo_micro_batch_size_per_gpu"), 1)
-    """Responses per value-reading pass on one rank; follows ppo_micro_batch_size_per_gpu."""
+    """Responses per forward pass of value computation on one rank; follows ppo_micro_batch_size_per_gpu."""
 
     forward_max_token_len_per_gpu: int = at_least(II(".ppo_max_token_len_per_gpu"), 1)
-    """Token budget of one value-reading pass on one rank; follows ppo_max_token_len_per_gpu."""
+    """Token budget of one forward pass of value computation on one rank; follows ppo_max_token_len_per_gpu."""
 
     ppo_epochs: int = at_least(II("actor_rollout_ref.actor.ppo_epochs"), 1)
     """Passes over a step's responses; follows the policy's."""
@@ -91,22 +91,22 @@ class CriticConfig:
     """Seed of that shuffle; follows the policy's."""
 
     cliprange_value: float = at_least(0.5, 0)
-    """How far a new value may move from the old one before the loss is clipped."""
+    """Clip range of new values around old ones in the value loss."""
 
     loss_agg_mode: str = one_of(II("actor_rollout_ref.actor.loss_agg_mode"), LOSS_AGGREGATIONS)
-    """How token losses become one number; follows the policy's."""
+    """How token losses are aggregated; follows the policy's."""
 
     grad_clip: float = at_least(1.0, 0)
-    """Largest gradient norm of an update; 0 does not clip. An update whose norm is not finite is skipped."""
+    """Maximum gradient norm; 0 disables clipping. Updates with a non-finite norm are skipped."""
 
     ulysses_sequence_parallel_size: int = at_least(1, 1)
-    """Ranks that share one sequence: by Ulysses where they divide the heads, else by ring attention."""
+    """Ranks that share one sequence: Ulysses if they divide the number of heads, otherwise ring attention."""
 
     nccl_timeout: int = at_least(600, 1)
-    """Seconds before a collective call of the critic gives up."""
+    """Timeout in seconds of the critic's collective operations."""
 
     load_weight: bool = True
-    """Load the weights from the model's folder (Megatron)."""
+    """Load the weights from the model folder (Megatron)."""
 
     model: CriticModelConfig = section(CriticModelConfig)
     """The value model."""
@@ -115,7 +115,7 @@ class CriticConfig:
     """The optimizer."""
 
     checkpoint: CheckpointConfig = section(CheckpointConfig)
-    """What a checkpoint holds."""
+    """Contents of checkpoints."""
 
     megatron: MegatronConfig = section(MegatronConfig)
     """Megatron settings of the critic."""

@@ -1,20 +1,26 @@
-"""Values that follow from others where an interpolation cannot say it: the older ways to set a key."""
+"""Translate older forms of keys to the current ones, where an interpolation cannot express it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from burnish.config.megatron import read_megatron
-from burnish.config.ranks import data_ranks
-from burnish.config.reward_rules import read_overlong
+from burnish.config.megatron import apply_megatron
+from burnish.config.ranks import data_parallel_size
+from burnish.config.reward_rules import apply_overlong_kwargs
 from burnish.config.root import TrainConfig
 
 KEEP = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep")
 
 
 def derive(cfg: TrainConfig) -> list[str]:
-    """Fill such values in; the lines say what was filled in and why."""
-    return [*_checkpoints_to_keep(cfg), *_micro_batches(cfg), *_raw_chat(cfg), *read_overlong(cfg), *read_megatron(cfg)]
+    """Apply all translations in place and return a notice for each."""
+    return [
+        *_checkpoints_to_keep(cfg),
+        *_micro_batches(cfg),
+        *_raw_chat(cfg),
+        *apply_overlong_kwargs(cfg),
+        *apply_megatron(cfg),
+    ]
 
 
 def _checkpoints_to_keep(cfg: TrainConfig) -> Iterator[str]:
@@ -22,11 +28,11 @@ def _checkpoints_to_keep(cfg: TrainConfig) -> Iterator[str]:
     if cfg.trainer.remove_previous_ckpt_in_save and unset:
         for name in unset:
             setattr(cfg.trainer, name, 1)
-        yield _line("trainer.remove_previous_ckpt_in_save", *(f"trainer.{name}=1" for name in unset))
+        yield _notice("trainer.remove_previous_ckpt_in_save", *(f"trainer.{name}=1" for name in unset))
 
 
 def _micro_batches(cfg: TrainConfig) -> Iterator[str]:
-    """A size over all ranks becomes the size on one rank, so that the rooms read one key."""
+    """Convert sizes over all ranks to per-rank sizes, so that other packages read one key."""
     actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
     places = (
         (actor, "actor_rollout_ref.actor.ppo_micro_batch_size", actor.ppo_micro_batch_size),
@@ -39,24 +45,24 @@ def _micro_batches(cfg: TrainConfig) -> Iterator[str]:
         ),
     )
     if critic.forward_micro_batch_size == critic.ppo_micro_batch_size and critic.forward_micro_batch_size_per_gpu:
-        critic.forward_micro_batch_size = None  # it only followed, and the size on one rank is set
+        critic.forward_micro_batch_size = None  # it only follows ppo_micro_batch_size, and the per-rank size is set
     for role, key, size in places:
         name = key.rpartition(".")[2]
         if size is not None and getattr(role, f"{name}_per_gpu") is None:
-            setattr(role, name, None)  # the tree that is printed says it once
-            # The engine's section says how the policy reads.
-            share = max(1, size // data_ranks(cfg, actor if role is cfg.actor_rollout_ref.rollout else role))
+            setattr(role, name, None)  # so that the printed config has it once
+            # rollout.log_prob_* are settings of the policy.
+            share = max(1, size // data_parallel_size(cfg, actor if role is cfg.actor_rollout_ref.rollout else role))
             setattr(role, f"{name}_per_gpu", share)
-            yield _line(key, f"{key}_per_gpu={share}")
+            yield _notice(key, f"{key}_per_gpu={share}")
 
 
 def _raw_chat(cfg: TrainConfig) -> Iterator[str]:
-    """A reward model with a template of its own reads the messages."""
+    """A reward model with its own chat template needs the messages."""
     model = cfg.reward_model.model
     if cfg.reward_model.enable and model.input_tokenizer and not cfg.data.return_raw_chat:
         cfg.data.return_raw_chat = True
-        yield "data.return_raw_chat=true: the reward model reads the messages (reward_model.model.input_tokenizer)."
+        yield "data.return_raw_chat=true: required by reward_model.model.input_tokenizer."
 
 
-def _line(key: str, *read_as: str) -> str:
-    return f"{key} (an older verl name) is read as {' and '.join(read_as)}."
+def _notice(key: str, *settings: str) -> str:
+    return f"{key} (an older verl name) is interpreted as {' and '.join(settings)}."

@@ -1,4 +1,4 @@
-"""Will the run compute on the CPU? Answered without torch, so that a config can be checked before it is loaded."""
+"""Whether a run computes on the CPU, without importing torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import cache
 
 
 def computes_on_cpu(device: str) -> bool:
-    """`auto` means cuda where the driver finds a GPU, else cpu."""
+    """`auto` means cuda if the driver finds a GPU, otherwise cpu."""
     return device == "cpu" or (device == "auto" and not _has_cuda())
 
 
 @cache
 def _has_cuda() -> bool:
-    """Ask the CUDA driver itself how many devices it has."""
+    """Whether the CUDA driver reports at least one device."""
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""fsdp_config.* and megatron.*: how a role's model is spread over devices."""
+"""fsdp_config.* and megatron.*: parallelism, offloading and precision of a role's model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from burnish.config.names import DTYPES, STRATEGIES
 
 @dataclass
 class WrapPolicyConfig:
-    """Which modules become one FSDP unit."""
+    """Which modules become FSDP units."""
 
     min_num_params: int = at_least(0, 0)
     """Wrap every module with at least this many parameters; 0 wraps the model's layers."""
 
     transformer_layer_cls_to_wrap: list[str] = setting([], comma_separated=True)
-    """Class names of the layers to wrap; empty takes the model's own list."""
+    """Class names of the layers to wrap; empty uses the model's own list."""
 
 
 @dataclass
@@ -25,10 +25,10 @@ class MixedPrecisionConfig:
     """dtypes of FSDP's mixed precision."""
 
     param_dtype: str | None = one_of(None, DTYPES, verl="bf16")
-    """dtype of the products in forward and backward; null is bf16 on a GPU and float32 on a CPU."""
+    """Compute dtype of forward and backward; null is bf16 on GPU and float32 on CPU."""
 
     reduce_dtype: str = one_of("fp32", DTYPES)
-    """dtype in which gradients are summed over ranks."""
+    """dtype of gradient reduction over ranks."""
 
     buffer_dtype: str = one_of("fp32", DTYPES)
     """dtype of buffers."""
@@ -39,16 +39,16 @@ class FsdpConfig:
     """FSDP: sharding, offloading, precision."""
 
     wrap_policy: WrapPolicyConfig = section(WrapPolicyConfig)
-    """Which modules become one FSDP unit."""
+    """Which modules become FSDP units."""
 
     param_offload: bool = False
-    """Keep the weights in CPU memory while this role does not compute."""
+    """Keep the weights in CPU memory while this role is idle."""
 
     optimizer_offload: bool = False
-    """Keep the optimizer's state in CPU memory outside updates."""
+    """Keep the optimizer state in CPU memory outside updates."""
 
     offload_policy: bool = False
-    """FSDP2's own offloading: weights, gradients and optimizer state in CPU memory during training."""
+    """FSDP2's CPU offload policy: weights, gradients and optimizer state in CPU memory during training."""
 
     reshard_after_forward: bool | int = True
     """Free gathered weights after the forward pass; an integer shards them over that many ranks instead."""
@@ -60,7 +60,7 @@ class FsdpConfig:
     """Gather the next layer's weights while the current one computes."""
 
     model_dtype: str = one_of("fp32", DTYPES)
-    """dtype of the kept weights: what an update is added to."""
+    """dtype of the stored weights that the optimizer updates."""
 
     use_orig_params: bool = False
     """FSDP1's option to keep the original parameters."""
@@ -80,22 +80,22 @@ class MegatronConfig:
     """Megatron-Core: parallel sizes, offloading, checkpoints."""
 
     param_offload: bool = False
-    """Keep the weights in CPU memory while this role does not compute."""
+    """Keep the weights in CPU memory while this role is idle."""
 
     grad_offload: bool = False
-    """Keep the gradients in CPU memory while this role does not compute."""
+    """Keep the gradients in CPU memory while this role is idle."""
 
     optimizer_offload: bool = False
-    """Keep the optimizer's state in CPU memory outside updates."""
+    """Keep the optimizer state in CPU memory outside updates."""
 
     tensor_model_parallel_size: int = at_least(1, 1)
-    """Ranks that share one layer's matrices."""
+    """Tensor parallelism: ranks that share the weight matrices."""
 
     expert_model_parallel_size: int = at_least(1, 1)
-    """Ranks that share the experts of a mixture."""
+    """Expert parallelism: ranks that share the experts of an MoE model."""
 
     expert_tensor_parallel_size: int | None = at_least(None, 1)
-    """Ranks that share one expert's matrices; null means the tensor parallel size."""
+    """Ranks that share the matrices of one expert; null means the tensor-parallel size."""
 
     pipeline_model_parallel_size: int = at_least(1, 1)
     """Pipeline stages."""
@@ -104,22 +104,22 @@ class MegatronConfig:
     """Virtual stages per pipeline stage; null is off."""
 
     context_parallel_size: int = at_least(1, 1)
-    """Ranks that share one sequence."""
+    """Context parallelism: ranks that share one sequence."""
 
     sequence_parallel: bool = True
-    """Share the activations between matrices over the tensor parallel ranks."""
+    """Shard activations between tensor-parallel layers along the sequence."""
 
     use_distributed_optimizer: bool = True
-    """Share the optimizer's state over data parallel ranks."""
+    """Shard the optimizer state over data-parallel ranks."""
 
     use_dist_checkpointing: bool = False
     """Load and save in Megatron's distributed checkpoint format."""
 
     dist_checkpointing_path: str | None = None
-    """Folder of such a checkpoint."""
+    """Folder of the distributed checkpoint."""
 
     dist_checkpointing_prefix: str = ""
-    """Prefix of the names in such a checkpoint."""
+    """Prefix of the names in the distributed checkpoint."""
 
     seed: int = 42
     """Seed of Megatron's own random state."""
@@ -142,13 +142,13 @@ class MegatronConfig:
     """Further arguments of the Megatron model."""
 
     use_mbridge: bool = False
-    """Convert weights to and from Hugging Face by mbridge."""
+    """Convert weights to and from Hugging Face format with mbridge."""
 
     vanilla_mbridge: bool = True
-    """Use mbridge itself rather than Megatron-Bridge."""
+    """Use mbridge instead of Megatron-Bridge."""
 
     forward_only: bool = False
     """Build the model for forward passes only."""
 
     dtype: str | None = one_of(None, DTYPES, verl="bfloat16")
-    """dtype of the products in forward and backward; null leaves it to fsdp_config.mixed_precision.param_dtype."""
+    """Compute dtype of forward and backward; null uses fsdp_config.mixed_precision.param_dtype."""

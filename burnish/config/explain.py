@@ -1,4 +1,4 @@
-"""What a key means, in English or Chinese: pure functions behind `burnish explain` and docs/keys.md."""
+"""Documentation of keys in English and Chinese, for `burnish explain` and docs/keys.md."""
 
 from __future__ import annotations
 
@@ -19,51 +19,51 @@ LANGUAGES = ("en", "zh")
 
 @dataclass(frozen=True)
 class Explained:
-    """Everything there is to say about a key."""
+    """Everything known about a key."""
 
     key: str
     job: str
     type: str
     default: Any
-    follows: str | None  # the key or text its default is taken from
-    allowed: dict[str, str] | None  # name -> one line ("" where it has none)
+    follows: str | None  # the interpolation that gives its default
+    allowed: dict[str, str] | None  # name -> description, may be empty
     bounds: str | None
     status: str  # acts, pending, inert
     why: str
-    pending_values: dict[str, str]  # values that come later
+    pending_values: dict[str, str]  # unsupported values -> reason
     doc: str
-    verl_default: Any  # "same" where it does not differ
+    verl_default: Any  # SAME if it does not differ
     aliases: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: without what is the same in verl."""
-        rows = asdict(self)
+        """JSON fields; verl_default only if it differs."""
+        fields = asdict(self)
         if self.verl_default is SAME:
-            del rows["verl_default"]
-        return rows
+            del fields["verl_default"]
+        return fields
 
 
 def describe(key: str, lang: str = "en", job: str = "train") -> Explained:
-    """Explain one key. Another spelling, and a unique last part of a key, are understood."""
-    known = tree(job)
-    found = known.find(key)
-    if found is None:
+    """Explain one key, given by its name, an alias, or a unique last part."""
+    keys = tree(job)
+    match = keys.find(key)
+    if match is None:
         alias = find_alias(key, job)
-        found = known.find(alias[1][0]) if alias is not None else None
-    if found is None:
-        ends = [leaf for leaf in known.leaves.values() if leaf.key.endswith(f".{key}")]
-        found = (ends[0], "") if len(ends) == 1 else None
-    if found is None:
-        raise unknown_key(key, known)
-    return _explain(found[0], lang, job)
+        match = keys.find(alias[1][0]) if alias is not None else None
+    if match is None:
+        leaves = [leaf for leaf in keys.leaves.values() if leaf.key.endswith(f".{key}")]
+        match = (leaves[0], "") if len(leaves) == 1 else None
+    if match is None:
+        raise unknown_key(key, keys)
+    return _explain(match[0], lang, job)
 
 
 def describe_section(section: str, lang: str = "en", job: str = "train") -> list[Explained]:
-    """Explain every key inside a section."""
-    known = tree(job)
-    if section not in known.sections:
-        raise unknown_key(section, known)
-    return [_explain(leaf, lang, job) for leaf in known.inside(section)]
+    """Explain every key of a section."""
+    keys = tree(job)
+    if section not in keys.sections:
+        raise unknown_key(section, keys)
+    return [_explain(leaf, lang, job) for leaf in keys.inside(section)]
 
 
 def describe_all(lang: str = "en", job: str = "train") -> list[Explained]:
@@ -71,10 +71,10 @@ def describe_all(lang: str = "en", job: str = "train") -> list[Explained]:
 
 
 def search(words: str, lang: str = "en", job: str = "train") -> list[Explained]:
-    """Keys whose name or doc has all the words."""
-    wanted = words.lower().split()
+    """Keys whose name or doc contains all the words."""
+    terms = words.lower().split()
     rows = describe_all(lang, job)
-    return [row for row in rows if all(word in f"{row.key} {row.doc}".lower() for word in wanted)]
+    return [row for row in rows if all(term in f"{row.key} {row.doc}".lower() for term in terms)]
 
 
 def _explain(leaf: Leaf, lang: str, job: str) -> Explained:
@@ -98,7 +98,7 @@ def _explain(leaf: Leaf, lang: str, job: str) -> Explained:
 
 
 def _allowed(leaf: Leaf, lang: str) -> dict[str, str] | None:
-    """The allowed names; those of a table with their line."""
+    """The allowed names, with their descriptions where `names` has them."""
     if leaf.facts.allowed is None:
         return None
     names = [str(name) for name in leaf.facts.allowed]

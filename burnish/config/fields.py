@@ -1,4 +1,4 @@
-"""What a field may hold beyond its type: allowed names, bounds, verl's own default, how it is spelled."""
+"""Metadata of config fields beyond their type: allowed values, bounds, verl's default, spelling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _Same:
-    """verl has the same default, or no such key."""
+    """Marks a default that equals verl's, or a key that verl does not have."""
 
     def __repr__(self) -> str:
         return "same"
@@ -23,18 +23,18 @@ class Facts:
     """The metadata of one field. Bounds are inclusive unless `open_low`."""
 
     allowed: tuple[Any, ...] | None = None
-    user_paths: bool = False  # also path/to/file.py:name
+    user_paths: bool = False  # path/to/file.py:name is allowed too
     low: float | None = None
     high: float | None = None
     open_low: bool = False
     comma_separated: bool = False  # "a,b" is two entries
-    off: tuple[Any, ...] = ()  # other spellings of "off"; each becomes `off_value`
+    off: tuple[Any, ...] = ()  # values that mean "disabled"; each becomes `off_value`
     off_value: Any = None
-    verl: Any = SAME  # verl's default where ours differs
-    spelled: str | None = None  # the key's name where it is no Python name
+    verl: Any = SAME  # verl's default if it differs
+    spelled: str | None = None  # the key, if it is not a Python identifier
 
     def bounds(self) -> str | None:
-        """The bounds in words, or None."""
+        """The bounds as text, or None."""
         low = None if self.low is None else f"{'>' if self.open_low else '>='} {self.low:g}"
         high = None if self.high is None else f"<= {self.high:g}"
         return " and ".join(part for part in (low, high) if part) or None
@@ -52,7 +52,7 @@ def setting(default: Any, **facts: Any) -> Any:
 
 
 def one_of(default: Any, names: Iterable[Any], **facts: Any) -> Any:
-    """One of these names (of a table in `names`, or plain values); in a list field, each entry is one of them."""
+    """One of these values; in a list field, every entry must be one of them."""
     return setting(default, allowed=tuple(names), **facts)
 
 
@@ -67,7 +67,7 @@ def above(default: Any, low: float, **facts: Any) -> Any:
 
 
 def between(default: Any, low: float, high: float, **facts: Any) -> Any:
-    """A number from `low` to `high`, both allowed."""
+    """A number from `low` to `high`, inclusive."""
     return setting(default, low=low, high=high, **facts)
 
 
@@ -77,12 +77,12 @@ def files(default: Sequence[str] = (), **facts: Any) -> Any:
 
 
 def spelled(name: str, default: Any, **facts: Any) -> Any:
-    """A field whose key is written `name` (with dashes), as the tool behind it writes it."""
+    """A field whose key is `name`, for keys with dashes."""
     return setting(default, spelled=name, **facts)
 
 
 def section(cls: type, **defaults: Any) -> Any:
-    """A sub-section; `defaults` replace those of the class for this place in the tree."""
+    """A subsection; `defaults` override those of the class at this place in the tree."""
     return dataclasses.field(default_factory=lambda: cls(**defaults))
 
 

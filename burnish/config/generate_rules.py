@@ -1,4 +1,4 @@
-"""Rules across the keys of `burnish generate`."""
+"""Rules of `burnish generate`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from burnish.errors import UserError
 
 def required_keys(cfg: GenerateConfig) -> Iterator[UserError]:
     if not cfg.model.path:
-        yield UserError("no model is given", key="model.path", hint="model.path=/path/to/model")
+        yield UserError("no model is set", key="model.path", hint="model.path=/path/to/model")
     if not cfg.data.path:
-        yield UserError("no prompts are given", key="data.path", hint="data.path=/path/prompts.parquet")
+        yield UserError("no prompt file is set", key="data.path", hint="data.path=/path/prompts.parquet")
 
 
 def sampling(cfg: GenerateConfig) -> Iterator[UserError]:
-    """Several responses to a prompt are worth having only where they can differ."""
+    """Several responses per prompt require sampling."""
     yield from check_rollout(cfg.rollout, "rollout")
     greedy = cfg.rollout.temperature == 0 or not cfg.rollout.do_sample
     if greedy and cfg.data.n_samples > 1:
         yield UserError(
-            "greedy responses to a prompt are all the same",
+            "greedy decoding gives identical responses",
             key="data.n_samples",
             value=cfg.data.n_samples,
             allowed="1",
@@ -31,11 +31,11 @@ def sampling(cfg: GenerateConfig) -> Iterator[UserError]:
 
 
 def lengths(cfg: GenerateConfig) -> Iterator[UserError]:
-    """The longest prompt leaves room for a response."""
+    """A prompt of maximum length leaves tokens for a response."""
     longest, limit = cfg.rollout.prompt_length, cfg.rollout.max_model_len
     if limit is not None and limit <= longest:
         yield UserError(
-            f"a prompt of rollout.prompt_length={longest} tokens leaves no room for a response",
+            f"a prompt of rollout.prompt_length={longest} tokens leaves no tokens for a response",
             key="rollout.max_model_len",
             value=limit,
             allowed=f"> {longest}",

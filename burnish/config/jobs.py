@@ -1,4 +1,4 @@
-"""EvalConfig and GenerateConfig, and the table of jobs with their trees."""
+"""EvalConfig and GenerateConfig, and the config class of every job."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ class EvalDataConfig:
     """Files with responses (.parquet, .jsonl and others). One path, a list, or paths separated by commas."""
 
     prompt_key: str = "prompt"
-    """Column with the prompt, for rewards that read it (reward.remote_url)."""
+    """Column with the prompt, for rewards that use it (reward.remote_url)."""
 
     response_key: str = "responses"
-    """Column with the list of responses of a row; a string is one response."""
+    """Column with a row's list of responses; a string counts as one response."""
 
     data_source_key: str = "data_source"
-    """Column that names the data source; scores are averaged for each."""
+    """Column with the data source; scores are averaged per source."""
 
     reward_model_key: str | None = "reward_model"
-    """Column with the ground truth: an object with ground_truth, or the truth itself; null if the reward needs none."""
+    """Column with the ground truth: an object with ground_truth, or the value itself; null if the reward needs none."""
 
     output_path: str | None = None
-    """File to write the rows with their scores to, .parquet or .jsonl; null writes none."""
+    """Output file for the rows and their scores, .parquet or .jsonl; null writes none."""
 
 
 @dataclass
 class EvalConfig:
-    """Everything that `burnish eval` can be told."""
+    """All keys of `burnish eval`."""
 
     data: EvalDataConfig = section(EvalDataConfig)
     """The responses to score."""
 
     custom_reward_function: CustomRewardFunctionConfig = section(CustomRewardFunctionConfig)
-    """A reward function of your own."""
+    """A user-defined reward function."""
 
     reward: RewardConfig = section(RewardConfig)
-    """The worker processes that run reward functions."""
+    """Reward functions and the worker processes that run them."""
 
     sandbox: ProgramsConfig = section(ProgramsConfig)
-    """How programs that a model wrote are run."""
+    """Execution of model-generated programs."""
 
     ray_init: RayInitConfig = section(RayInitConfig)
-    """Ray."""
+    """Ray cluster."""
 
 
 @dataclass
 class GenerateDataConfig:
-    """The prompts to answer."""
+    """The prompts."""
 
     path: str | None = setting(None, verl="~/data/rlhf/math/test.parquet")
     """File with prompts: parquet, JSON lines or JSON."""
@@ -72,10 +72,10 @@ class GenerateDataConfig:
     """Responses per prompt."""
 
     output_path: str = setting("generated.parquet", verl="/opt/tiger/math_Qwen2-7B-Instruct.parquet")
-    """Parquet file to write: the rows, and a column `responses` with a list of texts."""
+    """Output parquet file: the rows with a column `responses`, a list of texts."""
 
     batch_size: int = at_least(128, 1)
-    """Prompts handed to the engine at once."""
+    """Prompts per engine call."""
 
     truncation: str = one_of("error", TRUNCATIONS, verl="right")
     """What to do with prompts longer than rollout.prompt_length."""
@@ -84,12 +84,12 @@ class GenerateDataConfig:
     """Allow the tokenizer's repository to run its own Python code."""
 
     apply_chat_template_kwargs: dict[str, Any] = setting({})
-    """Arguments passed on to the tokenizer's chat template."""
+    """Arguments of the chat template."""
 
 
 @dataclass
 class GenerateModelConfig:
-    """The model that answers."""
+    """The model."""
 
     path: str | None = setting(None, verl="~/models/Qwen2-7B-Instruct")
     """Folder or name of the model."""
@@ -112,25 +112,25 @@ class GenerateRolloutConfig(SamplingConfig):
     """The engine."""
 
     top_k: int = at_least(50, -1, off=(None, 0), off_value=-1)
-    """Sample among this many likeliest tokens; -1, 0 or null is off."""
+    """Sample among this many most likely tokens; -1, 0 or null disables it."""
 
     top_p: float = between(0.7, 0, 1)
-    """Sample among the likeliest tokens up to this probability; 1 is off."""
+    """Sample among the most likely tokens up to this cumulative probability; 1 disables it."""
 
     prompt_length: int = at_least(1536, 1)
-    """Longest prompt in tokens."""
+    """Maximum prompt length in tokens."""
 
     response_length: int = at_least(512, 1)
-    """Longest response in tokens."""
+    """Maximum response length in tokens."""
 
     log_prob_micro_batch_size: int | None = at_least(None, 1)
-    """Responses per forward pass of verl's log-prob reading, over all ranks."""
+    """Responses per forward pass of verl's log-prob computation, over all ranks."""
 
     log_prob_micro_batch_size_per_gpu: int | None = at_least(8, 1)
-    """Responses per forward pass of verl's log-prob reading, on one rank."""
+    """Responses per forward pass of verl's log-prob computation, on one rank."""
 
     engine_kwargs: EngineKwargsConfig = section(EngineKwargsConfig)
-    """Further arguments of a foreign engine."""
+    """Further arguments of external engines."""
 
 
 @dataclass
@@ -160,13 +160,13 @@ class GenerateTrainerConfig:
     """Where generation runs."""
 
     nnodes: int = at_least(1, 1)
-    """Machines."""
+    """Number of machines."""
 
     n_gpus_per_node: int = at_least(1, 1, verl=8)
     """Engine processes per machine, one per device."""
 
     device: str = one_of("auto", DEVICES, verl="cuda")
-    """Where to compute."""
+    """Device type."""
 
     seed: int = 1
     """Seed of the sampling."""
@@ -174,13 +174,13 @@ class GenerateTrainerConfig:
 
 @dataclass
 class GenerateConfig:
-    """Everything that `burnish generate` can be told."""
+    """All keys of `burnish generate`."""
 
     data: GenerateDataConfig = section(GenerateDataConfig)
-    """The prompts to answer."""
+    """The prompts."""
 
     model: GenerateModelConfig = section(GenerateModelConfig)
-    """The model that answers."""
+    """The model."""
 
     rollout: GenerateRolloutConfig = section(GenerateRolloutConfig)
     """The engine and how it samples."""
@@ -192,8 +192,7 @@ class GenerateConfig:
     """Where generation runs."""
 
     ray_init: RayInitConfig = section(RayInitConfig)
-    """Ray."""
+    """Ray cluster."""
 
 
-# What can be asked for, and its tree.
 JOBS: dict[str, type] = {"train": TrainConfig, "sft": SftConfig, "eval": EvalConfig, "generate": GenerateConfig}

@@ -1,4 +1,4 @@
-"""load: from what was written to a checked config, or to all its errors at once."""
+"""load(): parse files and overrides into a checked config, or raise all errors at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from burnish.config.async_rules import follow
+from burnish.config.async_rules import apply_async
 from burnish.config.derive import derive
 from burnish.config.overrides import COMMAND_LINE, Entry, entry_of, is_group, read_file, read_overrides
 from burnish.config.root import TrainConfig
@@ -25,7 +25,7 @@ from burnish.errors import UserError, raise_all
 
 @dataclass
 class Loaded:
-    """A config, what the user set in it, and what they should know."""
+    """A config, the settings of the user, and notices for them."""
 
     cfg: Any  # TrainConfig, SftConfig, EvalConfig or GenerateConfig
     job: str
@@ -33,7 +33,7 @@ class Loaded:
     notices: list[str] = field(default_factory=list)
 
     def yaml(self) -> str:
-        """The whole resolved tree as YAML, under the keys that users write."""
+        """The resolved config as YAML, with the keys that users write."""
         return OmegaConf.to_yaml(OmegaConf.create(to_plain(self.cfg), flags={"allow_objects": True}))
 
 
@@ -47,11 +47,11 @@ def load(
     check: bool = True,
     given: Collection[str] = (),
 ) -> Loaded:
-    """Read a file, overrides, and `values` (by key, as they are) into the job's config.
+    """Build the config of a job from a file, overrides and `values` (key -> value).
 
-    Every error is raised together. With `check`, rules across keys and pending keys are errors too, and the notices
-    say which keys have no effect here. Keys in `given` are supplied in another way (rows instead of files), so that
-    leaving them out is no error.
+    All errors are raised together. With `check`, broken rules and pending keys are errors too, and notices list keys
+    without effect. Required keys in `given` may be unset: the caller supplies them in another way (for example rows
+    instead of files).
     """
     parsed, errors = read_overrides(overrides)
     groups = [override for override in parsed if is_group(override, config_path)]
@@ -61,21 +61,23 @@ def load(
             settings.add_all(read_file(config_path, config_name, groups))
         except UserError as error:
             errors.append(error)
-    settings.add_all(_entries([one for one in parsed if config_name is None or one not in groups], errors))
+    settings.add_all(
+        _entries([override for override in parsed if config_name is None or override not in groups], errors)
+    )
     settings.add_all(Entry(key, value, COMMAND_LINE) for key, value in (values or {}).items())
     errors += settings.errors
     cfg, broken = build(settings)
     errors += broken
     notices = settings.notices
-    if isinstance(cfg, TrainConfig):  # before the rules, which hold for these values too
-        notices = [*notices, *follow(cfg, settings.values)]
+    if isinstance(cfg, TrainConfig):  # before the rules, which check these values too
+        notices = [*notices, *apply_async(cfg, settings.values)]
     if check:
         errors += check_pending(cfg, settings.values, job)
         rule_errors, rule_notices = check_rules(cfg, job, given)
         errors += rule_errors
         notices = [*notices, *rule_notices, *inert_notices(cfg, settings.values, job)]
     raise_all(errors)
-    if isinstance(cfg, TrainConfig):  # after the rules, which speak of what was written
+    if isinstance(cfg, TrainConfig):  # after the rules, whose errors name keys as the user wrote them
         notices = [*notices, *derive(cfg)]
     return Loaded(cfg, job, settings.values, notices)
 
@@ -91,46 +93,46 @@ def _entries(parsed: list, errors: list[UserError]) -> list[Entry]:
 
 
 def build(settings: Settings) -> tuple[Any, list[UserError]]:
-    """The config with all settings in place, its interpolations resolved. A setting that cannot be is left out."""
+    """The config with all settings applied and interpolations resolved. Settings that do not resolve are dropped."""
     config: DictConfig = pickle.loads(_structured(settings.tree.root))
     for key, setting in settings.values.items():
-        _put(config, settings.tree, key, setting.value)
+        _set(config, settings.tree, key, setting.value)
     errors: list[UserError] = []
     for key in [key for key, setting in settings.values.items() if _has_interpolation(setting.value)]:
         try:
             settings.values[key].value = _resolved(config, settings.tree, key)
-            _put(config, settings.tree, key, settings.values[key].value)
+            _set(config, settings.tree, key, settings.values[key].value)
         except (OmegaConfBaseException, UserError) as error:
             value = settings.values.pop(key).value
-            leaf, _ = settings.tree.find(key)
+            leaf, _ = settings.tree.get(key)
             OmegaConf.update(config, leaf.path, leaf.default, merge=False)
             reason = str(error).splitlines()[0]
-            problem = UserError(f"cannot be resolved: {reason}", key=key, value=value)
+            problem = UserError(f"cannot resolve the interpolation: {reason}", key=key, value=value)
             errors.append(error if isinstance(error, UserError) else problem)
     return OmegaConf.to_object(config), errors
 
 
 @cache
 def _structured(root: type) -> bytes:
-    """The tree with its defaults, pickled: a copy from there is far faster than deepcopy, and that than building it."""
+    """The config with its defaults, pickled: unpickling is much faster than deepcopy, and that than building it."""
     return pickle.dumps(OmegaConf.structured(root))
 
 
-def _put(config: DictConfig, known: Tree, key: str, value: Any) -> None:
-    OmegaConf.update(config, _path(known, key), value, merge=False, force_add=True)
+def _set(config: DictConfig, keys: Tree, key: str, value: Any) -> None:
+    OmegaConf.update(config, _path(keys, key), value, merge=False, force_add=True)
 
 
-def _path(known: Tree, key: str) -> str:
-    leaf, rest = known.find(key)
+def _path(keys: Tree, key: str) -> str:
+    leaf, rest = keys.get(key)
     return f"{leaf.path}.{rest}" if rest else leaf.path
 
 
-def _resolved(config: DictConfig, known: Tree, key: str) -> Any:
-    """What an interpolation of the user stands for, checked like a value typed there."""
-    value = OmegaConf.select(config, _path(known, key), throw_on_missing=True)
+def _resolved(config: DictConfig, keys: Tree, key: str) -> Any:
+    """The value of a user's interpolation, checked like a literal value."""
+    value = OmegaConf.select(config, _path(keys, key), throw_on_missing=True)
     if OmegaConf.is_config(value):
         value = OmegaConf.to_object(value)
-    leaf, rest = known.find(key)
+    leaf, rest = keys.get(key)
     return value if rest else convert(leaf, value)
 
 

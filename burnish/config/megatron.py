@@ -1,4 +1,4 @@
-"""`strategy: megatron`: what Megatron's keys mean for the one backend there is, and the rules about them."""
+"""`strategy: megatron`: translation of Megatron's keys to those of the FSDP2 backend, and their rules."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from burnish.config.adapters import wants_adapter
 from burnish.config.engine import FsdpConfig
 from burnish.config.megatron_status import ACTING_FIELDS, MEGATRON_INERT, MEGATRON_PENDING, OVERRIDES
 from burnish.config.optim import OptimConfig
-from burnish.config.ranks import ranks_of, sequence_ranks, tensor_ranks, uses_megatron
+from burnish.config.ranks import num_role_ranks, sequence_parallel_size, tensor_parallel_size, uses_megatron
 from burnish.config.root import TrainConfig
 from burnish.config.sequence_rules import roles_in_use, wants_exact_kl
 from burnish.config.values import written_as
 from burnish.errors import UserError
 
-# Keys of optim that only this strategy reads.
+# Keys of optim that only this strategy uses.
 OPTIM_KEYS = (
     *("lr_warmup_init", "lr_decay_steps", "lr_decay_style", "min_lr"),
     *("lr_wsd_decay_style", "lr_wsd_decay_steps"),
@@ -27,20 +27,20 @@ GRANULARITIES = (None, "full", "selective")
 
 
 @dataclass(frozen=True)
-class Spread:
-    """One role that can be spread as Megatron does it: its section, and where its other settings are."""
+class MegatronRole:
+    """A role that can use strategy=megatron: its section, and where its other settings are."""
 
-    key: str
-    role: Any
+    section: str
+    config: Any
     fsdp_key: str
     fsdp: FsdpConfig
     model_key: str
-    model: Any = None  # of a role that is taught
+    model: Any = None  # of trained roles only
     optim: OptimConfig | None = None
 
 
-def spread_roles(cfg: TrainConfig) -> list[Spread]:
-    actor, ref, critic, judge = (
+def megatron_roles(cfg: TrainConfig) -> list[MegatronRole]:
+    actor, ref, critic, reward_model = (
         cfg.actor_rollout_ref.actor,
         cfg.actor_rollout_ref.ref,
         cfg.critic,
@@ -48,7 +48,7 @@ def spread_roles(cfg: TrainConfig) -> list[Spread]:
     )
     policy = "actor_rollout_ref.model"
     return [
-        Spread(
+        MegatronRole(
             "actor_rollout_ref.actor",
             actor,
             "actor_rollout_ref.actor.fsdp_config",
@@ -57,8 +57,8 @@ def spread_roles(cfg: TrainConfig) -> list[Spread]:
             cfg.actor_rollout_ref.model,
             actor.optim,
         ),
-        Spread("actor_rollout_ref.ref", ref, "actor_rollout_ref.ref.fsdp_config", ref.fsdp_config, policy),
-        Spread(
+        MegatronRole("actor_rollout_ref.ref", ref, "actor_rollout_ref.ref.fsdp_config", ref.fsdp_config, policy),
+        MegatronRole(
             "critic",
             critic,
             "critic.model.fsdp_config",
@@ -67,143 +67,153 @@ def spread_roles(cfg: TrainConfig) -> list[Spread]:
             critic.model,
             critic.optim,
         ),
-        Spread("reward_model", judge, "reward_model.model.fsdp_config", judge.model.fsdp_config, "reward_model.model"),
+        MegatronRole(
+            "reward_model",
+            reward_model,
+            "reward_model.model.fsdp_config",
+            reward_model.model.fsdp_config,
+            "reward_model.model",
+        ),
     ]
 
 
-def read_megatron(cfg: TrainConfig) -> Iterator[str]:
-    """Say Megatron's keys in the words that the rooms read; a line for each that changes something."""
-    there = dict(roles_in_use(cfg))
-    for one in spread_roles(cfg):
-        if not uses_megatron(one.role):
-            if one.optim is not None:
-                _forget(one.optim)
+def apply_megatron(cfg: TrainConfig) -> Iterator[str]:
+    """Translate Megatron's keys in place; a notice for each translation that changes a value."""
+    in_use = dict(roles_in_use(cfg))
+    for role in megatron_roles(cfg):
+        if not uses_megatron(role.config):
+            if role.optim is not None:
+                _reset(role.optim)
             continue
-        for key, home, name, value in _translated(one):
-            if getattr(home, name) != value:
-                setattr(home, name, value)
-                if one.key in there:
-                    yield f"{key} is read as {_full_name(one, home, name)}={written_as(value)}."
+        for key, target, name, value in _translations(role):
+            if getattr(target, name) != value:
+                setattr(target, name, value)
+                if role.section in in_use:
+                    yield f"{key} is interpreted as {_full_key(role, target, name)}={written_as(value)}."
 
 
-def _forget(optim: OptimConfig) -> None:
-    """Keys of another strategy are as if they had not been written."""
+def _reset(optim: OptimConfig) -> None:
+    """Reset Megatron's optimizer keys, which have no effect with other strategies."""
     for field in dataclasses.fields(OptimConfig):
         if field.name in OPTIM_KEYS:
             setattr(optim, field.name, field.default)
 
 
-def _translated(one: Spread) -> Iterator[tuple[str, Any, str, Any]]:
-    """(what was written, where it belongs: the section, the name and the value)."""
-    sizes, key = one.role.megatron, f"{one.key}.megatron"
-    yield f"{key}.context_parallel_size", one.role, "ulysses_sequence_parallel_size", sizes.context_parallel_size
-    if sizes.param_offload:
-        yield f"{key}.param_offload", one.fsdp, "param_offload", True
-    if sizes.optimizer_offload and one.optim is not None:
-        yield f"{key}.optimizer_offload", one.fsdp, "optimizer_offload", True
-    if sizes.dtype is not None:
-        yield f"{key}.dtype", one.fsdp.mixed_precision, "param_dtype", sizes.dtype
-    if one.optim is not None:
-        yield f"{one.key}.strategy=megatron", one.optim, "decay_matrices_only", True
-        yield from _recompute(one, f"{key}.override_transformer_config")
+def _translations(role: MegatronRole) -> Iterator[tuple[str, Any, str, Any]]:
+    """(Megatron's key, target config, field name, value) of every key to translate."""
+    megatron, key = role.config.megatron, f"{role.section}.megatron"
+    yield f"{key}.context_parallel_size", role.config, "ulysses_sequence_parallel_size", megatron.context_parallel_size
+    if megatron.param_offload:
+        yield f"{key}.param_offload", role.fsdp, "param_offload", True
+    if megatron.optimizer_offload and role.optim is not None:
+        yield f"{key}.optimizer_offload", role.fsdp, "optimizer_offload", True
+    if megatron.dtype is not None:
+        yield f"{key}.dtype", role.fsdp.mixed_precision, "param_dtype", megatron.dtype
+    if role.optim is not None:
+        yield f"{role.section}.strategy=megatron", role.optim, "decay_matrices_only", True
+        yield from _recompute(role, f"{key}.override_transformer_config")
 
 
-def _recompute(one: Spread, key: str) -> Iterator[tuple[str, Any, str, Any]]:
-    asked = one.role.megatron.override_transformer_config
-    if asked.get("recompute_granularity") != "full":
+def _recompute(role: MegatronRole, key: str) -> Iterator[tuple[str, Any, str, Any]]:
+    fields = role.config.megatron.override_transformer_config
+    if fields.get("recompute_granularity") != "full":
         return
-    yield f"{key}.recompute_granularity", one.model, "enable_gradient_checkpointing", True
+    yield f"{key}.recompute_granularity", role.model, "enable_gradient_checkpointing", True
     for theirs, ours in (("recompute_method", "method"), ("recompute_num_layers", "num_layers")):
-        if asked.get(theirs) is not None:
-            yield f"{key}.{theirs}", one.model.recompute, ours, asked[theirs]
+        if fields.get(theirs) is not None:
+            yield f"{key}.{theirs}", role.model.recompute, ours, fields[theirs]
 
 
-def _full_name(one: Spread, home: Any, name: str) -> str:
-    homes = {
-        id(one.role): one.key,
-        id(one.fsdp): one.fsdp_key,
-        id(one.fsdp.mixed_precision): f"{one.fsdp_key}.mixed_precision",
-        id(one.optim): f"{one.key}.optim",
-        id(one.model): one.model_key,
-        id(getattr(one.model, "recompute", None)): f"{one.model_key}.recompute",
+def _full_key(role: MegatronRole, target: Any, name: str) -> str:
+    sections = {
+        id(role.config): role.section,
+        id(role.fsdp): role.fsdp_key,
+        id(role.fsdp.mixed_precision): f"{role.fsdp_key}.mixed_precision",
+        id(role.optim): f"{role.section}.optim",
+        id(role.model): role.model_key,
+        id(getattr(role.model, "recompute", None)): f"{role.model_key}.recompute",
     }
-    return f"{homes[id(home)]}.{name}"
+    return f"{sections[id(target)]}.{name}"
 
 
-def _in_use(cfg: TrainConfig) -> Iterator[Spread]:
-    """The roles of this run that are spread as Megatron does it."""
-    there = dict(roles_in_use(cfg))
-    yield from (one for one in spread_roles(cfg) if one.key in there and uses_megatron(one.role))
+def _in_use(cfg: TrainConfig) -> Iterator[MegatronRole]:
+    """The roles of this run with strategy=megatron."""
+    in_use = dict(roles_in_use(cfg))
+    yield from (role for role in megatron_roles(cfg) if role.section in in_use and uses_megatron(role.config))
 
 
 def parallel_sizes(cfg: TrainConfig) -> Iterator[UserError]:
-    """Ranks divide into groups that hold one copy of a model; adapters are not shared out."""
-    for one in _in_use(cfg):
-        total = ranks_of(cfg, one.role)
-        tensor, context = tensor_ranks(one.role), sequence_ranks(one.role)
-        key = f"{one.key}.megatron.tensor_model_parallel_size"
+    """Parallel sizes divide the number of ranks; tensor parallelism does not support adapters."""
+    for role in _in_use(cfg):
+        total = num_role_ranks(cfg, role.config)
+        tensor, context = tensor_parallel_size(role.config), sequence_parallel_size(role.config)
+        key = f"{role.section}.megatron.tensor_model_parallel_size"
         if total % (tensor * context):
-            fitting = [size for size in range(1, total + 1) if total % (size * context) == 0]
+            valid = [size for size in range(1, total + 1) if total % (size * context) == 0]
             yield UserError(
-                f"the {total} rank{'s' * (total > 1)} of this role do not divide into groups of"
+                f"the {total} rank{'s' * (total > 1)} of this role cannot be divided into groups of"
                 f" tensor x context = {tensor} x {context}",
                 key=key,
                 value=tensor,
-                allowed=fitting or None,
-                hint=f"{key}={max(fitting)}" if fitting else f"{one.key}.megatron.context_parallel_size=1",
+                allowed=valid or None,
+                hint=f"{key}={max(valid)}" if valid else f"{role.section}.megatron.context_parallel_size=1",
             )
-        if one.model is not None and tensor > 1 and wants_adapter(one.model):
-            problem = f"the LoRA adapters of {one.model_key} are not shared out over tensor ranks"
-            yield UserError(problem, key=key, value=tensor, hint=f"{key}=1, or {one.model_key}.lora_rank=0")
+        if role.model is not None and tensor > 1 and wants_adapter(role.model):
+            problem = f"tensor parallelism does not support LoRA ({role.model_key}.lora_rank)"
+            yield UserError(problem, key=key, value=tensor, hint=f"{key}=1, or {role.model_key}.lora_rank=0")
 
 
 def exact_kl_sizes(cfg: TrainConfig) -> Iterator[UserError]:
-    """The exact KL compares policy and reference row by row, so that both must be on the same ranks."""
+    """The exact KL needs each sequence on the same ranks for policy and reference."""
     actor, ref = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.ref
     if not (wants_exact_kl(cfg) and (uses_megatron(actor) or uses_megatron(ref))):
         return
-    for name, size in (("tensor_model_parallel_size", tensor_ranks), ("context_parallel_size", sequence_ranks)):
+    for name, size in (
+        ("tensor_model_parallel_size", tensor_parallel_size),
+        ("context_parallel_size", sequence_parallel_size),
+    ):
         if size(actor) != size(ref):
             key = f"actor_rollout_ref.ref.megatron.{name}"
             problem = (
-                f"the exact KL needs policy and reference on the same ranks, and the policy's size is {size(actor)}"
+                f"the exact KL needs equal parallel sizes of policy and reference, and the policy's is {size(actor)}"
             )
             yield UserError(problem, key=key, value=size(ref), allowed=[size(actor)], hint=f"{key}={size(actor)}")
 
 
 def schedules(cfg: TrainConfig) -> Iterator[UserError]:
-    """One schedule and one floor; Megatron's words and verl's do not contradict each other."""
-    for one in _in_use(cfg):
-        if one.optim is None:
+    """Megatron's and verl's schedule keys do not contradict each other."""
+    for role in _in_use(cfg):
+        if role.optim is None:
             continue
-        optim, key = one.optim, f"{one.key}.optim"
+        optim, key = role.optim, f"{role.section}.optim"
         style, other = optim.lr_decay_style, optim.warmup_style
         if style != "constant" and other not in ("constant", style):
-            problem = f"says another schedule than {key}.warmup_style={other}"
+            problem = f"conflicts with {key}.warmup_style={other}"
             yield UserError(problem, key=f"{key}.lr_decay_style", value=style, hint=f"{key}.warmup_style=constant")
         if optim.min_lr and optim.min_lr_ratio and abs(optim.min_lr - optim.min_lr_ratio * optim.lr) > 1e-3 * optim.lr:
-            problem = f"says another floor than {key}.min_lr_ratio={optim.min_lr_ratio:g} of {key}.lr={optim.lr:g}"
+            problem = f"conflicts with {key}.min_lr_ratio={optim.min_lr_ratio:g} of {key}.lr={optim.lr:g}"
             yield UserError(problem, key=f"{key}.min_lr", value=optim.min_lr, hint=f"{key}.min_lr_ratio=0")
         for name in ("min_lr", "lr_warmup_init"):
             if getattr(optim, name) > optim.lr:
-                problem = f"is above the peak, {key}.lr={optim.lr:g}"
+                problem = f"above the peak learning rate, {key}.lr={optim.lr:g}"
                 value = getattr(optim, name)
                 yield UserError(problem, key=f"{key}.{name}", value=value, allowed=f"0 to {optim.lr:g}")
         if style == "WSD" and optim.lr_wsd_decay_steps is None:
-            problem = "warm-up, stable, decay needs to know how long the decay is"
+            problem = "the WSD schedule needs the length of its decay"
             yield UserError(problem, key=f"{key}.lr_wsd_decay_steps", hint=f"{key}.lr_wsd_decay_steps=100")
 
 
 def transformer_fields(cfg: TrainConfig) -> Iterator[UserError]:
-    """Fields of Megatron's transformer config are known here, or refused: they may change what is computed."""
+    """Unknown fields of Megatron's transformer config are errors, since they may change results."""
     known = re.compile("|".join(_field_patterns()))
-    for one in _in_use(cfg):
-        key, asked = f"{one.key}.megatron.override_transformer_config", one.role.megatron.override_transformer_config
-        for name, value in asked.items():
+    for role in _in_use(cfg):
+        key = f"{role.section}.megatron.override_transformer_config"
+        fields = role.config.megatron.override_transformer_config
+        for name, value in fields.items():
             if not known.fullmatch(name):
-                problem = "is a field of Megatron's own model code, which Burnish does not run"
+                problem = "not supported: a field of Megatron's model code, which Burnish does not use"
                 yield UserError(problem, key=f"{key}.{name}", value=value, hint="leave it out")
-        granularity = asked.get("recompute_granularity")
+        granularity = fields.get("recompute_granularity")
         if granularity not in GRANULARITIES:
             where = f"{key}.recompute_granularity"
             yield UserError("no such granularity", key=where, value=granularity, allowed=["full", "selective", "null"])

@@ -1,32 +1,33 @@
-"""Megatron's keys: what of them waits, and what can have no effect here and why. The others act.
+"""Megatron's keys: which are not supported yet, and which have no effect and why. All others act.
 
-Megatron-Core itself is not used: `strategy: megatron` is the same backend with its layers shared out over tensor ranks.
+Megatron-Core is not used: `strategy: megatron` selects the same FSDP2 backend, with tensor parallelism.
 """
 
 from __future__ import annotations
 
+from burnish.config.conditions import no_role_uses_megatron
 from burnish.config.names import Line
-from burnish.config.pending import MEGATRON_ONLY, Pending
+from burnish.config.pending import MEGATRON_CORE, MEGATRON_ONLY, MOE_OPTIONS, PIPELINE_PARALLEL, Pending
 
 OVERRIDES = "*.megatron.override_transformer_config"
 
 
-def _waiting(waits_for: str, *patterns: str) -> tuple[Pending, ...]:
-    return tuple(Pending(one, waits_for, "without megatron", MEGATRON_ONLY) for one in patterns)
+def _pending(feature: Line, *patterns: str) -> tuple[Pending, ...]:
+    return tuple(Pending(pattern, feature, no_role_uses_megatron, MEGATRON_ONLY) for pattern in patterns)
 
 
 MEGATRON_PENDING: tuple[Pending, ...] = (
-    *_waiting(
-        "pipeline stages", "*.megatron.pipeline_model_parallel_size", "*.megatron.virtual_pipeline_model_parallel_size"
+    *_pending(
+        PIPELINE_PARALLEL, "*.megatron.pipeline_model_parallel_size", "*.megatron.virtual_pipeline_model_parallel_size"
     ),
-    *_waiting(
-        "mixtures of experts",
+    *_pending(
+        MOE_OPTIONS,
         "*.megatron.expert_model_parallel_size",
         *(f"{OVERRIDES}.moe_{name}" for name in ("router_dtype", "router_load_balancing_type", "router_bias_*")),
         *(f"{OVERRIDES}.moe_{name}" for name in ("aux_loss_coeff", "z_loss_coeff")),
     ),
-    *_waiting(
-        "Megatron-Core itself",
+    *_pending(
+        MEGATRON_CORE,
         "*.megatron.override_mcore_model_config",
         "*.load_weight",
         "*.optim.optimizer",
@@ -36,15 +37,19 @@ MEGATRON_PENDING: tuple[Pending, ...] = (
 )
 
 _HUB_FORMAT = Line(
-    "weights are read from the model's folder as Hugging Face has them, and checkpoints suit any number of ranks",
+    "weights are always read in Hugging Face format, and checkpoints can be loaded with any number of ranks",
     "权重始终按 Hugging Face 格式从模型目录读取，检查点适用于任意进程数",
 )
-_ONE_STAGE = Line("there is one pipeline stage", "只有一个流水线级")
-_KERNELS = Line("it names a kernel of Megatron-Core, whose result is the same", "它指定 Megatron-Core 的算子，结果不变")
-_EXPERT_KERNELS = Line("it says how experts are computed, not what", "它只决定专家如何计算，不改变结果")
-_FROZEN = Line("nothing of it is taught", "该角色不训练")
+_ONE_STAGE = Line("there is only one pipeline stage", "只有一个流水线级")
+_KERNELS = Line(
+    "it selects a Megatron-Core kernel and does not change results", "它选择 Megatron-Core 的算子，不改变结果"
+)
+_EXPERT_KERNELS = Line(
+    "it selects how experts are computed and does not change results", "它只决定专家如何计算，不改变结果"
+)
+_FROZEN = Line("this role is not trained", "该角色不训练")
 _STATE = Line(
-    "where the optimizer's state lies is said by megatron.optimizer_offload; it is float32",
+    "the optimizer state is float32, and megatron.optimizer_offload decides where it is stored",
     "优化器状态的位置由 megatron.optimizer_offload 决定，其类型为 float32",
 )
 _KERNEL_FIELDS = (
@@ -59,7 +64,7 @@ _EXPERT_FIELDS = (
 _STAGE_FIELDS = (
     *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "pipeline_model_parallel_layout"),
     *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-    # MindSpeed's words for the same
+    # MindSpeed's names for the same
     *("num_layer_list", "num_layers_per_virtual_pipeline_stage", "noop_layers"),
 )
 _STATE_FIELDS = (
@@ -74,15 +79,13 @@ MEGATRON_INERT: dict[str, Line] = {
     "reward_model.megatron.optimizer_offload": _FROZEN,
     "actor_rollout_ref.ref.megatron.override_transformer_config": _FROZEN,
     "reward_model.megatron.override_transformer_config": _FROZEN,
-    "*.megatron.expert_tensor_parallel_size": Line(
-        "experts are whole on every rank that has their layer", "每个进程都持有完整的专家"
-    ),
+    "*.megatron.expert_tensor_parallel_size": Line("every rank holds whole experts", "每个进程都持有完整的专家"),
     "*.megatron.sequence_parallel": Line(
-        "it saves memory and changes no result: between matrices, tensor ranks hold the same activations",
-        "它只省内存、不改变结果：矩阵之间，张量并行的各进程持有相同的激活值",
+        "activations between tensor-parallel layers are replicated; results are the same",
+        "张量并行层之间的激活值在各进程上重复保存；结果不变",
     ),
     "*.megatron.use_distributed_optimizer": Line(
-        "FSDP2 always shares the optimizer's state over data ranks", "FSDP2 始终在数据并行的进程间切分优化器状态"
+        "FSDP2 always shards the optimizer state over data-parallel ranks", "FSDP2 始终在数据并行的进程间切分优化器状态"
     ),
     "*.megatron.use_dist_checkpointing": _HUB_FORMAT,
     "*.megatron.dist_checkpointing_path": _HUB_FORMAT,
@@ -90,31 +93,33 @@ MEGATRON_INERT: dict[str, Line] = {
     "*.megatron.use_mbridge": _HUB_FORMAT,
     "*.megatron.vanilla_mbridge": _HUB_FORMAT,
     "*.checkpoint.mbridge_config": _HUB_FORMAT,
-    "*.megatron.seed": Line("every random number follows from trainer.seed", "所有随机数都由 trainer.seed 决定"),
+    "*.megatron.seed": Line("all random numbers derive from trainer.seed", "所有随机数都由 trainer.seed 决定"),
     "*.megatron.override_ddp_config": Line(
-        "FSDP2 sums gradients in place of Megatron's DDP; fsdp_config.mixed_precision.reduce_dtype says in what",
-        "梯度由 FSDP2 而非 Megatron 的 DDP 汇总，类型由 fsdp_config.mixed_precision.reduce_dtype 决定",
+        "FSDP2 reduces gradients instead of Megatron's DDP; fsdp_config.mixed_precision.reduce_dtype sets the dtype",
+        "梯度由 FSDP2 而非 Megatron 的 DDP 归约，类型由 fsdp_config.mixed_precision.reduce_dtype 决定",
     ),
-    "*.megatron.override_ddp_config.*": Line("FSDP2 sums gradients in place of Megatron's DDP", "梯度由 FSDP2 汇总"),
-    "*.megatron.forward_only": Line("the role decides", "由角色自身决定"),
+    "*.megatron.override_ddp_config.*": Line("FSDP2 reduces gradients instead of Megatron's DDP", "梯度由 FSDP2 归约"),
+    "*.megatron.forward_only": Line("the role decides whether it is trained", "由角色自身决定是否训练"),
     f"{OVERRIDES}.attention_backend": Line("model.attn_implementation decides", "由 model.attn_implementation 决定"),
     f"{OVERRIDES}.recompute_modules": Line(
-        "selective recomputing is what attention's kernels do in any case", "选择性重算本就由注意力算子完成"
+        "the attention kernels already recompute selectively", "注意力算子本就进行选择性重算"
     ),
-    f"{OVERRIDES}.context_parallel_algo": Line("heads are exchanged where they divide", "能整除时始终交换注意力头"),
-    f"{OVERRIDES}.moe_tp_extend_ep": Line("experts are whole on every rank", "每个进程都持有完整的专家"),
+    f"{OVERRIDES}.context_parallel_algo": Line(
+        "attention heads are exchanged whenever their number is divisible", "注意力头数能整除时始终交换注意力头"
+    ),
+    f"{OVERRIDES}.moe_tp_extend_ep": Line("every rank holds whole experts", "每个进程都持有完整的专家"),
     **{f"{OVERRIDES}.{name}": _KERNELS for name in _KERNEL_FIELDS},
     **{f"{OVERRIDES}.{name}": _EXPERT_KERNELS for name in _EXPERT_FIELDS},
     **{f"{OVERRIDES}.{name}": _ONE_STAGE for name in _STAGE_FIELDS},
     **{f"*.optim.override_optimizer_config.{name}": _STATE for name in _STATE_FIELDS},
     "*.optim.weight_decay_incr_style": Line(
-        "the decay that it starts from and grows to is one number (weight_decay)",
-        "起点与终点是同一个数（weight_decay）",
+        "weight decay is constant (weight_decay)",
+        "权重衰减是常数（weight_decay）",
     ),
     "actor_rollout_ref.rollout.layer_name_map": Line(
-        "weights are sent under the names Hugging Face gives them", "权重以 Hugging Face 的名称发送"
+        "weights are sent under their Hugging Face names", "权重以 Hugging Face 的名称发送"
     ),
 }
 
-# Fields of Megatron's transformer config that are known: those above, and those that act (megatron.py reads them).
+# Known fields of Megatron's transformer config: those above, and these, which act (megatron.py).
 ACTING_FIELDS = ("recompute_granularity", "recompute_method", "recompute_num_layers")

@@ -12,7 +12,7 @@ from burnish.config.names import DTYPES
 
 @dataclass
 class FusedKernelConfig:
-    """How the fused head is computed."""
+    """Implementation of the fused head."""
 
     impl_backend: str = one_of("triton", ("torch", "triton"), verl="torch")
     """Kernel of the fused log-prob head on a GPU: chunked torch, or Triton."""
@@ -20,13 +20,13 @@ class FusedKernelConfig:
 
 @dataclass
 class ModelConfig(TrainedModelConfig):
-    """The policy's model; the engine and the reference start from it too."""
+    """The policy's model, which engine and reference also start from."""
 
     path: str | None = setting(None, verl="~/models/deepseek-llm-7b-chat")
     """Folder or Hugging Face name of the model. The policy, the reference and the engine all start from it."""
 
     hf_config_path: str | None = None
-    """Folder or name of the model's config, where it differs from path."""
+    """Folder or name of the model's config, if it differs from path."""
 
     tokenizer_path: str | None = None
     """Folder or name of the tokenizer; null means path."""
@@ -44,7 +44,7 @@ class ModelConfig(TrainedModelConfig):
     """Values to change in the model's Hugging Face config, for instance attn_implementation or a dropout."""
 
     torch_dtype: str | None = one_of(None, DTYPES)
-    """dtype the weights are loaded and kept in; null takes fsdp_config.model_dtype of each role."""
+    """dtype in which the weights are loaded and stored; null uses fsdp_config.model_dtype of each role."""
 
     use_remove_padding: bool = setting(True, verl=False)
     """Train on packed tokens without padding."""
@@ -53,10 +53,10 @@ class ModelConfig(TrainedModelConfig):
     """Replace parts of the model by Liger's kernels."""
 
     use_fused_kernels: bool = False
-    """Ask for the fused head that gives log-probs and entropy without building all logits."""
+    """Use the fused head, which computes log-probs and entropy without materializing all logits."""
 
     fused_kernel_options: FusedKernelConfig = section(FusedKernelConfig)
-    """How the fused head is computed."""
+    """Implementation of the fused head."""
 
     use_shm: bool = False
     """Copy the weights to shared memory before loading them."""

@@ -1,11 +1,11 @@
-"""Rules about the models of a run: adapters, number formats, attention."""
+"""Rules for models: adapters, dtypes, attention."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from burnish.config.adapters import adapter_of, asked_attention, wants_adapter
+from burnish.config.adapters import adapter_of, attention_of, wants_adapter
 from burnish.config.engine import FsdpConfig
 from burnish.config.names import VALUE_ADVANTAGES
 from burnish.config.root import TrainConfig
@@ -13,7 +13,7 @@ from burnish.errors import UserError
 
 MODEL = "actor_rollout_ref.model"
 CRITIC = "critic.model"
-HALF = ("fp16", "float16")
+FLOAT16 = ("fp16", "float16")
 SAME_DTYPE = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -25,7 +25,7 @@ def trained_models(cfg: TrainConfig) -> Iterator[tuple[str, Any]]:
 
 
 def adapters(cfg: TrainConfig) -> Iterator[UserError]:
-    """Both forms of the LoRA keys agree, and 4-bit weights have something that can be trained."""
+    """Both forms of the LoRA keys agree, and 4-bit weights require LoRA."""
     for key, model in trained_models(cfg):
         try:
             adapter_of(model, key)
@@ -33,7 +33,7 @@ def adapters(cfg: TrainConfig) -> Iterator[UserError]:
             yield error
         if model.load_in_4bit and not wants_adapter(model):
             yield UserError(
-                "4-bit weights cannot be trained themselves: LoRA adapters are needed beside them",
+                "4-bit weights cannot be trained without LoRA adapters",
                 key=f"{key}.load_in_4bit",
                 value=True,
                 hint=f"{key}.lora_rank=16",
@@ -43,41 +43,41 @@ def adapters(cfg: TrainConfig) -> Iterator[UserError]:
 def attention(cfg: TrainConfig) -> Iterator[UserError]:
     for key, model in trained_models(cfg):
         try:
-            asked_attention(model, key)
+            attention_of(model, key)
         except UserError as error:
             yield error
 
 
-def number_formats(cfg: TrainConfig) -> Iterator[UserError]:
-    """torch_dtype and model_dtype agree; float16 is too coarse to add updates to."""
-    asked = cfg.actor_rollout_ref.model.torch_dtype
+def dtypes(cfg: TrainConfig) -> Iterator[UserError]:
+    """torch_dtype and model_dtype agree; float16 weights are too coarse to update."""
+    torch_dtype = cfg.actor_rollout_ref.model.torch_dtype
     fsdp = cfg.actor_rollout_ref.actor.fsdp_config
-    kept, default = _plain(fsdp.model_dtype), FsdpConfig().model_dtype
-    if asked is not None and kept != _plain(default) and kept != _plain(asked):
+    stored, default = _canonical(fsdp.model_dtype), FsdpConfig().model_dtype
+    if torch_dtype is not None and stored not in (_canonical(default), _canonical(torch_dtype)):
         yield UserError(
-            f"{MODEL}.torch_dtype and actor.fsdp_config.model_dtype are set differently"
-            f" ({asked!r} and {fsdp.model_dtype!r})",
+            f"{MODEL}.torch_dtype and actor.fsdp_config.model_dtype have different values"
+            f" ({torch_dtype!r} and {fsdp.model_dtype!r})",
             key=f"{MODEL}.torch_dtype",
-            value=asked,
-            hint=f"only {MODEL}.torch_dtype={asked}",
+            value=torch_dtype,
+            hint=f"only {MODEL}.torch_dtype={torch_dtype}",
         )
-    formats = {
-        MODEL: (asked or fsdp.model_dtype, "actor_rollout_ref.actor.fsdp_config"),
+    model_dtypes = {
+        MODEL: (torch_dtype or fsdp.model_dtype, "actor_rollout_ref.actor.fsdp_config"),
         CRITIC: (cfg.critic.model.fsdp_config.model_dtype, f"{CRITIC}.fsdp_config"),
     }
     for key, model in trained_models(cfg):
-        name, where = formats[key]
+        name, where = model_dtypes[key]
         mixed = fsdp.mixed_precision if key == MODEL else cfg.critic.model.fsdp_config.mixed_precision
-        if _plain(mixed.param_dtype) == "float32" and _plain(name) != "float32":
+        if _canonical(mixed.param_dtype) == "float32" and _canonical(name) != "float32":
             yield UserError(
-                f"weights kept in {name} are computed on in {name}",
+                f"weights stored in {name} cannot be computed with in float32",
                 key=f"{where}.mixed_precision.param_dtype",
                 value=mixed.param_dtype,
                 hint=f"{where}.mixed_precision.param_dtype={name}",
             )
-        if name in HALF and not wants_adapter(model):
+        if name in FLOAT16 and not wants_adapter(model):
             yield UserError(
-                "weights kept in float16 lose small updates: compute in it, and keep float32",
+                "weights stored in float16 lose small updates; store float32 and compute in float16",
                 key=f"{where}.model_dtype",
                 value=name,
                 allowed="fp32, bf16",
@@ -85,8 +85,8 @@ def number_formats(cfg: TrainConfig) -> Iterator[UserError]:
             )
 
 
-def _plain(dtype: str | None) -> str | None:
-    return SAME_DTYPE.get(dtype, dtype)
+def _canonical(dtype: str | None) -> str | None:
+    return dtype and SAME_DTYPE.get(dtype, dtype)
 
 
-MODEL_RULES = (adapters, attention, number_formats)
+MODEL_RULES = (adapters, attention, dtypes)

@@ -1,4 +1,4 @@
-"""The names of every table, each with one line in English and in Chinese. A law compares them with the tables."""
+"""Names of every registry, each with a description in English and Chinese. A test compares them with the registries."""
 
 from __future__ import annotations
 
@@ -6,38 +6,41 @@ from typing import NamedTuple
 
 
 class Line(NamedTuple):
-    """What a name means, in one line."""
+    """A text in English and Chinese."""
 
     en: str
     zh: str
 
 
 ADVANTAGES = {
-    "gae": Line("generalised advantage estimation with a critic (PPO)", "使用 critic 的广义优势估计（PPO）"),
-    "grpo": Line("score minus the group's mean, over its std (GRPO)", "组内得分减均值再除以标准差（GRPO）"),
+    "gae": Line("generalized advantage estimation with a critic (PPO)", "使用 critic 的广义优势估计（PPO）"),
+    "grpo": Line("score minus the group's mean, divided by its std (GRPO)", "组内得分减均值再除以标准差（GRPO）"),
     "grpo_vectorized": Line("the same numbers as grpo", "与 grpo 数值相同"),
     "dr_grpo": Line(
-        "score minus the group's mean, never over its std (Dr. GRPO)", "得分减组均值，不除以标准差（Dr. GRPO）"
+        "score minus the group's mean, not divided by its std (Dr. GRPO)", "得分减组均值，不除以标准差（Dr. GRPO）"
     ),
     "grpo_passk": Line(
-        "only the best of a group, by its lead over the second", "仅组内最优样本按其领先次优的幅度得到优势"
+        "only the best response of a group, by its margin over the second best",
+        "仅组内最优样本按其领先次优的幅度得到优势",
     ),
     "reinforce_plus_plus": Line("discounted returns, whitened over the batch", "折扣回报，在整个批次上白化"),
     "reinforce_plus_plus_baseline": Line(
         "score minus the group's mean, whitened over the batch", "得分减组均值后在批次上白化"
     ),
-    "rloo": Line("score minus the mean of the group's others (leave one out)", "得分减去组内其余样本的均值（留一法）"),
-    "rloo_vectorized": Line("rloo; a group of one gets 0", "同 rloo；单样本组的优势为 0"),
+    "rloo": Line(
+        "score minus the mean of the group's other responses (leave one out)", "得分减去组内其余样本的均值（留一法）"
+    ),
+    "rloo_vectorized": Line("same as rloo; 0 for a group of one", "同 rloo；单样本组的优势为 0"),
     "opo": Line("score minus the length-weighted mean of the group", "得分减去按长度加权的组均值"),
     "gpg": Line(
-        "score minus the group's mean, scaled by the share of non-zero scores", "得分减组均值，并按非零得分比例缩放"
+        "score minus the group's mean, scaled by the fraction of non-zero scores", "得分减组均值，并按非零得分比例缩放"
     ),
-    "remax": Line("score minus that of a greedy response (ReMax)", "得分减去贪心回答的得分（ReMax）"),
-    "reward": Line("every response token gets the sequence's score", "每个回答 token 都取整条序列的得分"),
-    "none": Line("the token rewards as they are", "直接使用逐 token 奖励"),
+    "remax": Line("score minus the score of a greedy response (ReMax)", "得分减去贪心回答的得分（ReMax）"),
+    "reward": Line("the sequence's score for every response token", "每个回答 token 都取整条序列的得分"),
+    "none": Line("the token rewards, unchanged", "直接使用逐 token 奖励"),
 }
 
-# Estimators that read a critic's values, and those that compare the responses of one prompt.
+# Estimators that need a critic's values, at least two responses, or groups of responses.
 VALUE_ADVANTAGES = frozenset({"gae"})
 PAIRED_ADVANTAGES = frozenset({"grpo_passk"})
 GROUPED_ADVANTAGES = frozenset(
@@ -62,7 +65,7 @@ LOSSES = {
     "cispo": Line("clipped, detached ratio times log-prob", "截断并停止梯度的比率乘对数概率"),
     "geo_mean": Line("geometric mean of the token ratios (GMPO)", "逐 token 比率的几何平均（GMPO）"),
     "gmpo": Line("same as geo_mean", "同 geo_mean"),
-    "clip_cov": Line("drops a few tokens of high covariance from the loss", "将少量高协方差 token 移出损失"),
+    "clip_cov": Line("removes a few tokens of high covariance from the loss", "将少量高协方差 token 移出损失"),
     "kl_cov": Line("adds a KL penalty to the tokens of highest covariance", "对协方差最高的 token 加 KL 惩罚"),
 }
 
@@ -90,14 +93,14 @@ LOSS_AGGREGATIONS = {
     "seq-mean-token-sum": Line("sum per sequence, mean over sequences", "序列内求和，序列间求平均"),
     "seq-mean-token-mean": Line("mean per sequence, mean over sequences", "序列内求平均，序列间再求平均"),
     "seq-mean-token-sum-norm": Line(
-        "sum per sequence over a fixed length, mean over sequences", "序列内求和后除以固定长度，序列间求平均"
+        "sum per sequence divided by a fixed length, mean over sequences", "序列内求和后除以固定长度，序列间求平均"
     ),
     "token-sum": Line("plain sum over all tokens", "对全部 token 直接求和"),
 }
 
 ENGINES = {
     "builtin": Line(
-        "our engine: paged KV cache, continuous batching, CPU and GPU",
+        "built-in engine: paged KV cache, continuous batching, CPU and GPU",
         "内置引擎：分页 KV 缓存与连续批处理，支持 CPU 和 GPU",
     ),
     "hf": Line("transformers' generate, slow and simple", "transformers 的 generate，简单但较慢"),
@@ -109,30 +112,30 @@ ENGINES = {
 REWARD_MANAGERS = {
     "naive": Line("one call of the reward function per response", "每个回答调用一次奖励函数"),
     "batch": Line("one call of the reward function per batch", "每个批次调用一次奖励函数"),
-    "prime": Line("as naive, with positional arguments", "同 naive，按位置传参"),
-    "dapo": Line("as naive, minus a penalty for overlong responses", "同 naive，并对过长回答扣分"),
+    "prime": Line("like naive, with positional arguments", "同 naive，按位置传参"),
+    "dapo": Line("like naive, minus a penalty for overlong responses", "同 naive，并对过长回答扣分"),
 }
 
 VERIFIERS = {
-    "acc": Line("right 1, wrong -0.5, no boxed answer -1", "答对 1，答错 -0.5，没有 boxed 答案 -1"),
+    "acc": Line("1 if right, -0.5 if wrong, -1 without a boxed answer", "答对 1，答错 -0.5，没有 boxed 答案 -1"),
     "strict_format": Line(
-        "1 for think and answer tags, each once, with one boxed answer; else -0.5",
+        "1 for exactly one pair of think and answer tags each and one boxed answer, else -0.5",
         "think 与 answer 标签各一次且恰有一个 boxed 答案得 1，否则 -0.5",
     ),
     "format": Line("1 for <think>...</think><answer>...</answer>, else 0", "符合 think、answer 格式得 1，否则 0"),
-    "step": Line("a third for each sign of a step, at most 1", "每个步骤标记得三分之一，最多 1"),
+    "step": Line("1/3 for each step marker, at most 1", "每个步骤标记得三分之一，最多 1"),
     "base_acc": Line("1 for the right boxed answer in that format, else 0", "格式正确且 boxed 答案正确得 1，否则 0"),
     "math_17k_acc": Line("1 if the last boxed answer is right, else 0", "最后一个 boxed 答案正确得 1，否则 0"),
     "acc_for_ppo": Line("same as math_17k_acc", "同 math_17k_acc"),
     "acc_for_dapo": Line('1 if the last "Answer:" line is right, else -1', "最后一行 Answer: 正确得 1，否则 -1"),
     "math_verify_reward": Line("same as base_acc", "同 base_acc"),
     "retool_reward": Line(
-        "1 if right; else -1 and 0.1 for each tool call, up to 0", "答对 1；否则 -1，每次工具调用加 0.1，最高到 0"
+        "1 if right; else -1 plus 0.1 per tool call, at most 0", "答对 1；否则 -1，每次工具调用加 0.1，最高到 0"
     ),
 }
 
 LOGGERS = {
-    "console": Line("a readable line per step in the terminal", "在终端为每步打印一行"),
+    "console": Line("one line per step in the terminal", "在终端为每步打印一行"),
     "file": Line("JSON lines in the run folder", "在运行目录写 JSON Lines"),
     "tensorboard": Line("TensorBoard event files", "TensorBoard 事件文件"),
     "wandb": Line("Weights & Biases", "Weights & Biases"),
@@ -142,15 +145,15 @@ LOGGERS = {
 }
 
 SCHEDULES = {
-    "constant": Line("stays at the peak after warm-up", "预热后保持峰值"),
-    "cosine": Line("cosine down to the floor", "按余弦降到下限"),
-    "linear": Line("straight line down to the floor", "线性降到下限"),
-    "wsd": Line("stable for nine tenths, then half a cosine down", "前九成保持稳定，之后以半余弦下降"),
-    "inverse_square_root": Line("by one over the square root of the steps", "按步数平方根的倒数下降"),
+    "constant": Line("constant after warm-up", "预热后保持峰值"),
+    "cosine": Line("cosine decay to the minimum", "按余弦降到下限"),
+    "linear": Line("linear decay to the minimum", "线性降到下限"),
+    "wsd": Line("constant for 90% of the steps, then half a cosine", "前九成保持稳定，之后以半余弦下降"),
+    "inverse_square_root": Line("inverse square root of the step", "按步数平方根的倒数下降"),
 }
 
 TRUNCATIONS = {
-    "error": Line("stop and name the row", "报错并指出是哪一行"),
+    "error": Line("stop with an error that names the row", "报错并指出是哪一行"),
     "left": Line("keep the end", "保留末尾"),
     "right": Line("keep the beginning", "保留开头"),
     "middle": Line("keep beginning and end", "保留开头和末尾"),
@@ -158,11 +161,11 @@ TRUNCATIONS = {
 
 HANDLERS = {
     "AlpacaStyleInstructionHandler": Line(
-        "instruction and input ask, output answers", "指令与输入组成问题，输出为答案"
+        "prompt from instruction and input, answer from output", "指令与输入组成问题，输出为答案"
     ),
     "R1AlpacaStyleInstructionHandler": Line("the same, for reasoning data", "同上，用于推理数据"),
     "Math17kAlpacaStyleInstructionHandler": Line(
-        "a chat asks, an object with ground_truth answers", "对话为问题，带 ground_truth 的对象为答案"
+        "prompt from a chat, answer from an object with ground_truth", "对话为问题，带 ground_truth 的对象为答案"
     ),
 }
 
@@ -175,39 +178,39 @@ PROMPT_TYPES = {
     **dict.fromkeys(
         ("qwen_r1", "qwen_math_r1", "llama3_r1"),
         Line(
-            "the same, and a system message that asks for <think>, <answer> and \\boxed",
+            "the same, with a system message that requests <think>, <answer> and \\boxed",
             "同上，并加入要求 <think>、<answer> 与 \\boxed 的系统消息",
         ),
     ),
 }
 
 RESUME_MODES = {
-    "auto": Line("go on from the newest good checkpoint, if any", "若有可用检查点，则从最新的一个继续"),
+    "auto": Line("resume from the newest valid checkpoint, if any", "若有可用检查点，则从最新的一个继续"),
     "disable": Line("start from scratch", "从头开始"),
-    "resume_path": Line("go on from trainer.resume_from_path", "从 trainer.resume_from_path 继续"),
+    "resume_path": Line("resume from trainer.resume_from_path", "从 trainer.resume_from_path 继续"),
 }
 
 LAUNCHERS = {
     "auto": Line(
-        "torchrun where it was used, else Ray if it is installed, else processes",
+        "torchrun if started by it, else Ray if installed, else processes",
         "若由 torchrun 启动则沿用，否则优先 Ray，未安装则用本机进程",
     ),
-    "ray": Line("Ray actors, on a running cluster or a local one", "Ray actor，使用已有集群或本机集群"),
-    "processes": Line("processes of this machine", "本机进程"),
-    "torchrun": Line("the processes that torchrun has started", "torchrun 启动的进程"),
+    "ray": Line("Ray actors, on a running or a local cluster", "Ray actor，使用已有集群或本机集群"),
+    "processes": Line("local processes", "本机进程"),
+    "torchrun": Line("the processes started by torchrun", "torchrun 启动的进程"),
 }
 
 KL_CONTROLLERS = {
-    "fixed": Line("the coefficient never changes", "系数保持不变"),
-    "adaptive": Line("the coefficient follows target_kl", "系数随 target_kl 自适应"),
+    "fixed": Line("constant coefficient", "系数保持不变"),
+    "adaptive": Line("coefficient adapts to target_kl", "系数随 target_kl 自适应"),
 }
 
 STRATEGIES = {
     "fsdp": Line("PyTorch FSDP", "PyTorch FSDP"),
-    "fsdp2": Line("PyTorch FSDP2 (the same backend here)", "PyTorch FSDP2（此处与 fsdp 为同一后端）"),
+    "fsdp2": Line("PyTorch FSDP2 (same backend as fsdp)", "PyTorch FSDP2（此处与 fsdp 为同一后端）"),
     "megatron": Line(
-        "the same backend, its layers shared out over tensor ranks: Megatron's keys are read",
-        "同一后端，各层由张量并行的进程分担；读取 Megatron 的配置项",
+        "the same backend with tensor parallelism, configured by Megatron's keys",
+        "同一后端加张量并行，由 Megatron 的配置项设置",
     ),
 }
 
@@ -223,44 +226,46 @@ DTYPES = {
 ATTENTIONS = {
     "sdpa": Line("PyTorch's fused attention", "PyTorch 自带的融合注意力"),
     "eager": Line("plain matrix products and softmax, slow", "普通矩阵乘与 softmax，较慢"),
-    "flash_attention_2": Line("flash-attn 2 on packed rows, GPU only", "flash-attn 2，处理紧凑序列，仅 GPU"),
-    "flash_attention_3": Line("flash-attn 3 on packed rows, GPU only", "flash-attn 3，处理紧凑序列，仅 GPU"),
-    "flex_attention": Line("PyTorch's flex attention: refused", "PyTorch 的 flex attention：会被拒绝"),
+    "flash_attention_2": Line("flash-attn 2 on packed sequences, GPU only", "flash-attn 2，处理紧凑序列，仅 GPU"),
+    "flash_attention_3": Line("flash-attn 3 on packed sequences, GPU only", "flash-attn 3，处理紧凑序列，仅 GPU"),
+    "flex_attention": Line("PyTorch's flex attention; not supported", "PyTorch 的 flex attention；不支持"),
 }
 
 RECOMPUTE_METHODS = {
-    "uniform": Line("layers in equal groups, each kept as one", "各层均分成组，每组只保留入口激活"),
+    "uniform": Line(
+        "equal groups of layers; only the input of each group is stored", "各层均分成组，每组只保留入口激活"
+    ),
     "block": Line("only the first layers", "只重算最前面的若干层"),
 }
 
 CHECKPOINT_CONTENTS = {
     "model": Line("the weights", "权重"),
-    "optimizer": Line("the optimizer's state", "优化器状态"),
+    "optimizer": Line("the optimizer state", "优化器状态"),
     "extra": Line("schedule and random state", "学习率调度与随机状态"),
-    "hf_model": Line("the weights once more, as a Hugging Face folder", "另存一份 Hugging Face 格式的权重"),
+    "hf_model": Line("the weights in Hugging Face format as well", "另存一份 Hugging Face 格式的权重"),
 }
 
 DEVICES = {
-    "auto": Line("cuda where there is one, else cpu", "有 cuda 则用 cuda，否则用 cpu"),
-    "cpu": Line("the processor", "处理器"),
+    "auto": Line("cuda if available, else cpu", "有 cuda 则用 cuda，否则用 cpu"),
+    "cpu": Line("the CPU", "处理器"),
     "cuda": Line("NVIDIA or AMD GPUs", "NVIDIA 或 AMD 显卡"),
     "npu": Line("Ascend NPUs", "昇腾 NPU"),
 }
 
 SCORE_NORMALIZERS = {
-    "batch": Line("by the scores of the step", "按当前步的得分"),
-    "running": Line("by all scores so far", "按至今所有得分"),
+    "batch": Line("statistics of the step's scores", "按当前步的得分"),
+    "running": Line("running statistics of all scores so far", "按至今所有得分"),
 }
 
 REWEIGHT_METHODS = {
-    "pow": Line("weight |score| to the power weight_pow", "权重为 |得分| 的 weight_pow 次幂"),
+    "pow": Line("weight |score| ** weight_pow", "权重为 |得分| 的 weight_pow 次幂"),
     "max_min": Line("only the best and the worst scores", "只保留最高和最低得分"),
-    "max_random": Line("0.4 for the best score, 0.1 for the others", "最高得分权重 0.4，其余 0.1"),
+    "max_random": Line("weight 0.4 for the best score, 0.1 for the others", "最高得分权重 0.4，其余 0.1"),
 }
 
 IS_LEVELS = {
     "token": Line("each token by its own ratio", "每个 token 按自身的比率"),
-    "sequence": Line("all tokens by the product of the row's ratios", "整条序列按各 token 比率之积"),
+    "sequence": Line("all tokens by the product of the sequence's ratios", "整条序列按各 token 比率之积"),
 }
 
 REJECTIONS = {
@@ -286,42 +291,49 @@ BYPASS_LOSSES = {
 }
 
 KL_ORDERS = {
-    "before": Line("the KL is part of the score that is compared", "KL 先并入得分，再参与组内比较"),
+    "before": Line("the KL is part of the compared score", "KL 先并入得分，再参与组内比较"),
     "after": Line(
-        "scores are compared; then each token pays for the KL from it on",
+        "scores are compared first; then the KL from each token on is subtracted",
         "先比较得分；之后每个 token 扣除自其起的 KL",
     ),
 }
 
 WHITENINGS = {
-    "unbiased": Line("to mean 0 and variance 1, the variance over n - 1", "均值 0、方差 1，方差除以 n-1"),
-    "biased": Line("the same with the variance over n (OpenRLHF)", "同上，方差除以 n（OpenRLHF）"),
-    "mean": Line("to mean 0 only", "只减均值"),
+    "unbiased": Line(
+        "mean 0 and variance 1, with the unbiased variance (n - 1)", "均值 0、方差 1，使用无偏方差（n-1）"
+    ),
+    "biased": Line(
+        "mean 0 and variance 1, with the biased variance (n, OpenRLHF)", "均值 0、方差 1，使用有偏方差（n，OpenRLHF）"
+    ),
+    "mean": Line("mean 0 only", "只减均值"),
 }
 
 OBSERVATIONS = {
-    "skip": Line("the model's next token comes after its last", "跳过观测，模型的下一个 token 紧接上一个"),
-    "walk": Line("an observation is a step with value 0 (OpenRLHF)", "观测也算一步，价值为 0（OpenRLHF）"),
+    "skip": Line(
+        "observations are skipped: the model's next token follows its last one",
+        "跳过观测，模型的下一个 token 紧接上一个",
+    ),
+    "walk": Line("observations count as steps with value 0 (OpenRLHF)", "观测也算一步，价值为 0（OpenRLHF）"),
 }
 
 ROLLOUT_MODES = {
-    "sync": Line("the engine lives in the training process", "引擎与训练在同一进程"),
+    "sync": Line("the engine runs in the training process", "引擎与训练在同一进程"),
     "async": Line("the engine runs as a server", "引擎以服务方式运行"),
 }
 
 ASYNC_MODES = {
-    "sync": Line("first generate, then learn", "先生成，后学习"),
+    "sync": Line("generation and training alternate", "生成与训练交替进行"),
     "one_step_off": Line(
-        "the next batch is generated while this one is learnt, with the weights from before; same numbers every time",
-        "学习本批次的同时用之前的权重生成下一批次；每次运行的数值相同",
+        "the next batch is generated with the previous weights while this one is trained on; reproducible",
+        "训练本批次的同时用之前的权重生成下一批次；结果可复现",
     ),
     "queue": Line(
-        "batches are generated ahead as far as queue_size and staleness_threshold allow",
+        "batches are generated ahead within queue_size and staleness_threshold",
         "在 queue_size 与 staleness_threshold 允许的范围内提前生成批次",
     ),
 }
 
-# Every table of names, under the words that its Table uses.
+# All of the above, by the title of their registry.
 TABLES = {
     "advantage estimator": ADVANTAGES,
     "policy loss": LOSSES,

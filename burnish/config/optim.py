@@ -1,4 +1,4 @@
-"""optim.*: the optimizer and its learning rate, the same for policy and critic."""
+"""optim.* and checkpoint.*: optimizer, learning-rate schedule and checkpoints of policy and critic."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ class OptimConfig:
     """Peak learning rate."""
 
     lr_warmup_steps: int = at_least(-1, -1)
-    """Steps of linear warm-up; -1 takes the ratio. The first step runs at 1/warm-up of the peak, not at 0."""
+    """Steps of linear warm-up; -1 uses the ratio. The first step runs at 1/warm-up steps of the peak, not at 0."""
 
     lr_warmup_steps_ratio: float = between(0.0, 0, 1)
-    """Warm-up as a share of all steps, where lr_warmup_steps is -1."""
+    """Warm-up as a fraction of all steps, if lr_warmup_steps is -1."""
 
     min_lr_ratio: float | None = between(0.0, 0, 1)
-    """Floor of a decaying schedule, as a share of lr; null means 0."""
+    """Minimum of a decaying schedule, as a fraction of lr; null means 0."""
 
     num_cycles: float = at_least(0.5, 0)
-    """Cosine waves over the run; 0.5 is one way down."""
+    """Cosine cycles over the run; 0.5 decays monotonically."""
 
     warmup_style: str = one_of("constant", SCHEDULES)
     """Schedule after the warm-up."""
 
     total_training_steps: int = at_least(-1, -1)
-    """Steps the schedule is stretched over; -1 takes the run's length."""
+    """Length of the schedule in steps; -1 uses the length of the run."""
 
     lr_step_unit: str = one_of("step", ("step", "update"))
-    """What the schedule counts: turns of the loop (step), or optimizer steps (update)."""
+    """What the schedule counts: training steps (step), or optimizer updates (update)."""
 
     weight_decay: float = at_least(0.01, 0)
     """Weight decay of AdamW, on all parameters unless decay_matrices_only."""
 
     decay_matrices_only: bool = False
-    """No weight decay on biases and norms (parameters of one dimension), as OpenRLHF and Megatron have it."""
+    """No weight decay on biases and norms (1-D parameters), as in OpenRLHF and Megatron."""
 
     betas: list[float] = setting([0.9, 0.999], low=0, high=1)
-    """The two decay rates of AdamW."""
+    """Betas of AdamW."""
 
     optimizer: str = one_of("adam", ("adam", "sgd"))
     """Optimizer of the Megatron backend."""
@@ -56,22 +56,22 @@ class OptimConfig:
     """Steps over which Megatron decays; null means all."""
 
     lr_decay_style: str = one_of("constant", ("constant", "linear", "cosine", "inverse_square_root", "WSD"))
-    """Megatron's schedule after warm-up; constant leaves it to warmup_style."""
+    """Megatron's schedule after warm-up; constant uses warmup_style."""
 
     min_lr: float = at_least(0.0, 0)
-    """Megatron's lowest learning rate; 0 leaves it to min_lr_ratio."""
+    """Megatron's lowest learning rate; 0 uses min_lr_ratio."""
 
     weight_decay_incr_style: str = one_of("constant", ("constant", "linear", "cosine"))
     """How Megatron's weight decay grows."""
 
     lr_wsd_decay_style: str = one_of("exponential", ("constant", "linear", "cosine", "exponential", "minus_sqrt"))
-    """Last part of Megatron's warm-up, stable, decay schedule."""
+    """Shape of the decay phase of Megatron's WSD schedule."""
 
     lr_wsd_decay_steps: int | None = at_least(None, 1)
-    """Steps of that last part."""
+    """Length of that decay phase in steps."""
 
     use_checkpoint_opt_param_scheduler: bool = False
-    """Take Megatron's schedule from the checkpoint instead of the config."""
+    """Load Megatron's schedule from the checkpoint instead of the config."""
 
     override_optimizer_config: dict[str, Any] = setting({})
     """Further arguments of Megatron's optimizer, for instance optimizer_cpu_offload."""
@@ -79,12 +79,12 @@ class OptimConfig:
 
 @dataclass
 class CheckpointConfig:
-    """What a checkpoint of one role holds."""
+    """Contents of one role's checkpoints."""
 
     save_contents: list[str] = one_of(
         ["model", "optimizer", "extra"], ("model", "optimizer", "extra", "hf_model"), comma_separated=True
     )
-    """What to save: model, optimizer, extra (schedule and random state), hf_model (a Hugging Face folder)."""
+    """What to save: model, optimizer, extra (schedule and random state), hf_model (a folder in Hugging Face format)."""
 
     load_contents: list[str] = one_of(
         "${.save_contents}", ("model", "optimizer", "extra", "hf_model"), comma_separated=True
@@ -92,7 +92,8 @@ class CheckpointConfig:
     """What to restore on resume; follows save_contents."""
 
     async_save: bool = False
-    """Copy the state to memory and write the checkpoint while training goes on. On for one role, it holds for all."""
+    """Copy the state to memory and write the checkpoint while training continues. Enabled for all roles if any role
+    enables it."""
 
     mbridge_config: dict[str, Any] = setting({})
     """Arguments of mbridge when Megatron saves a Hugging Face folder."""

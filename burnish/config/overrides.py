@@ -1,4 +1,4 @@
-"""What was written, on the command line and in files: Hydra's grammar and composition, as a flat list of entries."""
+"""Parse overrides and YAML files with Hydra into a flat list of entries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -22,12 +22,12 @@ from burnish.config.verl_files import VERL_FILES
 from burnish.errors import UserError, nearest
 
 COMMAND_LINE = "the command line"
-_GIVEN = "given"  # the name of a parsed YAML among the files it is composed from
+_INLINE = "inline"  # name under which a parsed YAML joins the files it is composed with
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that was written: a key and its value, or that a key goes back to its default."""
+    """A key and its value, or the removal of a key."""
 
     key: str
     value: Any
@@ -37,7 +37,7 @@ class Entry:
 
 
 def read_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[UserError]]:
-    """Parse each override; all syntax errors together."""
+    """Parse all overrides; collect all syntax errors."""
     parser = OverridesParser.create()
     parsed, errors = [], []
     for text in overrides:
@@ -47,12 +47,12 @@ def read_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[UserE
             reason = str(error).splitlines()[0]
             key, _, value = text.partition("=")
             hint = f"{key}=\"'{value}'\"" if value else "a.b.c=value"
-            errors.append(UserError(f"cannot read the override {text!r}: {reason}", hint=hint))
+            errors.append(UserError(f"cannot parse the override {text!r}: {reason}", hint=hint))
     return parsed, errors
 
 
 def entry_of(override: Override) -> Entry:
-    """An override as an entry; several values separated by commas are a list."""
+    """An override as an entry; comma-separated values become a list."""
     value = override.value()
     if isinstance(value, ChoiceSweep):
         value = [getattr(choice, "text", choice) for choice in value.list]
@@ -65,7 +65,7 @@ def entry_of(override: Override) -> Entry:
 
 
 def is_group(override: Override, config_path: str | None) -> bool:
-    """Does this override choose a file of a config group, `group=name`?"""
+    """Whether this override selects a file of a config group, `group=name`."""
     name = override.key_or_group
     if override.package is not None or "/" in name:
         return True
@@ -73,7 +73,7 @@ def is_group(override: Override, config_path: str | None) -> bool:
 
 
 def read_file(config_path: str | None, config_name: str, groups: Sequence[Override]) -> list[Entry]:
-    """Compose a YAML file with its `defaults:` list and return what it says, flat."""
+    """Compose a YAML file with its `defaults:` list; returns its entries."""
     folder = Path(config_path or ".").expanduser().absolute()
     name = config_name.removesuffix(".yaml").removesuffix(".yml")
     exists = any((folder / f"{name}{end}").is_file() for end in (".yaml", ".yml"))
@@ -85,40 +85,41 @@ def read_file(config_path: str | None, config_name: str, groups: Sequence[Overri
 
 
 def read_mapping(content: Mapping[str, Any], folder: str, origin: str) -> list[Entry]:
-    """What a parsed YAML says, flat; the files of its `defaults:` list are looked up in `folder`."""
+    """The entries of a parsed YAML; files of its `defaults:` list are looked up in `folder`."""
     if not content.get("defaults"):
         return flat(content, origin)
-    ConfigStore.instance().store(name=_GIVEN, node=dict(content))
-    return _composed(Path(folder).absolute(), _GIVEN, ())
+    ConfigStore.instance().store(name=_INLINE, node=dict(content))
+    return _composed(Path(folder).absolute(), _INLINE, ())
 
 
 def _composed(folder: Path, name: str, groups: Sequence[Override]) -> list[Entry]:
     store = ConfigStore.instance()
-    for known, content in VERL_FILES.items():
-        store.store(name=known, node=content)
+    for verl_name, content in VERL_FILES.items():
+        store.store(name=verl_name, node=content)
     try:
         with warnings.catch_warnings(), initialize_config_dir(str(folder), job_name="burnish", version_base=None):
-            warnings.simplefilter("ignore")  # a search path of the file that does not exist here
+            warnings.simplefilter("ignore")  # search paths that do not exist here
             composed = compose(name, overrides=[override.input_line or "" for override in groups])
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(f"cannot compose {folder / name}: {error}", key="--config-name", value=name) from error
-    return flat(OmegaConf.to_container(composed, resolve=False), f"{name}.yaml")
+    content = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
+    return flat(content, f"{name}.yaml")
 
 
 def _no_such_file(folder: Path, name: str) -> UserError:
-    found = sorted(path.stem for path in folder.glob("*.y*ml")) if folder.is_dir() else []
-    meant = nearest(name, [*found, *VERL_FILES])
+    names = [*(sorted(path.stem for path in folder.glob("*.y*ml")) if folder.is_dir() else []), *VERL_FILES]
+    suggestion = nearest(name, names)
     return UserError(
         f"no such config file in {os.path.relpath(folder)}",
         key="--config-name",
         value=name,
-        allowed=[*found, *VERL_FILES],
-        hint=f"--config-name {meant}" if meant else "--config-path DIR --config-name NAME",
+        allowed=names,
+        hint=f"--config-name {suggestion}" if suggestion else "--config-path DIR --config-name NAME",
     )
 
 
 def flat(node: Mapping[str, Any], origin: str, prefix: str = "") -> list[Entry]:
-    """The entries of a mapping. Mappings stay whole where they are empty; `hydra` and `_target_` are not ours."""
+    """The entries of a nested mapping. `hydra`, `defaults` and `_target_` are Hydra's own and skipped."""
     entries: list[Entry] = []
     for key, value in node.items():
         if key == "_target_" or (not prefix and key in ("hydra", "defaults")):

@@ -1,151 +1,162 @@
-"""Which keys of `burnish train` are pending and which are inert; jobs.py's other trees are in job_status.py."""
+"""Keys of `burnish train` that are not supported yet (pending), and those that never have an effect (inert)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from burnish.config.conditions import (
+    Condition,
+    engines_share_devices,
+    has_engine_per_device,
+    has_one_rank,
+    supports_sglang_sizes,
+    without_reward_model,
+)
 from burnish.config.names import Line
 
 
 @dataclass(frozen=True)
 class Pending:
-    """Keys (or, as key=value, values) whose behaviour comes later.
+    """A key, or one value of it, that is not supported yet."""
 
-    `inert_if` and `served_if` name when they cannot matter anyway, and when they act already.
-    """
-
-    pattern: str  # * is any text; "key=value" is one value
-    waits_for: str
-    inert_if: str | None = None
-    reason: Line | None = None
-    served_if: str | None = None  # when they act already
+    pattern: str  # * matches any text; "key=value" is one value
+    feature: Line  # the missing feature
+    inert_if: Condition | None = None  # when the key has no effect in any case, and is accepted
+    reason: Line | None = None  # why it has none then
+    supported_if: Condition | None = None  # when the key already acts
 
 
-# What pending keys wait for, in words.
-WAITS = {
-    "several processes": "多进程训练",
-    "foreign engines": "外部推理引擎",
-    "other transports": "其他传输方式",
-    "multi-turn": "多轮对话",
-    "vision": "视觉模型",
-    "the profiler": "性能分析",
-    "Megatron-Core itself": "Megatron-Core 本身",
-    "pipeline stages": "流水线并行",
-    "mixtures of experts": "混合专家模型",
-    "Ascend devices": "昇腾设备",
-}
+# Features that are not supported yet.
+MULTI_PROCESS = Line("multiple processes", "多进程")
+EXTERNAL_ENGINES = Line("external engines", "外部推理引擎")
+TRANSPORTS = Line("other weight transports", "其他权重传输方式")
+MULTI_TURN = Line("multi-turn", "多轮对话")
+VISION = Line("vision models", "视觉模型")
+PROFILING = Line("profiling", "性能分析")
+MEGATRON_CORE = Line("Megatron-Core", "Megatron-Core")
+PIPELINE_PARALLEL = Line("pipeline parallelism", "流水线并行")
+MOE_OPTIONS = Line("MoE options", "混合专家模型的选项")
+ASCEND = Line("Ascend devices", "昇腾设备")
+FEATURES = (
+    *(MULTI_PROCESS, EXTERNAL_ENGINES, TRANSPORTS, MULTI_TURN, VISION, PROFILING, MEGATRON_CORE),
+    *(PIPELINE_PARALLEL, MOE_OPTIONS, ASCEND),
+)
 
-ONE_PROCESS = Line("one process shards and sends nothing", "单进程无需切分或传输")
-SHARES = Line(
+ONE_PROCESS = Line("the run has one process", "只有一个进程")
+SHARED_DEVICES = Line(
     "the engines share the policy's devices (hybrid_engine, rollout.n_gpus_per_node)",
     "引擎与策略共用设备（hybrid_engine、rollout.n_gpus_per_node）",
 )
-REPLICAS = Line(
-    "every device has a whole engine, and prompts are shared out over them",
+ENGINE_PER_DEVICE = Line(
+    "every device holds a whole engine, and prompts are distributed over them",
     "每个设备各有一个完整引擎，提示在它们之间分配",
 )
-WHOLE = "whole engines"
-MEGATRON_ONLY = Line("only strategy=megatron reads it", "只有 strategy=megatron 时读取")
-NO_REWARD_MODEL = Line("there is no reward model (reward_model.enable)", "未启用奖励模型（reward_model.enable）")
-NO_GRAPHS = Line(
-    "CUDA graphs are those of the built-in engine on a GPU, or of a foreign engine",
+MEGATRON_ONLY = Line("only used with strategy=megatron", "仅在 strategy=megatron 时使用")
+NO_REWARD_MODEL = Line("no reward model is used (reward_model.enable=false)", "未启用奖励模型（reward_model.enable）")
+NO_CUDA_GRAPHS = Line(
+    "only external engines, and the built-in engine on a GPU, use CUDA graphs",
     "只有 GPU 上的内置引擎和外部引擎使用 CUDA graph",
 )
 
 
-def _reward_model(waits_for: str, *names: str) -> tuple[Pending, ...]:
-    return tuple(Pending(f"reward_model.{name}", waits_for, "without reward model", NO_REWARD_MODEL) for name in names)
-
-
-def _transport(pattern: str, waits_for: str = "other transports") -> Pending:
+def _transport(pattern: str, feature: Line = TRANSPORTS) -> Pending:
     key = f"actor_rollout_ref.rollout.checkpoint_engine.{pattern}"
-    return Pending(key, waits_for, "engines share devices", SHARES)
+    return Pending(key, feature, engines_share_devices, SHARED_DEVICES)
 
 
-def _engine_size(name: str) -> Pending:
-    """A way to spread one engine over devices that only SGLang has."""
-    return Pending(f"actor_rollout_ref.rollout.{name}", "foreign engines", WHOLE, REPLICAS, served_if="one sglang")
+def engine_parallel_sizes(section: str) -> tuple[Pending, ...]:
+    """Ways to parallelize one engine that only SGLang supports."""
+    return tuple(
+        Pending(
+            f"{section}.{name}",
+            EXTERNAL_ENGINES,
+            has_engine_per_device,
+            ENGINE_PER_DEVICE,
+            supported_if=supports_sglang_sizes,
+        )
+        for name in ("data_parallel_size", "expert_parallel_size", "pipeline_model_parallel_size")
+    )
 
 
-def alone(*patterns: str) -> tuple[Pending, ...]:
-    return tuple(Pending(one, "several processes", "one rank", ONE_PROCESS) for one in patterns)
+def multi_process_only(*patterns: str) -> tuple[Pending, ...]:
+    return tuple(Pending(pattern, MULTI_PROCESS, has_one_rank, ONE_PROCESS) for pattern in patterns)
 
 
 PENDING: tuple[Pending, ...] = (
     # values
-    Pending("actor_rollout_ref.rollout.name=trtllm", "foreign engines"),
+    Pending("actor_rollout_ref.rollout.name=trtllm", EXTERNAL_ENGINES),
     # data
-    Pending("data.tool_config_path", "multi-turn"),
-    Pending("data.image_key", "vision"),
-    Pending("data.video_key", "vision"),
-    Pending("data.image_patch_size", "vision"),
-    Pending("data.return_multi_modal_inputs", "vision"),
+    Pending("data.tool_config_path", MULTI_TURN),
+    Pending("data.image_key", VISION),
+    Pending("data.video_key", VISION),
+    Pending("data.image_patch_size", VISION),
+    Pending("data.return_multi_modal_inputs", VISION),
     # roles
-    Pending("actor_rollout_ref.actor.freeze_vision_tower", "vision"),
-    Pending("actor_rollout_ref.actor.router_replay.*", "mixtures of experts"),
-    Pending("actor_rollout_ref.actor.aux_loss_scope", "mixtures of experts"),
+    Pending("actor_rollout_ref.actor.freeze_vision_tower", VISION),
+    Pending("actor_rollout_ref.actor.router_replay.*", MOE_OPTIONS),
+    Pending("actor_rollout_ref.actor.aux_loss_scope", MOE_OPTIONS),
     # engine
-    _transport("backend=hccl", "Ascend devices"),
+    _transport("backend=hccl", ASCEND),
     *(_transport(f"backend={name}") for name in ("nixl", "kimi_ckpt_engine", "mooncake")),
     _transport("engine_kwargs"),
-    *map(_engine_size, ("data_parallel_size", "expert_parallel_size", "pipeline_model_parallel_size")),
-    Pending("actor_rollout_ref.rollout.over_sample_rate", "multi-turn"),
-    Pending("actor_rollout_ref.rollout.enable_rollout_routing_replay", "mixtures of experts"),
-    Pending("actor_rollout_ref.rollout.quantization", "foreign engines"),
-    Pending("actor_rollout_ref.rollout.use_block_quant_rollout", "foreign engines"),
-    Pending("actor_rollout_ref.rollout.multi_turn.*", "multi-turn"),
-    Pending("actor_rollout_ref.rollout.agent.*", "multi-turn"),
-    Pending("actor_rollout_ref.rollout.trace.*", "multi-turn"),
-    Pending("actor_rollout_ref.rollout.prometheus.*", "foreign engines"),
+    *engine_parallel_sizes("actor_rollout_ref.rollout"),
+    Pending("actor_rollout_ref.rollout.over_sample_rate", MULTI_TURN),
+    Pending("actor_rollout_ref.rollout.enable_rollout_routing_replay", MOE_OPTIONS),
+    Pending("actor_rollout_ref.rollout.quantization", EXTERNAL_ENGINES),
+    Pending("actor_rollout_ref.rollout.use_block_quant_rollout", EXTERNAL_ENGINES),
+    Pending("actor_rollout_ref.rollout.multi_turn.*", MULTI_TURN),
+    Pending("actor_rollout_ref.rollout.agent.*", MULTI_TURN),
+    Pending("actor_rollout_ref.rollout.trace.*", MULTI_TURN),
+    Pending("actor_rollout_ref.rollout.prometheus.*", EXTERNAL_ENGINES),
     # rewards
-    *_reward_model("foreign engines", "rollout"),
-    # algorithm
+    Pending("reward_model.rollout", EXTERNAL_ENGINES, without_reward_model, NO_REWARD_MODEL),
     # the run
-    Pending("*.profiler.*", "the profiler"),
-    Pending("global_profiler.*", "the profiler"),
-    Pending("trainer.profile_steps", "the profiler"),
-    Pending("trainer.*_nsight_options.*", "the profiler"),
-    Pending("trainer.npu_profile.*", "the profiler"),
+    Pending("*.profiler.*", PROFILING),
+    Pending("global_profiler.*", PROFILING),
+    Pending("trainer.profile_steps", PROFILING),
+    Pending("trainer.*_nsight_options.*", PROFILING),
+    Pending("trainer.npu_profile.*", PROFILING),
 )
 
+NOT_SELECTED = Line("its engine is not selected (rollout.name)", "未选用对应的引擎（rollout.name）")
+
 _FUSED = Line("log-probs always come from the fused head", "对数概率始终由融合输出头计算")
-NOT_SELECTED = Line("only that engine reads it, and it is not selected", "只有对应引擎读取，而它未被选用")
+_NO_OPTIMIZER = Line("this role is not trained and has no optimizer", "该角色不训练，没有优化器")
+_NO_GRADIENTS = Line("this role is not trained and has no gradients to reduce", "该角色不训练，没有需要归约的梯度")
+_COMPUTE_DTYPE = Line("a frozen reward model is stored in its compute dtype", "冻结的奖励模型以其计算类型保存")
+_REWARDS_OVERLAP = Line("rewards always overlap generation", "奖励计算始终与生成重叠")
 
-_FROZEN = Line("nothing of it is taught, so there is no optimizer", "不训练，因此没有优化器")
-_NO_GRADIENTS = Line("nothing of it is taught, so there are no gradients to sum", "不训练，因此没有需要求和的梯度")
-_ONE_FORMAT = Line("a frozen reward model is kept in what it computes in", "冻结的奖励模型以计算所用的类型保存")
-
-# Keys that can have no effect here, and why.
+# Keys that never have an effect, and why.
 INERT: dict[str, Line] = {
-    "*.model.lora.merge": Line("the engine always gets merged weights", "引擎得到的始终是合并后的权重"),
+    "*.model.lora.merge": Line("the engine always receives merged weights", "引擎得到的始终是合并后的权重"),
     "actor_rollout_ref.rollout.layered_summon": Line(
-        "weights are always sent one by one, merged on the way", "权重始终逐个发送，途中合并"
+        "weights are always gathered, merged and sent one by one", "权重始终逐个收集、合并并发送"
     ),
     "actor_rollout_ref.rollout.multi_stage_wake_up": Line(
-        "weights always come first: the cache is taken with the first request",
-        "总是先更新权重，收到首个请求时才分配缓存",
+        "weights are always synchronized first; the KV cache is allocated at the first request",
+        "总是先同步权重，收到首个请求时才分配 KV 缓存",
     ),
-    "actor_rollout_ref.ref.fsdp_config.optimizer_offload": _FROZEN,
+    "actor_rollout_ref.ref.fsdp_config.optimizer_offload": _NO_OPTIMIZER,
     "actor_rollout_ref.ref.fsdp_config.mixed_precision.reduce_dtype": _NO_GRADIENTS,
-    "reward_model.model.fsdp_config.optimizer_offload": _FROZEN,
+    "reward_model.model.fsdp_config.optimizer_offload": _NO_OPTIMIZER,
     "reward_model.model.fsdp_config.mixed_precision.reduce_dtype": _NO_GRADIENTS,
-    "reward_model.model.fsdp_config.model_dtype": _ONE_FORMAT,
-    "reward_model.model.fsdp_config.mixed_precision.buffer_dtype": _ONE_FORMAT,
-    "*.use_remove_padding": Line("nothing is ever padded", "数据从不填充"),
+    "reward_model.model.fsdp_config.model_dtype": _COMPUTE_DTYPE,
+    "reward_model.model.fsdp_config.mixed_precision.buffer_dtype": _COMPUTE_DTYPE,
+    "*.use_remove_padding": Line("sequences are always packed, never padded", "序列始终打包，从不填充"),
     "reward_model.model.use_fused_kernels": Line(
         "a reward model has no language head to fuse", "奖励模型没有可融合的语言输出头"
     ),
     "*.use_fused_kernels": _FUSED,
     "*.entropy_from_logits_with_chunking": Line("the fused head always works in chunks", "融合输出头始终分块计算"),
-    "*.entropy_checkpointing": Line("the fused head keeps no logits to save", "融合输出头不保留 logits"),
-    "actor_rollout_ref.actor.calculate_entropy": Line("the entropy is always reported", "熵始终会被记录"),
+    "*.entropy_checkpointing": Line("the fused head stores no logits", "融合输出头不保留 logits"),
+    "actor_rollout_ref.actor.calculate_entropy": Line("the entropy is always logged", "熵始终会被记录"),
     "*.fsdp_config.use_orig_params": Line("FSDP2 always keeps the original parameters", "FSDP2 始终保留原始参数"),
-    "*.fsdp_config.forward_only": Line("the role decides", "由角色自身决定"),
+    "*.fsdp_config.forward_only": Line("the role decides whether it is trained", "由角色自身决定是否训练"),
     "actor_rollout_ref.rollout.calculate_log_probs": Line(
         "the engine always returns log-probs", "引擎始终返回对数概率"
     ),
     "actor_rollout_ref.rollout.detokenize": Line(
-        "rewards read the text, so it is always made", "奖励需要文本，因此始终生成"
+        "rewards need the text, so responses are always decoded", "奖励需要文本，因此回答始终会被解码"
     ),
     "actor_rollout_ref.rollout.load_format": Line("the first weight sync overwrites it", "首次权重同步会覆盖它"),
     "actor_rollout_ref.rollout.trust_remote_code": Line(
@@ -153,14 +164,14 @@ INERT: dict[str, Line] = {
     ),
     "actor_rollout_ref.rollout.enable_sleep_mode": Line("free_cache_engine decides", "由 free_cache_engine 决定"),
     "actor_rollout_ref.rollout.skip_tokenizer_init": Line(
-        "the engine takes and gives token ids", "引擎只收发 token id"
+        "the engine takes and returns token ids", "引擎只收发 token id"
     ),
     "actor_rollout_ref.rollout.engine_kwargs.trtllm*": NOT_SELECTED,
-    "critic.rollout_n": Line("rollout.n holds for all roles", "所有角色都使用 rollout.n"),
-    "critic.model.tokenizer_path": Line("the critic reads the policy's tokens", "critic 直接读取策略的 token"),
-    "data.dataloader_num_workers": Line("rows are read without a loader process", "读取数据不使用加载进程"),
-    "reward_model.launch_reward_fn_async": Line("rewards always overlap generation", "奖励计算始终与生成重叠"),
-    "reward_model.use_reward_loop": Line("rewards always overlap generation", "奖励计算始终与生成重叠"),
-    "transfer_queue.*": Line("the controller hands batches to the ranks itself", "批次由控制进程直接交给各进程"),
-    "trainer.use_legacy_worker_impl": Line("there is one implementation", "只有一种实现"),
+    "critic.rollout_n": Line("rollout.n applies to all roles", "所有角色都使用 rollout.n"),
+    "critic.model.tokenizer_path": Line("the critic uses the policy's tokenizer", "critic 使用策略的分词器"),
+    "data.dataloader_num_workers": Line("data is read without loader processes", "读取数据不使用加载进程"),
+    "reward_model.launch_reward_fn_async": _REWARDS_OVERLAP,
+    "reward_model.use_reward_loop": _REWARDS_OVERLAP,
+    "transfer_queue.*": Line("the controller sends batches to the ranks directly", "批次由控制进程直接发送给各进程"),
+    "trainer.use_legacy_worker_impl": Line("only one worker implementation exists", "只有一种 worker 实现"),
 }

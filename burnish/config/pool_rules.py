@@ -1,28 +1,32 @@
-"""Rules about the processes of a run: which devices its roles have, and who starts them."""
+"""Rules for processes: device pools of the roles, and launchers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from burnish.config.async_rules import overlaps
-from burnish.config.ranks import alone, engine_pool, machines, ranks, reward_pool
+from burnish.config.async_rules import is_async
+from burnish.config.ranks import has_engine_pool, has_reward_pool, is_single_process, num_nodes, num_ranks
 from burnish.config.root import TrainConfig
 from burnish.errors import UserError
 
 
-def own_devices(cfg: TrainConfig) -> Iterator[UserError]:
-    """Devices of a role's own are counted; side by side in one process is the only way to do without."""
-    if not cfg.actor_rollout_ref.hybrid_engine and not engine_pool(cfg) and not (alone(cfg) and overlaps(cfg)):
+def device_pools(cfg: TrainConfig) -> Iterator[UserError]:
+    """A role with its own pool needs at least one device; only async training in one process needs none."""
+    if (
+        not cfg.actor_rollout_ref.hybrid_engine
+        and not has_engine_pool(cfg)
+        and not (is_single_process(cfg) and is_async(cfg))
+    ):
         yield UserError(
-            "the engines then need devices of their own, and none are counted (rollout.nnodes x n_gpus_per_node is 0)",
+            "the engines need their own devices, but rollout.nnodes x rollout.n_gpus_per_node is 0",
             key="actor_rollout_ref.hybrid_engine",
             value=False,
             hint="rollout.nnodes=1 rollout.n_gpus_per_node=1, or actor_rollout_ref.hybrid_engine=true",
         )
-    own = cfg.reward_model
-    if own.enable and own.enable_resource_pool and not reward_pool(cfg):
+    role = cfg.reward_model
+    if role.enable and role.enable_resource_pool and not has_reward_pool(cfg):
         yield UserError(
-            "the reward model then needs devices of its own, and none are counted",
+            "the reward model needs its own devices, but reward_model.nnodes x reward_model.n_gpus_per_node is 0",
             key="reward_model.enable_resource_pool",
             value=True,
             hint="reward_model.nnodes=1 reward_model.n_gpus_per_node=1",
@@ -30,24 +34,28 @@ def own_devices(cfg: TrainConfig) -> Iterator[UserError]:
 
 
 def launchers(cfg: TrainConfig) -> Iterator[UserError]:
-    """Who can start the processes that are asked for."""
-    asked = cfg.trainer.launcher
-    if asked == "processes" and machines(cfg) > 1:
+    """The launcher can start the processes of this run."""
+    launcher = cfg.trainer.launcher
+    if launcher == "processes" and num_nodes(cfg) > 1:
         yield UserError(
-            "plain processes run on one machine only", key="trainer.launcher", value=asked, hint="trainer.launcher=ray"
-        )
-    if asked == "torchrun" and (engine_pool(cfg) or reward_pool(cfg)):
-        yield UserError(
-            "torchrun's processes all hold the same roles; devices of their own need Ray or processes",
+            "plain processes run on one machine only",
             key="trainer.launcher",
-            value=asked,
+            value=launcher,
+            hint="trainer.launcher=ray",
+        )
+    if launcher == "torchrun" and (has_engine_pool(cfg) or has_reward_pool(cfg)):
+        yield UserError(
+            "torchrun cannot start separate device pools",
+            key="trainer.launcher",
+            value=launcher,
+            allowed=["ray", "processes"],
             hint="trainer.launcher=ray",
         )
 
 
 def sharded_models(cfg: TrainConfig) -> Iterator[UserError]:
-    """What cannot be sharded over ranks."""
-    if ranks(cfg) == 1:
+    """4-bit weights run on one rank only."""
+    if num_ranks(cfg) == 1:
         return
     for key, model in (("actor_rollout_ref.model", cfg.actor_rollout_ref.model), ("critic.model", cfg.critic.model)):
         if model.load_in_4bit:
@@ -59,4 +67,4 @@ def sharded_models(cfg: TrainConfig) -> Iterator[UserError]:
             )
 
 
-POOL_RULES = (own_devices, launchers, sharded_models)
+POOL_RULES = (device_pools, launchers, sharded_models)

@@ -1,4 +1,4 @@
-"""*.profiler.* and global_profiler.*: where the time and the memory go."""
+"""*.profiler.* and global_profiler.*: time and memory profiling."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class NpuToolConfig:
     """What to record: npu, cpu, memory, shapes, module, stack."""
 
     level: str = one_of("level1", ("level_none", "level0", "level1", "level2"))
-    """How much Ascend's profiler records."""
+    """Detail level of Ascend's profiler."""
 
     analysis: bool = True
-    """Analyse the recording when it ends."""
+    """Analyze the recording when it ends."""
 
     discrete: bool = False
     """A separate recording per task instead of one per step."""
@@ -37,7 +37,7 @@ class TorchToolConfig:
     """First mini-batch to record."""
 
     step_end: int | None = at_least(None, 0)
-    """Mini-batch at which to stop; null records to the end."""
+    """Mini-batch at which to stop; null records until the end."""
 
 
 @dataclass
@@ -45,10 +45,10 @@ class TorchMemoryToolConfig:
     """torch's memory snapshots."""
 
     trace_alloc_max_entries: int = at_least(100000, 1)
-    """Allocations that the memory snapshot remembers."""
+    """Maximum number of allocations in the memory snapshot."""
 
     stack_depth: int = at_least(32, 1)
-    """Stack frames kept per allocation."""
+    """Stack frames recorded per allocation."""
 
 
 @dataclass
@@ -56,10 +56,10 @@ class GlobalTorchMemoryConfig(TorchMemoryToolConfig):
     """torch's memory snapshots, for the whole run."""
 
     context: str = one_of("all", ("all", "alloc", "state"))
-    """Which events keep a stack."""
+    """Which events record a stack."""
 
     stacks: str = one_of("all", ("all", "python"))
-    """Which stacks to keep."""
+    """Which stacks to record."""
 
     kw_args: dict[str, Any] = setting({})
     """Further arguments of torch's memory recorder."""
@@ -121,7 +121,7 @@ class GlobalProfilerConfig:
     """Profiling tool of all roles; null profiles nothing."""
 
     profile_continuous_steps: bool = False
-    """One recording over neighbouring profiled steps instead of one each."""
+    """One recording for consecutive profiled steps instead of one each."""
 
     save_path: str = "outputs/profile"
     """Folder of the recordings."""
@@ -155,18 +155,18 @@ class WorkerNsightConfig(ControllerNsightConfig):
     """What to do at the end of a recording; null repeats once per task of the profiled steps."""
 
     kill: str = "none"
-    """Signal sent to the process when recording ends; none lets it go on."""
+    """Signal sent to the process when recording ends; none lets it continue."""
 
 
 @dataclass
 class NpuOptionsConfig:
-    """Options of Ascend's profiler, as verl 0.4 wrote them."""
+    """Options of Ascend's profiler, as configured in verl 0.4."""
 
     save_path: str = "./profiler_data"
     """Folder of the recording."""
 
     level: str = one_of("level1", ("level_none", "level0", "level1", "level2"))
-    """How much is recorded."""
+    """Detail level."""
 
     with_memory: bool = False
     """Record memory."""
@@ -187,12 +187,12 @@ class NpuOptionsConfig:
     """Record Python stacks."""
 
     analysis: bool = True
-    """Analyse the recording when it ends."""
+    """Analyze the recording when it ends."""
 
 
 @dataclass
 class NpuProfileConfig:
-    """Ascend's profiler, as verl 0.4 wrote it."""
+    """Ascend's profiler, as configured in verl 0.4."""
 
     options: NpuOptionsConfig = section(NpuOptionsConfig)
     """Options of the recording."""

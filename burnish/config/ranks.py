@@ -1,4 +1,4 @@
-"""How many processes train, and how many of them see rows of their own."""
+"""Process counts and parallel sizes that follow from a config."""
 
 from __future__ import annotations
 
@@ -7,56 +7,57 @@ from typing import Any
 from burnish.config.root import TrainConfig
 
 
-def ranks(cfg: TrainConfig) -> int:
+def num_ranks(cfg: TrainConfig) -> int:
     """Training processes of the run."""
     return cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
 
 
-def ranks_of(cfg: TrainConfig, role: Any) -> int:
-    """Those of the run; a reward model may have its own."""
+def num_role_ranks(cfg: TrainConfig, role: Any) -> int:
+    """Processes of a role: those of the run, or those of the reward model's own pool."""
     if role is cfg.reward_model and role.enable_resource_pool:
         return role.nnodes * role.n_gpus_per_node
-    return ranks(cfg)
+    return num_ranks(cfg)
 
 
-def engine_pool(cfg: TrainConfig) -> bool:
-    """Do the engines have devices of their own?"""
+def has_engine_pool(cfg: TrainConfig) -> bool:
+    """Whether the engines have devices of their own."""
     return not cfg.actor_rollout_ref.hybrid_engine and cfg.rollout.nnodes * cfg.rollout.n_gpus_per_node > 0
 
 
-def reward_pool(cfg: TrainConfig) -> bool:
-    """Does the reward model?"""
-    own = cfg.reward_model
-    return own.enable and own.enable_resource_pool and own.nnodes * own.n_gpus_per_node > 0
+def has_reward_pool(cfg: TrainConfig) -> bool:
+    """Whether the reward model has devices of its own."""
+    role = cfg.reward_model
+    return role.enable and role.enable_resource_pool and role.nnodes * role.n_gpus_per_node > 0
 
 
-def machines(cfg: TrainConfig) -> int:
-    """Of the pool that has most of them."""
-    apart = (cfg.rollout.nnodes if engine_pool(cfg) else 0, cfg.reward_model.nnodes if reward_pool(cfg) else 0)
-    return max(cfg.trainer.nnodes, *apart)
+def num_nodes(cfg: TrainConfig) -> int:
+    """Machines of the largest pool."""
+    engine_nodes = cfg.rollout.nnodes if has_engine_pool(cfg) else 0
+    reward_nodes = cfg.reward_model.nnodes if has_reward_pool(cfg) else 0
+    return max(cfg.trainer.nnodes, engine_nodes, reward_nodes)
 
 
-def alone(cfg: TrainConfig) -> bool:
-    """Is one process all?"""
-    return ranks(cfg) == 1 and not engine_pool(cfg) and not reward_pool(cfg)
+def is_single_process(cfg: TrainConfig) -> bool:
+    """Whether one process trains, generates and scores."""
+    return num_ranks(cfg) == 1 and not has_engine_pool(cfg) and not has_reward_pool(cfg)
 
 
-def data_ranks(cfg: TrainConfig, role: Any) -> int:
-    """Ranks that see different rows: those of the run, less those that share a row of this role between them."""
+def data_parallel_size(cfg: TrainConfig, role: Any) -> int:
+    """Groups of ranks that process different sequences of this role."""
     stages = role.megatron.pipeline_model_parallel_size if uses_megatron(role) else 1
-    return max(1, ranks(cfg) // (sequence_ranks(role) * tensor_ranks(role) * stages))
+    return max(1, num_ranks(cfg) // (sequence_parallel_size(role) * tensor_parallel_size(role) * stages))
 
 
 def uses_megatron(role: Any) -> bool:
-    """Is the role spread by Megatron's keys?"""
+    """Whether Megatron's keys set the role's parallel sizes."""
     return role.strategy == "megatron"
 
 
-def sequence_ranks(role: Any) -> int:
-    """Ranks that share one row of this role."""
+def sequence_parallel_size(role: Any) -> int:
+    """Ranks that share one sequence of this role."""
     return role.megatron.context_parallel_size if uses_megatron(role) else role.ulysses_sequence_parallel_size
 
 
-def tensor_ranks(role: Any) -> int:
-    """Ranks that share one layer's matrices of this role."""
+def tensor_parallel_size(role: Any) -> int:
+    """Ranks that share the weight matrices of this role."""
     return role.megatron.tensor_model_parallel_size if uses_megatron(role) else 1

@@ -1,4 +1,4 @@
-"""reward.*, custom_reward_function.* and reward_model.*: where scores come from."""
+"""reward.*, custom_reward_function.* and reward_model.*: sources of scores."""
 
 from __future__ import annotations
 
@@ -16,84 +16,89 @@ from burnish.config.profiler import ProfilerConfig
 
 @dataclass
 class RewardConfig:
-    """The worker processes that run reward functions."""
+    """Reward functions and the worker processes that run them."""
 
     num_workers: int = at_least(2, 0)
     """Worker processes for reward functions; 0 runs them in the training process, without limits."""
 
     timeout: float = above(10.0, 0)
-    """Seconds one sample's reward may take."""
+    """Timeout in seconds of one sample's reward."""
 
     memory_mb: int = at_least(2048, 64)
-    """Memory one reward worker may use, in MiB, where the system can limit it."""
+    """Memory limit of one reward worker in MiB, if the system supports it."""
 
     on_error: str = one_of("fallback", ("fallback", "stop"))
-    """What to do when a reward fails, hangs or returns no number: name it and use fallback_score, or stop the run."""
+    """What to do if a reward fails, times out or returns no number: report it and use fallback_score, or stop the
+    run."""
 
     fallback_score: float = 0.0
     """Score of a sample whose reward failed."""
 
     stop_properly_penalty: float | None = None
-    """Responses cut off at the length limit keep this share of their score; if negative, it is the score. null: off."""
+    """Factor on the score of responses truncated at the length limit; a negative value replaces the score. null
+    disables it."""
 
     scale: float = 1.0
-    """Multiply the score by this, after the penalties for length. Validation scores are never shaped."""
+    """Multiply the score by this, after length penalties. Validation scores are not shaped."""
 
     normalize: str | None = one_of(None, SCORE_NORMALIZERS)
-    """Take the mean off the score and divide by the standard deviation, after scaling; null is off."""
+    """Subtract the mean and divide by the standard deviation, after scaling; null disables it."""
 
     clip_range: list[float] | None = None
-    """[low, high]: bounds of the score after all else; null is off."""
+    """[low, high]: clip the score, after all other shaping; null disables it."""
 
     pass_env: list[str] = setting([], comma_separated=True)
-    """Environment variables that look like secrets (HF_TOKEN, OPENAI_API_KEY) but that reward workers may see;
-    other secrets are withheld from them."""
+    """Environment variables that look like secrets (HF_TOKEN, OPENAI_API_KEY) to pass to reward workers; all other
+    secrets are removed from their environment."""
 
     isolate: bool | None = None
-    """Linux namespaces around reward workers. null: where the system can, a worker sees no process but its own.
-    true: it must, and a worker writes only in its own temporary folder. false: none."""
+    """Isolate reward workers with Linux namespaces. null: if the system supports it, hide other processes. true:
+    require it, and allow writes only to a temporary folder. false: no isolation."""
 
     network: bool = True
-    """Whether reward workers may use the network; false needs a system that can isolate them."""
+    """Allow reward workers to use the network; false requires a system that can isolate them."""
 
     verifiers: list[str] = one_of([], VERIFIERS, comma_separated=True)
-    """Rules that score every response instead of the one of its data source (MindSpeed RL); their sum is the score."""
+    """Verifiers that score every response instead of the reward of its data source (MindSpeed RL); their weighted sum
+    is the score."""
 
     verifier_weights: list[float] = setting([])
-    """Weight of each verifier in that sum; empty is 1 for each."""
+    """Weight of each verifier in that sum; empty means 1 for each."""
 
     remote_url: list[str] = setting([], comma_separated=True)
-    """Remote reward in OpenRLHF's way: one Python file with reward_func(queries, prompts, labels), or http(s) addresses
-    of reward servers, which take turns."""
+    """Remote reward as in OpenRLHF: one Python file with reward_func(queries, prompts, labels), or http(s) URLs of
+    reward servers, used in round-robin order."""
 
     remote_timeout: float = above(180.0, 0)
-    """Seconds one request to a reward server may take."""
+    """Timeout in seconds of one request to a reward server."""
 
     remote_retries: int = at_least(5, 1)
-    """How often a sample is sent to reward servers before its reward counts as failed."""
+    """Attempts per sample before its reward counts as failed."""
 
     remote_wait: float = at_least(1.0, 0)
-    """Seconds between these tries."""
+    """Seconds between attempts."""
 
     model_weight: float | None = None
-    """Weight of the reward model's score in its sum with the function's; null is 1. Setting either mixes them."""
+    """Weight of the reward model's score in the sum with the reward function's; null is 1. Setting either weight mixes
+    the two."""
 
     function_weight: float | None = None
-    """Weight of the function's score in its sum with the reward model's; null is 1. Both null: the model's alone."""
+    """Weight of the reward function's score in that sum; null is 1. If both weights are null, only the model's score
+    counts."""
 
 
 @dataclass
 class CustomRewardFunctionConfig:
-    """A reward function of the user's own."""
+    """A user-defined reward function."""
 
     path: str | None = None
-    """Python file (or pkg://module) with the reward function; null takes the built-in one of the row's data source."""
+    """Python file (or pkg://module) with the reward function; null uses the built-in one of the row's data source."""
 
     name: str | None = "compute_score"
     """Name of the function in that file."""
 
     reward_kwargs: dict[str, Any] = setting({})
-    """Further keyword arguments of every call."""
+    """Further keyword arguments of the function."""
 
 
 @dataclass
@@ -101,10 +106,10 @@ class SandboxConfig:
     """A code sandbox service."""
 
     url: str | None = None
-    """Address of a sandbox service that runs code answers; null runs them in local processes."""
+    """URL of a sandbox service that executes code answers; null executes them locally."""
 
     max_concurrent: int = at_least(64, 1)
-    """Most requests to the sandbox at once."""
+    """Maximum concurrent requests to the sandbox."""
 
     memory_limit_mb: int = at_least(1024, 1)
     """Memory limit of one run in the sandbox, in MiB."""
@@ -112,36 +117,37 @@ class SandboxConfig:
 
 @dataclass
 class OverlongBufferConfig:
-    """DAPO's penalty for responses near the limit."""
+    """DAPO's soft penalty for overlong responses."""
 
     enable: bool = False
-    """Take points off responses that end within the last len tokens of the limit."""
+    """Penalize responses that end within the last len tokens before the length limit."""
 
     len: int = at_least(4096, 0)
-    """Length of that stretch, in tokens."""
+    """Length of that range in tokens."""
 
     penalty_factor: float = 1.0
-    """Points taken off at the very limit; in between, in proportion."""
+    """Penalty at the limit; it grows linearly over the range."""
 
     log: bool = False
-    """Report the penalty as a metric, and with each response."""
+    """Log the penalty as a metric and with each response."""
 
     max_resp_len: int | None = at_least(None, 1)
-    """Length at whose end that stretch lies; null is data.max_response_length."""
+    """The length limit; null means data.max_response_length."""
 
 
 @dataclass
 class RewardModelModelConfig:
-    """The reward model itself."""
+    """The reward model."""
 
     path: str | None = setting(None, verl="~/models/FsfairX-LLaMA3-RM-v0.1")
     """Folder or name of the reward model: a sequence or token classifier with one label."""
 
     custom_cls: CustomClassConfig = section(CustomClassConfig)
-    """A reward model class of your own: Class(path, device) with score(rows) -> one number per row."""
+    """A user-defined reward model class: Class(path, device) with score(rows) -> one number per row."""
 
     input_tokenizer: str | None = II("actor_rollout_ref.model.path")
-    """Tokenizer that decodes responses for the reward model's own template; null feeds the policy's tokens."""
+    """Tokenizer that decodes responses, to be templated again for the reward model; null passes on the policy's
+    tokens."""
 
     external_lib: list[str] = setting(II("actor_rollout_ref.model.external_lib"), comma_separated=True)
     """Python modules to import before the reward model is built; follows the policy's."""
@@ -164,14 +170,14 @@ class RewardModelModelConfig:
 
 @dataclass
 class RewardModelConfig:
-    """A model that scores responses, and the manager of all rewards."""
+    """The reward model, and the reward manager."""
 
     enable: bool = False
-    """Score responses by a model. Its score replaces that of the reward function, unless reward.model_weight or
-    reward.function_weight mixes them."""
+    """Score responses with a reward model. Its score replaces that of the reward function, unless reward.model_weight
+    or reward.function_weight mixes them."""
 
     normalize: bool = False
-    """Give (score - mean) / std, with mean and std from the reward model's config.json."""
+    """Normalize scores to (score - mean) / std, with mean and std from the reward model's config.json."""
 
     reward_manager: str = one_of("naive", REWARD_MANAGERS, user_paths=True)
     """How reward functions are called."""
@@ -180,52 +186,52 @@ class RewardModelConfig:
     """Arguments of the reward manager, for instance overlong_buffer_cfg and max_resp_len of dapo."""
 
     overlong_buffer: OverlongBufferConfig = section(OverlongBufferConfig)
-    """DAPO's penalty for responses near the limit."""
+    """DAPO's soft penalty for overlong responses."""
 
     strategy: str = one_of(II("actor_rollout_ref.actor.strategy"), STRATEGIES)
     """Backend of the reward model; follows the policy's."""
 
     micro_batch_size: int | None = at_least(None, 1)
-    """Responses per scoring pass over all ranks; the older way to set micro_batch_size_per_gpu."""
+    """Responses per forward pass over all ranks; older form of micro_batch_size_per_gpu."""
 
     micro_batch_size_per_gpu: int | None = at_least(None, 1)
-    """Responses per scoring pass on one rank; null packs by forward_max_token_len_per_gpu."""
+    """Responses per forward pass on one rank; null packs by forward_max_token_len_per_gpu."""
 
     max_length: int | None = at_least(None, 1)
-    """Longest input of the reward model in tokens; longer ones lose their beginning. null is no limit."""
+    """Maximum input length of the reward model in tokens; longer inputs are truncated on the left. null is no limit."""
 
     use_dynamic_bsz: bool = II("critic.use_dynamic_bsz")
-    """Cut scoring passes by tokens instead of by responses; follows the critic's."""
+    """Form forward passes by token count instead of by number of responses; follows the critic's."""
 
     forward_max_token_len_per_gpu: int = at_least(II("critic.forward_max_token_len_per_gpu"), 1)
-    """Token budget of one scoring pass on one rank; follows the critic's."""
+    """Token budget of one forward pass on one rank; follows the critic's."""
 
     ulysses_sequence_parallel_size: int = at_least(1, 1)
-    """Ranks that share one sequence: by Ulysses where they divide the heads, else by ring attention."""
+    """Ranks that share one sequence: Ulysses if they divide the number of heads, otherwise ring attention."""
 
     launch_reward_fn_async: bool = False
-    """Run reward functions beside the next phase of the step."""
+    """Run reward functions concurrently with the next phase of the step."""
 
     use_reward_loop: bool = True
     """Score responses as they finish (newer verl)."""
 
     enable_resource_pool: bool = False
-    """Give the reward model devices of its own."""
+    """Place the reward model on its own devices."""
 
     nnodes: int = at_least(0, 0)
-    """Machines of the reward model's own devices."""
+    """Machines of the reward model's device pool."""
 
     n_gpus_per_node: int = at_least(0, 0)
-    """Devices per machine of the reward model's own."""
+    """Devices per machine of the reward model's device pool."""
 
     nccl_timeout: int = at_least(600, 1)
-    """Seconds before a collective call of the reward model gives up."""
+    """Timeout in seconds of the reward model's collective operations."""
 
     load_weight: bool = True
-    """Load the weights from the model's folder (Megatron)."""
+    """Load the weights from the model folder (Megatron)."""
 
     model: RewardModelModelConfig = section(RewardModelModelConfig)
-    """The reward model itself."""
+    """The reward model."""
 
     rollout: dict[str, Any] = setting({})
     """Engine settings of a generative reward model: name, prompt_length, response_length and others of rollout."""

@@ -12,7 +12,7 @@ from burnish.config.names import DTYPES, ENGINES, ROLLOUT_MODES
 from burnish.config.profiler import ProfilerConfig
 from burnish.config.turns import AgentConfig, CheckpointEngineConfig, MultiTurnConfig, PrometheusConfig, TraceConfig
 
-# Where an engine's first weights may come from, in the words of verl and vLLM.
+# Values of load_format in verl and vLLM.
 LOAD_FORMATS = (
     *("auto", "hf", "safetensors", "dtensor", "megatron", "dummy", "dummy_hf", "dummy_dtensor", "dummy_megatron"),
     *("pt", "npcache", "sharded_state", "gguf", "bitsandbytes", "mistral", "tensorizer", "runai_streamer"),
@@ -21,175 +21,181 @@ LOAD_FORMATS = (
 
 @dataclass
 class ValKwargsConfig:
-    """Sampling of validation."""
+    """Sampling parameters of validation."""
 
     temperature: float = at_least(0.0, 0)
     """Sampling temperature of validation; 0 is greedy."""
 
     top_k: int = at_least(-1, -1, off=(None, 0), off_value=-1)
-    """Sample among this many likeliest tokens in validation; -1, 0 or null is off."""
+    """Sample among this many most likely tokens in validation; -1, 0 or null disables it."""
 
     top_p: float = between(1.0, 0, 1)
-    """Sample among the likeliest tokens up to this probability in validation; 1 is off."""
+    """Sample among the most likely tokens up to this cumulative probability in validation; 1 disables it."""
 
     n: int = at_least(1, 1)
     """Responses per validation prompt."""
 
     do_sample: bool = False
-    """Sample in validation; off is greedy, whatever the temperature."""
+    """Sample in validation; false decodes greedily, regardless of temperature."""
 
     min_p: float = between(0.0, 0, 1)
-    """Leave out tokens less likely than this share of the likeliest in validation; 0 is off."""
+    """Minimum probability of a token relative to the most likely one in validation; 0 disables it."""
 
     repetition_penalty: float = above(1.0, 0)
-    """Penalty on tokens that the prompt or the response has, in validation; 1 is off."""
+    """Repetition penalty on tokens of prompt and response in validation; 1 disables it."""
 
     presence_penalty: float = between(0.0, -2, 2)
-    """Taken from the logit of every token that the response has, in validation; 0 is off."""
+    """Subtracted from the logits of tokens that occur in the response, in validation; 0 disables it."""
 
     frequency_penalty: float = between(0.0, -2, 2)
-    """Taken from a token's logit for each time the response has it, in validation; 0 is off."""
+    """Subtracted from a token's logit per occurrence in the response, in validation; 0 disables it."""
 
     seed: int | None = None
-    """Seed of validation's sampling; null follows the rollout's seed, and that the run's."""
+    """Sampling seed of validation; null uses the rollout's seed."""
 
 
 @dataclass
 class EngineKwargsConfig:
-    """Further arguments of a foreign engine."""
+    """Further arguments of external engines."""
 
     vllm: dict[str, Any] = setting({})
-    """Arguments for vLLM, passed on as they are; null values are left out."""
+    """Arguments passed to vLLM unchanged; null values are omitted."""
 
     sglang: dict[str, Any] = setting({})
-    """Arguments for SGLang's server, passed on as they are; and base_url, weight_sync, weight_dir and start_timeout,
-    which are ours (docs/engines.md)."""
+    """Arguments passed to the SGLang server unchanged; and base_url, weight_sync, weight_dir and start_timeout of
+    Burnish (docs/engines.md)."""
 
     trtllm: dict[str, Any] = setting({})
-    """Arguments for TensorRT-LLM, passed on as they are."""
+    """Arguments passed to TensorRT-LLM unchanged."""
 
 
 @dataclass
 class SamplingConfig:
-    """What engines and jobs share: which engine, and how it samples."""
+    """Engine and sampling parameters, common to training and `burnish generate`."""
 
     name: str = one_of("builtin", ENGINES, user_paths=True, verl="vllm")
     """The engine."""
 
     mode: str = one_of("sync", ROLLOUT_MODES)
-    """vLLM in this process (sync), or as an HTTP server (async). Other engines have one way only."""
+    """vLLM in this process (sync), or as an HTTP server (async). Other engines have one mode."""
 
     temperature: float = at_least(1.0, 0)
-    """Sampling temperature. Log-probs of policy and reference are taken at the same temperature."""
+    """Sampling temperature. Log-probs of policy and reference are computed at the same temperature."""
 
     top_k: int = at_least(-1, -1, off=(None, 0), off_value=-1)
-    """Sample among this many likeliest tokens; -1, 0 or null is off. Restricting biases the ratios; the run says so."""
+    """Sample among this many most likely tokens; -1, 0 or null disables it. Restricted sampling biases the ratios; the
+    run reports it."""
 
     top_p: float = between(1.0, 0, 1)
-    """Sample among the likeliest tokens up to this probability; 1 is off."""
+    """Sample among the most likely tokens up to this cumulative probability; 1 disables it."""
 
     do_sample: bool = True
-    """Sample; off is greedy, whatever the temperature."""
+    """Sample; false decodes greedily, regardless of temperature."""
 
     n: int = at_least(1, 1)
     """Responses per prompt: the group size."""
 
     ignore_eos: bool = False
-    """Go on after the end-of-sequence token, up to response_length."""
+    """Continue after the end-of-sequence token, up to response_length."""
 
     min_p: float = between(0.0, 0, 1)
-    """Leave out tokens less likely than this share of the likeliest; 0 is off."""
+    """Minimum probability of a token relative to the most likely one; 0 disables it."""
 
     min_tokens: int = at_least(0, 0)
-    """No end-of-sequence or stop token, and no stop string, before this many tokens. Holds for validation too."""
+    """No end-of-sequence or stop token, and no stop string, before this many tokens. Applies to validation too."""
 
     stop: list[str] = setting([])
-    """A response ends when its text contains one of these; rewards see the text before it. Holds for validation too."""
+    """A response ends when its text contains one of these; rewards see the text before it. Applies to validation
+    too."""
 
     stop_token_ids: list[int] = setting([], low=0)
-    """Tokens that end a response, besides the model's own; ignore_eos leaves them. Holds for validation too."""
+    """Tokens that end a response, besides the model's own, also with ignore_eos. Applies to validation too."""
 
     repetition_penalty: float = above(1.0, 0)
-    """Divides positive logits of tokens that the prompt or the response has, multiplies negative ones; 1 is off."""
+    """Divide positive and multiply negative logits of tokens that occur in prompt or response by this; 1 disables
+    it."""
 
     presence_penalty: float = between(0.0, -2, 2)
-    """Taken from the logit of every token that the response has; 0 is off."""
+    """Subtracted from the logits of tokens that occur in the response; 0 disables it."""
 
     frequency_penalty: float = between(0.0, -2, 2)
-    """Taken from a token's logit for each time the response has it; 0 is off."""
+    """Subtracted from a token's logit per occurrence in the response; 0 disables it."""
 
     bad_words: list[str] = setting([])
-    """Words whose tokens the model never completes. Holds for validation too."""
+    """Words that are never generated. Applies to validation too."""
 
     seed: int | None = None
-    """Seed of the sampling; null follows the run's seed."""
+    """Sampling seed; null uses the run's seed."""
 
     logprobs: int | None = at_least(None, 0)
-    """Log-probs of this many likeliest tokens beside each sampled one, in dumped rollouts; null dumps none."""
+    """Number of top log-probs per token in dumped rollouts; null dumps none."""
 
     detokenize: bool = True
-    """Make the text of responses."""
+    """Decode responses to text."""
 
     prompt_length: int = at_least(II("data.max_prompt_length"), 1)
-    """Longest prompt of the engine; follows data.max_prompt_length."""
+    """Maximum prompt length of the engine; follows data.max_prompt_length."""
 
     response_length: int = at_least(II("data.max_response_length"), 1)
-    """Longest response of the engine; follows data.max_response_length."""
+    """Maximum response length of the engine; follows data.max_response_length."""
 
     dtype: str | None = one_of(None, DTYPES, verl="bfloat16")
     """dtype of the engine's weights; null is float32 on CPU and bfloat16 on GPU."""
 
     gpu_memory_utilization: float = between(0.5, 0, 1)
-    """Share of the GPU's memory for the engine's weights and cache. On CPU: of the free memory, for the cache."""
+    """Fraction of GPU memory for the engine's weights and KV cache. On CPU: fraction of free memory for the KV
+    cache."""
 
     free_cache_engine: bool = True
-    """Free the engine's cache after each generation, for training."""
+    """Free the engine's KV cache after each generation, for training."""
 
     max_model_len: int | None = at_least(None, 1)
-    """Longest prompt and response together; null means prompt_length + response_length. With less, a response gets
-    what its prompt leaves."""
+    """Maximum length of prompt and response together; null means prompt_length + response_length. With less, responses
+    to long prompts are shorter."""
 
     max_num_seqs: int = at_least(1024, 1)
-    """Most responses the engine generates at once."""
+    """Maximum number of responses in one engine batch."""
 
     max_num_batched_tokens: int = at_least(8192, 1)
-    """Most tokens of one engine step, prompts included."""
+    """Maximum number of tokens in one engine step, including prompts."""
 
     disable_log_stats: bool = True
-    """Do not report the engine's statistics (running, waiting, cache use)."""
+    """Do not log engine statistics (running, waiting, cache use)."""
 
     invariant: bool | None = None
-    """Make responses independent of what else is in the batch, at some cost in speed; null: on for CPU, off for GPU."""
+    """Batch-invariant generation: responses do not depend on other requests in the batch, at some cost in speed. null:
+    on for CPU, off for GPU."""
 
     tensor_model_parallel_size: int = at_least(1, 1, verl=2)
-    """Ranks that share one copy of the engine's model."""
+    """Tensor parallelism: ranks that share one engine's weight matrices."""
 
     data_parallel_size: int = at_least(1, 1)
-    """Data parallel ranks inside one engine."""
+    """Data parallelism inside one engine."""
 
     expert_parallel_size: int = at_least(1, 1)
-    """Ranks that share the experts of one engine's model."""
+    """Expert parallelism inside one engine."""
 
     pipeline_model_parallel_size: int = at_least(1, 1)
     """Pipeline stages of one engine."""
 
     enforce_eager: bool | None = setting(None, verl=True)
-    """Do not use CUDA graphs; null uses them on GPUs, where they outlast sleeping."""
+    """Disable CUDA graphs; null uses them on GPUs, where they stay valid while the engine sleeps."""
 
     cudagraph_capture_sizes: list[int] | None = setting(None, low=1)
-    """Batch sizes for which CUDA graphs are captured; null lets the engine choose."""
+    """Batch sizes for which CUDA graphs are captured; null lets the engine decide."""
 
     enable_chunked_prefill: bool = True
-    """Split prompts over several engine steps, 256 tokens at a time; off refuses prompts above the token budget."""
+    """Split prompts over several engine steps, 256 tokens at a time; false rejects prompts above the token budget."""
 
     enable_prefix_caching: bool = setting(False, verl=True)
-    """Keep full blocks (256 tokens) of the cache for other prompts that begin alike, until the weights change."""
+    """Reuse full KV blocks (256 tokens) for other prompts with the same prefix, until the weights change."""
 
     load_format: str = one_of("dummy_dtensor", LOAD_FORMATS)
-    """Where the engine's first weights come from: dummy* is random, others read the model's folder."""
+    """Source of the engine's initial weights: dummy* is random, others load the model folder."""
 
     use_fire_sampling: bool = False
-    """Draw the first token at temperature 30 among the top_k (16 if off) likeliest (FIRE, arXiv 2410.21236)."""
+    """Sample the first token at temperature 30 among the top_k (16 if disabled) most likely (FIRE, arXiv
+    2410.21236)."""
 
     trust_remote_code: bool = False
     """Allow the engine to run Python code of the model's repository."""
@@ -200,37 +206,37 @@ class RolloutConfig(SamplingConfig):
     """The engine of training."""
 
     log_prob_micro_batch_size: int | None = at_least(None, 1)
-    """Responses per forward pass over all ranks when the policy reads old log-probs; older way to set the next key."""
+    """Responses per forward pass of old log-probs over all ranks; older form of log_prob_micro_batch_size_per_gpu."""
 
     log_prob_micro_batch_size_per_gpu: int | None = at_least(None, 1)
-    """Responses per forward pass on one rank when the policy reads old log-probs; null packs by tokens."""
+    """Responses per forward pass of old log-probs on one rank; null packs by log_prob_max_token_len_per_gpu."""
 
     log_prob_use_dynamic_bsz: bool = II("actor_rollout_ref.actor.use_dynamic_bsz")
-    """Cut those forward passes by tokens instead of by responses; follows the policy's."""
+    """Form these forward passes by token count instead of by number of responses; follows the policy's."""
 
     log_prob_max_token_len_per_gpu: int = at_least(II("actor_rollout_ref.actor.ppo_max_token_len_per_gpu"), 1)
-    """Token budget of such a forward pass on one rank; follows the policy's."""
+    """Token budget of one of these forward passes on one rank; follows the policy's."""
 
     calculate_log_probs: bool = False
-    """Ask the engine for the log-probs of its own tokens."""
+    """Return log-probs of sampled tokens from the engine."""
 
     over_sample_rate: float = between(0.0, 0, 1)
-    """Share of extra requests; the slowest are dropped."""
+    """Fraction of extra requests; the slowest are dropped."""
 
     multi_stage_wake_up: bool = False
-    """Wake the engine's weights first and its cache after the weight transfer, for a lower memory peak."""
+    """Wake up the engine's weights first, and its KV cache after the weight sync, for lower peak memory."""
 
     enable_sleep_mode: bool = True
     """Let the engine free its memory during training."""
 
     enable_rollout_routing_replay: bool = False
-    """Return the engine's choice of experts for training to repeat."""
+    """Return the engine's expert choices for router replay in training."""
 
     update_weights_bucket_megabytes: int = at_least(512, 1)
-    """Megabytes of weights sent to the engine at once."""
+    """Bucket size of weight sync in megabytes."""
 
     checkpoint_engine: CheckpointEngineConfig = section(CheckpointEngineConfig)
-    """How weights travel to the engine."""
+    """Transport of weight sync."""
 
     layered_summon: bool = False
     """Gather LoRA weights layer by layer for the engine."""
@@ -239,16 +245,16 @@ class RolloutConfig(SamplingConfig):
     """Names of the fused layers in Megatron's weights."""
 
     quantization: Any = None
-    """Quantise the engine's weights, for instance fp8."""
+    """Quantize the engine's weights, for instance fp8."""
 
     use_block_quant_rollout: bool = True
-    """Quantise by blocks."""
+    """Quantize by blocks."""
 
     verify_weights: bool = True
-    """Compare a digest of every weight that the engine holds with the policy's after each transfer."""
+    """Compare checksums of all weights in engine and policy after each weight sync."""
 
     skip_rollout: bool = False
-    """Read responses from skip_dump_dir instead of generating, and write them there the first time."""
+    """Load responses from skip_dump_dir instead of generating; the first run writes them."""
 
     skip_dump_dir: str = "rollout_dump"
     """Folder of those responses."""
@@ -257,19 +263,19 @@ class RolloutConfig(SamplingConfig):
     """Start the engine without a tokenizer."""
 
     engine_kwargs: EngineKwargsConfig = section(EngineKwargsConfig)
-    """Further arguments of a foreign engine."""
+    """Further arguments of external engines."""
 
     val_kwargs: ValKwargsConfig = section(ValKwargsConfig)
-    """Sampling of validation."""
+    """Sampling parameters of validation."""
 
     multi_turn: MultiTurnConfig = section(MultiTurnConfig)
-    """Conversations of several turns; `true` means enable."""
+    """Multi-turn conversations; `true` means enable."""
 
     agent: AgentConfig = section(AgentConfig)
     """Agent loops."""
 
     trace: TraceConfig = section(TraceConfig)
-    """Traces of conversations."""
+    """Conversation traces."""
 
     prometheus: PrometheusConfig = section(PrometheusConfig)
     """Engine metrics for Prometheus."""

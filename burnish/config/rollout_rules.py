@@ -1,4 +1,4 @@
-"""Rules across the keys of a rollout section, wherever it stands: in training, and in `burnish generate`."""
+"""Rules of the rollout section, common to `burnish train` and `burnish generate`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from burnish.errors import UserError
 
 
 def check_rollout(rollout: SamplingConfig, section: str) -> Iterator[UserError]:
-    """`section` is the key that the rollout stands under."""
+    """`section` is the key of the rollout section."""
     if rollout.top_p == 0:
-        yield UserError("no token could be sampled", key=f"{section}.top_p", value=0, allowed="> 0 and <= 1")
+        yield UserError("excludes all tokens", key=f"{section}.top_p", value=0, allowed="> 0 and <= 1")
     if rollout.min_tokens > rollout.response_length:
         yield UserError(
-            f"is more than {section}.response_length={rollout.response_length}",
+            f"exceeds {section}.response_length={rollout.response_length}",
             key=f"{section}.min_tokens",
             value=rollout.min_tokens,
             allowed=f"0 to {rollout.response_length}",
@@ -25,5 +25,5 @@ def check_rollout(rollout: SamplingConfig, section: str) -> Iterator[UserError]:
             key=f"{section}.max_num_batched_tokens",
             value=rollout.max_num_batched_tokens,
             allowed=f">= {rollout.prompt_length}",
-            hint=f"{section}.enable_chunked_prefill=true, to split it over several",
+            hint=f"{section}.enable_chunked_prefill=true",
         )

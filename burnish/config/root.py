@@ -1,4 +1,4 @@
-"""TrainConfig: the whole tree of `burnish train`."""
+"""TrainConfig: all keys of `burnish train`."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class ActorRolloutRefConfig:
     """Policy and engine share devices."""
 
     nccl_timeout: int = at_least(600, 1)
-    """Seconds before a collective call gives up."""
+    """Timeout in seconds of collective operations."""
 
 
 @dataclass
 class TrainConfig:
-    """Everything that `burnish train` can be told."""
+    """All keys of `burnish train`."""
 
     data: DataConfig = section(DataConfig)
     """Prompts: files, columns, lengths, order."""
@@ -60,31 +60,31 @@ class TrainConfig:
     """The value model and its update."""
 
     reward: RewardConfig = section(RewardConfig)
-    """The worker processes that run reward functions."""
+    """Reward functions and the worker processes that run them."""
 
     custom_reward_function: CustomRewardFunctionConfig = section(CustomRewardFunctionConfig)
-    """A reward function of your own."""
+    """A user-defined reward function."""
 
     reward_model: RewardModelConfig = section(RewardModelConfig)
-    """A model that scores responses, and the manager of all rewards."""
+    """The reward model, and the reward manager."""
 
     sandbox: ProgramsConfig = section(ProgramsConfig)
-    """How programs that a model wrote are run."""
+    """Execution of model-generated programs."""
 
     algorithm: AlgorithmConfig = section(AlgorithmConfig)
-    """How scores become advantages."""
+    """Advantage estimation."""
 
     trainer: TrainerConfig = section(TrainerConfig)
-    """How long, where, what to save and to say."""
+    """Length, devices, checkpoints and logging of the run."""
 
     ray_init: RayInitConfig = section(RayInitConfig)
-    """Ray."""
+    """Ray cluster."""
 
     rollout: RolloutPoolConfig = section(RolloutPoolConfig)
-    """Devices of the engine where it has its own."""
+    """Device pool of the engines, for asynchronous training."""
 
     async_training: AsyncTrainingConfig = section(AsyncTrainingConfig)
-    """Generation and training side by side."""
+    """Asynchronous training: overlap of generation and training."""
 
     global_profiler: GlobalProfilerConfig = section(GlobalProfilerConfig)
     """Profiling of the whole run."""

@@ -1,4 +1,4 @@
-"""Rules across keys. Each is a function of the config; all broken ones are told together."""
+"""Rules across keys: each is a function of the config; all violations are reported together."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from burnish.config import credit_rules
-from burnish.config.async_rules import ahead_remarks, generating_ahead
+from burnish.config.async_rules import async_remarks, async_training
 from burnish.config.data_rules import data_remarks, prompt_form, user_classes
 from burnish.config.generate_rules import GENERATE_RULES
 from burnish.config.megatron import MEGATRON_RULES
 from burnish.config.model_rules import MODEL_RULES
 from burnish.config.names import GROUPED_ADVANTAGES, PAIRED_ADVANTAGES, VALUE_ADVANTAGES
 from burnish.config.pool_rules import POOL_RULES
-from burnish.config.ranks import data_ranks
+from burnish.config.ranks import data_parallel_size
 from burnish.config.reward_rules import EVAL_RULES
 from burnish.config.reward_rules import RULES as REWARD_RULES
 from burnish.config.rollout_rules import check_rollout
@@ -28,43 +28,43 @@ REF = "actor_rollout_ref.ref"
 
 
 def check_rules(cfg: Any, job: str = "train", given: Collection[str] = ()) -> tuple[list[UserError], list[str]]:
-    """The broken rules, and what is legal but worth knowing. Keys in `given` are supplied in another way."""
+    """Errors of violated rules, and notices. Required keys in `given` may be unset."""
     if job != "train":
         rules = RULES_OF.get(job, ())
         return [error for rule in rules for error in rule(cfg) if error.key not in given], []
     errors = [error for rule in RULES for error in rule(cfg)]
     errors += [error for error in required_keys(cfg) if error.key not in given]
-    remarks = [remark for remark in REMARKS if remark is not nothing_to_validate or "data.val_files" not in given]
+    remarks = [remark for remark in REMARKS if remark is not validation_remarks or "data.val_files" not in given]
     return errors, [line for remark in remarks for line in remark(cfg)]
 
 
 def required_keys(cfg: TrainConfig) -> Iterator[UserError]:
     if not cfg.actor_rollout_ref.model.path:
         key = "actor_rollout_ref.model.path"
-        yield UserError("no model is given", key=key, hint=f"{key}=/path/to/model")
+        yield UserError("no model is set", key=key, hint=f"{key}=/path/to/model")
     if not cfg.data.train_files and not cfg.trainer.val_only:
         yield UserError(
-            "no training files are given", key="data.train_files", hint="data.train_files=/path/train.parquet"
+            "no training files are set", key="data.train_files", hint="data.train_files=/path/train.parquet"
         )
-    for name, asked in (("val_only", cfg.trainer.val_only), ("best_metric_key", cfg.trainer.best_metric_key)):
-        if asked and not cfg.data.val_files:
+    for name, value in (("val_only", cfg.trainer.val_only), ("best_metric_key", cfg.trainer.best_metric_key)):
+        if value and not cfg.data.val_files:
             hint = "data.val_files=/path/val.parquet"
             yield UserError(f"trainer.{name} needs validation files", key="data.val_files", hint=hint)
 
 
 def has_critic(cfg: TrainConfig) -> bool:
-    """Is a critic trained?"""
+    """Whether a critic is trained."""
     if cfg.critic.enable is not None:
         return cfg.critic.enable
     return cfg.algorithm.adv_estimator in VALUE_ADVANTAGES
 
 
 def batch_sizes(cfg: TrainConfig) -> Iterator[UserError]:
-    """Prompts per step cover a mini-batch, and responses spread evenly over ranks."""
+    """A step has at least one mini-batch, and its responses divide evenly over ranks."""
     prompts, n = cfg.data.train_batch_size, cfg.actor_rollout_ref.rollout.n
     if prompts == 0:
         yield UserError(
-            "there must be at least one prompt per step (only async_training.mode=queue counts in mini-batches)",
+            "0 prompts per step; only async_training.mode=queue derives the number from require_batches",
             key="data.train_batch_size",
             value=0,
             allowed=">= 1",
@@ -75,19 +75,19 @@ def batch_sizes(cfg: TrainConfig) -> Iterator[UserError]:
         yield _mini_too_large(f"{ACTOR}.ppo_mini_batch_size", mini, prompts)
     if has_critic(cfg) and cfg.critic.ppo_mini_batch_size > prompts and cfg.critic.ppo_mini_batch_size != mini:
         yield _mini_too_large("critic.ppo_mini_batch_size", cfg.critic.ppo_mini_batch_size, prompts)
-    spread = data_ranks(cfg, cfg.actor_rollout_ref.actor)
-    if prompts * n % spread:
+    ranks = data_parallel_size(cfg, cfg.actor_rollout_ref.actor)
+    if prompts * n % ranks:
         yield UserError(
-            f"{prompts} prompts x {n} responses do not spread evenly over {spread} processes",
+            f"{prompts} prompts x {n} responses do not divide evenly over {ranks} data-parallel ranks",
             key="data.train_batch_size",
             value=prompts,
-            allowed=f"a multiple of {spread}",
+            allowed=f"a multiple of {ranks}",
         )
 
 
 def _mini_too_large(key: str, mini: int, prompts: int) -> UserError:
     return UserError(
-        f"is more than the {prompts} prompts of a step (data.train_batch_size)",
+        f"more than the {prompts} prompts of a step (data.train_batch_size)",
         key=key,
         value=mini,
         allowed=f"1 to {prompts}",
@@ -96,22 +96,22 @@ def _mini_too_large(key: str, mini: int, prompts: int) -> UserError:
 
 
 def micro_batches(cfg: TrainConfig) -> Iterator[UserError]:
-    """A micro-batch size is given once, and divides its mini-batch."""
+    """A micro-batch size is set once, and divides its mini-batch."""
     actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
-    yield from _micro_twice(actor, f"{ACTOR}.ppo_micro_batch_size")
-    yield from _micro_twice(cfg.actor_rollout_ref.rollout, f"{ROLLOUT}.log_prob_micro_batch_size")
-    yield from _micro_twice(cfg.actor_rollout_ref.ref, f"{REF}.log_prob_micro_batch_size")
+    yield from _micro_set_twice(actor, f"{ACTOR}.ppo_micro_batch_size")
+    yield from _micro_set_twice(cfg.actor_rollout_ref.rollout, f"{ROLLOUT}.log_prob_micro_batch_size")
+    yield from _micro_set_twice(cfg.actor_rollout_ref.ref, f"{REF}.log_prob_micro_batch_size")
     yield from _micro_divides(cfg, actor, ACTOR)
-    yield from _micro_twice(critic, "critic.ppo_micro_batch_size")
-    yield from _micro_twice(cfg.reward_model, "reward_model.micro_batch_size")
+    yield from _micro_set_twice(critic, "critic.ppo_micro_batch_size")
+    yield from _micro_set_twice(cfg.reward_model, "reward_model.micro_batch_size")
     followed = critic.forward_micro_batch_size == critic.ppo_micro_batch_size
     if not followed and critic.forward_micro_batch_size_per_gpu != critic.ppo_micro_batch_size_per_gpu:
-        yield from _micro_twice(critic, "critic.forward_micro_batch_size")
+        yield from _micro_set_twice(critic, "critic.forward_micro_batch_size")
     if has_critic(cfg):
         yield from _micro_divides(cfg, critic, "critic")
 
 
-def _micro_twice(role: Any, key: str) -> Iterator[UserError]:
+def _micro_set_twice(role: Any, key: str) -> Iterator[UserError]:
     name = key.rpartition(".")[2]
     if getattr(role, name) is not None and getattr(role, f"{name}_per_gpu") is not None:
         yield UserError(
@@ -128,21 +128,21 @@ def _micro_divides(cfg: TrainConfig, role: Any, section: str) -> Iterator[UserEr
     n = cfg.actor_rollout_ref.rollout.n
     name = "ppo_micro_batch_size_per_gpu" if role.ppo_micro_batch_size is None else "ppo_micro_batch_size"
     micro = getattr(role, name)
-    spread = data_ranks(cfg, role)
-    share = role.ppo_mini_batch_size * n // (spread if name.endswith("per_gpu") else 1)
-    if micro is not None and share % micro:
+    ranks = data_parallel_size(cfg, role)
+    num_responses = role.ppo_mini_batch_size * n // (ranks if name.endswith("per_gpu") else 1)
+    if micro is not None and num_responses % micro:
         yield UserError(
             f"does not divide a mini-batch: {role.ppo_mini_batch_size} prompts x {n} responses"
-            f" on {spread} process(es) are {share} responses",
+            f" on {ranks} rank(s) are {num_responses} responses",
             key=f"{section}.{name}",
             value=micro,
-            allowed=f"a divisor of {share}",
-            hint=f"{section}.use_dynamic_bsz=true, to cut by tokens",
+            allowed=f"a divisor of {num_responses}",
+            hint=f"{section}.use_dynamic_bsz=true",
         )
 
 
 def kl_once(cfg: TrainConfig) -> Iterator[UserError]:
-    """The KL to the reference counts in the loss or in the reward, never in both."""
+    """The KL to the reference is part of the loss or of the reward, not of both."""
     if cfg.actor_rollout_ref.actor.use_kl_loss and cfg.algorithm.use_kl_in_reward:
         yield UserError(
             f"the KL would count twice: {ACTOR}.use_kl_loss puts it into the loss,"
@@ -154,11 +154,11 @@ def kl_once(cfg: TrainConfig) -> Iterator[UserError]:
 
 
 def lengths(cfg: TrainConfig) -> Iterator[UserError]:
-    """The engine's model length leaves room for a response after the longest prompt."""
+    """A prompt of maximum length leaves tokens for a response."""
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.max_model_len is not None and rollout.prompt_length >= rollout.max_model_len:
         yield UserError(
-            f"leaves no room for a response after a prompt of {rollout.prompt_length} tokens",
+            f"leaves no tokens for a response after a prompt of {rollout.prompt_length} tokens",
             key=f"{ROLLOUT}.max_model_len",
             value=rollout.max_model_len,
             allowed=f"> {rollout.prompt_length}",
@@ -166,7 +166,7 @@ def lengths(cfg: TrainConfig) -> Iterator[UserError]:
         )
     if rollout.prompt_length < cfg.data.max_prompt_length:
         yield UserError(
-            f"is less than data.max_prompt_length={cfg.data.max_prompt_length}",
+            f"less than data.max_prompt_length={cfg.data.max_prompt_length}",
             key=f"{ROLLOUT}.prompt_length",
             value=rollout.prompt_length,
             hint="leave it out: it follows data.max_prompt_length",
@@ -174,7 +174,7 @@ def lengths(cfg: TrainConfig) -> Iterator[UserError]:
 
 
 def sampling(cfg: TrainConfig) -> Iterator[UserError]:
-    """Training divides logits by the temperature; and what holds for every rollout."""
+    """Training divides logits by the temperature, so it must not be 0."""
     if cfg.actor_rollout_ref.rollout.temperature == 0:
         key = f"{ROLLOUT}.temperature"
         yield UserError(
@@ -184,22 +184,22 @@ def sampling(cfg: TrainConfig) -> Iterator[UserError]:
 
 
 def reward_source(cfg: TrainConfig) -> Iterator[UserError]:
-    """A reward model has a path or a class, and a class a name; a reward function has a name."""
+    """Reward models and functions have the settings they require."""
     model = cfg.reward_model.model
     if cfg.reward_model.enable and not model.path and not model.custom_cls.path:
         key = "reward_model.model.path"
         yield UserError("reward_model.enable needs a reward model", key=key, hint=f"{key}=/path/to/model")
     if cfg.reward_model.enable and model.custom_cls.path and not model.custom_cls.name:
         key = "reward_model.model.custom_cls.name"
-        yield UserError("the class in this file is not named", key=key, hint=f"{key}=MyRewardModel")
+        yield UserError("the name of the class is missing", key=key, hint=f"{key}=MyRewardModel")
     if cfg.reward_model.enable and model.custom_cls.path and cfg.reward_model.normalize:
-        problem = "mean and std are read from the model's config, which a class of your own does not have"
+        problem = "not supported with reward_model.model.custom_cls: mean and std come from the model's config"
         key = "reward_model.normalize"
-        yield UserError(problem, key=key, value=True, hint=f"{key}=false, and let the class normalise")
+        yield UserError(problem, key=key, value=True, hint=f"{key}=false, and normalize in the class")
     function = cfg.custom_reward_function
     if function.path and not function.name:
         key = "custom_reward_function.name"
-        yield UserError("the function's name is missing", key=key, hint=f"{key}=compute_score")
+        yield UserError("the name of the function is missing", key=key, hint=f"{key}=compute_score")
 
 
 def optimizers(cfg: TrainConfig) -> Iterator[UserError]:
@@ -211,7 +211,7 @@ def optimizers(cfg: TrainConfig) -> Iterator[UserError]:
 
 
 def estimator_needs(cfg: TrainConfig) -> Iterator[UserError]:
-    """An estimator that reads values has a critic; one that compares the two best has at least two."""
+    """gae requires a critic; grpo_passk requires at least two responses per prompt."""
     name = cfg.algorithm.adv_estimator
     if name in VALUE_ADVANTAGES and not has_critic(cfg):
         hint = "critic.enable=true, or algorithm.adv_estimator=grpo"
@@ -233,7 +233,7 @@ def best_checkpoint(cfg: TrainConfig) -> Iterator[UserError]:
     trainer = cfg.trainer
     if trainer.best_metric_key is not None and trainer.test_freq <= 0 and not trainer.val_only:
         key = "trainer.best_metric_key"
-        problem = "the best checkpoint is found by validating, and trainer.test_freq asks for none"
+        problem = "requires validation during training (trainer.test_freq > 0)"
         yield UserError(problem, key=key, value=trainer.best_metric_key, hint="trainer.test_freq=10")
 
 
@@ -241,35 +241,35 @@ def loss_numbers(cfg: TrainConfig) -> Iterator[UserError]:
     loss = cfg.actor_rollout_ref.actor.policy_loss
     if loss.clip_cov_lb > loss.clip_cov_ub:
         key = f"{ACTOR}.policy_loss.clip_cov_lb"
-        yield UserError("is above clip_cov_ub", key=key, value=loss.clip_cov_lb, allowed=f"<= {loss.clip_cov_ub:g}")
+        yield UserError("above clip_cov_ub", key=key, value=loss.clip_cov_lb, allowed=f"<= {loss.clip_cov_ub:g}")
 
 
 def filtering(cfg: TrainConfig) -> Iterator[UserError]:
-    """Groups are judged before log-probs are read, and by a range that can hold something."""
+    """Valid metric and range of group filtering."""
     filter_groups = cfg.algorithm.filter_groups
     if not filter_groups.enable:
         return
     yield from _range("algorithm.filter_groups.reward_range", filter_groups.reward_range, "[0,1]")
     if filter_groups.metric == "seq_final_reward" and cfg.algorithm.use_kl_in_reward:
-        problem = "with algorithm.use_kl_in_reward the final reward differs in every group: nothing would be filtered"
+        problem = "with algorithm.use_kl_in_reward the final reward always differs, so no group would be filtered"
         key = "algorithm.filter_groups.metric"
         yield UserError(problem, key=key, value=filter_groups.metric, hint=f"{key}=seq_reward")
 
 
 def shaping(cfg: TrainConfig) -> Iterator[UserError]:
-    """The overlong stretch lies within the response; bounds have room between them."""
+    """The overlong range lies within the response; clip ranges are valid."""
     buffer = cfg.reward_model.overlong_buffer
     limit = buffer.max_resp_len or cfg.data.max_response_length
     if buffer.enable and not 1 <= buffer.len <= limit:
         key = "reward_model.overlong_buffer.len"
-        problem = f"does not lie within a response (at most {limit} tokens)"
+        problem = f"not within the response length of {limit} tokens"
         yield UserError(problem, key=key, value=buffer.len, allowed=f"1 to {limit}", hint=f"{key}={max(1, limit // 4)}")
     yield from _range("reward.clip_range", cfg.reward.clip_range, "[-10,10]")
 
 
 def _range(key: str, value: list[float] | None, example: str) -> Iterator[UserError]:
     if value is not None and (len(value) != 2 or not value[0] < value[1]):
-        yield UserError("must be two numbers, the smaller one first", key=key, value=value, hint=f"{key}={example}")
+        yield UserError("must be two numbers, the smaller first", key=key, value=value, hint=f"{key}={example}")
 
 
 def group_remarks(cfg: TrainConfig) -> Iterator[str]:
@@ -283,13 +283,13 @@ def group_remarks(cfg: TrainConfig) -> Iterator[str]:
 def filter_remarks(cfg: TrainConfig) -> Iterator[str]:
     filter_groups = cfg.algorithm.filter_groups
     if filter_groups.enable and filter_groups.reward_range is None and cfg.actor_rollout_ref.rollout.n == 1:
-        yield f"algorithm.filter_groups keeps every group: {ROLLOUT}.n=1, and a single response differs from none."
+        yield f"algorithm.filter_groups keeps every group, since {ROLLOUT}.n=1."
 
 
 def sampling_remarks(cfg: TrainConfig) -> Iterator[str]:
     rollout = cfg.actor_rollout_ref.rollout
     if not rollout.do_sample:
-        yield f"{ROLLOUT}.do_sample=false: all responses of a prompt will be the same greedy one."
+        yield f"{ROLLOUT}.do_sample=false: all responses of a prompt will be identical (greedy)."
 
 
 def length_remarks(cfg: TrainConfig) -> Iterator[str]:
@@ -297,22 +297,22 @@ def length_remarks(cfg: TrainConfig) -> Iterator[str]:
     short = rollout.prompt_length + rollout.response_length - (rollout.max_model_len or 0)
     if rollout.max_model_len is not None and short > 0:
         yield (
-            f"{ROLLOUT}.max_model_len={rollout.max_model_len} is {short} less than prompt and response together:"
-            " a response ends where its prompt leaves no more room."
+            f"{ROLLOUT}.max_model_len={rollout.max_model_len} is {short} less than prompt_length + response_length:"
+            " responses to long prompts will be truncated."
         )
 
 
 def run_remarks(cfg: TrainConfig) -> Iterator[str]:
     trainer = cfg.trainer
     if trainer.resume_from_path and trainer.resume_mode != "resume_path":
-        yield f"trainer.resume_from_path is not read: trainer.resume_mode={trainer.resume_mode}, not resume_path."
+        yield f"trainer.resume_from_path has no effect: trainer.resume_mode={trainer.resume_mode}, not resume_path."
     if cfg.algorithm.kl_ctrl.type == "adaptive" and not cfg.algorithm.use_kl_in_reward:
-        yield "algorithm.kl_ctrl has no effect: algorithm.use_kl_in_reward is off."
+        yield "algorithm.kl_ctrl has no effect: algorithm.use_kl_in_reward=false."
 
 
-def nothing_to_validate(cfg: TrainConfig) -> Iterator[str]:
+def validation_remarks(cfg: TrainConfig) -> Iterator[str]:
     if cfg.trainer.test_freq > 0 and not cfg.data.val_files:
-        yield "trainer.test_freq has nothing to validate: data.val_files is empty."
+        yield "trainer.test_freq has no effect: data.val_files is empty."
 
 
 RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
@@ -337,7 +337,7 @@ RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
     *SEQUENCE_RULES,
     filtering,
     shaping,
-    generating_ahead,
+    async_training,
 )
 REMARKS: tuple[Callable[[TrainConfig], Iterator[str]], ...] = (
     group_remarks,
@@ -346,9 +346,9 @@ REMARKS: tuple[Callable[[TrainConfig], Iterator[str]], ...] = (
     length_remarks,
     run_remarks,
     credit_rules.correction_remarks,
-    ahead_remarks,
+    async_remarks,
     data_remarks,
-    nothing_to_validate,
+    validation_remarks,
 )
 
 # Rules of the other jobs.

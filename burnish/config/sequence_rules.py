@@ -1,4 +1,4 @@
-"""Rules about ranks that share one sequence (ulysses_sequence_parallel_size)."""
+"""Rules for sequence parallelism (ulysses_sequence_parallel_size)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from burnish.config.model_rules import trained_models
-from burnish.config.ranks import ranks, uses_megatron
+from burnish.config.ranks import num_role_ranks, uses_megatron
 from burnish.config.root import TrainConfig
 from burnish.errors import UserError
 
@@ -17,7 +17,7 @@ TRAINER = "trainer.nnodes x trainer.n_gpus_per_node"
 
 
 def roles_in_use(cfg: TrainConfig) -> Iterator[tuple[str, Any]]:
-    """(section, its config) of every role of this run that has a model."""
+    """(section, config) of every role that this run uses."""
     actor = cfg.actor_rollout_ref.actor
     yield "actor_rollout_ref.actor", actor
     if actor.use_kl_loss or cfg.algorithm.use_kl_in_reward:
@@ -29,26 +29,26 @@ def roles_in_use(cfg: TrainConfig) -> Iterator[tuple[str, Any]]:
 
 
 def groups(cfg: TrainConfig) -> Iterator[UserError]:
-    """The ranks of a role divide into groups that share their sequences."""
-    judge = cfg.reward_model
+    """The sequence-parallel size divides the number of ranks."""
+    reward_model = cfg.reward_model
     for section, role in roles_in_use(cfg):
-        total, said = ranks(cfg), TRAINER
-        if role is judge and judge.enable_resource_pool:
-            total, said = judge.nnodes * judge.n_gpus_per_node, "reward_model.nnodes x reward_model.n_gpus_per_node"
+        total, source = num_role_ranks(cfg, role), TRAINER
+        if role is reward_model and reward_model.enable_resource_pool:
+            source = "reward_model.nnodes x reward_model.n_gpus_per_node"
         size, key = role.ulysses_sequence_parallel_size, f"{section}.{NAME}"
         if total % size and not uses_megatron(role):
-            fitting = [number for number in range(1, total + 1) if total % number == 0]
+            valid = [number for number in range(1, total + 1) if total % number == 0]
             yield UserError(
-                f"{total} rank{'s' * (total > 1)} ({said}) cannot be divided into groups of {size}",
+                f"{total} rank{'s' * (total > 1)} ({source}) cannot be divided into groups of {size}",
                 key=key,
                 value=size,
-                allowed=fitting,
-                hint=f"{key}={max(number for number in fitting if number <= size)}",
+                allowed=valid,
+                hint=f"{key}={max(number for number in valid if number <= size)}",
             )
 
 
 def wants_exact_kl(cfg: TrainConfig) -> bool:
-    """Is the KL to the reference computed over the whole vocabulary?"""
+    """Whether the KL to the reference is computed over the whole vocabulary."""
     actor = cfg.actor_rollout_ref.actor
     used = {actor.kl_loss_type} if actor.use_kl_loss else set()
     used |= {cfg.algorithm.kl_penalty} if cfg.algorithm.use_kl_in_reward else set()
@@ -56,14 +56,14 @@ def wants_exact_kl(cfg: TrainConfig) -> bool:
 
 
 def exact_kl(cfg: TrainConfig) -> Iterator[UserError]:
-    """The exact KL compares policy and reference token by token, so that each token must be on one rank of both."""
+    """The exact KL needs each token on the same rank for policy and reference."""
     actor, ref = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.ref
     if uses_megatron(actor) or uses_megatron(ref):
-        return  # other keys say the sizes there, and another rule compares them
+        return  # megatron.exact_kl_sizes checks these
     size, other = actor.ulysses_sequence_parallel_size, ref.ulysses_sequence_parallel_size
     if size != other and wants_exact_kl(cfg):
         key = f"actor_rollout_ref.ref.{NAME}"
-        problem = f"the exact KL needs policy and reference on the same ranks, and the policy's size is {size}"
+        problem = f"the exact KL needs equal parallel sizes of policy and reference, and the policy's is {size}"
         yield UserError(problem, key=key, value=other, allowed=[size], hint=f"{key}={size}")
 
 

@@ -1,4 +1,4 @@
-"""Settings: what the user set, under our keys, with every doubtful key named."""
+"""Settings: the user's entries resolved to keys, with errors for unknown and conflicting ones."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from burnish.errors import UserError, nearest
 
 @dataclass
 class Setting:
-    """A value the user set, and where."""
+    """A value set by the user, and where."""
 
     value: Any
     origin: str
-    written: str = ""  # the key as the user wrote it, where that is an alias
+    written: str = ""  # the key as the user wrote it, if that is an alias
 
 
 class Settings:
-    """Collects entries in order; the last of a key wins."""
+    """Collects entries in order; the last entry of a key wins."""
 
-    def __init__(self, known: Tree) -> None:
-        self.tree = known
+    def __init__(self, keys: Tree) -> None:
+        self.tree = keys
         self.values: dict[str, Setting] = {}
         self.notices: list[str] = []
         self.errors: list[UserError] = []
@@ -52,7 +52,7 @@ class Settings:
             self._add_alias(entry)
 
     def _add_section(self, entry: Entry, written: str) -> None:
-        """A mapping for a section goes key by key; `true` means enable; removing it removes all inside."""
+        """A mapping sets key by key; `true` sets `enable`; removing a section removes all its keys."""
         if entry.remove:
             for key in [key for key in self.values if key.startswith(f"{entry.key}.")]:
                 del self.values[key]
@@ -66,10 +66,10 @@ class Settings:
             self._add_leaf(Entry(switch, entry.value, entry.origin), written)
             return
         keys = [key.removeprefix(f"{entry.key}.") for key in self.tree.leaves if key.startswith(f"{entry.key}.")]
-        raise UserError("is a section: set one of its keys", key=entry.key, value=entry.value, allowed=keys[:12])
+        raise UserError("is a section; set one of its keys", key=entry.key, value=entry.value, allowed=keys[:12])
 
     def _add_leaf(self, entry: Entry, written: str) -> None:
-        leaf, rest = self.tree.find(entry.key)
+        leaf, rest = self.tree.get(entry.key)
         if entry.remove:
             for key in [key for key in self.values if key == entry.key or key.startswith(f"{entry.key}.")]:
                 del self.values[key]
@@ -81,16 +81,16 @@ class Settings:
             return
         else:
             value = convert(leaf, self._as_typed(leaf, entry))
-        self._refuse_conflict(entry, value, written)
+        self._check_conflict(entry, value, written)
         self.values[entry.key] = Setting(value, entry.origin, written)
 
     def _add_free(self, leaf: Leaf, entry: Entry) -> None:
-        """A mapping for a free mapping merges: the names it does not mention stay."""
+        """Merge a mapping into a free mapping: names it does not contain keep their values."""
         for name, value in entry.value.items():
             self.values[f"{leaf.key}.{name}"] = Setting(value, entry.origin)
 
     def _as_typed(self, leaf: Leaf, entry: Entry) -> Any:
-        """Text fields keep a number as it was typed (007, 1e5); known other names of a value become ours."""
+        """Text fields keep numbers as typed (007, 1e5); other spellings of values are replaced."""
         value, hints = entry.value, set(kinds(leaf.hint))
         if entry.text and str in hints and not {int, float} & hints and _is_number(value):
             return entry.text
@@ -99,34 +99,34 @@ class Settings:
             return entry.text.strip("[]")
         if isinstance(value, str) and (leaf.key, value) in VALUES:
             ours = VALUES[leaf.key, value]
-            self.notices.append(f"{leaf.key}={value} is read as {leaf.key}={ours}.")
+            self.notices.append(f"{leaf.key}={value} is interpreted as {leaf.key}={ours}.")
             return ours
         return value
 
     def _add_alias(self, entry: Entry) -> None:
-        found = find_alias(entry.key, self.tree.job)
-        if found is None and isinstance(entry.value, Mapping) and entry.value:
-            # A section we lack may hold keys that are other spellings of ours.
+        match = find_alias(entry.key, self.tree.job)
+        if match is None and isinstance(entry.value, Mapping) and entry.value:
+            # An unknown section may contain aliases.
             self.add_all(Entry(f"{entry.key}.{name}", value, entry.origin) for name, value in entry.value.items())
             return
-        if found is None:
+        if match is None:
             raise unknown_key(entry.key, self.tree)
-        alias, targets = found
+        alias, targets = match
         value = alias.convert(entry.value) if alias.convert is not None and not entry.remove else entry.value
         for target in targets:
             if self.tree.find(target) is None and target not in self.tree.sections:
                 raise unknown_key(entry.key, self.tree)
             self._add(Entry(target, value, entry.origin, remove=entry.remove), written=entry.key)
-        self.notices.append(f"{entry.key} ({alias.why}) is read as {' and '.join(targets)}.")
+        self.notices.append(f"{entry.key} ({alias.why}) is interpreted as {' and '.join(targets)}.")
 
-    def _refuse_conflict(self, entry: Entry, value: Any, written: str) -> None:
-        """Two spellings of one key, set differently in one place, leave no right answer."""
+    def _check_conflict(self, entry: Entry, value: Any, written: str) -> None:
+        """Two spellings of one key must not have different values in the same source."""
         before = self.values.get(entry.key)
         if before is None or before.origin != entry.origin or before.value == value or before.written == written:
             return
         first, second = before.written or entry.key, written or entry.key
         raise UserError(
-            f"{first} and {second} are the same key, but set differently ({before.value!r} and {value!r})",
+            f"{first} and {second} are the same key, but have different values ({before.value!r} and {value!r})",
             key=entry.key,
             hint=f"only {entry.key}=...",
         )
@@ -136,26 +136,27 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def unknown_key(key: str, known: Tree) -> UserError:
-    """An unknown key, with the key that was probably meant."""
-    meant = nearest_key(key, known)
-    problem = f"no such key{f'. Did you mean {meant}?' if meant else ''}"
-    return UserError(problem, key=key, hint=f"{meant}=..." if meant else "burnish explain SECTION, to see its keys")
+def unknown_key(key: str, keys: Tree) -> UserError:
+    """The error for an unknown key, with the nearest known key."""
+    suggestion = nearest_key(key, keys)
+    problem = f"no such key{f'. Did you mean {suggestion}?' if suggestion else ''}"
+    hint = f"{suggestion}=..." if suggestion else "burnish explain SECTION, to list its keys"
+    return UserError(problem, key=key, hint=hint)
 
 
-def nearest_key(key: str, known: Tree) -> str | None:
-    """The key of the tree that is nearest: the same last name elsewhere, a similar key, or a similar last name."""
-    keys = [*known.leaves, *known.sections]
+def nearest_key(key: str, keys: Tree) -> str | None:
+    """The nearest known key: one with the same last part, a similar key, or one with a similar last part."""
+    names = [*keys.leaves, *keys.sections]
     last = key.rpartition(".")[2].replace("-", "_")
-    same = [name for name in keys if name.rpartition(".")[2].replace("-", "_") == last]
+    same = [name for name in names if name.rpartition(".")[2].replace("-", "_") == last]
     ends = [name for name in same if f".{name}".endswith(f".{key}")]
     if ends:
         return ends[0]
     if same:
         return max(same, key=lambda name: difflib.SequenceMatcher(None, name, key).ratio())
-    close = nearest(key, keys)
+    close = nearest(key, names)
     if close is not None and nearest(last, [close.rpartition(".")[2]]) is not None:
         return close
-    lasts = {name.rpartition(".")[2]: name for name in reversed(keys)}
+    lasts = {name.rpartition(".")[2]: name for name in reversed(names)}
     similar = nearest(last, lasts)
     return lasts[similar] if similar is not None else close

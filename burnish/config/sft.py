@@ -1,4 +1,4 @@
-"""SftConfig: the whole tree of `burnish sft`."""
+"""SftConfig: all keys of `burnish sft`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from burnish.config.optim import CheckpointConfig
 
 @dataclass
 class SftMultiturnConfig:
-    """Rows that are whole conversations."""
+    """Multi-turn examples."""
 
     enable: bool = False
     """Read whole conversations instead of prompt and response."""
@@ -24,27 +24,27 @@ class SftMultiturnConfig:
     """Column with the messages."""
 
     tools_key: str = "tools"
-    """Column with the tools' schemas."""
+    """Column with the tool schemas."""
 
     enable_thinking_key: str = "enable_thinking"
-    """Column that says whether the template's thinking mode is on."""
+    """Column that enables the template's thinking mode."""
 
 
 @dataclass
 class SftDataConfig:
-    """Examples to imitate."""
+    """Training examples."""
 
     train_files: list[str] = files(verl=["~/data/gsm8k/train.parquet"])
     """Training files, read in this order."""
 
     val_files: list[str] = files(verl=["~/data/gsm8k/test.parquet"])
-    """Validation files; empty is no validation."""
+    """Validation files; empty disables validation."""
 
     train_split: str = "train"
-    """Split to train on, where a dataset has splits; plain files have none."""
+    """Split to train on, for datasets with splits; plain files have none."""
 
     val_split: str = "test"
-    """Split to validate with, where a dataset has splits; plain files have none."""
+    """Split to validate on, for datasets with splits; plain files have none."""
 
     train_max_samples: int = at_least(-1, -1)
     """Use at most this many training rows; -1 uses all."""
@@ -56,13 +56,13 @@ class SftDataConfig:
     """Examples per update, over all ranks."""
 
     micro_batch_size: int | None = at_least(None, 1)
-    """Examples per forward and backward pass over all ranks; the older way to set micro_batch_size_per_gpu."""
+    """Examples per forward and backward pass over all ranks; older form of micro_batch_size_per_gpu."""
 
     micro_batch_size_per_gpu: int = at_least(4, 1)
     """Examples per forward and backward pass on one rank, in training and validation."""
 
     use_dynamic_bsz: bool = False
-    """Cut micro-batches by tokens instead of by examples."""
+    """Form micro-batches by token count instead of by number of examples."""
 
     max_token_len_per_gpu: int = at_least(8192, 1)
     """Token budget of one micro-batch on one rank."""
@@ -74,22 +74,22 @@ class SftDataConfig:
     """Column with the response."""
 
     prompt_dict_keys: list[str] = setting([], comma_separated=True)
-    """Keys to follow inside the prompt column, where it holds mappings."""
+    """Path of keys inside the prompt column, if it holds mappings."""
 
     response_dict_keys: list[str] = setting([], comma_separated=True)
-    """Keys to follow inside the response column, where it holds mappings."""
+    """Path of keys inside the response column, if it holds mappings."""
 
     multiturn: SftMultiturnConfig = section(SftMultiturnConfig)
-    """Rows that are whole conversations."""
+    """Multi-turn examples."""
 
     max_length: int = at_least(1024, 1)
-    """Longest example in tokens."""
+    """Maximum example length in tokens."""
 
     truncation: str = one_of("error", TRUNCATIONS)
-    """What to do with a longer example."""
+    """What to do with longer examples."""
 
     balance_dp_token: bool = False
-    """Divide the loss by the tokens of all ranks."""
+    """Normalize the loss over the tokens of all ranks."""
 
     pad_mode: str = one_of("no_padding", ("no_padding", "right", "left_right"))
     """How verl pads examples."""
@@ -98,22 +98,22 @@ class SftDataConfig:
     """Chat template that replaces the tokenizer's own: Jinja text, or a file."""
 
     apply_chat_template: bool = True
-    """Write prompts with the chat template; false takes a prompt of text as it is."""
+    """Apply the chat template; false uses text prompts unchanged."""
 
     input_template: str | None = None
-    """Text with {} for the prompt, where no chat template applies (apply_chat_template=false)."""
+    """Text template with {} for the prompt, for apply_chat_template=false."""
 
     apply_chat_template_kwargs: dict[str, Any] = setting({})
-    """Arguments passed on to the tokenizer's chat template."""
+    """Arguments of the chat template."""
 
     ignore_input_ids_mismatch: bool = False
-    """Accept conversations whose turns tokenise differently alone and together."""
+    """Accept conversations whose turns tokenize differently alone and together."""
 
     custom_cls: CustomClassConfig = section(CustomClassConfig)
-    """A dataset class of your own."""
+    """A user-defined dataset class."""
 
     use_shm: bool = False
-    """Copy the data files to shared memory and read them there."""
+    """Copy the data files to shared memory before reading them."""
 
 
 @dataclass
@@ -124,12 +124,12 @@ class SftFsdpConfig(FsdpConfig):
     """Keep weights and gradients in CPU memory during training."""
 
     offload_params: bool = False
-    """With cpu_offload, also the weights."""
+    """With cpu_offload, also offload the weights."""
 
 
 @dataclass
 class SftModelConfig(TrainedModelConfig):
-    """The model to teach."""
+    """The model."""
 
     partial_pretrain: str | None = setting(None, verl="~/models/gemma-1.1-7b-it")
     """Folder or name of the model to start from."""
@@ -150,7 +150,7 @@ class SftModelConfig(TrainedModelConfig):
     """Allow the model's repository to run its own Python code."""
 
     aux_loss_coef: float = at_least(0.0, 0)
-    """Weight of the load-balancing loss of a mixture of experts' routers."""
+    """Weight of the router load-balancing loss of MoE models."""
 
     use_liger: bool = False
     """Replace parts of the model by Liger's kernels."""
@@ -167,31 +167,31 @@ class SftOptimConfig:
     """Peak learning rate."""
 
     betas: list[float] = setting([0.9, 0.95], low=0, high=1)
-    """The two decay rates of AdamW."""
+    """Betas of AdamW."""
 
     weight_decay: float = at_least(0.01, 0)
     """Weight decay of AdamW, on all parameters unless decay_matrices_only."""
 
     decay_matrices_only: bool = False
-    """No weight decay on biases and norms (parameters of one dimension), as OpenRLHF and Megatron have it."""
+    """No weight decay on biases and norms (1-D parameters), as in OpenRLHF and Megatron."""
 
     warmup_steps_ratio: float = between(0.1, 0, 1)
-    """Warm-up as a share of all updates."""
+    """Warm-up as a fraction of all updates."""
 
     lr_warmup_steps: int = at_least(-1, -1)
-    """Updates of linear warm-up; -1 takes warmup_steps_ratio."""
+    """Updates of linear warm-up; -1 uses warmup_steps_ratio."""
 
     clip_grad: float = at_least(1.0, 0)
-    """Largest gradient norm of an update; 0 does not clip."""
+    """Maximum gradient norm; 0 disables clipping."""
 
     lr_scheduler: str = one_of("cosine", SCHEDULES)
     """Schedule after the warm-up."""
 
     min_lr_ratio: float | None = between(0.0, 0, 1)
-    """Floor of the schedule, as a share of lr; null means 0."""
+    """Minimum of the schedule, as a fraction of lr; null means 0."""
 
     num_cycles: float = at_least(0.5, 0)
-    """Cosine waves over the run; 0.5 is one way down."""
+    """Cosine cycles over the run; 0.5 decays monotonically."""
 
 
 @dataclass
@@ -214,10 +214,10 @@ class SftTrainerConfig:
     """Experiment name for loggers and for the run folder."""
 
     logger: list[str] = one_of(["console", "file"], LOGGERS, comma_separated=True, verl=["console", "wandb"])
-    """Where the numbers go."""
+    """Metric loggers."""
 
     log_freq: int = at_least(1, 1)
-    """Log the numbers of every so many updates, and of the last; validations are always logged."""
+    """Log metrics every N updates and at the last; validations are always logged."""
 
     default_local_dir: str = "checkpoints/${trainer.project_name}/${trainer.experiment_name}"
     """The run folder."""
@@ -226,16 +226,16 @@ class SftTrainerConfig:
     """Remote folder to which checkpoints are copied."""
 
     save_freq: int | str = -1
-    """Save every so many updates, or after_each_epoch; 0 or -1 saves at the end only."""
+    """Save every N updates, or after_each_epoch; 0 or -1 saves only at the end."""
 
     test_freq: int | str = -1
-    """Validate every so many updates, or after_each_epoch; 0 or -1 validates at the end only."""
+    """Validate every N updates, or after_each_epoch; 0 or -1 validates only at the end."""
 
     export_dir: str | None = None
-    """Folder for the trained model and its tokenizer, as Hugging Face reads them, at the end of the run."""
+    """Folder for the trained model and tokenizer in Hugging Face format, written at the end of the run."""
 
     resume_mode: str = one_of("auto", RESUME_MODES)
-    """Whether and where to go on."""
+    """Whether to resume, and from which checkpoint."""
 
     resume_from_path: str | None = None
     """Checkpoint folder for resume_mode=resume_path."""
@@ -244,13 +244,13 @@ class SftTrainerConfig:
     """Checkpoints to keep; null keeps all."""
 
     checkpoint: CheckpointConfig = section(CheckpointConfig)
-    """What a checkpoint holds."""
+    """Contents of checkpoints."""
 
     device: str = one_of("auto", DEVICES, verl="cuda")
-    """Where to compute."""
+    """Device type."""
 
     nnodes: int = at_least(1, 1)
-    """Machines."""
+    """Number of machines."""
 
     n_gpus_per_node: int = at_least(1, 1, verl=8)
     """Training processes per machine, one per device."""
@@ -258,19 +258,19 @@ class SftTrainerConfig:
 
 @dataclass
 class SftConfig:
-    """Everything that `burnish sft` can be told."""
+    """All keys of `burnish sft`."""
 
     data: SftDataConfig = section(SftDataConfig)
-    """Examples to imitate."""
+    """Training examples."""
 
     model: SftModelConfig = section(SftModelConfig)
-    """The model to teach."""
+    """The model."""
 
     optim: SftOptimConfig = section(SftOptimConfig)
     """The optimizer."""
 
     trainer: SftTrainerConfig = section(SftTrainerConfig)
-    """How long, where, what to save and to say."""
+    """Length, devices, checkpoints and logging of the run."""
 
     ulysses_sequence_parallel_size: int = at_least(1, 1)
     """Ranks that share one sequence."""

@@ -1,4 +1,4 @@
-"""Rules across the keys of `burnish sft`."""
+"""Rules of `burnish sft`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ EVERY_EPOCH = "after_each_epoch"
 def required_keys(cfg: SftConfig) -> Iterator[UserError]:
     if not cfg.model.partial_pretrain:
         key = "model.partial_pretrain"
-        yield UserError("no model is given", key=key, hint=f"{key}=/path/to/model")
+        yield UserError("no model is set", key=key, hint=f"{key}=/path/to/model")
     if not cfg.data.train_files:
         key = "data.train_files"
-        yield UserError("no training files are given", key=key, hint=f"{key}=/path/train.parquet")
+        yield UserError("no training files are set", key=key, hint=f"{key}=/path/train.parquet")
 
 
 def intervals(cfg: SftConfig) -> Iterator[UserError]:
-    """A number of updates, or the one word."""
+    """An interval is a number of updates or after_each_epoch."""
     for name in ("save_freq", "test_freq"):
         value = getattr(cfg.trainer, name)
         if isinstance(value, str) and value != EVERY_EPOCH:
             key = f"trainer.{name}"
-            yield UserError("is no interval", key=key, value=value, allowed=f"a number, or {EVERY_EPOCH}")
+            yield UserError("not an interval", key=key, value=value, allowed=f"a number, or {EVERY_EPOCH}")
 
 
 def optimizer(cfg: SftConfig) -> Iterator[UserError]:

@@ -1,4 +1,4 @@
-"""Whether a key acts, is pending or is inert, and what that means for a run. The rows: pending.py and beside it."""
+"""Whether a key acts, is pending (not supported yet) or inert (no effect). Tables: job_status.py and idle.py."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from burnish.config.idle import CONDITIONS, IDLE
+from burnish.config.idle import IDLE
 from burnish.config.job_status import INERT_OF, PENDING_OF
 from burnish.config.names import Line
-from burnish.config.pending import WAITS, Pending
+from burnish.config.pending import Pending
 from burnish.config.settings import Setting
 from burnish.config.tree import tree
 from burnish.config.values import is_interpolation, written_as
@@ -22,14 +22,14 @@ NO_REASON = Line("", "")
 
 @dataclass(frozen=True)
 class Status:
-    """acts, pending or inert; and why, in English and Chinese."""
+    """acts, pending or inert, with the reason in English and Chinese."""
 
     kind: str
     why: Line = NO_REASON
 
 
 def status_of(key: str, value: Any = None, job: str = "train") -> Status:
-    """The status of a key; with a value, of that value."""
+    """The status of a key, or of one value of it, in runs in general."""
     row = _pending_row(key, value, job)
     if row is not None:
         return Status("pending", _why(row))
@@ -40,16 +40,16 @@ def status_of(key: str, value: Any = None, job: str = "train") -> Status:
 
 
 def status_in(cfg: Any, key: str, value: Any, job: str = "train") -> Status:
-    """The status of a value in this run: a default is never pending, and what cannot matter is inert."""
-    row = _row_in(cfg, key, value, job)
-    if row is not None and not _cannot_matter(row, cfg):
+    """The status of a value in this run. A default is never pending."""
+    row = _pending_row_in_run(cfg, key, value, job)
+    if row is not None and not _is_inert(row, cfg):
         return Status("acts") if _is_default(key, value, cfg, job) else Status("pending", _why(row))
-    reason = _why_inert(key, value, cfg, job)
+    reason = _inert_reason(key, value, cfg, job)
     return Status("acts") if reason is None else Status("inert", reason)
 
 
 def pending_keys(job: str = "train") -> list[tuple[str, str]]:
-    """Every pending key, or key=value, with what it waits for."""
+    """Every pending key, or key=value, with the missing feature."""
     keys = [(key, status_of(key, job=job)) for key in tree(job).leaves]
     rows = [(key, status.why.en) for key, status in keys if status.kind == "pending"]
     return rows + [
@@ -62,16 +62,16 @@ def pending_keys(job: str = "train") -> list[tuple[str, str]]:
 
 
 def check_pending(cfg: Any, settings: Mapping[str, Setting], job: str = "train") -> list[UserError]:
-    """An error for every pending key that was set to something else than its default and could matter."""
+    """An error for every pending key that is set to something other than its default and would have an effect."""
     errors = []
     for key, setting in settings.items():
-        row = _row_in(cfg, key, setting.value, job)
-        if row is None or _is_default(key, setting.value, cfg, job) or _cannot_matter(row, cfg):
+        row = _pending_row_in_run(cfg, key, setting.value, job)
+        if row is None or _is_default(key, setting.value, cfg, job) or _is_inert(row, cfg):
             continue
         default = _default_of(key, cfg, job)
         errors.append(
             UserError(
-                f"is not there yet: it waits for {row.waits_for} (`burnish explain --pending` lists such keys)",
+                f"not supported yet ({row.feature.en}); `burnish explain --pending` lists all such keys",
                 key=setting.written or key,
                 value=setting.value,
                 hint=f"leave it out, or {key}={written_as(default)}",
@@ -81,39 +81,39 @@ def check_pending(cfg: Any, settings: Mapping[str, Setting], job: str = "train")
 
 
 def inert_notices(cfg: Any, settings: Mapping[str, Setting], job: str = "train") -> list[str]:
-    """A line for every key that was set but has no effect in this run."""
+    """A line for every key that is set but has no effect in this run."""
     notices = []
     for key, setting in settings.items():
         if _is_default(key, setting.value, cfg, job):
             continue
-        reason = _why_inert(key, setting.value, cfg, job)
+        reason = _inert_reason(key, setting.value, cfg, job)
         if reason is not None:
             notices.append(f"{setting.written or key}={written_as(setting.value)} has no effect here: {reason.en}.")
     return notices
 
 
-def _why_inert(key: str, value: Any, cfg: Any, job: str) -> Line | None:
-    """Why this value can have no effect in this run, if so."""
-    row, status = _row_in(cfg, key, value, job), status_of(key, value, job)
+def _inert_reason(key: str, value: Any, cfg: Any, job: str) -> Line | None:
+    """Why this value has no effect in this run; None if it has one."""
+    row, status = _pending_row_in_run(cfg, key, value, job), status_of(key, value, job)
     if row is not None:
-        return row.reason if _cannot_matter(row, cfg) else None
+        return row.reason if _is_inert(row, cfg) else None
     if status.kind == "inert":
         return status.why
-    idle = (one for one in IDLE.get(job, ()) if any(_matches(pattern, key) for pattern in one.patterns))
-    return next((one.reason for one in idle if CONDITIONS[one.when](cfg)), None)
+    rows = (row for row in IDLE.get(job, ()) if any(_matches(pattern, key) for pattern in row.patterns))
+    return next((row.reason for row in rows if row.condition(cfg)), None)
 
 
-def _row_in(cfg: Any, key: str, value: Any, job: str) -> Pending | None:
-    """The row of a value, unless this run serves it."""
+def _pending_row_in_run(cfg: Any, key: str, value: Any, job: str) -> Pending | None:
+    """The pending row of a value, unless this run supports it."""
     row = _pending_row(key, value, job)
-    return None if row is not None and row.served_if is not None and CONDITIONS[row.served_if](cfg) else row
+    return None if row is not None and row.supported_if is not None and row.supported_if(cfg) else row
 
 
 def _pending_row(key: str, value: Any, job: str = "train") -> Pending | None:
-    """The first row of a value, then an inert key is inert, then the first row of the key."""
-    valued = f"{key}={written_as(value)}"
+    """Rows of single values come first, then inert keys, then rows of whole keys."""
+    assignment = f"{key}={written_as(value)}"
     for row in PENDING_OF[job]:
-        if "=" in row.pattern and value is not None and _matches(row.pattern, valued):
+        if "=" in row.pattern and value is not None and _matches(row.pattern, assignment):
             return row
     if any(_matches(pattern, key) for pattern in INERT_OF[job]):
         return None
@@ -124,18 +124,14 @@ def _pending_row(key: str, value: Any, job: str = "train") -> Pending | None:
 
 
 def _why(row: Pending) -> Line:
-    en, zh = f"waits for {row.waits_for}", f"等待：{WAITS[row.waits_for]}"
-    if row.reason is not None:
-        where = {"cpu": ("on CPU", "在 CPU 上"), "one rank": ("in one process", "单进程时")}.get(
-            row.inert_if or "", ("", "")
-        )
-        en, zh = f"{en}; no effect {where[0]}: {row.reason.en}", f"{zh}；{where[1]}无效：{row.reason.zh}"
-        en = en.replace("effect :", "effect otherwise:")
-    return Line(en, zh)
+    en, zh = f"not supported yet ({row.feature.en})", f"尚不支持（{row.feature.zh}）"
+    if row.reason is None:
+        return Line(en, zh)
+    return Line(f"{en}; otherwise no effect: {row.reason.en}", f"{zh}；否则无效：{row.reason.zh}")
 
 
-def _cannot_matter(row: Pending, cfg: Any) -> bool:
-    return row.inert_if is not None and CONDITIONS[row.inert_if](cfg)
+def _is_inert(row: Pending, cfg: Any) -> bool:
+    return row.inert_if is not None and row.inert_if(cfg)
 
 
 @cache
@@ -153,7 +149,7 @@ def _is_default(key: str, value: Any, cfg: Any, job: str) -> bool:
 
 def _default_of(key: str, cfg: Any, job: str) -> Any:
     """The default of a key in this config: where it follows another key, that key's value."""
-    leaf, rest = tree(job).find(key)
+    leaf, rest = tree(job).get(key)
     default = leaf.default
     for name in rest.split(".") if rest else ():
         default = default.get(name) if isinstance(default, dict) else None

@@ -1,4 +1,4 @@
-"""trainer.*: how long, where, what to save and to say; and what belongs to the cluster."""
+"""trainer.*, ray_init.*, rollout.* and async_training.*: length, devices, checkpoints and logging of the run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class TrainerConfig:
     """The run."""
 
     seed: int = 1
-    """Seed of the whole run: every random number is derived from it and from what it is for."""
+    """Seed of the whole run; all random numbers derive from it and from their purpose."""
 
     total_epochs: int = at_least(30, 0)
     """Passes over the training data."""
 
     total_training_steps: int | None = at_least(None, 1)
-    """Steps of the run, across as many epochs as they take; null means total_epochs of data."""
+    """Number of training steps, over as many epochs as needed; null means total_epochs of data."""
 
     project_name: str = setting("burnish", verl="verl_examples")
     """Project name for loggers and for the run folder."""
@@ -30,13 +30,13 @@ class TrainerConfig:
     """Experiment name for loggers and for the run folder."""
 
     logger: list[str] = one_of(["console", "file"], LOGGERS, comma_separated=True, verl=["console", "wandb"])
-    """Where the numbers go."""
+    """Metric loggers."""
 
     log_freq: int = at_least(1, 1)
-    """Log the numbers of every so many steps, and of the last; validations are always logged."""
+    """Log metrics every N steps and at the last; validations are always logged."""
 
     log_val_generations: int = at_least(0, 0)
-    """Validation samples shown per validation, as a table where the logger has tables."""
+    """Samples to log per validation, as a table if the logger supports it."""
 
     rollout_data_dir: str | None = None
     """Folder for every step's responses and scores, one JSON-lines file per step."""
@@ -48,19 +48,19 @@ class TrainerConfig:
     """The run folder: config, metrics, curves, checkpoints."""
 
     save_freq: int = at_least(-1, -1)
-    """Save every so many steps and at the end; 0 or -1 saves never."""
+    """Save every N steps and at the end; 0 or -1 never saves."""
 
     export_dir: str | None = None
-    """Folder for the trained policy and its tokenizer, as Hugging Face reads them, at the end of the run."""
+    """Folder for the trained policy and tokenizer in Hugging Face format, written at the end of the run."""
 
     resume_mode: str = one_of("auto", RESUME_MODES)
-    """Whether and where to go on."""
+    """Whether to resume, and from which checkpoint."""
 
     resume_from_path: str | None = None
-    """Checkpoint folder (global_step_N), perhaps a remote one, for resume_mode=resume_path."""
+    """Checkpoint folder (global_step_N), local or remote, for resume_mode=resume_path."""
 
     remove_previous_ckpt_in_save: bool = False
-    """Keep only the newest checkpoint; the older way to set max_actor_ckpt_to_keep and max_critic_ckpt_to_keep to 1."""
+    """Keep only the newest checkpoint; older form of max_actor_ckpt_to_keep=1 and max_critic_ckpt_to_keep=1."""
 
     max_actor_ckpt_to_keep: int | None = at_least(None, 1)
     """Checkpoints of the policy to keep; null keeps all."""
@@ -69,16 +69,16 @@ class TrainerConfig:
     """Checkpoints of the critic to keep; null keeps all."""
 
     best_metric_key: str | None = None
-    """Validation metric whose best checkpoint is saved and kept beyond the last ones; auto is the mean of
-    val-core/*/mean@N, null keeps none."""
+    """Validation metric whose best checkpoint is saved and always kept; auto is the mean of val-core/*/mean@N, null
+    keeps none."""
 
     max_restarts: int = at_least(3, 0)
-    """Times in a row, without a new checkpoint in between, that the run restarts by itself from its last checkpoint
-    after a worker process died."""
+    """Maximum consecutive automatic restarts from the last checkpoint after a worker process dies; a new checkpoint
+    resets the count."""
 
     hang_timeout: float = at_least(7200, 0)
-    """Seconds without a phase beginning or ending after which a run counts as hung: its stacks are written down and it
-    ends; 0 waits for ever."""
+    """Seconds without progress (a phase beginning or ending) after which a run is considered hung: it dumps all stacks
+    and exits; 0 disables this."""
 
     val_before_train: bool = True
     """Validate before the first step."""
@@ -87,38 +87,39 @@ class TrainerConfig:
     """Validate once and stop."""
 
     test_freq: int = at_least(-1, -1)
-    """Validate every so many steps and at the end; 0 or -1 does not."""
+    """Validate every N steps and at the end; 0 or -1 never validates."""
 
     critic_warmup: int = at_least(0, 0)
-    """Steps at the start in which only the critic is trained."""
+    """Number of initial steps in which only the critic is trained."""
 
     device: str = one_of("auto", DEVICES, verl="cuda")
-    """Where to compute."""
+    """Device type."""
 
     nnodes: int = at_least(1, 1)
-    """Machines."""
+    """Number of machines."""
 
     n_gpus_per_node: int = at_least(1, 1, verl=8)
     """Training processes per machine, one per device."""
 
     launcher: str = one_of("auto", LAUNCHERS)
-    """What starts the processes of a run that has several."""
+    """How the processes of a multi-process run are started."""
 
     balance_batch: bool = True
-    """Spread responses over ranks so that each has about the same number of tokens."""
+    """Balance responses over ranks by number of tokens."""
 
     esi_redundant_time: float = at_least(0, 0)
-    """Seconds to spare when the machine's lease ends: the run then saves and stops before a step that might not fit."""
+    """Safety margin in seconds before the machine's lease ends: the run saves and stops before a step that might not
+    finish in time."""
 
     default_hdfs_dir: str | None = None
-    """Folder elsewhere (hdfs://, s3://, ..., or a path) to which checkpoints are copied; resume_mode=auto looks there
-    where the run folder has none."""
+    """Remote folder (hdfs://, s3://, ..., or a path) to which checkpoints are copied; resume_mode=auto also searches it
+    if the run folder has none."""
 
     del_local_ckpt_after_load: bool = False
-    """Delete the local copy of the checkpoint that was resumed from, if there is a copy of it elsewhere."""
+    """Delete the local copy of the checkpoint after resuming from it, if a remote copy exists."""
 
     ray_wait_register_center_timeout: int = at_least(300, 1)
-    """Seconds to wait for Ray workers to find each other."""
+    """Timeout in seconds for Ray workers to connect to each other."""
 
     use_legacy_worker_impl: str = one_of("auto", ("auto", "enable", "disable"))
     """verl's choice between its older and newer worker classes."""
@@ -133,12 +134,12 @@ class TrainerConfig:
     """Nsight Systems options of the worker processes."""
 
     npu_profile: NpuProfileConfig = section(NpuProfileConfig)
-    """Ascend's profiler, as verl 0.4 wrote it."""
+    """Ascend's profiler, as configured in verl 0.4."""
 
 
 @dataclass
 class RayInitConfig:
-    """Ray."""
+    """Ray cluster."""
 
     num_cpus: int | None = at_least(None, 1)
     """CPUs that Ray may use; null means all."""
@@ -152,54 +153,54 @@ class RayInitConfig:
 
 @dataclass
 class RolloutPoolConfig:
-    """Devices of the engine where it has its own (asynchronous training)."""
+    """Device pool of the engines, for asynchronous training."""
 
     nnodes: int = at_least(0, 0)
-    """Machines of the engine's own devices."""
+    """Machines of the engines' device pool."""
 
     n_gpus_per_node: int = at_least(0, 0)
-    """Devices per machine of the engine's own."""
+    """Devices per machine of the engines' device pool."""
 
     total_rollout_steps: int | None = at_least(None, 1)
-    """Most prompts generated over the whole run; null means total_epochs of data."""
+    """Maximum number of prompts generated in the whole run; null means total_epochs of data."""
 
     total_epochs: int | None = at_least(None, 1)
-    """Passes over the data by the engine, in the place of trainer.total_epochs."""
+    """Passes over the data; replaces trainer.total_epochs."""
 
     test_freq: int = at_least(-1, -1)
-    """Validate every so many weight transfers, in the place of trainer.test_freq; 0 or -1 leaves it to that."""
+    """Validate every N weight syncs; replaces trainer.test_freq. 0 or -1 uses trainer.test_freq."""
 
 
 @dataclass
 class AsyncTrainingConfig:
-    """Generation and training side by side."""
+    """Asynchronous training: overlap of generation and training."""
 
     mode: str = one_of("sync", ASYNC_MODES)
-    """Whether the engine generates while the policy learns."""
+    """Whether generation and training overlap."""
 
     queue_size: int | None = at_least(None, 1)
-    """queue: batches generated ahead of the one that is learnt (OpenRLHF: async_queue_size); null leaves it to
+    """queue: maximum batches generated ahead of the one in training (OpenRLHF: async_queue_size); null uses
     staleness_threshold."""
 
     staleness_threshold: float = at_least(0.1, 0)
-    """queue: how many weight transfers old a batch may be when it is learnt. A fraction allows so for that share of the
-    steps between two transfers."""
+    """queue: maximum age of a batch at training time, in weight syncs. A fraction allows it for that fraction of the
+    steps between two syncs."""
 
     trigger_parameter_sync_step: int = at_least(4, 1)
-    """queue: steps between two weight transfers to the engine."""
+    """queue: steps between two weight syncs to the engine."""
 
     require_batches: int = at_least(1, 1)
-    """queue: mini-batches of a step, where data.train_batch_size is 0."""
+    """queue: mini-batches per step, if data.train_batch_size is 0."""
 
     partial_rollout: bool = True
-    """queue: interrupt responses at a weight transfer and continue them with the new weights; off waits for them."""
+    """queue: interrupt responses at a weight sync and continue them with the new weights; false waits for them."""
 
     use_rollout_log_probs: bool = False
-    """Take the engine's log-probs as old log-probs (verl's fully asynchronous programs: true). Off, the policy reads
-    them, and importance weights are on unless algorithm.rollout_correction says otherwise."""
+    """Use the engine's log-probs as old log-probs (verl's fully asynchronous trainer: true). If false, the policy
+    computes them, and importance weights are on unless algorithm.rollout_correction is set."""
 
     compute_prox_log_prob: bool = False
-    """use_rollout_log_probs: let the policy read the old log-probs all the same, at the start of the update."""
+    """use_rollout_log_probs: compute the policy's log-probs at the start of the update nevertheless."""
 
 
 @dataclass

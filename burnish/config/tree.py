@@ -1,4 +1,4 @@
-"""The tree of a job, flat: every key with its field, type, default and docs."""
+"""All keys of a job as a flat mapping: field, type, default and docs of each."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Leaf:
     """One key that holds a value."""
 
     key: str  # as users write it
-    path: str  # the same, in Python names
-    owner: type  # the dataclass it is a field of
+    path: str  # attribute path in the config
+    owner: type  # the dataclass that declares it
     name: str  # the field's name
     hint: Any
     default: Any  # may be an interpolation, "${...}"
@@ -36,7 +36,7 @@ class Leaf:
 
     @property
     def free(self) -> bool:
-        """Does it hold a mapping of any keys?"""
+        """Whether it holds a mapping with arbitrary keys."""
         return any(typing.get_origin(kind) is dict for kind in kinds(self.hint))
 
     @property
@@ -67,7 +67,7 @@ class Tree:
     sections: dict[str, Section]
 
     def find(self, key: str) -> tuple[Leaf, str] | None:
-        """The leaf of a key, and what is left of the key inside a free mapping ("" for the leaf itself)."""
+        """The leaf of a key, and the rest of the key inside a free mapping ("" for the leaf itself)."""
         head, rest = key, ""
         while head:
             leaf = self.leaves.get(head)
@@ -76,6 +76,13 @@ class Tree:
             head, _, last = head.rpartition(".")
             rest = f"{last}.{rest}" if rest else last
         return None
+
+    def get(self, key: str) -> tuple[Leaf, str]:
+        """Like `find`, for keys that exist."""
+        match = self.find(key)
+        if match is None:
+            raise KeyError(key)
+        return match
 
     def inside(self, section: str) -> list[Leaf]:
         return [leaf for leaf in self.leaves.values() if leaf.key.startswith(f"{section}.")]
@@ -110,7 +117,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def kinds(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of a type: `int | None` is (int, NoneType)."""
+    """The members of a union: (int, NoneType) for `int | None`."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if union else (hint,)
 
@@ -128,7 +135,7 @@ def _type_name(kind: Any) -> str:
 
 
 def english(cls: type, name: str) -> str:
-    """The docstring under a field, of the class or of the first base that has one."""
+    """The docstring under a field, in the class or its first base that has one."""
     for base in cls.__mro__:
         doc = _docs_of(base).get(name)
         if doc is not None:
@@ -138,14 +145,16 @@ def english(cls: type, name: str) -> str:
 
 @cache
 def _docs_of(cls: type) -> dict[str, str]:
-    """The string literal under each annotated field of a class."""
+    """The string literal after each annotated field of a class."""
     if not dataclasses.is_dataclass(cls):
         return {}
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
+    definition = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(definition, ast.ClassDef)
     return {
         above.target.id: " ".join(inspect.cleandoc(below.value.value).split())
-        for above, below in itertools.pairwise(body)
+        for above, below in itertools.pairwise(definition.body)
         if isinstance(above, ast.AnnAssign)
+        and isinstance(above.target, ast.Name)
         and isinstance(below, ast.Expr)
         and isinstance(below.value, ast.Constant)
         and isinstance(below.value.value, str)
@@ -153,7 +162,7 @@ def _docs_of(cls: type) -> dict[str, str]:
 
 
 def to_plain(node: Any) -> Any:
-    """A config as dicts and lists, under the keys that users write."""
+    """A config as dicts and lists, with the keys that users write."""
     if dataclasses.is_dataclass(node):
         return {spelling(field): to_plain(getattr(node, field.name)) for field in dataclasses.fields(node)}
     return node

@@ -1,4 +1,4 @@
-"""actor_rollout_ref.rollout.multi_turn.* and .agent.*: conversations with tools and users."""
+"""actor_rollout_ref.rollout.multi_turn.*, .agent.*, .trace.*, .prometheus.* and .checkpoint_engine.*"""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from burnish.config.fields import at_least, one_of, section, setting
 
 @dataclass
 class MultiTurnConfig:
-    """Conversations of several turns."""
+    """Multi-turn conversations with tools and simulated users."""
 
     enable: bool = False
-    """Let a response go on over several turns, with tools or a simulated user."""
+    """Generate multi-turn responses, with tools or a simulated user."""
 
     max_assistant_turns: int | None = at_least(None, 1)
-    """Most turns of the model; null is no limit."""
+    """Maximum number of assistant turns; null is no limit."""
 
     max_user_turns: int | None = at_least(None, 1)
-    """Most turns of the user or the tools; null is no limit."""
+    """Maximum number of user or tool turns; null is no limit."""
 
     max_parallel_calls: int = at_least(1, 1)
-    """Tool calls of one turn that are run at once."""
+    """Maximum concurrent tool calls per turn."""
 
     max_tool_response_length: int = at_least(256, 1)
-    """Longest text of a tool, in characters; the rest is cut."""
+    """Maximum length of a tool response in characters; longer ones are truncated."""
 
     tool_response_truncate_side: str = one_of("middle", ("left", "middle", "right"))
-    """Which part of an overlong tool text is cut."""
+    """Which part of an overlong tool response is removed."""
 
     tool_config_path: str | None = None
-    """YAML with the tools."""
+    """YAML file with the tools."""
 
     interaction_config_path: str | None = None
-    """YAML with the simulated users."""
+    """YAML file with the simulated users."""
 
     completion_callback: str | None = None
     """Dotted name of a class that is called after each turn and may append messages."""
 
     use_inference_chat_template: bool = False
-    """Render the whole conversation anew for each turn, as a chat server would; else continue the exact tokens."""
+    """Re-render the whole conversation each turn, as a chat server would; otherwise append to the exact tokens."""
 
     tokenization_sanity_check_mode: str = one_of("strict", ("disable", "strict", "ignore_strippable"))
-    """Compare the tokens of the conversation with a fresh rendering at the end, and warn where they differ."""
+    """At the end, compare the conversation's tokens with a fresh rendering, and warn if they differ."""
 
     format: str = "hermes"
-    """How the model writes tool calls."""
+    """Format of tool calls."""
 
     num_repeat_rollouts: int | None = at_least(None, 1)
     """Conversations per prompt that share tools."""
@@ -55,30 +55,30 @@ class MultiTurnConfig:
 
 @dataclass
 class AgentConfig:
-    """Agent loops: the user's own way through a conversation."""
+    """User-defined agent loops."""
 
     num_workers: int = at_least(8, 1)
-    """Agent workers."""
+    """Number of agent worker processes."""
 
     default_agent_loop: str = "single_turn_agent"
     """Agent loop of rows without an agent_name."""
 
     agent_loop_config_path: str | None = None
-    """YAML with the user's agent loops."""
+    """YAML file with user-defined agent loops."""
 
     agent_func_path: str | None = None
-    """Python file with an AgentExecutor, as OpenRLHF has it: it talks with the engine and brings the reward."""
+    """Python file with an AgentExecutor as in OpenRLHF: it calls the engine and returns the reward."""
 
     custom_async_server: CustomClassConfig = section(CustomClassConfig)
-    """An engine server class of your own."""
+    """A user-defined engine server class."""
 
 
 @dataclass
 class TraceConfig:
-    """Traces of conversations."""
+    """Conversation traces."""
 
     backend: str | None = one_of(None, ("weave", "mlflow", "arize"))
-    """Where traces of conversations go; null records none."""
+    """Backend for conversation traces; null records none."""
 
     token2text: bool = False
     """Add the text of the tokens to the traces."""
@@ -103,10 +103,10 @@ class PrometheusConfig:
 
 @dataclass
 class CheckpointEngineConfig:
-    """How weights travel to the engine."""
+    """Transport of weight sync."""
 
     backend: str = one_of("naive", ("naive", "nccl", "gloo", "hccl", "nixl", "kimi_ckpt_engine", "mooncake"))
-    """Transport of the weights to engines on devices of their own; naive is nccl between GPUs, and gloo elsewhere."""
+    """Transport of weight sync to engines on their own devices; naive is nccl between GPUs, otherwise gloo."""
 
     engine_kwargs: dict[str, Any] = setting({})
     """Further arguments of the transport."""

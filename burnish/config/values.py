@@ -1,22 +1,22 @@
-"""Turn what was written into what a field holds, or say what is wrong with it."""
+"""Convert values that users write to the types of fields, or raise an error."""
 
 from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from burnish.config.tree import Leaf, kinds
 from burnish.errors import UserError, nearest
 from burnish.registry import is_user_path
 
 
-class _No(Exception):
-    """The value does not fit this kind."""
+class _Mismatch(Exception):
+    """The value does not have this type."""
 
 
 def convert(leaf: Leaf, value: Any) -> Any:
-    """The value as the field holds it. An interpolation is left for later."""
+    """The value in the field's type. Interpolations are returned unchanged."""
     if value in leaf.facts.off and value is not True and value is not False:
         return leaf.facts.off_value
     if is_interpolation(value) and not _is_list(leaf):
@@ -27,7 +27,7 @@ def convert(leaf: Leaf, value: Any) -> Any:
     return new
 
 
-def is_interpolation(value: Any) -> bool:
+def is_interpolation(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and "${" in value
 
 
@@ -36,16 +36,16 @@ def _is_list(leaf: Leaf) -> bool:
 
 
 def _convert_kind(leaf: Leaf, value: Any) -> Any:
-    """Try the alternatives of the type in order, the exact type of the value first."""
+    """Try all members of the type, the exact type of the value first."""
     alternatives = sorted(kinds(leaf.hint), key=lambda kind: kind is not type(value))
     for kind in alternatives:
         try:
             return _as(kind, value, leaf)
-        except _No:
+        except _Mismatch:
             continue
     if value == "":
         raise UserError(
-            f"is empty, but must be {leaf.type_name}; was a shell variable not set?",
+            f"empty, but must be {leaf.type_name}; maybe a shell variable is not set",
             key=leaf.key,
             allowed=_allowed(leaf),
             hint=_example(leaf),
@@ -66,7 +66,7 @@ def _as(kind: Any, value: Any, leaf: Leaf) -> Any:
 
 def _as_none(value: Any) -> None:
     if value is not None:
-        raise _No
+        raise _Mismatch
     return None
 
 
@@ -75,23 +75,23 @@ def _as_bool(value: Any) -> bool:
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    raise _No
+    raise _Mismatch
 
 
 def _as_int(value: Any) -> int:
     number = _as_float(value)
     if number != number or number in (float("inf"), float("-inf")) or number != int(number):
-        raise _No
+        raise _Mismatch
     return value if isinstance(value, int) else int(number)
 
 
 def _as_float(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise _No
+        raise _Mismatch
     try:
         return float(value)
     except ValueError:
-        raise _No from None
+        raise _Mismatch from None
 
 
 def _as_str(value: Any) -> str:
@@ -99,13 +99,13 @@ def _as_str(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float | str):
         return str(value)
-    raise _No
+    raise _Mismatch
 
 
 def _as_list(kind: Any, value: Any, leaf: Leaf) -> Any:
     if value is None or value == "":
         if type(None) in kinds(leaf.hint):
-            raise _No
+            raise _Mismatch
         return []
     if is_interpolation(value):
         # "${data.train_files}" is a list elsewhere; "${oc.env:DIR}/train.parquet" is one entry.
@@ -121,7 +121,7 @@ def _as_mapping(value: Any) -> dict:
     if value is None or value == "":
         return {}
     if not isinstance(value, Mapping):
-        raise _No
+        raise _Mismatch
     return dict(value)
 
 
@@ -129,14 +129,14 @@ _SIMPLE = {type(None): _as_none, bool: _as_bool, int: _as_int, float: _as_float,
 
 
 def _check_entry(leaf: Leaf, entry: Any, written: Any) -> None:
-    """Names and bounds of one entry."""
+    """Check allowed values and bounds."""
     if entry is None or is_interpolation(entry):
         return
     facts = leaf.facts
     if facts.allowed is not None and entry not in facts.allowed and not (facts.user_paths and _is_path(entry)):
-        meant = nearest(str(entry), [str(name) for name in facts.allowed])
-        problem = "not one of its values" + (f". Did you mean {meant!r}?" if meant else "")
-        hint = f"{leaf.key}={meant}" if meant else None
+        suggestion = nearest(str(entry), [str(name) for name in facts.allowed])
+        problem = "not an allowed value" + (f". Did you mean {suggestion!r}?" if suggestion else "")
+        hint = f"{leaf.key}={suggestion}" if suggestion else None
         raise UserError(problem, key=leaf.key, value=written, allowed=_allowed(leaf), hint=hint)
     if facts.bounds() is None or isinstance(entry, bool | str):
         return
@@ -157,7 +157,7 @@ def _is_path(entry: Any) -> bool:
 
 
 def _allowed(leaf: Leaf) -> Any:
-    """What may stand there, in words or as names."""
+    """The allowed values, as a list or in words."""
     facts = leaf.facts
     if facts.allowed is not None:
         return [*facts.allowed, *(["path/to/file.py:name"] if facts.user_paths else [])]
@@ -165,7 +165,7 @@ def _allowed(leaf: Leaf) -> Any:
 
 
 def _example(leaf: Leaf) -> str | None:
-    """The default, as one would type it; nothing where it follows another key."""
+    """The default as an override; None if it follows another key."""
     if is_interpolation(leaf.default):
         return None
     return f"{leaf.key}={written_as(leaf.default)}"

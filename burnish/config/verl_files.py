@@ -1,4 +1,4 @@
-"""Config files of verl's own tree that a command may name without having them: what each sets beyond our defaults."""
+"""verl's own config files, which commands name without shipping them: their differences from our defaults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DAPO: dict[str, Any] = {
     "reward_model": {"reward_manager": "dapo", "overlong_buffer": {"len": 0, "penalty_factor": 0.0}},
     "trainer": {"project_name": "verl-dapo"},
 }
-_OWN_DEVICES: dict[str, Any] = {"rollout": {"nnodes": 1, "n_gpus_per_node": 8}}
+_ENGINE_POOL: dict[str, Any] = {"rollout": {"nnodes": 1, "n_gpus_per_node": 8}}
 _ONE_STEP_OFF: dict[str, Any] = {"async_training": {"mode": "one_step_off"}}
 _FULLY_ASYNC: dict[str, Any] = {
     "rollout": {"total_rollout_steps": 100, "total_epochs": 10, "test_freq": 1},
@@ -32,18 +32,18 @@ _FULLY_ASYNC: dict[str, Any] = {
 }
 
 
-def _both(*contents: dict[str, Any]) -> dict[str, Any]:
-    """Several contents in one; a later one wins."""
+def _merge(*contents: dict[str, Any]) -> dict[str, Any]:
+    """Merge contents; later ones win."""
     merged: dict[str, Any] = {}
     for content in contents:
         for name, value in content.items():
             inside = isinstance(value, dict) and isinstance(merged.get(name), dict)
-            merged[name] = _both(merged[name], value) if inside else value
+            merged[name] = _merge(merged[name], value) if inside else value
     return merged
 
 
-def _turns(longest: int, **turns: Any) -> dict[str, Any]:
-    """verl's examples of conversations on SGLang."""
+def _multi_turn(longest: int, **turns: Any) -> dict[str, Any]:
+    """verl's multi-turn examples on SGLang."""
     return {
         "data": {
             "max_prompt_length": longest,
@@ -59,23 +59,25 @@ VERL_FILES: dict[str, dict[str, Any]] = {
     "ppo_trainer": {},
     "ppo_megatron_trainer": _MEGATRON,
     "dapo_trainer": _DAPO,
-    "dapo_megatron_trainer": _both(_MEGATRON, _DAPO),
-    "one_step_off_ppo_trainer": _both(_OWN_DEVICES, _ONE_STEP_OFF),
-    "one_step_off_ppo_megatron_trainer": _both(
-        _MEGATRON, _OWN_DEVICES, _ONE_STEP_OFF, {"actor_rollout_ref": {"rollout": {"free_cache_engine": False}}}
+    "dapo_megatron_trainer": _merge(_MEGATRON, _DAPO),
+    "one_step_off_ppo_trainer": _merge(_ENGINE_POOL, _ONE_STEP_OFF),
+    "one_step_off_ppo_megatron_trainer": _merge(
+        _MEGATRON, _ENGINE_POOL, _ONE_STEP_OFF, {"actor_rollout_ref": {"rollout": {"free_cache_engine": False}}}
     ),
-    "fully_async_ppo_trainer": _both(_OWN_DEVICES, _FULLY_ASYNC),
-    "fully_async_ppo_megatron_trainer": _both(_MEGATRON, _OWN_DEVICES, _FULLY_ASYNC),
-    "fully_async_dapo_trainer": _both(_DAPO, _OWN_DEVICES, _FULLY_ASYNC),  # likewise
-    "gsm8k_multiturn_grpo": _turns(1024, max_assistant_turns=5),
-    "gsm8k_multiturn_grpo_server": _turns(1024, max_assistant_turns=5),
-    "gsm8k_multiturn_grpo_w_interaction": _turns(1024, max_user_turns=5),
-    "gsm8k_multiturn_sf_grpo": _turns(1024, max_assistant_turns=5),  # named by verl's scripts only: as its neighbour
-    "gsm8k_multiturn_megatron_grpo": _both(_MEGATRON, _turns(1024, max_assistant_turns=5)),
-    "geo3k_multiturn_grpo": _turns(2048, max_assistant_turns=5),
-    "geo3k_multiturn_megatron_grpo": _both(_MEGATRON, _turns(2048, max_assistant_turns=5)),
-    "retool_multiturn_grpo": _turns(1024, max_assistant_turns=5),
-    "search_multiturn_grpo": _both(_turns(1024, max_assistant_turns=2), {"data": {"shuffle": False}}),
+    "fully_async_ppo_trainer": _merge(_ENGINE_POOL, _FULLY_ASYNC),
+    "fully_async_ppo_megatron_trainer": _merge(_MEGATRON, _ENGINE_POOL, _FULLY_ASYNC),
+    "fully_async_dapo_trainer": _merge(_DAPO, _ENGINE_POOL, _FULLY_ASYNC),  # only named by verl's scripts
+    "gsm8k_multiturn_grpo": _multi_turn(1024, max_assistant_turns=5),
+    "gsm8k_multiturn_grpo_server": _multi_turn(1024, max_assistant_turns=5),
+    "gsm8k_multiturn_grpo_w_interaction": _multi_turn(1024, max_user_turns=5),
+    "gsm8k_multiturn_sf_grpo": _multi_turn(
+        1024, max_assistant_turns=5
+    ),  # only named by verl's scripts; assumed equal to gsm8k_multiturn_grpo
+    "gsm8k_multiturn_megatron_grpo": _merge(_MEGATRON, _multi_turn(1024, max_assistant_turns=5)),
+    "geo3k_multiturn_grpo": _multi_turn(2048, max_assistant_turns=5),
+    "geo3k_multiturn_megatron_grpo": _merge(_MEGATRON, _multi_turn(2048, max_assistant_turns=5)),
+    "retool_multiturn_grpo": _multi_turn(1024, max_assistant_turns=5),
+    "search_multiturn_grpo": _merge(_multi_turn(1024, max_assistant_turns=2), {"data": {"shuffle": False}}),
     "sft_trainer": {},
     "sft_trainer_engine": {
         "data": {"use_dynamic_bsz": True, "val_files": [], "multiturn": {"enable": True}},

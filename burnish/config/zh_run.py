@@ -114,7 +114,7 @@ DOCS: dict[str, str] = {
     # algorithm
     "KlCtrlConfig.type": "保持系数不变（fixed），或向 target_kl 调整（adaptive）。",
     "KlCtrlConfig.kl_coef": "奖励中 KL 的权重；adaptive 时为初值。",
-    "KlCtrlConfig.horizon": "adaptive：权重变化的快慢，以回答数计。",
+    "KlCtrlConfig.horizon": "adaptive：调整的时间尺度，以回答数计。",
     "KlCtrlConfig.target_kl": "adaptive：要维持的 KL。",
     "PfPpoConfig.reweight_method": "如何由得分得到采样权重。",
     "PfPpoConfig.weight_pow": "pow 方式的指数。",
@@ -150,7 +150,7 @@ DOCS: dict[str, str] = {
     "RolloutCorrectionConfig.loss_type": "bypass_mode：actor.policy_loss.loss_mode 的损失，或普通策略梯度。",
     "AlgorithmConfig.adv_estimator": "优势估计：名称，或 path/to/file.py:function。",
     "AlgorithmConfig.gamma": "对后续奖励的折扣（gae、reinforce_plus_plus）。",
-    "AlgorithmConfig.lam": "GAE 的 λ：1 相信回报，0 相信 critic。",
+    "AlgorithmConfig.lam": "GAE 的 λ：1 使用完整回报，0 使用 critic 的单步 TD 误差。",
     "AlgorithmConfig.norm_adv_by_std_in_grpo": "GRPO 的优势除以组内标准差；关闭即 Dr. GRPO。",
     "AlgorithmConfig.use_kl_in_reward": (
         "从逐 token 奖励中扣除与参考策略的 KL（PPO）。不可与 actor.use_kl_loss 同用。"
@@ -163,7 +163,7 @@ DOCS: dict[str, str] = {
     ),
     "AlgorithmConfig.whitening": ("gae、reinforce_plus_plus、reinforce_plus_plus_baseline 如何在批次上缩放优势。"),
     "AlgorithmConfig.group_std_epsilon": "除以组内标准差前加上的数（OpenRLHF：1e-9）。",
-    "AlgorithmConfig.gae_observations": "gae 如何越过并非模型生成的 token。",
+    "AlgorithmConfig.gae_observations": "gae 如何处理并非模型生成的 token。",
     "AlgorithmConfig.use_pf_ppo": "策略过滤：按得分重新抽取本步的回答。",
     # trainer
     "TrainerConfig.seed": "整个运行的种子：每个随机数都由它和用途推导得出。",
@@ -216,12 +216,12 @@ DOCS: dict[str, str] = {
     "RolloutPoolConfig.total_rollout_steps": "整个运行中最多生成的提示数；null 由 total_epochs 决定。",
     "RolloutPoolConfig.total_epochs": "引擎遍历数据的遍数，取代 trainer.total_epochs。",
     "RolloutPoolConfig.test_freq": "每隔多少次权重同步验证一次，取代 trainer.test_freq；0 或 -1 沿用后者。",
-    "AsyncTrainingConfig.mode": "引擎是否在策略学习的同时生成。",
+    "AsyncTrainingConfig.mode": "生成与训练是否重叠。",
     "AsyncTrainingConfig.queue_size": (
-        "queue：比正在学习的批次最多提前生成多少批次（OpenRLHF：async_queue_size）；null 由 staleness_threshold 决定。"
+        "queue：比正在训练的批次最多提前生成多少批次（OpenRLHF：async_queue_size）；null 由 staleness_threshold 决定。"
     ),
     "AsyncTrainingConfig.staleness_threshold": (
-        "queue：学习一个批次时，其权重最多落后多少次同步。小数表示两次同步之间的步中只有该比例可以如此。"
+        "queue：训练一个批次时，生成它的权重最多落后多少次同步。小数表示两次同步之间的步中只有该比例可以如此。"
     ),
     "AsyncTrainingConfig.trigger_parameter_sync_step": "queue：两次向引擎同步权重之间的步数。",
     "AsyncTrainingConfig.require_batches": "queue：data.train_batch_size 为 0 时，一步包含的 mini-batch 数。",
@@ -360,8 +360,8 @@ DOCS: dict[str, str] = {
     "GenerateRolloutConfig.prompt_length": "提示的最大 token 数。",
     "GenerateRolloutConfig.response_length": "回答的最大 token 数。",
     "GenerateRolloutConfig.top_k": "只在概率最高的若干 token 中采样；-1、0 或 null 为关闭。",
-    "GenerateRolloutConfig.log_prob_micro_batch_size": "verl 读取对数概率时全部进程一次前向的回答数。",
-    "GenerateRolloutConfig.log_prob_micro_batch_size_per_gpu": "verl 读取对数概率时单个进程一次前向的回答数。",
+    "GenerateRolloutConfig.log_prob_micro_batch_size": "verl 重算对数概率时全部进程一次前向的回答数。",
+    "GenerateRolloutConfig.log_prob_micro_batch_size_per_gpu": "verl 重算对数概率时单个进程一次前向的回答数。",
     "GenerateFsdpConfig.fsdp_size": "一个切分组的进程数；-1 在全部进程间切分。",
     "GenerateActorConfig.strategy": "verl 生成进程的后端。",
     "GenerateActorConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数。",

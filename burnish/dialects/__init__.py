@@ -1,1 +1,1 @@
-"""How others ask: launch commands and configs of verl, OpenRLHF and MindSpeed RL, read into our keys."""
+"""Translation of verl, OpenRLHF and MindSpeed RL launch commands and configs into Burnish keys."""

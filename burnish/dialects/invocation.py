@@ -1,4 +1,4 @@
-"""Invocation: the program behind a launch command, freed of what starts it (env, ray job submit, torchrun)."""
+"""Invocation: the Python program that a launch command starts, without wrappers (env, ray job submit, torchrun)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from burnish.dialects.launchers import LAUNCHERS, MODULES, Launcher
+from burnish.dialects.launchers import LAUNCHER_MODULES, LAUNCHERS, Launcher
 from burnish.errors import UserError
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _SHELLS = ("bash", "sh", "zsh")
-# Python's own options that take the next word.
-_PYTHON_VALUES = ("-W", "-X")
-# Where one simple command of a shell line ends.
+# Options of the Python interpreter that take a value.
+_PYTHON_VALUE_OPTIONS = ("-W", "-X")
+# Tokens that end a simple command of a shell line.
 _SEPARATORS = ("&&", "||", ";", "|", "&", "|&")
 _REDIRECTION = re.compile(r"&?[<>]+&?")
 
@@ -29,15 +29,15 @@ class Invocation:
     entry: str
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
-    processes: dict[str, str] = field(default_factory=dict)  # what a launcher said about ranks: nnodes, nproc_per_node
+    processes: dict[str, str] = field(default_factory=dict)  # launcher options such as nnodes, nproc_per_node
 
     @property
     def words(self) -> str:
         return shlex.join([self.entry, *self.argv])
 
 
-def read_command(words: Sequence[str]) -> Invocation:
-    """The one program that a command starts. UserError if there is none that Python runs."""
+def parse_command(words: Sequence[str]) -> Invocation:
+    """Find the Python program that a command starts. UserError if it starts none."""
     env: dict[str, str] = {}
     processes: dict[str, str] = {}
     rest = list(words)
@@ -47,38 +47,38 @@ def read_command(words: Sequence[str]) -> Invocation:
             variable, _, value = rest.pop(0).partition("=")
             env[variable] = value
         elif name in LAUNCHERS:
-            rest = _unwrap(LAUNCHERS[name], rest[1:], env, processes)
+            rest = _strip_launcher(LAUNCHERS[name], rest[1:], env, processes)
         elif _PYTHON.fullmatch(name):
-            rest = _program_of_python(rest[1:])
+            rest = _strip_python(rest[1:])
         elif name in _SHELLS and "-c" in rest:
-            inner = _shell_line(rest)
+            inner = _parse_shell_line(rest)
             return Invocation(inner.entry, inner.argv, env | inner.env, processes | inner.processes)
         elif name.endswith(".py") or name == "burnish" or _is_module(rest[0]):
             return Invocation(rest[0] if name != "burnish" else name, tuple(rest[1:]), env, processes)
         else:
             break
     raise UserError(
-        f"no Python program is started by {shlex.join(words)!r}",
+        f"{shlex.join(words)!r} starts no Python program",
         hint="burnish convert -- python3 -m verl.trainer.main_ppo key=value ...",
     )
 
 
 def _is_module(word: str) -> bool:
-    """`verl.trainer.main_ppo`: two names or more between dots."""
+    """Whether the word is a dotted module name such as `verl.trainer.main_ppo`."""
     return "." in word and all(part.isidentifier() for part in word.split("."))
 
 
-def _program_of_python(rest: list[str]) -> list[str]:
-    """What follows `python`, without Python's own options; a launcher that is run as a module is named as a command."""
+def _strip_python(rest: list[str]) -> list[str]:
+    """Drop the interpreter's options; name a launcher that runs as a module by its command."""
     while rest and rest[0].startswith("-") and rest[0] != "-m":
-        rest = rest[2:] if rest[0] in _PYTHON_VALUES else [] if rest[0] == "-c" else rest[1:]
+        rest = rest[2:] if rest[0] in _PYTHON_VALUE_OPTIONS else [] if rest[0] == "-c" else rest[1:]
     if rest[:1] != ["-m"]:
         return rest if rest and rest[0].endswith(".py") else []
-    return [MODULES.get(rest[1], rest[1]), *rest[2:]] if len(rest) > 1 else []
+    return [LAUNCHER_MODULES.get(rest[1], rest[1]), *rest[2:]] if len(rest) > 1 else []
 
 
-def _unwrap(launcher: Launcher, rest: list[str], env: dict[str, str], processes: dict[str, str]) -> list[str]:
-    """Drop a launcher and its options; keep what they say about ranks and variables."""
+def _strip_launcher(launcher: Launcher, rest: list[str], env: dict[str, str], processes: dict[str, str]) -> list[str]:
+    """Drop a launcher's options, collecting environment variables and process counts from them."""
     if launcher.verbs and rest[: len(launcher.verbs)] != list(launcher.verbs):
         return []  # `ray stop`, `conda activate`
     rest = rest[len(launcher.verbs) :]
@@ -91,42 +91,42 @@ def _unwrap(launcher: Launcher, rest: list[str], env: dict[str, str], processes:
         if not equals and launcher.takes_value(option) and rest:
             value = rest.pop(0)
         if option == "--runtime-env-json":
-            env.update(_variables(value))
+            env.update(_runtime_env_variables(value))
         elif value:
             processes[option.lstrip("-").replace("-", "_")] = value
     return rest[launcher.positional :]
 
 
-def _variables(text: str) -> dict[str, str]:
-    """The env_vars of Ray's runtime environment."""
+def _runtime_env_variables(text: str) -> dict[str, str]:
+    """`env_vars` of a Ray runtime environment."""
     try:
         variables = json.loads(text).get("env_vars") or {}
         return {str(name): str(value) for name, value in variables.items()}
     except (ValueError, AttributeError) as error:
-        raise UserError("is no JSON object", key="--runtime-env-json", value=text) from error
+        raise UserError("not a JSON object", key="--runtime-env-json", value=text) from error
 
 
-def _shell_line(words: list[str]) -> Invocation:
-    """The first program of `bash -c "cd x && python3 ... 2>&1 | tee log"`."""
+def _parse_shell_line(words: list[str]) -> Invocation:
+    """The first Python program of `bash -c "cd x && python3 ... 2>&1 | tee log"`."""
     line = words[words.index("-c") + 1 :][:1]
-    pieces = shlex.shlex(line[0] if line else "", posix=True, punctuation_chars=True)
-    pieces.whitespace_split = True
+    tokens = shlex.shlex(line[0] if line else "", posix=True, punctuation_chars=True)
+    tokens.whitespace_split = True
     commands: list[list[str]] = [[]]
-    for piece in pieces:
-        if piece in _SEPARATORS:
+    for token in tokens:
+        if token in _SEPARATORS:
             commands.append([])
         else:
-            commands[-1].append(piece)
+            commands[-1].append(token)
     for command in commands:
         try:
-            return read_command(_without_redirections(command))
+            return parse_command(_without_redirections(command))
         except UserError:
             continue
-    raise UserError(f"no Python program is started by {shlex.join(words)!r}", hint="burnish convert -- COMMAND ...")
+    raise UserError(f"{shlex.join(words)!r} starts no Python program", hint="burnish convert -- COMMAND ...")
 
 
 def _without_redirections(words: list[str]) -> list[str]:
-    """Up to `> log` or `2>&1`, whose number is a word of its own here."""
-    at = next((index for index, word in enumerate(words) if _REDIRECTION.fullmatch(word)), len(words))
-    kept = words[:at]
-    return kept[:-1] if at < len(words) and kept and kept[-1].isdigit() else kept
+    """Drop everything from the first redirection on. The `2` of `2>&1` is a separate token here."""
+    end = next((index for index, word in enumerate(words) if _REDIRECTION.fullmatch(word)), len(words))
+    kept = words[:end]
+    return kept[:-1] if end < len(words) and kept and kept[-1].isdigit() else kept

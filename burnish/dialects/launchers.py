@@ -1,4 +1,4 @@
-"""Launchers: the commands that start another one, and how their own options are told from its words."""
+"""Launchers: commands that start another command, and the options each of them takes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Launcher:
-    """Options take a value, but for `switches`; or, where `values` is set, only those do."""
+    """All options take a value except `switches`; if `values` is set, only those do."""
 
-    verbs: tuple[str, ...] = ()  # words that belong to its name: `ray job submit`
+    verbs: tuple[str, ...] = ()  # subcommand: `job submit` of `ray job submit`
     switches: frozenset[str] = frozenset()
     values: frozenset[str] | None = None
-    positional: int = 0  # its own words before the command: `timeout 10h`
-    starts_python: bool = False  # its program is a Python file, or with -m or --module a module
+    positional: int = 0  # arguments before the started command: the 10h of `timeout 10h`
+    starts_python: bool = False  # starts a Python file, or a module with -m or --module
 
     def takes_value(self, option: str) -> bool:
         return option in self.values if self.values is not None else option not in self.switches
 
 
 def _wrapper(*values: str, positional: int = 0, verbs: tuple[str, ...] = ()) -> Launcher:
-    """A command that runs another as it is."""
+    """A launcher that runs a command unchanged."""
     return Launcher(verbs, values=frozenset(values), positional=positional)
 
 
@@ -70,8 +70,8 @@ LAUNCHERS: dict[str, Launcher] = {
     "conda": _wrapper("-n", "-p", "--name", "--prefix", verbs=("run",)),
 }
 
-# Launchers that are run as Python modules.
-MODULES: dict[str, str] = {
+# Launchers that run as Python modules (python -m NAME).
+LAUNCHER_MODULES: dict[str, str] = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "deepspeed.launcher.runner": "deepspeed",

@@ -1,4 +1,4 @@
-"""YAML as people write it: a section that is opened twice is one section; a key that is set twice must agree."""
+"""YAML loading that merges repeated sections and rejects keys that are set twice to different values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from burnish.errors import UserError
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader, but no line is lost to a later one of the same name."""
+    """SafeLoader without its rule that a later duplicate key replaces an earlier one."""
 
 
 def read_yaml(path: str | Path) -> Any:
-    """What the file says; UserError if it is no YAML or contradicts itself."""
+    """Load a file. UserError if it is unreadable, not YAML, or contradicts itself."""
     file = Path(path).expanduser()
     try:
         text = file.read_text(encoding="utf-8")
@@ -25,12 +25,12 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def parse_yaml(text: str, name: str = "the YAML") -> Any:
-    """The same from text. A tab before a comment is a blank."""
+    """Parse text. A tab before a comment, which YAML forbids, is accepted."""
     lines = [_without_tab(line) for line in text.splitlines()]
     try:
         return yaml.load("\n".join(lines), Loader=_Loader)
     except yaml.YAMLError as error:
-        raise UserError(f"{name} is no YAML: {error}") from error
+        raise UserError(f"{name}: invalid YAML: {error}") from error
 
 
 def _without_tab(line: str) -> str:
@@ -38,23 +38,23 @@ def _without_tab(line: str) -> str:
     return before if tab and before.strip() and comment.lstrip().startswith("#") else line
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     loader.flatten_mapping(node)
-    found: dict[Any, Any] = {}
+    mapping: dict[Any, Any] = {}
     for key_node, value_node in node.value:
         key, value = loader.construct_object(key_node, deep=True), loader.construct_object(value_node, deep=True)
-        found[key] = _merged(found[key], value, key, key_node) if key in found else value
-    return found
+        mapping[key] = _merge(mapping[key], value, key, key_node) if key in mapping else value
+    return mapping
 
 
-def _merged(first: Any, second: Any, key: Any, node: yaml.Node) -> Any:
+def _merge(first: Any, second: Any, key: Any, node: yaml.Node) -> Any:
     if isinstance(first, dict) and isinstance(second, dict):
         both = set(first) & set(second)
-        return {**first, **second, **{name: _merged(first[name], second[name], name, node) for name in both}}
+        return {**first, **second, **{name: _merge(first[name], second[name], name, node) for name in both}}
     if first == second:
         return first
     problem = f"{key} is set twice, to {first!r} and to {second!r}"
     raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)

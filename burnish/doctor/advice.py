@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from burnish.config.names import GROUPED_ADVANTAGES
-from burnish.config.ranks import alone
+from burnish.config.ranks import is_single_process
 from burnish.config.rules import has_critic
 from burnish.doctor.engine import FOREIGN
 from burnish.doctor.roles import width_of
@@ -122,7 +122,7 @@ def rows_not_read(case: Case) -> Judgement:
 def tensor_parallel(case: Case) -> Judgement:
     rollout = case.cfg.actor_rollout_ref.rollout
     size = rollout.tensor_model_parallel_size
-    if rollout.name not in FOREIGN or not alone(case.cfg):
+    if rollout.name not in FOREIGN or not is_single_process(case.cfg):
         return None  # every device has a whole engine
     shape = case.shapes.policy if case.shapes is not None else None
     if shape is not None and shape.heads % size:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.config import SftConfig, TrainConfig
-from burnish.config.ranks import data_ranks, ranks, sequence_ranks
+from burnish.config.ranks import data_parallel_size, num_ranks, sequence_parallel_size
 from burnish.config.rules import has_critic
 from burnish.doctor.activations import Pass
 
@@ -87,8 +87,8 @@ def cuts(cfg: TrainConfig, on_cpu: bool) -> Cuts:
 
     def of(role: Any, rows: int | None, dynamic: bool, budget: int, mini: int | None = None) -> Micro:
         prompts = cfg.data.train_batch_size if mini is None else min(mini, cfg.data.train_batch_size)
-        here = -(-prompts * rollout.n // data_ranks(cfg, role))
-        return micro(rows, dynamic, budget, here, longest, response, on_cpu, sequence_ranks(role))
+        here = -(-prompts * rollout.n // data_parallel_size(cfg, role))
+        return micro(rows, dynamic, budget, here, longest, response, on_cpu, sequence_parallel_size(role))
 
     return Cuts(
         update_actor=of(
@@ -139,8 +139,8 @@ def train_arithmetic(cfg: TrainConfig, on_cpu: bool, num_rows: int | None = None
         "prompts_per_step": data.train_batch_size,
         "responses_per_prompt": rollout.n,
         "responses_per_step": data.train_batch_size * rollout.n,
-        "ranks": ranks(cfg),
-        "responses_per_rank": data.train_batch_size * rollout.n / data_ranks(cfg, actor),
+        "ranks": num_ranks(cfg),
+        "responses_per_rank": data.train_batch_size * rollout.n / data_parallel_size(cfg, actor),
         "updates_per_step": actor.ppo_epochs * mini_batches,
         "responses_per_update": min(actor.ppo_mini_batch_size, data.train_batch_size) * rollout.n,
         "micro_batches_per_update": cut.update_actor.count,

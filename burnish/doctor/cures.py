@@ -1,4 +1,4 @@
-"""The changes of config/memory_cures.py, one after the other, until the plan fits; none that is not needed."""
+"""The changes of config/memory_fixes.py, one after the other, until the plan fits; none that is not needed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from burnish.config import TrainConfig
-from burnish.config.memory_cures import STEPS, Change, Propose, changed, smaller_share, typed
+from burnish.config.memory_fixes import STEPS, Change, Propose, changed, smaller_share, typed
 from burnish.doctor.memory import GIB, Plan
 
 

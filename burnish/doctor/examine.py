@@ -11,7 +11,7 @@ from typing import Any
 from burnish.config import Loaded, SftConfig, TrainConfig, load
 from burnish.config.jobs import GenerateConfig
 from burnish.config.rules import check_rules
-from burnish.dialects.report import PENDING, REFUSED, STATUSES, Translation, in_their_words
+from burnish.dialects.report import PENDING, REFUSED, STATUSES, Translation, source_names
 from burnish.doctor import files, rules
 from burnish.doctor.arithmetic import sft_arithmetic, train_arithmetic
 from burnish.doctor.cures import Cure, cures
@@ -83,7 +83,7 @@ def _refused_items(translation: Translation) -> Iterator[Finding]:
         if item.status == REFUSED:
             text = f"{item.theirs}={item.value}: {item.why}"
             yield Finding(SETTING, rules.REFUSED, text, keys=(item.ours or item.theirs,))
-    waiting = [item.theirs for item in translation.items if item.status == PENDING and item.given]
+    waiting = [item.theirs for item in translation.items if item.status == PENDING and item.explicit]
     if waiting:
         text = f"understood, but `burnish {translation.job}` waits for later work: {', '.join(waiting)}"
         yield Finding("pending", rules.NOTE, text, "burnish rehearse leaves them out")
@@ -223,7 +223,7 @@ def _once(findings: list[Finding]) -> list[Finding]:
 
 def _spoken(findings: list[Finding], translation: Translation) -> list[Finding]:
     """Where the user wrote a key under another name, that name beside ours; worst first."""
-    words = {ours: theirs for ours, theirs in in_their_words(translation.items).items() if ours != theirs}
+    words = {ours: theirs for ours, theirs in source_names(translation.items).items() if ours != theirs}
     order = (rules.REFUSED, rules.WARNING, rules.NOTE)
     spoken = []
     for finding in findings:

@@ -40,7 +40,6 @@ LIBRARIES = (
     Library("ray", "ray", "several processes", "ray"),
     Library("vllm", "vllm", "the engine vllm", "vllm"),
     Library("sglang", "sglang", "the engine sglang", "sglang"),
-    Library("deepspeed", "deepspeed", "a DeepSpeed backend", "deepspeed"),
     Library("liger-kernel", "liger_kernel", "model.use_liger", "liger"),
     Library("flash-attn", "flash_attn", "attn_implementation=flash_attention_2"),
     Library("tensorboard", "tensorboard", "the logger tensorboard", "tensorboard"),

@@ -12,7 +12,7 @@ from typing import Any
 from burnish.config import SftConfig, TrainConfig
 from burnish.config.adapters import wants_adapter
 from burnish.config.jobs import GenerateConfig
-from burnish.config.ranks import ranks
+from burnish.config.ranks import num_ranks
 from burnish.config.rules import has_critic
 from burnish.doctor import activations as act
 from burnish.doctor.activations import Pass, Width
@@ -106,7 +106,7 @@ def train_plan(cfg: TrainConfig, shapes: Shapes, capacity: int) -> Plan:
     critic = _critic(cfg, shapes.critic or shapes.policy, on_cpu) if has_critic(cfg) else None
     reference = _reference(cfg, shapes.reference or shapes.policy, policy, on_cpu)
     judge = _judge(cfg, shapes.reward_model, on_cpu)
-    engine = engine_plan(cfg.actor_rollout_ref.rollout, shapes.policy, ranks(cfg), on_cpu)
+    engine = engine_plan(cfg.actor_rollout_ref.rollout, shapes.policy, num_ranks(cfg), on_cpu)
     # Roles with devices of their own are not there when others work.
     apart = [judge] if cfg.reward_model.enable_resource_pool else []
     together = [role for role in (policy, critic, reference, judge) if role is not None and role not in apart]
@@ -159,7 +159,7 @@ def _policy(cfg: TrainConfig, shape: Shape, on_cpu: bool) -> Role:
         shape,
         model,
         actor.fsdp_config,
-        spread_of(actor.strategy, ranks(cfg), actor.fsdp_config, actor.megatron, sequence),
+        spread_of(actor.strategy, num_ranks(cfg), actor.fsdp_config, actor.megatron, sequence),
         key="actor_rollout_ref.model",
         on_cpu=on_cpu,
         torch_dtype=model.torch_dtype,
@@ -177,7 +177,7 @@ def _critic(cfg: TrainConfig, shape: Shape, on_cpu: bool) -> Role:
         shape,
         critic.model,
         fsdp,
-        spread_of(critic.strategy, ranks(cfg), fsdp, critic.megatron, critic.ulysses_sequence_parallel_size),
+        spread_of(critic.strategy, num_ranks(cfg), fsdp, critic.megatron, critic.ulysses_sequence_parallel_size),
         key="critic.model",
         on_cpu=on_cpu,
         head=False,
@@ -194,7 +194,7 @@ def _reference(cfg: TrainConfig, shape: Shape, policy: Role, on_cpu: bool) -> Ro
     shared = wants_adapter(cfg.actor_rollout_ref.model) and not (own.path or own.override_config)
     if not _wants_reference(cfg) or shared:
         return None
-    spread = spread_of(ref.strategy, ranks(cfg), ref.fsdp_config, ref.megatron, ref.ulysses_sequence_parallel_size)
+    spread = spread_of(ref.strategy, num_ranks(cfg), ref.fsdp_config, ref.megatron, ref.ulysses_sequence_parallel_size)
     width = precision(ref.fsdp_config, cfg.actor_rollout_ref.model.torch_dtype, on_cpu)
     logits = HeadPlan.of(cfg.actor_rollout_ref.model.fused_kernel_options.impl_backend, on_cpu)
     return frozen(
@@ -211,12 +211,12 @@ def _judge(cfg: TrainConfig, shape: Shape | None, on_cpu: bool) -> Role | None:
         return None
     fsdp = judge.model.fsdp_config
     number = width_of(fsdp.mixed_precision.param_dtype, 4 if on_cpu else 2)
-    spread = spread_of(judge.strategy, ranks(cfg), fsdp, judge.megatron, judge.ulysses_sequence_parallel_size)
+    spread = spread_of(judge.strategy, num_ranks(cfg), fsdp, judge.megatron, judge.ulysses_sequence_parallel_size)
     return frozen("reward model", shape, fsdp, spread, Width(number, number), on_cpu=on_cpu, head=False)
 
 
 def _notes(cfg: TrainConfig, shapes: Shapes, policy: Role, engine: EnginePlan) -> list[str]:
-    notes = ["the worst case: every response has full length", *_spread_notes(ranks(cfg))]
+    notes = ["the worst case: every response has full length", *_spread_notes(num_ranks(cfg))]
     if cfg.rollout.n_gpus_per_node > 0:
         notes.append("the engine has GPUs of its own: the rollout is planned for one of them")
     if cfg.reward_model.enable and shapes.reward_model is None:

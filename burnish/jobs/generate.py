@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,14 +15,16 @@ from burnish.data.files import Rows, parquet_path, read_file, write_with_column
 from burnish.data.prompt import read_prompt
 from burnish.errors import UserError
 from burnish.log.console import counting, say
+from burnish.loop.collect import run_coroutine, run_episodes
 from burnish.loop.roles import check_engine_of, engine_of
 from burnish.loop.sampling import decoder, training_sampling
 from burnish.models.device import pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_causal_lm, load_config, load_tokenizer
 from burnish.models.model_input import ModelInput
 from burnish.models.stream import WeightStream
-from burnish.rollout.engine import Engine, Request, Sampling, check_sampling, engine_row
-from burnish.rollout.stop import visible_text
+from burnish.rollout.engine import Engine, Sampling, check_sampling, engine_row
+from burnish.rollout.episode import Prompt, SingleTurn
+from burnish.rollout.stop import Decode
 from burnish.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -53,12 +55,12 @@ def generate_loaded(loaded: Loaded) -> Path:
     prompts = read_prompts(cfg, rows, tokenizer)
     sampling = training_sampling(cfg.rollout, tokenizer, vocabulary, key="rollout")
     check_sampling(engine_row(cfg.rollout.name, cfg.rollout.mode).load(), sampling, "rollout")
-    requests = requests_of(cfg, rows, prompts, sampling)
+    samples = samples_of(cfg, rows, prompts, sampling)
     for notice in loaded.notices:
         say(notice)
     with filled_engine(cfg, source, device, tokenizer) as engine:
         decode = decoder(tokenizer)
-        responses = answer(cfg, engine, requests, lambda completion: visible_text(completion, decode))
+        responses = respond(cfg, engine, samples, decode)
     write_with_column(rows, RESPONSES, responses, out, "data.output_path")
     say(f"wrote {len(rows)} rows with {cfg.data.n_samples} responses each to {out}")
     return out
@@ -120,18 +122,16 @@ def encode(cfg: GenerateConfig, encoder: PromptEncoder, rows: Rows, number: int)
     return ids
 
 
-def requests_of(cfg: GenerateConfig, rows: Rows, prompts: list[list[int]], sampling: Sampling) -> list[list[Request]]:
-    """n_samples requests per prompt; noise is addressed by seed, row and sample, whatever is generated beside it."""
+def samples_of(cfg: GenerateConfig, rows: Rows, prompts: list[list[int]], sampling: Sampling) -> list[list[Prompt]]:
+    """n_samples per prompt. Noise is keyed by seed, row and sample, whatever is generated beside it."""
     seed = cfg.trainer.seed if sampling.seed is None else sampling.seed
-    longest = cfg.rollout.max_model_len or cfg.rollout.prompt_length + sampling.max_tokens
+    max_model_len = cfg.rollout.max_model_len or cfg.rollout.prompt_length + sampling.max_tokens
     groups = []
     for number, ids in enumerate(prompts):
-        room = min(sampling.max_tokens, longest - len(ids))
-        limited = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-        addresses = (
-            derive_seed(seed, "generate", rows.fingerprint, number, sample) for sample in range(cfg.data.n_samples)
-        )
-        groups.append([Request(ModelInput(tuple(ids)), limited, one) for one in addresses])
+        limit = min(sampling.max_tokens, max_model_len - len(ids))
+        limited = replace(sampling, max_tokens=limit, min_tokens=min(sampling.min_tokens, limit))
+        seeds = [derive_seed(seed, "generate", rows.fingerprint, number, n) for n in range(cfg.data.n_samples)]
+        groups.append([Prompt(ModelInput(tuple(ids)), limited, seed, sample=n) for n, seed in enumerate(seeds)])
     return groups
 
 
@@ -149,18 +149,17 @@ def filled_engine(cfg: GenerateConfig, source: ModelSource, device: Any, tokeniz
         engine.close()
 
 
-def answer(
-    cfg: GenerateConfig, engine: Engine, requests: list[list[Request]], text: Callable[..., str]
-) -> list[list[str]]:
+def respond(cfg: GenerateConfig, engine: Engine, samples: list[list[Prompt]], decode: Decode) -> list[list[str]]:
     """The texts of every group, a batch of prompts at a time."""
     responses: list[list[str]] = []
     size = cfg.data.batch_size
-    with counting("prompts", len(requests)) as done:
-        for start in range(0, len(requests), size):
-            batch = requests[start : start + size]
-            futures = engine.generate([request for group in batch for request in group])
-            made = iter([text(future.result()) for future in futures])
-            responses += [[next(made) for _ in group] for group in batch]
+    with counting("prompts", len(samples)) as done:
+        for start in range(0, len(samples), size):
+            batch = samples[start : start + size]
+            prompts = [prompt for group in batch for prompt in group]
+            trajectories = run_coroutine(run_episodes(engine, SingleTurn(), prompts))
+            texts = iter([rows[-1].text(decode) for rows in trajectories])
+            responses += [[next(texts) for _ in group] for group in batch]
             done(len(responses))
             if not cfg.rollout.disable_log_stats:
                 say("engine: " + ", ".join(f"{name} {value:g}" for name, value in sorted(engine.stats().items())))

@@ -1,4 +1,4 @@
-"""burnish.training: what the command does, from Python."""
+"""burnish.train: what the command does, from Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from burnish.distributed import torchrun
 from burnish.log.logger import RunInfo
 from burnish.loop.build import build
 from burnish.loop.fit import Result, fit
-from burnish.loop.memory import out_of_memory_explained
+from burnish.loop.memory import explaining_out_of_memory
 from burnish.loop.restart import restarting
 from burnish.loop.run import Run
 from burnish.loop.state import resume
@@ -26,10 +26,10 @@ def train(
     config_path: str | None = None,
     config_name: str | None = None,
 ) -> Result:
-    """Train a policy as the config says.
+    """Train a policy.
 
-    `reward` takes the place of custom_reward_function; `dataset` and `val_dataset`, rows in verl's schema, take
-    that of data.train_files and data.val_files.
+    `reward` replaces custom_reward_function; `dataset` and `val_dataset`, rows in verl's schema, replace
+    data.train_files and data.val_files.
     """
     rows = {"data.train_files": dataset, "data.val_files": val_dataset}
     given = [key for key, value in rows.items() if value is not None]
@@ -43,44 +43,50 @@ def train_loaded(
     dataset: Sequence[Mapping[str, Any]] | None = None,
     val_dataset: Sequence[Mapping[str, Any]] | None = None,
 ) -> Result:
-    """The same from a config that has been read. Where torchrun started several processes, the first runs the loop."""
+    """The same from a loaded config. Under torchrun, the first process runs the loop and the others serve it."""
     torchrun.serve_if_not_main()
-    return restarting(loaded, lambda asked: build(asked.cfg, reward, dataset, val_dataset), go)
+    return restarting(loaded, lambda current: build(current.cfg, reward, dataset, val_dataset), go)
 
 
 def go(run: Run, loaded: Loaded) -> Result:
-    """From what there is to resume, to the end."""
+    """Resume if there is a checkpoint, then train to the end."""
     resume(run)
     start(run, loaded)
-    with out_of_memory_explained(run):
+    with explaining_out_of_memory(run):
         return fit(run)
 
 
 def start(run: Run, loaded: Loaded) -> None:
-    """Open the loggers, describe the run in its folder, and say what a person should know before it begins."""
-    trainer = run.cfg.trainer
-    run.folder.describe(loaded.yaml(), device=run.policy.device)
+    """Start the loggers, describe the run in its folder, and log the notices."""
+    recorder = run.recorder
+    trainer = recorder.trainer
+    recorder.folder.describe(loaded.yaml(), device=run.learner.policy.device)
     info = RunInfo(
-        trainer.project_name, trainer.experiment_name, run.folder.path, to_plain(loaded.cfg), run.total_steps
+        trainer.project_name, trainer.experiment_name, recorder.folder.path, to_plain(loaded.cfg), run.total_steps
     )
-    run.loggers.start(info, resume_step=run.step or None)
-    for notice in [*loaded.notices, *run.notices, *run.scorer.notices, *promises(run)]:
-        run.loggers.note(notice)
+    recorder.loggers.start(info, resume_step=run.step or None)
+    reward_notices = run.rollout.scorer.scorer.notices
+    for notice in [*loaded.notices, *recorder.notices, *reward_notices, *guarantees(run)]:
+        recorder.loggers.note(notice)
 
 
-def promises(run: Run) -> list[str]:
-    """What this run can and cannot guarantee."""
-    engine = run.engine.capabilities
-    said = []
-    if run.sampling.restricted:
-        what = ", ".join(run.sampling.biases)
-        said.append(f"probability ratios are biased: log-probs are over all tokens, but sampling is bent by {what}")
+def guarantees(run: Run) -> list[str]:
+    """What this run can and cannot guarantee about its samples."""
+    engine, sampling = run.rollout.engine.capabilities, run.rollout.sampling
+    notices = []
+    if sampling.restricted:
+        biases = ", ".join(sampling.biases)
+        notices.append(
+            f"probability ratios are biased: log-probs cover the full vocabulary, but {biases} restrict sampling"
+        )
     if engine.addressed == "token" and engine.invariant:
-        said.append("responses depend on the seed, the prompt and the weights alone (invariant engine)")
+        notices.append(
+            "deterministic rollout: responses depend only on seed, prompt and weights (rollout.invariant=true)"
+        )
     elif engine.addressed != "none":
-        said.append(
-            "the noise of a response depends on the seed and the prompt; its last bits also on what it is batched with"
+        notices.append(
+            "sampling noise depends only on seed and prompt; the last bits of log-probs also on the batch composition"
         )
     else:
-        said.append("the engine takes no seed: the same run again gives other responses (docs/engines.md)")
-    return [*said, *engine.remarks]
+        notices.append("the engine takes no seed: repeating the run gives other responses (docs/engines.md)")
+    return [*notices, *engine.remarks]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from burnish.config.adapters import adapter_of, asked_attention
+from burnish.config.adapters import adapter_of, attention_of
 from burnish.models.attention import packed_function
 from burnish.models.compiled import can_compile, compile_layers, compute_in_c
 from burnish.models.device import pick_dtype
@@ -60,7 +60,7 @@ class Precision:
 def check_kernels(models: dict[str, TrainedModelConfig], liger: bool, device: torch.device) -> None:
     """Raise, before anything is loaded, for kernels that this device or installation does not support."""
     for key, model in models.items():
-        name, attention_key = asked_attention(model, key)
+        name, attention_key = attention_of(model, key)
         packed_function(name, device, attention_key)
     if liger:
         check_liger(device, "actor_rollout_ref.model.use_liger")
@@ -127,7 +127,7 @@ def frozen_language_model(
     """The reference's model, for inference only."""
     precision = Precision.of(fsdp, fsdp_key, device, torch_dtype)
     key = source.key.rpartition(".")[0]
-    attention, attention_key = asked_attention(model, key)
+    attention, attention_key = attention_of(model, key)
     network = load_causal_lm(source, packed_function(attention, device, attention_key), precision.weights)
     _cast_buffers(network, precision.buffers)
     if compiled:
@@ -185,7 +185,7 @@ def _load(
     precision: Precision,
     device: torch.device,
 ) -> PreTrainedModel:
-    attention, attention_key = asked_attention(model, key)
+    attention, attention_key = attention_of(model, key)
     options: dict[str, Any] = {}
     if model.load_in_4bit:
         options["quantization_config"] = four_bits(precision.compute, ("lm_head", VALUE_HEAD), key)

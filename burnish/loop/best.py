@@ -1,4 +1,4 @@
-"""Best: the step whose validation was best so far, by one metric. Its checkpoint outlives the others."""
+"""Best: the step with the best validation so far, by one metric. Its checkpoint is always kept."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ AUTO = "auto"
 
 @dataclass
 class Best:
-    """`metric` None looks for none; a best step that an earlier start found is kept all the same."""
+    """`metric` None tracks nothing, but keeps the best step of an earlier start."""
 
     metric: str | None = None
     step: int | None = None
     value: float = -math.inf
     by: str | None = None  # the metric that `value` is of
 
-    def improves(self, step: int, found: Mapping[str, float]) -> bool:
-        """Is this validation better than all before? Then it is the one to beat; of equal ones the first stays."""
+    def improves(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Whether this validation is the best so far (and note it). Of equal ones the first wins."""
         if self.metric is None:
             return False
-        value = measure(self.metric, found)
+        value = measure(self.metric, metrics)
         if not value > self.value:
             return False
         self.step, self.value, self.by = step, value, self.metric
         return True
 
-    def check(self, found: Mapping[str, float]) -> None:
-        """UserError where a validation does not give the metric."""
+    def check(self, metrics: Mapping[str, float]) -> None:
+        """UserError if the validation does not have the metric."""
         if self.metric is not None:
-            measure(self.metric, found)
+            measure(self.metric, metrics)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.step is None else {"step": self.step, "value": self.value, "by": self.by}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Values of another metric cannot be compared: then the search begins anew."""
+        """Values of another metric are not comparable: the search restarts."""
         if state and self.metric in (None, state["by"]):
             self.step, self.value, self.by = state["step"], state["value"], state["by"]
 
 
-def measure(metric: str, found: Mapping[str, float]) -> float:
-    """The metric of a validation; auto is the mean of val-core/*/mean@N, over data sources."""
+def measure(metric: str, metrics: Mapping[str, float]) -> float:
+    """The metric of a validation; `auto` is the mean of val-core/*/mean@N over data sources."""
     if metric == AUTO:
-        return fmean(value for name, value in found.items() if name.startswith("val-core/") and "/mean@" in name)
-    if metric not in found:
-        raise UserError("the validation gives no such metric", key=KEY, value=metric, allowed=[AUTO, *sorted(found)])
-    return found[metric]
+        return fmean(value for name, value in metrics.items() if name.startswith("val-core/") and "/mean@" in name)
+    if metric not in metrics:
+        raise UserError("no such validation metric", key=KEY, value=metric, allowed=[AUTO, *sorted(metrics)])
+    return metrics[metric]

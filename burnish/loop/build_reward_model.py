@@ -14,7 +14,7 @@ from burnish.models.device import pick_dtype
 from burnish.models.load import ModelSource, load_tokenizer
 from burnish.models.reward_model import check_score, load_reward_model
 from burnish.registry import load_user_attribute
-from burnish.reward.model_scorer import RewardModelScorer, Weights, precedence
+from burnish.reward.model_scorer import RewardModelScorer, ScoreWeights, precedence
 from burnish.reward.reward_model import CLASS_KEY, CustomRewardModel, RewardModel
 from burnish.reward.reward_model_input import OwnTemplate, PolicyTokens, RewardInput, decoder_for
 from burnish.reward.source import title_of
@@ -41,7 +41,7 @@ def build_reward_model_scorer(
     """None without reward_model.enable. `reward` is the function given in Python, if any; `made` a model elsewhere."""
     if not cfg.reward_model.enable:
         return None
-    weights = Weights.of(cfg.reward, cfg.reward_model)
+    weights = ScoreWeights.of(cfg.reward, cfg.reward_model)
     own = title_of(reward) if reward is not None else cfg.custom_reward_function.path
     notices = [precedence(weights, own)]
     if cfg.reward_model.model.custom_cls.path:

@@ -1,4 +1,4 @@
-"""Between reading and teaching: weights and rejection for what the engine's probabilities were not the trainer's."""
+"""Rollout correction: importance weights and rejection for the mismatch between engine and trainer log-probs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from burnish.batch import Batch, Ragged
 from burnish.config.thresholds import rejection_bounds, weight_bounds
 
 if TYPE_CHECKING:
-    from burnish.config import TrainConfig
     from burnish.config.algorithm import RolloutCorrectionConfig
 
-# The policy loss that stands in for the configured one, by loss_type.
-STANDS_IN = {"ppo_clip": None, "reinforce": "gpg"}
+# The policy loss that replaces the configured one, by loss_type.
+REPLACED_BY = {"ppo_clip": None, "reinforce": "gpg"}
 
 
 @dataclass(frozen=True)
 class Correction:
-    """What a run does about the gap between engine and trainer; by default nothing."""
+    """How a run corrects the mismatch between engine and trainer; by default not at all."""
 
     weighting: Weighting | None = None
     rejections: tuple[Rejection, ...] = ()
@@ -28,12 +27,12 @@ class Correction:
     loss: str | None = None  # in place of the configured one
 
     @staticmethod
-    def of(cfg: TrainConfig) -> Correction:
-        section, cap = cfg.algorithm.rollout_correction, cfg.actor_rollout_ref.actor.tis_imp_ratio_cap
-        loss = STANDS_IN["reinforce" if section.use_policy_gradient else section.loss_type]
+    def of(section: RolloutCorrectionConfig, cap: float | None) -> Correction:
+        """`cap` is actor.tis_imp_ratio_cap, the older spelling of a token-level weight."""
+        loss = REPLACED_BY["reinforce" if section.use_policy_gradient else section.loss_type]
         loss = loss if section.bypass_mode else None
         weighting = None
-        # In bypass mode a clipped loss holds the whole ratio of trainer to engine; a weight would count it twice.
+        # In bypass mode the clipped ratio already is trainer to engine; a weight would count it twice.
         if loss is not None or not section.bypass_mode:
             weighting = _weighting(section) if cap is None else Weighting("token", high=cap)
         bounds = rejection_bounds(section.rollout_rs, section.rollout_rs_threshold, section.rollout_rs_threshold_lower)
@@ -42,26 +41,26 @@ class Correction:
 
     @property
     def acts(self) -> bool:
-        """Is there anything to compute from both probabilities?"""
+        """Whether log-probs of both engine and trainer are needed."""
         return self.weighting is not None or bool(self.rejections) or self.veto is not None
 
     @property
     def old_column(self) -> str:
-        """The log-probs that the loss and the KL in the reward count as the old policy's."""
+        """The column of old log-probs, for the loss and the KL in the reward."""
         return "rollout_log_probs" if self.bypass else "old_log_probs"
 
     def apply(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
-        """Adds importance_weights and loss_mask, as far as asked for; nothing later in the step changes them."""
+        """Add importance_weights and loss_mask, as configured."""
         if not self.acts:
             return batch, {}
         responses = batch["responses"]
         names = ("old_log_probs", "rollout_log_probs", "response_mask")
-        found = correct(
+        result = correct(
             *(batch[name].flat for name in names), responses.lengths, self.weighting, self.rejections, self.veto
         )
-        columns = {"importance_weights": found.weights, "loss_mask": found.kept}
+        columns = {"importance_weights": result.weights, "loss_mask": result.kept}
         added = {name: Ragged.like(flat, responses) for name, flat in columns.items() if flat is not None}
-        return batch.add(**added), found.metrics
+        return batch.add(**added), result.metrics
 
 
 def _weighting(section: RolloutCorrectionConfig) -> Weighting | None:

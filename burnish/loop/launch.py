@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from burnish.config.ranks import engine_pool, machines
+from burnish.config.ranks import has_engine_pool, num_nodes
 from burnish.distributed import torchrun
 from burnish.distributed.process_group import RankInfo
 from burnish.distributed.processes import Processes
@@ -85,7 +85,7 @@ def check_launcher(cfg: TrainConfig, pools: list[Pool]) -> None:
             hint=f"trainer.n_gpus_per_node={world_size // cfg.trainer.nnodes}",
         )
     transport = cfg.actor_rollout_ref.rollout.checkpoint_engine.backend
-    if engine_pool(cfg) and transport in GPU_TRANSPORTS and pick_device(cfg.trainer.device).type == "cpu":
+    if has_engine_pool(cfg) and transport in GPU_TRANSPORTS and pick_device(cfg.trainer.device).type == "cpu":
         raise UserError(
             f"{transport} requires CUDA devices; none found",
             key=TRANSPORT_KEY,
@@ -135,7 +135,7 @@ def _launcher_name(cfg: TrainConfig, notices: list[str]) -> str:
         return name
     if torchrun.launched():
         return "torchrun"
-    if installed() or machines(cfg) > 1:
+    if installed() or num_nodes(cfg) > 1:
         return "ray"
     notices.append("Ray is not installed: the ranks are local processes (trainer.launcher=processes)")
     return "processes"

@@ -1,4 +1,4 @@
-"""Lease: when the machine will be taken away, and whether another step still fits."""
+"""Lease: when the machine will be reclaimed, and whether another step still fits."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from burnish.errors import UserError
 
-# Where elastic clusters say when an instance ends, in seconds since 1970.
+# Environment variables of elastic clusters: when the instance ends, in seconds since 1970.
 VARIABLES = (
     "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP",
     "SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP",
 )
-FIRST_SAVE = 60.0  # seconds a save may take, as long as none was measured
+FIRST_SAVE = 60.0  # assumed seconds of a save before the first one is measured
 
 
 @dataclass
 class Lease:
-    """`ends` None is a machine of one's own. The longest step and save so far say what the next may take."""
+    """`ends` None: no limit. The longest step and save so far predict the next."""
 
     ends: float | None
     spare: float
@@ -34,16 +34,16 @@ class Lease:
         try:
             return Lease(float(environment[name]), spare)
         except ValueError:
-            problem = f"the environment says {name}={environment[name]!r}, which is no time in seconds since 1970"
+            problem = f"environment variable {name}={environment[name]!r} is not a time in seconds since 1970"
             raise UserError(problem, hint=f"unset {name}") from None
 
     def measured(self, timings: Mapping[str, float]) -> None:
-        """Times of a step, as the clock has them."""
+        """Note the timings of a step."""
         self.longest_step = max(self.longest_step, timings.get("timing_s/step", 0.0))
         self.longest_save = max(self.longest_save, timings.get("timing_s/save_checkpoint", 0.0))
 
     def runs_out(self) -> bool:
-        """Might one more step and the save after it come too late?"""
+        """Whether another step and its checkpoint might not finish in time."""
         if self.ends is None:
             return False
         return time.time() + self.longest_step + (self.longest_save or FIRST_SAVE) + self.spare >= self.ends

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from burnish.config.memory_cures import next_change
+from burnish.config.memory_fixes import next_change
 from burnish.errors import UserError
-from burnish.loop.run import Run
 from burnish.models.device import pick_device
 from burnish.training.device_memory import OutOfMemory, memory_reported
+
+if TYPE_CHECKING:
+    from burnish.loop.run import Run
 
 GIB = 1 << 30
 # The clock's phases -> their names in the memory plan.
@@ -29,27 +31,14 @@ PHASES = {
 
 
 @contextlib.contextmanager
-def out_of_memory_explained(run: Run) -> Iterator[None]:
+def explaining_out_of_memory(run: Run) -> Iterator[None]:
     """Turn out-of-memory errors into a UserError; workers report what their own roles hold."""
     try:
-        with memory_reported(local_roles(run), pick_device(run.cfg.trainer.device)):
+        with memory_reported(run.roles(), pick_device(run.recorder.trainer.device)):
             yield
     except OutOfMemory as error:
         phase = PHASES.get(run.clock.failed_in or "", run.clock.failed_in or "start")
-        raise explain(run.cfg, phase, error) from error
-
-
-def local_roles(run: Run) -> dict[str, Any]:
-    """The roles by name; handles hold no memory here."""
-    reward_model = None if run.reward_model is None else getattr(run.reward_model, "model", None)
-    roles = {
-        "policy": run.policy,
-        "critic": run.critic,
-        "reference": run.reference,
-        "reward model": reward_model,
-        "engine": run.engine,
-    }
-    return {name: role for name, role in roles.items() if role is not None}
+        raise run.explain_out_of_memory(phase, error) from error
 
 
 def explain(cfg: Any, phase: str, error: OutOfMemory) -> UserError:

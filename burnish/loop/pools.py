@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from burnish.algos.advantages import ADVANTAGES
-from burnish.config.ranks import engine_pool, ranks, reward_pool
+from burnish.config.ranks import has_engine_pool, has_reward_pool, num_ranks
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
@@ -55,14 +55,14 @@ def pools(cfg: TrainConfig) -> list[Pool]:
     }
     reward_model, timeout = cfg.reward_model, cfg.actor_rollout_ref.nccl_timeout
     separate: list[Pool] = []
-    if engine_pool(cfg):
+    if has_engine_pool(cfg):
         separate.append(Pool("rollout", cfg.rollout.nnodes, cfg.rollout.n_gpus_per_node, ("engine",), timeout))
-    if wanted["reward_model"] and reward_pool(cfg):
+    if wanted["reward_model"] and has_reward_pool(cfg):
         nodes, per_node = reward_model.nnodes, reward_model.n_gpus_per_node
         separate.append(Pool("reward", nodes, per_node, ("reward_model",), reward_model.nccl_timeout))
     placed = {role for pool in separate for role in pool.roles}
     shared = tuple(role for role, is_wanted in wanted.items() if is_wanted and role not in placed)
-    if not separate and ranks(cfg) == 1:
+    if not separate and num_ranks(cfg) == 1:
         return []
     if wanted["critic"]:
         timeout = max(timeout, cfg.critic.nccl_timeout)

@@ -1,127 +1,152 @@
-"""Responses kept on disk: written by the first run that generates them, read by later ones instead of generating.
+"""Recorded rollouts: the first run writes its trajectories, later runs read them instead of generating.
 
-{rollout.skip_dump_dir}/{step}.jsonl has one line per response, named by how it was sampled and by its request's random
-address (run seed, step, prompt, sample). Validation is always generated.
+{rollout.skip_dump_dir}/{step}.jsonl has one line per trajectory, identified by its sampling settings and its seed
+(a function of run seed, step, prompt and sample). Validation always generates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from burnish.errors import UserError
 from burnish.log.jsonl import encode, plain, read, write_atomically
-from burnish.rollout.engine import Completion, Engine, Request
-
-if TYPE_CHECKING:
-    from burnish.loop.run import Run
+from burnish.models.model_input import ModelInput
+from burnish.rollout.episode import Prompt
+from burnish.rollout.trajectory import Trajectory, Turn
 
 KEY = "actor_rollout_ref.rollout.skip_dump_dir"
-Found = tuple[list[int], Completion]  # prompt and response
-Name = tuple[str, int]  # sampling and address
+
+
+class Recording(Protocol):
+    """Where trajectories come from, or go to, beside the engine."""
+
+    def find(self, prompt: Prompt) -> list[Trajectory] | None:
+        """Recorded trajectories of a sample; None to generate them."""
+        ...
+
+    def add(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> None: ...
+
+
+class NoRecording:
+    """Generates everything and keeps nothing."""
+
+    def find(self, prompt: Prompt) -> None:
+        return None
+
+    def add(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> None:
+        pass
+
+
+NO_RECORDING = NoRecording()
 
 
 @contextmanager
-def replayed(run: Run, step: int) -> Iterator[Engine]:
-    """The run's engine, or one that reads the step's responses where they were kept, and keeps them if not."""
-    rollout = run.cfg.actor_rollout_ref.rollout
-    if not rollout.skip_rollout:
-        yield run.engine
+def recorded(folder: str | None, step: int) -> Iterator[Recording]:
+    """Replay the step's file where it exists, else write it at the end. `folder` None does neither."""
+    if folder is None:
+        yield NO_RECORDING
         return
-    path = Path(rollout.skip_dump_dir).expanduser() / f"{step}.jsonl"
+    path = Path(folder).expanduser() / f"{step}.jsonl"
     if path.is_file():
-        yield Replay(run.engine, path)
+        yield Replay(path)
         return
-    recorder = Recorder(run.engine)
+    recorder = TrajectoryRecorder()
     yield recorder
     recorder.write(path)
 
 
-class _Wrapped:
-    """An engine that does everything but generating as the one it stands for."""
+class TrajectoryRecorder:
+    """Generates, and remembers finished trajectories."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self) -> None:
+        self.trajectories: list[tuple[Prompt, Sequence[Trajectory]]] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
+    def find(self, prompt: Prompt) -> None:
+        return None
 
-
-class Recorder(_Wrapped):
-    """Generates, and remembers."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self.made: list[tuple[Request, Future[Completion]]] = []
-
-    def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
-        futures = self.engine.generate(requests)
-        self.made += zip(requests, futures, strict=True)
-        return futures
+    def add(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> None:
+        self.trajectories.append((prompt, trajectories))
 
     def write(self, path: Path) -> None:
-        """All at once, so that a killed run leaves no half of a step."""
+        """All at once, so that a killed run leaves no partial step."""
         lines = [
-            {"sampling": _sampling(request), "seed": request.seed, "prompt": request.ids, **asdict(future.result())}
-            for request, future in self.made
-            if not future.cancelled() and future.result().finish_reason != "abort"
+            {"sampling": _sampling(prompt), "seed": prompt.seed, "prompt": trajectory.prompt.ids, **_fields(trajectory)}
+            for prompt, trajectories in self.trajectories
+            for trajectory in trajectories
+            if all(row.finish_reason != "abort" for row in trajectories)
         ]
         try:
             write_atomically(path, "".join(encode(line) + "\n" for line in lines))
         except OSError as error:
-            problem = f"responses cannot be kept there: {error.strerror or error}"
-            raise UserError(problem, key=KEY, value=str(path.parent), hint=f"{KEY}=/a/folder/with/room") from error
+            problem = f"cannot write trajectories there: {error.strerror or error}"
+            raise UserError(problem, key=KEY, value=str(path.parent), hint=f"{KEY}=/a/writable/folder") from error
 
 
-class Replay(_Wrapped):
-    """Gives what was kept. A request that was not kept fails, once somebody waits for its response."""
+class Replay:
+    """Returns recorded trajectories. A sample that was not recorded fails when its task awaits it."""
 
-    def __init__(self, engine: Engine, path: Path) -> None:
-        super().__init__(engine)
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.samplings: set[str] = set()
-        self.found: dict[Name, Found] = {}
+        self.trajectories: dict[tuple[str, int], list[Trajectory]] = {}
         try:
             self._read()
         except (ValueError, KeyError, TypeError) as error:
-            raise self._misfit(f"{path} cannot be read as kept responses: {error}") from error
+            raise self._mismatch(f"{path} cannot be read as recorded trajectories: {error}") from error
 
-    def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
-        return [self._answered(request) for request in requests]
+    def find(self, prompt: Prompt) -> list[Trajectory]:
+        sampling = encode(_sampling(prompt))
+        trajectories = self.trajectories.get((sampling, prompt.seed))
+        if trajectories is not None and trajectories[0].prompt.ids == prompt.input.ids:
+            return trajectories
+        if sampling not in self.samplings:
+            raise self._mismatch(f"{self.path} was sampled with other settings than this run's: {sampling}")
+        cause = "it has other prompts, another trainer.seed or a smaller rollout.n"
+        raise self._mismatch(f"{self.path} has no trajectory for a sample of this run: {cause}")
 
-    def abort(self, futures: Sequence[Future[Completion]]) -> None:
-        """Nothing is on its way."""
-
-    def step(self) -> bool:
-        return False
+    def add(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> None:
+        pass
 
     def _read(self) -> None:
         for line in read(self.path):
-            sampling, seed, prompt = encode(line.pop("sampling")), line.pop("seed"), line.pop("prompt")
+            sampling, seed = encode(line.pop("sampling")), line.pop("seed")
             self.samplings.add(sampling)
-            self.found[sampling, seed] = (prompt, Completion(**line))
+            self.trajectories.setdefault((sampling, seed), []).append(_trajectory(line))
 
-    def _answered(self, request: Request) -> Future[Completion]:
-        future: Future[Completion] = Future()
-        sampling = encode(_sampling(request))
-        prompt, completion = self.found.get((sampling, request.seed), (None, None))
-        if completion is not None and prompt == list(request.ids):
-            future.set_result(completion)
-        elif sampling not in self.samplings:
-            future.set_exception(self._misfit(f"{self.path} was sampled otherwise than this run samples: {sampling}"))
-        else:
-            what = "other prompts, another trainer.seed or a smaller rollout.n"
-            future.set_exception(self._misfit(f"{self.path} does not have a response that is asked for: it has {what}"))
-        return future
-
-    def _misfit(self, problem: str) -> UserError:
+    def _mismatch(self, problem: str) -> UserError:
         hint = f"{KEY}=/another/folder, or delete this one"
         return UserError(problem, key=KEY, value=str(self.path.parent), hint=hint)
 
 
-def _sampling(request: Request) -> dict[str, Any]:
-    return plain(asdict(request.sampling))
+def _sampling(prompt: Prompt) -> dict[str, Any]:
+    return plain(asdict(prompt.sampling))
+
+
+def _fields(trajectory: Trajectory) -> dict[str, Any]:
+    """What a line says about a trajectory. A single turn needs no mask and no turns."""
+    fields = {
+        "ids": trajectory.ids,
+        "log_probs": trajectory.log_probs,
+        "versions": trajectory.versions,
+        "finish_reason": trajectory.finish_reason,
+        "stop_reason": trajectory.stop_reason,
+        "top_log_probs": trajectory.top_log_probs,
+    }
+    if not trajectory.is_single_turn:
+        fields |= {"mask": trajectory.mask, "turns": [asdict(turn) for turn in trajectory.turns]}
+    return fields
+
+
+def _trajectory(line: dict[str, Any]) -> Trajectory:
+    prompt, length = ModelInput(tuple(line.pop("prompt"))), len(line["ids"])
+    turns = [Turn(**turn) for turn in line.pop("turns", [])]
+    return Trajectory(
+        prompt,
+        mask=line.pop("mask", [True] * length),
+        turns=turns or [Turn(0, length, finish_reason=line["finish_reason"])],
+        **line,
+    )

@@ -1,4 +1,4 @@
-"""Restart: a run whose worker died goes on from its last checkpoint by itself, a bounded number of times."""
+"""Restart: a run whose worker died resumes from its last checkpoint by itself, a bounded number of times."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ KEY = "trainer.max_restarts"
 
 
 def restarting(loaded: Loaded, build: Callable[[Loaded], Run], go: Callable[[Run, Loaded], Result]) -> Result:
-    """Build the run and let it go, again and again while its workers die; without progress in between, not for ever.
+    """Build and run; when a worker dies, again, at most trainer.max_restarts times without a new checkpoint in between.
 
-    `go` resumes from what trainer.resume_mode finds. Once the run has written a checkpoint, that is where it goes on.
+    `go` resumes from what trainer.resume_mode finds; once the run has written a checkpoint, from that.
     """
-    most = loaded.cfg.trainer.max_restarts
-    restarts = in_a_row = 0
+    max_restarts = loaded.cfg.trainer.max_restarts
+    num_restarts = in_a_row = 0
     death = ""
     while True:
         run = None
         try:
             run = build(loaded)
             if death:
-                run.restarts = restarts
-                run.notices.append(f"restart {restarts}: {death}; the run goes on from its last checkpoint")
+                run.recorder.num_restarts = num_restarts
+                run.recorder.notices.append(f"restart {num_restarts}: {death}; resuming from the last checkpoint")
             return go(run, loaded)
         except WorkerDied as error:
             death = str(error)  # the error itself would keep the dead run's memory
         finally:
             if run is not None:
                 _close(run, quietly=bool(death))
-        sealed = None if run is None else run.saving.sealed
-        in_a_row = 1 if sealed is not None else in_a_row + 1
-        if in_a_row > most:
-            raise _gives_up(death, most)
-        restarts += 1
-        if sealed is not None:
+        newest = None if run is None else run.recorder.saving.newest_step
+        in_a_row = 1 if newest is not None else in_a_row + 1
+        if in_a_row > max_restarts:
+            raise _give_up(death, max_restarts)
+        num_restarts += 1
+        if newest is not None:
             loaded = _from_own_checkpoint(loaded)
-        logging.getLogger("burnish").warning("%s: restart %d", death, restarts)
+        logging.getLogger("burnish").warning("%s: restart %d", death, num_restarts)
 
 
 def _close(run: Run, *, quietly: bool) -> None:
-    """What a dead worker leaves open may fail to close; why it died is the news."""
+    """Closing after a worker died may fail too; the death is the error to report."""
     try:
         run.close()
     except Exception as error:
@@ -62,8 +62,8 @@ def _from_own_checkpoint(loaded: Loaded) -> Loaded:
     return replace(loaded, cfg=cfg)
 
 
-def _gives_up(death: str, most: int) -> UserError:
-    if most == 0:
-        return UserError(f"{death}; the same command goes on from the last checkpoint", key=KEY, value=0)
-    problem = f"{death}, and so it went {most + 1} times in a row without a new checkpoint in between"
-    return UserError(problem, key=KEY, value=most, hint="the same command, to go on from the last checkpoint")
+def _give_up(death: str, max_restarts: int) -> UserError:
+    if max_restarts == 0:
+        return UserError(f"{death}. Run the same command to resume from the last checkpoint", key=KEY, value=0)
+    problem = f"{death}; {max_restarts + 1} failures in a row without a new checkpoint in between"
+    return UserError(problem, key=KEY, value=max_restarts, hint="the same command resumes from the last checkpoint")

@@ -183,7 +183,7 @@ def build_policy(
     )
     updates = actor.ppo_epochs * -(-cfg.data.train_batch_size // actor.ppo_mini_batch_size)
     backend.create_optimizer(actor.optim, total_steps, updates, optimizer_options(actor.fsdp_config, backend))
-    correction = Correction.of(cfg)
+    correction = Correction.of(cfg.algorithm.rollout_correction, actor.tis_imp_ratio_cap)
     return Policy(
         backend,
         actor,

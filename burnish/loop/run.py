@@ -1,155 +1,69 @@
-"""Run: everything a training run holds, built once and handed to the step, the fit and the validation."""
+"""Run: a training run, built once: what produces, what learns, what records, and how far it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from burnish.algos.kl import KL_ESTIMATORS, FixedKL
-from burnish.data.dataset import PromptDataset
-from burnish.data.growth import Growth
-from burnish.data.sampler import PromptSampler
-from burnish.data.user_sampler import UserSampler
+from burnish.errors import UserError
 from burnish.log.clock import Clock
-from burnish.log.folder import RunFolder
-from burnish.log.logger import Loggers
-from burnish.loop.best import Best
-from burnish.loop.correct import Correction
-from burnish.loop.lease import Lease
-from burnish.loop.saving import Saving
-from burnish.registry import Entry
-from burnish.reward.absent import NoFunction
-from burnish.reward.score import Scorer
-from burnish.reward.shaping import Shaper
-from burnish.rollout.engine import Engine, Sampling
-from burnish.rollout.engines.digests import sync_weights
-from burnish.training.checkpoint import Checkpoints
-from burnish.training.critic import Critic
-from burnish.training.mirror import Mirror
-from burnish.training.policy import Policy
-from burnish.training.reference import Reference
+from burnish.loop.learner import Learner
+from burnish.loop.recorder import Recorder
+from burnish.loop.rollout import Rollout
+from burnish.loop.step import sync_weights
 
 if TYPE_CHECKING:
-    from burnish.batch import Batch, Ragged
-    from burnish.config import TrainConfig
-    from burnish.loop.filter import GroupFilter
     from burnish.loop.schedules import Schedule
-    from burnish.reward.model_scorer import RewardModelScorer
+    from burnish.training.device_memory import OutOfMemory
 
 
 @dataclass
 class Run:
-    """The roles, the rooms and where the run stands. `step` is the last finished step."""
+    """`step` is the last finished step."""
 
-    cfg: TrainConfig
-    tokenizer: Any
-    train_data: PromptDataset | None  # None only for val_only
-    sampler: PromptSampler | UserSampler | None
-    val_data: PromptDataset | None
-    engine: Engine
-    sampling: Sampling
-    val_sampling: Sampling
-    scorer: Scorer | NoFunction
-    policy: Policy
-    critic: Critic | None
-    reward_model: RewardModelScorer | None  # None leaves the scores to functions
-    reference: Reference | None
-    estimator: Entry
-    kl: FixedKL
-    shaper: Shaper
-    filter: GroupFilter | None  # None keeps every group
-    loggers: Loggers
-    folder: RunFolder
-    checkpoints: Checkpoints
+    rollout: Rollout
+    learner: Learner
+    recorder: Recorder
+    schedule: Schedule
+    clock: Clock
     total_steps: int
-    schedule: Schedule  # whether steps are made in turn, or generated ahead
-    close_cast: Callable[[], None] = lambda: None  # ends the processes that hold the roles
-    break_off: Callable[[str, float], str] | None = None  # the same when they hang
-    clock: Clock = field(default_factory=Clock)
-    notices: list[str] = field(default_factory=list)  # said once the loggers stand
-    saving: Saving = field(default_factory=Saving)
-    growth: Growth | None = None  # rows made during training
-    mirror: Mirror | None = None  # copies of the checkpoints elsewhere
-    correction: Correction = field(default_factory=Correction)
-    lease: Lease = field(default_factory=lambda: Lease(ends=None, spare=0.0))
-    best: Best = field(default_factory=Best)  # validation so far
-    restarts: int = 0  # after a worker died
-    undumped: dict[int, list[dict]] = field(default_factory=dict)  # responses by step, for a disk to have room again
-    compared: torch.dtype | None = None  # the format in which the engine's weights are compared with the policy's
+    explain_out_of_memory: Callable[[str, OutOfMemory], UserError]
+    close_workers: Callable[[], None] = lambda: None  # stops the processes that hold the roles
+    kill_hung_workers: Callable[[str, float], str] | None = None  # the same when they hang; None: there are none
     step: int = 0
-    epoch: int = 0  # of the prompts learnt from last
-    saved_step: int = 0  # of the newest checkpoint
-    version: int = 0  # of the weights that the engine holds
-    unsent: int = 0  # steps that changed the policy since then
+    epoch: int = 0  # of the prompts trained on last
 
     @property
     def seed(self) -> int:
-        return self.cfg.trainer.seed
+        return self.rollout.seed
 
     @property
     def finished(self) -> bool:
-        """All steps are made; or all epochs, where those count and filtering makes steps of more prompts."""
-        return self.step >= self.total_steps or self.schedule.at_end(self)
+        """All steps are done; or all epochs, where those end the run."""
+        return self.step >= self.total_steps or self.schedule.exhausted()
 
-    @property
-    def used_up(self) -> bool:
-        """Are all epochs drawn, where those count?"""
-        trainer = self.cfg.trainer
-        counts_epochs = self.filter is not None and trainer.total_training_steps is None
-        return counts_epochs and self.sampler is not None and self.sampler.epochs_done >= trainer.total_epochs
+    def sync_weights(self) -> None:
+        """The engine gets the policy's weights."""
+        sync_weights(self.rollout, self.learner)
 
-    def next_prompts(self) -> Batch:
-        """The prompts of the next step; where groups are filtered, the first of them."""
-        if self.filter is None:
-            indices, epoch = self.sampler.next()
-            return self.train_data.batch(indices, epoch)
-        return self.train_data.batch(*self.sampler.draw(self.filter.in_flight))
-
-    def learn_order(self, batch: Batch) -> None:
-        """After a step: a curriculum looks at it, and new rows may come."""
-        self.sampler.update(batch)
-        if self.growth is not None:
-            self.sampler.grow(self.growth.grow())
-
-    def is_current(self, batch: Batch) -> bool:
-        """Was every token sampled with the weights that the policy has now?"""
-        return not self.unsent and bool((batch["weight_version"].flat == self.version).all())
-
-    def reads_old_log_probs(self, num_rows: int, current: bool = True) -> bool:
-        """Must the policy be read before it is taught? Not where both would be the same pass (see docs/rooms.md)."""
-        taught_now = self.step + 1 > self.cfg.trainer.critic_warmup
-        if self.correction.acts or not taught_now:
-            return True
-        if self.correction.bypass:  # the engine's stand in for them
-            return False
-        return self.cfg.algorithm.use_kl_in_reward or not current or not self.policy.updates_once(num_rows)
-
-    def read_reference(self, batch: Batch) -> dict[str, Ragged]:
-        """ref_log_prob, and exact_kl where the KL in the reward is the exact one."""
-        columns = {"ref_log_prob": self.reference.compute_log_probs(batch)}
-        algorithm = self.cfg.algorithm
-        if algorithm.use_kl_in_reward and "exact" in KL_ESTIMATORS[algorithm.kl_penalty].needs:
-            columns["exact_kl"] = self.policy.compute_exact_kl(batch)
-        return columns
-
-    def send_weights(self) -> None:
-        """The policy's weights become the engine's: a new version, if they have changed."""
-        if self.unsent or self.version == 0:
-            self.version, self.unsent = self.version + 1, 0
-        self.clock.add("verify_weights", sync_weights(self.engine, self.policy.weights(), self.version, self.compared))
-
-    def mishaps(self) -> dict[str, float]:
-        """What went wrong and was survived; nothing, as a rule."""
-        counts = {"training/restarts": self.restarts, "training/failed_saves": self.saving.failures}
-        return {name: float(count) for name, count in counts.items() if count > 0}
+    def roles(self) -> dict[str, Any]:
+        """The roles that exist, by name."""
+        learner = self.learner
+        reward_model = None if learner.reward_model is None else getattr(learner.reward_model, "model", None)
+        roles = {
+            "policy": learner.policy,
+            "critic": learner.critic,
+            "reference": learner.reference,
+            "reward model": reward_model,
+            "engine": self.rollout.engine,
+        }
+        return {name: role for name, role in roles.items() if role is not None}
 
     def close(self) -> None:
-        self.saving.close()
-        self.engine.close()
-        self.close_cast()
-        self.scorer.close()
-        self.schedule.close()  # it ends now that nobody answers what it waits for
-        self.loggers.close()
+        self.recorder.saving.close()
+        self.rollout.engine.close()
+        self.close_workers()
+        self.rollout.scorer.scorer.close()
+        self.schedule.close()  # its thread ends now that nobody answers it
+        self.recorder.close()

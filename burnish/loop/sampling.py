@@ -1,4 +1,4 @@
-"""How a run samples: the config's keys, with words turned into tokens and checked before a model is loaded."""
+"""Sampling settings from the config, checked against the tokenizer before a model is loaded."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ if TYPE_CHECKING:
 TRAIN_ROLLOUT = "actor_rollout_ref.rollout"
 
 
-def training_sampling(rollout: SamplingConfig, tokenizer: Any, vocabulary: int, key: str = TRAIN_ROLLOUT) -> Sampling:
-    """The way to sample that a rollout section asks for; `vocabulary` is the number of the model's tokens."""
-    return _sampling(rollout, rollout, tokenizer, vocabulary, key, seed=rollout.seed, fire=rollout.use_fire_sampling)
+def training_sampling(rollout: SamplingConfig, tokenizer: Any, vocab_size: int, key: str = TRAIN_ROLLOUT) -> Sampling:
+    """The sampling settings of a rollout section."""
+    return _sampling(rollout, rollout, tokenizer, vocab_size, key, seed=rollout.seed, fire=rollout.use_fire_sampling)
 
 
-def validation_sampling(val: ValKwargsConfig, rollout: SamplingConfig, tokenizer: Any, vocabulary: int) -> Sampling:
-    """Validation's own distribution; where a response ends, and what it never says, are the rollout's for both."""
+def validation_sampling(val: ValKwargsConfig, rollout: SamplingConfig, tokenizer: Any, vocab_size: int) -> Sampling:
+    """Validation has its own distribution; stop conditions and bad words are those of the rollout."""
     seed = rollout.seed if val.seed is None else val.seed
-    return _sampling(val, rollout, tokenizer, vocabulary, TRAIN_ROLLOUT, seed=seed, fire=False)
+    return _sampling(val, rollout, tokenizer, vocab_size, TRAIN_ROLLOUT, seed=seed, fire=False)
 
 
 def _sampling(
-    drawn: SamplingConfig | ValKwargsConfig,
+    section: SamplingConfig | ValKwargsConfig,
     rollout: SamplingConfig,
     tokenizer: Any,
-    vocabulary: int,
+    vocab_size: int,
     key: str,
     **more: Any,
 ) -> Sampling:
     if "" in rollout.stop:
-        raise UserError("an empty string would end every response at once", key=f"{key}.stop", value=rollout.stop)
+        raise UserError("an empty stop string would end every response at once", key=f"{key}.stop", value=rollout.stop)
     for token in rollout.stop_token_ids:
-        if token >= vocabulary:
-            allowed = f"0 to {vocabulary - 1}"
+        if token >= vocab_size:
+            allowed = f"0 to {vocab_size - 1}"
             raise UserError("the model has no such token", key=f"{key}.stop_token_ids", value=token, allowed=allowed)
     return Sampling(
         max_tokens=rollout.response_length,
-        temperature=drawn.temperature,
-        top_k=drawn.top_k,
-        top_p=drawn.top_p,
-        min_p=drawn.min_p,
-        do_sample=drawn.do_sample,
+        temperature=section.temperature,
+        top_k=section.top_k,
+        top_p=section.top_p,
+        min_p=section.min_p,
+        do_sample=section.do_sample,
         ignore_eos=rollout.ignore_eos,
         min_tokens=rollout.min_tokens,
         stop=tuple(rollout.stop),
         stop_token_ids=tuple(rollout.stop_token_ids),
-        repetition_penalty=drawn.repetition_penalty,
-        presence_penalty=drawn.presence_penalty,
-        frequency_penalty=drawn.frequency_penalty,
+        repetition_penalty=section.repetition_penalty,
+        presence_penalty=section.presence_penalty,
+        frequency_penalty=section.frequency_penalty,
         bad_words=tuple(ids for word in rollout.bad_words for ids in word_ids(word, tokenizer, f"{key}.bad_words")),
         logprobs=rollout.logprobs,
         room=rollout.max_model_len,
@@ -62,15 +62,15 @@ def _sampling(
 
 
 def word_ids(word: str, tokenizer: Any, key: str) -> list[tuple[int, ...]]:
-    """The tokens of a word where it stands alone and where a space comes before it, as most words in a text."""
+    """The token ids of a word, with and without a leading space."""
     bare = word.strip()
-    found = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (bare, f" {bare}")]
-    known = [ids for ids in found if bare and tokenizer.decode(ids).strip() == bare]
-    if not known:
+    encoded = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (bare, f" {bare}")]
+    exact = [ids for ids in encoded if bare and tokenizer.decode(ids).strip() == bare]
+    if not exact:
         raise UserError("the tokenizer has no tokens for this word", key=key, value=word)
-    return list(dict.fromkeys(known))
+    return list(dict.fromkeys(exact))
 
 
 def decoder(tokenizer: Any) -> Decode:
-    """Response tokens to text, as rewards and stop strings read it: without EOS and other special tokens."""
+    """Decodes response tokens for rewards and stop strings: without special tokens."""
     return partial(tokenizer.decode, skip_special_tokens=True)

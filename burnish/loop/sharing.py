@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from burnish.config.ranks import sequence_ranks, tensor_ranks, uses_megatron
+from burnish.config.ranks import sequence_parallel_size, tensor_parallel_size, uses_megatron
 from burnish.loop.build_reward_model import reward_model_source
 from burnish.loop.pools import wants_critic, wants_reference, wants_reward_model
 from burnish.loop.roles import critic_source, reference_source
@@ -29,7 +29,7 @@ def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
         models.append(("reward_model", cfg.reward_model, reward_model_source(cfg)))
     for key, role, model_source in models:
         config = load_config(model_source)
-        tensor, sequence = tensor_ranks(role), sequence_ranks(role)
+        tensor, sequence = tensor_parallel_size(role), sequence_parallel_size(role)
         check_sizes(config, tensor, f"{key}.megatron.tensor_model_parallel_size")
         if sequence > 1:
             name = "megatron.context_parallel_size" if uses_megatron(role) else "ulysses_sequence_parallel_size"

@@ -1,90 +1,103 @@
-"""One step, as the table in docs/rooms.md has it: each room adds its columns.
+"""One training step: `produce` (prompts -> scored batch) and `learn` (batch -> updated roles).
 
-It has two halves. `produce` is rooms 1 to 3, `learn` the rest. In turn they are a step; side by side they are
-asynchronous training (loop/overlap.py).
+Each phase adds columns to the batch; docs/architecture.md has the table. Schedules (loop/schedules.py) run the two
+halves in turn or overlapped.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from burnish.batch import Batch
 from burnish.loop.credit import credit, filtrate
-from burnish.loop.gather import gather, reward_problems
-from burnish.loop.run import Run
+from burnish.loop.learner import Learner
+from burnish.loop.rollout import Rollout
 
 
 @dataclass(frozen=True)
-class Produced:
-    """What a step learns from, and what was found out while it was made."""
+class ScoredBatch:
+    """What a step learns from."""
 
     step: int
     batch: Batch
     epoch: int  # of its last prompt
-    numbers: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # said when it is learnt
+    metrics: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # for the log of this step
 
 
-def train_step(run: Run, prompts: Batch) -> tuple[Batch, dict[str, float]]:
-    """prompts -> responses -> scores -> credit -> updates -> new weights; the batch and the roles' numbers."""
-    return learn_and_send(run, produce(run, prompts, run.step + 1))
+class StepResult(NamedTuple):
+    """The batch with all columns, and the step's metrics."""
+
+    scored: ScoredBatch
+    batch: Batch
+    metrics: dict[str, float]
 
 
-def learn_and_send(run: Run, produced: Produced) -> tuple[Batch, dict[str, float]]:
-    """The second half while the engine rests, and new weights for it."""
-    if run.cfg.actor_rollout_ref.rollout.free_cache_engine:
-        with run.clock("sleep"):
-            run.engine.sleep(level=1)
-    batch, metrics = learn(run, produced)
-    if run.unsent:
-        with run.clock("update_weights"):
-            run.send_weights()
-    with run.clock("wake"):
-        run.engine.wake()
-    return batch, metrics
+def produce(rollout: Rollout, step: int) -> ScoredBatch:
+    """Generate and score the next batch."""
+    with rollout.clock("gen"):
+        batch = rollout.collect(rollout.next_prompts(), step)
+    num_failed, notes = rollout.take_reward_problems()
+    metrics = {"reward/failed": float(num_failed)}
+    if rollout.filter is not None:
+        metrics |= rollout.filter.take_metrics()
+    return ScoredBatch(step, batch, rollout.sampler.epoch, metrics, notes)
 
 
-def produce(run: Run, prompts: Batch, step: int) -> Produced:
-    """Responses to the prompts, scored."""
-    with run.clock("gen"):
-        batch = gather(run, prompts, step)
-    failed, notes = reward_problems(run)
-    numbers = {"reward/failed": float(failed)}
-    if run.filter is not None:
-        numbers |= run.filter.take()
-    return Produced(step, batch, run.sampler.epoch, numbers, notes)
-
-
-def learn(run: Run, produced: Produced) -> tuple[Batch, dict[str, float]]:
-    """Read, credit, teach. The engine is not touched: what it samples with is decided elsewhere."""
-    batch, step, clock = produced.batch, produced.step, run.clock
-    run.epoch = produced.epoch
-    for note in produced.notes:
-        run.loggers.note(note)
-    if run.reward_model is not None:
+def learn(learner: Learner, scored: ScoredBatch, *, current: bool) -> StepResult:
+    """Log-probs, values, advantages, updates. `current`: the policy has the weights that sampled the batch."""
+    batch, step, clock = scored.batch, scored.step, learner.clock
+    if learner.reward_model is not None:
         with clock("reward"):
-            batch = run.reward_model.score(batch)
-    if run.reads_old_log_probs(len(batch), current=run.is_current(batch)):
+            batch = learner.reward_model.score(batch)
+    if learner.needs_old_log_probs(step, len(batch), current=current):
         with clock("old_log_prob"):
-            batch = batch.add(**run.policy.compute_log_probs(batch))
-    if run.reference is not None:
+            batch = batch.add(**learner.policy.compute_log_probs(batch))
+    if learner.reference is not None:
         with clock("ref"):
-            batch = batch.add(**run.read_reference(batch))
-    if run.critic is not None:
+            batch = batch.add(**learner.reference_columns(batch))
+    if learner.critic is not None:
         with clock("values"):
-            batch = batch.add(values=run.critic.compute_values(batch))
+            batch = batch.add(values=learner.critic.compute_values(batch))
     with clock("adv"):
-        batch, correcting = run.correction.apply(batch)
-        batch, shaping = run.shaper.shape(batch)
-        batch, metrics = credit(batch, run.cfg.algorithm, run.estimator, run.kl, run.correction.old_column)
-        batch = filtrate(batch, run.cfg.algorithm, run.seed, step)
+        batch, correcting = learner.correction.apply(batch)
+        batch, shaping = learner.shaper.shape(batch)
+        old_column = learner.correction.old_column
+        batch, metrics = credit(batch, learner.algorithm, learner.estimator, learner.kl, old_column)
+        batch = filtrate(batch, learner.algorithm, learner.seed, step)
         metrics |= shaping | correcting
-    if run.critic is not None:
+    if learner.critic is not None:
         with clock("update_critic"):
-            metrics |= run.critic.update(batch, step)
-    if step > run.cfg.trainer.critic_warmup:
+            metrics |= learner.critic.update(batch, step)
+    if learner.updates_policy(step):
         with clock("update_actor"):
-            taught = run.policy.update(batch, step)
-            batch, metrics = batch.add(**taught.columns), metrics | taught.metrics
-        run.unsent += 1
-    return batch, produced.numbers | metrics
+            result = learner.policy.update(batch, step)
+            batch, metrics = batch.add(**result.columns), metrics | result.metrics
+        learner.num_unsynced += 1
+    return StepResult(scored, batch, scored.metrics | metrics)
+
+
+def is_current(rollout: Rollout, learner: Learner, batch: Batch) -> bool:
+    """Whether the policy still has the weights that sampled every token."""
+    return learner.num_unsynced == 0 and rollout.is_current(batch)
+
+
+def sync_weights(rollout: Rollout, learner: Learner) -> None:
+    """The engine gets the policy's weights."""
+    rollout.load_weights(learner.policy.weights(), changed=learner.num_unsynced > 0)
+    learner.num_unsynced = 0
+
+
+def learn_and_sync(rollout: Rollout, learner: Learner, scored: ScoredBatch) -> StepResult:
+    """Learn while the engine sleeps, then give it the new weights."""
+    if rollout.sleeps:
+        with rollout.clock("sleep"):
+            rollout.engine.sleep(level=1)
+    result = learn(learner, scored, current=is_current(rollout, learner, scored.batch))
+    if learner.num_unsynced:
+        with rollout.clock("update_weights"):
+            sync_weights(rollout, learner)
+    with rollout.clock("wake"):
+        rollout.engine.wake()
+    return result

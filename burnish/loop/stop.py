@@ -1,4 +1,4 @@
-"""Stop: Ctrl-C, or the SIGTERM of a scheduler, ends a run well."""
+"""Clean stop on Ctrl-C, or on the SIGTERM of a cluster scheduler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class Stop:
-    """Has somebody asked for an end? `signum` says with which signal."""
+    """Whether a signal asked the run to stop, and which."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
@@ -25,21 +25,21 @@ class Stop:
 
 @contextmanager
 def stop_request() -> Iterator[Stop]:
-    """A signal asks for a stop after the running step; a second one stops at once."""
+    """The first signal stops the run after the current step, a second one at once."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
-    def ask(signum: int, frame: object) -> None:
+    def handle(signum: int, frame: object) -> None:
         if stop.is_set():
             raise StopNow(signum)
         stop.signum = signum
         # A signal may come while the console holds its lock; a plain write needs none.
-        said = f"\n{SIGNALS[signal.Signals(signum)]}: finishing this step, then saving. Once more stops at once.\n"
-        os.write(2, said.encode())
+        name = SIGNALS[signal.Signals(signum)]
+        os.write(2, f"\n{name} received: finishing this step, then saving. Send again to exit immediately.\n".encode())
 
-    before = {signum: signal.signal(signum, ask) for signum in SIGNALS}
+    before = {signum: signal.signal(signum, handle) for signum in SIGNALS}
     try:
         yield stop
     finally:

@@ -1,4 +1,4 @@
-"""Watchdog: a run that stands still is named, its stacks are written down, and it is ended."""
+"""Watchdog: detects a hang, dumps all stacks and stops the run."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from burnish.log.clock import Clock
 HUNG = 124  # the exit status, as `timeout` has it
 LONGEST_TICK = 1.0
 
-# (phase, seconds) -> the workers' stacks; ends them
-BreakOff = Callable[[str, float], str]
+# (phase, seconds) -> stacks of the workers, which it kills
+KillWorkers = Callable[[str, float], str]
 
 
 class Watchdog:
-    """Ends this process, or the workers that it waits for, once no phase has begun or ended for `patience` seconds.
+    """Stops this process, or kills the workers it waits for, when no phase has begun or ended for `timeout` seconds.
 
-    It counts its own ticks and not the time of day: a process that was stopped for a while, or a laptop that slept, did
-    not hang. `end` gets the exit status.
+    It counts its own ticks instead of wall-clock time: a stopped process or a sleeping laptop is not a hang. `end` is
+    called with the exit status.
     """
 
     def __init__(
         self,
         clock: Clock,
-        patience: float,
+        timeout: float,
         folder: Path,
         *,
         rank: int = 0,
         end: Callable[[int], object] = os._exit,
-        break_off: BreakOff | None = None,
+        kill_workers: KillWorkers | None = None,
     ) -> None:
         self.clock = clock
-        self.patience = patience
+        self.timeout = timeout
         self.file = folder / f"hang_rank_{rank}.txt"
         self.rank = rank
         self.end = end
-        self.break_off = break_off
+        self.kill_workers = kill_workers
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="burnish-watchdog", daemon=True)
 
@@ -53,59 +53,58 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        tick = min(LONGEST_TICK, self.patience / 10)
+        tick = min(LONGEST_TICK, self.timeout / 10)
         beats, still = self.clock.beats, 0.0
         while not self._over.wait(tick):
             if self.clock.beats != beats:
                 beats, still = self.clock.beats, 0.0
                 continue
             still += tick
-            if still < self.patience:
+            if still < self.timeout:
                 continue
-            if self.break_off is None:
-                self._tell()
+            if self.kill_workers is None:
+                self._report()
                 self.end(HUNG)
                 return
-            self._break_off(self.break_off)
+            self._kill_workers(self.kill_workers)
             still = 0.0
 
-    def _break_off(self, break_off: BreakOff) -> None:
-        """The workers are ended; this process hears of it where it waits for them, and the run starts again."""
-        phase = self.clock.where() or "between two phases"
-        os.write(2, f"\nthe run hangs in {phase}: nothing has begun or ended for {self.patience:g} s.\n".encode())
-        stacks = break_off(phase, self.patience)
+    def _kill_workers(self, kill_workers: KillWorkers) -> None:
+        """Kill the workers. The call that waits for them then fails, and the run restarts."""
+        phase = self.clock.where() or "no phase"
+        os.write(2, f"\nthe run hangs in {phase}: no phase has begun or ended for {self.timeout:g} s.\n".encode())
+        stacks = kill_workers(phase, self.timeout)
         os.write(2, f"{stacks}\n".encode())
         with suppress(OSError):
             self.file.write_text(f"{datetime.now(UTC).isoformat(timespec='seconds')} {phase}\n{stacks}\n")
 
-    def _tell(self) -> None:
-        """Plain writes: whoever hangs may hold the console's lock."""
-        phase = self.clock.where() or "between two phases"
+    def _report(self) -> None:
+        """Write to the file descriptor: the hung thread may hold the console's lock."""
+        phase = self.clock.where() or "no phase"
         text = (
-            f"rank {self.rank} hangs in {phase}: nothing has begun or ended for {self.patience:g} s"
+            f"rank {self.rank} hangs in {phase}: no phase has begun or ended for {self.timeout:g} s"
             " (trainer.hang_timeout).\n"
         )
         os.write(2, f"\n{text}".encode())
         faulthandler.dump_traceback(file=2, all_threads=True)
-        with suppress(OSError):  # the disk may be what hangs or is full; standard error has it all
+        with suppress(OSError):  # the disk may be the cause; standard error has everything
             with open(self.file, "a", encoding="utf-8") as file:
                 file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {text}")
                 file.flush()
                 faulthandler.dump_traceback(file=file, all_threads=True)
-            os.write(
-                2, f"The stacks are also in {self.file}. The same command goes on from the last checkpoint.\n".encode()
-            )
+            hint = f"The stacks are also in {self.file}. Run the same command to resume from the last checkpoint.\n"
+            os.write(2, hint.encode())
 
 
 @contextmanager
 def watching(
-    clock: Clock, patience: float, folder: Path, *, rank: int = 0, break_off: BreakOff | None = None
+    clock: Clock, timeout: float, folder: Path, *, rank: int = 0, kill_workers: KillWorkers | None = None
 ) -> Iterator[None]:
-    """A watchdog for as long as this lasts; a patience of 0 is none."""
-    if patience <= 0:
+    """Run a watchdog inside; a timeout of 0 disables it."""
+    if timeout <= 0:
         yield
         return
-    watchdog = Watchdog(clock, patience, folder, rank=rank, break_off=break_off)
+    watchdog = Watchdog(clock, timeout, folder, rank=rank, kill_workers=kill_workers)
     watchdog.start()
     try:
         yield

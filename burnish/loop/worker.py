@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from burnish.config.ranks import sequence_ranks, tensor_ranks
+from burnish.config.ranks import sequence_parallel_size, tensor_parallel_size
 from burnish.distributed.channel import NO_RESULT
 from burnish.distributed.process_group import RankInfo, destroy_process_group, init_process_group
 from burnish.distributed.weights import Endpoint, receive, send
@@ -182,7 +182,7 @@ class Worker:
         """The ranks' position for a role; roles with equal sizes share process groups."""
         if self.info.size == 1:
             return SINGLE_PROCESS
-        sizes = (fsdp.fsdp_size, sequence_ranks(role), tensor_ranks(role))
+        sizes = (fsdp.fsdp_size, sequence_parallel_size(role), tensor_parallel_size(role))
         if sizes not in self.contexts:
             self.contexts[sizes] = build_mesh(
                 self.device,

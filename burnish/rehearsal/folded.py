@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.config import load
-from burnish.config.pending import WAITS
+from burnish.config.pending import FEATURES
 from burnish.config.settings import Setting
 from burnish.config.status import check_pending, status_of
 from burnish.config.values import written_as
@@ -155,7 +155,7 @@ def drop_pending(plan: Plan) -> None:
 
 
 def waits(plan: Plan) -> Iterator[str]:
-    """What the dropped keys wait for, each once."""
-    for name in WAITS:
-        if any(name in line for line in plan.dropped):
-            yield name
+    """Unsupported features that the dropped keys belong to, each once."""
+    for feature in FEATURES:
+        if any(f"({feature.en})" in line for line in plan.dropped):
+            yield feature.en

@@ -9,7 +9,7 @@ from typing import Any
 
 from burnish.config import Loaded, load
 from burnish.config.status import check_pending
-from burnish.dialects.report import INERT, REFUSED, Item, Translation, in_their_words
+from burnish.dialects.report import INERT, REFUSED, Item, Translation, source_names
 from burnish.errors import UserError, UserErrors
 from burnish.rehearsal.plan import ARITHMETIC, DATA, READING, Finding, Plan, in_words
 from burnish.rehearsal.report import ALWAYS, ENGINE, LENGTHS, Rehearsal
@@ -29,8 +29,8 @@ def _rehearse(translation: Translation, steps: int, live: bool, folder: Path) ->
     began = time.monotonic()
     report = Rehearsal(translation.dialect, translation.job, steps)
     report.refused = [_told(item) for item in translation.items if item.status == REFUSED]
-    report.inert = [_told(item) for item in translation.items if item.status == INERT and item.given]
-    words = in_their_words(translation.items)
+    report.inert = [_told(item) for item in translation.items if item.status == INERT and item.explicit]
+    words = source_names(translation.items)
     try:
         asked, broken = read_settings(translation.settings, translation.job)
     except UserError as error:

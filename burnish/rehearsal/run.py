@@ -80,12 +80,13 @@ def rehearse_training(plan: Plan, loaded: Loaded) -> None:
 
     run = build(loaded.cfg)
     notebook = Notebook()
-    run.loggers = notebook
-    _look_at_rows(plan, run.train_data)
+    run.recorder.loggers = notebook
+    _look_at_rows(plan, run.rollout.train_data)
     try:
         start(run, loaded)
         result = fit(run)
-        total = sum(run.scorer.problems.values()) if hasattr(run.scorer, "problems") else 0
+        scorer = run.rollout.scorer.scorer
+        total = sum(scorer.problems.values()) if hasattr(scorer, "problems") else 0
     finally:
         run.close()
     if result.interrupted:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from burnish.config.names import GROUPED_ADVANTAGES
-from burnish.config.ranks import data_ranks
+from burnish.config.ranks import data_parallel_size
 from burnish.config.root import TrainConfig
 from burnish.config.rules import has_critic
 from burnish.rehearsal.plan import Plan
@@ -102,7 +102,7 @@ def _scale_update(plan: Plan, key: str, role: Any, factor: int, prompts: int, sa
     per_rank, n = role.ppo_micro_batch_size_per_gpu, plan.asked.actor_rollout_ref.rollout.n
     plan.drop(f"{key}.ppo_micro_batch_size")
     if per_rank is not None:
-        cut = parts(small * samples, per_rank, role.ppo_mini_batch_size * n // data_ranks(plan.asked, role))
+        cut = parts(small * samples, per_rank, role.ppo_mini_batch_size * n // data_parallel_size(plan.asked, role))
         shrink(plan, f"{key}.ppo_micro_batch_size_per_gpu", cut, f"of {small * samples} responses")
     if role.ppo_epochs > EPOCHS:
         shrink(plan, f"{key}.ppo_epochs", EPOCHS)

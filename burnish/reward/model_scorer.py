@@ -1,4 +1,4 @@
-"""Room 3, second half: a reward model reads what was gathered; its score and the function's become one."""
+"""RewardModelScorer: scores by a reward model, alone or mixed with those of the reward function."""
 
 from __future__ import annotations
 
@@ -15,94 +15,100 @@ from burnish.errors import UserError
 from burnish.reward.reward_model import CustomRewardModel, RewardModel
 from burnish.reward.sample import Score
 from burnish.reward.score import ON_ERROR
+from burnish.reward.trajectories import ScoredTrajectory, add_scores
 
 if TYPE_CHECKING:
     from burnish.config.reward import RewardConfig, RewardModelConfig
-    from burnish.loop.answers import Answer
-    from burnish.loop.run import Run
 
 # Columns of a prompt that a reward model may read.
 PROMPT_COLUMNS = ("prompt_ids", "raw_prompt", "uid", "data_source", "ground_truth", "extra_info")
 
+# Counters that a person should know about when they first become nonzero.
+WARNINGS = {
+    "reward_model/overlong_inputs": "inputs exceed reward_model.max_length; their beginning is cut off",
+    "reward_model/overlong_responses": "responses alone exceed reward_model.max_length; only their end is scored",
+    "reward_model/failed": "scores of the reward model are not finite; reward.fallback_score replaces them",
+}
+
 
 @dataclass(frozen=True)
-class Weights:
-    """What the two scores count in their sum."""
+class ScoreWeights:
+    """Coefficients of the model's and the function's score in their sum."""
 
     model: float
     function: float
     mixes: bool
 
     @staticmethod
-    def of(reward: RewardConfig, model: RewardModelConfig) -> Weights:
-        """The model's score replaces the function's, unless a weight is set; one that is not set is then 1."""
+    def of(reward: RewardConfig, model: RewardModelConfig) -> ScoreWeights:
+        """The model's score replaces the function's unless a weight is set; the other weight then defaults to 1."""
         if not model.enable:
-            return Weights(0.0, 1.0, mixes=False)
-        given = (reward.model_weight, reward.function_weight)
-        if given == (None, None):
-            return Weights(1.0, 0.0, mixes=False)
-        by_model, by_function = (1.0 if weight is None else weight for weight in given)
-        return Weights(by_model, by_function, mixes=True)
+            return ScoreWeights(0.0, 1.0, mixes=False)
+        weights = (reward.model_weight, reward.function_weight)
+        if weights == (None, None):
+            return ScoreWeights(1.0, 0.0, mixes=False)
+        model_weight, function_weight = (1.0 if weight is None else weight for weight in weights)
+        return ScoreWeights(model_weight, function_weight, mixes=True)
 
 
 class RewardModelScorer:
-    """A reward model, and how its score counts."""
+    """A reward model and how its score counts."""
 
     def __init__(
         self,
         model: RewardModel | CustomRewardModel,
         reward: RewardConfig,
-        weights: Weights,
-        notices: tuple[str, ...] = (),  # for the start of a run
+        weights: ScoreWeights,
+        notices: tuple[str, ...] = (),  # for the start of the run
     ) -> None:
         self.notices = notices
         self.model = model
         self.reward = reward
         self.weights = weights
-        self.failed = 0  # scores that were no numbers, since the last `take`
-        self._told: set[str] = set()
-        self._one_at_a_time = threading.Lock()  # a filter asks while the loop learns, where both go side by side
+        self.num_failed = 0  # non-finite scores since the last `take_metrics`
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()  # with async schedules a group filter scores while the learner does
 
     def score(self, batch: Batch) -> Batch:
-        """Adds the scores to a gathered batch, unless they are there already."""
+        """Add score columns to a collected batch; a group filter may have added them already."""
         if "greedy_responses" in batch:
             batch = batch.add(greedy_scores=self._greedy_scores(batch))
-        if "token_level_scores" in batch:  # a filter had to know them
+        if "token_level_scores" in batch:
             return batch
         return add_scores(batch, self.scores(batch, batch["function_score"]))
 
-    def score_group(self, prompt: Batch, answers: Sequence[Answer]) -> list[Answer]:
-        """The same for the answers to one prompt, where they must be known before the others are there."""
-        rows = prompt.repeat(len(answers))
-        rows = rows.add(responses=Ragged.of([answer.completion.ids for answer in answers], torch.int64))
-        scores = self.scores(rows, [answer.score for answer in answers])
-        return [replace(answer, score=score) for answer, score in zip(answers, scores, strict=True)]
+    def score_group(self, prompt: Batch, group: Sequence[Sequence[ScoredTrajectory]]) -> list[list[ScoredTrajectory]]:
+        """Score the samples of one prompt, where a group filter needs them before the batch is complete."""
+        last = [sample[-1] for sample in group]
+        rows = prompt.repeat(len(last)).add(responses=Ragged.of([one.trajectory.ids for one in last], torch.int64))
+        scores = self.scores(rows, [one.score for one in last])
+        return [[replace(row, score=score) for row in sample] for sample, score in zip(group, scores, strict=True)]
 
-    def scores(self, rows: Batch, by_function: Sequence[Score]) -> list[Score]:
-        """The sum of both, and each by itself among the extras where they are mixed."""
-        with self._one_at_a_time:
-            by_model = self.model.compute_scores(rows)
-        wrong = [row for row, value in enumerate(by_model) if not math.isfinite(value)]
-        self.failed += len(wrong)
-        if wrong and ON_ERROR[self.reward.on_error].metadata.get("stops"):
+    def scores(self, rows: Batch, function_scores: Sequence[Score]) -> list[Score]:
+        """The weighted sum; where both count, each is also in the extras."""
+        with self._lock:
+            model_scores = self.model.compute_scores(rows)
+        failed = [row for row, value in enumerate(model_scores) if not math.isfinite(value)]
+        self.num_failed += len(failed)
+        if failed and ON_ERROR[self.reward.on_error].metadata.get("stops"):
             raise UserError(
-                f"the reward model gave {by_model[wrong[0]]} for a response to {rows['uid'][wrong[0]]}",
+                f"the reward model returned {model_scores[failed[0]]} for a response to {rows['uid'][failed[0]]}",
                 key="reward_model.model.path",
-                hint="reward.on_error=fallback to go on with reward.fallback_score",
+                hint="reward.on_error=fallback to continue with reward.fallback_score",
             )
-        return [self._one(value, function) for value, function in zip(by_model, by_function, strict=True)]
+        return [self._mix(value, function) for value, function in zip(model_scores, function_scores, strict=True)]
 
-    def _one(self, by_model: float, function: Score) -> Score:
+    def _mix(self, model_score: float, function: Score) -> Score:
         extras = dict(function.extras)
         if self.weights.mixes:
-            extras |= {"model_score": by_model, "function_score": function.value}
-        if not math.isfinite(by_model):
-            return Score(self.reward.fallback_score, extras, f"the reward model gave {by_model}")
-        value = self.weights.model * by_model + self.weights.function * function.value
+            extras |= {"model_score": model_score, "function_score": function.value}
+        if not math.isfinite(model_score):
+            return Score(self.reward.fallback_score, extras, f"the reward model returned {model_score}")
+        value = self.weights.model * model_score + self.weights.function * function.value
         return Score(value, extras, function.problem)
 
     def _greedy_scores(self, batch: Batch) -> torch.Tensor:
-        """The score of each prompt's greedy response, for every row of its group; read once per prompt."""
+        """The score of each prompt's greedy response, for every row of its group; computed once per prompt."""
         first: dict[str, int] = {}
         for row, uid in enumerate(batch["uid"]):
             first.setdefault(uid, row)
@@ -112,51 +118,22 @@ class RewardModelScorer:
         by_prompt = {uid: score.value for uid, score in zip(first, scores, strict=True)}
         return torch.tensor([by_prompt[uid] for uid in batch["uid"]], dtype=torch.float32)
 
-    def take(self) -> dict[str, float]:
-        """The numbers since the last call."""
-        numbers = {**self.model.take(), "reward_model/failed": float(self.failed)}
-        self.failed = 0
-        return numbers
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics since the last call."""
+        metrics = {**self.model.take(), "reward_model/failed": float(self.num_failed)}
+        self.num_failed = 0
+        return metrics
 
-    def news(self, numbers: dict[str, float]) -> list[str]:
-        """What a person should know of these numbers, each thing once in a run."""
-        lines = {
-            "reward_model/overlong_inputs": "inputs are longer than reward_model.max_length; they lose their beginning",
-            "reward_model/overlong_responses": "responses alone are longer than reward_model.max_length; only how they "
-            "end is seen",
-            "reward_model/failed": "scores of the reward model are no numbers; reward.fallback_score replaces them",
-        }
-        new = [name for name in lines if numbers.get(name) and name not in self._told]
-        self._told.update(new)
-        return [f"{numbers[name]:.0f} {lines[name]} (from now on see the metric {name})" for name in new]
+    def new_warnings(self, metrics: dict[str, float]) -> list[str]:
+        """Warnings about these metrics, each once per run."""
+        names = [name for name in WARNINGS if metrics.get(name) and name not in self._warned]
+        self._warned.update(names)
+        return [f"{metrics[name]:.0f} {WARNINGS[name]} (from now on see the metric {name})" for name in names]
 
 
-def add_scores(batch: Batch, scores: Sequence[Score]) -> Batch:
-    """A score stands on the response's last token."""
-    responses: Ragged = batch["responses"]
-    flat, has_tokens = torch.zeros(len(responses.flat)), responses.lengths > 0
-    values = torch.tensor([score.value for score in scores], dtype=torch.float32)
-    flat[(responses.lengths.cumsum(0) - 1)[has_tokens]] = values[has_tokens]
-    return batch.add(
-        token_level_scores=Ragged.like(flat, responses),
-        reward_extras=[score.extras for score in scores],
-        reward_problem=[score.problem for score in scores],
-    )
-
-
-def reward_model_metrics(run: Run) -> dict[str, float]:
-    """The judge's numbers of a step, if there is one; what is new about them is said."""
-    if run.reward_model is None:
-        return {}
-    numbers = run.reward_model.take()
-    for line in run.reward_model.news(numbers):
-        run.loggers.note(line)
-    return numbers
-
-
-def precedence(weights: Weights, function: str | None) -> str:
-    """Whose score counts, in words. `function` names the user's own, if there is one."""
-    what = function or "reward functions and rules"
+def precedence(weights: ScoreWeights, function: str | None) -> str:
+    """A notice that says whose score counts. `function` names the user's own reward, if there is one."""
+    name = function or "reward functions and rules"
     if weights.mixes:
-        return f"scores are {weights.model:g} x the reward model's + {weights.function:g} x that of {what}"
-    return f"scores are the reward model's alone: {what} are not called (reward.function_weight=1 would add theirs)"
+        return f"scores are {weights.model:g} x the reward model's + {weights.function:g} x that of {name}"
+    return f"scores are the reward model's alone: {name} are not called (reward.function_weight=1 would add theirs)"

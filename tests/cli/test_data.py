@@ -88,16 +88,16 @@ def test_jsonl_without_answers(lines, tmp_path, capsys):
 
 def test_bad_rows_stop_unless_skipped(lines, tmp_path, capsys):
     raw, out = lines("raw.jsonl", [*GSM8K, {"question": "x", "answer": "none"}]), tmp_path / "out.parquet"
-    with pytest.raises(UserError, match=r"1 of 4 rows cannot be used \(first: row 3.*--skip-bad"):
+    with pytest.raises(UserError, match=r"1 of 4 rows are not usable \(first: row 3.*--skip-bad"):
         burnish_data("gsm8k", raw, out)
     assert not out.exists()
     assert burnish_data("gsm8k", raw, out, "--skip-bad") == 0
-    assert "wrote 3 rows" in (told := capsys.readouterr().out) and "left out 1" in told
-    with pytest.raises(UserError, match="1 of 1 rows cannot be used"):
+    assert "wrote 3 rows" in (printed := capsys.readouterr().out) and "skipped 1" in printed
+    with pytest.raises(UserError, match="1 of 1 rows are not usable"):
         burnish_data("gsm8k", lines("bad.jsonl", [{"question": "x", "answer": "none"}]), out, "--skip-bad")
 
 
-def test_check_of_a_bad_file(lines, capsys):
+def test_check_of_an_invalid_file(lines, capsys):
     bad = lines("bad.jsonl", [{"prompt": "a", "data_source": "s", "reward_model": {"ground_truth": None}}])
     assert burnish_data("check", bad) == 1
     assert "error: reward_model.ground_truth is missing" in capsys.readouterr().out
@@ -117,7 +117,7 @@ def test_check_with_other_column_names(lines):
     assert burnish_data("check", file, "--prompt-key", "chat", "--reward-fn-key", "task") == 0
 
 
-def test_check_measures_with_a_tokenizer(lines, tokenizer_folder, capsys):
+def test_check_with_tokenizer(lines, tokenizer_folder, capsys):
     file = lines(
         "a.jsonl", [{"prompt": "x" * n, "data_source": "s", "reward_model": {"ground_truth": 1}} for n in (3, 9)]
     )
@@ -127,15 +127,15 @@ def test_check_measures_with_a_tokenizer(lines, tokenizer_folder, capsys):
     assert "longer than 9 tokens: 1 rows (1)" in capsys.readouterr().out
 
 
-def test_check_without_a_tokenizer_cannot_measure(lines, tmp_path):
+def test_check_of_lengths_requires_a_tokenizer(lines, tmp_path):
     file = lines("a.jsonl", [{"prompt": "x"}])
     with pytest.raises(UserError, match="--tokenizer PATH"):
         burnish_data("check", file, "--max-prompt-length", 9)
-    with pytest.raises(UserError, match="cannot load a tokenizer"):
+    with pytest.raises(UserError, match="cannot load the tokenizer"):
         burnish_data("check", file, "--tokenizer", tmp_path)
 
 
-def test_the_parser_loads_neither_torch_nor_arrow():
+def test_parser_imports_neither_torch_nor_arrow():
     code = "import sys, burnish.cli.data; print({'torch', 'pyarrow', 'transformers'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

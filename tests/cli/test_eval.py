@@ -1,4 +1,4 @@
-"""burnish eval, as it is typed."""
+"""burnish eval on the command line."""
 
 import json
 
@@ -22,7 +22,7 @@ def responses(tmp_path):
     return str(path)
 
 
-def test_a_table_by_data_source(responses, capsys):
+def test_table_by_data_source(responses, capsys):
     assert main(["eval", f"data.path={responses}", "reward.num_workers=0"]) == 0
     printed = capsys.readouterr()
     lines = [line.split() for line in printed.out.splitlines()]
@@ -33,13 +33,13 @@ def test_a_table_by_data_source(responses, capsys):
     assert "3/3 rows" in printed.err
 
 
-def test_json_is_one_object_and_nothing_else(responses, capsys):
+def test_json_output_is_one_object(responses, capsys):
     assert main(["eval", f"data.path={responses}", "reward.num_workers=0", "ray_init.num_cpus=2", "--json"]) == 0
     printed = capsys.readouterr()
-    found = json.loads(printed.out)
-    assert found["sources"]["lighteval/MATH"]["score"] == 1.0
-    assert found["all"]["interval"] is not None
-    assert found["metrics"]["test_score/openai/gsm8k"] == 0.5
+    output = json.loads(printed.out)
+    assert output["sources"]["lighteval/MATH"]["score"] == 1.0
+    assert output["all"]["interval"] is not None
+    assert output["metrics"]["test_score/openai/gsm8k"] == 0.5
     assert "ray_init.num_cpus=2 has no effect here" in printed.err
 
 
@@ -48,26 +48,26 @@ def test_workers_score_too(responses, capsys):
     assert json.loads(capsys.readouterr().out)["all"]["responses"] == 6
 
 
-def test_nothing_but_failures_is_a_failure(responses, tmp_path, capsys):
+def test_only_failed_responses_give_status_one(responses, tmp_path, capsys):
     (tmp_path / "broken.py").write_text("def compute_score():\n    raise ValueError('no idea')\n")
     own = f"custom_reward_function.path={tmp_path / 'broken.py'}"
     assert main(["eval", f"data.path={responses}", own, "reward.num_workers=0"]) == 1
     printed = capsys.readouterr()
     assert "failed" in printed.out
-    assert "reward problem, 6 times: raised ValueError: no idea" in printed.err
+    assert "reward problem (6 times): raised ValueError: no idea" in printed.err
 
 
-def test_an_error_is_told_and_its_status_is_one(responses, capsys):
+def test_user_error_gives_status_one(responses, capsys):
     assert main(["eval", f"data.path={responses}", "data.response_key=answers"]) == 1
     assert "data.response_key='answers'" in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_resolved_config(responses, capsys):
+def test_resolved_config(responses, capsys):
     assert main(["eval", f"data.path={responses}", "--cfg"]) == 0
     assert "response_key: responses" in capsys.readouterr().out
 
 
-def test_a_config_file(responses, tmp_path, capsys):
+def test_config_file(responses, tmp_path, capsys):
     (tmp_path / "evaluation.yaml").write_text(f"data:\n  path: {responses}\nreward:\n  num_workers: 0\n")
     assert main(["eval", "--config-path", str(tmp_path), "--config-name", "evaluation", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["all"]["rows"] == 3

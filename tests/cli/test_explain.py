@@ -1,4 +1,4 @@
-"""burnish explain, as it is typed."""
+"""burnish explain on the command line."""
 
 import argparse
 import json
@@ -13,22 +13,22 @@ def explain(capsys):
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
 
-    def typed(*words):
+    def run(*words):
         args = parser.parse_args(["explain", *words])
         status = args.run(args)
         printed = capsys.readouterr()
         return status, printed.out, printed.err
 
-    return typed
+    return run
 
 
 def test_several_keys(explain):
     status, out, _ = explain("algorithm.adv_estimator", "trainer.n_gpus_per_node", "trainer.profile_steps")
     assert status == 0
-    assert "generalised advantage estimation" in out
+    assert "generalized advantage estimation" in out
     assert "in verl: 8" in out
     assert "status: acts" in out
-    assert "pending (waits for the profiler)" in out
+    assert "pending: not supported yet (profiling)" in out
 
 
 def test_chinese(explain):
@@ -46,14 +46,14 @@ def test_json(explain):
     assert rows[0]["default"] is True
 
 
-def test_an_unknown_key_is_named_and_the_others_are_still_explained(explain):
+def test_unknown_key_does_not_hide_the_others(explain):
     status, out, err = explain("data.shufle", "trainer.seed")
     assert status == 2
     assert "data.shuffle" in err
     assert "trainer.seed" in out
 
 
-def test_keys_of_other_jobs_are_found(explain):
+def test_keys_of_other_jobs(explain):
     status, out, _ = explain("data.max_length")
     assert status == 0
     assert "[sft]" in out
@@ -63,11 +63,11 @@ def test_keys_of_other_jobs_are_found(explain):
 def test_pending(explain):
     status, out, _ = explain("--pending")
     assert status == 0
-    assert "actor_rollout_ref.rollout.name=trtllm  (waits for foreign engines)" in out
+    assert "actor_rollout_ref.rollout.name=trtllm: not supported yet (external engines)" in out
     assert len(json.loads(explain("--pending", "--json")[1])) == len(out.splitlines())
 
 
-def test_without_a_key_the_sections_are_listed(explain):
+def test_without_keys_lists_the_sections(explain):
     status, out, _ = explain()
     assert status == 0
     assert any(line.startswith("actor_rollout_ref.rollout.val_kwargs ") for line in out.splitlines())

@@ -1,4 +1,4 @@
-"""burnish rehearse: what it prints, and its exit status."""
+"""burnish rehearse: output and exit status."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ def call(*words):
     return rehearse.run(parser.parse_args(["rehearse", *words]))
 
 
-def test_json_is_one_object(capsys):
+def test_json_output_is_one_object(capsys):
     status = call("--json", *COMMAND)
-    found = json.loads(capsys.readouterr().out)
-    assert status == 0, found["findings"]
-    wanted = {"dialect", "job", "steps", "passed", "seconds", "findings", "dropped", "scaled", "not_tested"}
-    assert wanted <= found.keys()
-    assert (found["dialect"], found["job"], found["steps"], found["passed"]) == ("verl", "train", 1, True)
+    output = json.loads(capsys.readouterr().out)
+    assert status == 0, output["findings"]
+    expected = {"dialect", "job", "steps", "passed", "seconds", "findings", "dropped", "scaled", "not_tested"}
+    assert expected <= output.keys()
+    assert (output["dialect"], output["job"], output["steps"], output["passed"]) == ("verl", "train", 1, True)
 
 
-def test_a_broken_command_is_told_in_words(capsys):
+def test_failing_command_is_explained(capsys):
     assert call(*COMMAND, "actor_rollout_ref.actor.ppo_mini_batch_size=32") == 1
     out = capsys.readouterr().out
-    assert "would break the real run" in out and "ppo_mini_batch_size=32" in out
+    assert "the real run would fail" in out and "ppo_mini_batch_size=32" in out
     assert "not tested" in out and "the real weights" in out
 
 
-def test_a_refused_setting(capsys):
+def test_refused_setting(capsys):
     assert call("--json", *COMMAND, "algorithm.adv_estimatr=grpo") == 3
-    found = json.loads(capsys.readouterr().out)
-    assert not found["passed"] and any("adv_estimator" in line for line in found["refused"])
+    output = json.loads(capsys.readouterr().out)
+    assert not output["passed"] and any("adv_estimator" in line for line in output["refused"])
 
 
-def test_what_nobody_reads(capsys):
+def test_untranslatable_command(capsys):
     assert call("--json", "--", "ls", "-l") == 2
     assert json.loads(capsys.readouterr().out)["passed"] is False
 
 
-def test_no_steps_are_no_rehearsal(capsys):
+def test_zero_steps_are_refused(capsys):
     with pytest.raises(SystemExit):
         call("--steps", "0", *COMMAND)
-    assert "at least one step" in capsys.readouterr().err
+    assert "must be at least 1" in capsys.readouterr().err

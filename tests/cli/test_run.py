@@ -1,4 +1,4 @@
-"""burnish run: a command and a script of somebody else's, done here."""
+"""burnish run with commands and scripts of other systems."""
 
 import argparse
 import json
@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from burnish.cli import run as command
-from burnish.cli import script
-from burnish.cli.run import line_of, retold, run_command, understood
+from burnish.cli.run import format_item, run_command, summarize, with_source_names
+from burnish.cli.scripts.run import main as run_shim
 from burnish.config import load
 from burnish.data.files import write_parquet
 from burnish.demo.tiny import make_model, make_tokenizer
@@ -19,7 +19,7 @@ from burnish.errors import UserError
 
 
 def burnish(*words):
-    """`burnish run WORDS`, as the command line has it."""
+    """Run `burnish run WORDS`."""
     parser = argparse.ArgumentParser()
     command.add_parser(parser.add_subparsers())
     return command.run(parser.parse_args(["run", *map(str, words)]))
@@ -45,7 +45,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def verl(files, tmp_path):
-    """The words of a verl command that trains for a step on a CPU."""
+    """A verl command that trains for one step on the CPU."""
     actor, rollout, ref = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
     return [
         "python3", "-m", "verl.trainer.main_ppo",
@@ -70,16 +70,16 @@ def steps(folder):
     return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_verl_command_trains(verl, tmp_path, capsys):
+def test_verl_command_trains(verl, tmp_path, capsys):
     assert burnish("--", *verl) == 0
     assert steps(tmp_path / "out") == [1]
     printed = " ".join(capsys.readouterr().out.split())
-    assert "A command of verl, understood as `burnish train`" in printed
-    assert "defaults of verl that differ from ours are written out" in printed
+    assert "verl command, translated to `burnish train`" in printed
+    assert "defaults of verl differ from Burnish's and are set explicitly" in printed
 
 
 @pytest.mark.long
-def test_a_script_trains(verl, tmp_path):
+def test_script_trains(verl, tmp_path):
     (tmp_path / "train.sh").write_text(
         "set -e\n"
         "ray stop --force\n"
@@ -90,23 +90,23 @@ def test_a_script_trains(verl, tmp_path):
         "done\n"
         "exit 7\n"
     )
-    done = run_for_real(tmp_path / "train.sh", "trainer.project_name=mine")
+    done = run_in_process(tmp_path / "train.sh", "trainer.project_name=mine")
     assert done.returncode == 7, done.stderr
     assert steps(tmp_path / "first") == [1]
-    said = " ".join(done.stdout.split())
-    assert f"Running {tmp_path / 'train.sh'} as it is." in said
-    assert "`ray stop`: nothing to do, Burnish runs on this machine without Ray." in said
-    assert "verl.trainer.main_ppo, started by `ray`, is done by Burnish." in said
+    printed = " ".join(done.stdout.split())
+    assert f"Running {tmp_path / 'train.sh'}. Burnish takes over" in printed
+    assert "`ray stop`: skipped, Burnish does not need a Ray cluster here." in printed
+    assert "verl.trainer.main_ppo, started by `ray`: running with Burnish." in printed
 
 
-def run_for_real(path, *args, **variables):
-    """The script in a process of its own, so that what it prints can be read."""
-    code = "import sys; from burnish.cli.script import run_script; sys.exit(run_script(sys.argv[1], sys.argv[2:]))"
+def run_in_process(path, *args, **variables):
+    """Run a script in a separate process to capture its output."""
+    code = "import sys; from burnish.cli.scripts.run import run_script; sys.exit(run_script(sys.argv[1], sys.argv[2:]))"
     words = [sys.executable, "-c", code, str(path), *args]
     return subprocess.run(words, capture_output=True, text=True, env=os.environ | variables, timeout=120)
 
 
-def test_other_programs_are_the_real_ones(tmp_path):
+def test_other_programs_run_normally(tmp_path):
     (tmp_path / "other.py").write_text("import sys; print('real', sys.argv[1:], __name__)\n")
     (tmp_path / "s.sh").write_text(
         "python3 -c 'import sys; print(6 * 7, len(sys.argv))' 'a b'\n"
@@ -122,27 +122,27 @@ def test_other_programs_are_the_real_ones(tmp_path):
     fake.mkdir()
     (fake / "torchrun").write_text('#!/bin/sh\necho "torchrun $#"\nexit 9\n')
     (fake / "torchrun").chmod(0o755)
-    done = run_for_real(tmp_path / "s.sh", "given", PATH=f"{fake}:{os.environ['PATH']}")
+    done = run_in_process(tmp_path / "s.sh", "given", PATH=f"{fake}:{os.environ['PATH']}")
     assert done.returncode == 5
     lines = done.stdout.splitlines()[-6:]
     assert lines == ["42 2", "real ['verl', 'x y'] __main__", "1", "given", "torchrun 3", "status 9"], done.stderr
 
 
-def test_a_program_that_is_not_there(monkeypatch, capsys, tmp_path):
+def test_missing_program(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert script.main(["deepspeed", "--module", "mine.train"]) == 127
-    assert "deepspeed is not installed here" in " ".join(capsys.readouterr().err.split())
+    assert run_shim(["deepspeed", "--module", "mine.train"]) == 127
+    assert "deepspeed is not installed" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_script_reaches_burnish_in_all_these_ways(tmp_path):
-    """Whatever the launcher: the entry is known, and its mistakes are told in its own words."""
+def test_launchers_in_scripts_reach_burnish(tmp_path):
+    """Burnish recognizes the program behind each launcher, and reports errors with its key names."""
     wrong = "algorithm.adv_estimatr=grpo"
     (tmp_path / "s.sh").write_text(
         f"python -m verl.trainer.main_ppo {wrong} || echo first $?\n"
         "ray stop --force\n"
         f"ray job submit --address=http://head:8265 -- python3 -m verl.trainer.main_ppo {wrong} || echo second $?\n"
     )
-    done = run_for_real(tmp_path / "s.sh")
+    done = run_in_process(tmp_path / "s.sh")
     assert [line for line in done.stdout.splitlines() if line.startswith(("first", "second"))] == [
         "first 3",
         "second 3",
@@ -150,58 +150,61 @@ def test_a_script_reaches_burnish_in_all_these_ways(tmp_path):
     assert "algorithm.adv_estimatr=grpo" in done.stderr and "algorithm.adv_estimator" in done.stderr
 
 
-def test_refused_and_pending_are_listed_and_nothing_starts(monkeypatch, capsys):
+def test_refused_and_pending_settings_prevent_the_run(monkeypatch, capsys):
     def translate(status):
-        found = Translation("openrlhf", "train")
-        found.items += [
+        translation = Translation("openrlhf", "train")
+        translation.items += [
             Item("--train_batch_size", 8, KEPT, "data.train_batch_size", 8),
             Item("--zero_stage", 3, status, why="for this or that reason"),
-            Item("--colocate", None, status, why="another one", given=False),
+            Item("--colocate", None, status, why="another one", explicit=False),
         ]
-        return lambda words: found
+        return lambda words: translation
 
     monkeypatch.setattr(command, "translate_command", translate(REFUSED))
     assert run_command(["python", "x.py"]) == 3
-    told = capsys.readouterr().err
-    assert "  --zero_stage 3: for this or that reason\n  --colocate (a default of theirs): another one" in told
+    printed = capsys.readouterr().err
+    assert (
+        "  --zero_stage 3: for this or that reason\n  --colocate (a default of the source system): another one"
+        in printed
+    )
     monkeypatch.setattr(command, "translate_command", translate(PENDING))
     assert run_command(["python", "x.py"]) == 1
-    assert "wait for later work" in capsys.readouterr().err
+    assert "not supported yet" in capsys.readouterr().err
 
 
-def test_a_yaml(monkeypatch, tmp_path, capsys):
+def test_yaml_file(monkeypatch, tmp_path, capsys):
     (tmp_path / "mine.yaml").write_text("data: {train_files: x.parquet}\nalgorithm: {adv_estimatr: grpo}\n")
     assert burnish(tmp_path / "mine.yaml") == 3
     assert "algorithm.adv_estimatr=grpo" in capsys.readouterr().err
 
 
-def test_what_was_understood():
+def test_summary():
     items = [
         Item("--a", 1, KEPT),
         Item("--b", 2, CONVERTED),
         Item("--c", 3, CONVERTED),
         Item("--d", 4, INERT),
-        Item("--e", 5, KEPT, given=False),
+        Item("--e", 5, KEPT, explicit=False),
     ]
-    assert understood(Translation("openrlhf", "sft", items)).startswith(
-        "A command of OpenRLHF, understood as `burnish sft`: 1 settings kept, 2 converted, 1 without effect here."
-        " 1 defaults of OpenRLHF that differ from ours are written out."
+    assert summarize(Translation("openrlhf", "sft", items)).startswith(
+        "OpenRLHF command, translated to `burnish sft`: 1 settings kept, 2 converted, 1 without effect."
+        " 1 defaults of OpenRLHF differ from Burnish's and are set explicitly."
     )
-    assert line_of(Item("trainer.x", True, PENDING, why="soon")) == "  trainer.x=True: soon"
+    assert format_item(Item("trainer.x", True, PENDING, why="soon")) == "  trainer.x=True: soon"
 
 
-def test_errors_speak_their_words():
+def test_errors_use_source_names():
     items = [
         Item("--advantage_estimator", "gpro", CONVERTED, "algorithm.adv_estimator", "gpro"),
         Item("--rollout_batch_size", 0, KEPT, "data.train_batch_size", 0),
-        Item("--n_samples_per_prompt", 1, KEPT, "actor_rollout_ref.rollout.n", 1, given=False),
+        Item("--n_samples_per_prompt", 1, KEPT, "actor_rollout_ref.rollout.n", 1, explicit=False),
     ]
     with pytest.raises(UserError) as caught:
         load(["algorithm.adv_estimator=gpro", "data.train_batch_size=0", "data.train_files=x"])
-    told = retold(caught.value, items).text()
-    assert "--advantage_estimator='gpro': " in told and "Type: --advantage_estimator grpo" in told
-    assert "--rollout_batch_size=0: " in told
-    assert "algorithm.adv_estimator" not in told and "data.train_batch_size" not in told
+    text = with_source_names(caught.value, items).text()
+    assert "--advantage_estimator='gpro': " in text and "Type: --advantage_estimator grpo" in text
+    assert "--rollout_batch_size=0: " in text
+    assert "algorithm.adv_estimator" not in text and "data.train_batch_size" not in text
 
 
 def test_nothing_to_run():
@@ -209,5 +212,5 @@ def test_nothing_to_run():
         burnish()
     with pytest.raises(UserError, match=r"no such file: absent\.sh"):
         burnish("absent.sh")
-    with pytest.raises(UserError, match="no Python program is started by"):
+    with pytest.raises(UserError, match="starts no Python program"):
         burnish("--", "make", "coffee")

@@ -3,7 +3,7 @@
 import pytest
 
 from burnish.config import load
-from burnish.config.adapters import adapter_of, asked_attention
+from burnish.config.adapters import adapter_of, attention_of
 from burnish.errors import UserError
 
 MODEL = "actor_rollout_ref.model"
@@ -53,12 +53,12 @@ def test_megatron_names_are_translated():
         (("lora_rank=4", "lora.rank=8"), "the same setting"),
         (("lora_rank=4", "lora_alpha=8", "lora.alpha=9"), "the same setting"),
         (("lora.rank=4", "lora.type=vlm_lora"), "vision models"),
-        (("lora.rank=4", "lora.target_modules=[linear_in_proj]"), "no twin"),
-        (("lora.rank=4", "lora.lora_A_init_method=uniform"), "no settled meaning"),
+        (("lora.rank=4", "lora.target_modules=[linear_in_proj]"), "no counterpart"),
+        (("lora.rank=4", "lora.lora_A_init_method=uniform"), "libraries disagree"),
         (("lora.rank=4", "lora.lora_A_init_method=zero"), "never get a gradient"),
     ],
 )
-def test_what_contradicts_itself_is_refused(overrides, words):
+def test_contradicting_lora_keys_are_refused(overrides, words):
     with pytest.raises(UserError, match=words) as caught:
         adapter(*overrides)
     assert caught.value.key.startswith(MODEL)
@@ -67,20 +67,20 @@ def test_what_contradicts_itself_is_refused(overrides, words):
         load(given, given=["data.train_files"])
 
 
-def test_where_attention_is_asked_for():
-    assert asked_attention(model(), MODEL)[0] is None
-    assert asked_attention(model("attn_implementation=eager"), MODEL)[0] == "eager"
+def test_which_key_sets_the_attention():
+    assert attention_of(model(), MODEL)[0] is None
+    assert attention_of(model("attn_implementation=eager"), MODEL)[0] == "eager"
     flat, nested = "+override_config.attn_implementation", "+override_config.model_config.attn_implementation"
     for key in (flat, nested):
         cfg = load([f"+{MODEL}.{key[1:]}=eager"], check=False).cfg.actor_rollout_ref.model
-        assert asked_attention(cfg, MODEL)[0] == "eager"
+        assert attention_of(cfg, MODEL)[0] == "eager"
         cfg.attn_implementation = "sdpa"
-        with pytest.raises(UserError, match="set differently"):
-            asked_attention(cfg, MODEL)
+        with pytest.raises(UserError, match="have different values"):
+            attention_of(cfg, MODEL)
 
 
 def test_only_a_critic_that_is_trained_is_checked():
     overrides = [f"{MODEL}.path=m", "trainer.device=cpu", "critic.model.load_in_4bit=true"]
     assert load([*overrides, "algorithm.adv_estimator=grpo"], given=["data.train_files"]).cfg
-    with pytest.raises(UserError, match="adapters are needed"):
+    with pytest.raises(UserError, match="without LoRA adapters"):
         load([*overrides, "algorithm.adv_estimator=gae"], given=["data.train_files"])

@@ -15,7 +15,7 @@ def loaded(*overrides):
     return load([*GIVEN, *overrides])
 
 
-def said(*overrides):
+def notice_text(*overrides):
     return " ".join(loaded(*overrides).notices)
 
 
@@ -25,7 +25,7 @@ def test_importance_weights_are_on_by_default(mode):
     correction = one.cfg.algorithm.rollout_correction
     assert (correction.rollout_is, correction.bypass_mode) == ("token", False)
     assert f"{CORRECTION}.rollout_is=token" in " ".join(one.notices)
-    assert f"{CORRECTION}.rollout_is=null turns it off" in " ".join(one.notices)
+    assert f"{CORRECTION}.rollout_is=null disables it" in " ".join(one.notices)
     assert loaded().cfg.algorithm.rollout_correction.rollout_is is None
 
 
@@ -46,9 +46,9 @@ def test_whoever_decides_about_the_correction_is_left_alone(own):
     assert made.actor_rollout_ref.actor.tis_imp_ratio_cap == expected.actor_rollout_ref.actor.tis_imp_ratio_cap
 
 
-def test_a_bound_for_weights_counts_though_nobody_asked_for_weights():
-    assert "no effect" not in said(f"{SECTION}.mode=queue", f"{CORRECTION}.rollout_is_threshold=3.0")
-    assert "no effect" in said(f"{CORRECTION}.rollout_is_threshold=3.0")
+def test_a_bound_applies_to_automatic_importance_weights():
+    assert "no effect" not in notice_text(f"{SECTION}.mode=queue", f"{CORRECTION}.rollout_is_threshold=3.0")
+    assert "no effect" in notice_text(f"{CORRECTION}.rollout_is_threshold=3.0")
 
 
 def test_the_engines_log_probs_as_the_old_ones():
@@ -57,7 +57,7 @@ def test_the_engines_log_probs_as_the_old_ones():
     assert (correction.bypass_mode, correction.rollout_is) == (True, None)
     correction = loaded(mode, bypass, f"{SECTION}.compute_prox_log_prob=true").cfg.algorithm.rollout_correction
     assert (correction.bypass_mode, correction.rollout_is) == (False, "token")
-    with pytest.raises(UserError, match="bypass_mode=false the trainer's"):
+    with pytest.raises(UserError, match="bypass_mode=false, which uses the trainer's"):
         loaded(mode, bypass, f"{CORRECTION}.bypass_mode=false")
 
 
@@ -67,7 +67,9 @@ def test_a_step_in_mini_batches():
     assert one.cfg.data.train_batch_size == 128
     assert "4 mini-batches of 32 prompts" in " ".join(one.notices)
     assert "no effect" not in " ".join(one.notices)
-    assert "data.train_batch_size says how many" in said(f"{SECTION}.mode=queue", f"{SECTION}.require_batches=3")
+    assert "data.train_batch_size sets the number" in notice_text(
+        f"{SECTION}.mode=queue", f"{SECTION}.require_batches=3"
+    )
 
 
 def test_the_engines_own_counts_are_the_runs():
@@ -82,11 +84,11 @@ def test_the_engines_own_counts_are_the_runs():
         loaded(f"{SECTION}.mode=queue", "rollout.total_rollout_steps=1000")
 
 
-def test_the_engine_never_rests():
+def test_the_engine_keeps_its_cache():
     key = "actor_rollout_ref.rollout.free_cache_engine"
     one = loaded(f"{SECTION}.mode=one_step_off")
     assert not one.cfg.actor_rollout_ref.rollout.free_cache_engine and key not in " ".join(one.notices)
-    assert "the engine never rests" in said(f"{SECTION}.mode=one_step_off", f"{key}=true")
+    assert "the engine is never idle" in notice_text(f"{SECTION}.mode=one_step_off", f"{key}=true")
 
 
 @pytest.mark.parametrize(
@@ -96,38 +98,38 @@ def test_the_engine_never_rests():
         ("data.datagen.path=mine.py", "data.datagen.name=Mine"),
     ],
 )
-def test_what_changes_the_prompts_after_a_step_needs_fixed_times(overrides):
-    with pytest.raises(UserError, match="draws them at no fixed time") as caught:
+def test_a_queue_excludes_samplers_that_change_prompts_after_a_step(overrides):
+    with pytest.raises(UserError, match="draws prompts ahead of steps") as caught:
         loaded(f"{SECTION}.mode=queue", *overrides)
     assert caught.value.key == overrides[0].partition("=")[0]
     assert loaded(f"{SECTION}.mode=one_step_off", *overrides).cfg.async_training.mode == "one_step_off"
 
 
-def test_one_device_is_shared_and_that_is_said():
-    assert "engine and policy share one device" in said(f"{SECTION}.mode=one_step_off")
+def test_a_shared_device_gives_a_notice():
+    assert "engine and policy share one device" in notice_text(f"{SECTION}.mode=one_step_off")
     own = "actor_rollout_ref.hybrid_engine=false"
-    assert f"{own} has no effect here" in said(f"{SECTION}.mode=one_step_off", own)
-    with pytest.raises(UserError, match="devices of their own"):
+    assert f"{own} has no effect here" in notice_text(f"{SECTION}.mode=one_step_off", own)
+    with pytest.raises(UserError, match="need their own devices"):
         loaded(own)
 
 
 @pytest.mark.parametrize(
     ("overrides", "quiet"),
     [
-        ((f"{SECTION}.queue_size=3",), "nothing is generated ahead"),
-        (("rollout.total_epochs=3",), "nothing is generated ahead"),
-        ((f"{SECTION}.mode=one_step_off", f"{SECTION}.staleness_threshold=2"), "halts between any two steps"),
-        ((f"{SECTION}.mode=queue", f"{SECTION}.compute_prox_log_prob=true"), "reads them in any case"),
+        ((f"{SECTION}.queue_size=3",), "generation and training alternate"),
+        (("rollout.total_epochs=3",), "generation and training alternate"),
+        ((f"{SECTION}.mode=one_step_off", f"{SECTION}.staleness_threshold=2"), "exactly one batch ahead"),
+        ((f"{SECTION}.mode=queue", f"{SECTION}.compute_prox_log_prob=true"), "computes them in any case"),
         (
             (f"{SECTION}.mode=queue", "actor_rollout_ref.rollout.name=hf", f"{SECTION}.partial_rollout=false"),
-            "finishes what it has begun",
+            "cannot interrupt a batch",
         ),
     ],
 )
 def test_keys_without_effect_are_named(overrides, quiet):
-    assert quiet in said(*overrides)
+    assert quiet in notice_text(*overrides)
 
 
-def test_less_than_a_batch_of_staleness_is_said_to_be_none():
-    assert "less than one batch" in said(f"{SECTION}.mode=queue")
-    assert "less than one batch" not in said(f"{SECTION}.mode=queue", f"{SECTION}.staleness_threshold=0.5")
+def test_staleness_below_one_batch_gives_a_notice():
+    assert "less than one batch" in notice_text(f"{SECTION}.mode=queue")
+    assert "less than one batch" not in notice_text(f"{SECTION}.mode=queue", f"{SECTION}.staleness_threshold=0.5")

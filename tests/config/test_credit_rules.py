@@ -50,10 +50,10 @@ def test_what_is_legal_is_let_through(overrides):
 
 
 @pytest.mark.parametrize(("override", "named"), [(f"{SECTION}.rollout_is=token", "rollout_is"), (f"{CAP}=2", CAP)])
-def test_bypass_mode_says_that_weights_are_not_applied(override, named):
+def test_bypass_mode_reports_that_weights_have_no_effect(override, named):
     errors, remarks = checked(f"{SECTION}.bypass_mode=true", override)
     assert errors == [] and len(remarks) == 1
-    assert named in remarks[0] and "not applied" in remarks[0]
+    assert named in remarks[0] and "has no effect" in remarks[0]
 
 
 def test_a_measure_that_is_none_is_refused_with_the_nearest():
@@ -61,8 +61,8 @@ def test_a_measure_that_is_none_is_refused_with_the_nearest():
         load([*GIVEN, f"{SECTION}.rollout_rs=geometrik"], check=False)
 
 
-def test_keys_that_wait_for_a_switch_say_so():
+def test_keys_of_disabled_features_give_notices():
     given = [*GIVEN, "algorithm.pf_ppo.weight_pow=3", f"{SECTION}.rollout_is_batch_normalize=true"]
     notices = load([*given, f"{SECTION}.rollout_rs_threshold=2"]).notices
-    for switch in ("algorithm.use_pf_ppo", f"{SECTION}.rollout_is)", f"{SECTION}.rollout_rs)"):
+    for switch in ("algorithm.use_pf_ppo", f"{SECTION}.rollout_is=null)", f"{SECTION}.rollout_rs=null)"):
         assert any(switch in notice for notice in notices)

@@ -9,20 +9,23 @@ GIVEN = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model",
 PLAIN = "data.apply_chat_template=false"
 
 
-def said(*overrides):
+def notice_text(*overrides):
     return " ".join(load([*GIVEN, *overrides]).notices)
 
 
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        (["data.input_template=Question", PLAIN], r"data\.input_template='Question': has no \{\} for the prompt"),
+        (
+            ["data.input_template=Question", PLAIN],
+            r"data\.input_template='Question': no \{\} placeholder for the prompt",
+        ),
         (
             ["data.input_template='Q {}'"],
-            "chat template writes the prompts already.*data.apply_chat_template=false",
+            "conflicts with the chat template.*data.apply_chat_template=false",
         ),
-        (["data.sampler.class_path=a.py"], r"data\.sampler\.class_name: the class in this file is not named"),
-        (["data.datagen.path=a.py"], r"data\.datagen\.name: the class in this file is not named"),
+        (["data.sampler.class_path=a.py"], r"data\.sampler\.class_name: the name of the class is missing"),
+        (["data.datagen.path=a.py"], r"data\.datagen\.name: the name of the class is missing"),
         (["data.handler.name=AlpacaStylePairwiseHandler"], "Allowed: AlpacaStyleInstructionHandler, R1Alpaca"),
         (["data.handler.prompt_type=chatglm"], "Allowed: empty, default, qwen"),
         (["data.train_probs=[0.5,-1]"], r"data\.train_probs=\[0\.5, -1\]: out of range"),
@@ -33,19 +36,19 @@ def test_what_is_refused(overrides, problem):
         load([*GIVEN, *overrides])
 
 
-def test_a_backslash_and_an_n_are_told():
-    assert "stay two characters" in said(r"data.input_template='Q {}\n'", PLAIN)
-    assert "stay two characters" not in said("data.input_template='Q {}\n'", PLAIN)
+def test_a_literal_backslash_n_gives_a_notice():
+    assert "a literal \\n (two characters)" in notice_text(r"data.input_template='Q {}\n'", PLAIN)
+    assert "a literal \\n (two characters)" not in notice_text("data.input_template='Q {}\n'", PLAIN)
 
 
 @pytest.mark.parametrize("key", ["data", "actor_rollout_ref.model"])
-def test_code_of_others_is_said_once(key):
-    assert "trust_remote_code" not in said()
+def test_remote_code_gives_one_notice(key):
+    assert "trust_remote_code" not in notice_text()
     told = [line for line in load([*GIVEN, f"{key}.trust_remote_code=true"]).notices if "trust_remote_code" in line]
-    assert told == [f"Python code that comes with the model or the tokenizer will run here ({key}.trust_remote_code)."]
+    assert told == [f"Python code from the model or tokenizer repository will be executed ({key}.trust_remote_code)."]
 
 
-def test_code_of_a_reward_model_that_is_not_there_does_not_run():
-    assert "will run here" not in said("reward_model.model.trust_remote_code=true")
+def test_remote_code_of_an_unused_reward_model_gives_no_notice():
+    assert "will run here" not in notice_text("reward_model.model.trust_remote_code=true")
     given = ("reward_model.enable=true", "reward_model.model.path=judge", "reward_model.model.trust_remote_code=true")
-    assert "will run here (reward_model.model.trust_remote_code)" in said(*given)
+    assert "will be executed (reward_model.model.trust_remote_code)" in notice_text(*given)

@@ -43,7 +43,7 @@ def test_all_errors_come_at_once():
     keys = [error.key for error in caught.value.errors]
     assert {"trainer.sed", "trainer.save_freq", "algorithm.gamma", "data.val_files"} <= set(keys)
     assert {"data.train_files", "actor_rollout_ref.model.path"} <= set(keys)
-    assert any("cannot read the override" in str(error) for error in caught.value.errors)
+    assert any("cannot parse the override" in str(error) for error in caught.value.errors)
 
 
 def test_check_off_reads_without_rules():
@@ -75,7 +75,7 @@ def test_interpolations_of_the_user(monkeypatch):
 
 def test_missing_interpolations_are_user_errors():
     for text in ("trainer.project_name=${oc.env:BURNISH_NO_SUCH}", "trainer.seed=${data.nope}"):
-        with pytest.raises(UserError, match="cannot be resolved"):
+        with pytest.raises(UserError, match="cannot resolve the interpolation"):
             load([*GIVEN, text])
 
 

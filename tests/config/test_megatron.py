@@ -25,7 +25,7 @@ def refused(*overrides: str) -> dict[str, UserError]:
     return {error.key: error for error in errors}
 
 
-def test_its_keys_are_read_in_the_words_of_the_one_backend():
+def test_megatron_keys_are_translated():
     offloads = [f"{ACTOR}.megatron.param_offload=true", f"{ACTOR}.megatron.optimizer_offload=true"]
     made = loaded(*FOUR, *offloads, f"{ACTOR}.megatron.dtype=fp32", f"{ACTOR}.megatron.context_parallel_size=2")
     actor = made.cfg.actor_rollout_ref.actor
@@ -33,9 +33,9 @@ def test_its_keys_are_read_in_the_words_of_the_one_backend():
     assert actor.fsdp_config.mixed_precision.param_dtype == "fp32"
     assert actor.ulysses_sequence_parallel_size == 2
     assert actor.optim.decay_matrices_only
-    said = " ".join(made.notices)
-    assert f"{ACTOR}.megatron.param_offload is read as {ACTOR}.fsdp_config.param_offload=true." in said
-    assert f"{MEGATRON} is read as {ACTOR}.optim.decay_matrices_only=true." in said
+    message = " ".join(made.notices)
+    assert f"{ACTOR}.megatron.param_offload is interpreted as {ACTOR}.fsdp_config.param_offload=true." in message
+    assert f"{MEGATRON} is interpreted as {ACTOR}.optim.decay_matrices_only=true." in message
     assert derive(made.cfg) == []
 
 
@@ -46,15 +46,15 @@ def test_the_critics_settings_are_elsewhere():
     assert not made.cfg.actor_rollout_ref.actor.fsdp_config.param_offload
 
 
-def test_other_strategies_do_not_read_them():
+def test_megatron_keys_have_no_effect_with_other_strategies():
     made = loaded(f"{ACTOR}.megatron.param_offload=true", f"{ACTOR}.optim.lr_decay_style=linear")
     actor = made.cfg.actor_rollout_ref.actor
     assert (actor.fsdp_config.param_offload, actor.optim.lr_decay_style) == (False, "constant")
     assert not actor.optim.decay_matrices_only
-    assert len(made.notices) == 2 and all("only strategy=megatron reads it" in line for line in made.notices)
+    assert len(made.notices) == 2 and all("only used with strategy=megatron" in line for line in made.notices)
 
 
-def test_whole_layers_are_recomputed_where_asked():
+def test_full_granularity_recomputes_whole_layers():
     section = f"{ACTOR}.megatron.override_transformer_config"
     full = [f"{section}.recompute_granularity=full", f"{section}.recompute_method=uniform"]
     made = loaded(
@@ -75,38 +75,42 @@ def test_whole_layers_are_recomputed_where_asked():
 
 
 @pytest.mark.parametrize(
-    ("field", "said"),
+    ("field", "message"),
     [
         ("recompute_granularity=some", "no such granularity"),
-        ("rotary_interleaved=true", "Megatron's own model code"),
-        ("moe_router_dtype=fp32", "waits for mixtures of experts"),
+        ("rotary_interleaved=true", "Megatron's model code"),
+        ("moe_router_dtype=fp32", "not supported yet (MoE options)"),
     ],
 )
-def test_a_field_of_megatrons_model_is_known_or_refused(field, said):
+def test_a_field_of_megatrons_model_is_known_or_refused(field, message):
     key = f"{ACTOR}.megatron.override_transformer_config.{field.partition('=')[0]}"
     errors = refused(*FOUR, f"+{ACTOR}.megatron.override_transformer_config.{field}")
-    assert said in errors[key].problem
+    assert message in errors[key].problem
 
 
-def test_a_kernel_of_megatron_is_said_to_have_no_effect():
+def test_a_megatron_kernel_gives_a_notice():
     made = loaded(*FOUR, f"+{ACTOR}.megatron.override_transformer_config.apply_rope_fusion=true")
-    assert any("apply_rope_fusion=true has no effect here: it names a kernel" in line for line in made.notices)
+    assert any(
+        "apply_rope_fusion=true has no effect here: it selects a Megatron-Core kernel" in line for line in made.notices
+    )
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
-        ("pipeline_model_parallel_size", 2, "pipeline stages"),
-        ("virtual_pipeline_model_parallel_size", 2, "pipeline stages"),
-        ("expert_model_parallel_size", 2, "mixtures of experts"),
-        ("override_mcore_model_config", "{a: 1}", "Megatron-Core itself"),
+        ("pipeline_model_parallel_size", 2, "pipeline parallelism"),
+        ("virtual_pipeline_model_parallel_size", 2, "pipeline parallelism"),
+        ("expert_model_parallel_size", 2, "MoE options"),
+        ("override_mcore_model_config", "{a: 1}", "Megatron-Core"),
     ],
 )
-def test_what_stays_pending(key, value, said):
+def test_what_stays_pending(key, value, message):
     errors = refused(
         *FOUR, f"+{ACTOR}.megatron.{key}={value}" if "{" in str(value) else f"{ACTOR}.megatron.{key}={value}"
     )
-    assert any(found.startswith(f"{ACTOR}.megatron.{key}") and said in error.problem for found, error in errors.items())
+    assert any(
+        found.startswith(f"{ACTOR}.megatron.{key}") and message in error.problem for found, error in errors.items()
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +157,7 @@ def test_schedules_that_contradict_themselves_are_refused(settings, key):
     assert [*errors] == [f"{ACTOR}.optim.{key}"]
 
 
-def test_a_schedule_said_twice_alike_is_fine():
+def test_two_equal_schedules_are_accepted():
     twice = ("lr_decay_style=linear", "warmup_style=linear", "min_lr=5e-7", "min_lr_ratio=0.5")
     optim = loaded(*FOUR, *(f"{ACTOR}.optim.{setting}" for setting in twice)).cfg.actor_rollout_ref.actor.optim
     assert (optim.lr, optim.min_lr) == (1e-6, 5e-7)

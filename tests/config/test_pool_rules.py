@@ -20,7 +20,7 @@ def refusal(*overrides):
     return caught.value
 
 
-def said(*overrides):
+def notice_text(*overrides):
     return " ".join(load([*GIVEN, *overrides]).notices)
 
 
@@ -32,25 +32,25 @@ def test_engines_apart_need_devices(counted):
 
 
 def test_engines_apart_that_have_devices_are_let_through():
-    assert "no effect" not in said(*APART)
-    assert "no effect" not in said(TWO, *APART)
+    assert "no effect" not in notice_text(*APART)
+    assert "no effect" not in notice_text(TWO, *APART)
 
 
 def test_side_by_side_in_one_process_they_need_none():
-    assert f"{HYBRID}=false has no effect here" in said(f"{HYBRID}=false", "async_training.mode=one_step_off")
+    assert f"{HYBRID}=false has no effect here" in notice_text(f"{HYBRID}=false", "async_training.mode=one_step_off")
     assert refusal(f"{HYBRID}=false", "async_training.mode=one_step_off", TWO).key == HYBRID
 
 
-def test_devices_that_nobody_takes_are_said():
-    assert "the engines share the policy's devices" in said("rollout.nnodes=1", "rollout.n_gpus_per_node=1")
-    assert "the reward model shares the policy's devices" in said(*JUDGE, "reward_model.n_gpus_per_node=4")
+def test_unused_devices_give_a_notice():
+    assert "the engines share the policy's devices" in notice_text("rollout.nnodes=1", "rollout.n_gpus_per_node=1")
+    assert "the reward model shares the policy's devices" in notice_text(*JUDGE, "reward_model.n_gpus_per_node=4")
 
 
 def test_a_reward_model_apart_needs_devices():
     error = refusal(*JUDGE, f"{POOL}=true")
     assert error.key == POOL
     assert load([*GIVEN, *OWN]).cfg.reward_model.enable_resource_pool
-    assert "no reward model" in said(f"{POOL}=true")
+    assert "no reward model" in notice_text(f"{POOL}=true")
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_four_bits_are_not_sharded(key):
 
 
 def test_transports_of_others_wait_and_where_nothing_is_sent_they_cannot_matter():
-    assert "other transports" in refusal(*APART, f"{TRANSPORT}=nixl").problem
+    assert "other weight transports" in refusal(*APART, f"{TRANSPORT}=nixl").problem
     for name in ("nixl", "nccl"):
-        assert "the engines share the policy's devices" in said(f"{TRANSPORT}={name}")
+        assert "the engines share the policy's devices" in notice_text(f"{TRANSPORT}={name}")
 
 
 def test_the_newer_name_of_the_bucket_is_an_alias():

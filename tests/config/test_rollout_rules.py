@@ -31,11 +31,11 @@ def test_what_is_just_allowed():
     assert broken(max_num_batched_tokens=1) == []
 
 
-def test_the_hf_engine_says_what_it_does_not_do():
+def test_the_hf_engine_reports_keys_without_effect():
     base = ["data.train_files=t.parquet", "actor_rollout_ref.model.path=m", "trainer.device=cpu"]
     key = "actor_rollout_ref.rollout.enable_prefix_caching"
     notices = load([*base, "actor_rollout_ref.rollout.name=hf", f"{key}=true"]).notices
-    assert [key in notice and "paged cache" in notice for notice in notices] == [True]
+    assert [key in notice and "paged KV cache" in notice for notice in notices] == [True]
     assert load([*base, f"{key}=true"]).notices == []
 
 

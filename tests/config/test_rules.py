@@ -92,7 +92,7 @@ def test_critic_rules_hold_only_where_there_is_one():
     [
         (["algorithm.adv_estimator=grpo"], "n=1"),
         ([f"{ROLLOUT}.do_sample=false"], "greedy"),
-        ([f"{ROLLOUT}.max_model_len=1000"], "24 less than prompt and response"),
+        ([f"{ROLLOUT}.max_model_len=1000"], "24 less than prompt_length + response_length"),
         (["trainer.resume_from_path=x"], "resume_mode"),
         (["trainer.test_freq=2"], "val_files"),
         (["algorithm.kl_ctrl.type=adaptive"], "use_kl_in_reward"),
@@ -104,7 +104,7 @@ def test_remarks(overrides, word):
     assert word in lines[0]
 
 
-def test_missing_files_say_what_to_type():
+def test_a_missing_file_gives_a_hint():
     errors, _ = check_rules(load([], check=False).cfg)
     assert {error.key: bool(error.hint) for error in errors} == {
         "actor_rollout_ref.model.path": True,

@@ -48,7 +48,7 @@ def test_free_mappings_take_any_key_and_merge():
     assert list(made.values) == ["custom_reward_function.reward_kwargs.c"]
 
 
-def test_aliases_set_their_target_and_say_so():
+def test_aliases_set_their_target_and_give_a_notice():
     made = settings(("actor_rollout_ref.actor.checkpoint.contents", ["model"]))
     assert values(made) == {
         "actor_rollout_ref.actor.checkpoint.save_contents": ["model"],

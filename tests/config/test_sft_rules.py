@@ -27,7 +27,7 @@ def test_a_good_config_is_accepted():
         ((*GOOD, "trainer.n_gpus_per_node=2"), "trainer.n_gpus_per_node"),
     ],
 )
-def test_broken_rules_are_told(overrides, key):
+def test_violated_rules_are_reported(overrides, key):
     with pytest.raises(UserError) as caught:
         load(overrides, job="sft")
     assert key in caught.value.text()

@@ -5,33 +5,17 @@ import re
 import pytest
 
 from burnish.config import load
-from burnish.config.idle import CONDITIONS
 from burnish.config.job_status import INERT_OF, PENDING_OF
-from burnish.config.pending import PENDING, WAITS
+from burnish.config.pending import FEATURES, PENDING
 from burnish.config.status import pending_keys, status_in, status_of
 from burnish.config.tree import tree
 from burnish.errors import UserError
 
 GIVEN = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model", "trainer.device=cpu"]
 
-# What a key may still wait for: other machines, other programs, other modalities.
-LATER = {
-    "several processes",
-    "Megatron-Core itself",
-    "pipeline stages",
-    "foreign engines",
-    "other transports",
-    "multi-turn",
-    "vision",
-    "the profiler",
-    "mixtures of experts",
-    "Ascend devices",
-}
 
-
-def test_what_is_pending_waits_for_more_than_one_process_and_one_text_model():
-    assert {row.waits_for for rows in PENDING_OF.values() for row in rows} == LATER
-    assert set(WAITS) == LATER
+def test_every_missing_feature_has_pending_keys():
+    assert {row.feature for rows in PENDING_OF.values() for row in rows} == set(FEATURES)
 
 
 def test_every_row_fits_a_key():
@@ -50,9 +34,7 @@ def shape(pattern):
 
 def test_rows_are_complete():
     for row in PENDING:
-        assert row.waits_for in WAITS
         assert (row.inert_if is None) == (row.reason is None)
-        assert row.inert_if is None or row.inert_if in CONDITIONS
     assert len({row.pattern for row in PENDING}) == len(PENDING)
 
 
@@ -82,7 +64,7 @@ def test_pending_keys_lists_keys_and_values():
     ],
 )
 def test_a_pending_key_is_refused_by_name(override):
-    with pytest.raises(UserError, match="waits for") as caught:
+    with pytest.raises(UserError, match="not supported yet") as caught:
         load([*GIVEN, override])
     assert caught.value.key in override or caught.value.key.startswith(override.partition("=")[0])
 
@@ -108,22 +90,22 @@ def test_the_default_of_a_pending_key_is_accepted_in_silence(override):
         ("actor_rollout_ref.actor.fsdp_config.param_offload=true", "CPU memory"),
         ("actor_rollout_ref.model.fused_kernel_options.impl_backend=torch", "Triton runs on GPUs only"),
         ("critic.model.lora_alpha=8", "no adapter is trained"),
-        ("actor_rollout_ref.model.lora.merge=true", "always gets merged weights"),
-        ("actor_rollout_ref.rollout.layered_summon=true", "one by one"),
-        ("actor_rollout_ref.rollout.multi_stage_wake_up=true", "weights always come first"),
-        ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "one process"),
+        ("actor_rollout_ref.model.lora.merge=true", "always receives merged weights"),
+        ("actor_rollout_ref.rollout.layered_summon=true", "sent one by one"),
+        ("actor_rollout_ref.rollout.multi_stage_wake_up=true", "weights are always synchronized first"),
+        ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "the run has one process"),
         ("actor_rollout_ref.actor.megatron.seed=3", "trainer.seed"),
         ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "strategy=megatron"),
         ("actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space=4", "not selected"),
         ("reward_model.micro_batch_size_per_gpu=4", "no reward model"),
         ("reward_model.model.path=folder", "no reward model"),
         ("reward.function_weight=2", "no reward model"),
-        ("trainer.balance_batch=false", "balance"),
+        ("trainer.balance_batch=false", "the run has one process"),
         ("actor_rollout_ref.actor.strategy=fsdp2", "same backend"),
         ("ray_init.num_cpus=2", "one process"),
     ],
 )
-def test_a_key_without_effect_is_said(override, reason):
+def test_a_key_without_effect_gives_a_notice(override, reason):
     notices = load([*GIVEN, override]).notices
     assert len(notices) == 1
     assert reason in notices[0]
@@ -151,7 +133,7 @@ def test_on_a_gpu_offloading_acts():
         ("actor_rollout_ref.rollout.skip_dump_dir=kept", "actor_rollout_ref.rollout.skip_rollout=true"),
     ],
 )
-def test_a_setting_of_what_is_off_is_said_to_have_no_effect(setting, switch):
+def test_a_key_of_a_disabled_feature_gives_a_notice(setting, switch):
     assert any(line.startswith(f"{setting} has no effect here") for line in load([*GIVEN, setting]).notices)
     assert not any(setting in line for line in load([*GIVEN, setting, switch]).notices)
 
@@ -177,4 +159,4 @@ def test_an_engine_is_spread_over_devices_where_it_has_some_to_itself():
     for more in ((), ("actor_rollout_ref.rollout.name=vllm", "trainer.n_gpus_per_node=2")):
         whole = load([*given, *more])
         assert status_in(whole.cfg, key, 2).kind == "inert"
-        assert any("every device has a whole engine" in notice for notice in whole.notices)
+        assert any("every device holds a whole engine" in notice for notice in whole.notices)

@@ -1,7 +1,7 @@
 import pytest
 
 from burnish.config import load
-from burnish.config.thresholds import Bounds, read_bounds, rejection_bounds, weight_bounds
+from burnish.config.thresholds import Bounds, parse_bounds, rejection_bounds, weight_bounds
 from burnish.errors import UserError
 
 SECTION = "algorithm.rollout_correction"
@@ -26,13 +26,13 @@ def of_rejection(*overrides):
     [("2", (None, 2.0)), ("1e-1", (None, 0.1)), ("0.5_2.0", (0.5, 2.0)), ("0.5_5", (0.5, 5.0)), ("1_1", (1.0, 1.0))],
 )
 def test_a_number_or_two(text, bounds):
-    assert read_bounds(text, "key") == Bounds(*bounds)
+    assert parse_bounds(text, "key") == Bounds(*bounds)
 
 
 @pytest.mark.parametrize("text", ["", "two", "2_", "_2", "2_1", "1_2_3", "0", "-1", "0_2", "nan", "inf"])
 def test_anything_else_is_refused(text):
-    with pytest.raises(UserError, match="is no threshold") as caught:
-        read_bounds(text, "some.key")
+    with pytest.raises(UserError, match="not a threshold") as caught:
+        parse_bounds(text, "some.key")
     assert caught.value.key == "some.key" and caught.value.hint == "some.key=0.5_2.0"
 
 
@@ -46,9 +46,9 @@ def test_a_pair_is_read_as_it_was_typed():
 def test_weights_outside_are_held_or_dropped():
     assert of_weights() == (Bounds(None, 2.0), False)
     assert of_weights("rollout_is_threshold=3", "rollout_is_threshold_lower=0.5") == (Bounds(0.5, 3.0), False)
-    with pytest.raises(UserError, match="has a lower bound already"):
+    with pytest.raises(UserError, match="already has a lower bound"):
         of_weights("rollout_is_threshold=0.5_3", "rollout_is_threshold_lower=0.5")
-    with pytest.raises(UserError, match="is above"):
+    with pytest.raises(UserError, match="above algorithm"):
         of_weights("rollout_is_threshold=3", "rollout_is_threshold_lower=4")
 
 
@@ -67,7 +67,7 @@ def test_the_older_lower_threshold_is_that_of_ratios():
     [
         (("rollout_rs=token_k1",), "need one threshold each"),
         (("rollout_rs=token_k1", "rollout_rs_threshold=1,2"), "need one threshold each"),
-        (("rollout_rs=token_k2", "rollout_rs_threshold=0.5_2.0"), "has an upper threshold only"),
+        (("rollout_rs=token_k2", "rollout_rs_threshold=0.5_2.0"), "takes an upper threshold only"),
     ],
 )
 def test_thresholds_that_do_not_fit_are_refused(overrides, problem):

@@ -1,7 +1,7 @@
-"""One GRPO run, asked for in three dialects: the same tree, and the same bits in the first step.
+"""One GRPO run as a verl, OpenRLHF and MindSpeed RL command: the same config, and a bit-identical first step.
 
-The rows are the same in three formats. The noise of a response is addressed by the fingerprint of its file, so the
-three files are given one fingerprint here.
+The data are the same in three formats. Random numbers are keyed by the fingerprint of the data file, so the tests give
+the three files the same fingerprint.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from burnish.config.tree import to_plain
 from burnish.data.files import ArrowRows, LineRows
 from burnish.data.indexed import IndexedRows
 from burnish.demo.tiny import make_model, make_tokenizer
-from burnish.dialects.read import translate_command, translate_yaml
 from burnish.dialects.report import Translation
+from burnish.dialects.translate import translate_command, translate_yaml
 from burnish.loop.api import train_loaded
 from tests.data.packed import write_field
 
 PROMPTS = [f"{n}1" for n in range(8)]
 
-# A weight so large that the epsilon under the group's deviation, 1e-6 or 1e-9, is lost in its float32.
+# Scores so large that the epsilon added to the group's std (1e-6 or 1e-9) vanishes in float32.
 REWARD = """
 
 def reward_func(queries, prompts, labels):
@@ -41,16 +41,16 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return 1000.0 * (solution_str.count("1") % 2)
 """
 
-# What the three systems do by nature, written out in verl's command by our keys of those names.
-BY_NATURE = (
+# Behavior of OpenRLHF without flags, as Burnish keys for verl's command.
+IMPLICIT = (
     "algorithm.kl_order=after algorithm.reward_clip_range=[-10.0,10.0] algorithm.group_std_epsilon=1e-9"
     " actor_rollout_ref.actor.optim.lr_step_unit=update reward.timeout=180 reward.on_error=stop"
 )
-# Where runs are kept and shown, which rows and which reward they read.
+# Keys that differ by construction: folders and names, data, rewards.
 NAMES = ("trainer.project_name", "trainer.experiment_name", "trainer.logger", "trainer.default_local_dir")
 COLUMNS = ("data.train_files", "data.prompt_key", "data.label_key", "data.additional_keys")
 REWARDS = ("custom_reward_function.path", "reward.remote_url", "reward.verifiers", "reward.verifier_weights")
-PLACES = {*NAMES, *COLUMNS, *REWARDS, "trainer.export_dir"}
+EXPECTED_KEYS = {*NAMES, *COLUMNS, *REWARDS, "trainer.export_dir"}
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,8 @@ def place(tmp_path_factory) -> Path:
         for row in rows
     ]
     pq.write_table(pa.Table.from_pylist(verl), folder / "rows.parquet")
-    asked = [tokenizer.apply_chat_template(row["input"], add_generation_prompt=True, tokenize=False) for row in rows]
-    encoded = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in asked]
+    texts = [tokenizer.apply_chat_template(row["input"], add_generation_prompt=True, tokenize=False) for row in rows]
+    encoded = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     write_field(folder / "data", "input_ids", encoded)
     write_field(folder / "data", "attention_mask", [[1] * len(ids) for ids in encoded])
     write_field(folder / "data", "labels", [tokenizer(text)["input_ids"] for text in PROMPTS])
@@ -95,7 +95,7 @@ def verl(place: Path) -> Translation:
             " actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=null"
             f" custom_reward_function.path={place}/score.py trainer.total_epochs=1 trainer.logger=[console]"
             " trainer.resume_mode=disable trainer.max_actor_ckpt_to_keep=3 trainer.device=auto"
-            f" {BY_NATURE}"
+            f" {IMPLICIT}"
         )
     )
 
@@ -158,47 +158,55 @@ def mindspeed(place: Path) -> Translation:
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in tree.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
+        values |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return values
 
 
 def resolved(translation: Translation) -> dict[str, Any]:
     return flat(to_plain(load(translation.overrides(), job=translation.job).cfg))
 
 
-def differing(one: Translation, other: Translation) -> dict[str, tuple[Any, Any]]:
-    a, b = resolved(one), resolved(other)
+def differences(first: Translation, second: Translation) -> dict[str, tuple[Any, Any]]:
+    a, b = resolved(first), resolved(second)
     return {key: (a[key], b[key]) for key in a if a[key] != b[key]}
 
 
-def first_step(translation: Translation, folder: Path, *changed: str) -> dict[str, float]:
-    more = [
+def first_step(translation: Translation, folder: Path, *overrides: str) -> dict[str, float]:
+    local = [
         f"trainer.default_local_dir={folder}",
         "trainer.logger=[file]",
         "trainer.export_dir=null",
         "reward.num_workers=0",
     ]
-    result = train_loaded(load([*translation.overrides(), "trainer.total_training_steps=1", *more, *changed]))
-    unequal = ("timing_", "perf/")
-    return {name: value for name, value in result.metrics.items() if not name.startswith(unequal)}
+    result = train_loaded(load([*translation.overrides(), "trainer.total_training_steps=1", *local, *overrides]))
+    not_compared = ("timing_", "perf/")
+    return {name: value for name, value in result.metrics.items() if not name.startswith(not_compared)}
 
 
-def test_verl_and_openrlhf_give_one_tree(place):
-    left = {key: values for key, values in differing(verl(place), openrlhf(place)).items() if key not in PLACES}
-    assert left == {}
+@pytest.fixture(scope="module")
+def verl_metrics(place, tmp_path_factory) -> dict[str, float]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        same_fingerprints(monkeypatch)
+        return first_step(verl(place), tmp_path_factory.mktemp("verl"))
 
 
-def test_verl_and_openrlhf_give_the_same_bits(place, tmp_path, monkeypatch):
+def test_verl_and_openrlhf_give_the_same_config(place):
+    remaining = {
+        key: values for key, values in differences(verl(place), openrlhf(place)).items() if key not in EXPECTED_KEYS
+    }
+    assert remaining == {}
+
+
+def test_verl_and_openrlhf_train_bit_identically(place, verl_metrics, tmp_path, monkeypatch):
     same_fingerprints(monkeypatch)
-    one, other = first_step(verl(place), tmp_path / "verl"), first_step(openrlhf(place), tmp_path / "openrlhf")
-    assert one == other
-    assert one["actor/grad_norm"] > 0 and one["critic/score/max"] == 1000.0
+    assert first_step(openrlhf(place), tmp_path) == verl_metrics
+    assert verl_metrics["actor/grad_norm"] > 0 and verl_metrics["critic/score/max"] == 1000.0
 
 
-# OpenRLHF | MindSpeed RL, which have no key for these.
-MUST = {
+# (OpenRLHF, MindSpeed RL) where neither has a key.
+EXPECTED_DIFFERENCES = {
     "algorithm.group_std_epsilon": (1e-9, 1e-6),
     "algorithm.kl_order": ("after", "before"),
     "algorithm.reward_clip_range": ([-10.0, 10.0], None),
@@ -206,31 +214,34 @@ MUST = {
     "data.truncation": ("left", "error"),
     "reward.on_error": ("stop", "fallback"),
     "reward.timeout": (180.0, 10.0),
-    "actor_rollout_ref.rollout.max_model_len": (None, 40),  # the sum of both lengths, which null means
+    "actor_rollout_ref.rollout.max_model_len": (None, 40),  # null means the sum of both lengths
     "trainer.total_epochs": (1, 30),
     "trainer.total_training_steps": (None, 2),  # of one epoch of two steps
     "trainer.max_actor_ckpt_to_keep": (3, None),
 }
 
 
-def test_mindspeed_differs_where_it_must(place):
-    left = {key: values for key, values in differing(openrlhf(place), mindspeed(place)).items() if key not in PLACES}
-    assert left == MUST
+def test_mindspeed_config_differs_only_as_expected(place):
+    remaining = {
+        key: values
+        for key, values in differences(openrlhf(place), mindspeed(place)).items()
+        if key not in EXPECTED_KEYS
+    }
+    assert remaining == EXPECTED_DIFFERENCES
 
 
-def test_mindspeed_gives_the_same_bits(place, tmp_path, monkeypatch):
+def test_mindspeed_trains_bit_identically(place, verl_metrics, tmp_path, monkeypatch):
     same_fingerprints(monkeypatch)
-    # Its own rewards are rules on text; the function of the others takes their place.
+    # MindSpeed RL's rewards are rules on text; use the function of the others instead.
     reward = ("reward.verifiers=[]", "reward.verifier_weights=[]", f"custom_reward_function.path={place}/score.py")
-    one = first_step(mindspeed(place), tmp_path / "mindspeed", *reward)
-    other = first_step(verl(place), tmp_path / "verl")
-    shown = {name for name in one if name.startswith("critic/rewards/")}  # OpenRLHF's bounds cut what is shown there
-    assert {name for name in one if one[name] != other[name]} <= shown
-    assert one.keys() == other.keys() and one["actor/grad_norm"] > 0
+    metrics = first_step(mindspeed(place), tmp_path, *reward)
+    clipped = {name for name in metrics if name.startswith("critic/rewards/")}  # by OpenRLHF's reward_clip_range
+    assert {name for name in metrics if metrics[name] != verl_metrics[name]} <= clipped
+    assert metrics.keys() == verl_metrics.keys() and metrics["actor/grad_norm"] > 0
 
 
 def same_fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three files of the same rows count as one."""
+    """Give the three data files the same fingerprint; their rows are the same."""
     for kind in (ArrowRows, LineRows, IndexedRows):
         monkeypatch.setattr(
             kind, "fingerprint", property(lambda rows: "the rows", lambda rows, value: None), raising=False

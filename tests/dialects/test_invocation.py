@@ -1,10 +1,10 @@
-"""The program behind a launch command."""
+"""Finding the program that a launch command starts."""
 
 import json
 
 import pytest
 
-from burnish.dialects.invocation import read_command
+from burnish.dialects.invocation import parse_command
 from burnish.errors import UserError
 
 MODULE = "verl.trainer.main_ppo"
@@ -35,49 +35,49 @@ ARGV = ("data.train_batch_size=8", "+a.b='x y'", "--config-name=ppo_trainer")
     ],
     ids=" ".join,
 )
-def test_the_program_and_its_arguments_are_found(before):
-    found = read_command([*before, MODULE, *ARGV])
-    assert (found.entry, found.argv) == (MODULE, ARGV)
+def test_program_and_arguments(before):
+    invocation = parse_command([*before, MODULE, *ARGV])
+    assert (invocation.entry, invocation.argv) == (MODULE, ARGV)
 
 
 @pytest.mark.parametrize("before", [["python3", "-u"], ["torchrun", "--nproc_per_node", "2"], ["deepspeed"], []])
-def test_a_file_is_a_program(before):
-    found = read_command([*before, "/x/verl/trainer/main_ppo.py", "a=1"])
-    assert (found.entry, found.argv) == ("/x/verl/trainer/main_ppo.py", ("a=1",))
+def test_python_file_as_program(before):
+    invocation = parse_command([*before, "/x/verl/trainer/main_ppo.py", "a=1"])
+    assert (invocation.entry, invocation.argv) == ("/x/verl/trainer/main_ppo.py", ("a=1",))
 
 
-def test_burnish_is_a_program():
-    assert read_command(["/usr/bin/burnish", "train", "a=1"]).entry == "burnish"
-    assert read_command(["python3", "-m", "burnish", "train", "a=1"]).argv == ("train", "a=1")
+def test_burnish_as_program():
+    assert parse_command(["/usr/bin/burnish", "train", "a=1"]).entry == "burnish"
+    assert parse_command(["python3", "-m", "burnish", "train", "a=1"]).argv == ("train", "a=1")
 
 
-def test_variables_come_along():
-    found = read_command(["A=1", "env", "B=x=y", "nohup", "C=", "python3", "-m", MODULE, "D=2"])
-    assert found.env == {"A": "1", "B": "x=y", "C": ""}
-    assert found.argv == ("D=2",)
+def test_environment_variables():
+    invocation = parse_command(["A=1", "env", "B=x=y", "nohup", "C=", "python3", "-m", MODULE, "D=2"])
+    assert invocation.env == {"A": "1", "B": "x=y", "C": ""}
+    assert invocation.argv == ("D=2",)
 
 
-def test_variables_of_rays_runtime_environment_come_along():
+def test_variables_of_ray_runtime_environment():
     environment = json.dumps({"working_dir": ".", "env_vars": {"WANDB_API_KEY": "k", "N": 1}})
     words = ["ray", "job", "submit", "--runtime-env-json", environment, "--", "X=2", "python3", "-m", MODULE]
-    assert read_command(words).env == {"WANDB_API_KEY": "k", "N": "1", "X": "2"}
+    assert parse_command(words).env == {"WANDB_API_KEY": "k", "N": "1", "X": "2"}
 
 
-def test_a_runtime_environment_that_is_no_json_is_named():
+def test_invalid_runtime_environment_is_refused():
     with pytest.raises(UserError, match="--runtime-env-json"):
-        read_command(["ray", "job", "submit", "--runtime-env-json={", "--", "python3", "-m", MODULE])
+        parse_command(["ray", "job", "submit", "--runtime-env-json={", "--", "python3", "-m", MODULE])
 
 
-def test_what_a_launcher_says_about_ranks_is_kept():
-    found = read_command(["torchrun", "--nnodes=2", "--nproc-per-node", "4", "--standalone", "-m", MODULE])
-    assert found.processes == {"nnodes": "2", "nproc_per_node": "4"}
+def test_launcher_process_counts():
+    invocation = parse_command(["torchrun", "--nnodes=2", "--nproc-per-node", "4", "--standalone", "-m", MODULE])
+    assert invocation.processes == {"nnodes": "2", "nproc_per_node": "4"}
 
 
-def test_a_line_of_a_shell_is_searched_for_the_program():
+def test_program_in_a_shell_line():
     line = f"cd /x && source env.sh; A=1 python3 -m {MODULE} a=1 '+b=x y' 2>&1 | tee log.txt"
-    found = read_command(["B=2", "bash", "-c", line])
-    assert (found.entry, found.argv) == (MODULE, ("a=1", "+b=x y"))
-    assert found.env == {"A": "1", "B": "2"}
+    invocation = parse_command(["B=2", "bash", "-c", line])
+    assert (invocation.entry, invocation.argv) == (MODULE, ("a=1", "+b=x y"))
+    assert invocation.env == {"A": "1", "B": "2"}
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_a_line_of_a_shell_is_searched_for_the_program():
     ],
     ids=" ".join,
 )
-def test_what_starts_no_program_is_refused(words):
+def test_command_without_program_is_refused(words):
     with pytest.raises(UserError, match="no Python program"):
-        read_command(words)
+        parse_command(words)
 
 
-def test_words_are_shown_as_they_would_be_typed():
-    assert read_command(["python3", "-m", MODULE, "a=x y"]).words == f"{MODULE} 'a=x y'"
+def test_words_are_shell_quoted():
+    assert parse_command(["python3", "-m", MODULE, "a=x y"]).words == f"{MODULE} 'a=x y'"

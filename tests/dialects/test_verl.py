@@ -1,4 +1,4 @@
-"""verl's commands, as our keys."""
+"""Translation of verl commands."""
 
 import json
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from burnish.config import load
-from burnish.dialects.read import translate_command
 from burnish.dialects.report import CONVERTED, INERT, KEPT, PENDING, REFUSED
-from burnish.dialects.verl.entries import find_program, module_of
+from burnish.dialects.translate import translate_command
+from burnish.dialects.verl.programs import find_program, module_of
 
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "verl.jsonl"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-# What is refused in the cases, and why a person would accept that.
-TRUE_REFUSALS = {
+# (key, value) of the cases that are expected to be refused.
+EXPECTED_REFUSALS = {
     ("trainer.nnodes", ""),  # a shell variable that was not set
     ("trainer.n_gpus_per_node", ""),
-    ("actor_rollout_ref.model.path", "<path_to_dsv3_config>"),  # a placeholder, which Hydra cannot read either
+    ("actor_rollout_ref.model.path", "<path_to_dsv3_config>"),  # a placeholder that Hydra cannot parse either
 }
 
 
@@ -25,9 +25,9 @@ def verl(*argv, entry="verl.trainer.main_ppo", before=("python3", "-m"), folder=
 
 
 def item_of(translation, theirs):
-    found = [item for item in translation.items if item.theirs == theirs]
-    assert len(found) == 1, [item.theirs for item in translation.items]
-    return found[0]
+    items = [item for item in translation.items if item.theirs == theirs]
+    assert len(items) == 1, [item.theirs for item in translation.items]
+    return items[0]
 
 
 def cases():
@@ -39,20 +39,20 @@ def cases():
 def check_case(case):
     translation = verl(*case["argv"], entry=case["entry"])
     assert translation.dialect == "verl"
-    told = {item.theirs.lstrip("~") for item in translation.items if item.given}
+    reported = {item.theirs.lstrip("~") for item in translation.items if item.explicit}
     written = {word.lstrip("+~").partition("=")[0] for word in case["argv"]}
-    assert written <= told, f"{case['name']}: dropped {written - told}"
+    assert written <= reported, f"{case['name']}: dropped {written - reported}"
     refused = {(item.theirs, item.value) for item in translation.items if item.status == REFUSED}
-    assert refused <= TRUE_REFUSALS, case["name"]
+    assert refused <= EXPECTED_REFUSALS, case["name"]
 
 
-def test_a_share_of_the_cases_is_understood():
+def test_some_cases_translate():
     for case in cases()[::9]:
         check_case(case)
 
 
 @pytest.mark.long
-def test_every_case_is_understood():
+def test_every_case_translates():
     jobs = set()
     for case in cases():
         check_case(case)
@@ -60,11 +60,11 @@ def test_every_case_is_understood():
     assert jobs == {"train", "sft", "eval", "generate"}
 
 
-def test_the_cases_name_every_refusal():
+def test_refusals_in_the_cases():
     seen = {
         (key, value) for case in cases() for key, _, value in (word.lstrip("+").partition("=") for word in case["argv"])
     }
-    assert seen >= TRUE_REFUSALS
+    assert seen >= EXPECTED_REFUSALS
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,15 @@ def test_programs(entry, job):
 
 
 @pytest.mark.parametrize("entry", ["verl.model_merger", "train.py", "my.main_ppo", "openrlhf.cli.train_sft", "verl"])
-def test_other_programs_are_not_ours(entry):
+def test_other_programs_are_unknown(entry):
     assert find_program(entry) is None
 
 
-def test_a_file_is_the_module_of_its_path():
+def test_module_of_a_file():
     assert module_of("/a/verl/verl/trainer/main_ppo.py") == "verl.trainer.main_ppo"
 
 
-def test_what_is_the_same_is_kept():
+def test_same_keys_are_kept():
     translation = verl(
         "algorithm.adv_estimator=grpo", f"{ACTOR}.optim.lr=1e-6", "+data.seed=3", "trainer.logger=console"
     )
@@ -108,7 +108,7 @@ def test_what_is_the_same_is_kept():
     assert (logger.status, logger.ours_value) == (KEPT, ["console"])
 
 
-def test_other_names_and_values_are_converted():
+def test_aliases_and_values_are_converted():
     translation = verl(
         "custom_reward_function.path=f.py",
         f"{ACTOR}.optim.lr_scheduler_type=cosine",
@@ -126,7 +126,7 @@ def test_other_names_and_values_are_converted():
     assert item_of(translation, f"{ROLLOUT}.name").ours_value == "hf"
 
 
-def test_the_spellings_of_verls_documentation():
+def test_spellings_in_verls_documentation():
     translation = verl(
         f"{ROLLOUT}.multi_turn=true",
         f"{ROLLOUT}.tool_kwargs.tools_config_file=tools.yaml",
@@ -140,7 +140,7 @@ def test_the_spellings_of_verls_documentation():
     assert item_of(translation, "actor_rollout_ref.model.external_libs").ours_value == ["my.models"]
 
 
-def test_an_unknown_key_is_refused_with_what_was_meant():
+def test_unknown_key_is_refused_with_a_suggestion():
     translation = verl("algorithm.adv_estimater=grpo")
     item = item_of(translation, "algorithm.adv_estimater")
     assert item.status == REFUSED
@@ -148,18 +148,18 @@ def test_an_unknown_key_is_refused_with_what_was_meant():
     assert translation.exit_status == 3
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_values_are_refused():
     translation = verl("algorithm.adv_estimator=gpro", f"{ROLLOUT}.n=0", "data.seed=[1", "trainer.seed=${no.such}")
     assert "Did you mean 'grpo'?" in item_of(translation, "algorithm.adv_estimator").why
     assert "out of range" in item_of(translation, f"{ROLLOUT}.n").why
     assert "cannot read" in item_of(translation, "data.seed").why
-    assert "cannot be resolved" in item_of(translation, "trainer.seed").why
+    assert "cannot resolve the interpolation" in item_of(translation, "trainer.seed").why
     assert translation.count(REFUSED) == 4
 
 
-def test_two_spellings_set_differently_are_refused():
+def test_conflicting_aliases_are_refused():
     translation = verl(f"{ACTOR}.optim.warmup_style=constant", f"{ACTOR}.optim.lr_scheduler_type=cosine")
-    assert "set differently" in item_of(translation, f"{ACTOR}.optim.lr_scheduler_type").why
+    assert "have different values" in item_of(translation, f"{ACTOR}.optim.lr_scheduler_type").why
 
 
 def test_double_kl_is_refused():
@@ -168,7 +168,7 @@ def test_double_kl_is_refused():
     assert ["twice" in item.why for item in refused] == [True]
 
 
-def test_the_last_of_a_key_wins_and_the_first_is_told():
+def test_last_override_wins_and_the_first_is_inert():
     translation = verl(f"{ROLLOUT}.n=2", f"{ROLLOUT}.n=4")
     first, last = [item for item in translation.items if item.theirs == f"{ROLLOUT}.n"]
     assert (first.status, last.status, last.ours_value) == (INERT, KEPT, 4)
@@ -176,26 +176,26 @@ def test_the_last_of_a_key_wins_and_the_first_is_told():
     assert translation.settings[f"{ROLLOUT}.n"] == 4
 
 
-def test_verls_defaults_are_written_out():
+def test_verls_defaults_are_set_explicitly():
     translation = verl("data.train_files=x.parquet")
-    written = {item.ours: item for item in translation.items if not item.given}
-    assert written[f"{ROLLOUT}.name"].ours_value == "vllm"
-    assert (written["trainer.n_gpus_per_node"].status, written["trainer.n_gpus_per_node"].ours_value) == (KEPT, 8)
-    assert written[f"{ACTOR}.clip_ratio_high"].ours_value == 0.2
-    assert written["trainer.logger"].why == "verl's default; Burnish's is [console,file]"
-    assert "data.train_files" not in written
+    defaults = {item.ours: item for item in translation.items if not item.explicit}
+    assert defaults[f"{ROLLOUT}.name"].ours_value == "vllm"
+    assert (defaults["trainer.n_gpus_per_node"].status, defaults["trainer.n_gpus_per_node"].ours_value) == (KEPT, 8)
+    assert defaults[f"{ACTOR}.clip_ratio_high"].ours_value == 0.2
+    assert defaults["trainer.logger"].why == "verl's default; Burnish's is [console,file]"
+    assert "data.train_files" not in defaults
     assert translation.settings["trainer.logger"] == ["console", "wandb"]
     assert translation.settings["critic.model.path"] == "~/models/deepseek-llm-7b-chat"  # PPO has a critic
 
 
-def test_a_default_that_can_do_nothing_is_told_but_not_set():
+def test_default_without_effect_is_reported_but_not_set():
     translation = verl("algorithm.adv_estimator=grpo")
     for key in ("critic.model.path", "reward_model.model.path", "actor_rollout_ref.model.use_remove_padding"):
         assert item_of(translation, key).status == INERT
         assert key not in translation.settings
 
 
-def test_clip_ratio_alone_does_in_verl_nothing():
+def test_clip_ratio_alone_is_inert_in_verl():
     item = item_of(verl(f"{ACTOR}.clip_ratio=0.1"), f"{ACTOR}.clip_ratio")
     assert item.status == INERT
     assert f"{ACTOR}.clip_ratio_low=0.1" in item.why
@@ -203,48 +203,48 @@ def test_clip_ratio_alone_does_in_verl_nothing():
     assert item_of(free, f"{ACTOR}.clip_ratio").status == KEPT
 
 
-def test_burnishs_own_command_has_burnishs_defaults():
+def test_burnish_command_keeps_burnishs_defaults():
     translation = translate_command(["burnish", "train", f"{ROLLOUT}.n=4"])
     assert translation.job == "train"
     assert translation.settings == {f"{ROLLOUT}.n": 4}
     assert translate_command(["burnish", "sft", "optim.lr=1e-4"]).job == "sft"
 
 
-def test_the_config_is_what_differs():
+def test_config_contains_only_differences():
     translation = verl("data.train_files=x.parquet", f"{ROLLOUT}.n=4", f"{ACTOR}.ppo_epochs=1")
     config = translation.config()
     assert config["actor_rollout_ref"]["rollout"]["n"] == 4
     assert "ppo_epochs" not in config["actor_rollout_ref"]["actor"]
-    assert "rollout_n" not in config["critic"]  # it follows rollout.n by itself
+    assert "rollout_n" not in config["critic"]  # follows rollout.n
     assert load(translation.overrides(), check=False).cfg == load(values=translation.settings, check=False).cfg
 
 
-def test_names_of_verls_tree_resolve_without_it():
+def test_config_names_of_verl_resolve_without_its_files():
     translation = verl("--config-path=config", "--config-name=ppo_megatron_trainer.yaml", f"{ROLLOUT}.name=hf")
     assert item_of(translation, "--config-name").status == KEPT
     assert item_of(translation, f"{ACTOR}.strategy").value == "megatron"
-    assert not item_of(translation, f"{ACTOR}.strategy").given
+    assert not item_of(translation, f"{ACTOR}.strategy").explicit
     assert item_of(translation, f"{ROLLOUT}.tensor_model_parallel_size").value == 1  # not the other file's 2
     turns = verl("--config-name", "gsm8k_multiturn_grpo")
     assert turns.settings[f"{ROLLOUT}.name"] == "sglang"
     assert turns.settings["data.max_prompt_length"] == 1024
 
 
-def test_a_config_of_the_user_is_found_and_given(tmp_path):
+def test_user_config_file_is_explicit(tmp_path):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - _self_\ndata:\n  seed: 5\n")
     translation = verl("--config-path=conf", "--config-name=mine", folder=str(tmp_path))
-    assert item_of(translation, "data.seed").given
+    assert item_of(translation, "data.seed").explicit
     assert item_of(translation, f"{ROLLOUT}.name").ours_value == "vllm"
 
 
-def test_a_config_that_is_nowhere_is_refused():
+def test_missing_config_is_refused():
     item = item_of(verl("--config-name=ppo_trainr"), "--config-name")
     assert item.status == REFUSED
     assert "ppo_trainer" in item.why
 
 
-def test_hydras_own_words():
+def test_hydra_flags():
     translation = verl("hydra.run.dir=out", "--cfg", "job", "--multirun", "~data.seed", "--nonsense")
     assert item_of(translation, "hydra.run.dir").status == INERT
     assert (item_of(translation, "--cfg").status, item_of(translation, "--cfg").value) == (INERT, "job")
@@ -253,13 +253,13 @@ def test_hydras_own_words():
     assert item_of(translation, "~data.seed").status == CONVERTED
 
 
-def test_dapo_starts_from_its_own_defaults():
+def test_dapo_has_its_own_defaults():
     translation = verl(entry="recipe.dapo.main_dapo")
     assert translation.settings["reward_model.reward_manager"] == "dapo"
     assert translation.settings["trainer.project_name"] == "verl-dapo"
 
 
-def test_a_recipe_with_a_loop_of_its_own_is_refused():
+def test_recipe_with_its_own_loop_is_refused():
     translation = verl(f"{ROLLOUT}.n=4", entry="recipe.prime.main_prime")
     assert item_of(translation, "recipe.prime.main_prime").status == REFUSED
     assert translation.settings[f"{ROLLOUT}.n"] == 4
@@ -272,7 +272,7 @@ def test_a_recipe_with_a_loop_of_its_own_is_refused():
         ("verl.experimental.fully_async_policy.fully_async_main", "queue", True),
     ],
 )
-def test_asynchronous_programs_generate_ahead(entry, mode, bypass):
+def test_asynchronous_programs(entry, mode, bypass):
     translation = verl("trainer.n_gpus_per_node=1", entry=entry)
     assert translation.settings["async_training.mode"] == mode
     assert translation.settings.get("async_training.use_rollout_log_probs") is bypass
@@ -281,14 +281,14 @@ def test_asynchronous_programs_generate_ahead(entry, mode, bypass):
     assert translation.settings["rollout.n_gpus_per_node"] == 8
 
 
-def test_the_newer_sft_reads_conversations():
+def test_newer_sft_program_uses_conversations():
     translation = verl("model.path=m", "engine=fsdp", entry="verl.trainer.sft_trainer")
     assert translation.settings["data.multiturn.enable"] is True
     assert translation.settings["model.partial_pretrain"] == "m"
     assert item_of(translation, "engine").status == INERT
 
 
-def test_torchrun_says_how_many_processes_there_are():
+def test_torchrun_sets_the_number_of_processes():
     before = ("torchrun", "--nproc_per_node=4", "--nnodes", "2", "-m")
     entry = "verl.trainer.fsdp_sft_trainer"
     translation = verl("trainer.n_gpus_per_node=8", entry=entry, before=before)
@@ -301,13 +301,13 @@ def test_torchrun_says_how_many_processes_there_are():
     assert item_of(unknown, "--nproc_per_node").status == REFUSED
 
 
-def test_one_process_waits_for_nothing():
+def test_one_process_has_nothing_pending():
     translation = verl("trainer.nnodes=1", "trainer.n_gpus_per_node=1", f"{ROLLOUT}.tensor_model_parallel_size=1")
     for key in ("trainer.nnodes", "trainer.n_gpus_per_node", f"{ROLLOUT}.tensor_model_parallel_size"):
         assert item_of(translation, key).status == KEPT
 
 
-def test_secrets_stay_in_the_environment():
+def test_secrets_are_only_in_the_environment():
     translation = verl(before=("WANDB_API_KEY=geheim", "VLLM_USE_V1=1", "python3", "-m"))
     assert translation.environment == {"WANDB_API_KEY": "geheim"}
     assert "geheim" not in str([item.plain() for item in translation.items])

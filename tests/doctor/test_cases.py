@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.dialects.read import translate_command
+from burnish.dialects.translate import translate_command
 from burnish.doctor.examine import examine
 from burnish.doctor.memory import GIB
 

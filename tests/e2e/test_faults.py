@@ -69,8 +69,8 @@ def test_nothing_is_lost_however_often(bench, name):
 
 def test_the_comparison_sees_what_differs(bench, tmp_path):
     """A run with another seed differs in everything that is compared; without a look, nothing would be held."""
-    one = bench.untouched(*faults.GRPO)
-    other = bench.untouched(*faults.GRPO, "trainer.seed=2")
+    one = bench.baseline(*faults.GRPO)
+    other = bench.baseline(*faults.GRPO, "trainer.seed=2")
     found = faults.differences(one.folder, other.folder)
     assert [line.partition(":")[0] for line in found][:3] == ["state", "metrics", "rollouts"]
     assert "state: " in faults.differences(one.folder, tmp_path)[0], "a run that left nothing is no equal"

@@ -70,7 +70,7 @@ def test_the_same_command_again_ends_like_an_uninterrupted_run(
         os.killpg(process.pid, signal.SIGINT)
         printed, _ = process.communicate(timeout=60)
         assert process.returncode == 130, printed
-        assert "Ctrl-C: finishing this step" in printed and "the same command goes on from there" in printed
+        assert "Ctrl-C received: finishing this step" in printed and "Run the same command to resume" in printed
         assert "Traceback" not in printed
         assert list(folder.glob("global_step_*"))
     else:

@@ -19,10 +19,10 @@ PATIENCE = 60  # seconds
 def stepped(case: Case) -> list[Any]:
     """The batches of a run's steps, without validating, logging and saving."""
     run, batches = case.run, []
-    run.loggers.close()
-    run.send_weights()
+    run.recorder.loggers.close()
+    run.sync_weights()
     while not run.finished:
-        batches.append(run.schedule.step(run)[0])
+        batches.append(run.schedule.step(run.step + 1).batch)
         run.step += 1
     return batches
 
@@ -35,32 +35,32 @@ def versions(case: Case) -> list[int]:
 def most_waiting(case: Case) -> int:
     """Batches that a producer makes while a slow learner takes its time."""
     run, waiting = case.run, [0]
-    update = run.policy.update
+    update = run.learner.policy.update
 
     def slowly(*arguments: Any) -> Any:
         patience = time.monotonic() + PATIENCE
-        while run.schedule.producing or run.schedule._may_begin(run):
+        while run.schedule.producing or run.schedule._may_start():
             assert time.monotonic() < patience
             time.sleep(0.001)
-        waiting.append(len(run.schedule.waiting))
+        waiting.append(len(run.schedule.pending))
         return update(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run.policy, "update", slowly)
+        patch.setattr(run.learner.policy, "update", slowly)
         stepped(case)
     return max(waiting)
 
 
 def interrupts(case: Case) -> bool:
     """Is the engine halted amid responses for new weights?"""
-    calls = recorded(case.run.engine, "pause")
+    calls = recorded(case.run.rollout.engine, "pause")
     stepped(case)
     return bool(calls)
 
 
 def times_read(case: Case) -> int:
     """How often the policy reads its old log-probs."""
-    calls = recorded(case.run.policy, "compute_log_probs")
+    calls = recorded(case.run.learner.policy, "compute_log_probs")
     stepped(case)
     return len(calls)
 

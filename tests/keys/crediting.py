@@ -25,7 +25,7 @@ def credited_past_observations(case: Case) -> list[float]:
     responses = batch["responses"]
     second = torch.cat([torch.arange(length) for length in responses.lengths.tolist()]) == 1
     masked = batch.keep(*names).add(response_mask=Ragged.like((~second).float(), responses))
-    return credit(masked, run.cfg.algorithm, run.estimator, run.kl)[0]["returns"].flat.tolist()
+    return credit(masked, run.learner.algorithm, run.learner.estimator, run.learner.kl)[0]["returns"].flat.tolist()
 
 
 def drawn(case: Case) -> list[float] | None:
@@ -36,23 +36,18 @@ def drawn(case: Case) -> list[float] | None:
 
 def corrected(case: Case) -> dict[str, list[float]]:
     """The columns that correction adds."""
-    batch, _ = case.run.correction.apply(sampled(case))
+    batch, _ = case.run.learner.correction.apply(sampled(case))
     return {name: batch[name].flat.tolist() for name in ("importance_weights", "loss_mask") if name in batch}
 
 
 def bypassed_loss(case: Case) -> dict[str, float]:
     """Loss and gradient norm of teaching on what the engine sampled."""
-    metrics = case.run.policy.update(sampled(case), step=1).metrics
+    metrics = case.run.learner.policy.update(sampled(case), step=1).metrics
     return {name: metrics[f"actor/{name}"] for name in ("pg_loss", "grad_norm")}
 
 
 def averaged_weights(case: Case) -> torch.Tensor | None:
     """The moving average after one update; None where none is kept."""
-    case.run.policy.update(fixed_batch(case.run), step=1)
-    average = case.run.policy.optimizer.average
+    case.run.learner.policy.update(fixed_batch(case.run), step=1)
+    average = case.run.learner.policy.optimizer.average
     return None if average is None else torch.cat([weight.flatten() for weight in average.weights.values()])
-
-
-def built(case: Case) -> str:
-    """The policy's class, once it stands."""
-    return type(case.run.policy).__name__

@@ -21,9 +21,10 @@ ROWS = [
     Row(
         "critic.model.trust_remote_code",
         "true",
-        see.or_refusal(see.critic_class),
+        see.critic_class,
         (*GAE, lambda kit: f"critic.model.path={kit.remote_model}"),
         expected="RemoteValues",
+        refused_without=True,
     ),
     Row("critic.model.enable_gradient_checkpointing", "false", teaching.layer_passes("critic"), GAE, expected=1),
 ]

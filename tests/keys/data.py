@@ -32,12 +32,12 @@ ROWS = [
         ("data.filter_overlong_prompts=true",),
         expected=3,
     ),
-    Row("data.truncation", "left", see.or_refusal(see.prompt_ids), ("data.max_prompt_length=5",)),
+    Row("data.truncation", "left", see.prompt_ids, ("data.max_prompt_length=5",), refused_without=True),
     Row("data.tokenizer", lambda kit: str(kit.other_tokenizer), see.prompt_ids),
     Row(
         "data.trust_remote_code",
         "true",
-        see.or_refusal(see.tokenizer_class),
+        see.tokenizer_class,
         (lambda kit: f"data.tokenizer={kit.remote_tokenizer}",),
         expected="RemoteTokenizer",
     ),
@@ -45,8 +45,9 @@ ROWS = [
     Row(
         "data.custom_cls.name",
         "Backwards",
-        see.or_refusal(see.prompt_ids),
+        see.prompt_ids,
         (f"data.custom_cls.path={USER / 'classes.py'}",),
+        refused_without=True,
     ),
     Row("data.apply_chat_template_kwargs", "{add_generation_prompt:false}", see.prompt_ids),
 ]

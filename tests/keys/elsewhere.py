@@ -27,7 +27,7 @@ def ground_truth(case: Case) -> list[Any]:
 
 def prompt_texts(case: Case) -> list[str]:
     """The first prompts as the model reads them."""
-    return case.run.tokenizer.batch_decode(see.prompt_ids(case))
+    return case.run.recorder.tokenizer.batch_decode(see.prompt_ids(case))
 
 
 def chats(case: Case) -> list[Any]:
@@ -72,7 +72,7 @@ def local_after_loading(case: Case) -> bool:
     try:
         resume(again)
         assert again.step == 2
-        return again.checkpoints.path(2).is_dir()
+        return again.recorder.checkpoints.path(2).is_dir()
     finally:
         again.close()
 
@@ -80,7 +80,7 @@ def local_after_loading(case: Case) -> bool:
 def num_after_training(case: Case) -> int:
     """Prompts there are after a whole run."""
     case.fitted()
-    return len(case.run.train_data)
+    return len(case.run.rollout.train_data)
 
 
 # files

@@ -41,18 +41,18 @@ def remote_scorer(kit: Kit) -> Path:
 def scores(case: Case) -> list[float]:
     """Of a step's responses, whoever gives them."""
     batch = step_batch(case)
-    if case.run.reward_model is not None:
-        batch = case.run.reward_model.score(batch)
+    if case.run.learner.reward_model is not None:
+        batch = case.run.learner.reward_model.score(batch)
     return row_sums(batch["token_level_scores"]).tolist()
 
 
 def judge_class(case: Case) -> str:
-    return type(case.run.reward_model.model.backend.model).__name__
+    return type(case.run.learner.reward_model.model.backend.model).__name__
 
 
 def num_passes(case: Case) -> int:
     """Micro-batches of reading a step."""
-    model = case.run.reward_model.model
+    model = case.run.learner.reward_model.model
     calls = recorded(model.backend, "scores")
     model.compute_scores(fixed_batch(case.run))
     return len(calls)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MixtralConfig
 
 from burnish.batch import Batch, Ragged
 from burnish.config import Loaded, TrainConfig, load
 from burnish.demo.tiny import make_tokenizer
+from burnish.errors import UserError
 from burnish.log.file import read_metrics
 from burnish.loop.api import start
 from burnish.loop.build import build
@@ -26,7 +27,7 @@ from burnish.loop.run import Run
 from burnish.loop.state import resume
 from burnish.rollout.engine import Request
 
-from .row import Observe
+from .row import Observe, Refusal
 
 USER = Path(__file__).parent / "user"  # code that a user might have written
 PROMPTS, SAMPLES, TOKENS = 4, 2, 4  # of a step
@@ -76,11 +77,11 @@ class Case:
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             run = self.resumed()
-            requests = recorded(run.engine, "generate")
+            requests = recorded(run.rollout.engine, "generate")
             start(run, self.loaded)
             result = fit(run)
         files = sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
-        metrics = read_metrics(run.folder.metrics) if run.folder.metrics.exists() else {}
+        metrics = read_metrics(run.recorder.folder.metrics) if run.recorder.folder.metrics.exists() else {}
         return Fitted(result, files, metrics, said.getvalue().splitlines(), [call[0] for call in requests])
 
     def close(self) -> None:
@@ -133,12 +134,18 @@ class Kit:
         if again:
             self.fits.pop(overrides, None)
         if again or (observe, overrides) not in self.known:
+            self.known[observe, overrides] = self._observed(observe, overrides)
+        return self.known[observe, overrides]
+
+    def _observed(self, observe: Observe, overrides: tuple[str, ...]) -> Any:
+        try:
             case = Case(self, overrides)
             try:
-                self.known[observe, overrides] = observe(case)
+                return observe(case)
             finally:
                 case.close()
-        return self.known[observe, overrides]
+        except UserError as error:
+            return Refusal(error.problem)
 
     def _data(self, name: str, count: int, offset: int = 0) -> Path:
         """Rows of verl's schema with a second prompt column and a second column of data sources."""
@@ -174,6 +181,20 @@ class Kit:
         folder = self.root / "other_model"
         shutil.copytree(self.model, folder)
         model.save_pretrained(folder)
+        return folder
+
+    @cached_property
+    def moe_model(self) -> Path:
+        """A mixture of experts with the model's tokenizer."""
+        folder = self.root / "moe_model"
+        shutil.copytree(self.model, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+        sizes = json.loads((Path(self.model) / "config.json").read_text())
+        names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        names += ("num_key_value_heads", "eos_token_id", "pad_token_id")
+        torch.manual_seed(0)
+        experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "bos_token_id": None}
+        config = MixtralConfig(**{name: sizes[name] for name in names if name in sizes}, **experts)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         return folder
 
     @cached_property
@@ -226,7 +247,7 @@ def recorded(owner: object, name: str) -> list[tuple]:
 
 def fixed_batch(run: Run) -> Batch:
     """A step's batch with every column a role or an estimator reads, the same for every run of the same data."""
-    prompts = run.train_data.batch(range(PROMPTS), epoch=0).repeat(SAMPLES)
+    prompts = run.rollout.train_data.batch(range(PROMPTS), epoch=0).repeat(SAMPLES)
     generator = torch.Generator().manual_seed(0)
     lengths = [1 + row % TOKENS for row in range(len(prompts))]
     responses = Ragged.of([torch.randint(3, 15, (n,), generator=generator) for n in lengths], torch.int64)

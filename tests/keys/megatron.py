@@ -3,47 +3,52 @@
 from __future__ import annotations
 
 from functools import cache
-from operator import attrgetter
 
-import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
-import burnish.loop.worker
-from burnish.distributed.process_group import RankInfo
-from burnish.loop.worker import Worker
+from burnish.models.parts import backbone
+from burnish.training.backend import Backend
 
 from . import memory, teaching
-from .kit import Case
 from .models_more import GAE, JUDGED, KL, SIXTEEN, moved
+from .ranks import NUM_TOKENS, held, run
 from .roles import twice
 from .row import Observe, Row, Text
 
 ACTOR, REF, CRITIC, JUDGE = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic", "reward_model"
+TENSOR_PARALLEL, SEQUENCE_PARALLEL = {"tokens": 1.0, "weights": 0.5}, {"tokens": 0.5, "weights": 1.0}
+ROLES = {ACTOR: "policy", REF: "reference", CRITIC: "critic", JUDGE: "reward_model"}
+
+
+def share(role: str, backend: Backend) -> dict[str, float]:
+    """The fraction of a layer's query weights, and of a sequence's tokens, that a rank of two computes with."""
+    attention = backbone(backend.model).layers[0].self_attn
+    found: dict[str, float] = {}
+
+    def look(module: torch.nn.Module, inputs: tuple, options: dict) -> None:
+        hidden = inputs[0] if inputs else options["hidden_states"]
+        weight = module.q_proj.weight
+        local = weight.to_local() if isinstance(weight, DTensor) else weight
+        found.update(tokens=hidden.shape[-2] / NUM_TOKENS, weights=local.numel() / weight.numel())
+
+    attention.register_forward_pre_hook(look, with_kwargs=True)
+    with torch.no_grad():
+        run(role, backend)
+    return found
 
 
 @cache
 def sharing(section: str) -> Observe:
-    """How many ranks share a layer's matrices, and how many a row: what the ranks of a run are told of this role."""
-
-    def sizes(case: Case) -> dict[str, int]:
-        worker = object.__new__(Worker)
-        worker.cfg, worker.device, worker.contexts = case.cfg, torch.device("cpu"), {}
-        worker.info = RankInfo(rank=0, size=2, local_rank=0, address="")
-        role = attrgetter(section)(case.cfg)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(burnish.loop.worker, "build_mesh", lambda device, **found: found)
-            found = worker._parallel(role, getattr(role, "fsdp_config", None) or role.model.fsdp_config)
-        return {name: found[name] for name in ("tensor_size", "sequence_size")}
-
-    return sizes
+    return held(ROLES[section], share)
 
 
 def size_rows(section: str, given: tuple[Text, ...]) -> list[Row]:
     spread = (*given, f"{section}.strategy=megatron", "trainer.n_gpus_per_node=2")
     see, sizes = sharing(section), f"{section}.megatron"
     return [
-        Row(f"{sizes}.tensor_model_parallel_size", "2", see, spread, expected={"tensor_size": 2, "sequence_size": 1}),
-        Row(f"{sizes}.context_parallel_size", "2", see, spread, expected={"tensor_size": 1, "sequence_size": 2}),
+        Row(f"{sizes}.tensor_model_parallel_size", "2", see, spread, expected=TENSOR_PARALLEL),
+        Row(f"{sizes}.context_parallel_size", "2", see, spread, expected=SEQUENCE_PARALLEL),
     ]
 
 

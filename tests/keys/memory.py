@@ -23,6 +23,7 @@ import burnish.training.backends.module
 import burnish.training.optim
 from burnish.models.fourbit import is_packed
 from burnish.models.kernels.head import TritonKernel
+from burnish.models.parts import backbone
 from burnish.training.offload import TensorOffload
 
 from .kit import Case, Kit, _edit, fixed_batch
@@ -31,7 +32,7 @@ from .teaching import INFERENCE, update
 
 
 def backend(case: Case, role: str) -> Any:
-    return case.run.reward_model.model.backend if role == "judge" else getattr(case.run, role).backend
+    return case.run.learner.reward_model.model.backend if role == "judge" else getattr(case.run.learner, role).backend
 
 
 @contextlib.contextmanager
@@ -55,9 +56,9 @@ def adapter(role: str, *names: str) -> Observe:
             return None
         layer = next(iter(adapters.layers.values()))
         found = {
-            "rank": adapters.config.r,
-            "scaling": layer.scaling["default"],
-            "dropout": getattr(layer.lora_dropout["default"], "p", 0.0),
+            "rank": layer.lora_A["default"].weight.shape[0],
+            "scaling": _scaling(layer),
+            "dropout": _dropped(layer),
             "modules": sorted({name.rpartition(".")[2] for name in adapters.layers}),
             "dora": bool(layer.lora_magnitude_vector),
             "dtype": str(layer.lora_A["default"].weight.dtype),
@@ -67,6 +68,24 @@ def adapter(role: str, *names: str) -> Observe:
         return {name: found[name] for name in names}
 
     return facts
+
+
+def _scaling(layer: Any) -> float:
+    """What the layer adds to the base's output, relative to the plain product B A x."""
+    first, second = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    inputs = torch.ones(1, first.shape[1], dtype=first.dtype)
+    layer.eval()
+    with torch.no_grad():
+        second.fill_(0.5)
+        added = layer(inputs) - layer.base_layer(inputs)
+        return round(float((added / (inputs @ first.T @ second.T)).mean()), 4)
+
+
+def _dropped(layer: Any) -> float:
+    """The fraction of the adapter's inputs that training sets to 0, to one decimal."""
+    torch.manual_seed(0)
+    layer.train()
+    return round(float((layer.lora_dropout["default"](torch.ones(10000)) == 0).float().mean()), 1)
 
 
 @cache
@@ -106,7 +125,17 @@ def kept_dtype(role: str) -> Observe:
 
 @cache
 def compute_dtype(role: str) -> Observe:
-    return lambda case: str(backend(case, role).compute_dtype)
+    """dtype in which the first layer's attention computes."""
+
+    def dtype(case: Case) -> str:
+        outputs: list[torch.Tensor] = []
+        layer = backbone(backend(case, role).model).layers[0]
+        layer.self_attn.register_forward_hook(lambda _, inputs, output: outputs.append(output[0]))
+        model = case.run.learner.reward_model.model if role == "judge" else getattr(case.run.learner, role)
+        getattr(model, INFERENCE[role])(fixed_batch(case.run))
+        return str(outputs[0].dtype)
+
+    return dtype
 
 
 @cache
@@ -137,7 +166,7 @@ def fused_products(role: str) -> Observe:
     def count(case: Case) -> int:
         calls: list[int] = []
         real = F.scaled_dot_product_attention
-        assert case.run.policy, "built before it is watched: loading checks the head by a pass of its own"
+        assert case.run.learner.policy, "built before it is watched: loading checks the head by a pass of its own"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or real(*a, **k))
             update(case, role)
@@ -184,7 +213,7 @@ def moves(role: str) -> Observe:
             patch.setattr(TensorOffload, "load", counted)
             patch.setattr(burnish.training.optim, "updated_on_cpu", updated)
             batch = fixed_batch(case.run)
-            model = case.run.reward_model.model if role == "judge" else getattr(case.run, role)
+            model = case.run.learner.reward_model.model if role == "judge" else getattr(case.run.learner, role)
             getattr(model, INFERENCE[role])(batch)
             if role in ("policy", "critic"):
                 update(case, role)
@@ -203,7 +232,9 @@ def compiled_functions(role: str) -> Observe:
             patch.setattr(burnish.models.compiled, "COMPILED_ON", frozenset({"cpu"}))
             patch.setattr(torch, "compile", lambda function, dynamic: found.append(function.__name__) or function)
             burnish.models.logits.fused.cache_clear()
-            getattr(getattr(case.run, role), INFERENCE[role])(fixed_batch(case.run).keep("prompt_ids", "responses"))
+            getattr(getattr(case.run.learner, role), INFERENCE[role])(
+                fixed_batch(case.run).keep("prompt_ids", "responses")
+            )
             burnish.models.logits.fused.cache_clear()
         return found
 
@@ -219,15 +250,19 @@ def triton_chunks(role: str) -> Observe:
         real = TritonKernel.measure
         with as_on_a_gpu() as patch:
             patch.setattr(TritonKernel, "measure", lambda *a, **k: chunks.append(1) or real(*a, **k))
-            getattr(getattr(case.run, role), INFERENCE[role])(fixed_batch(case.run).keep("prompt_ids", "responses"))
+            getattr(getattr(case.run.learner, role), INFERENCE[role])(
+                fixed_batch(case.run).keep("prompt_ids", "responses")
+            )
         return len(chunks)
 
     return count
 
 
 def reference_log_probs(case: Case) -> list[float]:
-    return case.run.reference.compute_log_probs(fixed_batch(case.run).keep("prompt_ids", "responses")).flat.tolist()
+    return case.run.learner.reference.compute_log_probs(
+        fixed_batch(case.run).keep("prompt_ids", "responses")
+    ).flat.tolist()
 
 
 def reference_class(case: Case) -> str:
-    return type(case.run.reference.backend.model).__name__
+    return type(case.run.learner.reference.backend.model).__name__

@@ -12,9 +12,10 @@ ROWS = [
     Row(
         f"{MODEL}.trust_remote_code",
         "true",
-        see.or_refusal(see.policy_class),
+        see.policy_class,
         (lambda kit: f"{MODEL}.path={kit.remote_model}",),
         expected="RemoteLM",
+        refused_without=True,
     ),
     Row(f"{MODEL}.external_lib", "keys_external_lib", see.imports_external_lib, expected=True),
     Row(f"{MODEL}.override_config", "{rms_norm_eps:0.5}", see.responses),

@@ -9,20 +9,18 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
 import burnish.data.measure
+import burnish.loop.api
 from burnish.batch import Batch
 from burnish.config import Loaded
 from burnish.errors import UserError, WorkerDied
-from burnish.loop.api import promises
 from burnish.loop.credit import credit
 from burnish.loop.fit import fit
-from burnish.loop.gather import gather, gather_validation
 from burnish.loop.restart import restarting
 from burnish.loop.run import Run
 from burnish.loop.state import save
@@ -33,25 +31,11 @@ from burnish.rollout.engines.builtin.plan import loop_plan, uses_loop
 from .kit import PROMPTS, Case, fixed_batch, recorded
 from .row import Observe
 
-
-@cache
-def or_refusal(observe: Observe) -> Observe:
-    """The same, or the first sentence of the error where the run refuses to start."""
-
-    def observe_or_refuse(case: Case) -> Any:
-        try:
-            return observe(case)
-        except UserError as error:
-            return f"refused: {error.problem}"
-
-    return observe_or_refuse
-
-
 # data
 
 
 def prompts(case: Case) -> Batch:
-    return case.run.train_data.batch(range(PROMPTS), epoch=0)
+    return case.run.rollout.train_data.batch(range(PROMPTS), epoch=0)
 
 
 def prompt_ids(case: Case) -> list[list[int]]:
@@ -71,15 +55,15 @@ def data_sources(case: Case) -> list[str]:
 
 
 def num_train(case: Case) -> int:
-    return len(case.run.train_data)
+    return len(case.run.rollout.train_data)
 
 
 def num_val(case: Case) -> int:
-    return 0 if case.run.val_data is None else len(case.run.val_data)
+    return 0 if case.run.rollout.val_data is None else len(case.run.rollout.val_data)
 
 
 def first_batch(case: Case) -> list[int]:
-    return case.run.sampler.next()[0]
+    return case.run.rollout.sampler.next()[0]
 
 
 def batch_size(case: Case) -> int:
@@ -98,7 +82,7 @@ def measuring_processes(case: Case) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(burnish.data.measure, "ProcessPoolExecutor", Threads)
         patch.setattr(os, "cpu_count", lambda: 4)
-        assert len(case.run.train_data) > 0
+        assert len(case.run.rollout.train_data) > 0
     return pools[-1]
 
 
@@ -111,11 +95,11 @@ def validation_calls(case: Case) -> list[list[tuple[int, ...]]]:
 
 
 def policy_weights(case: Case) -> float:
-    return _size_of(case.run.policy.backend.model)
+    return _size_of(case.run.learner.policy.backend.model)
 
 
 def critic_weights(case: Case) -> float:
-    return _size_of(backbone(case.run.critic.backend.model))
+    return _size_of(backbone(case.run.learner.critic.backend.model))
 
 
 def _size_of(module: torch.nn.Module) -> float:
@@ -123,15 +107,15 @@ def _size_of(module: torch.nn.Module) -> float:
 
 
 def policy_class(case: Case) -> str:
-    return type(case.run.policy.backend.model).__name__
+    return type(case.run.learner.policy.backend.model).__name__
 
 
 def critic_class(case: Case) -> str:
-    return type(case.run.critic.backend.model).__name__
+    return type(case.run.learner.critic.backend.model).__name__
 
 
 def tokenizer_class(case: Case) -> str:
-    return type(case.run.tokenizer).__name__
+    return type(case.run.recorder.tokenizer).__name__
 
 
 def imports_external_lib(case: Case) -> bool:
@@ -141,7 +125,7 @@ def imports_external_lib(case: Case) -> bool:
 
 
 def device(case: Case) -> str:
-    return case.run.policy.backend.device.type
+    return case.run.learner.policy.backend.device.type
 
 
 # rollout
@@ -149,8 +133,8 @@ def device(case: Case) -> str:
 
 def step_batch(case: Case) -> Batch:
     """The responses to the first prompts, as a step gathers them."""
-    case.run.send_weights()
-    return gather(case.run, prompts(case), step=1)
+    case.run.sync_weights()
+    return case.run.rollout.collect(prompts(case), step=1)
 
 
 def responses(case: Case) -> list[list[int]]:
@@ -174,8 +158,8 @@ def rollout_log_probs(case: Case) -> list[float]:
 
 
 def validation_responses(case: Case) -> list[list[int]]:
-    case.run.send_weights()
-    return gather_validation(case.run, prompts(case))["responses"].lists()
+    case.run.sync_weights()
+    return case.run.rollout.collect_validation(prompts(case))["responses"].lists()
 
 
 def num_validation_responses(case: Case) -> int:
@@ -183,39 +167,46 @@ def num_validation_responses(case: Case) -> int:
 
 
 def engine_class(case: Case) -> str:
-    return type(case.run.engine).__name__
+    return type(case.run.rollout.engine).__name__
 
 
 def engine_dtype(case: Case) -> str:
-    return str(next(case.run.engine.runner.model.parameters()).dtype)
+    return str(next(case.run.rollout.engine.runner.model.parameters()).dtype)
 
 
 def cache_blocks(case: Case) -> int:
     """Blocks of the engine's KV cache."""
-    case.run.engine.runner.open_cache()
-    return case.run.engine.runner.pool.num_free
+    case.run.rollout.engine.runner.open_cache()
+    return case.run.rollout.engine.runner.pool.num_free
 
 
-def graphs_of_a_gpu(case: Case) -> tuple[int, ...]:
-    """Batch sizes for which the engine would capture CUDA graphs, had it a GPU."""
-    options = replace(case.run.engine.options, device=torch.device("cuda"))
-    return loop_plan(options, "qwen2").buckets if uses_loop(options) else ()
+def padded_batches(case: Case) -> tuple[int, ...]:
+    """The batch size to which a GPU engine pads 1 to 16 sequences for its CUDA graphs; empty without graphs."""
+    options = replace(case.run.rollout.engine.options, device=torch.device("cuda"))
+    if not uses_loop(options):
+        return ()
+    plan = loop_plan(options, "qwen2")
+    return tuple(plan.bucket(number) or number for number in range(1, 17)) if plan.captured else ()
 
 
 def decode_steps(case: Case) -> float:
     step_batch(case)
-    return case.run.engine.stats()["decode_steps"]
+    return case.run.rollout.engine.stats()["decode_steps"]
 
 
 def prefills(case: Case) -> int:
-    calls = recorded(case.run.engine.runner, "prefill")
+    calls = recorded(case.run.rollout.engine.runner, "prefill")
     step_batch(case)
     return len(calls)
 
 
-def guarantees(case: Case) -> list[str]:
-    """What the run says it can promise."""
-    return promises(case.run)
+def scored_rows(case: Case) -> int:
+    """Tokens in the engine's forward pass over a sequence of five; a batch-invariant engine pads them."""
+    sizes: list[int] = []
+    runner = case.run.rollout.engine.runner
+    runner.model.get_input_embeddings().register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].numel()))
+    runner.score([[3, 4, 5, 6, 7]], 1.0)
+    return sizes[0]
 
 
 def engine_metrics(case: Case) -> set[str]:
@@ -233,12 +224,22 @@ def engine_sleeps(case: Case) -> float:
 
 def scored(case: Case) -> tuple[float, dict[str, Any], str | None]:
     """One response's score, extras and problem."""
-    score = case.run.scorer.score([Sample("sums", "77+1", "1", {}, "uid", 0)])[0]
+    score = case.run.rollout.scorer.scorer.score([Sample("sums", "77+1", "1", {}, "uid", 0)])[0]
     return score.value, score.extras, score.problem
 
 
 def score_value(case: Case) -> float:
     return scored(case)[0]
+
+
+def stops_on_failure(case: Case) -> bool:
+    """Whether a failing reward ends a run that has started."""
+    scorer = case.run.rollout.scorer.scorer
+    try:
+        scorer.score([Sample("sums", "77+1", "1", {}, "uid", 0)])
+    except UserError:
+        return True
+    return False
 
 
 def score_problem(case: Case) -> str | None:
@@ -263,7 +264,9 @@ def credited(case: Case) -> dict[str, list[float]]:
     """Rewards, advantages and returns of two steps one after the other."""
     run, batch = case.run, fixed_batch(case.run)
     kept = [name for name in batch if name not in ("advantages", "returns")]
-    steps = [credit(batch.keep(*kept), run.cfg.algorithm, run.estimator, run.kl)[0] for _ in range(2)]
+    steps = [
+        credit(batch.keep(*kept), run.learner.algorithm, run.learner.estimator, run.learner.kl)[0] for _ in range(2)
+    ]
     names = ("token_level_rewards", "advantages", "returns")
     return {f"{name} {number}": step[name].flat.tolist() for number, step in enumerate(steps) for name in names}
 
@@ -306,13 +309,13 @@ def attempts(case: Case) -> int:
 def is_watched(case: Case) -> bool:
     """Does a watchdog look after the run while it trains?"""
     threads: set[str] = set()
-    log = case.run.loggers.log
+    log = case.run.recorder.loggers.log
 
     def look(step: int, metrics: dict[str, float]) -> None:
         threads.update(thread.name for thread in threading.enumerate())
         log(step, metrics)
 
-    case.run.loggers.log = look
+    case.run.recorder.loggers.log = look
     fit(case.run)
     return "burnish-watchdog" in threads
 

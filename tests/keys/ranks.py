@@ -7,6 +7,7 @@ rank of two would hold; and processes are not started: one sees what each would 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import SimpleNamespace
@@ -20,11 +21,17 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import burnish.distributed.process_group
 import burnish.distributed.ray
+import burnish.distributed.weights
+import burnish.distributed.worker_group
 import burnish.loop.launch
 from burnish.batch import Batch, Ragged
 from burnish.distributed.process_group import RankInfo
-from burnish.distributed.weights import _buckets
+from burnish.distributed.weights import Endpoint, _buckets
+from burnish.distributed.worker_group import WorkerGroup
+from burnish.errors import WorkerDied
+from burnish.loop.handles import RemoteWeights
 from burnish.loop.launch import LaunchedRoles, launch
 from burnish.loop.pools import pools
 from burnish.loop.roles import load_run_tokenizer, policy_source
@@ -96,6 +103,9 @@ def held(role: str, look: Callable[[str, Backend], Any]) -> Observe:
             return look(role, getattr(worker, f"_build_{role}")(2).backend)
 
     return observe
+
+
+NUM_TOKENS = 6  # of `run`
 
 
 def run(role: str, backend: Backend) -> torch.Tensor:
@@ -201,13 +211,32 @@ class Recorder:
         pass
 
 
-class RayDoor:
-    """Stands for the ray module: what it was started and left with."""
+class Placed(Exception):
+    """The stand-in for Ray places no worker: it ends the start once it knows what is requested."""
+
+
+class RayStandIn:
+    """Stands for the ray module: records the calls it gets."""
 
     def __init__(self) -> None:
         self.given: dict[str, Any] = {}
         self.timelines: list[str] = []
-        self.util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1")
+        self.placements: list[tuple[list[dict[str, float]], str]] = []
+        self.waits: list[float] = []
+        self.util = SimpleNamespace(
+            get_node_ip_address=lambda: "10.0.0.1", placement_group=self.place, remove_placement_group=lambda _: None
+        )
+
+    def place(self, bundles: list[dict[str, float]], strategy: str) -> Any:
+        self.placements.append((bundles, strategy))
+        return SimpleNamespace(ready=lambda: None)
+
+    def wait(self, waiting: list[Any], timeout: float) -> Any:
+        self.waits.append(timeout)
+        raise Placed
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 64.0}
 
     def is_initialized(self) -> bool:
         return False
@@ -222,17 +251,21 @@ class RayDoor:
         pass
 
 
+class Joined(Exception):
+    """The process group that a transfer of weights would join."""
+
+
 @contextlib.contextmanager
-def launched(case: Case) -> Iterator[tuple[LaunchedRoles, list[Recorder], RayDoor]]:
+def launched(case: Case) -> Iterator[tuple[LaunchedRoles, list[Recorder], RayStandIn]]:
     """A run's processes, as far as they would be told what to do."""
-    door = RayDoor()
+    ray = RayStandIn()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recorder, "made", [])
         patch.setattr(burnish.loop.launch, "WorkerGroup", Recorder)
         patch.setattr(burnish.loop.launch, "pick_device", torch.device)
-        patch.setattr(burnish.distributed.ray, "_ray", lambda: door)
+        patch.setattr(burnish.distributed.ray, "_ray", lambda: ray)
         patch.delenv("RAY_ADDRESS", raising=False)
-        yield launch(case.cfg, pools(case.cfg), 2), Recorder.made, door
+        yield launch(case.cfg, pools(case.cfg), 2), Recorder.made, ray
 
 
 def seats(case: Case) -> dict[str, list[int]]:
@@ -242,21 +275,43 @@ def seats(case: Case) -> dict[str, list[int]]:
 
 
 def nodes(case: Case) -> list[int]:
-    """Machines of every pool."""
-    with launched(case) as (_, groups, _):
-        return [group.starter.nodes for group in groups]
+    """Machines that every pool requests from Ray."""
+    with launched(case) as (_, groups, ray):
+        for group in groups:
+            with contextlib.suppress(Placed):
+                group.starter.start(group.names, ("10.0.0.1", 1), b"")
+        return [len(bundles) for bundles, strategy in ray.placements]
 
 
 def timeouts(case: Case) -> list[float]:
-    """Of the collectives of every pool."""
-    with launched(case) as (_, groups, _):
-        return [group.infos[0].timeout for group in groups]
+    """Seconds that torch.distributed allows a collective of every pool."""
+    calls: list[float] = []
+    library = SimpleNamespace(
+        TCPStore=lambda *arguments, **options: None,
+        get_default_backend_for_device=dist.get_default_backend_for_device,
+        init_process_group=lambda *arguments, **options: calls.append(options["timeout"].total_seconds()),
+    )
+    with launched(case) as (_, groups, _), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(burnish.distributed.process_group, "dist", library)
+        for group in groups:
+            burnish.distributed.process_group.init_process_group(group.infos[0], CPU)
+    return calls
 
 
-def patience(case: Case) -> tuple[float, float]:
-    """Seconds for places to be found, and for processes to call."""
-    with launched(case) as (_, groups, _):
-        return groups[0].starter.cluster.options.timeout, groups[0].timeout
+def patience(case: Case) -> tuple[float, str]:
+    """Seconds that Ray may take to place workers; and the error where none of them calls, on a clock that races."""
+    with launched(case) as (_, groups, ray), pytest.MonkeyPatch.context() as patch:
+        with contextlib.suppress(Placed):
+            groups[0].starter.start(groups[0].names, ("10.0.0.1", 1), b"")
+        event = SimpleNamespace(set=lambda: None, wait=lambda seconds: False)
+        patch.setattr(
+            burnish.distributed.worker_group, "threading", SimpleNamespace(Event=lambda: event, Thread=threading.Thread)
+        )
+        group = object.__new__(WorkerGroup)
+        group.names, group.starter = ["rank 0"], SimpleNamespace(exit_reason=lambda name: None, stop=lambda: None)
+        with pytest.raises(WorkerDied) as caught:
+            group._accept_workers(SimpleNamespace(accept=lambda: (_ for _ in ()).throw(OSError())), groups[0].timeout)
+        return ray.waits[0], caught.value.why
 
 
 def starter(case: Case) -> str:
@@ -266,21 +321,42 @@ def starter(case: Case) -> str:
 
 def ray_start(case: Case) -> dict[str, Any]:
     """The arguments of ray.init."""
-    with launched(case) as (_, _, door):
-        return door.given
+    with launched(case) as (_, _, ray):
+        return ray.given
 
 
 def timelines(case: Case) -> list[str]:
     """Written when the run has ended."""
-    with launched(case) as (run, _, door):
+    with launched(case) as (run, _, ray):
         run.close()
-        return door.timelines
+        return ray.timelines
 
 
 def transport(case: Case) -> str:
-    """By which weights travel to the engines."""
-    with launched(case) as (run, _, _):
-        return run.engine(case.cfg).backend
+    """torch.distributed's process group by which weights are sent to the engines."""
+
+    def joined(name: str) -> Any:
+        def raising(*arguments: Any) -> Any:
+            raise Joined(name)
+
+        return raising
+
+    library = SimpleNamespace(
+        TCPStore=lambda *arguments, **options: None,
+        ProcessGroupNCCL=joined("nccl"),
+        ProcessGroupGloo=joined("gloo"),
+    )
+    library.ProcessGroupNCCL.Options = SimpleNamespace
+    policy = SimpleNamespace(free_address=lambda: "10.0.0.1:1", size=1, submit=lambda rank, method, link: send(link))
+
+    def send(link: Endpoint) -> None:
+        burnish.distributed.weights.send([], link, CPU)
+
+    with launched(case) as (run, _, _), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(burnish.distributed.weights, "dist", library)
+        with pytest.raises(Joined) as caught:
+            run.engine(case.cfg).load_weights(RemoteWeights(policy), version=1)
+        return caught.value.args[0]
 
 
 def parcels(case: Case) -> int:
@@ -292,7 +368,7 @@ def parcels(case: Case) -> int:
 
 def notices_another_weight(case: Case) -> bool:
     """Does the run see that its engine holds another number than the policy, in one of all places?"""
-    engine, load = case.run.engine, case.run.engine.load_weights
+    engine, load = case.run.rollout.engine, case.run.rollout.engine.load_weights
 
     def load_badly(stream: Any, version: int) -> None:
         load(stream, version)
@@ -301,7 +377,7 @@ def notices_another_weight(case: Case) -> bool:
 
     engine.load_weights = load_badly
     try:
-        case.run.send_weights()
+        case.run.sync_weights()
     except RuntimeError as error:
         return "other weights than the policy" in str(error)
     return False
@@ -323,10 +399,10 @@ ROWS = [
     Row("trainer.nnodes", "2", nodes, RAY, expected=[2]),
     Row("trainer.n_gpus_per_node", "4", seats, TWO, expected={"policy, engine": [0, 1, 2, 3]}),
     Row("trainer.launcher", "processes", starter, TWO, expected="Processes"),
-    Row("trainer.ray_wait_register_center_timeout", "7", patience, RAY, expected=(7, 7)),
-    Row("actor_rollout_ref.nccl_timeout", "700", timeouts, TWO, expected=[700]),
-    Row("critic.nccl_timeout", "700", timeouts, (*GAE, *TWO), expected=[700]),
-    Row("reward_model.nccl_timeout", "500", timeouts, JUDGE_APART, expected=[600, 500]),
+    Row("trainer.ray_wait_register_center_timeout", "7", patience, RAY, expected=(7, "did not connect within 7 s")),
+    Row("actor_rollout_ref.nccl_timeout", "700", timeouts, TWO, expected=[700.0]),
+    Row("critic.nccl_timeout", "700", timeouts, (*GAE, *TWO), expected=[700.0]),
+    Row("reward_model.nccl_timeout", "500", timeouts, JUDGE_APART, expected=[600.0, 500.0]),
     Row("ray_init.num_cpus", "5", ray_start, RAY, expected={"num_cpus": 5}),
     Row("ray_init.options", "{address: auto}", ray_start, RAY, expected={"address": "auto"}),
     Row("ray_init.timeline_json_file", "timeline.json", timelines, RAY, expected=["timeline.json"]),

@@ -23,7 +23,7 @@ ROWS = [
     ),
     Row("reward.timeout", "0.01", see.score_problem, (function("slow"),), expected="timed out after 0.01 s"),
     Row("reward.memory_mb", "256", see.score_problem, (function("greedy"), IN_A_WORKER), expected=OUT_OF_MEMORY),
-    Row("reward.on_error", "stop", see.or_refusal(see.score_value), (function("broken"),)),
+    Row("reward.on_error", "stop", see.stops_on_failure, (function("broken"),), expected=True),
     Row("reward.fallback_score", "-1.5", see.score_value, (function("broken"),), expected=-1.5),
     Row("reward.pass_env", "[KEYS_ROW_TOKEN]", see.secret_seen, (function("secret"), IN_A_WORKER), expected="visible"),
     Row(f"{FUNCTION}.path", str(USER / "classes.py"), see.score_value, expected=0.25),

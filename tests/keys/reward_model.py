@@ -27,9 +27,10 @@ ROWS = [
     Row(
         f"{MODEL}.trust_remote_code",
         "true",
-        see.or_refusal(judging.judge_class),
+        judging.judge_class,
         (ENABLED[0], lambda kit: f"{MODEL}.path={judging.remote_scorer(kit)}", f"{MODEL}.input_tokenizer=null"),
         expected="RemoteValues",
+        refused_without=True,
     ),
     Row("reward.model_weight", "2", judging.scores, ENABLED),
     Row("reward.function_weight", "0.5", judging.scores, ENABLED),

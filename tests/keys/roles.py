@@ -33,7 +33,7 @@ def optim_rows(section: str, role: str, given: tuple[str, ...]) -> list[Row]:
     waving = (*flat, f"{section}.warmup_style=cosine")
     rising = (*flat, f"{section}.lr_warmup_steps=4")
     return [
-        Row(f"{section}.lr", "0.5", rates, given, expected=[0.5] * 12),
+        Row(f"{section}.lr", "0.5", teaching.taught_weights(role), given),
         Row(f"{section}.lr_warmup_steps", "2", rates, flat, expected=[0.005] * 2 + [0.01] * 10),
         Row(f"{section}.lr_warmup_steps_ratio", "0.34", rates, flat, expected=[0.005] * 2 + [0.01] * 10),
         Row(f"{section}.min_lr_ratio", "0.4", rates, falling, expected=twice(0.01, 0.009, 0.008, 0.007, 0.006, 0.005)),

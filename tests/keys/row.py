@@ -1,4 +1,4 @@
-"""Row: a key, a value other than its default, and what one sees change."""
+"""Row: a key, a value other than its default, and an observable that the value changes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,30 @@ Observe = Callable[["Case"], Any]
 Text = str | Callable[["Kit"], str]  # an override, or one that names a file of the kit
 
 ANYTHING = object()
-NOISE = 1e-5  # floats nearer than this, as a share of the larger, are the same
+NOISE = 1e-5  # relative difference below which floats are equal
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The result where a run refuses its config: a UserError while it is loaded, built or observed."""
+
+    problem: str
 
 
 @dataclass(frozen=True)
 class Row:
-    """`observe` gives one result for the overrides `given`, another one once `key=value` is added to them."""
+    """`observe` gives one result for the overrides `given`, and another one once `key=value` is added to them.
+
+    A refusal is only accepted where the row declares it, and a row with `refused` does not count as acting.
+    """
 
     key: str
     value: Text
     observe: Observe
     given: tuple[Text, ...] = ()
-    expected: Any = ANYTHING  # the other result, where it is plain what it must be
+    expected: Any = ANYTHING  # the other result, if it is known; of a refusal, the beginning of its problem
+    refused: bool = False  # `key=value` is refused here, for example because there is no GPU
+    refused_without: bool = False  # the run is refused unless `key=value` is set
 
     def before(self, kit: Kit) -> tuple[str, ...]:
         return tuple(text if isinstance(text, str) else text(kit) for text in self.given)
@@ -37,9 +49,15 @@ class Row:
         return (*self.before(kit), f"{self.key}={value}")
 
     def check(self, kit: Kit) -> None:
-        """The observable changes, and to what is expected."""
+        """The observable changes, and to what is expected; runs are refused exactly where the row says so."""
         before, after = kit.seen(self.observe, self.before(kit)), kit.seen(self.observe, self.after(kit))
-        assert not same(before, after), f"{self.after(kit)[-1]} changes nothing: {after!r}"
+        setting = self.after(kit)[-1]
+        assert isinstance(before, Refusal) == self.refused_without, f"without {setting}: {before!r}"
+        assert isinstance(after, Refusal) == self.refused, f"with {setting}: {after!r}"
+        if isinstance(after, Refusal):
+            assert isinstance(self.expected, str) and after.problem.startswith(self.expected), after.problem
+            return
+        assert not same(before, after), f"{setting} changes nothing: {after!r}"
         assert self.expected is ANYTHING or same(after, self.expected), f"{after!r} is not {self.expected!r}"
 
 

@@ -2,7 +2,6 @@
 
 from functools import cache
 
-from burnish.loop.validate import rollout_rows
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
 
@@ -23,10 +22,10 @@ def prefilled(*groups: tuple[tuple[int, ...], ...]) -> Observe:
     """Tokens of each pass over prompts, when these groups of them come one after the other."""
 
     def passes(case: Case) -> list[int]:
-        case.run.send_weights()
-        calls = recorded(case.run.engine.runner, "prefill")
+        case.run.sync_weights()
+        calls = recorded(case.run.rollout.engine.runner, "prefill")
         for group in groups:
-            for future in case.run.engine.generate([Request(ModelInput(ids), Sampling(2), 0) for ids in group]):
+            for future in case.run.rollout.engine.generate([Request(ModelInput(ids), Sampling(2), 0) for ids in group]):
                 future.result()
         return [sum(count for _, count in call[0]) for call in calls]
 
@@ -35,7 +34,7 @@ def prefilled(*groups: tuple[tuple[int, ...], ...]) -> Observe:
 
 def dumped_tokens(case: Case) -> int:
     """Likeliest tokens in the dump of a rollout, beside each token."""
-    record = rollout_rows(case.run, see.step_batch(case))[0]
+    record = case.run.recorder.trajectory_records(see.step_batch(case))[0]
     return len(record["logprobs"][0]["top"]) if "logprobs" in record else 0
 
 

@@ -15,7 +15,6 @@ from burnish.reward.sandbox.settings import num_processors
 
 from ..reward.sandbox.service import Server, run_payload, slowly
 from .kit import Case, Kit
-from .observe import or_refusal
 from .row import Row
 
 FUSION = "reward_model.sandbox_fusion"
@@ -52,7 +51,7 @@ def answered(case: Case, code: str, outputs: list[str], count: int = 1) -> list[
     """What became of each test case of an answer, for each of `count` such answers."""
     truth = json.dumps({"inputs": ["" for _ in outputs], "outputs": outputs})
     samples = [Sample("taco", f"```python\n{code}\n```", truth, {}, "uid", number) for number in range(count)]
-    return [score.extras["cases"] for score in case.run.scorer.score(samples)]
+    return [score.extras["cases"] for score in case.run.rollout.scorer.scorer.score(samples)]
 
 
 def sleeping(case: Case) -> list[str]:
@@ -74,7 +73,7 @@ def counting(case: Case) -> list[str]:
 def unsafe_notice(case: Case) -> str:
     """What the run says about its sandbox, on a system that isolates nothing."""
     with mock.patch.object(local, "isolation", lambda: NOTHING):
-        return case.run.scorer.notices[0]
+        return case.run.rollout.scorer.scorer.notices[0]
 
 
 def programs_at_once(case: Case) -> int:
@@ -117,7 +116,7 @@ def requests_at_once(case: Case) -> int:
 
 
 ROWS = [
-    Row("sandbox.allow_weak", "true", or_refusal(unsafe_notice), CODE),
+    Row("sandbox.allow_weak", "true", unsafe_notice, CODE, refused_without=True),
     Row("sandbox.timeout", "0.3", sleeping, ANYWHERE, expected=["T"]),
     Row("sandbox.memory_mb", "64", greedy, ANYWHERE, expected=["M"]),
     Row("sandbox.output_kb", "1", talking, ANYWHERE, expected=["O"]),

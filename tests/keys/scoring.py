@@ -6,6 +6,8 @@ import functools
 import time
 from typing import Any
 
+from burnish.reward.isolation import problem_with
+
 from ..reward.server import Server
 from . import observe as see
 from .gathering import BUFFERED, shaped_scores
@@ -55,10 +57,18 @@ def said(case: Case) -> str:
     return see.scored(case)[2].partition(" from ")[0]
 
 
+def isolation_row(key: str, value: str, name: str, *, network: bool, read_only: bool) -> Row:
+    """A row of a key that systems without namespaces refuse."""
+    given = (*OURS, function(name))
+    if problem_with(network=network, read_only=read_only) is None:
+        return Row(key, value, see.score_problem, given)
+    return Row(key, value, see.score_problem, given, expected="this system cannot do it", refused=True)
+
+
 ROWS = [
-    Row("reward.isolate", "true", see.or_refusal(see.score_problem), (*OURS, function("writes"))),
-    Row("reward.network", "false", see.or_refusal(see.score_problem), (*OURS, function("connects"))),
-    Row("reward.verifiers", "[step,acc]", see.or_refusal(see.score_value), NO_FUNCTION, expected=-1.0),
+    isolation_row("reward.isolate", "true", "writes", network=True, read_only=True),
+    isolation_row("reward.network", "false", "connects", network=False, read_only=False),
+    Row("reward.verifiers", "[step,acc]", see.score_value, NO_FUNCTION, expected=-1.0, refused_without=True),
     Row(
         "reward.verifier_weights",
         "[3,0.5]",
@@ -66,7 +76,14 @@ ROWS = [
         (*NO_FUNCTION, "reward.verifiers=[acc,step]"),
         expected=-3.0,
     ),
-    Row("reward.remote_url", str(USER / "scoring.py"), see.or_refusal(see.score_value), NO_FUNCTION, expected=0.125),
+    Row(
+        "reward.remote_url",
+        str(USER / "scoring.py"),
+        see.score_value,
+        NO_FUNCTION,
+        expected=0.125,
+        refused_without=True,
+    ),
     Row("reward.remote_retries", "2", requests, QUICK, expected=2),
     Row("reward.remote_wait", "0.01", waits, (*ONE_SERVER, "reward.remote_retries=2"), expected=False),
     Row("reward.remote_timeout", "0.01", said, QUICK, expected="no answer within 0.01 s"),

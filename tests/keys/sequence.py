@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .megatron import ACTOR, CRITIC, JUDGE, REF, sharing
+from .megatron import ACTOR, CRITIC, JUDGE, REF, SEQUENCE_PARALLEL, sharing
 from .models_more import GAE, JUDGED, KL
 from .row import Row, Text
 
@@ -13,7 +13,7 @@ ROWS = [
         "2",
         sharing(section),
         (*given, "trainer.n_gpus_per_node=2"),
-        expected={"tensor_size": 1, "sequence_size": 2},
+        expected=SEQUENCE_PARALLEL,
     )
     for section, given in GIVEN.items()
 ]

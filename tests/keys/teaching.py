@@ -23,7 +23,7 @@ INFERENCE = {
 
 def update(case: Case, role: str) -> dict[str, float]:
     """The numbers of one step's teaching."""
-    taught = getattr(case.run, role).update(fixed_batch(case.run), step=1)
+    taught = getattr(case.run.learner, role).update(fixed_batch(case.run), step=1)
     return taught if isinstance(taught, dict) else taught.metrics
 
 
@@ -37,7 +37,7 @@ def numbers(role: str, *names: str) -> Observe:
 def num_updates(role: str) -> Observe:
     def count(case: Case) -> int:
         update(case, role)
-        return getattr(case.run, role).optimizer.updates
+        return getattr(case.run.learner, role).optimizer.updates
 
     return count
 
@@ -50,7 +50,7 @@ def taught_rows(role: str) -> Observe:
     """The response tokens of each micro-batch of teaching, in order."""
 
     def rows(case: Case) -> list[list[int]]:
-        calls = recorded(getattr(case.run, role).backend, PASSES[role])
+        calls = recorded(getattr(case.run.learner, role).backend, PASSES[role])
         update(case, role)
         return [sorted(call[0].targets.tolist()) for call in calls]
 
@@ -68,8 +68,8 @@ def num_read(role: str) -> Observe:
     """Micro-batches of reading."""
 
     def count(case: Case) -> int:
-        calls = recorded(getattr(case.run, role).backend, PASSES[role])
-        getattr(getattr(case.run, role), INFERENCE[role])(fixed_batch(case.run))
+        calls = recorded(getattr(case.run.learner, role).backend, PASSES[role])
+        getattr(getattr(case.run.learner, role), INFERENCE[role])(fixed_batch(case.run))
         return len(calls)
 
     return count
@@ -81,7 +81,7 @@ def layer_passes(role: str) -> Observe:
 
     def count(case: Case) -> int:
         passes: list[int] = []
-        layer = backbone(getattr(case.run, role).backend.model).layers[0]
+        layer = backbone(getattr(case.run.learner, role).backend.model).layers[0]
         layer.register_forward_pre_hook(lambda *_: passes.append(1))
         update(case, role)
         return len(passes)
@@ -95,7 +95,7 @@ def taught_weights(role: str) -> Observe:
 
     def weights(case: Case) -> torch.Tensor:
         update(case, role)
-        model = getattr(case.run, role).backend.model
+        model = getattr(case.run.learner, role).backend.model
         return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
     return weights
@@ -107,7 +107,7 @@ def gradient_norm(role: str) -> Observe:
 
     def norm(case: Case) -> float:
         update(case, role)
-        optimizer: Optimizer = getattr(case.run, role).optimizer
+        optimizer: Optimizer = getattr(case.run.learner, role).optimizer
         moments = [optimizer.adamw.state[parameter]["exp_avg"].flatten() for parameter in optimizer.parameters]
         return float(torch.cat(moments).norm()) / (1 - optimizer.config.betas[0])
 
@@ -119,7 +119,7 @@ def rates(role: str) -> Observe:
     """The learning rate of every update over six steps, two updates each."""
 
     def over_steps(case: Case) -> list[float]:
-        optimizer: Optimizer = getattr(case.run, role).optimizer
+        optimizer: Optimizer = getattr(case.run.learner, role).optimizer
         found = []
         for update in range(12):
             optimizer.steps, optimizer.updates = update // 2, update
@@ -135,7 +135,7 @@ def saved_files(role: str) -> Observe:
 
     def files(case: Case) -> list[str]:
         save(case.run)
-        folder = case.run.checkpoints.path(0) / role
+        folder = case.run.recorder.checkpoints.path(0) / role
         return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
     return files
@@ -144,4 +144,4 @@ def saved_files(role: str) -> Observe:
 @cache
 def loaded_steps(role: str) -> Observe:
     """How many steps the role's optimizer has made, after a resume."""
-    return lambda case: getattr(case.resumed(), role).optimizer.steps
+    return lambda case: getattr(case.resumed().learner, role).optimizer.steps

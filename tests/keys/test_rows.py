@@ -1,12 +1,12 @@
-"""Every acting key changes something that one can see."""
+"""Every acting key changes its observable."""
 
 import pytest
 
-from . import teaching
+from . import observe, teaching
 from .row import Row, same
 from .table import ROWS
 
-# The first row of each way to observe, to look twice.
+# The first row of each observable, to observe it twice.
 FIRST = {row.observe.__qualname__: row for row in reversed(ROWS)}
 
 
@@ -25,7 +25,7 @@ def test_nothing_changes_by_itself(row, kit):
 def test_an_inert_key_does_not_act(kit):
     """The critic's mini-batches go by rollout.n, as the notice about critic.rollout_n says."""
     quiet = Row("critic.rollout_n", "1", teaching.num_updates("critic"), ("algorithm.adv_estimator=gae",))
-    assert "rollout.n holds for all roles" in " ".join(kit.load(quiet.after(kit)).notices)
+    assert "rollout.n applies to all roles" in " ".join(kit.load(quiet.after(kit)).notices)
     with pytest.raises(AssertionError, match="changes nothing"):
         quiet.check(kit)
 
@@ -34,6 +34,23 @@ def test_a_key_that_is_only_read_fails(kit):
     read = Row("trainer.seed", "5", lambda case: bool(case.cfg.trainer.seed))
     with pytest.raises(AssertionError, match="changes nothing"):
         read.check(kit)
+
+
+def test_a_refusal_is_not_acting(kit):
+    key, responses = "actor_rollout_ref.rollout.temperature", observe.responses
+    with pytest.raises(AssertionError, match="temperature=0: Refusal"):
+        Row(key, "0", responses).check(kit)
+    with pytest.raises(AssertionError, match=r"^without .*temperature=1: Refusal"):
+        Row(key, "1", responses, (f"{key}=0",)).check(kit)
+
+
+def test_a_declared_refusal_must_happen_and_say_why(kit):
+    key = "actor_rollout_ref.rollout.temperature"
+    Row(key, "0", observe.responses, expected="training samples need", refused=True).check(kit)
+    with pytest.raises(AssertionError, match="training samples need"):
+        Row(key, "0", observe.responses, expected="something else", refused=True).check(kit)
+    with pytest.raises(AssertionError, match=f"with {key}=3"):
+        Row(key, "3", observe.responses, expected="training samples need", refused=True).check(kit)
 
 
 def test_what_is_expected_is_compared(kit):

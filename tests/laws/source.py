@@ -146,8 +146,9 @@ def _files_below(folder: Path, ignored: list[str]) -> Iterator[Path]:
 
 
 def pages() -> list[Path]:
-    """The texts for people: both READMEs and docs/."""
-    return [path for path in [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").rglob("*.md"))]]
+    """Markdown pages for people: the README in both languages, the other top-level pages, and docs/."""
+    top = ("README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    return [*(ROOT / name for name in top), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ def python_trainings(text: str) -> list[list[str]]:
     """Every `burnish.train([...], ...)` of a Python text as the words of the command that asks for the same."""
     found = []
     for call in calls(ast.parse(text)):
-        if dotted(call.func) == "burnish.training" and call.args and isinstance(call.args[0], ast.List):
+        if dotted(call.func) == "burnish.train" and call.args and isinstance(call.args[0], ast.List):
             files = {word.arg: word.value for word in call.keywords if word.arg in {"config_path", "config_name"}}
             options = [part for name, value in files.items() for part in (f"--{name.replace('_', '-')}", _text(value))]
             found.append(["burnish", "train", *options, *map(_text, call.args[0].elts)])

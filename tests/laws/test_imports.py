@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "models": {"errors", "storage", "native"},
     "compat": {"algos", "registry", "batch", "errors", "data", "reward"},
     "data": COMMON,
-    "reward": COMMON | {"algos", "models", "training", "log"},
+    "reward": COMMON | {"algos", "models", "training", "rollout", "log"},
     "distributed": COMMON,
     "log": COMMON,
     "rollout": COMMON | {"models", "native"},

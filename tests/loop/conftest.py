@@ -1,4 +1,4 @@
-"""Whole runs of a tiny model in this process: burnish.training, or a Run to look into."""
+"""Whole runs of a tiny model in this process: burnish.train, or a Run to look into."""
 
 import itertools
 import json
@@ -82,7 +82,7 @@ def settings(model_folder, tmp_path):
 
 @pytest.fixture
 def launch(settings, rows):
-    """launch(*overrides): burnish.training on twelve prompts, the reward a share of sevens."""
+    """launch(*overrides): burnish.train on twelve prompts, the reward a share of sevens."""
 
     def run(*overrides, out="run", reward=sevens, dataset=None, **arguments):
         given = {"dataset": rows() if dataset is None else dataset, **arguments}
@@ -98,9 +98,9 @@ def saved_before_each_step(monkeypatch):
     def keep_pace(run):
         step = run.schedule.step
 
-        def wait_then_step(run):
-            run.saving.wait()
-            return step(run)
+        def wait_then_step(number):
+            run.recorder.saving.wait()
+            return step(number)
 
         monkeypatch.setattr(run.schedule, "step", wait_then_step)
 
@@ -109,7 +109,7 @@ def saved_before_each_step(monkeypatch):
 
 @pytest.fixture
 def make_run(settings, rows):
-    """make_run(*overrides): a Run as burnish.training has it before the first step; closed when the test ends."""
+    """make_run(*overrides): a Run as burnish.train has it before the first step; closed when the test ends."""
     made = []
 
     def make(*overrides, out="run", reward=sevens, dataset=None, val_dataset=None):
@@ -117,9 +117,9 @@ def make_run(settings, rows):
         run = build(loaded.cfg, reward, rows() if dataset is None else dataset, val_dataset)
         made.append(run)
         resume(run)
-        info = RunInfo("loop", "tests", run.folder.path, {}, run.total_steps)
-        run.loggers.start(info, resume_step=run.step or None)
-        run.send_weights()
+        info = RunInfo("loop", "tests", run.recorder.folder.path, {}, run.total_steps)
+        run.recorder.loggers.start(info, resume_step=run.step or None)
+        run.sync_weights()
         return run
 
     yield make
@@ -132,8 +132,8 @@ def next_prompts():
     """next_prompts(run): the prompts of the run's next step."""
 
     def take(run) -> Batch:
-        indices, epoch = run.sampler.next()
-        return run.train_data.batch(indices, epoch)
+        indices, epoch = run.rollout.sampler.next()
+        return run.rollout.train_data.batch(indices, epoch)
 
     return take
 

@@ -6,7 +6,7 @@ import pytest
 
 import burnish
 from burnish.errors import UserError
-from burnish.loop.api import promises
+from burnish.loop.api import guarantees
 from burnish.loop.fit import Result
 
 API_KEY = "sk-abcdefghij0123456789klmnop"
@@ -86,10 +86,12 @@ def test_secrets_do_not_reach_the_run_folder(launch, monkeypatch, capfd, tmp_pat
 
 def test_the_run_says_what_it_can_promise(make_run):
     run = make_run()
-    assert promises(run) == ["responses depend on the seed, the prompt and the weights alone (invariant engine)"]
+    assert guarantees(run) == [
+        "deterministic rollout: responses depend only on seed, prompt and weights (rollout.invariant=true)"
+    ]
     biased = make_run("actor_rollout_ref.rollout.top_k=3", "actor_rollout_ref.rollout.invariant=false", out="biased")
-    first, second = promises(biased)
-    assert "biased" in first and "what it is batched with" in second
+    first, second = guarantees(biased)
+    assert "biased" in first and "the batch composition" in second
 
 
 def test_notices_reach_the_log(launch, tmp_path):

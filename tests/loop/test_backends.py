@@ -13,9 +13,10 @@ from burnish.config import load
 from burnish.errors import UserError
 from burnish.loop.backends import Precision
 from burnish.loop.state import save
-from burnish.loop.step import train_step
 from burnish.models.attention import PACKED
 from burnish.models.load import ModelSource, load_causal_lm, load_value_model
+
+from ..stepping import one_step
 
 LORA = ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.actor.optim.lr=1e-2")
 CRITIC_LORA = ("algorithm.adv_estimator=gae", "critic.model.lora_rank=4", "critic.optim.lr=1e-2")
@@ -35,71 +36,71 @@ def base_weights(backend):
 
 def test_only_adapters_are_trained_and_the_engine_gets_them_merged(make_run, next_prompts, equal):
     run = make_run(*LORA, reward=varied)
-    trained = [name for name, p in run.policy.backend.model.named_parameters() if p.requires_grad]
+    trained = [name for name, p in run.learner.policy.backend.model.named_parameters() if p.requires_grad]
     assert trained and all(".lora_" in name for name in trained)
-    assert len(run.policy.optimizer.parameters) == len(trained)
-    before = base_weights(run.policy.backend)
-    engine_before = {name: p.clone() for name, p in run.engine.runner.model.named_parameters()}
-    train_step(run, next_prompts(run))
-    assert equal(before, base_weights(run.policy.backend))
-    changed = {n for n, p in run.engine.runner.model.named_parameters() if not torch.equal(p, engine_before[n])}
+    assert len(run.learner.policy.optimizer.parameters) == len(trained)
+    before = base_weights(run.learner.policy.backend)
+    engine_before = {name: p.clone() for name, p in run.rollout.engine.runner.model.named_parameters()}
+    one_step(run)
+    assert equal(before, base_weights(run.learner.policy.backend))
+    changed = {n for n, p in run.rollout.engine.runner.model.named_parameters() if not torch.equal(p, engine_before[n])}
     assert changed and all(name.endswith("proj.weight") for name in changed)
 
 
 def test_the_engine_answers_as_the_policy_does(make_run, next_prompts):
     run = make_run(*LORA, reward=varied)
     for _ in range(2):
-        batch, _ = train_step(run, next_prompts(run))
+        batch, _ = one_step(run)
     kept = [name for name in batch if name in ("prompt_ids", "responses")]
-    read = run.policy.compute_log_probs(batch.keep(*kept))["old_log_probs"].flat
+    read = run.learner.policy.compute_log_probs(batch.keep(*kept))["old_log_probs"].flat
     rows = [p + r for p, r in zip(batch["prompt_ids"].lists(), batch["responses"].lists(), strict=True)]
-    scored = run.engine.score(rows)
+    scored = run.rollout.engine.score(rows)
     ours = [x for row, r in zip(scored, batch["responses"].lists(), strict=True) for x in row[len(row) - len(r) :]]
     torch.testing.assert_close(torch.tensor(ours), read, rtol=0, atol=1e-5)
 
 
 def test_the_base_does_not_drift_over_many_syncs(make_run, next_prompts, equal):
     run = make_run(*LORA, reward=varied)
-    train_step(run, next_prompts(run))
-    base, sent = base_weights(run.policy.backend), dict(run.policy.weights())
+    one_step(run)
+    base, sent = base_weights(run.learner.policy.backend), dict(run.learner.policy.weights())
     for _ in range(100):
-        run.send_weights()
-    assert equal(base, base_weights(run.policy.backend))
-    assert equal(sent, dict(run.policy.weights()))
+        run.sync_weights()
+    assert equal(base, base_weights(run.learner.policy.backend))
+    assert equal(sent, dict(run.learner.policy.weights()))
 
 
 def test_the_reference_is_the_policy_without_its_adapters(make_run, next_prompts):
     run = make_run(*LORA, *KL, reward=varied)
-    assert run.reference.backend is run.policy.backend
-    first, metrics = train_step(run, next_prompts(run))
+    assert run.learner.reference.backend is run.learner.policy.backend
+    first, metrics = one_step(run)
     assert metrics["actor/kl_loss"] == 0.0
     fresh = make_run(*KL, out="plain", reward=varied)
-    second, metrics = train_step(run, next_prompts(run))
+    second, metrics = one_step(run)
     assert metrics["actor/kl_loss"] > 0
     plain = second.keep("prompt_ids", "responses")
     torch.testing.assert_close(
-        fresh.reference.compute_log_probs(plain).flat, second["ref_log_prob"].flat, rtol=0, atol=1e-5
+        fresh.learner.reference.compute_log_probs(plain).flat, second["ref_log_prob"].flat, rtol=0, atol=1e-5
     )
     assert len(first) == len(second)
 
 
 def test_an_exact_kl_leaves_the_shared_model_in_training(make_run, next_prompts):
     run = make_run(*LORA, *KL, "actor_rollout_ref.actor.kl_loss_type=full", reward=varied)
-    _, metrics = train_step(run, next_prompts(run))
+    _, metrics = one_step(run)
     assert metrics["actor/kl_loss"] == pytest.approx(0.0, abs=1e-6)
-    assert run.policy.backend.model.training
-    _, metrics = train_step(run, next_prompts(run))
+    assert run.learner.policy.backend.model.training
+    _, metrics = one_step(run)
     assert metrics["actor/kl_loss"] > 0
 
 
 def test_a_critic_with_adapters_trains_its_head_too(make_run, next_prompts):
     run = make_run(*CRITIC_LORA, reward=varied)
-    trained = {name for name, p in run.critic.backend.model.named_parameters() if p.requires_grad}
+    trained = {name for name, p in run.learner.critic.backend.model.named_parameters() if p.requires_grad}
     assert {"score.weight", "score.bias"} < trained and all(
         ".lora_" in name or name.startswith("score.") for name in trained
     )
-    train_step(run, next_prompts(run))
-    assert run.critic.backend.model.score.weight.abs().max() > 0
+    one_step(run)
+    assert run.learner.critic.backend.model.score.weight.abs().max() > 0
 
 
 @pytest.mark.parametrize("more", [(), ("actor_rollout_ref.model.lora.type=dora",)], ids=["lora", "dora"])
@@ -116,9 +117,9 @@ def test_a_resumed_run_with_adapters_ends_in_the_same_bits(launch, make_run, tmp
 
 def test_a_checkpoint_holds_the_adapters_alone(make_run, next_prompts, model_folder):
     run = make_run(*LORA, *CRITIC_LORA, reward=varied)
-    train_step(run, next_prompts(run))
+    one_step(run)
     save(run)
-    folder = run.checkpoints.path(0)
+    folder = run.recorder.checkpoints.path(0)
     assert not (folder / "actor" / "__0_0.distcp").exists() or not any(
         name.startswith("model.") for name in saved_names(folder / "actor")
     )
@@ -127,7 +128,7 @@ def test_a_checkpoint_holds_the_adapters_alone(make_run, next_prompts, model_fol
         ("critic", load_value_model(ModelSource(str(model_folder)), torch.float32)),
     ):
         theirs = peft.PeftModel.from_pretrained(loaded, str(folder / role / "adapter")).eval()
-        ours = (run.policy if role == "actor" else run.critic).backend.model.eval()
+        ours = (run.learner.policy if role == "actor" else run.learner.critic).backend.model.eval()
         inputs = {"input_ids": torch.arange(3, 9)[None], "segments": [6], "use_cache": False}
         torch.testing.assert_close(theirs(**inputs).logits, ours(**inputs).logits, rtol=1e-5, atol=1e-6)
 
@@ -140,14 +141,14 @@ def saved_names(folder):
 
 def test_the_hugging_face_folder_holds_the_merged_model(make_run, next_prompts):
     run = make_run(*LORA, "actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]", reward=varied)
-    train_step(run, next_prompts(run))
+    one_step(run)
     save(run)
-    hub = run.checkpoints.path(0) / "actor" / "huggingface"
+    hub = run.recorder.checkpoints.path(0) / "actor" / "huggingface"
     merged = load_causal_lm(ModelSource(str(hub)), PACKED, torch.float32)
     inputs = {"input_ids": torch.arange(3, 9)[None], "segments": [6], "use_cache": False}
-    policy = run.policy.backend.model.eval()
+    policy = run.learner.policy.backend.model.eval()
     torch.testing.assert_close(merged(**inputs).logits, policy(**inputs).logits, rtol=0, atol=1e-5)
-    sent = dict(run.policy.weights())
+    sent = dict(run.learner.policy.weights())
     assert all(torch.equal(p, sent[name]) for name, p in merged.named_parameters())
 
 
@@ -159,12 +160,12 @@ def test_adapters_and_whole_weights_do_not_go_on_from_each_other(launch):
 
 def test_an_adapter_to_start_from(make_run, next_prompts, tmp_path):
     first = make_run(*LORA, reward=varied)
-    train_step(first, next_prompts(first))
+    one_step(first)
     save(first)
-    path = first.checkpoints.path(0) / "actor" / "adapter"
+    path = first.recorder.checkpoints.path(0) / "actor" / "adapter"
     second = make_run(f"actor_rollout_ref.model.lora_adapter_path={path}", out="second", reward=varied)
-    assert second.policy.backend.adapters.config.r == 4
-    one, other = first.policy.backend.adapters.state(), second.policy.backend.adapters.state()
+    assert second.learner.policy.backend.adapters.config.r == 4
+    one, other = first.learner.policy.backend.adapters.state(), second.learner.policy.backend.adapters.state()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -177,18 +178,18 @@ def test_four_bits_train_through_adapters(make_run, next_prompts):
         "critic.model.load_in_4bit=true",
         reward=varied,
     )
-    packed = [p for p in run.policy.backend.model.parameters() if p.dtype == torch.uint8]
-    assert len(packed) == 14 and run.critic.backend.model.score.weight.dtype == torch.float32
-    batch, metrics = train_step(run, next_prompts(run))
+    packed = [p for p in run.learner.policy.backend.model.parameters() if p.dtype == torch.uint8]
+    assert len(packed) == 14 and run.learner.critic.backend.model.score.weight.dtype == torch.float32
+    batch, metrics = one_step(run)
     assert metrics["actor/kl_loss"] == 0.0 and metrics["actor/grad_norm"] > 0
-    batch, metrics = train_step(run, next_prompts(run))
-    read = run.policy.compute_log_probs(batch.keep("prompt_ids", "responses"))["old_log_probs"].flat
+    batch, metrics = one_step(run)
+    read = run.learner.policy.compute_log_probs(batch.keep("prompt_ids", "responses"))["old_log_probs"].flat
     rows = [p + r for p, r in zip(batch["prompt_ids"].lists(), batch["responses"].lists(), strict=True)]
-    scored = run.engine.score(rows)
+    scored = run.rollout.engine.score(rows)
     ours = [x for row, r in zip(scored, batch["responses"].lists(), strict=True) for x in row[len(row) - len(r) :]]
     torch.testing.assert_close(torch.tensor(ours), read, rtol=0, atol=2e-3)
     save(run)
-    config = (run.checkpoints.path(0) / "actor" / "huggingface" / "config.json").read_text()
+    config = (run.recorder.checkpoints.path(0) / "actor" / "huggingface" / "config.json").read_text()
     assert "quantization_config" not in config
 
 
@@ -202,19 +203,19 @@ def test_four_bits_need_adapters(settings):
 def test_training_in_sixteen_bits_comes_near_the_same_gradient(make_run, compute):
     def gradient(*more, out):
         run = make_run(*more, out=out, reward=varied)
-        run.policy.plan = dataclasses.replace(run.policy.plan, grad_clip=0.0)
-        return run.policy.update(fixed(run), 1).metrics["actor/grad_norm"], run
+        run.learner.policy.plan = dataclasses.replace(run.learner.policy.plan, grad_clip=0.0)
+        return run.learner.policy.update(fixed(run), 1).metrics["actor/grad_norm"], run
 
     plain, _ = gradient(out="plain")
     key = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
     other, run = gradient(f"{key}={compute}", out=compute)
     assert other != plain and other == pytest.approx(plain, rel=0.1)
-    assert run.policy.optimizer.scale.enabled == (compute == "fp16")
-    assert next(run.policy.backend.model.parameters()).dtype == torch.float32
+    assert run.learner.policy.optimizer.scale.enabled == (compute == "fp16")
+    assert next(run.learner.policy.backend.model.parameters()).dtype == torch.float32
 
 
 def fixed(run):
-    prompts = run.train_data.batch(range(4), epoch=0)
+    prompts = run.rollout.train_data.batch(range(4), epoch=0)
     from burnish.batch import Ragged
 
     responses = Ragged.of([torch.tensor([3, 4, 5, 6])] * 4, torch.int64)
@@ -231,15 +232,15 @@ def test_weights_kept_in_bfloat16(make_run, next_prompts):
     run = make_run(
         "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16", "actor_rollout_ref.actor.optim.lr=1e-2", reward=varied
     )
-    assert {p.dtype for p in run.policy.backend.model.parameters()} == {torch.bfloat16}
-    _, metrics = train_step(run, next_prompts(run))
+    assert {p.dtype for p in run.learner.policy.backend.model.parameters()} == {torch.bfloat16}
+    _, metrics = one_step(run)
     assert metrics["actor/grad_norm"] == metrics["actor/grad_norm"]
 
 
 def test_a_number_format_is_asked_for_once():
     overrides = ["actor_rollout_ref.model.path=m", "actor_rollout_ref.model.torch_dtype=bf16"]
     given = ["data.train_files"]
-    with pytest.raises(UserError, match="set differently"):
+    with pytest.raises(UserError, match="have different values"):
         load([*overrides, "actor_rollout_ref.actor.fsdp_config.model_dtype=fp16"], given=given)
     with pytest.raises(UserError, match="lose small updates"):
         load(["actor_rollout_ref.model.path=m", "actor_rollout_ref.model.torch_dtype=fp16"], given=given)
@@ -256,8 +257,8 @@ def test_another_model_may_be_the_reference(make_run, next_prompts, tmp_path, mo
             parameter.mul_(1.5)
     other.save_pretrained(tmp_path / "other")
     run = make_run(*KL, f"actor_rollout_ref.ref.model.path={tmp_path / 'other'}", reward=varied)
-    assert run.reference.backend is not run.policy.backend
-    _, metrics = train_step(run, next_prompts(run))
+    assert run.learner.reference.backend is not run.learner.policy.backend
+    _, metrics = one_step(run)
     assert metrics["actor/kl_loss"] > 0
     adapted = make_run(
         *KL, *LORA, f"actor_rollout_ref.ref.model.path={tmp_path / 'other'}", out="adapted", reward=varied
@@ -296,7 +297,9 @@ def test_use_torch_compile_on_a_cpu_is_c(make_run):
 
     def norms(*overrides, out):
         run = make_run(*overrides, "algorithm.use_kl_in_reward=true", out=out)
-        return [type(role.backend.model.model.norm) is Qwen2RMSNorm for role in (run.policy, run.reference)]
+        return [
+            type(role.backend.model.model.norm) is Qwen2RMSNorm for role in (run.learner.policy, run.learner.reference)
+        ]
 
     assert norms(out="both") == [False, False]
     assert norms("actor_rollout_ref.actor.use_torch_compile=false", out="none") == [True, True]

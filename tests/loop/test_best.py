@@ -69,7 +69,7 @@ def test_it_is_kept_beyond_the_last_ones_and_can_be_exported(make_run, rows, val
     save = Checkpoints.save
 
     def remember(self, step, *arguments, **more):
-        snapshots[step] = weights(run.policy)
+        snapshots[step] = weights(run.learner.policy)
         return save(self, step, *arguments, **more)
 
     monkeypatch.setattr(Checkpoints, "save", remember)
@@ -112,9 +112,9 @@ def test_a_full_disk_does_not_cost_the_best(make_run, rows, values, monkeypatch,
     run = make_run(*settings, f"actor_rollout_ref.actor.checkpoint.async_save={beside}", val_dataset=rows(2))
     saved_before_each_step(run)
     fit(run)
-    assert len(refused) == 2 and run.checkpoints.best() == 2 and run.checkpoints.steps() == [2, 5]
-    for name, fact in checkpoint.read_manifest(run.checkpoints.path(2)).items():
-        same = checkpoint.read_manifest(whole.checkpoints.path(2))[name] == fact
+    assert len(refused) == 2 and run.recorder.checkpoints.best() == 2 and run.recorder.checkpoints.steps() == [2, 5]
+    for name, fact in checkpoint.read_manifest(run.recorder.checkpoints.path(2)).items():
+        same = checkpoint.read_manifest(whole.recorder.checkpoints.path(2))[name] == fact
         assert same or name.endswith(".metadata"), name
 
 
@@ -126,7 +126,7 @@ def test_a_disk_full_to_the_last_step_does_not_cost_the_best(
     write, refused = checkpoint._write_manifest, []
 
     def refuse(folder):
-        if folder.name == ".global_step_2.partial" and not run.checkpoints.path(5).exists():
+        if folder.name == ".global_step_2.partial" and not run.recorder.checkpoints.path(5).exists():
             refused.append(folder)
             raise OSError(28, "No space left on device")
         write(folder)
@@ -135,8 +135,8 @@ def test_a_disk_full_to_the_last_step_does_not_cost_the_best(
     run = make_run(*STEPS, "trainer.save_freq=1", f"trainer.best_metric_key={NAME}", val_dataset=rows(2))
     saved_before_each_step(run)
     fit(run)
-    assert len(refused) == 4 and run.checkpoints.steps() == [2, 5] and run.checkpoints.best() == 2
-    assert run.checkpoints.latest_good() == (run.checkpoints.path(5), [])
+    assert len(refused) == 4 and run.recorder.checkpoints.steps() == [2, 5] and run.recorder.checkpoints.best() == 2
+    assert run.recorder.checkpoints.latest_good() == (run.recorder.checkpoints.path(5), [])
 
 
 def test_a_resumed_run_knows_it(make_run, rows, values, ctrl_c_at, tmp_path):
@@ -147,10 +147,10 @@ def test_a_resumed_run_knows_it(make_run, rows, values, ctrl_c_at, tmp_path):
     first.close()
     (tmp_path / "run" / "best_checkpointed_iteration.txt").unlink()  # killed between the seal and the pointer
     second = make_run(*settings, val_dataset=rows(2))
-    assert second.step == 2 and second.best.step == 1 and second.checkpoints.best() == 1
+    assert second.step == 2 and second.recorder.best.step == 1 and second.recorder.checkpoints.best() == 1
     fit(second)
-    assert second.checkpoints.steps() == [1, 5] and second.checkpoints.best() == 1
-    state = json.loads((second.checkpoints.path(5) / "trainer.json").read_text())
+    assert second.recorder.checkpoints.steps() == [1, 5] and second.recorder.checkpoints.best() == 1
+    state = json.loads((second.recorder.checkpoints.path(5) / "trainer.json").read_text())
     assert state["best"] == {"step": 1, "value": 0.7, "by": "auto"}
 
 
@@ -158,9 +158,9 @@ def test_a_new_start_forgets_the_old_best(make_run, rows, values):
     values(0.7, 0.1, 0.2, 0.3, 0.4)
     fit(make_run(*STEPS, "trainer.best_metric_key=auto", val_dataset=rows(2)))
     run = make_run(*STEPS, "trainer.resume_mode=disable", "trainer.save_freq=5", val_dataset=rows(2))
-    assert run.checkpoints.best() == 1, "nothing is lost before something new is written"
+    assert run.recorder.checkpoints.best() == 1, "nothing is lost before something new is written"
     fit(run)
-    assert run.checkpoints.best() is None
+    assert run.recorder.checkpoints.best() is None
 
 
 def test_a_wrong_metric_is_found_out_by_the_first_validation(make_run, rows, values):
@@ -172,7 +172,7 @@ def test_a_wrong_metric_is_found_out_by_the_first_validation(make_run, rows, val
     later = make_run(*STEPS, "trainer.best_metric_key=acc", "trainer.val_before_train=false", val_dataset=rows(2))
     with pytest.raises(UserError, match="no such metric"):
         fit(later)
-    assert later.checkpoints.steps() == [1], "what was done is kept"
+    assert later.recorder.checkpoints.steps() == [1], "what was done is kept"
 
 
 def test_a_best_checkpoint_needs_validation(settings):

@@ -69,7 +69,7 @@ def test_a_reward_that_cannot_be_called_is_found_before_the_model_is_loaded(laun
 
 def test_validation_only_needs_something_to_validate(settings):
     cfg = load(settings("trainer.val_only=true"), given=["data.val_files"]).cfg
-    with pytest.raises(UserError, match="nothing to validate") as caught:
+    with pytest.raises(UserError, match="no validation data") as caught:
         build(cfg)
     assert caught.value.key == "trainer.val_only"
 
@@ -86,7 +86,7 @@ def test_validation_only_needs_something_to_validate(settings):
 )
 def test_the_roles_that_the_config_asks_for(make_run, overrides, critic, reference):
     run = make_run(*overrides)
-    assert (run.critic is not None, run.reference is not None) == (critic, reference)
+    assert (run.learner.critic is not None, run.learner.reference is not None) == (critic, reference)
 
 
 def test_training_and_validation_sample_in_their_own_way(make_run):
@@ -96,13 +96,13 @@ def test_training_and_validation_sample_in_their_own_way(make_run):
         "actor_rollout_ref.rollout.val_kwargs.top_p=0.5",
         "actor_rollout_ref.rollout.ignore_eos=true",
     )
-    assert (run.sampling.temperature, run.sampling.top_k, run.sampling.top_p) == (0.8, 7, 1.0)
-    assert (run.val_sampling.greedy, run.val_sampling.top_p) == (True, 0.5)
-    assert run.sampling.max_tokens == run.val_sampling.max_tokens == 5
-    assert run.sampling.ignore_eos and run.val_sampling.ignore_eos
+    assert (run.rollout.sampling.temperature, run.rollout.sampling.top_k, run.rollout.sampling.top_p) == (0.8, 7, 1.0)
+    assert (run.rollout.val_sampling.greedy, run.rollout.val_sampling.top_p) == (True, 0.5)
+    assert run.rollout.sampling.max_tokens == run.rollout.val_sampling.max_tokens == 5
+    assert run.rollout.sampling.ignore_eos and run.rollout.val_sampling.ignore_eos
 
 
-def test_the_length_of_the_run(make_run):
+def test_the_length_of_the_run(make_run, settings):
     run = make_run("trainer.total_training_steps=null", "trainer.total_epochs=7")
     assert run.total_steps == 7 * 3
-    assert total_steps(run.cfg, type("Data", (), {"sampler": None})()) == 0
+    assert total_steps(load(settings(), given=["data.train_files"]).cfg, type("Data", (), {"sampler": None})()) == 0

@@ -126,7 +126,7 @@ def test_a_missing_template_is_told_before_the_model_is_loaded(made, tmp_path, m
 
 
 def test_a_model_without_a_score_stops_a_run_before_the_policy_is_loaded(settings, rows, model_folder, monkeypatch):
-    monkeypatch.setattr("burnish.loop.cast.build_policy", None)
+    monkeypatch.setattr("burnish.loop.roles.build_policy", None)
     assert AutoModelForCausalLM.from_pretrained(model_folder)
     overrides = settings("reward_model.enable=true", f"reward_model.model.path={model_folder}")
     cfg = load(overrides, given=["data.train_files"]).cfg

@@ -6,7 +6,8 @@ from burnish.batch import Batch, Ragged
 from burnish.config import load
 from burnish.loop.correct import Correction
 from burnish.loop.fit import fit
-from burnish.loop.step import train_step
+
+from ..stepping import one_step
 
 SECTION = "algorithm.rollout_correction"
 CAP = "actor_rollout_ref.actor.tis_imp_ratio_cap"
@@ -14,7 +15,8 @@ PLAIN = (f"{SECTION}.bypass_mode=true", f"{SECTION}.loss_type=reinforce")
 
 
 def asked(*overrides):
-    return Correction.of(load(list(overrides), check=False).cfg)
+    cfg = load(list(overrides), check=False).cfg
+    return Correction.of(cfg.algorithm.rollout_correction, cfg.actor_rollout_ref.actor.tis_imp_ratio_cap)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ TWICE = ("actor_rollout_ref.actor.ppo_epochs=2",)
     ],
 )
 def test_the_policy_is_read_where_a_correction_needs_it(make_run, overrides, reads):
-    assert make_run(*overrides).reads_old_log_probs(8) is reads
+    assert make_run(*overrides).learner.needs_old_log_probs(1, 8, current=True) is reads
 
 
 @pytest.mark.parametrize(
@@ -115,13 +117,13 @@ def test_the_policy_is_read_where_a_correction_needs_it(make_run, overrides, rea
 )
 def test_a_step_measures_the_mismatch_whatever_is_done_about_it(make_run, next_prompts, overrides):
     run = make_run(*overrides)
-    batch, metrics = train_step(run, next_prompts(run))
+    batch, metrics = one_step(run)
     assert {"old_log_probs", "entropys", "rollout_log_probs"} <= set(batch)
     # The engine and the trainer compute the same here, so a correction finds next to nothing to do.
     torch.testing.assert_close(batch["rollout_log_probs"].flat, batch["old_log_probs"].flat, rtol=0, atol=1e-4)
-    if run.correction.weighting is not None:
+    if run.learner.correction.weighting is not None:
         assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-3)
-    if run.correction.rejections:
+    if run.learner.correction.rejections:
         assert metrics["rollout_corr/rollout_rs_masked_fraction"] == 0
 
 
@@ -130,8 +132,8 @@ def test_in_bypass_mode_one_update_has_the_gradient_of_reading(make_run, next_pr
     taught = []
     for name, overrides in {"plain": (), "bypass": (f"{SECTION}.bypass_mode=true",)}.items():
         run = make_run(*overrides, out=name)
-        train_step(run, next_prompts(run))
-        taught.append(weights(run.policy))
+        one_step(run)
+        taught.append(weights(run.learner.policy))
     for name, weight in taught[0].items():
         torch.testing.assert_close(taught[1][name], weight, rtol=0, atol=1e-5)
 

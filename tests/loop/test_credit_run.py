@@ -5,7 +5,8 @@ import torch
 
 from burnish.loop.fit import fit
 from burnish.loop.state import resume
-from burnish.loop.step import train_step
+
+from ..stepping import one_step
 
 ACTOR = "actor_rollout_ref.actor"
 
@@ -18,7 +19,7 @@ def letters(solution_str):
 def steps(run, next_prompts, count=2):
     found = []
     for _ in range(count):
-        found.append(train_step(run, next_prompts(run)))
+        found.append(one_step(run))
         run.step += 1
     return found
 
@@ -49,12 +50,12 @@ def test_policy_filtration_weighs_both_roles(make_run, next_prompts, weights):
     settings = ("algorithm.adv_estimator=gae", "critic.optim.lr=1e-3")
     run = make_run(*settings, "algorithm.use_pf_ppo=true", reward=letters)
     other = make_run(*settings, out="other", reward=letters)
-    batch, _ = train_step(run, next_prompts(run))
+    batch, _ = one_step(run)
     assert batch["weight"].sum() == len(batch) and batch["weight"].max() > 1
-    plain, _ = train_step(other, next_prompts(other))
+    plain, _ = one_step(other)
     assert torch.equal(plain["advantages"].flat, batch["advantages"].flat), "credit comes before the draw"
     for role in ("policy", "critic"):
-        one, two = weights(getattr(run, role)), weights(getattr(other, role))
+        one, two = weights(getattr(run.learner, role)), weights(getattr(other.learner, role))
         assert any(not torch.equal(one[name], two[name]) for name in one)
 
 
@@ -68,6 +69,6 @@ def test_a_resumed_run_has_the_average_of_one_that_was_not_stopped(make_run):
     resume(second)
     assert second.step == 2
     fit(second)
-    one, other = (run.policy.optimizer.average.weights for run in (whole, second))
+    one, other = (run.learner.policy.optimizer.average.weights for run in (whole, second))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    assert any(not torch.equal(one[name], weight) for name, weight in second.policy.weights() if name in one)
+    assert any(not torch.equal(one[name], weight) for name, weight in second.learner.policy.weights() if name in one)

@@ -101,14 +101,14 @@ def test_a_run_goes_on_from_the_copies_of_its_checkpoints(make_run, memory, tmp_
     assert {"global_step_2", "global_step_4"} <= {name.split("/")[3] for name in memory.store if "global" in name}
     memory.rm("/test_elsewhere/run/global_step_4", recursive=True)
     second = make_run(*FOUR, HDFS, out="second")
-    assert second.step == 2 and f"resumed from {tmp_path / 'second' / 'global_step_2'}" in second.notices
+    assert second.step == 2 and f"resumed from {tmp_path / 'second' / 'global_step_2'}" in second.recorder.notices
     fit(second)
-    assert equal(weights(second.policy), weights(whole.policy))
+    assert equal(weights(second.learner.policy), weights(whole.learner.policy))
 
 
 def test_the_local_checkpoint_goes_before_the_copy(make_run, memory):
     fit(make_run(*FOUR, HDFS, out="run"))
-    shutil.rmtree(make_run(*FOUR, HDFS, out="run").checkpoints.path(4))
+    shutil.rmtree(make_run(*FOUR, HDFS, out="run").recorder.checkpoints.path(4))
     assert make_run(*FOUR, HDFS, out="run").step == 2
 
 
@@ -118,11 +118,11 @@ def test_a_failed_copy_is_said_and_the_run_goes_on(make_run, memory, monkeypatch
 
     run = make_run(*FOUR, HDFS)
     said = []
-    monkeypatch.setattr(run.loggers, "note", said.append)
+    monkeypatch.setattr(run.recorder.loggers, "note", said.append)
     monkeypatch.setattr(type(memory), "put_file", put_file)
     assert fit(run).step == 4
     assert [line.partition(",")[0] for line in said] == [f"the checkpoint of step {n} was not uploaded" for n in (2, 4)]
-    assert [step for step in run.checkpoints.steps()] == [2, 4]
+    assert [step for step in run.recorder.checkpoints.steps()] == [2, 4]
 
 
 def test_a_loaded_checkpoint_is_deleted_if_there_is_a_copy(make_run, memory, tmp_path):
@@ -162,21 +162,21 @@ def test_two_steps_and_two_more_are_four(make_run, classes, name, weights, equal
     second = make_run(*steps, out="halves")
     assert second.step == 3
     fit(second)
-    assert equal(weights(second.policy), weights(whole.policy))
+    assert equal(weights(second.learner.policy), weights(whole.learner.policy))
     assert metric_lines(tmp_path / "halves") == metric_lines(tmp_path / "whole")
-    assert len(second.train_data) == len(whole.train_data)
-    if whole.growth is not None:
-        assert len(whole.train_data) == 12 + 5
+    assert len(second.rollout.train_data) == len(whole.rollout.train_data)
+    if whole.rollout.growth is not None:
+        assert len(whole.rollout.train_data) == 12 + 5
         text = (tmp_path / "whole" / "rollouts" / "5.jsonl").read_text()
         assert "1+1" in text, "a row that was made is trained on"
     else:
-        assert (second.sampler.sampler.scores == whole.sampler.sampler.scores).all()
+        assert (second.rollout.sampler.sampler.scores == whole.rollout.sampler.sampler.scores).all()
 
 
 def test_a_curriculum_that_forgets_is_told(make_run, classes):
     classes.write_text(CLASSES.replace("def state_dict", "def no_state"))
     run = make_run(f"data.sampler.class_path={classes}", "data.sampler.class_name=Curriculum")
-    assert any("data.sampler.class_name" in line and "state_dict" in line for line in run.notices)
+    assert any("data.sampler.class_name" in line and "state_dict" in line for line in run.recorder.notices)
 
 
 def test_a_checkpoint_of_another_sampler_is_refused(make_run, classes):

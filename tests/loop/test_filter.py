@@ -8,13 +8,14 @@ import torch
 
 from burnish.config.algorithm import FilterGroupsConfig
 from burnish.errors import UserError
-from burnish.loop.answers import Answer
-from burnish.loop.filter import FILTER_METRICS, GroupFilter
 from burnish.loop.fit import fit
-from burnish.loop.gather import gather
+from burnish.models.model_input import ModelInput
+from burnish.reward.group_filter import FILTER_METRICS, GroupFilter
 from burnish.reward.sample import Score
 from burnish.reward.shaping import Overlong, Shaper
+from burnish.reward.trajectories import ScoredTrajectory
 from burnish.rollout.engine import Completion
+from burnish.rollout.trajectory import Trajectory
 
 FILTER = "algorithm.filter_groups"
 ON = (f"{FILTER}.enable=true", "reward.num_workers=0")
@@ -22,12 +23,13 @@ PLAIN = Shaper()
 
 
 def answer(value=0.0, length=3, reason="stop", problem=None, **extras):
-    made = Completion([5] * length, [-1.0] * length, [1] * length, reason)
-    return Answer(made, "5" * length, Score(value, extras, problem))
+    completion = Completion([5] * length, [-1.0] * length, [1] * length, reason)
+    trajectory = Trajectory.single_turn(ModelInput((4,)), completion)
+    return ScoredTrajectory(trajectory, "5" * length, Score(value, extras, problem))
 
 
-def a_filter(metric=None, reward_range=None, wanted=4, in_flight=4, rounds=0):
-    return GroupFilter(FilterGroupsConfig(True, metric, rounds, reward_range), wanted, in_flight)
+def a_filter(metric=None, reward_range=None, wanted=4, in_flight=4, rounds=0, shaper=PLAIN):
+    return GroupFilter(FilterGroupsConfig(True, metric, rounds, reward_range), wanted, in_flight, shaper)
 
 
 def only_multiples_of(*divisors):
@@ -47,9 +49,9 @@ def numbers(batch):
 
 def stream(run, count):
     """The next prompts of the run, which stays where it is."""
-    indices, epochs = run.sampler.draw(count)
-    found = [info["number"] for info in run.train_data.batch(indices, epochs)["extra_info"]]
-    run.sampler.give_back(count)
+    indices, epochs = run.rollout.sampler.draw(count)
+    found = [info["number"] for info in run.rollout.train_data.batch(indices, epochs)["extra_info"]]
+    run.rollout.sampler.give_back(count)
     return found
 
 
@@ -73,23 +75,23 @@ def stream(run, count):
 )
 def test_a_metric_must_differ(metric, group, kept):
     shaper = Shaper(Overlong(max_length=10, buffer=5, factor=1.0, log=False))
-    assert a_filter(metric).keeps(group, shaper) is kept
+    assert a_filter(metric, shaper=shaper).keeps(group) is kept
 
 
 def test_a_range_holds_the_mean_of_the_metric():
     easy, hard, fine = [answer(1.0), answer(1.0)], [answer(0.0), answer(0.0)], [answer(0.5), answer(0.5)]
     ranged = a_filter(reward_range=[0.0, 1.0])
-    assert [ranged.keeps(group, PLAIN) for group in (easy, hard, fine)] == [False, False, True]
-    assert a_filter("acc", [0.0, 1.0]).keeps([answer(9.0, acc=0), answer(9.0, acc=1)], PLAIN)
+    assert [ranged.keeps(group) for group in (easy, hard, fine)] == [False, False, True]
+    assert a_filter("acc", [0.0, 1.0]).keeps([answer(9.0, acc=0), answer(9.0, acc=1)])
 
 
 def test_an_unknown_metric_names_what_the_reward_returned():
     with pytest.raises(UserError, match="did not return it") as caught:
-        a_filter("accuracy").keeps([answer(acc=1, pred="x", tries=2.0)], PLAIN)
+        a_filter("accuracy").keeps([answer(acc=1, pred="x", tries=2.0)])
     assert caught.value.key == f"{FILTER}.metric" and caught.value.value == "accuracy"
     assert caught.value.allowed == sorted([*FILTER_METRICS.names(), "tries"])
-    with pytest.raises(UserError, match="'x', no number"):
-        a_filter("pred").keeps([answer(pred="x")], PLAIN)
+    with pytest.raises(UserError, match="'x', not a number"):
+        a_filter("pred").keeps([answer(pred="x")])
 
 
 # the step
@@ -98,40 +100,40 @@ def test_an_unknown_metric_names_what_the_reward_returned():
 def test_rejected_groups_are_replaced_one_by_one(make_run):
     run = make_run(*ON, reward=only_multiples_of(2))
     ahead = stream(run, 24)
-    batch = gather(run, run.next_prompts(), step=1)
+    batch = run.rollout.collect(run.rollout.next_prompts(), step=1)
     chosen = [number for number in ahead if number % 2 == 0][:4]
     used = 1 + [place for place, number in enumerate(ahead) if number % 2 == 0][3]
     assert numbers(batch) == chosen and len(batch) == 8
     assert stream(run, 3) == ahead[used : used + 3], "the next step begins behind the last prompt that was needed"
-    assert run.filter.take() == {
+    assert run.rollout.filter.take_metrics() == {
         "train/num_gen_batches": math.ceil(used / 4),
         "train/num_prompts": used,
         "train/num_filtered_groups": used - 4,
         "train/filtered_groups": (used - 4) / used,
     }
-    assert run.filter.take() == {}
+    assert run.rollout.filter.take_metrics() == {}
 
 
 @pytest.mark.parametrize("in_flight", [1, 3, 9, 30])
 def test_prompts_in_flight_change_nothing_but_the_speed(make_run, in_flight):
     run = make_run(*ON, reward=only_multiples_of(3))
-    expected = gather(run, run.next_prompts(), step=1)
-    position = run.sampler.state_dict()
+    expected = run.rollout.collect(run.rollout.next_prompts(), step=1)
+    position = run.rollout.sampler.state_dict()
     other = make_run(*ON, f"data.gen_batch_size={in_flight}", reward=only_multiples_of(3))
-    batch = gather(other, other.next_prompts(), step=1)
+    batch = other.rollout.collect(other.rollout.next_prompts(), step=1)
     assert batch["uid"] == expected["uid"]
     assert batch["responses"].lists() == expected["responses"].lists()
     assert torch.equal(batch["rollout_log_probs"].flat, expected["rollout_log_probs"].flat)
-    assert other.sampler.state_dict() == position
-    other.engine.sleep(level=1)  # nothing is left on its way
+    assert other.rollout.sampler.state_dict() == position
+    other.rollout.engine.sleep(level=1)  # nothing is left on its way
 
 
 def test_an_engine_that_is_not_invariant_goes_round_by_round(make_run):
     run = make_run(*ON, "actor_rollout_ref.rollout.invariant=false", reward=only_multiples_of(2))
-    calls, generate = [], run.engine.generate
-    run.engine.generate = lambda requests: calls.append(len(requests) // 2) or generate(requests)
+    calls, generate = [], run.rollout.engine.generate
+    run.rollout.engine.generate = lambda requests: calls.append(len(requests) // 2) or generate(requests)
     ahead = stream(run, 24)
-    gather(run, run.next_prompts(), step=1)
+    run.rollout.collect(run.rollout.next_prompts(), step=1)
     expected, place, kept = [], 0, 0
     while kept < 4:
         expected.append(4 - kept)
@@ -142,9 +144,9 @@ def test_an_engine_that_is_not_invariant_goes_round_by_round(make_run):
 
 def test_accepted_groups_are_carried_across_the_epoch(make_run):
     run = make_run(*ON, reward=only_multiples_of(4))  # three of twelve prompts, four are wanted
-    batch = gather(run, run.next_prompts(), step=1)
+    batch = run.rollout.collect(run.rollout.next_prompts(), step=1)
     assert sorted({uid.rpartition("-")[2] for uid in batch["uid"]}) == ["0", "1"]
-    assert len(set(batch["uid"])) == 4 and run.sampler.epoch == 1
+    assert len(set(batch["uid"])) == 4 and run.rollout.sampler.epoch == 1
 
 
 class Held:
@@ -180,19 +182,19 @@ def test_scores_are_made_while_others_still_generate(make_run):
         return float(next(calls))
 
     run = make_run(*ON, reward=reward)
-    engine, run.engine = run.engine, Held(run.engine, scored)
-    assert len(gather(run, run.next_prompts(), step=1)) == 8
-    run.engine = engine
+    engine, run.rollout.engine = run.rollout.engine, Held(run.rollout.engine, scored)
+    assert len(run.rollout.collect(run.rollout.next_prompts(), step=1)) == 8
+    run.rollout.engine = engine
 
 
 def test_order_of_completion_decides_nothing(make_run):
     """Rewards come back in another order from several worker threads of the pool."""
     run = make_run(*ON, reward=only_multiples_of(3))
-    expected = gather(run, run.next_prompts(), step=1)
+    expected = run.rollout.collect(run.rollout.next_prompts(), step=1)
     other = make_run(*ON, "reward.num_workers=2", "data.gen_batch_size=8", reward=only_multiples_of(3), out="other")
-    batch = gather(other, other.next_prompts(), step=1)
+    batch = other.rollout.collect(other.rollout.next_prompts(), step=1)
     assert batch["uid"] == expected["uid"] and batch["responses"].lists() == expected["responses"].lists()
-    assert other.sampler.state_dict() == run.sampler.state_dict()
+    assert other.rollout.sampler.state_dict() == run.rollout.sampler.state_dict()
 
 
 # when it does not end
@@ -201,17 +203,17 @@ def test_order_of_completion_decides_nothing(make_run):
 def test_so_many_rounds_and_no_more(make_run):
     run = make_run(*ON, f"{FILTER}.max_num_gen_batches=2", reward=only_multiples_of(12))
     with pytest.raises(UserError, match=r"2 rounds of 4 prompts gave [01] of the 4 groups") as caught:
-        gather(run, run.next_prompts(), step=1)
+        run.rollout.collect(run.rollout.next_prompts(), step=1)
     assert caught.value.key == f"{FILTER}.max_num_gen_batches"
     enough = make_run(*ON, f"{FILTER}.max_num_gen_batches=2", reward=only_multiples_of(1), out="enough")
-    assert len(gather(enough, enough.next_prompts(), step=1)) == 8
+    assert len(enough.rollout.collect(enough.rollout.next_prompts(), step=1)) == 8
 
 
 def test_a_reward_that_never_differs_stops_the_run(make_run, monkeypatch):
-    monkeypatch.setattr("burnish.loop.filter.PATIENCE", 3)
+    monkeypatch.setattr("burnish.loop.rollout.MIN_REJECTED", 3)
     run = make_run(*ON, reward=lambda solution_str: 1.0)
     with pytest.raises(UserError, match=r"the last 12 groups \(an epoch has 12\) were all rejected") as caught:
-        gather(run, run.next_prompts(), step=1)
+        run.rollout.collect(run.rollout.next_prompts(), step=1)
     assert caught.value.key == f"{FILTER}.enable"
 
 
@@ -252,9 +254,9 @@ def test_a_resumed_run_decides_the_same(make_run, ctrl_c_at, weights, equal, met
     second = make_run(*steps, *shaped, out="halves")
     assert 0 < second.step < 4
     fit(second)
-    assert equal(weights(second.policy), weights(whole.policy))
-    assert second.sampler.state_dict() == whole.sampler.state_dict()
-    assert second.shaper.state_dict() == whole.shaper.state_dict() != {}
+    assert equal(weights(second.learner.policy), weights(whole.learner.policy))
+    assert second.rollout.sampler.state_dict() == whole.rollout.sampler.state_dict()
+    assert second.learner.shaper.state_dict() == whole.learner.shaper.state_dict() != {}
     assert metric_lines(tmp_path / "halves") == metric_lines(tmp_path / "whole")
     assert rollouts(tmp_path / "halves") == rollouts(tmp_path / "whole")
     filtered = [line["train/num_filtered_groups"] for _, line in metric_lines(tmp_path / "whole")]

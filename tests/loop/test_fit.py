@@ -119,13 +119,13 @@ def test_ctrl_c_does_not_validate_a_step_that_was_not_due(launch, ctrl_c_at, row
 @pytest.mark.parametrize("save_freq", [-1, 1])
 def test_ctrl_c_between_two_steps_saves_too(make_run, tmp_path, monkeypatch, save_freq):
     run = make_run("trainer.total_training_steps=5", f"trainer.save_freq={save_freq}")
-    log = run.loggers.log
+    log = run.recorder.loggers.log
 
     def press_ctrl_c(step, metrics):
         log(step, metrics)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(run.loggers, "log", press_ctrl_c)
+    monkeypatch.setattr(run.recorder.loggers, "log", press_ctrl_c)
     assert fit(run).interrupted
     assert checkpoints(tmp_path / "run") == [1]
 

@@ -38,15 +38,15 @@ def test_a_run_saves_and_stops_in_time_and_goes_on_elsewhere(make_run, monkeypat
     monkeypatch.setenv(VARIABLES[0], str(time.time() + 3600))
     steps = ("trainer.total_training_steps=3", "trainer.logger=[file]")
     run = make_run(*steps)
-    log = run.loggers.log
+    log = run.recorder.loggers.log
 
     def lose_the_machine(step, metrics):
         log(step, metrics)
-        run.lease.ends = time.time() + 1
+        run.recorder.lease.ends = time.time() + 1
 
-    monkeypatch.setattr(run.loggers, "log", lose_the_machine)
+    monkeypatch.setattr(run.recorder.loggers, "log", lose_the_machine)
     result = fit(run)
-    assert result.interrupted and result.step == 1 and run.checkpoints.steps() == [1]
+    assert result.interrupted and result.step == 1 and run.recorder.checkpoints.steps() == [1]
     assert "because the machine's lease ends" in (tmp_path / "run" / "notes.txt").read_text()
     other = make_run(*steps)
     assert other.step == 1 and fit(other).step == 3

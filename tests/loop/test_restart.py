@@ -13,7 +13,7 @@ DEATH = WorkerDied("rank 1 of 2", "was killed by signal 9")
 @pytest.fixture
 def dies(monkeypatch):
     """dies(2, 2, 3): updates at these steps lose a worker, each once."""
-    teach = Policy.teach
+    update = Policy.update
 
     def plan(*steps):
         left = list(steps)
@@ -22,7 +22,7 @@ def dies(monkeypatch):
             if step in left:
                 left.remove(step)
                 raise WorkerDied("rank 1 of 2", "was killed by signal 9")
-            return teach(self, batch, step)
+            return update(self, batch, step)
 
         monkeypatch.setattr(Policy, "update", dying)
         return left
@@ -44,7 +44,7 @@ def test_it_ends_as_if_nothing_had_happened(launch, dies, metric_lines, rollouts
     assert [line.get("training/restarts") for _, line in lines] == [None, 1, 3, 3]
     assert rollouts(tmp_path / "run") == rollouts(tmp_path / "whole")
     notes = (tmp_path / "run" / "notes.txt").read_text()
-    assert "restart 1: rank 1 of 2 was killed by signal 9; the run goes on from its last checkpoint" in notes
+    assert "restart 1: rank 1 of 2 was killed by signal 9; resuming from the last checkpoint" in notes
     assert notes.count("resumed from") == 3
 
 
@@ -68,7 +68,7 @@ def test_it_does_not_try_for_ever(launch, dies, tmp_path):
     with pytest.raises(UserError) as caught:
         launch(*FOUR, "trainer.save_freq=1", "trainer.max_restarts=2")
     assert len(left) == 6, "once, and two restarts"
-    assert caught.value.key == "trainer.max_restarts" and "3 times in a row" in caught.value.problem
+    assert caught.value.key == "trainer.max_restarts" and "3 failures in a row" in caught.value.problem
     assert "rank 1 of 2 was killed by signal 9" in caught.value.problem
     assert Checkpoints(tmp_path / "run").steps() == [1]
 
@@ -81,7 +81,7 @@ def test_progress_gives_it_new_patience(launch, dies):
 
 def test_no_restarts_where_none_are_wanted(launch, dies):
     left = dies(1, 1)
-    with pytest.raises(UserError, match="the same command goes on from the last checkpoint"):
+    with pytest.raises(UserError, match="Run the same command to resume from the last checkpoint"):
         launch(*FOUR, "trainer.max_restarts=0")
     assert len(left) == 1
 

@@ -14,7 +14,7 @@ def test_a_run_without_a_model_asks_which():
 
 def test_a_response_ends_at_the_models_or_the_tokenizers_end(make_run):
     run = make_run()
-    model, tokenizer = run.policy.backend.model, run.tokenizer
+    model, tokenizer = run.learner.policy.backend.model, run.recorder.tokenizer
     assert eos_ids(model.generation_config, tokenizer) == (tokenizer.eos_token_id,)
     model.generation_config.eos_token_id = [7, 5]
     assert eos_ids(model.generation_config, tokenizer) == tuple(sorted({5, 7, tokenizer.eos_token_id}))
@@ -32,18 +32,18 @@ def test_each_role_is_cut_by_its_own_keys(make_run):
         "critic.ppo_micro_batch_size_per_gpu=8",
         "critic.forward_micro_batch_size_per_gpu=5",
     )
-    assert run.policy.plan.micro_batch == MicroBatchSize(rows=2) and run.policy.inference_micro_batch == MicroBatchSize(
-        rows=3
-    )
-    assert run.reference.micro_batch == MicroBatchSize(rows=4)
-    assert run.critic.plan.micro_batch == MicroBatchSize(rows=8) and run.critic.inference_micro_batch == MicroBatchSize(
-        rows=5
-    )
+    assert run.learner.policy.plan.micro_batch == MicroBatchSize(
+        rows=2
+    ) and run.learner.policy.inference_micro_batch == MicroBatchSize(rows=3)
+    assert run.learner.reference.micro_batch == MicroBatchSize(rows=4)
+    assert run.learner.critic.plan.micro_batch == MicroBatchSize(
+        rows=8
+    ) and run.learner.critic.inference_micro_batch == MicroBatchSize(rows=5)
 
 
 def test_mini_batches_count_prompts_with_all_their_responses(make_run):
     run = make_run("actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=3")
-    assert run.policy.plan.mini_rows == 6
+    assert run.learner.policy.plan.mini_rows == 6
 
 
 def test_gradient_checkpointing_follows_its_key(make_run):
@@ -66,4 +66,6 @@ def test_a_schedule_in_updates_counts_those_of_a_step(make_run):
         "actor_rollout_ref.actor.optim.lr_step_unit=update",
         "trainer.total_training_steps=5",
     )
-    assert run.policy.optimizer.rate.total == 5 * 2 * 2, "four prompts make a mini-batch of three and one of one"
+    assert run.learner.policy.optimizer.rate.total == 5 * 2 * 2, (
+        "four prompts make a mini-batch of three and one of one"
+    )

@@ -1,6 +1,6 @@
 import pytest
 
-from burnish.loop.step import train_step
+from ..stepping import one_step
 
 PPO = ("algorithm.adv_estimator=gae",)
 
@@ -20,25 +20,24 @@ PPO = ("algorithm.adv_estimator=gae",)
 )
 def test_the_policy_is_read_unless_reading_and_teaching_are_one_pass(make_run, overrides, step, reads):
     run = make_run(*overrides)
-    run.step = step
-    assert run.reads_old_log_probs(8) is reads
+    assert run.learner.needs_old_log_probs(step + 1, 8, current=True) is reads
 
 
 def test_not_reading_gives_the_weights_of_reading(make_run, next_prompts, weights, equal, monkeypatch):
     one, other = make_run(out="one"), make_run(out="other")
-    monkeypatch.setattr(other.policy, "updates_once", lambda num_rows: False)
+    monkeypatch.setattr(other.learner.policy, "updates_once", lambda num_rows: False)
     for run in (one, other):
         for _ in range(3):
-            train_step(run, next_prompts(run))
+            one_step(run)
             run.step += 1
     assert "timing_s/old_log_prob" not in one.clock.take()
     assert "timing_s/old_log_prob" in other.clock.take()
-    assert equal(weights(one.policy), weights(other.policy))
+    assert equal(weights(one.learner.policy), weights(other.learner.policy))
 
 
 def test_closing_ends_the_engine_and_the_scorer(make_run):
     run = make_run()
     run.close()
     with pytest.raises(RuntimeError):
-        run.engine.stats()
+        run.rollout.engine.stats()
     run.close()

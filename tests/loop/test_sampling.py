@@ -5,8 +5,7 @@ import json
 import pytest
 
 from burnish.errors import UserError
-from burnish.loop.api import promises
-from burnish.loop.gather import gather
+from burnish.loop.api import guarantees
 from burnish.loop.sampling import decoder, word_ids
 from burnish.rollout.engine import Sampling
 
@@ -15,14 +14,16 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 def test_the_defaults_ask_for_nothing_special(make_run):
     run = make_run()
-    assert run.sampling == Sampling(5) and run.val_sampling == Sampling(5, temperature=0.0, do_sample=False)
+    assert run.rollout.sampling == Sampling(5) and run.rollout.val_sampling == Sampling(
+        5, temperature=0.0, do_sample=False
+    )
 
 
 def test_where_a_response_ends_holds_for_validation_too(make_run):
     ends = ("stop=['7','1+']", "stop_token_ids=[4]", "min_tokens=2", "ignore_eos=true", "bad_words=['+']", "logprobs=2")
     run = make_run(*(f"{ROLLOUT}.{end}" for end in ends))
-    plus, space = run.tokenizer.encode("+ ", add_special_tokens=False)
-    for sampling in (run.sampling, run.val_sampling):
+    plus, space = run.recorder.tokenizer.encode("+ ", add_special_tokens=False)
+    for sampling in (run.rollout.sampling, run.rollout.val_sampling):
         assert sampling.stop == ("7", "1+") and sampling.stop_token_ids == (4,) and sampling.min_tokens == 2
         assert sampling.ignore_eos and sampling.bad_words == ((plus,), (space, plus)) and sampling.logprobs == 2
 
@@ -30,17 +31,23 @@ def test_where_a_response_ends_holds_for_validation_too(make_run):
 def test_how_tokens_are_drawn_does_not(make_run):
     names = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
     run = make_run(*(f"{ROLLOUT}.{name}=0.5" for name in names), f"{ROLLOUT}.use_fire_sampling=true")
-    assert run.sampling.fire and [getattr(run.sampling, name) for name in names] == [0.5] * 4
-    assert run.val_sampling.biases == [] and not run.val_sampling.fire and run.val_sampling.repetition_penalty == 1
+    assert run.rollout.sampling.fire and [getattr(run.rollout.sampling, name) for name in names] == [0.5] * 4
+    assert (
+        run.rollout.val_sampling.biases == []
+        and not run.rollout.val_sampling.fire
+        and run.rollout.val_sampling.repetition_penalty == 1
+    )
     run = make_run(*(f"{ROLLOUT}.val_kwargs.{name}=0.5" for name in names))
-    assert run.sampling == Sampling(5) and [getattr(run.val_sampling, name) for name in names] == [0.5] * 4
+    assert (
+        run.rollout.sampling == Sampling(5) and [getattr(run.rollout.val_sampling, name) for name in names] == [0.5] * 4
+    )
 
 
 def test_seeds(make_run):
     run = make_run(f"{ROLLOUT}.seed=7")
-    assert (run.sampling.seed, run.val_sampling.seed) == (7, 7)
+    assert (run.rollout.sampling.seed, run.rollout.val_sampling.seed) == (7, 7)
     run = make_run(f"{ROLLOUT}.val_kwargs.seed=8")
-    assert (run.sampling.seed, run.val_sampling.seed) == (None, 8)
+    assert (run.rollout.sampling.seed, run.rollout.val_sampling.seed) == (None, 8)
 
 
 def test_rewards_see_the_text_before_a_stop_string(make_run, next_prompts):
@@ -51,8 +58,8 @@ def test_rewards_see_the_text_before_a_stop_string(make_run, next_prompts):
         return 0.0
 
     run = make_run(f"{ROLLOUT}.stop=['7']", f"{ROLLOUT}.n=8", "data.max_response_length=20", reward=note)
-    batch = gather(run, next_prompts(run), step=1)
-    seven = run.tokenizer.convert_tokens_to_ids("7")
+    batch = run.rollout.collect(next_prompts(run), step=1)
+    seven = run.recorder.tokenizer.convert_tokens_to_ids("7")
     ended = [ids for ids in batch["responses"].lists() if ids[-1] == seven]
     assert ended and not any("7" in text for text in texts)
     assert sorted(texts) == sorted(batch["response_text"])
@@ -60,14 +67,14 @@ def test_rewards_see_the_text_before_a_stop_string(make_run, next_prompts):
     for ids, text, reason in zip(
         batch["responses"].lists(), batch["response_text"], batch["finish_reason"], strict=True
     ):
-        assert text == decoder(run.tokenizer)(ids).removesuffix("7")
+        assert text == decoder(run.recorder.tokenizer)(ids).removesuffix("7")
         assert ids[-1] != seven or reason == "stop"
 
 
 def test_the_run_says_what_biases_its_ratios(make_run):
-    said = promises(make_run(f"{ROLLOUT}.min_p=0.1", f"{ROLLOUT}.presence_penalty=0.5"))
+    said = guarantees(make_run(f"{ROLLOUT}.min_p=0.1", f"{ROLLOUT}.presence_penalty=0.5"))
     assert any("biased" in line and "min_p, presence_penalty" in line for line in said)
-    assert not any("biased" in line for line in promises(make_run(f"{ROLLOUT}.stop=['7']")))
+    assert not any("biased" in line for line in guarantees(make_run(f"{ROLLOUT}.stop=['7']")))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +88,7 @@ def test_the_run_says_what_biases_its_ratios(make_run):
     ],
 )
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(make_run, monkeypatch, override, problem):
-    monkeypatch.setattr("burnish.loop.cast.build_policy", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("burnish.loop.roles.build_policy", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(UserError, match=problem) as caught:
         make_run(f"{ROLLOUT}.{override}")
     assert caught.value.key == f"{ROLLOUT}.{override.partition('=')[0]}"

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-import burnish.loop.fit as fit_module
+import burnish.loop.recorder as recorder_module
 import burnish.training.checkpoint as checkpoint
 from burnish.errors import UserError
 from burnish.loop.fit import fit
@@ -39,7 +39,7 @@ def test_one_after_the_other():
     saving, done = Saving(), []
     saving.start(1, lambda: (time.sleep(0.05), done.append(1)))
     saving.now(2, lambda: done.append(2))
-    assert done == [1, 2] and saving.sealed == 2
+    assert done == [1, 2] and saving.newest_step == 2
 
 
 def test_nobody_waits_for_a_slow_disk_and_only_the_newest_waits_its_turn():
@@ -47,14 +47,14 @@ def test_nobody_waits_for_a_slow_disk_and_only_the_newest_waits_its_turn():
     assert saving.start(1, lambda: (begun.set(), opened.wait(GATE), done.append(1))) == []
     assert begun.wait(GATE)
     assert saving.start(2, lambda: done.append(2)) == []
-    assert saving.start(3, lambda: done.append(3), needed=True) == [2]
+    assert saving.start(3, lambda: done.append(3), required=True) == [2]
     assert saving.start(4, lambda: done.append(4)) == []
     assert saving.start(5, lambda: done.append(5)) == [4]
-    assert saving.start(6, lambda: done.append(6), needed=True) == [3, 5], "a newer one that is needed replaces both"
+    assert saving.start(6, lambda: done.append(6), required=True) == [3, 5], "a newer one that is needed replaces both"
     assert saving.start(7, lambda: done.append(7)) == []
     opened.set()
     saving.wait()
-    assert done == [1, 6, 7] and saving.sealed == 7
+    assert done == [1, 6, 7] and saving.newest_step == 7
 
 
 @pytest.mark.parametrize("how", ["now", "start"])
@@ -62,20 +62,20 @@ def test_what_the_disk_refused_is_remembered_until_a_save_succeeds(how):
     saving = Saving()
     getattr(saving, how)(1, full)
     saving.wait()
-    assert isinstance(saving.failure, SaveFailed) and saving.failures == 1 and saving.sealed is None
+    assert isinstance(saving.failure, SaveFailed) and saving.failures == 1 and saving.newest_step is None
     said = []
-    saving.tell(said.append)
-    saving.tell(said.append)
+    saving.report(said.append)
+    saving.report(said.append)
     assert len(said) == 1 and said[0].startswith("the checkpoint could not be written")
     getattr(saving, how)(2, lambda: None)
     saving.wait()
-    assert saving.failure is None and saving.failures == 1 and saving.sealed == 2
+    assert saving.failure is None and saving.failures == 1 and saving.newest_step == 2
 
 
 @pytest.mark.parametrize("how", ["now", "start"])
 def test_what_is_needed_and_was_refused_comes_before_the_next(how):
     saving, done = Saving(), []
-    getattr(saving, how)(1, full, needed=True)
+    getattr(saving, how)(1, full, required=True)
     saving.wait()
     saving.hold(1, lambda: done.append(1))
     getattr(saving, how)(2, lambda: done.append(2))
@@ -85,7 +85,7 @@ def test_what_is_needed_and_was_refused_comes_before_the_next(how):
     getattr(saving, how)(4, lambda: done.append(4))
     saving.wait()
     assert done == [1, 2, 4] and saving.failure is not None, "3 is still missing"
-    getattr(saving, how)(5, lambda: done.append(5), needed=True)
+    getattr(saving, how)(5, lambda: done.append(5), required=True)
     saving.wait()
     assert done == [1, 2, 4, 5] and saving.failure is None, "5 takes the place of 3"
 
@@ -100,16 +100,16 @@ def test_at_the_end_what_is_needed_is_tried_a_last_time(how):
         if len(tried) == 1:
             full()
 
-    getattr(saving, how)(1, refuse_once, needed=True)
+    getattr(saving, how)(1, refuse_once, required=True)
     saving.wait()
     saving.hold(1, refuse_once)
     assert saving.failure is not None
     saving.finish()
-    assert tried == [1, 1] and saving.failure is None and saving.sealed == 1
+    assert tried == [1, 1] and saving.failure is None and saving.newest_step == 1
     saving.now(2, lambda: None)
     saving.hold(1, refuse_once)
     saving.finish()
-    assert tried == [1, 1, 1] and saving.sealed == 2
+    assert tried == [1, 1, 1] and saving.newest_step == 2
     saving.finish()
     assert tried == [1, 1, 1], "it is written: nothing is left to try"
 
@@ -117,7 +117,7 @@ def test_at_the_end_what_is_needed_is_tried_a_last_time(how):
 def test_an_error_of_our_own_is_raised_to_whoever_saves_or_waits_next():
     saving = Saving()
     saving.start(1, lambda: 1 // 0)
-    with pytest.raises(RuntimeError, match="could not be written in the background") as caught:
+    with pytest.raises(RuntimeError, match="in the background") as caught:
         saving.wait()
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     saving.wait()
@@ -135,26 +135,26 @@ def test_closing_lets_it_end_and_tells_of_a_failure(caplog):
 def test_a_save_returns_before_it_is_written(make_run, next_prompts, gate):
     run = make_run(ASYNC)
     save(run)
-    assert run.checkpoints.steps() == [] and run.saved_step == run.step
+    assert run.recorder.checkpoints.steps() == [] and run.recorder.saved_step == run.step
     gate.set()
-    run.saving.wait()
-    assert run.checkpoints.steps() == [0]
+    run.recorder.saving.wait()
+    assert run.recorder.checkpoints.steps() == [0]
 
 
 def test_what_is_written_is_the_state_of_when_it_was_asked(make_run, gate, weights, equal):
     run = make_run(ASYNC, "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]")
-    before = weights(run.policy)
+    before = weights(run.learner.policy)
     save(run)
-    for parameter in run.policy.backend.model.parameters():
+    for parameter in run.learner.policy.backend.model.parameters():
         parameter.data.add_(1)
-    run.policy.optimizer.updates = 9
+    run.learner.policy.optimizer.updates = 9
     gate.set()
-    run.saving.wait()
+    run.recorder.saving.wait()
     other = make_run()
-    assert other.notices == [f"resumed from {run.checkpoints.path(0)}"]
-    assert equal(weights(other.policy), before) and other.policy.optimizer.updates == 0
+    assert other.recorder.notices == [f"resumed from {run.recorder.checkpoints.path(0)}"]
+    assert equal(weights(other.learner.policy), before) and other.learner.policy.optimizer.updates == 0
     hub = make_run("actor_rollout_ref.actor.checkpoint.load_contents=[hf_model]")
-    assert equal(weights(hub.policy), before)
+    assert equal(weights(hub.learner.policy), before)
 
 
 def test_a_run_ends_with_everything_written_and_as_one_that_waits(make_run, tmp_path, weights, equal):
@@ -163,18 +163,20 @@ def test_a_run_ends_with_everything_written_and_as_one_that_waits(make_run, tmp_
     beside, plain = make_run(*settings, *keep, ASYNC, out="beside"), make_run(*settings, *keep, out="plain")
     fit(beside)
     fit(plain)
-    assert beside.checkpoints.steps() == plain.checkpoints.steps() == [2, 3]
-    assert [damage(beside.checkpoints.path(step)) for step in (2, 3)] == [None, None]
+    assert beside.recorder.checkpoints.steps() == plain.recorder.checkpoints.steps() == [2, 3]
+    assert [damage(beside.recorder.checkpoints.path(step)) for step in (2, 3)] == [None, None]
     again = make_run(*settings, ASYNC, out="beside")
     assert again.step == 3
-    assert equal(weights(again.policy), weights(plain.policy)) and equal(weights(again.critic), weights(plain.critic))
+    assert equal(weights(again.learner.policy), weights(plain.learner.policy)) and equal(
+        weights(again.learner.critic), weights(plain.learner.critic)
+    )
 
 
 def test_until_it_is_written_the_one_before_counts(make_run, monkeypatch):
     """A kill in between leaves a partial folder, which nobody takes for a checkpoint."""
     run = make_run(ASYNC)
     save(run)
-    run.saving.wait()
+    run.recorder.saving.wait()
     reached, opened = threading.Event(), threading.Event()
 
     def stand_still(folder):
@@ -185,10 +187,10 @@ def test_until_it_is_written_the_one_before_counts(make_run, monkeypatch):
     run.step = 1
     save(run)
     assert reached.wait(GATE)
-    assert list(run.folder.path.glob(".global_step_1.partial/actor/*")), "all of it is there but the seal"
-    assert Checkpoints(run.folder.path).latest_good() == (run.checkpoints.path(0), [])
+    assert list(run.recorder.folder.path.glob(".global_step_1.partial/actor/*")), "all of it is there but the seal"
+    assert Checkpoints(run.recorder.folder.path).latest_good() == (run.recorder.checkpoints.path(0), [])
     opened.set()
-    run.saving.wait()
+    run.recorder.saving.wait()
 
 
 def test_a_slow_disk_delays_no_step(make_run, monkeypatch, weights, equal):
@@ -197,7 +199,7 @@ def test_a_slow_disk_delays_no_step(make_run, monkeypatch, weights, equal):
     settings = ("trainer.save_freq=1", "trainer.total_training_steps=8", "trainer.logger=[file]")
     slow, plain = make_run(*settings, ASYNC, out="slow"), make_run(*settings[1:], out="plain")
     asked = []
-    start = slow.saving.start
+    start = slow.recorder.saving.start
 
     def timed(*arguments, **more):
         begun = time.monotonic()
@@ -205,16 +207,16 @@ def test_a_slow_disk_delays_no_step(make_run, monkeypatch, weights, equal):
         asked.append(time.monotonic() - begun)
         return given_up
 
-    monkeypatch.setattr(slow.saving, "start", timed)
+    monkeypatch.setattr(slow.recorder.saving, "start", timed)
     fit(slow)
     fit(plain)
-    written = Checkpoints(slow.folder.path).steps()
+    written = Checkpoints(slow.recorder.folder.path).steps()
     assert written[-1] == 8 and len(written) < 8 and len(asked) == 8
     assert max(asked) < 0.3, "a checkpoint takes at least 0.5 s, and nobody waited for one"
-    notes = (slow.folder.path / "notes.txt").read_text()
-    assert notes.count("is left out: the disk is slower than the run") == 8 - len(written)
+    notes = (slow.recorder.folder.path / "notes.txt").read_text()
+    assert notes.count("the disk is slower than the run") == 8 - len(written)
     assert all(damage(slow.checkpoints.path(step)) is None for step in written)
-    assert equal(weights(slow.policy), weights(plain.policy))
+    assert equal(weights(slow.policy), weights(plain.learner.policy))
 
 
 def refuses(monkeypatch, steps):
@@ -238,12 +240,12 @@ def test_a_full_disk_is_told_and_tried_again_until_there_is_room(
     run = make_run(*settings, *more)
     saved_before_each_step(run)
     result = fit(run)
-    assert result.step == 5 and run.saving.failure is None and run.saving.failures == 2
-    assert run.checkpoints.steps() == [4, 5] and damage(run.checkpoints.path(4)) is None
+    assert result.step == 5 and run.recorder.saving.failure is None and run.recorder.saving.failures == 2
+    assert run.recorder.checkpoints.steps() == [4, 5] and damage(run.recorder.checkpoints.path(4)) is None
     notes = (tmp_path / "run" / "notes.txt").read_text()
     assert "checkpoint of step 2 could not be written ([Errno 28] No space left on device)" in notes
-    assert notes.count("The run goes on, and tries again after every step") == run.saving.failures
-    assert result.metrics["training/failed_saves"] == run.saving.failures
+    assert notes.count("The run continues and tries again after every step") == run.recorder.saving.failures
+    assert result.metrics["training/failed_saves"] == run.recorder.saving.failures
 
 
 @pytest.mark.parametrize("more", [(), (ASYNC,)], ids=["waiting", "beside"])
@@ -256,12 +258,12 @@ def test_a_run_that_ends_on_a_full_disk_says_so(make_run, monkeypatch, tmp_path,
     with pytest.raises(UserError, match=r"checkpoint of step 3 could not be written .*global_step_1") as caught:
         fit(run)
     assert isinstance(caught.value.__cause__, OSError)
-    assert run.checkpoints.latest_good() == (run.checkpoints.path(1), [])
+    assert run.recorder.checkpoints.latest_good() == (run.recorder.checkpoints.path(1), [])
     assert (tmp_path / "x" / "model.safetensors").is_file()
 
 
 def test_responses_wait_for_room_on_the_disk(make_run, monkeypatch, rollouts, tmp_path):
-    dump = fit_module.dump_rollouts
+    dump = recorder_module.dump_rollouts
     tried = []
 
     def refuse(folder, step, rows):
@@ -270,19 +272,19 @@ def test_responses_wait_for_room_on_the_disk(make_run, monkeypatch, rollouts, tm
             raise OSError(errno.ENOSPC, "No space left on device")
         return dump(folder, step, rows)
 
-    monkeypatch.setattr(fit_module, "dump_rollouts", refuse)
+    monkeypatch.setattr(recorder_module, "dump_rollouts", refuse)
     fit(make_run("trainer.total_training_steps=3", "trainer.logger=[file]"))
     assert tried == [1, 1, 1, 2, 3] and list(rollouts(tmp_path / "run")) == ["1.jsonl", "2.jsonl", "3.jsonl"]
-    assert "the responses of step 1 could not be written" in (tmp_path / "run" / "notes.txt").read_text()
+    assert "cannot write the trajectories of step 1" in (tmp_path / "run" / "notes.txt").read_text()
 
 
 def test_responses_are_not_kept_for_ever(make_run, monkeypatch, tmp_path):
     def refuse(folder, step, rows):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(fit_module, "dump_rollouts", refuse)
-    monkeypatch.setattr(fit_module, "UNDUMPED", 1)
+    monkeypatch.setattr(recorder_module, "dump_rollouts", refuse)
+    monkeypatch.setattr(recorder_module, "MAX_UNDUMPED", 1)
     run = make_run("trainer.total_training_steps=2", "trainer.logger=[file]")
     fit(run)
-    assert list(run.undumped) == [2]
-    assert "the responses of step 1 are given up" in (tmp_path / "run" / "notes.txt").read_text()
+    assert list(run.recorder.undumped) == [2]
+    assert "gave up writing the trajectories of step 1" in (tmp_path / "run" / "notes.txt").read_text()

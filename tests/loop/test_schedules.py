@@ -11,7 +11,7 @@ import torch
 
 from burnish.errors import UserError
 from burnish.loop.fit import fit
-from burnish.loop.schedules import ASYNC_MODES, Bounds
+from burnish.loop.schedules import ASYNC_MODES, StalenessLimits
 from burnish.loop.state import save
 
 ONE_STEP_OFF = "async_training.mode=one_step_off"
@@ -27,7 +27,7 @@ def steps(run, count):
     """Make so many steps, without what `fit` puts around them; the batches and numbers."""
     made = []
     for _ in range(count):
-        made.append(run.schedule.step(run))
+        made.append(run.schedule.step(run.step + 1)[1:])
         run.step += 1
     return made
 
@@ -59,7 +59,7 @@ def test_each_batch_is_sampled_with_the_weights_before_the_last(make_run):
     made = steps(run, 5)
     assert [versions(batch) for batch, _ in made] == [{1}, {1}, {2}, {3}, {4}]
     assert [numbers["async/version_lag/max"] for _, numbers in made] == [0, 1, 1, 1, 1]
-    assert run.version == 6 and run.unsent == 0
+    assert run.rollout.version == 6 and run.learner.num_unsynced == 0
     assert not producers(), "with its last batch the producer is done"
 
 
@@ -77,8 +77,8 @@ def test_the_next_batch_is_made_while_this_one_is_learnt(make_run, monkeypatch):
             learning.set()
             assert generating.wait(PATIENCE), "step 1 is learnt before batch 2 is begun, not meanwhile"
 
-    before(run.engine, "generate", generate, monkeypatch)
-    before(run.policy, "update", update, monkeypatch)
+    before(run.rollout.engine, "generate", generate, monkeypatch)
+    before(run.learner.policy, "update", update, monkeypatch)
     steps(run, 3)
     assert learning.is_set() and generating.is_set()
 
@@ -88,9 +88,9 @@ def test_weights_are_sent_while_neither_runs(make_run, monkeypatch):
     standing = []
 
     def load(stream, version):
-        standing.append((version, run.schedule.producing, len(run.schedule.waiting), len(run.engine.running)))
+        standing.append((version, run.schedule.producing, len(run.schedule.pending), len(run.rollout.engine.running)))
 
-    before(run.engine, "load_weights", load, monkeypatch)
+    before(run.rollout.engine, "load_weights", load, monkeypatch)
     steps(run, 4)
     assert standing == [(2, None, 1, 0), (3, None, 1, 0), (4, None, 1, 0), (5, None, 0, 0)]
 
@@ -105,7 +105,7 @@ def test_two_runs_are_equal(make_run, rows, weights, equal, metric_lines, rollou
             reward=slow_sevens(0.002 if name == "one" else 0),
         )
         fit(run)
-        made.append((weights(run.policy), metric_lines(tmp_path / name), rollouts(tmp_path / name)))
+        made.append((weights(run.learner.policy), metric_lines(tmp_path / name), rollouts(tmp_path / name)))
     (one, lines, texts), (other, other_lines, other_texts) = made
     assert equal(one, other) and texts == other_texts
     assert lines == other_lines and len(lines) == 5
@@ -161,11 +161,14 @@ def test_resumed_after_any_step_it_ends_as_if_never_stopped(
         out = f"from{stopped}"
         run = make_run(*keys, *algorithm, *where, out=out, val_dataset=rows(2))
         fit(run)
-        assert equal(weights(run.policy), weights(whole.policy))
-        assert run.critic is None or equal(weights(run.critic), weights(whole.critic))
-        assert run.kl.value == whole.kl.value and run.shaper.state_dict() == whole.shaper.state_dict()
-        assert run.sampler.state_dict() == whole.sampler.state_dict()
-        assert (run.version, run.unsent) == (whole.version, whole.unsent)
+        assert equal(weights(run.learner.policy), weights(whole.learner.policy))
+        assert run.learner.critic is None or equal(weights(run.learner.critic), weights(whole.learner.critic))
+        assert (
+            run.learner.kl.value == whole.learner.kl.value
+            and run.learner.shaper.state_dict() == whole.learner.shaper.state_dict()
+        )
+        assert run.rollout.sampler.state_dict() == whole.rollout.sampler.state_dict()
+        assert (run.rollout.version, run.learner.num_unsynced) == (whole.rollout.version, whole.learner.num_unsynced)
         assert metric_lines(tmp_path / out) == [line for line in lines if line[0] > stopped]
         assert rollouts(tmp_path / out) == {name: text for name, text in texts.items() if int(name[:-6]) > stopped}
 
@@ -175,7 +178,7 @@ def test_ctrl_c_keeps_the_batch_that_is_made(make_run, ctrl_c_at, rollouts, tmp_
     fit(make_run(*keys, out="whole"))
     first = make_run(*keys, out="halves", reward=ctrl_c_at(12))
     assert fit(first).interrupted and first.step < 4
-    assert len(first.schedule.waiting) == 1
+    assert len(first.schedule.pending) == 1
     first.close()
     fit(make_run(*keys, out="halves"))
     assert rollouts(tmp_path / "halves") == rollouts(tmp_path / "whole")
@@ -201,7 +204,7 @@ def test_only_the_critic_is_taught_at_first(make_run):
     made = steps(run, 4)
     assert [versions(batch) for batch, _ in made] == [{1}, {1}, {1}, {1}], "sent after steps 3 and 4"
     assert ["actor/pg_loss" in numbers for _, numbers in made] == [False, False, True, True]
-    assert run.version == 3
+    assert run.rollout.version == 3
 
 
 @pytest.mark.parametrize("mode", [(ONE_STEP_OFF,), QUEUE], ids=["one step off", "queue"])
@@ -217,7 +220,7 @@ def test_epochs_count_where_groups_are_filtered(make_run, mode):
         run = make_run(*keys, *more, out=name, reward=even)
         result = fit(run)
         taken.append(result.step)
-        assert not result.interrupted and run.sampler.epochs_done >= 3
+        assert not result.interrupted and run.rollout.sampler.epochs_done >= 3
     assert taken[0] == taken[1] > 1
 
 
@@ -237,7 +240,7 @@ def test_stale_rows_are_read_and_weighted(make_run):
 def test_without_a_correction_stale_rows_are_still_read(make_run):
     off = "algorithm.rollout_correction.rollout_is=null"
     run = make_run(ONE_STEP_OFF, off, "trainer.total_training_steps=2")
-    assert not run.correction.acts
+    assert not run.learner.correction.acts
     steps(run, 1)
     assert "timing_s/old_log_prob" not in run.clock.take()
     steps(run, 1)
@@ -252,7 +255,7 @@ def test_without_a_correction_stale_rows_are_still_read(make_run):
 @pytest.mark.parametrize("queue_size", [None, 1, 3])
 def test_bounds_hold_whoever_is_faster(sync_every, staleness, queue_size):
     """Every order in which producer and learner can take turns, from any step on."""
-    bounds = Bounds(sync_every, int(staleness * sync_every), queue_size)
+    bounds = StalenessLimits(sync_every, int(staleness * sync_every), queue_size)
     oldest = 0
     for first in (0, 1, 5):
         # next batch, step that is or was learnt, is it learnt now, step whose weights are sent, those that wait
@@ -263,7 +266,7 @@ def test_bounds_hold_whoever_is_faster(sync_every, staleness, queue_size):
                 continue
             seen.add(state)
             number, step, learns, sent, waiting = state
-            if bounds.allow(number, step, sent):
+            if bounds.may_start(number, step, sent):
                 open_states.append((number + 1, step, learns, sent, (*waiting, sent)))
             if learns:
                 open_states.append((number, step, False, step if step % sync_every == 0 else sent, waiting))
@@ -274,7 +277,7 @@ def test_bounds_hold_whoever_is_faster(sync_every, staleness, queue_size):
                 assert queue_size is None or len(waiting) <= queue_size
                 open_states.append((number, step + 1, True, sent, waiting[1:]))
         assert max(step for _, step, _, _, _ in seen) >= first + 5, "it never stands still"
-    ahead = bounds.beyond if queue_size is None else min(bounds.beyond, queue_size)
+    ahead = bounds.max_staleness if queue_size is None else min(bounds.max_staleness, queue_size)
     assert oldest == -(-ahead // sync_every), "and as far ahead as allowed it does get"
 
 
@@ -290,13 +293,13 @@ def test_a_batch_is_never_older_than_allowed(make_run, monkeypatch, partial):
 
     def update(batch, step):
         patience = time.monotonic() + PATIENCE
-        pace = run.schedule
-        while pace.producing or pace._may_begin(run):
+        schedule = run.schedule
+        while schedule.producing or schedule._may_start():
             assert time.monotonic() < patience
             time.sleep(0.001)
-        deepest.append(len(pace.waiting))
+        deepest.append(len(schedule.pending))
 
-    before(run.policy, "update", update, monkeypatch)
+    before(run.learner.policy, "update", update, monkeypatch)
     made = steps(run, 7)
     assert [numbers["async/version_lag/max"] for _, numbers in made] == [0, 1, 2, 2, 2, 2, 2]
     assert deepest == [2, 2, 2, 2, 2, 1, 0], "two of three: more would be older than two transfers"
@@ -309,7 +312,7 @@ def test_weights_travel_every_so_many_steps(make_run):
     )
     made = steps(run, 7)
     assert [versions(batch) for batch, _ in made] == [{1}, {1}, {1}, {2}, {2}, {2}, {3}]
-    assert run.version == 3 and run.unsent == 1
+    assert run.rollout.version == 3 and run.learner.num_unsynced == 1
 
 
 def test_responses_on_their_way_go_on_with_new_weights(make_run, monkeypatch):
@@ -317,14 +320,14 @@ def test_responses_on_their_way_go_on_with_new_weights(make_run, monkeypatch):
     sent, turns = threading.Event(), itertools.count(1)
 
     def step():
-        if run.schedule.producing == 2 and next(turns) == 3:
+        if run.schedule.producing == 2 and next(turns) == 4:  # the first finds no request yet
             assert sent.wait(PATIENCE), "weights should not wait for responses"
 
     def resume():
         sent.set()
 
-    before(run.engine, "step", step, monkeypatch)
-    before(run.engine, "resume", resume, monkeypatch)
+    before(run.rollout.engine, "step", step, monkeypatch)
+    before(run.rollout.engine, "resume", resume, monkeypatch)
     (_, _), (second, numbers), _ = steps(run, 3)
     assert second["weight_version"].lists() == [[1, 1, 1, 2, 2]] * 8
     assert numbers["async/version_lag/mean"] == pytest.approx(0.6) and numbers["async/version_lag/max"] == 1
@@ -335,7 +338,7 @@ def test_responses_on_their_way_go_on_with_new_weights(make_run, monkeypatch):
 def test_without_partial_rollouts_weights_wait_for_responses(make_run, monkeypatch):
     run = make_run(*QUEUE, "async_training.partial_rollout=false", "trainer.total_training_steps=4")
     busy = []
-    before(run.engine, "load_weights", lambda *_: busy.append(len(run.engine.running)), monkeypatch)
+    before(run.rollout.engine, "load_weights", lambda *_: busy.append(len(run.rollout.engine.running)), monkeypatch)
     made = steps(run, 4)
     assert busy == [0, 0, 0, 0]
     assert all(len(set(row)) == 1 for batch, _ in made for row in batch["weight_version"].lists())
@@ -349,7 +352,12 @@ def test_validation_sees_the_weights_of_its_step(make_run, rows, monkeypatch):
         val_dataset=rows(2),
     )
     alone = []
-    before(run.val_data, "batch", lambda *_: alone.append((run.step, run.unsent, run.schedule.producing)), monkeypatch)
+    before(
+        run.rollout.val_data,
+        "batch",
+        lambda *_: alone.append((run.step, run.learner.num_unsynced, run.schedule.producing)),
+        monkeypatch,
+    )
     result = fit(run)
     assert alone == [(3, 0, None), (6, 0, None)] and sorted(result.validation) == [3, 6]
 
@@ -369,7 +377,7 @@ def test_nothing_is_lost_or_doubled_by_a_stop(make_run, ctrl_c_at, tmp_path):
         run = make_run(*QUEUE, *keys, out="queue", reward=ctrl_c_at(number))
         result = fit(run)
         stops += result.interrupted
-        kept = [one.step for one in run.schedule.waiting]
+        kept = [one.step for one in run.schedule.pending]
         assert kept == list(range(run.step + 1, run.step + 1 + len(kept)))
         run.close()
     fit(make_run(*QUEUE, *keys, out="queue"))
@@ -386,15 +394,15 @@ def test_a_save_amid_a_batch_forgets_the_batch_and_keeps_the_queue(make_run, mon
             amid.set()
             assert saved.wait(PATIENCE)
 
-    before(run.engine, "generate", generate, monkeypatch)
+    before(run.rollout.engine, "generate", generate, monkeypatch)
     steps(run, 1)
     assert amid.wait(PATIENCE)
     save(run)
     saved.set()
     state = json.loads((tmp_path / "run" / "global_step_1" / "trainer.json").read_text())
     assert state["sampler"]["offset"] == 8, "the prompts of batch 3 are drawn, and count as not drawn"
-    assert run.sampler.offset == 12
-    assert [one.step for one in make_run(*QUEUE).schedule.waiting] == [2]
+    assert run.rollout.sampler.offset == 12
+    assert [one.step for one in make_run(*QUEUE).schedule.pending] == [2]
 
 
 # when things go wrong
@@ -425,7 +433,7 @@ def test_an_error_of_the_learner_ends_the_producer(make_run, monkeypatch, mode):
         if step == 2:
             raise MemoryError("too much")
 
-    before(run.policy, "update", update, monkeypatch)
+    before(run.learner.policy, "update", update, monkeypatch)
     with pytest.raises(MemoryError, match="too much"):
         fit(run)
     run.close()
@@ -441,7 +449,7 @@ def test_closing_ends_a_producer_that_waits_for_a_reward(make_run):
         return 0.0
 
     run = make_run(ONE_STEP_OFF, reward=reward)
-    run.schedule._start(run)
+    run.schedule._start(run.step + 1)
     assert asked.wait(PATIENCE)
     assert producers()
     run.close()
@@ -450,4 +458,4 @@ def test_closing_ends_a_producer_that_waits_for_a_reward(make_run):
 
 def test_the_modes_are_chosen_by_table(make_run):
     assert ASYNC_MODES.names() == ["sync", "one_step_off", "queue"]
-    assert make_run().schedule.waiting.__class__.__name__ == "deque" and not producers()
+    assert make_run().schedule.pending.__class__.__name__ == "deque" and not producers()

@@ -44,9 +44,9 @@ def test_two_ranks_train_as_one_survive_a_kill_and_one_goes_on(launch, metric_li
 
     def kill_once(run, result):
         if run.step == 1 and not killed:
-            starter = run.policy.group.starter
+            starter = run.learner.policy.group.starter
             assert isinstance(starter, Processes)
-            killed.append(starter.pid(run.policy.group.names[1]))
+            killed.append(starter.pid(run.learner.policy.group.names[1]))
             threading.Timer(0.05, os.kill, (killed[0], signal.SIGKILL)).start()
         _one_step(run, result)
 
@@ -89,7 +89,7 @@ def test_a_rank_that_hangs_is_named_and_the_run_starts_again(launch, tmp_path, m
 
     def stop_once(run, result):
         if run.step == 1 and not stopped:
-            stopped.append(run.policy.group.starter.pid(run.policy.group.names[1]))
+            stopped.append(run.learner.policy.group.starter.pid(run.learner.policy.group.names[1]))
             os.kill(stopped[0], signal.SIGSTOP)
         _one_step(run, result)
 

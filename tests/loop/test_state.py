@@ -59,12 +59,12 @@ def test_two_steps_and_two_more_are_four(
     assert second.step == 2
     fit(second)
 
-    assert_same_role(second.policy, whole.policy, weights, equal)
-    assert (second.critic is None) == (whole.critic is None)
-    if whole.critic is not None:
-        assert_same_role(second.critic, whole.critic, weights, equal)
-    assert second.kl.value == whole.kl.value
-    assert second.sampler.state_dict() == whole.sampler.state_dict()
+    assert_same_role(second.learner.policy, whole.learner.policy, weights, equal)
+    assert (second.learner.critic is None) == (whole.learner.critic is None)
+    if whole.learner.critic is not None:
+        assert_same_role(second.learner.critic, whole.learner.critic, weights, equal)
+    assert second.learner.kl.value == whole.learner.kl.value
+    assert second.rollout.sampler.state_dict() == whole.rollout.sampler.state_dict()
     assert metric_lines(tmp_path / "halves") == metric_lines(tmp_path / "whole")
     assert [step for step, _ in metric_lines(tmp_path / "whole")] == [0, 1, 2, 3, 4]
     assert rollouts(tmp_path / "halves") == rollouts(tmp_path / "whole")
@@ -73,14 +73,16 @@ def test_two_steps_and_two_more_are_four(
 def test_the_adaptive_controller_moves_in_that_run(make_run):
     run = make_run(*PPO, "trainer.total_training_steps=2")
     fit(run)
-    assert run.kl.value != run.cfg.algorithm.kl_ctrl.kl_coef
+    assert run.learner.kl.value != run.learner.algorithm.kl_ctrl.kl_coef
 
 
 def test_saving_more_often_changes_no_weight(make_run, weights, equal):
     one, other = make_run(*PPO, out="one"), make_run(*PPO, "trainer.save_freq=1", out="other")
     fit(one)
     fit(other)
-    assert equal(weights(one.policy), weights(other.policy)) and equal(weights(one.critic), weights(other.critic))
+    assert equal(weights(one.learner.policy), weights(other.learner.policy)) and equal(
+        weights(one.learner.critic), weights(other.learner.critic)
+    )
 
 
 def test_a_checkpoint_knows_where_the_run_stands(launch, tmp_path):
@@ -94,13 +96,13 @@ def test_a_checkpoint_knows_where_the_run_stands(launch, tmp_path):
 def test_auto_goes_on_from_the_newest(launch, make_run):
     launch("trainer.save_freq=1")
     run = make_run()
-    assert run.step == run.saved_step == 2
-    assert run.notices == [f"resumed from {run.checkpoints.path(2)}"]
+    assert run.step == run.recorder.saved_step == 2
+    assert run.recorder.notices == [f"resumed from {run.recorder.checkpoints.path(2)}"]
 
 
 def test_auto_without_a_checkpoint_starts(make_run):
     run = make_run()
-    assert run.step == 0 and run.notices == []
+    assert run.step == 0 and run.recorder.notices == []
 
 
 def test_auto_passes_over_a_damaged_checkpoint_and_names_it(launch, make_run, tmp_path):
@@ -108,8 +110,8 @@ def test_auto_passes_over_a_damaged_checkpoint_and_names_it(launch, make_run, tm
     (tmp_path / "run" / "global_step_2" / "actor" / "extra.json").write_text("{}")
     run = make_run()
     assert run.step == 1
-    assert "global_step_2 is damaged (actor/extra.json has changed)" in run.notices[0]
-    assert run.notices[1].endswith("global_step_1")
+    assert "global_step_2 is damaged (actor/extra.json has changed)" in run.recorder.notices[0]
+    assert run.recorder.notices[1].endswith("global_step_1")
 
 
 def test_disable_starts_anew(launch, make_run):
@@ -164,7 +166,7 @@ def test_load_contents_of_each_role(launch, make_run):
         "critic.checkpoint.load_contents=[model]",
         "actor_rollout_ref.actor.checkpoint.load_contents=[model]",
     )
-    assert run.step == 2 and run.policy.optimizer.updates == run.critic.optimizer.updates == 0
+    assert run.step == 2 and run.learner.policy.optimizer.updates == run.learner.critic.optimizer.updates == 0
 
 
 def test_a_critic_that_was_never_saved_is_missed(launch, make_run):
@@ -198,25 +200,27 @@ def verl_checkpoint(launch, tmp_path):
 def test_a_verl_checkpoint_gives_its_weights_and_no_more(make_run, verl_checkpoint, weights, equal, tmp_path):
     run = make_run(GAE, RESUME, f"trainer.resume_from_path={verl_checkpoint}")
     trained = make_run(GAE, out="theirs")
-    assert trained.step == 2 and equal(weights(run.policy), weights(trained.policy))
-    assert equal(weights(run.critic), weights(trained.critic))
-    assert run.step == 0 and run.policy.optimizer.updates == run.critic.optimizer.updates == 0
-    assert run.sampler.state_dict()["offset"] == 0
-    assert "optimizer, schedule, data and step start anew" in run.notices[-1]
+    assert trained.step == 2 and equal(weights(run.learner.policy), weights(trained.learner.policy))
+    assert equal(weights(run.learner.critic), weights(trained.learner.critic))
+    assert run.step == 0 and run.learner.policy.optimizer.updates == run.learner.critic.optimizer.updates == 0
+    assert run.rollout.sampler.state_dict()["offset"] == 0
+    assert "optimizer, schedule and data start anew" in run.recorder.notices[-1]
     assert fit(run).step == 2
 
 
 def test_a_critic_that_finds_no_weights_is_said(make_run, verl_checkpoint, weights, equal):
     shutil.rmtree(verl_checkpoint / "critic")
     fresh, run = make_run(GAE, out="fresh"), make_run(GAE, RESUME, f"trainer.resume_from_path={verl_checkpoint}")
-    assert equal(weights(run.critic), weights(fresh.critic)) and not equal(weights(run.policy), weights(fresh.policy))
-    assert "there are no weights for the critic" in run.notices[-1]
+    assert equal(weights(run.learner.critic), weights(fresh.learner.critic)) and not equal(
+        weights(run.learner.policy), weights(fresh.learner.policy)
+    )
+    assert "it has no critic weights" in run.recorder.notices[-1]
 
 
 def test_auto_takes_up_what_verl_left_in_the_run_folder(make_run, verl_checkpoint, weights, equal, tmp_path):
     (tmp_path / "verl" / "latest_checkpointed_iteration.txt").write_text("7")
     run = make_run("trainer.save_freq=1", out="verl")
-    assert run.step == 0 and equal(weights(run.policy), weights(make_run(GAE, out="theirs").policy))
+    assert run.step == 0 and equal(weights(run.learner.policy), weights(make_run(GAE, out="theirs").learner.policy))
     fit(run)
     assert make_run(out="verl").step == 2, "from now on our own are the newest"
 
@@ -225,7 +229,7 @@ def test_an_openrlhf_folder_gives_its_weights(make_run, verl_checkpoint, weights
     folder = tmp_path / "ckpt" / "global_step7_hf"
     shutil.copytree(verl_checkpoint / "actor" / "huggingface", folder)
     run = make_run(RESUME, f"trainer.resume_from_path={folder}")
-    assert equal(weights(run.policy), weights(make_run(GAE, out="theirs").policy)) and run.step == 0
+    assert equal(weights(run.learner.policy), weights(make_run(GAE, out="theirs").learner.policy)) and run.step == 0
 
 
 def test_what_must_be_converted_says_how_and_the_conversion_works(make_run, verl_checkpoint, weights, equal, tmp_path):
@@ -239,7 +243,7 @@ def test_what_must_be_converted_says_how_and_the_conversion_works(make_run, verl
     words = shlex.split(caught.value.hint.partition(",")[0].replace("NEW_FOLDER", str(tmp_path / "new")))
     assert main(words[1:]) == 0
     run = make_run(RESUME, f"trainer.resume_from_path={tmp_path / 'new'}")
-    assert equal(weights(run.policy), weights(make_run(GAE, out="theirs").policy))
+    assert equal(weights(run.learner.policy), weights(make_run(GAE, out="theirs").learner.policy))
 
 
 def test_weights_of_another_model_are_refused(make_run, verl_checkpoint):
@@ -268,7 +272,7 @@ def test_a_damaged_file_of_weights_is_named_and_the_checkpoint_before_is_used(la
     harm(shard)
     run = make_run()
     assert run.step == 2
-    assert f"global_step_3 is damaged (actor/{shard.name} has changed)" in run.notices[0]
+    assert f"global_step_3 is damaged (actor/{shard.name} has changed)" in run.recorder.notices[0]
     with pytest.raises(UserError, match=f"actor/{shard.name} has changed") as caught:
         make_run(RESUME, f"trainer.resume_from_path={tmp_path / 'run' / 'global_step_3'}")
     assert caught.value.hint == f"trainer.resume_from_path={tmp_path / 'run' / 'global_step_2'}"

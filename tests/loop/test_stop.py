@@ -31,8 +31,8 @@ def test_a_signal_finishes_the_step_and_saves(launch, tmp_path, capfd, signum, n
     result = launch("trainer.total_training_steps=5", "trainer.logger=[file]", reward=sends(signum, 10))
     assert result.interrupted and result.step == 2 and result.status == 128 + signum
     assert Checkpoints(tmp_path / "run").steps() == [2]
-    assert f"{name}: finishing this step, then saving" in capfd.readouterr().err
-    assert "stopped after step 2 and saved" in (tmp_path / "run" / "notes.txt").read_text()
+    assert f"{name} received: finishing this step, then saving" in capfd.readouterr().err
+    assert "stopped after step 2; checkpoint saved" in (tmp_path / "run" / "notes.txt").read_text()
     assert signal.getsignal(signum) == handler
     again = launch("trainer.total_training_steps=5")
     assert again.step == 5 and again.status == 0

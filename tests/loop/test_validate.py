@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from burnish.loop.validate import rollout_rows, validate
+from burnish.loop.validate import validate
 
 SAMPLED = (
     "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
@@ -90,8 +90,7 @@ def test_a_record_says_what_was_asked_answered_and_scored(make_run, rows, tmp_pa
 
 
 def test_the_scorers_extras_never_hide_the_record(make_run, rows, next_prompts):
-    from burnish.loop.gather import gather
 
     run = make_run(reward=lambda solution_str: {"score": 0.5, "input": "mine", "output": "mine"})
-    batch = gather(run, next_prompts(run), step=1)
-    assert [row["output"] for row in rollout_rows(run, batch)] == batch["response_text"]
+    batch = run.rollout.collect(next_prompts(run), step=1)
+    assert [row["output"] for row in run.recorder.trajectory_records(batch)] == batch["response_text"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.dialects.read import translate_command
+from burnish.dialects.translate import translate_command
 from burnish.rehearsal.rehearse import rehearse
 from burnish.rehearsal.report import Rehearsal
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.dialects.read import translate_command
+from burnish.dialects.translate import translate_command
 from burnish.rehearsal.rehearse import rehearse
 
 CASES = Path(__file__).parents[3] / "shared" / "cases"

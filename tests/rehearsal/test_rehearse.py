@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from burnish.dialects.read import translate_command
+from burnish.dialects.translate import translate_command
 from burnish.rehearsal.rehearse import rehearse
 from burnish.rehearsal.report import BROKEN, PASSED
 
@@ -134,10 +134,10 @@ def test_errors_speak_the_users_dialect():
         "actor_rollout_ref.actor.ppo_mini_batch_size": ("--train_batch_size", 32),
     }
     for ours, (theirs, value) in settings.items():
-        translation.put(Item(theirs, value, CONVERTED, ours, value))
+        translation.add(Item(theirs, value, CONVERTED, ours, value))
     report = rehearse(translation)
     (text,) = breaking(report)
-    assert text.startswith("--train_batch_size 32: is more than the 16 prompts of a step (--rollout_batch_size)")
+    assert text.startswith("--train_batch_size 32: more than the 16 prompts of a step (--rollout_batch_size)")
 
 
 def test_as_many_steps_as_were_asked_for(rehearsed, tmp_path):

@@ -1,9 +1,9 @@
-"""The benchmarks of the rollout run as documented, with shapes that a CPU can do, and see what they should see."""
+"""The rollout benchmarks run on a CPU with tiny shapes and report what they should."""
 
 from __future__ import annotations
 
+import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,70 +12,106 @@ import pytest
 import torch
 
 BENCH = Path(__file__).parents[2] / "bench"
-REASONS = ("reading the weights", "arithmetic", "reading the cache")
 SMALL = ("--device", "cpu", "--shape", "tiny", "--seqs", "16", "--n", "4", "--prompt", "8", "--max-new", "24")
 
 
-def run(script, *arguments):
-    done = subprocess.run([sys.executable, str(BENCH / script), *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
-    return done.stdout
+@pytest.fixture
+def run_rollout(monkeypatch, capsys):
+    """run_rollout(*arguments): what bench/rollout.py printed, once it has succeeded."""
+
+    def run(*arguments: str) -> str:
+        monkeypatch.syspath_prepend(str(BENCH))
+        monkeypatch.setattr(sys, "argv", ["rollout.py", *SMALL, *arguments])
+        assert importlib.import_module("rollout").main() == 0
+        return capsys.readouterr().out
+
+    return run
 
 
-def result(said):
-    (line,) = [line for line in said.splitlines() if line.startswith("RESULT ")]
-    return json.loads(line.removeprefix("RESULT "))
-
-
-def test_rollout():
-    said = run(
-        "rollout.py", *SMALL, "--max-num-seqs", "16", "--checks", "none", "--peer", "slow=1", "--peer", "fast=1e9"
-    )
-    found = result(said)
-    assert found["tokens"] == 16 * 24 and found["prefill_tokens"] == 4 * 8
-    assert found["decode_steps"] == found["graph_replays"] == 23 and found["host_syncs"] == 3
-    assert 0 < found["roofline_share"] < 1
-    ours = found["tokens_per_second"]
-    assert f"| slow | 1 | {ours:.2f} | |" in said and "| fast | 1000000000 | 0.00 | |" in said
-
-
-@pytest.mark.long
-def test_checks():
-    said = run("rollout.py", *SMALL, "--checks", "only")
-    assert said.count("ok    greedy") == said.count("ok    log-probs") == 6 and "FAIL" not in said
+def test_rollout(run_rollout, tmp_path):
+    peers = ("--peer", "slow=1", "--peer", "fast=1e9")
+    printed = run_rollout("--max-num-seqs", "16", "--checks", "none", *peers, "--results", str(tmp_path))
+    (row,) = json.loads((tmp_path / "rollout.json").read_text())["rows"]
+    assert f"RESULT {json.dumps(row)}" in printed
+    assert row["tokens"] == 16 * 24 and row["prefill_tokens"] == 4 * 8
+    assert row["decode_steps"] == row["graph_replays"] == 23 and row["host_syncs"] == 3
+    assert 0 < row["roofline_share"] < 1
+    assert f"| 1 | {row['tokens_per_second']:.2f}x | 1,000,000,000 | 0.00x |" in printed
 
 
 @pytest.mark.long
-def test_scaling(tmp_path):
-    sizes = ("--sequences", "2", "4", "--contexts", "16", "32", "--rows", "2", "--tokens", "4", "8")
-    said = run("scaling.py", "--device", "cpu", "--shape", "tiny", *sizes, "--out", str(tmp_path))
-    found = json.loads((tmp_path / "scaling.json").read_text())
-    points = [*found["by_rows"], *found["by_context"]]
-    assert [(point["rows"], point["context"]) for point in points] == [(2, 16), (4, 16), (2, 16), (2, 32)]
-    # How fast a few tokens of a tiny model are is the clock's mood; that they were counted is not.
-    assert all(point["speed"] > 0 and point["share"] > 0 and point["limit"] in REASONS for point in points)
-    assert all(f"| {point['rows']} | {point['context']} | {point['speed']:.0f} |" in said for point in points)
-    assert "sequences: linear" in said and "context: flat" in said
-    again = run("scaling.py", "--drawn", str(tmp_path / "scaling.json"), "--out", str(tmp_path / "again"))
-    assert again.strip() in said
-    assert (tmp_path / "again" / "scaling.png").read_bytes().startswith(b"\x89PNG")
+def test_checks(run_rollout, tmp_path):
+    printed = run_rollout("--checks", "only", "--results", str(tmp_path))
+    assert printed.count("ok    greedy") == printed.count("ok    log-probs") == 6 and "FAIL" not in printed
+    rows = json.loads((tmp_path / "rollout_checks.json").read_text())["rows"]
+    assert len(rows) == 6 and all(row["float32_mean"] < 1e-4 < row["float32_changed_mean"] for row in rows)
 
 
-def test_a_point_of_a_curve_is_two_runs_apart(monkeypatch):
-    """16 rows of two prompts of 32 tokens, 8 tokens more in 2 seconds more, and what of that a device would need."""
+@pytest.fixture
+def scaling(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
     import scaling
+
+    return scaling
+
+
+def test_scaling(scaling, monkeypatch, tmp_path, capsys):
+    """The real engine on a clock that counts tokens: 1 s per run and 1 ms per token."""
+    generate = scaling.seconds
+
+    def clock(engine, requests):
+        assert generate(engine, requests) > 0
+        return 1 + 1e-3 * sum(request.sampling.max_tokens for request in requests)
+
+    monkeypatch.setattr(scaling, "seconds", clock)
+    command = ["scaling.py", "--smoke", "--results", str(tmp_path), "--picture", str(tmp_path / "scaling.png")]
+    monkeypatch.setattr(sys, "argv", command)
+    assert scaling.main() == 0
+    printed = capsys.readouterr().out
+    rows = json.loads((tmp_path / "scaling.json").read_text())["rows"]
+    assert [(row["num_sequences"], row["context"]) for row in rows] == [(2, 16), (4, 16), (2, 16), (2, 32)]
+    for row in rows:
+        speeds = [row[f"{name}tokens_per_second"] for name in ("low_", "", "high_")]
+        assert speeds == pytest.approx([1000] * 3) and row["repeats"] == 3 and row["limit"] in scaling.TERMS
+        assert f"| {row['num_sequences']} | {row['context']} | 1,000 | 1,000..1,000 | 3 |" in printed
+    assert "sequences: linear up to 2" in printed and "context: flat up to 32, the largest measured" in printed
+    picture = (tmp_path / "scaling.png").read_bytes()
+    command = ["scaling.py", "--draw", str(tmp_path / "scaling.json"), "--picture", str(tmp_path / "again.png")]
+    monkeypatch.setattr(sys, "argv", command)
+    assert scaling.main() == 0 and capsys.readouterr().out.strip() in printed
+    assert picture.startswith(b"\x89PNG") and (tmp_path / "again.png").read_bytes() == picture
+
+
+def test_scaling_takes_medians(scaling, monkeypatch):
+    """Warm-up is left out; one slow repeat of three moves the spread, not the figure; a long point repeats less."""
     from roofline import Ceilings, Cost
 
-    took = iter([9.0, 1.0, 3.0])  # the first run compiles
-    monkeypatch.setattr(scaling, "seconds", lambda *given: next(took))
-    engine = SimpleNamespace(close=lambda: None)
-    bench = SimpleNamespace(on_gpu=False, engine=lambda *given, **more: engine, forget=lambda: None)
-    ceilings = Ceilings(bandwidth=1e9, operations=1e9)
-    point = scaling.point(bench, SimpleNamespace(shape="tiny", tokens=[4, 12]), 16, 32, ceilings)
-    cost = Cost.of(scaling.shape_config("tiny"), torch.float32)
-    assert point.speed == 16 * 8 / 2
-    assert (
-        point.limit == "arithmetic" and 2 * 16 * cost.parameters > 4 * cost.parameters + (64 + 128) * cost.cache_bytes
-    )
-    assert point.share == pytest.approx(2 * cost.parameters * point.speed / 1e9)
+    runs = iter([9.0, 9.0, 1.0, 3.0, 1.0, 3.0, 1.0, 11.0])  # warm-up, then short and long of each repeat
+    monkeypatch.setattr(scaling, "seconds", lambda engine, requests: next(runs))
+    plan = scaling.Plan((4, 12), repeats=7, max_seconds=1.0)
+    durations = scaling.step_times(None, 16, 32, 320, plan)
+    assert durations == [0.25, 0.25, 1.25]  # three repeats, although the time was over after the first
+    config, ceilings = scaling.shape_config("tiny"), Ceilings(bandwidth=1e9, operations=1e9)
+    cost = Cost.of(config, torch.float32)
+    point = scaling.summarize("sequences", 16, 32, durations, plan, cost, ceilings)
+    assert point.tokens_per_second == point.high_tokens_per_second == 16 / 0.25
+    assert point.low_tokens_per_second == 16 / 0.75
+    # Two prompts of 32 tokens, and 16 sequences of 8 tokens on average.
+    assert 2 * 16 * cost.parameters > 4 * cost.parameters + (2 * 32 + 16 * 8) * cost.cache_bytes
+    assert point.limit == "arithmetic"
+    assert point.roofline_share == pytest.approx(2 * 16 * cost.parameters / 1e9 / 0.25)
+
+
+@pytest.mark.parametrize(
+    ("durations", "message"),
+    [([1e-9, 2e-9, 3e-9], "% of the roofline is impossible"), ([-1.0, 0.0, 1.0], "no longer than short ones")],
+    ids=["above the roofline", "no extra time"],
+)
+def test_scaling_reports_no_impossible_figure(scaling, monkeypatch, tmp_path, capsys, durations, message):
+    monkeypatch.setattr(scaling.Bench, "engine", lambda *arguments, **options: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(scaling.Bench, "forget", lambda bench: None)
+    monkeypatch.setattr(scaling, "step_times", lambda *arguments: durations)
+    monkeypatch.setattr(sys, "argv", ["scaling.py", "--smoke", "--results", str(tmp_path)])
+    assert scaling.main() == 1
+    assert capsys.readouterr().out.count(message) == 4
+    assert not (tmp_path / "scaling.json").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from burnish.rollout.engine import Completion, Sampling
+from burnish.rollout.engine import Sampling
 from burnish.rollout.stop import finish, stop_string, visible_text
 
 EOS = frozenset({0})
@@ -61,7 +61,7 @@ def test_half_a_character_is_no_character():
     found = [stop_string(text[:end], ["€"], utf8) for end in range(1, len(text) + 1)]
     assert found.index("€") == len("prix: 5 €".encode()) - 1 and found[-1] is None
     ended = text[:-1]
-    assert visible_text(Completion(ended, [], [], "stop", stop_reason="€"), utf8) == "prix: 5 "
+    assert visible_text(ended, "€", utf8) == "prix: 5 "
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_half_a_character_is_no_character():
     ],
 )
 def test_the_reader_does_not_see_what_ended_it(ids, reason, stop, text):
-    assert visible_text(Completion(ids, [], [], reason, stop_reason=stop), characters) == text
+    assert visible_text(ids, stop, characters) == text

@@ -113,7 +113,7 @@ def test_what_was_copied_is_not_copied_again(save, url, monkeypatch):
     mirror.upload(checkpoints, 2)
     Mirror(url).send(save(3), 3)
     assert not mirror.holds(checkpoints.path(1))
-    assert mirror.place.read("global_step_1/actor/weights") == b"w1"
+    assert mirror.remote.read("global_step_1/actor/weights") == b"w1"
 
 
 def test_the_best_one_is_named_there_too(save, url, tmp_path):
@@ -121,4 +121,4 @@ def test_the_best_one_is_named_there_too(save, url, tmp_path):
     checkpoints.save(2, {}, {"step": 2}, best=1)
     mirror = Mirror(url)
     assert mirror.upload(checkpoints, 2) is None
-    assert mirror.place.read("best_checkpointed_iteration.txt") == b"1"
+    assert mirror.remote.read("best_checkpointed_iteration.txt") == b"1"

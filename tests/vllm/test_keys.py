@@ -33,7 +33,7 @@ def configs(kit):
     found = []
     for values in ((), tuple(f"{ROLLOUT}.{key}={value}" for key, value, _, _ in KEPT)):
         case = Case(kit, (*VLLM, *values))
-        found.append(case.run.engine.core.config)
+        found.append(case.run.rollout.engine.core.config)
         case.close()
     return found
 

@@ -1,133 +1,143 @@
-"""rl_config: estimator, KL, clipping, entropy; DAPO's and PPO's own keys."""
+"""rl_config: advantage estimator, KL, clipping, entropy, and the keys of DAPO and PPO."""
 
 from __future__ import annotations
 
-from burnish.dialects.mindspeed.reading import Reading
+from dataclasses import dataclass
+
 from burnish.dialects.mindspeed.roles import ACTOR, ROLLOUT
-
-_ESTIMATORS = {"group_norm": "grpo", "gae": "gae"}
-_KL_NAMES = ("kl", "abs", "mse", "low_var_kl")
-_KL_KINDS = ("fixed", "adaptive")
+from burnish.dialects.mindspeed.translator import Translator
 
 
-def read_algorithm(reading: Reading) -> None:
-    for read in (_estimator, _kl, _clipping, _loss, _order, _critic):
-        read(reading)
+@dataclass(frozen=True)
+class Estimator:
+    """An advantage estimator. `needs_critic` also means that it uses gamma and lam."""
+
+    ours: str
+    needs_critic: bool = False
 
 
-def _estimator(reading: Reading) -> None:
-    rl, name = reading.rl, reading.rl["adv_estimator"]
-    reading.put(rl["n_samples_per_prompt"], f"{ROLLOUT}.n")
+_ESTIMATORS = {"group_norm": Estimator("grpo"), "gae": Estimator("gae", needs_critic=True)}
+_KL_ESTIMATORS = ("kl", "abs", "mse", "low_var_kl")
+_KL_CONTROLLERS = ("fixed", "adaptive")
+
+
+def translate_algorithm(t: Translator) -> None:
+    for translate_keys in (_estimator, _kl, _clipping, _loss, _shuffling, _critic):
+        translate_keys(t)
+
+
+def _estimator(t: Translator) -> None:
+    rl, name = t.rl, t.rl["adv_estimator"]
+    t.set(rl["n_samples_per_prompt"], f"{ROLLOUT}.n")
     if name.value not in _ESTIMATORS:
-        reading.refuse(name, f"MindSpeed RL knows {' and '.join(_ESTIMATORS)}")
+        t.refuse(name, f"must be {' or '.join(_ESTIMATORS)}")
         return
-    if name.value == "gae" and not reading.stage.critic:
-        reading.refuse(
-            name, f"needs a critic, and {reading.stage.script} trains none: write group_norm, or stage: ray_ppo"
-        )
+    estimator = _ESTIMATORS[name.value]
+    if estimator.needs_critic and not t.stage.critic:
+        t.refuse(name, f"requires a critic, and {t.stage.script} has none: write group_norm, or stage: ray_ppo")
         return
-    reading.put(name, "algorithm.adv_estimator", _ESTIMATORS[name.value])
+    t.set(name, "algorithm.adv_estimator", estimator.ours)
     for key in ("gamma", "lam"):
-        if name.value == "gae":
-            reading.put(rl[key], f"algorithm.{key}")
+        if estimator.needs_critic:
+            t.set(rl[key], f"algorithm.{key}")
         else:
-            reading.inert(rl[key], "only gae reads it")
+            t.inert(rl[key], "only gae uses it")
 
 
-def _kl(reading: Reading) -> None:
-    rl = reading.rl
-    coef, name, kind, in_reward = (
+def _kl(t: Translator) -> None:
+    rl = t.rl
+    coef, estimator, controller, in_reward = (
         rl[key] for key in ("init_kl_coef", "kl_penalty", "kl_ctrl_type", "use_kl_in_reward")
     )
-    if name.value not in _KL_NAMES:
-        reading.refuse(name, f"is the name of an estimator of the KL: {', '.join(_KL_NAMES)}")
+    if estimator.value not in _KL_ESTIMATORS:
+        t.refuse(estimator, f"must be a KL estimator: {', '.join(_KL_ESTIMATORS)}")
         return
-    if kind.value not in _KL_KINDS:
-        reading.refuse(kind, f"write one of {', '.join(_KL_KINDS)}")
-    in_loss = reading.stage.kl == "loss" and coef.value
-    if kind.value == "adaptive" and in_loss:
-        why = "the weight of a KL in the loss never adapts, and MindSpeed RL never updates its controller"
-        reading.refuse(kind, f"{why}: write kl_ctrl_type: fixed")
-    elif kind.value == "adaptive":
-        reading.inert(kind, "MindSpeed RL never updates its controller: the weight stays init_kl_coef")
+    if controller.value not in _KL_CONTROLLERS:
+        t.refuse(controller, f"must be one of {', '.join(_KL_CONTROLLERS)}")
+    in_loss = t.stage.kl == "loss" and coef.value
+    if controller.value == "adaptive" and in_loss:
+        why = "the coefficient of a KL loss is constant, and MindSpeed RL never updates its controller"
+        t.refuse(controller, f"{why}: write kl_ctrl_type: fixed")
+    elif controller.value == "adaptive":
+        t.inert(controller, "MindSpeed RL never updates its controller: the coefficient stays init_kl_coef")
     else:
-        reading.inert(kind, "the weight of the KL stays as it is")
-    if reading.stage.kl is None:
-        for setting in (coef, name, in_reward):
-            reading.inert(setting, f"{reading.stage.script} has no reference and no KL")
-    elif reading.stage.kl == "loss":
-        reading.inert(in_reward, f"{reading.stage.script} puts the KL into the loss")
-        _kl_loss(reading)
+        t.inert(controller, "the KL coefficient is constant")
+    if t.stage.kl is None:
+        for setting in (coef, estimator, in_reward):
+            t.inert(setting, f"{t.stage.script} uses neither a reference model nor a KL")
+    elif t.stage.kl == "loss":
+        t.inert(in_reward, f"{t.stage.script} applies the KL in the loss")
+        _kl_loss(t)
     elif in_reward.value:
-        reading.put(in_reward, "algorithm.use_kl_in_reward")
-        reading.put(coef, "algorithm.kl_ctrl.kl_coef")
-        reading.put(name, "algorithm.kl_penalty")
+        t.set(in_reward, "algorithm.use_kl_in_reward")
+        t.set(coef, "algorithm.kl_ctrl.kl_coef")
+        t.set(estimator, "algorithm.kl_penalty")
     else:
-        reading.put(in_reward, "algorithm.use_kl_in_reward", False)
-        for setting in (coef, name):
-            reading.inert(setting, "there is no KL: use_kl_in_reward is off")
+        t.set(in_reward, "algorithm.use_kl_in_reward", False)
+        for setting in (coef, estimator):
+            t.inert(setting, "no KL is computed: use_kl_in_reward is off")
 
 
-def _kl_loss(reading: Reading) -> None:
-    coef, name = reading.rl["init_kl_coef"], reading.rl["kl_penalty"]
-    why = "added to the loss" if coef.value else "weight 0: no reference is needed"
-    reading.put(coef, f"{ACTOR}.use_kl_loss", bool(coef.value), why)
+def _kl_loss(t: Translator) -> None:
+    coef, estimator = t.rl["init_kl_coef"], t.rl["kl_penalty"]
+    why = "added to the loss" if coef.value else "coefficient 0: no reference model is needed"
+    t.set(coef, f"{ACTOR}.use_kl_loss", bool(coef.value), why)
     if coef.value:
-        reading.put(coef, f"{ACTOR}.kl_loss_coef")
-        reading.put(name, f"{ACTOR}.kl_loss_type")
+        t.set(coef, f"{ACTOR}.kl_loss_coef")
+        t.set(estimator, f"{ACTOR}.kl_loss_type")
         return
-    reading.inert(name, "the KL has weight 0")
+    t.inert(estimator, "the KL coefficient is 0")
 
 
-def _clipping(reading: Reading) -> None:
-    rl, stage = reading.rl, reading.stage
+def _clipping(t: Translator) -> None:
+    rl, stage = t.rl, t.stage
     ratio, higher, low, high = (
         rl[name] for name in ("clip_ratio", "clip_higher_enable", "clip_ratio_low", "clip_ratio_high")
     )
     if stage.clips_higher and higher.value:
-        reading.put(low, f"{ACTOR}.clip_ratio_low")
-        reading.put(high, f"{ACTOR}.clip_ratio_high")
-        reading.inert(ratio, "clip_higher_enable: clip_ratio_low and clip_ratio_high hold")
-        reading.inert(higher, "clip_ratio_low and clip_ratio_high are set")
+        t.set(low, f"{ACTOR}.clip_ratio_low")
+        t.set(high, f"{ACTOR}.clip_ratio_high")
+        t.inert(ratio, "clip_higher_enable: clip_ratio_low and clip_ratio_high apply")
+        t.inert(higher, "clip_ratio_low and clip_ratio_high apply")
         if low.value > high.value:
-            reading.refuse(low, f"is above clip_ratio_high={high.value}, as MindSpeed RL says too")
+            t.refuse(low, f"must not exceed clip_ratio_high={high.value}; MindSpeed RL requires this too")
     else:
-        reading.put(ratio, f"{ACTOR}.clip_ratio")
+        t.set(ratio, f"{ACTOR}.clip_ratio")
         why = (
-            "clip_ratio holds on both sides" if stage.clips_higher else f"only train_dapo reads it, not {stage.script}"
+            "clip_ratio applies on both sides" if stage.clips_higher else f"only train_dapo uses it, not {stage.script}"
         )
         for setting in (higher, low, high):
-            reading.inert(setting, why)
-    reading.also(ratio, f"{ACTOR}.clip_ratio_c", None, "MindSpeed RL has no dual clip")
+            t.inert(setting, why)
+    t.set_implicit(ratio, f"{ACTOR}.clip_ratio_c", None, "MindSpeed RL has no dual clipping")
 
 
-def _loss(reading: Reading) -> None:
-    rl = reading.rl
+def _loss(t: Translator) -> None:
+    rl = t.rl
     level, entropy = rl["token_level_loss"], rl["entropy_coeff"]
-    reading.put(entropy, f"{ACTOR}.entropy_coeff")
-    if not reading.stage.clips_higher:
-        reading.inert(level, f"{reading.stage.script} always takes the mean over tokens")
+    t.set(entropy, f"{ACTOR}.entropy_coeff")
+    if not t.stage.clips_higher:
+        t.inert(level, f"{t.stage.script} always averages over tokens")
     elif level.value:
-        reading.put(level, f"{ACTOR}.loss_agg_mode", "token-mean")
+        t.set(level, f"{ACTOR}.loss_agg_mode", "token-mean")
     elif entropy.value:
-        why = "the policy loss would be averaged by sequences and the entropy by tokens; here one mean holds for both"
-        reading.refuse(level, f"{why}: write token_level_loss: true, or entropy_coeff: 0")
+        why = "MindSpeed RL averages the policy loss by sequence, the entropy by token; Burnish has one mode for both"
+        t.refuse(level, f"{why}: write token_level_loss: true, or entropy_coeff: 0")
     else:
-        reading.put(level, f"{ACTOR}.loss_agg_mode", "seq-mean-token-mean")
+        t.set(level, f"{ACTOR}.loss_agg_mode", "seq-mean-token-mean")
 
 
-def _order(reading: Reading) -> None:
-    shuffle = reading.rl["shuffle_mini_batch"]
+def _shuffling(t: Translator) -> None:
+    shuffle = t.rl["shuffle_mini_batch"]
     if shuffle.value:
-        why = "it shuffles the order of mini-batches and leaves their rows; here rows are shuffled or nothing is"
-        reading.refuse(shuffle, f"{why}: write false, and actor_rollout_ref.actor.shuffle=true if rows may be shuffled")
+        why = "MindSpeed RL shuffles the order of mini-batches, Burnish shuffles samples across them"
+        t.refuse(shuffle, f"{why}: write false, and actor_rollout_ref.actor.shuffle=true to shuffle samples")
     else:
-        reading.put(shuffle, f"{ACTOR}.shuffle")
+        t.set(shuffle, f"{ACTOR}.shuffle")
 
 
-def _critic(reading: Reading) -> None:
-    bound = reading.rl["cliprange_value"]
-    if reading.stage.critic:
-        reading.put(bound, "critic.cliprange_value")
+def _critic(t: Translator) -> None:
+    cliprange = t.rl["cliprange_value"]
+    if t.stage.critic:
+        t.set(cliprange, "critic.cliprange_value")
     else:
-        reading.inert(bound, f"{reading.stage.script} trains no critic")
+        t.inert(cliprange, f"{t.stage.script} has no critic")

@@ -1,4 +1,4 @@
-"""A config as MindSpeed RL sees it: the YAML, the model library behind its `defaults`, and overrides on the command."""
+"""Config composition as in MindSpeed RL: the YAML, model library entries from its `defaults`, and overrides."""
 
 from __future__ import annotations
 
@@ -13,21 +13,32 @@ from omegaconf.errors import OmegaConfBaseException
 
 from burnish.config.overrides import entry_of, read_overrides
 from burnish.dialects.invocation import Invocation
-from burnish.dialects.mindspeed.models import SHAPES
+from burnish.dialects.mindspeed.model_library import MODELS
 from burnish.dialects.yaml_file import read_yaml
 from burnish.errors import UserError, nearest, raise_all
 
-# YAML 1.1 reads 1e-6 as text; there it is a number.
+# YAML 1.1 parses 1e-6 as text; MindSpeed RL treats it as a number.
 _EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
-# Options of Hydra's command line that take a value, and those of them that say where configs are.
-_VALUED = ("--config-name", "-cn", "--config-dir", "-cd", "--config-path", "-cp", "--package", "-p", "--info", "-i")
+# Hydra options that take a value, and those that locate the config.
+_VALUE_OPTIONS = (
+    "--config-name",
+    "-cn",
+    "--config-dir",
+    "-cd",
+    "--config-path",
+    "-cp",
+    "--package",
+    "-p",
+    "--info",
+    "-i",
+)
 _NAME, _DIR, _PATH = ("--config-name", "-cn"), ("--config-dir", "-cd"), ("--config-path", "-cp")
 GROUP = "model"
 
 
 @dataclass
 class Composed:
-    """`sections` as written; `library` the model entries that `defaults` pulled in; `missing` those it cannot have."""
+    """`sections` as written; `chosen` models of `defaults`, with their `library` entries; `missing` have no entry."""
 
     sections: dict[str, Any]
     library: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -40,7 +51,7 @@ class Composed:
 
 
 def compose(config: Mapping[str, Any], folder: str, overrides: Sequence[str] = ()) -> Composed:
-    """Apply the overrides, resolve interpolations, read the model entries. `folder` is where `model/NAME.yaml` lies."""
+    """Apply overrides, resolve interpolations, and load model entries from `folder`/model/NAME.yaml."""
     tree: DictConfig = OmegaConf.create(dict(config))
     parsed, errors = read_overrides(overrides)
     for override in parsed:
@@ -59,46 +70,46 @@ def compose(config: Mapping[str, Any], folder: str, overrides: Sequence[str] = (
     try:
         plain = OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
-        raise UserError(f"the config cannot be resolved: {str(error).splitlines()[0]}") from error
-    plain = _with_numbers(plain)
+        raise UserError(f"cannot resolve the config: {str(error).splitlines()[0]}") from error
+    plain = _parse_exponents(plain)
     chosen, others = _defaults(plain.pop("defaults", None))
-    library = {name: shape for name in chosen if (shape := _library_entry(name, folder)) is not None}
+    library = {name: entry for name in chosen if (entry := _library_entry(name, folder)) is not None}
     return Composed(plain, library, chosen, others)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of a YAML file."""
-    read = read_yaml(path)
-    if not isinstance(read, dict):
-        raise UserError(f"{path} holds no settings")
-    return read
+    """Load a YAML file that must contain a mapping."""
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: contains no settings")
+    return content
 
 
 def find_config(invocation: Invocation, folder: str) -> tuple[Path, list[str]]:
-    """The YAML that a command names, and the overrides beside it."""
-    options, overrides = _options(invocation.argv)
+    """Locate the YAML of a command; returns its path and the command's overrides."""
+    options, overrides = _split_options(invocation.argv)
     name = next((options[flag] for flag in _NAME if flag in options), None)
     if name is None:
-        raise UserError("no config is named", key="--config-name", hint=f"{invocation.entry} --config-name NAME")
-    script = Path(folder, _script(invocation.entry)).parent
-    places = [Path(folder, options[flag]) for flag in _DIR if flag in options]
+        raise UserError("missing", key="--config-name", hint=f"{invocation.entry} --config-name NAME")
+    script_folder = Path(folder, _script(invocation.entry)).parent
+    folders = [Path(folder, options[flag]) for flag in _DIR if flag in options]
     for flag in _PATH:
-        if flag in options:  # Hydra counts it from the script; people count it from where they stand
-            places += [script / options[flag], Path(folder, options[flag])]
-    places += [script / ".." / "configs", Path(folder, "configs")]
+        if flag in options:  # Hydra resolves it against the script; users often mean the working directory
+            folders += [script_folder / options[flag], Path(folder, options[flag])]
+    folders += [script_folder / ".." / "configs", Path(folder, "configs")]
     stem = name.removesuffix(".yaml").removesuffix(".yml")
-    for place in places:
-        for ending in (".yaml", ".yml"):
-            if (file := place / f"{stem}{ending}").is_file():
+    for config_folder in folders:
+        for suffix in (".yaml", ".yml"):
+            if (file := config_folder / f"{stem}{suffix}").is_file():
                 return file, overrides
-    found = sorted({file.stem for place in places if place.is_dir() for file in place.glob("*.y*ml")})
-    meant = nearest(stem, found)
+    existing = sorted({file.stem for path in folders if path.is_dir() for file in path.glob("*.y*ml")})
+    suggestion = nearest(stem, existing)
     raise UserError(
-        f"no such config in {', '.join(dict.fromkeys(str(place) for place in places))}",
+        f"config not found in {', '.join(dict.fromkeys(map(str, folders)))}",
         key="--config-name",
         value=name,
-        allowed=found or None,
-        hint=f"--config-name {meant}" if meant else "--config-dir DIR --config-name NAME",
+        allowed=existing or None,
+        hint=f"--config-name {suggestion}" if suggestion else "--config-dir DIR --config-name NAME",
     )
 
 
@@ -106,20 +117,20 @@ def _script(entry: str) -> str:
     return entry if entry.endswith(".py") else f"{entry.replace('.', '/')}.py"
 
 
-def _options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Hydra's own options, and the overrides."""
+def _split_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Split arguments into Hydra's options and overrides."""
     options: dict[str, str] = {}
     overrides: list[str] = []
     rest = list(argv)
     while rest:
         word = rest.pop(0)
         flag, equals, value = word.partition("=")
-        if flag in _VALUED:
+        if flag in _VALUE_OPTIONS:
             if not equals and not rest:
-                raise UserError("has no value", key=flag)
+                raise UserError("value missing", key=flag)
             options[flag] = value if equals else rest.pop(0)
         elif word.startswith("-"):
-            raise UserError("MindSpeed RL's scripts have no such option", key=word, allowed=list(_VALUED[:6]))
+            raise UserError("unknown option", key=word, allowed=list(_VALUE_OPTIONS[:6]))
         else:
             overrides.append(word)
     return options, overrides
@@ -132,20 +143,20 @@ def _remove(tree: DictConfig, key: str) -> None:
         del node[name]
 
 
-def _with_numbers(value: Any) -> Any:
+def _parse_exponents(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _with_numbers(entry) for key, entry in value.items()}
+        return {str(key): _parse_exponents(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_with_numbers(entry) for entry in value]
+        return [_parse_exponents(entry) for entry in value]
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 def _defaults(entries: Any) -> tuple[list[str], list[Any]]:
-    """The models that a defaults list chooses, and what else it has. A plain mapping `defaults: {model: X}` is one."""
+    """Split a defaults list, or a mapping `defaults: {model: X}`, into model names and other entries."""
     chosen: list[str] = []
     others: list[Any] = []
-    listed = [entries] if isinstance(entries, dict) else entries if isinstance(entries, list) else []
-    for entry in listed:
+    entry_list = [entries] if isinstance(entries, dict) else entries if isinstance(entries, list) else []
+    for entry in entry_list:
         names = entry.get(GROUP) if isinstance(entry, dict) and list(entry) == [GROUP] else None
         if names is not None:
             chosen += [str(name) for name in (names if isinstance(names, list) else [names])]
@@ -155,10 +166,10 @@ def _defaults(entries: Any) -> tuple[list[str], list[Any]]:
 
 
 def _library_entry(name: str, folder: str) -> dict[str, Any] | None:
-    """The user's own model/NAME.yaml, else the shape known by that name."""
+    """The entry of model/NAME.yaml, else the built-in entry of that name."""
     file = Path(folder) / GROUP / f"{name}.yaml"
     if not file.is_file():
-        return SHAPES.get(name)
-    read = _with_numbers(read_settings(file))
-    entry = read.get(name, read)
+        return MODELS.get(name)
+    content = _parse_exponents(read_settings(file))
+    entry = content.get(name, content)
     return entry if isinstance(entry, dict) else None

@@ -1,28 +1,28 @@
-"""MindSpeed: commands and YAML files of MindSpeed RL, read section by section."""
+"""MindSpeed: commands and YAML files of MindSpeed RL, translated section by section."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from burnish.dialects.invocation import Invocation
-from burnish.dialects.mindspeed.algorithm import read_algorithm
+from burnish.dialects.mindspeed.algorithm import translate_algorithm
 from burnish.dialects.mindspeed.compose import Composed, compose, find_config, read_settings
-from burnish.dialects.mindspeed.datasets import is_preprocessing, read_preprocessing
-from burnish.dialects.mindspeed.generate import read_generation
-from burnish.dialects.mindspeed.inert import INERT as REASONS
-from burnish.dialects.mindspeed.loggers import read_loggers
-from burnish.dialects.mindspeed.observe import read_observation
-from burnish.dialects.mindspeed.optim import read_optimizers
-from burnish.dialects.mindspeed.parallel import read_layout
-from burnish.dialects.mindspeed.reading import Reading, Section, Setting, Stage, plain_key
-from burnish.dialects.mindspeed.rewards import read_rewards
-from burnish.dialects.mindspeed.sections import GENERATE, MEGATRON, RL, SAMPLING
-from burnish.dialects.mindspeed.strict import keep_known, known_model
-from burnish.dialects.mindspeed.training import read_training
-from burnish.dialects.mindspeed.turns import read_turns
-from burnish.dialects.mindspeed.weights import read_weights
+from burnish.dialects.mindspeed.generation import translate_generation
+from burnish.dialects.mindspeed.inert import INERT_KEYS
+from burnish.dialects.mindspeed.loggers import translate_loggers
+from burnish.dialects.mindspeed.multi_turn import translate_multi_turn
+from burnish.dialects.mindspeed.optim import translate_optimizers
+from burnish.dialects.mindspeed.parallel import translate_layout
+from burnish.dialects.mindspeed.preprocessing import is_preprocessing, translate_preprocessing
+from burnish.dialects.mindspeed.profiling import translate_profiling
+from burnish.dialects.mindspeed.rewards import translate_rewards
+from burnish.dialects.mindspeed.schema import GENERATE, MEGATRON, RL, SAMPLING
+from burnish.dialects.mindspeed.training import translate_training
+from burnish.dialects.mindspeed.translator import Section, Setting, Stage, Translator, plain_key
+from burnish.dialects.mindspeed.validation import drop_invalid, drop_invalid_model_keys
+from burnish.dialects.mindspeed.weights import translate_weights
 from burnish.dialects.report import INERT, REFUSED, Item, Translation
 
 STAGES = {
@@ -30,17 +30,27 @@ STAGES = {
     "ray_dapo": Stage("ray_dapo", "train_dapo", kl=None, clips_higher=True, filters=True),
     "ray_ppo": Stage("ray_ppo", "train_ppo", kl="reward", critic=True),
 }
-_BY_SCRIPT = {stage.script: stage for stage in STAGES.values()}
+_STAGES_BY_SCRIPT = {stage.script: stage for stage in STAGES.values()}
 _ENTRY = re.compile(r"(?:.*[/.])?cli[/.](train_(?:grpo|dapo|ppo))(?:\.py)?|(train_(?:grpo|dapo|ppo))\.py")
-_READERS = (
-    *(read_training, read_optimizers, read_layout, read_algorithm, read_rewards),
-    *(read_generation, read_loggers, read_turns),
+_TOPICS: tuple[Callable[[Translator], None], ...] = (
+    *(translate_training, translate_optimizers, translate_layout, translate_algorithm, translate_rewards),
+    *(translate_generation, translate_loggers, translate_multi_turn),
 )
-_KINDS = {"megatron_training": "megatron", "actor_config": "megatron", "critic_config": "megatron"}
-_KINDS |= {"rl_config": "rl", "generate_config": "generate", "generate_config.sampling_config": "sampling"}
+# Section -> the group of INERT_KEYS that lists its keys without effect.
+_INERT_GROUPS = {
+    **dict.fromkeys(("megatron_training", "actor_config", "critic_config"), "megatron"),
+    "rl_config": "rl",
+    "generate_config": "generate",
+    "generate_config.sampling_config": "sampling",
+}
+_FROZEN_ROLES = {
+    "ref_config": "the reference is the frozen policy model",
+    "reward_config": "rule functions compute the score, not a reward model",
+}
+_REPORTED_APART = ("profiler_config", "msprobe_config")
 _HARDWARE = (
-    "MindSpeed RL runs on Ascend NPUs only. Here the same run computes on CUDA or CPU (trainer.device=auto), with the"
-    " built-in engine in place of vLLM-Ascend; keys of NPU kernels and of HCCL have nothing to act on"
+    "MindSpeed RL runs on Ascend NPUs only. Burnish computes the same run on CUDA or CPU (trainer.device=auto), with"
+    " the built-in engine in place of vLLM-Ascend; keys of NPU kernels and of HCCL have no effect"
 )
 
 
@@ -49,8 +59,8 @@ class MindSpeed:
 
     def knows_command(self, invocation: Invocation) -> bool:
         match = _ENTRY.fullmatch(invocation.entry)
-        names_config = any(word.startswith(("--config-name", "-cn")) for word in invocation.argv)
-        return match is not None and (match.group(1) is not None or names_config)
+        has_config_name = any(word.startswith(("--config-name", "-cn")) for word in invocation.argv)
+        return match is not None and (match.group(1) is not None or has_config_name)
 
     def knows_config(self, config: dict[str, Any]) -> bool:
         return (
@@ -59,135 +69,143 @@ class MindSpeed:
             or is_preprocessing(config)
         )
 
-    def read_command(self, invocation: Invocation, folder: str = ".") -> Translation:
+    def translate_command(self, invocation: Invocation, folder: str = ".") -> Translation:
         file, overrides = find_config(invocation, folder)
         match = _ENTRY.fullmatch(invocation.entry)
         script = (match.group(1) or match.group(2)) if match else None
         composed = compose(read_settings(file), str(file.parent), overrides)
         return _translate(composed, folder, script)
 
-    def read_config(self, config: dict[str, Any], folder: str = ".", overrides: tuple[str, ...] = ()) -> Translation:
+    def translate_config(
+        self, config: dict[str, Any], folder: str = ".", overrides: tuple[str, ...] = ()
+    ) -> Translation:
         if is_preprocessing(config):
-            return read_preprocessing(config)
-        # Models are looked up where a run would start, not where its YAML lies.
+            return translate_preprocessing(config)
+        # Model paths are relative to the working directory, not to the YAML's folder.
         return _translate(compose(config, folder, overrides), ".", None)
 
 
 def _translate(composed: Composed, folder: str, script: str | None) -> Translation:
     translation = Translation("mindspeed", "train")
-    translation.put(Item("(hardware)", "Ascend NPU", INERT, why=_HARDWARE, given=False))
-    sections = keep_known(composed.sections, translation)
-    stage = _stage(sections, translation, script)
+    translation.add(Item("(hardware)", "Ascend NPU", INERT, why=_HARDWARE, explicit=False))
+    sections = drop_invalid(composed.sections, translation)
+    stage = _select_stage(sections, translation, script)
     if stage is None:
-        _unread(sections, translation)
+        _mark_all_inert(sections, translation)
         return translation
-    reading = _reading(sections, composed, translation, stage)
-    reading.folder = folder
-    _forbidden(reading, sections)
-    for read in _READERS:
-        read(reading)
-    read_weights(reading, composed)
-    read_observation(reading, sections)
-    _rest(reading, sections)
+    t = _build_translator(sections, composed, translation, stage)
+    t.folder = folder
+    _refuse_forbidden_sections(t, sections)
+    for translate_topic in _TOPICS:
+        translate_topic(t)
+    translate_weights(t, composed)
+    translate_profiling(t, sections)
+    _report_unhandled(t, sections)
     return translation
 
 
-def _stage(sections: Mapping[str, Any], translation: Translation, script: str | None) -> Stage | None:
-    """What `stage` and the script agree on. Without agreement the script's, so that the rest can be told."""
+def _select_stage(sections: Mapping[str, Any], translation: Translation, script: str | None) -> Stage | None:
+    """The stage of the config. If the script needs another one, refuse it and use the script's for the report."""
     section, name = next(
         (
-            (one, sections[one]["stage"])
-            for one in ("actor_config", "megatron_training")
-            if "stage" in sections.get(one, {})
+            (section, sections[section]["stage"])
+            for section in ("actor_config", "megatron_training")
+            if "stage" in sections.get(section, {})
         ),
         ("megatron_training", None),
     )
     theirs = f"{section}.stage"
-    stage = STAGES.get(name)
-    asked = _BY_SCRIPT.get(script or "")
-    known = ", ".join(STAGES)
+    stage = STAGES.get(name or "")
+    script_stage = _STAGES_BY_SCRIPT.get(script or "")
     if stage is None:
-        what = "is missing" if name is None else "is no RL stage of MindSpeed RL that runs here"
-        why = f"{what}; write one of {known}" + ("" if asked is None else f" ({asked.name} for {script})")
-        translation.put(Item(theirs, name, REFUSED, why=why))
-        return asked
-    if asked is not None and asked is not stage:
-        why = f"{script} trains {asked.name}: run cli/{stage.script}.py, or write stage: {asked.name}"
-        translation.put(Item(theirs, name, REFUSED, why=why))
-        return asked
-    translation.put(Item(theirs, name, INERT, why="says which of the other keys hold and where the KL goes"))
+        problem = "is missing" if name is None else "is not a supported RL stage of MindSpeed RL"
+        why = f"{problem}; write one of {', '.join(STAGES)}"
+        why += "" if script_stage is None else f" ({script_stage.name} for {script})"
+        translation.add(Item(theirs, name, REFUSED, why=why))
+        return script_stage
+    if script_stage is not None and script_stage is not stage:
+        why = f"{script} trains {script_stage.name}: run cli/{stage.script}.py, or write stage: {script_stage.name}"
+        translation.add(Item(theirs, name, REFUSED, why=why))
+        return script_stage
+    why = "determines which other keys apply and where the KL is applied"
+    translation.add(Item(theirs, name, INERT, why=why))
     return stage
 
 
-def _reading(sections: Mapping[str, Any], composed: Composed, translation: Translation, stage: Stage) -> Reading:
-    library = {name: known_model(name, entry, translation) for name, entry in composed.library.items()}
+def _build_translator(
+    sections: Mapping[str, Any], composed: Composed, translation: Translation, stage: Stage
+) -> Translator:
+    library = {name: drop_invalid_model_keys(name, entry, translation) for name, entry in composed.library.items()}
 
-    def megatron(last: str) -> Section:
-        layers = [(name, sections.get(name, {})) for name in ("megatron_training", last)]
-        chosen = next((layer["model"] for _, layer in reversed(layers) if "model" in layer), None)
-        entry = library.get(chosen) if isinstance(chosen, str) else None
-        return Section(MEGATRON, [(f"model.{chosen}", entry or {}), *layers], library=1)
+    def megatron(role_section: str) -> Section:
+        layers = [(name, sections.get(name, {})) for name in ("megatron_training", role_section)]
+        model = next((layer["model"] for _, layer in reversed(layers) if "model" in layer), None)
+        entry = library.get(model) if isinstance(model, str) else None
+        return Section(MEGATRON, [(f"model.{model}", entry or {}), *layers], num_library_layers=1)
 
     generate = sections.get("generate_config", {})
-    given = generate.get("sampling_config")
-    # A sampling_config replaces the default as a whole: the engine has a default for every missing key but one.
-    missing = SAMPLING if given is None else {**SAMPLING, "temperature": None}
-    return Reading(
+    sampling = generate.get("sampling_config")
+    # A sampling_config replaces the default mapping entirely; the engine has a default for each key but temperature.
+    sampling_defaults = SAMPLING if sampling is None else {**SAMPLING, "temperature": None}
+    return Translator(
         translation,
         stage,
         actor=megatron("actor_config"),
         critic=megatron("critic_config"),
         rl=Section(RL, [("rl_config", sections.get("rl_config", {}))]),
         generate=Section(GENERATE, [("generate_config", generate)]),
-        sampling=Section(missing, [("generate_config.sampling_config", given or {})]),
+        sampling=Section(sampling_defaults, [("generate_config.sampling_config", sampling or {})]),
     )
 
 
-def _forbidden(reading: Reading, sections: Mapping[str, Any]) -> None:
-    for name in ("ref_config", "reward_config"):
-        if name in sections and reading.rl.value("use_integrated_worker"):
-            why = "is an error with use_integrated_worker: the reference follows actor_config, and rules score"
-            reading.refuse(Setting(name, sections[name], True), f"{why}. Leave the section out")
+def _refuse_forbidden_sections(t: Translator, sections: Mapping[str, Any]) -> None:
+    for name in _FROZEN_ROLES:
+        if name in sections and t.rl.value("use_integrated_worker"):
+            why = "not allowed with use_integrated_worker: the reference uses actor_config, and rule functions score"
+            t.refuse(Setting(name, sections[name], True), f"{why}. Remove the section")
 
 
-def _rest(reading: Reading, sections: Mapping[str, Any]) -> None:
-    """Every key that was written has an item: those that nobody read have no effect, and why."""
-    written = [(name, key) for name in sections for key in sections[name]]
-    sampling = reading.generate.value("sampling_config") or {}
+def _report_unhandled(t: Translator, sections: Mapping[str, Any]) -> None:
+    """Add an item for every written key that no topic handled, so that none is lost."""
+    written = [(name, key) for name in sections if name not in _REPORTED_APART for key in sections[name]]
+    sampling = t.generate.value("sampling_config") or {}
     written += [("generate_config.sampling_config", key) for key in sampling]
-    later = {plain_key(key) for key in sections.get("actor_config", {})}
-    told = {item.theirs for item in reading.translation.items}
+    reported = {item.theirs for item in t.translation.items}
     for name, key in written:
-        theirs, plain = f"{name}.{key}", plain_key(key)
-        if theirs in told or name in ("profiler_config", "msprobe_config") or theirs in reading.read:
+        theirs = f"{name}.{key}"
+        if theirs in reported or theirs in t.handled:
             continue
-        setting = Setting(theirs, sections[name][key] if name in sections else sampling[key], True)
-        reason = REASONS[_KINDS[name]].get(plain) if name in _KINDS else None
-        if name in ("ref_config", "reward_config"):
-            why = "the reference is the policy's model, frozen" if name == "ref_config" else "rules score, not a model"
-            reading.inert(setting, why)
-        elif name == "vit_config":
-            reading.pend(setting, "waits for vision")
-        elif name == "critic_config" and not reading.stage.critic:
-            reading.inert(setting, f"{reading.stage.script} trains no critic")
-        elif name == "megatron_training" and plain in later:
-            reading.inert(setting, f"actor_config.{plain} comes after it")
-        elif reason is not None:
-            reading.inert(setting, reason)
-        elif name == "critic_config":
-            reading.inert(setting, "the critic follows actor_config in this")
-        elif setting.value is None or setting.value == "":
-            reading.inert(setting, "empty: the same as leaving it out")
-        elif reading.translation.exit_status:
-            reading.inert(setting, "depends on what is refused; mend that first")
-        else:
-            reading.refuse(setting, "is known, and nothing here can do it")
+        value = sections[name][key] if name in sections else sampling[key]
+        _report_one(t, Setting(theirs, value, True), name, plain_key(key), sections)
 
 
-def _unread(sections: Mapping[str, Any], translation: Translation) -> None:
-    """A run that is refused as a whole: its keys belong to it."""
-    told = {item.theirs for item in translation.items}
+def _report_one(t: Translator, setting: Setting, section: str, key: str, sections: Mapping[str, Any]) -> None:
+    reason = INERT_KEYS[_INERT_GROUPS[section]].get(key) if section in _INERT_GROUPS else None
+    actor_keys = {plain_key(name) for name in sections.get("actor_config", {})}
+    if section in _FROZEN_ROLES:
+        t.inert(setting, _FROZEN_ROLES[section])
+    elif section == "vit_config":
+        t.pending(setting, "not supported yet (vision)")
+    elif section == "critic_config" and not t.stage.critic:
+        t.inert(setting, f"{t.stage.script} has no critic")
+    elif section == "megatron_training" and key in actor_keys:
+        t.inert(setting, f"actor_config.{key} overrides it")
+    elif reason is not None:
+        t.inert(setting, reason)
+    elif section == "critic_config":
+        t.inert(setting, "the critic uses the value of actor_config")
+    elif setting.value is None or setting.value == "":
+        t.inert(setting, "empty: same as not set")
+    elif t.translation.exit_status:
+        t.inert(setting, "depends on a refused setting; fix that first")
+    else:
+        t.refuse(setting, "a valid MindSpeed RL key, but not supported")
+
+
+def _mark_all_inert(sections: Mapping[str, Any], translation: Translation) -> None:
+    """Report the keys of a run that is refused as a whole."""
+    reported = {item.theirs for item in translation.items}
     for name, values in sections.items():
         for key, value in values.items():
-            if f"{name}.{key}" not in told:
-                translation.put(Item(f"{name}.{key}", value, INERT, why="belongs to a stage that does not run here"))
+            if f"{name}.{key}" not in reported:
+                translation.add(Item(f"{name}.{key}", value, INERT, why="belongs to an unsupported stage"))

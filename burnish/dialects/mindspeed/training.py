@@ -1,11 +1,10 @@
-"""megatron_training: which prompts, which model, how long; and what a model's dropout would mean."""
+"""megatron_training: batches, data, lengths, model, run length, precision, dropout, micro-batches."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from burnish.dialects.mindspeed.models import read_hf_config
-from burnish.dialects.mindspeed.reading import Reading
+from burnish.dialects.mindspeed.model_library import read_hf_config
 from burnish.dialects.mindspeed.roles import (
     ACTOR,
     MODEL,
@@ -13,60 +12,59 @@ from burnish.dialects.mindspeed.roles import (
     ROLLOUT,
     prompts_per_step,
     prompts_per_update,
-    reads_reference,
-    trained,
+    trained_roles,
+    uses_reference,
 )
+from burnish.dialects.mindspeed.translator import Translator
 
 _TOKENIZERS = (None, "PretrainedFromHF", "HuggingFaceTokenizer")
 
 
-def read_training(reading: Reading) -> None:
-    for read in (_batches, _data, _lengths, _model, _run, _precision, _dropouts, _micro_batches):
-        read(reading)
+def translate_training(t: Translator) -> None:
+    for translate_keys in (_batches, _data, _lengths, _model, _run, _precision, _dropouts, _micro_batches):
+        translate_keys(t)
 
 
-def _batches(reading: Reading) -> None:
-    gbs, mini, epochs = reading.actor["global_batch_size"], reading.rl["mini_batch_size"], reading.rl["epochs"]
+def _batches(t: Translator) -> None:
+    gbs, mini, epochs = t.actor["global_batch_size"], t.rl["mini_batch_size"], t.rl["epochs"]
     if gbs.value is None:
-        reading.refuse(gbs, "how many prompts make an iteration is not said: write megatron_training.global_batch_size")
+        t.refuse(gbs, "required: write megatron_training.global_batch_size, the number of prompts per iteration")
         return
-    if reading.stage.filters and reading.rl.value("filter_groups_enable"):
-        kept = reading.rl["filter_groups_train_batch_size"]
-        reading.put(gbs, "data.gen_batch_size", why="prompts generated at once; what is trained on is filtered")
-        reading.put(kept, "data.train_batch_size", why="prompts of a step after filtering")
+    if t.stage.filters and t.rl.value("filter_groups_enable"):
+        train_batch_size = t.rl["filter_groups_train_batch_size"]
+        t.set(gbs, "data.gen_batch_size", why="prompts per generation batch, before filtering")
+        t.set(train_batch_size, "data.train_batch_size", why="prompts per step, after filtering")
     else:
-        reading.put(
-            gbs, "data.train_batch_size", why="prompts, not samples; each brings n_samples_per_prompt responses"
-        )
-    prompts, update = prompts_per_step(reading), prompts_per_update(reading)
-    reading.put(mini, f"{ACTOR}.ppo_mini_batch_size", update, f"prompts per update: min({mini.value}, {prompts})")
-    reading.put(epochs, f"{ACTOR}.ppo_epochs")
+        t.set(gbs, "data.train_batch_size", why="counts prompts, not samples; each has n_samples_per_prompt responses")
+    prompts, update = prompts_per_step(t), prompts_per_update(t)
+    t.set(mini, f"{ACTOR}.ppo_mini_batch_size", update, f"prompts per update: min({mini.value}, {prompts})")
+    t.set(epochs, f"{ACTOR}.ppo_epochs")
 
 
-def _data(reading: Reading) -> None:
-    actor = reading.actor
+def _data(t: Translator) -> None:
+    actor = t.actor
     path, keys, split = actor["data_path"], actor["dataset_additional_keys"], actor["split"]
     if path.value is None:
-        reading.refuse(path, "no data: write megatron_training.data_path, the prefix of packed .bin and .idx files")
+        t.refuse(path, "required: write megatron_training.data_path, the prefix of packed .bin and .idx files")
     else:
-        reading.put(path, "data.train_files", [str(path.value)], "prefix of <prefix>_packed_<field>_document.bin/.idx")
-    reading.put(keys, "data.additional_keys")
-    if split.given:
+        t.set(path, "data.train_files", [str(path.value)], "prefix of <prefix>_packed_<field>_document.bin/.idx")
+    t.set(keys, "data.additional_keys")
+    if split.explicit:
         shares = [part.strip() for part in str(split.value).replace("/", ",").split(",")]
         if any(_number(part) != 0 for part in shares[1:]):
-            why = "rows for validation and test would be taken off the data, but no RL stage reads them: write 100,0,0"
-            reading.refuse(split, why)
+            why = "would reserve rows for validation and test, which RL stages do not use: write 100,0,0"
+            t.refuse(split, why)
         else:
-            reading.inert(split, "all rows train; no RL stage of MindSpeed RL validates")
+            t.inert(split, "all rows are used for training; MindSpeed RL never validates in RL stages")
     no_shuffle = actor["no_shuffle"]
-    reading.put(no_shuffle, "data.shuffle", not no_shuffle.value, "its opposite")
-    reading.put(actor["seed"], "trainer.seed", why="one seed for order, sampling and training")
-    reading.put(actor["num_workers"], "data.dataloader_num_workers") if actor["num_workers"].given else None
+    t.set(no_shuffle, "data.shuffle", not no_shuffle.value, "the negation")
+    t.set(actor["seed"], "trainer.seed", why="one seed for data order, sampling and training")
+    t.set(actor["num_workers"], "data.dataloader_num_workers") if actor["num_workers"].explicit else None
     pairs = actor["is_pairwise_dataset"]
     if pairs.value:
-        reading.refuse(pairs, "pairs of answers are DPO's data; an RL stage reads prompts")
+        t.refuse(pairs, "preference pairs are DPO data; RL stages use prompts")
     else:
-        reading.inert(pairs, "an RL stage reads prompts")
+        t.inert(pairs, "RL stages use prompts")
 
 
 def _number(text: str) -> float | None:
@@ -76,143 +74,138 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _lengths(reading: Reading) -> None:
-    prompt, seq = reading.rl["max_prompt_length"], reading.actor["seq_length"]
-    most, room = reading.sampling["max_tokens"], reading.generate["max_model_len"]
-    reading.put(prompt, "data.max_prompt_length")
-    reading.put(prompt, "data.filter_overlong_prompts", True, "longer prompts are dropped, as there")
+def _lengths(t: Translator) -> None:
+    prompt, seq = t.rl["max_prompt_length"], t.actor["seq_length"]
+    max_tokens, max_model_len = t.sampling["max_tokens"], t.generate["max_model_len"]
+    t.set(prompt, "data.max_prompt_length")
+    t.set(prompt, "data.filter_overlong_prompts", True, "longer prompts are dropped, as in MindSpeed RL")
     if seq.value is not None and seq.value < prompt.value:
-        why = f"prompts of {seq.value + 1} to {prompt.value} tokens would be cut on the right, longer ones dropped"
-        reading.refuse(seq, f"{why}: both cannot be said; write rl_config.max_prompt_length: {seq.value}")
+        why = f"MindSpeed RL truncates prompts of {seq.value + 1} to {prompt.value} tokens and drops longer ones"
+        t.refuse(seq, f"{why}; Burnish does one or the other: write rl_config.max_prompt_length: {seq.value}")
     else:
-        reading.inert(seq, f"cuts prompts beyond it; those above max_prompt_length={prompt.value} are dropped before")
-    if reading.rl.value("multi_turn_enable"):
-        _turn_lengths(reading)
+        t.inert(seq, f"truncates prompts; those longer than max_prompt_length={prompt.value} are already dropped")
+    if t.rl.value("multi_turn_enable"):
+        _multi_turn_lengths(t)
     else:
-        reading.put(most, "data.max_response_length")
-    total = prompt.value + most.value
-    if seq.value is not None and room.value < seq.value:
-        reading.refuse(room, f"is below megatron_training.seq_length={seq.value}, as MindSpeed RL says too")
-    elif room.value <= prompt.value:
-        reading.refuse(room, f"leaves no room for a response: write generate_config.max_model_len: {total}")
+        t.set(max_tokens, "data.max_response_length")
+    total = prompt.value + max_tokens.value
+    if seq.value is not None and max_model_len.value < seq.value:
+        t.refuse(max_model_len, f"must be at least megatron_training.seq_length={seq.value}, also in MindSpeed RL")
+    elif max_model_len.value <= prompt.value:
+        t.refuse(max_model_len, f"leaves no tokens for a response: write generate_config.max_model_len: {total}")
     else:
-        ends = f"less than {prompt.value} + {most.value} = {total}: responses to long prompts end early, as there"
-        reading.put(room, f"{ROLLOUT}.max_model_len", why=ends if room.value < total else "")
+        why = f"less than {prompt.value} + {max_tokens.value} = {total}: responses to long prompts are truncated"
+        t.set(max_model_len, f"{ROLLOUT}.max_model_len", why=why if max_model_len.value < total else "")
 
 
-def _turn_lengths(reading: Reading) -> None:
-    """With tools, one budget holds for the whole conversation."""
-    most, total = reading.sampling["max_tokens"], reading.rl["max_total_response_length"]
-    reading.put(total, "data.max_response_length", why="the budget of all turns together")
-    if most.value < total.value:
-        why = f"a limit of one turn below that of all ({total.value}) has no key here"
-        reading.refuse(most, f"{why}; write max_tokens: {total.value}")
+def _multi_turn_lengths(t: Translator) -> None:
+    """Multi-turn runs have one response budget for all turns."""
+    max_tokens, total = t.sampling["max_tokens"], t.rl["max_total_response_length"]
+    t.set(total, "data.max_response_length", why="token budget of all turns")
+    if max_tokens.value < total.value:
+        why = f"a per-turn limit below max_total_response_length={total.value} is not supported"
+        t.refuse(max_tokens, f"{why}; write max_tokens: {total.value}")
     else:
-        reading.inert(most, f"max_total_response_length={total.value} holds for all turns together")
+        t.inert(max_tokens, f"max_total_response_length={total.value} limits all turns together")
 
 
-def _model(reading: Reading) -> None:
-    path, kind = reading.actor["tokenizer_name_or_path"], reading.actor["tokenizer_type"]
-    trust = reading.generate["trust_remote_code"]
+def _model(t: Translator) -> None:
+    path, tokenizer_type = t.actor["tokenizer_name_or_path"], t.actor["tokenizer_type"]
+    trust = t.generate["trust_remote_code"]
     if path.value is None:
-        reading.refuse(path, "no model: write megatron_training.tokenizer_name_or_path, a Hugging Face folder")
+        t.refuse(path, "required: write megatron_training.tokenizer_name_or_path, a Hugging Face model folder")
     else:
-        reading.put(path, f"{MODEL}.path", why="tokenizer, config and weights are read there, as Hugging Face has them")
-    if kind.value in _TOKENIZERS:
-        reading.inert(kind, "the tokenizer is always Hugging Face's")
+        t.set(path, f"{MODEL}.path", why="tokenizer, config and weights in Hugging Face format are loaded from there")
+    if tokenizer_type.value in _TOKENIZERS:
+        t.inert(tokenizer_type, "Burnish always uses Hugging Face tokenizers")
     else:
-        reading.refuse(kind, "only tokenizers of Hugging Face are read: write PretrainedFromHF")
-    reading.put(trust, f"{MODEL}.trust_remote_code")
-    reading.put(trust, "data.trust_remote_code", why="the tokenizer's too")
+        t.refuse(tokenizer_type, "only Hugging Face tokenizers are supported: write PretrainedFromHF")
+    t.set(trust, f"{MODEL}.trust_remote_code")
+    t.set(trust, "data.trust_remote_code", why="applies to the tokenizer too")
 
 
-def _run(reading: Reading) -> None:
-    iterations, interval = reading.actor["train_iters"], reading.actor["save_interval"]
+def _run(t: Translator) -> None:
+    iterations, interval = t.actor["train_iters"], t.actor["save_interval"]
     if iterations.value is None:
-        reading.refuse(iterations, "how long to train is not said: write megatron_training.train_iters")
+        t.refuse(iterations, "required: write megatron_training.train_iters")
     else:
-        reading.put(
-            iterations, "trainer.total_training_steps", why="iterations; the data is repeated as often as needed"
-        )
-    reading.put(interval, "trainer.save_freq", -1 if interval.value is None else interval.value)
-    reading.put(reading.actor["save"], "trainer.default_local_dir") if reading.actor.value("save") else None
+        t.set(iterations, "trainer.total_training_steps", why="iterations; the data is repeated as needed")
+    t.set(interval, "trainer.save_freq", -1 if interval.value is None else interval.value)
+    t.set(t.actor["save"], "trainer.default_local_dir") if t.actor.value("save") else None
 
 
-def _precision(reading: Reading) -> None:
-    bf16, dtype = reading.actor["bf16"], reading.generate["dtype"]
+def _precision(t: Translator) -> None:
+    bf16, dtype = t.actor["bf16"], t.generate["dtype"]
     if not bf16.value:
-        reading.refuse(bf16, "MindSpeed RL trains in bfloat16 only: write bf16: true")
+        t.refuse(bf16, "MindSpeed RL supports bfloat16 only: write bf16: true")
     else:
-        for role in trained(reading):
+        for role in trained_roles(t):
             key = f"{role.fsdp}.mixed_precision.param_dtype"
-            reading.put(
-                role.section["bf16"], key, "bf16", "products in bfloat16, weights and optimizer kept in float32"
-            )
+            t.set(role.section["bf16"], key, "bf16", "computation in bfloat16, master weights and optimizer in float32")
     if dtype.value != "bfloat16":
-        reading.refuse(dtype, "MindSpeed RL's engine computes in bfloat16 only: write dtype: bfloat16")
+        t.refuse(dtype, "MindSpeed RL's engine supports bfloat16 only: write dtype: bfloat16")
     else:
-        reading.put(dtype, f"{ROLLOUT}.dtype")
-    framework = reading.actor["ai_framework"]
+        t.set(dtype, f"{ROLLOUT}.dtype")
+    framework = t.actor["ai_framework"]
     if framework.value is not None:
-        reading.refuse(framework, "PyTorch trains here: leave it out")
+        t.refuse(framework, "only PyTorch is supported: remove this key")
 
 
-def _dropouts(reading: Reading) -> None:
-    """MindSpeed RL drops 0.1 where nothing is said; Hugging Face's decoders can drop in the attention only."""
-    path = reading.actor.value("tokenizer_name_or_path")
-    hf = read_hf_config(path, reading.folder) if path else None
-    for role in trained(reading):
+def _dropouts(t: Translator) -> None:
+    """MindSpeed RL defaults to dropout 0.1; Hugging Face decoders have attention dropout only."""
+    path = t.actor.value("tokenizer_name_or_path")
+    hf = read_hf_config(path, t.folder) if path else None
+    for role in trained_roles(t):
         attention, hidden = role.section["attention_dropout"], role.section["hidden_dropout"]
-        own = (hf or {}).get("attention_dropout") or 0.0
-        unsaid = "" if attention.given else "what MindSpeed RL takes where the key is missing"
-        if float(attention.value) == float(own):
-            reading.inert(attention, "the model's own config says the same")
+        model_default = (hf or {}).get("attention_dropout") or 0.0
+        why = "" if attention.explicit else "default of MindSpeed RL"
+        if float(attention.value) == float(model_default):
+            t.inert(attention, "same as in the model's config.json")
         else:
-            reading.put(attention, f"{role.model}.override_config.attention_dropout", float(attention.value), unsaid)
+            t.set(attention, f"{role.model}.override_config.attention_dropout", float(attention.value), why)
         if hidden.value:
-            unsaid = "" if hidden.given else " (MindSpeed RL's own default, where the key is missing)"
-            why = f"models of Hugging Face have no dropout between layers{unsaid}: write hidden_dropout: 0.0"
-            reading.refuse(hidden, why)
+            default = "" if hidden.explicit else " (0.1 is MindSpeed RL's default)"
+            t.refuse(hidden, f"Hugging Face models have no hidden dropout{default}: write hidden_dropout: 0.0")
         else:
-            reading.inert(hidden, "no dropout between layers, as Hugging Face's models have none")
+            t.inert(hidden, "Hugging Face models have no hidden dropout")
 
 
-def _micro_batches(reading: Reading) -> None:
-    mean = "MindSpeed RL averages the means of micro-batches; here the mean is over all tokens of the mini-batch"
-    for role in trained(reading):
+def _micro_batches(t: Translator) -> None:
+    why = "MindSpeed RL averages micro-batch means; Burnish averages over all tokens of the mini-batch"
+    for role in trained_roles(t):
         micro = role.section["micro_batch_size"]
         if micro.value is not None:
-            reading.put(micro, f"{role.key}.ppo_micro_batch_size_per_gpu", why=mean)
-    rl, actor = reading.rl, reading.actor["micro_batch_size"]
+            t.set(micro, f"{role.key}.ppo_micro_batch_size_per_gpu", why=why)
+    rl, actor = t.rl, t.actor["micro_batch_size"]
     for name, ours in (("actor", ROLLOUT), ("ref", REF)):
-        own = rl[f"{name}_forward_micro_batch_size"]
-        if ours == REF and not reads_reference(reading):
-            reading.inert(own, "no reference is read")
+        forward = rl[f"{name}_forward_micro_batch_size"]
+        if ours == REF and not uses_reference(t):
+            t.inert(forward, "this run has no reference model")
             continue
-        value: Any = own.value if own.value is not None else actor.value
+        value: Any = forward.value if forward.value is not None else actor.value
         if value is not None:
-            why = "" if own.value is not None else "that of the update, where none is given"
-            reading.put(own, f"{ours}.log_prob_micro_batch_size_per_gpu", value, why)
-    _packing(reading)
+            why = "" if forward.value is not None else "defaults to micro_batch_size"
+            t.set(forward, f"{ours}.log_prob_micro_batch_size_per_gpu", value, why)
+    _packing(t)
 
 
-def _packing(reading: Reading) -> None:
-    """Micro-batches by tokens. The budgets matter only then."""
-    rl, dynamic = reading.rl, reading.rl["use_dynamic_bsz"]
-    reading.put(dynamic, f"{ACTOR}.use_dynamic_bsz")
-    reading.put(rl["use_remove_padding"], f"{MODEL}.use_remove_padding") if rl["use_remove_padding"].given else None
-    reading.put(rl["use_dp_batch_balance"], "trainer.balance_batch") if rl["use_dp_batch_balance"].given else None
+def _packing(t: Translator) -> None:
+    """Dynamic micro-batches and their token budgets."""
+    rl, dynamic = t.rl, t.rl["use_dynamic_bsz"]
+    t.set(dynamic, f"{ACTOR}.use_dynamic_bsz")
+    t.set(rl["use_remove_padding"], f"{MODEL}.use_remove_padding") if rl["use_remove_padding"].explicit else None
+    t.set(rl["use_dp_batch_balance"], "trainer.balance_batch") if rl["use_dp_batch_balance"].explicit else None
     budgets = {
         "update_max_packing_token_size": f"{ACTOR}.ppo_max_token_len_per_gpu",
         "actor_max_packing_token_size": f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
         "ref_max_packing_token_size": f"{REF}.log_prob_max_token_len_per_gpu",
     }
     for name, ours in budgets.items():
-        if ours.startswith(REF) and not reads_reference(reading):
-            reading.inert(rl[name], "no reference is read")
+        if ours.startswith(REF) and not uses_reference(t):
+            t.inert(rl[name], "this run has no reference model")
         elif dynamic.value:
-            reading.put(rl[name], ours, why="tokens of one micro-batch")
+            t.set(rl[name], ours, why="tokens per micro-batch")
         else:
-            reading.inert(rl[name], "micro-batches are cut by responses: use_dynamic_bsz is off")
-    if dynamic.value and reading.stage.critic:
-        reading.put(rl["update_max_packing_token_size"], "critic.ppo_max_token_len_per_gpu")
+            t.inert(rl[name], "use_dynamic_bsz is off: micro-batches have a fixed number of responses")
+    if dynamic.value and t.stage.critic:
+        t.set(rl["update_max_packing_token_size"], "critic.ppo_max_token_len_per_gpu")

@@ -1,4 +1,4 @@
-"""load, save, finetune and what a checkpoint holds; the model library against the model's own config.json; LoRA."""
+"""Model library checks, loading and resuming, checkpoint contents, LoRA."""
 
 from __future__ import annotations
 
@@ -6,149 +6,152 @@ from pathlib import Path
 from typing import Any
 
 from burnish.dialects.mindspeed.compose import Composed
-from burnish.dialects.mindspeed.models import SHAPES, disagreements, in_words, other_numbers, read_hf_config
-from burnish.dialects.mindspeed.reading import Reading, Section, Setting
-from burnish.dialects.mindspeed.roles import MODEL, Role, trained
-from burnish.dialects.mindspeed.sections import SHAPE
+from burnish.dialects.mindspeed.model_library import MODELS, mismatches, read_hf_config, replaced_values, summarize
+from burnish.dialects.mindspeed.roles import MODEL, Role, trained_roles
+from burnish.dialects.mindspeed.schema import ARCHITECTURE
+from burnish.dialects.mindspeed.translator import Section, Setting, Translator
 from burnish.errors import nearest
 
-_OURS = "manifest.json"
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+_MANIFEST = "manifest.json"
+_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt")
 
 
-def read_weights(reading: Reading, composed: Composed) -> None:
-    _library(reading, composed)
-    _resume(reading)
-    for role in trained(reading):
-        _load(reading, role)
-        _contents(reading, role)
-    _adapters(reading)
+def translate_weights(t: Translator, composed: Composed) -> None:
+    _library(t, composed)
+    _resume(t)
+    for role in trained_roles(t):
+        _load(t, role)
+        _contents(t, role)
+    _adapters(t)
 
 
-def _library(reading: Reading, composed: Composed) -> None:
-    """defaults, the entries that sections select from them, and the numbers written beside."""
-    path = reading.actor.value("tokenizer_name_or_path")
-    hf = read_hf_config(path, reading.folder) if path else None
-    known = [*composed.library]
+def _library(t: Translator, composed: Composed) -> None:
+    """Check the models in `defaults`, their selection by `model`, and architecture keys against config.json."""
+    path = t.actor.value("tokenizer_name_or_path")
+    hf = read_hf_config(path, t.folder) if path else None
     for name in composed.chosen:
         setting = Setting("defaults.model", name, True)
         if name in composed.missing:
-            meant = nearest(name, SHAPES)
-            hint = f" Did you mean {meant!r}?" if meant else ""
-            reading.refuse(setting, f"no such model in the library, and no model/{name}.yaml beside the config.{hint}")
+            suggestion = nearest(name, MODELS)
+            hint = f" Did you mean {suggestion!r}?" if suggestion else ""
+            t.refuse(setting, f"not in the model library, and no model/{name}.yaml next to the config.{hint}")
             continue
         shape = composed.library[name]
-        where = "" if hf is None else "; config.json agrees"
-        reading.inert(setting, f"{in_words(shape)}: config.json of the model decides{where}")
+        checked = "" if hf is None else ", which matches"
+        t.inert(setting, f"{summarize(shape)}: the architecture comes from the model's config.json{checked}")
     for entry in composed.other_defaults:
-        reading.refuse(Setting("defaults", entry, True), "only models are chosen by defaults: write `- model: NAME`")
-    for role in trained(reading):
+        t.refuse(Setting("defaults", entry, True), "defaults can only select models: write `- model: NAME`")
+    for role in trained_roles(t):
         chosen = role.section["model"]
-        if chosen.value is not None and chosen.value not in known and chosen.value not in composed.chosen:
-            if reading.rl.value("is_multimodal"):
-                reading.pend(chosen, "waits for vision")
+        if chosen.value is not None and chosen.value not in composed.library and chosen.value not in composed.chosen:
+            if t.rl.value("is_multimodal"):
+                t.pending(chosen, "not supported yet (vision)")
             else:
-                reading.refuse(chosen, f"is not among the models of defaults: {', '.join(composed.chosen) or 'none'}")
+                t.refuse(chosen, f"not a model of defaults: {', '.join(composed.chosen) or 'none'}")
         elif chosen.value is not None:
-            reading.inert(chosen, "the entry of the model library to take")
-        _numbers(reading, role.section, hf)
+            t.inert(chosen, "selects the model library entry")
+        _check_architecture(t, role.section, hf)
 
 
-def _numbers(reading: Reading, section: Section, hf: dict[str, Any] | None) -> None:
-    """Numbers of the architecture agree with config.json, where it is here."""
-    found = {key: setting.value for key, setting in section.found.items() if key in SHAPE or key == "noop_layers"}
-    if hf is None or not found:
+def _check_architecture(t: Translator, section: Section, hf: dict[str, Any] | None) -> None:
+    """Compare architecture keys with config.json, if the model is a local folder."""
+    shape = {
+        key: setting.value for key, setting in section.settings.items() if key in ARCHITECTURE or key == "noop_layers"
+    }
+    if hf is None or not shape:
         return
-    told = section["model"] if section["model"].given else Setting(f"{section.name}.model", None, True)
-    wrong = list(disagreements(found, hf))
-    if wrong:
-        reading.refuse(told, f"this is not the shape of the model at tokenizer_name_or_path: {'; '.join(wrong)}")
-    notes = list(other_numbers(found, hf))
-    if notes and not wrong:
-        reading.inert(told, "; ".join(notes))
+    setting = section["model"] if section["model"].explicit else Setting(f"{section.name}.model", None, True)
+    errors = list(mismatches(shape, hf))
+    if errors:
+        t.refuse(setting, f"does not match the model at tokenizer_name_or_path: {'; '.join(errors)}")
+    notes = list(replaced_values(shape, hf))
+    if notes and not errors:
+        t.inert(setting, "; ".join(notes))
 
 
-def _resume(reading: Reading) -> None:
-    """finetune starts anew; else the run goes on from `load`."""
-    finetune, load, save = reading.actor["finetune"], reading.actor["load"], reading.actor["save"]
+def _resume(t: Translator) -> None:
+    """With finetune a run starts from iteration 0, else it resumes from `load`."""
+    finetune, load, save = t.actor["finetune"], t.actor["load"], t.actor["save"]
     if finetune.value:
-        reading.put(finetune, "trainer.resume_mode", "disable", "weights only, from iteration 0")
+        t.set(finetune, "trainer.resume_mode", "disable", "weights only, from iteration 0")
     elif load.value is None:
-        reading.put(finetune, "trainer.resume_mode", "disable", "there is nothing to go on from: load is missing")
-    elif _is_ours(load.value, reading.folder):
-        newest = _is_run_folder(load.value, reading.folder)
-        if newest and load.value != save.value:
-            why = "name one checkpoint of that run, load: .../global_step_N, or let save be the same folder"
-            reading.refuse(load, why)
+        t.set(finetune, "trainer.resume_mode", "disable", "nothing to resume from: load is not set")
+    elif _is_burnish_checkpoint(load.value, t.folder):
+        is_run_folder = _is_run_folder(load.value, t.folder)
+        if is_run_folder and load.value != save.value:
+            why = "name a checkpoint of that run, load: .../global_step_N, or set save to the same folder"
+            t.refuse(load, why)
         else:
-            mode = "auto" if newest else "resume_path"
-            reading.put(finetune, "trainer.resume_mode", mode, "finetune is off: go on from load")
-            if not newest:
-                reading.put(load, "trainer.resume_from_path")
+            mode = "auto" if is_run_folder else "resume_path"
+            t.set(finetune, "trainer.resume_mode", mode, "finetune is off: resume from load")
+            if not is_run_folder:
+                t.set(load, "trainer.resume_from_path")
     elif load.value == save.value:
-        reading.put(finetune, "trainer.resume_mode", "auto", "load is save: go on from the newest checkpoint there")
+        t.set(finetune, "trainer.resume_mode", "auto", "load equals save: resume from the newest checkpoint there")
     else:
-        why = "finetune is off, so the run would go on from this checkpoint; one of Megatron cannot be read"
-        reading.refuse(load, f"{why}. Write finetune: true to start from the weights at tokenizer_name_or_path")
+        why = "finetune is off, so the run would resume from this checkpoint; Megatron checkpoints are not supported"
+        t.refuse(load, f"{why}. Write finetune: true to start from the weights at tokenizer_name_or_path")
 
 
-def _load(reading: Reading, role: Role) -> None:
-    load, path = role.section["load"], reading.actor.value("tokenizer_name_or_path")
-    if load.theirs in reading.read:
+def _load(t: Translator, role: Role) -> None:
+    load, path = role.section["load"], t.actor.value("tokenizer_name_or_path")
+    if load.theirs in t.handled:
         return
-    folder = Path(reading.folder, str(path)).expanduser() if path else None
+    folder = Path(t.folder, str(path)).expanduser() if path else None
     if load.value is None:
-        why = "without it MindSpeed RL starts from random weights; here those at tokenizer_name_or_path are read"
-        reading.inert(Setting(load.theirs, None, True), why)
+        why = "without it MindSpeed RL starts from random weights; Burnish loads those at tokenizer_name_or_path"
+        t.inert(Setting(load.theirs, None, True), why)
     elif folder is not None and _has_no_weights(folder):
-        why = "weights in Megatron's format cannot be read, and tokenizer_name_or_path has none in Hugging Face's"
-        reading.refuse(load, f"{why}: put model.safetensors there")
+        why = "Megatron weights are not supported, and tokenizer_name_or_path has no Hugging Face weights"
+        t.refuse(load, f"{why}: put model.safetensors there")
     else:
-        reading.inert(load, "the same weights in Megatron's format; those at tokenizer_name_or_path are read instead")
+        t.inert(load, "the same weights in Megatron format; Burnish loads those at tokenizer_name_or_path instead")
     for name in ("load_checkpoint_loosely", "pretrained_checkpoint"):
-        reading.inert(role.section[name], "weights are read from tokenizer_name_or_path, and all of them must be there")
+        t.inert(role.section[name], "weights are loaded from tokenizer_name_or_path, and must be complete")
 
 
 def _has_no_weights(folder: Path) -> bool:
-    """Is this a model's folder from which somebody took the weights?"""
-    return (folder / "config.json").is_file() and not any(one for end in _WEIGHTS for one in folder.glob(end))
+    """Whether a local model folder has a config.json but no weight files."""
+    return (folder / "config.json").is_file() and not any(
+        file for pattern in _WEIGHT_FILES for file in folder.glob(pattern)
+    )
 
 
-def _contents(reading: Reading, role: Role) -> None:
-    """Megatron's optimizer state includes the schedule; randomness has no state here."""
+def _contents(t: Translator, role: Role) -> None:
+    """Checkpoint contents. Megatron's optimizer state includes the schedule; Burnish has no random state to save."""
     section, key = role.section, f"{role.key}.checkpoint"
     resumes = not section.value("finetune")
-    for verb, acts in (("save", True), ("load", resumes)):
+    for verb, applies in (("save", True), ("load", resumes)):
         optim, rng = section[f"no_{verb}_optim"], section[f"no_{verb}_rng"]
-        if not acts:
-            reading.inert(optim, "finetune: nothing but weights is loaded")
+        if not applies:
+            t.inert(optim, "finetune loads weights only")
         elif optim.value:
-            reading.put(optim, f"{key}.{verb}_contents", ["model"], "neither the optimizer nor its schedule")
+            t.set(optim, f"{key}.{verb}_contents", ["model"], "without optimizer and schedule")
         else:
-            reading.inert(optim, "the optimizer and its schedule are part of a checkpoint, as there")
-        reading.inert(rng, "random numbers follow from seed and step: there is no state to keep")
-    if role.section["save"].theirs not in reading.read:
-        reading.inert(role.section["save"], "the critic is saved with the policy, in actor_config.save")
+            t.inert(optim, "checkpoints contain optimizer and schedule, as in MindSpeed RL")
+        t.inert(rng, "random numbers derive from seed and step: there is no state to save")
+    if role.section["save"].theirs not in t.handled:
+        t.inert(role.section["save"], "the critic is saved with the policy in actor_config.save")
 
 
-def _is_ours(path: str, folder: str) -> bool:
-    return (Path(folder, str(path)).expanduser() / _OURS).is_file() or _is_run_folder(path, folder)
+def _is_burnish_checkpoint(path: str, folder: str) -> bool:
+    return (Path(folder, str(path)).expanduser() / _MANIFEST).is_file() or _is_run_folder(path, folder)
 
 
 def _is_run_folder(path: str, folder: str) -> bool:
-    return any(Path(folder, str(path)).expanduser().glob(f"global_step_*/{_OURS}"))
+    return any(Path(folder, str(path)).expanduser().glob(f"global_step_*/{_MANIFEST}"))
 
 
-def _adapters(reading: Reading) -> None:
-    """LoRA is on where it has modules to adapt."""
-    targets = reading.actor["lora_target_modules"]
+def _adapters(t: Translator) -> None:
+    """LoRA is on if lora_target_modules is set."""
+    targets = t.actor["lora_target_modules"]
     names = ("lora_r", "lora_alpha", "lora_target_modules")
     if not targets.value:
         for name in (*names, "lora_ckpt_filter"):
-            reading.inert(reading.actor[name], "LoRA is off: lora_target_modules is empty")
-        reading.inert(reading.rl["share_backbone"], "LoRA is off: the reference has weights of its own")
+            t.inert(t.actor[name], "LoRA is off: lora_target_modules is empty")
+        t.inert(t.rl["share_backbone"], "LoRA is off: the reference has separate weights")
         return
     for name, ours in zip(names, ("lora_rank", "lora_alpha", "target_modules"), strict=True):
-        reading.put(reading.actor[name], f"{MODEL}.{ours}")
-    reading.inert(reading.actor["lora_ckpt_filter"], "which weights a checkpoint repeats does not change the run")
-    reading.inert(reading.rl["share_backbone"], "with LoRA the reference is always the policy without its adapters")
+        t.set(t.actor[name], f"{MODEL}.{ours}")
+    t.inert(t.actor["lora_ckpt_filter"], "selects weights in checkpoints; does not change the run")
+    t.inert(t.rl["share_backbone"], "with LoRA the reference is always the policy without adapters")

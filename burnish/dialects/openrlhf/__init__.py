@@ -1,1 +1,1 @@
-"""OpenRLHF's command lines: the flags of v0.9.2, the names before and after it, and what they mean here."""
+"""OpenRLHF: command lines of v0.9.2, earlier and later flag names, and the dotted names since v0.10.2."""

@@ -1,133 +1,146 @@
-"""From rewards to advantages, and the loss they go into."""
+"""Rewards, advantages, policy loss."""
 
 from __future__ import annotations
 
-from burnish.dialects.openrlhf.estimators import ACTOR, ROLLOUT, estimator, has_reward_model, is_remote
-from burnish.dialects.openrlhf.writing import Writing
+from burnish.dialects.openrlhf.estimators import get_estimator
+from burnish.dialects.openrlhf.roles import ACTOR, ROLLOUT, has_custom_reward, has_reward_model
+from burnish.dialects.openrlhf.translator import Translator
 
 BUFFER = "reward_model.overlong_buffer"
-SECONDS = 180.0
+REMOTE_TIMEOUT = 180.0  # seconds
 LOSSES = {"ppo": ("vanilla", "token-mean"), "gspo": ("gspo", "seq-mean-token-mean")}
 
 
-def write(w: Writing) -> None:
-    _source(w)
-    _estimator(w)
-    _discounts(w)
-    _rewards(w)
-    _filtering(w)
-    _clipping(w)
-    entropy = w.get("entropy_loss_coef")
+def translate(t: Translator) -> None:
+    _reward_source(t)
+    _estimator(t)
+    _discounts(t)
+    _rewards(t)
+    _filtering(t)
+    _clipping(t)
+    entropy = t.get("entropy_loss_coef")
     if entropy is None:
-        w.told.add("entropy_loss_coef")
+        t.handled.add("entropy_loss_coef")
     else:
-        w.put("entropy_loss_coef", f"{ACTOR}.entropy_coeff", why="" if entropy else "0 reports the entropy only")
-    loss, aggregation = LOSSES[w.get("policy_loss_type")]
-    w.put("policy_loss_type", f"{ACTOR}.policy_loss.loss_mode", loss)
-    w.put("policy_loss_type", f"{ACTOR}.loss_agg_mode", aggregation, "one mean per sequence")
+        t.set("entropy_loss_coef", f"{ACTOR}.entropy_coeff", why="" if entropy else "0 only reports the entropy")
+    loss, aggregation = LOSSES[t.get("policy_loss_type")]
+    t.set("policy_loss_type", f"{ACTOR}.policy_loss.loss_mode", loss)
+    t.set("policy_loss_type", f"{ACTOR}.loss_agg_mode", aggregation, "mean over sequences of token means")
 
 
-def _source(w: Writing) -> None:
-    url, agent = w.get("remote_rm_url"), w.get("agent_func_path")
+def _reward_source(t: Translator) -> None:
+    url, agent = t.get("remote_rm_url"), t.get("agent_func_path")
     if agent:
-        w.put("agent_func_path", f"{ROLLOUT}.agent.agent_func_path")
-        w.inert("remote_rm_url", f"{w.name('agent_func_path')} brings the rewards")
+        t.set("agent_func_path", f"{ROLLOUT}.agent.agent_func_path")
+        t.inert("remote_rm_url", f"{t.spelling('agent_func_path')} returns the rewards")
     elif url:
         urls = [part.strip() for part in url.split(",") if part.strip()]
-        what = "reward_func of this file" if url.endswith(".py") else "servers take turns" if len(urls) > 1 else ""
-        w.put("remote_rm_url", "reward.remote_url", urls, what)
-        w.itself("reward.on_error", "stop", "a reward that fails ends the run")
-        w.itself("reward.timeout", SECONDS, "a server's limit there; a function has none")
-    elif not has_reward_model(w) and w.given("pretrain"):
-        names = " or ".join(map(w.name, ("reward_pretrain", "remote_rm_url", "agent_func_path")))
-        w.refuse("remote_rm_url", f"nothing scores the responses: give {names}")
+        why = (
+            "calls reward_func of this file"
+            if url.endswith(".py")
+            else "requests alternate between servers"
+            if len(urls) > 1
+            else ""
+        )
+        t.set("remote_rm_url", "reward.remote_url", urls, why)
+        t.set_implicit("reward.on_error", "stop", "OpenRLHF stops when a reward fails")
+        t.set_implicit("reward.timeout", REMOTE_TIMEOUT, "OpenRLHF's timeout for reward servers")
+    elif not has_reward_model(t) and t.has("pretrain"):
+        names = " or ".join(map(t.spelling, ("reward_pretrain", "remote_rm_url", "agent_func_path")))
+        t.refuse("remote_rm_url", f"no reward source: set {names}")
 
 
-def _estimator(w: Writing) -> None:
-    chosen, n = estimator(w), w.get("n_samples_per_prompt")
-    w.put("advantage_estimator", "algorithm.adv_estimator", chosen.ours)
-    for key, value in chosen.settings.items():
-        w.put("advantage_estimator", key, value)
-    if chosen.grouped and n < 2:
-        asked = f"{w.name('advantage_estimator')} {w.get('advantage_estimator')}"
-        w.refuse("n_samples_per_prompt", f"{asked} compares the samples of a prompt: it must be at least 2")
-    plain = w.get("no_advantage_std_norm")
-    if chosen.whitened:
-        why = "the mean is taken off, nothing divided" if plain else "advantages are scaled by the variance over N"
-        w.put("no_advantage_std_norm", "algorithm.whitening", "mean" if plain else "biased", why)
+def _estimator(t: Translator) -> None:
+    estimator, n = get_estimator(t), t.get("n_samples_per_prompt")
+    t.set("advantage_estimator", "algorithm.adv_estimator", estimator.ours)
+    for key, value in estimator.settings.items():
+        t.set("advantage_estimator", key, value)
+    if estimator.grouped and n < 2:
+        name = f"{t.spelling('advantage_estimator')} {t.get('advantage_estimator')}"
+        t.refuse("n_samples_per_prompt", f"{name} compares the samples of a prompt: must be at least 2")
+    mean_only = t.get("no_advantage_std_norm")
+    if estimator.whitened:
+        why = (
+            "subtracts the mean without dividing by std"
+            if mean_only
+            else "the std is the biased estimate (divided by N)"
+        )
+        t.set("no_advantage_std_norm", "algorithm.whitening", "mean" if mean_only else "biased", why)
     else:
-        w.inert("no_advantage_std_norm", "this estimator is not scaled over the batch")
-    if chosen.critic:
-        w.itself("algorithm.gae_observations", "walk", "GAE walks through tokens that the model did not write")
+        t.inert("no_advantage_std_norm", "this estimator does not normalize over the batch")
+    if estimator.critic:
+        t.set_implicit("algorithm.gae_observations", "walk", "OpenRLHF's GAE includes observation tokens")
 
 
-def _discounts(w: Writing) -> None:
-    chosen = estimator(w)
-    asked = f"{w.name('advantage_estimator')} {w.get('advantage_estimator')}"
-    if chosen.discounts:
-        w.put("gamma", "algorithm.gamma")
+def _discounts(t: Translator) -> None:
+    estimator = get_estimator(t)
+    name = f"{t.spelling('advantage_estimator')} {t.get('advantage_estimator')}"
+    if estimator.discounts:
+        t.set("gamma", "algorithm.gamma")
     else:
-        w.inert("gamma", f"theirs sets it to 1 for {asked}")
-    if chosen.critic:
-        w.put("lambd", "algorithm.lam")
+        t.inert("gamma", f"OpenRLHF sets it to 1 for {name}")
+    if estimator.critic:
+        t.set("lambd", "algorithm.lam")
     else:
-        w.inert("lambd", f"{asked} does not read it")
+        t.inert("lambd", f"{name} does not use it")
 
 
-def _rewards(w: Writing) -> None:
-    low, high = w.get("reward_clip_range")
+def _rewards(t: Translator) -> None:
+    low, high = t.get("reward_clip_range")
     if low < high:
-        w.put("reward_clip_range", "algorithm.reward_clip_range", why="after samples of a prompt were compared")
+        t.set("reward_clip_range", "algorithm.reward_clip_range", why="applied after the group baseline")
     else:
-        w.refuse("reward_clip_range", "needs the smaller number first")
-    w.itself("algorithm.kl_order", "after", "samples of a prompt are compared before the KL is taken off")
-    if has_reward_model(w):
-        w.put("normalize_reward", "reward_model.normalize")
+        t.refuse("reward_clip_range", "must be LOW HIGH with LOW < HIGH")
+    t.set_implicit("algorithm.kl_order", "after", "OpenRLHF computes the group baseline before subtracting the KL")
+    if has_reward_model(t):
+        t.set("normalize_reward", "reward_model.normalize")
     else:
-        w.inert("normalize_reward", "only a reward model's score is normalised")
-    buffer, limit = w.get("overlong_buffer_len"), w.get("generate_max_len")
+        t.inert("normalize_reward", "only scores of a reward model are normalized")
+    buffer, limit = t.get("overlong_buffer_len"), t.get("generate_max_len")
     if buffer is None:
-        w.inert("overlong_penalty_factor", f"there is no penalty without {w.name('overlong_buffer_len')}")
+        t.inert("overlong_penalty_factor", f"no penalty without {t.spelling('overlong_buffer_len')}")
     elif buffer != int(buffer) or buffer < 1:
-        w.refuse("overlong_buffer_len", "must be a whole number of tokens")
-    elif not w.command.is_dotted and buffer > limit:
-        w.refuse("overlong_buffer_len", f"is longer than a response ({w.name('generate_max_len')} {limit})")
+        t.refuse("overlong_buffer_len", "must be a positive integer")
+    elif not t.command.is_dotted and buffer > limit:
+        t.refuse(
+            "overlong_buffer_len", f"must not exceed the response length ({t.spelling('generate_max_len')} {limit})"
+        )
     else:
-        w.put("overlong_buffer_len", f"{BUFFER}.enable", True)
-        w.put("overlong_buffer_len", f"{BUFFER}.len", int(buffer))
-        w.put("overlong_penalty_factor", f"{BUFFER}.penalty_factor")
-    if w.get("stop_properly_penalty_coef") is not None:
-        w.put("stop_properly_penalty_coef", "reward.stop_properly_penalty")
+        t.set("overlong_buffer_len", f"{BUFFER}.enable", True)
+        t.set("overlong_buffer_len", f"{BUFFER}.len", int(buffer))
+        t.set("overlong_penalty_factor", f"{BUFFER}.penalty_factor")
+    if t.get("stop_properly_penalty_coef") is not None:
+        t.set("stop_properly_penalty_coef", "reward.stop_properly_penalty")
 
 
-def _filtering(w: Writing) -> None:
-    low, high = w.get("dynamic_filtering_reward_range")
-    if not w.get("dynamic_filtering"):
-        return w.inert("dynamic_filtering_reward_range", f"nothing is filtered without {w.name('dynamic_filtering')}")
-    if w.given("pretrain") and not is_remote(w):
-        names = f"{w.name('remote_rm_url')} or {w.name('agent_func_path')}"
-        w.refuse("dynamic_filtering", f"needs scores of {names}")
-    if w.get("n_samples_per_prompt") < 2:
-        w.refuse("n_samples_per_prompt", f"{w.name('dynamic_filtering')} needs at least 2")
+def _filtering(t: Translator) -> None:
+    low, high = t.get("dynamic_filtering_reward_range")
+    if not t.get("dynamic_filtering"):
+        return t.inert("dynamic_filtering_reward_range", f"filtering is off without {t.spelling('dynamic_filtering')}")
+    if t.has("pretrain") and not has_custom_reward(t):
+        sources = f"{t.spelling('remote_rm_url')} or {t.spelling('agent_func_path')}"
+        t.refuse("dynamic_filtering", f"requires scores from {sources}")
+    if t.get("n_samples_per_prompt") < 2:
+        t.refuse("n_samples_per_prompt", f"{t.spelling('dynamic_filtering')} requires at least 2")
     if not low < high:
-        return w.refuse("dynamic_filtering_reward_range", "needs the smaller number first")
-    w.put("dynamic_filtering", "algorithm.filter_groups.enable")
-    if is_remote(w):
-        w.put("dynamic_filtering", "algorithm.filter_groups.metric", "scores", "the scores that the reward returns")
-    why = "a prompt stays if the mean of its scores lies strictly between"
-    w.put("dynamic_filtering_reward_range", "algorithm.filter_groups.reward_range", why=why)
+        return t.refuse("dynamic_filtering_reward_range", "must be LOW HIGH with LOW < HIGH")
+    t.set("dynamic_filtering", "algorithm.filter_groups.enable")
+    if has_custom_reward(t):
+        t.set("dynamic_filtering", "algorithm.filter_groups.metric", "scores", "`scores` of the reward's result")
+    why = "keeps a prompt if the mean of its scores is strictly in between"
+    t.set("dynamic_filtering_reward_range", "algorithm.filter_groups.reward_range", why=why)
     return None
 
 
-def _clipping(w: Writing) -> None:
-    both, dual = w.get("eps_clip_low_high"), w.get("dual_clip")
+def _clipping(t: Translator) -> None:
+    both, dual = t.get("eps_clip_low_high"), t.get("dual_clip")
     if both is None:
-        w.put("eps_clip", f"{ACTOR}.clip_ratio")
+        t.set("eps_clip", f"{ACTOR}.clip_ratio")
     else:
-        w.inert("eps_clip", f"{w.name('eps_clip_low_high')} says it")
-        w.put("eps_clip_low_high", f"{ACTOR}.clip_ratio_low", both[0], f"ratios from 1 - {both[0]:g}")
-        w.put("eps_clip_low_high", f"{ACTOR}.clip_ratio_high", both[1], f"to 1 + {both[1]:g}")
+        t.inert("eps_clip", f"{t.spelling('eps_clip_low_high')} replaces it")
+        t.set("eps_clip_low_high", f"{ACTOR}.clip_ratio_low", both[0], f"clips the ratio at 1 - {both[0]:g}")
+        t.set("eps_clip_low_high", f"{ACTOR}.clip_ratio_high", both[1], f"clips the ratio at 1 + {both[1]:g}")
     if dual is not None and dual <= 1:
-        w.refuse("dual_clip", "must be above 1")
+        t.refuse("dual_clip", "must be greater than 1")
     else:
-        w.put("dual_clip", f"{ACTOR}.clip_ratio_c", why="no dual clip" if dual is None else "")
+        t.set("dual_clip", f"{ACTOR}.clip_ratio_c", why="no dual clipping" if dual is None else "")

@@ -1,9 +1,9 @@
-"""Sharding, memory, precision and adapters."""
+"""Sharding, offloading, precision, attention kernels, LoRA."""
 
 from __future__ import annotations
 
 from burnish.config.names import ATTENTIONS
-from burnish.dialects.openrlhf.estimators import (
+from burnish.dialects.openrlhf.roles import (
     ACTOR,
     MODEL,
     REF,
@@ -15,142 +15,141 @@ from burnish.dialects.openrlhf.estimators import (
     trained_models,
     trained_sections,
 )
-from burnish.dialects.openrlhf.writing import Writing
+from burnish.dialects.openrlhf.translator import Translator
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-# Kernels of the hub that are versions of what there is.
+# Kernels from the Hugging Face hub that are builds of supported ones.
 HUB_KERNELS = {
     "kernels-community/flash-attn": "flash_attention_2",
     "kernels-community/flash-attn2": "flash_attention_2",
     "kernels-community/flash-attn3": "flash_attention_3",
     "kernels-community/vllm-flash-attn3": "flash_attention_3",
 }
-# What changes speed or memory in DeepSpeed alone.
+# Flags that only affect speed or memory of DeepSpeed.
 INERT = {
-    "overlap_comm": "FSDP always overlaps communication with computing",
-    "ring_head_stride": "where keys and values travel in a ring, those of all heads travel at once: speed only",
-    "deepcompile": "DeepSpeed's compiler: it changed speed only",
-    "torch_compile": "DeepSpeed's compiler: it changed speed only",
-    "disable_trace_cache": "DeepSpeed's own cache",
-    "actor_init_on_gpu": "nothing reads it in v0.9.2 either",
-    "perf": "nothing reads it in v0.9.2 either",
-    "local_rank": "the launcher says which rank this is",
-    "gradient_checkpointing_use_reentrant": "a way of recomputing with the same numbers",
-    "grad_accum_dtype": "gradients are summed in the dtype of the kept weights, float32",
-    "full_determinism": "every random number is addressed: runs can always be repeated",
-    "experts_implementation": "a way of computing experts with the same numbers",
+    "overlap_comm": "FSDP always overlaps communication and computation",
+    "ring_head_stride": "Burnish's ring attention sends all heads at once; affects speed only",
+    "deepcompile": "compilation in DeepSpeed; affects speed only",
+    "torch_compile": "compilation in DeepSpeed; affects speed only",
+    "disable_trace_cache": "a cache of DeepSpeed",
+    "actor_init_on_gpu": "unused in OpenRLHF v0.9.2 too",
+    "perf": "unused in OpenRLHF v0.9.2 too",
+    "local_rank": "set by the launcher",
+    "gradient_checkpointing_use_reentrant": "another implementation of checkpointing with the same results",
+    "grad_accum_dtype": "gradients are accumulated in float32, the dtype of the master weights",
+    "full_determinism": "random numbers are counter-based: runs are always reproducible",
+    "experts_implementation": "another implementation of expert layers with the same results",
 }
-# How ranks share a sequence; the number of heads decides, once the model is known.
-SHARED = "ranks that share one sequence: by Ulysses where they divide the heads, else by ring attention"
+# The choice depends on the number of heads, which is known when the model is loaded.
+SEQUENCE_PARALLEL = "sequence parallelism: Ulysses if the size divides the number of heads, else ring attention"
 
 
-def write(w: Writing) -> None:
+def translate(t: Translator) -> None:
     for name, why in INERT.items():
-        w.inert(name, why)
-    _sharding(w)
-    _offloading(w)
-    _precision(w)
-    attention(w, trained_models(w))
-    adapters(w, trained_models(w))
-    w.put("gradient_checkpointing", [f"{model}.enable_gradient_checkpointing" for model in trained_models(w)])
-    w.put("use_liger_kernel", f"{MODEL}.use_liger")
-    w.put("packing_samples", f"{MODEL}.use_remove_padding", True)
+        t.inert(name, why)
+    _sharding(t)
+    _offloading(t)
+    _precision(t)
+    attention(t, trained_models(t))
+    adapters(t, trained_models(t))
+    t.set("gradient_checkpointing", [f"{model}.enable_gradient_checkpointing" for model in trained_models(t)])
+    t.set("use_liger_kernel", f"{MODEL}.use_liger")
+    t.set("packing_samples", f"{MODEL}.use_remove_padding", True)
 
 
-def _sharding(w: Writing) -> None:
-    stage = w.get("zero_stage")
-    zero_stage(w, trained_sections(w))
+def _sharding(t: Translator) -> None:
+    stage = t.get("zero_stage")
+    zero_stage(t, trained_sections(t))
     if stage != 3:
-        why = f"models that are only read are whole on every rank, unless {w.name('zero_stage')} is 3"
-        w.put("zero_stage", [f"{section}.fsdp_size" for section in frozen_sections(w)], 1, why)
-    sequence, tensor = w.get("ring_attn_size"), w.get("ds_tensor_parallel_size")
+        why = f"frozen models are replicated on every rank unless {t.spelling('zero_stage')} is 3"
+        t.set("zero_stage", [f"{section}.fsdp_size" for section in frozen_sections(t)], 1, why)
+    sequence, tensor = t.get("ring_attn_size"), t.get("ds_tensor_parallel_size")
     keys = [f"{ACTOR}.ulysses_sequence_parallel_size"]
-    keys += ["critic.ulysses_sequence_parallel_size"] if has_critic(w) else []
-    keys += ["reward_model.ulysses_sequence_parallel_size"] if has_reward_model(w) else []
-    w.put("ring_attn_size", keys, why=SHARED if sequence > 1 else "")
+    keys += ["critic.ulysses_sequence_parallel_size"] if has_critic(t) else []
+    keys += ["reward_model.ulysses_sequence_parallel_size"] if has_reward_model(t) else []
+    t.set("ring_attn_size", keys, why=SEQUENCE_PARALLEL if sequence > 1 else "")
     if tensor == 1:
-        w.inert("ds_tensor_parallel_size", "1 is off")
+        t.inert("ds_tensor_parallel_size", "1 is off")
     else:
-        why = "ranks that share one layer: strategy=megatron has that"
-        w.put("ds_tensor_parallel_size", f"{ACTOR}.strategy", "megatron", why)
-        w.put("ds_tensor_parallel_size", f"{ACTOR}.megatron.tensor_model_parallel_size", why=why)
+        why = "tensor parallelism requires strategy=megatron"
+        t.set("ds_tensor_parallel_size", f"{ACTOR}.strategy", "megatron", why)
+        t.set("ds_tensor_parallel_size", f"{ACTOR}.megatron.tensor_model_parallel_size", why=why)
 
 
-def zero_stage(w: Writing, sections: tuple[str, ...]) -> None:
-    """ZeRO's stages as FSDP's sharding; zpg is the size of ZeRO++'s second partition."""
-    stage, inner = w.get("zero_stage"), w.get("zpg")
+def zero_stage(t: Translator, sections: tuple[str, ...]) -> None:
+    """Translate ZeRO stages to FSDP sharding; zpg is the size of ZeRO++'s secondary partition."""
+    stage, partition = t.get("zero_stage"), t.get("zpg")
     keys = [f"{section}.reshard_after_forward" for section in sections]
     if stage not in (0, 1, 2, 3):
-        w.refuse("zero_stage", "must be 0, 1, 2 or 3")
-    elif stage == 3 and inner > 1:
-        w.put("zpg", keys, inner, f"weights gathered again from {inner} ranks")
-        w.elsewhere("zero_stage", f"weights, gradients and optimizer are sharded; see {w.name('zpg')}")
+        t.refuse("zero_stage", "must be 0, 1, 2 or 3")
+    elif stage == 3 and partition > 1:
+        t.set("zpg", keys, partition, f"weights are resharded over {partition} ranks after the forward pass")
+        t.converted("zero_stage", f"weights, gradients and optimizer are sharded; see {t.spelling('zpg')}")
     elif stage == 3:
-        w.put("zero_stage", keys, True, "weights, gradients and optimizer are sharded")
-        w.inert("zpg", "1 is off")
+        t.set("zero_stage", keys, True, "weights, gradients and optimizer are sharded")
+        t.inert("zpg", "1 is off")
     elif stage == 0:
-        w.put("zero_stage", [f"{section}.fsdp_size" for section in sections], 1, "nothing is sharded")
+        t.set("zero_stage", [f"{section}.fsdp_size" for section in sections], 1, "nothing is sharded")
     else:
-        more = "as with stage 2 the gradients are sharded too; " if stage == 1 else ""
-        w.put("zero_stage", keys, False, f"{more}gathered weights stay after the forward pass")
+        note = "gradients are sharded too, as in stage 2; " if stage == 1 else ""
+        t.set("zero_stage", keys, False, f"{note}weights are not resharded after the forward pass")
     if stage != 3:
-        w.inert("zpg", f"only {w.name('zero_stage')} 3 shards weights")
+        t.inert("zpg", f"only {t.spelling('zero_stage')} 3 shards weights")
 
 
-def _offloading(w: Writing) -> None:
-    trained = trained_sections(w)
-    why = "the optimizer's state is kept in CPU memory and updated there" if w.get("adam_offload") else ""
-    w.put("adam_offload", [f"{section}.offload_policy" for section in trained], why=why)
-    if w.get("deepspeed_enable_sleep") and w.get("adam_offload"):
-        w.inert("deepspeed_enable_sleep", f"{w.name('adam_offload')} keeps the optimizer in CPU memory anyway")
+def _offloading(t: Translator) -> None:
+    trained = trained_sections(t)
+    why = "optimizer state is kept and updated in CPU memory" if t.get("adam_offload") else ""
+    t.set("adam_offload", [f"{section}.offload_policy" for section in trained], why=why)
+    if t.get("deepspeed_enable_sleep") and t.get("adam_offload"):
+        t.inert("deepspeed_enable_sleep", f"{t.spelling('adam_offload')} already keeps the optimizer in CPU memory")
     else:
-        w.put("deepspeed_enable_sleep", [f"{section}.optimizer_offload" for section in trained])
-    sections = {"ref_offload": (f"{REF}.fsdp_config",) if has_reference(w) else ()}
-    sections["reward_offload"] = ("reward_model.model.fsdp_config",) if has_reward_model(w) else ()
-    sections["ref_reward_offload"] = sections["ref_offload"] + sections["reward_offload"]
-    for name, there in sections.items():
-        w.put(name, [f"{section}.param_offload" for section in there])
-        if not there:
-            w.inert(name, "there is no such model in this run")
+        t.set("deepspeed_enable_sleep", [f"{section}.optimizer_offload" for section in trained])
+    ref = [f"{REF}.fsdp_config"] if has_reference(t) else []
+    reward = ["reward_model.model.fsdp_config"] if has_reward_model(t) else []
+    for name, targets in (("ref_offload", ref), ("reward_offload", reward), ("ref_reward_offload", ref + reward)):
+        t.set(name, [f"{section}.param_offload" for section in targets])
+        if not targets:
+            t.inert(name, "this run has no such model")
 
 
-def _precision(w: Writing) -> None:
-    asked = w.get("param_dtype")
-    sections = (*trained_sections(w), *frozen_sections(w))
-    why = "products are computed in it; the kept weights are float32, as under ZeRO"
-    w.put("param_dtype", [f"{section}.mixed_precision.param_dtype" for section in sections], asked, why)
-    w.put("param_dtype", f"{ROLLOUT}.dtype", DTYPES[asked], "the engine's weights")
+def _precision(t: Translator) -> None:
+    dtype = t.get("param_dtype")
+    sections = (*trained_sections(t), *frozen_sections(t))
+    why = "compute dtype; master weights are float32, as with ZeRO"
+    t.set("param_dtype", [f"{section}.mixed_precision.param_dtype" for section in sections], dtype, why)
+    t.set("param_dtype", f"{ROLLOUT}.dtype", DTYPES[dtype], "dtype of the engine's weights")
 
 
-def attention(w: Writing, models: tuple[str, ...]) -> None:
-    """A kernel: the numbers are the same, so their default is not forced on machines that lack it."""
-    asked, keys = w.get("attn_implementation"), [f"{model}.attn_implementation" for model in models]
-    ours = HUB_KERNELS.get(asked, asked)
-    if not w.given("attn_implementation"):
-        w.told.add("attn_implementation")
+def attention(t: Translator, models: tuple[str, ...]) -> None:
+    """The attention kernel. OpenRLHF's default is not written out, because not every machine has it."""
+    kernel, keys = t.get("attn_implementation"), [f"{model}.attn_implementation" for model in models]
+    ours = HUB_KERNELS.get(kernel, kernel)
+    if not t.has("attn_implementation"):
+        t.handled.add("attn_implementation")
     elif ours not in ATTENTIONS:
-        w.refuse("attn_implementation", f"there are {', '.join(ATTENTIONS)}")
-    elif w.get("packing_samples") and not ours.startswith("flash_attention"):
-        why = f"theirs changes it for {w.name('packing_samples')}"
-        w.put("attn_implementation", keys, "flash_attention_2", why)
+        t.refuse("attn_implementation", f"must be one of {', '.join(ATTENTIONS)}")
+    elif t.get("packing_samples") and not ours.startswith("flash_attention"):
+        why = f"OpenRLHF replaces it with {t.spelling('packing_samples')}"
+        t.set("attn_implementation", keys, "flash_attention_2", why)
     else:
-        w.put("attn_implementation", keys, ours)
+        t.set("attn_implementation", keys, ours)
 
 
-def adapters(w: Writing, models: tuple[str, ...]) -> None:
-    """LoRA, and 4-bit weights under it."""
-    rank = w.get("lora_rank")
-    w.put("lora_rank", [f"{model}.lora_rank" for model in models])
+def adapters(t: Translator, models: tuple[str, ...]) -> None:
+    """LoRA and 4-bit base weights."""
+    rank = t.get("lora_rank")
+    t.set("lora_rank", [f"{model}.lora_rank" for model in models])
     if rank == 0:
         for name in ("lora_alpha", "lora_dropout", "target_modules"):
-            w.inert(name, f"{w.name('lora_rank')} is 0: no adapter")
+            t.inert(name, f"{t.spelling('lora_rank')} is 0: LoRA is off")
     else:
-        w.put("lora_alpha", [f"{model}.lora_alpha" for model in models], float(w.get("lora_alpha")))
-        w.put("lora_dropout", [f"{model}.lora_dropout" for model in models])
-        modules = w.get("target_modules")
-        one = modules[0] if isinstance(modules, list) and len(modules) == 1 else modules
-        w.put("target_modules", [f"{model}.target_modules" for model in models], one)
-    if w.get("load_in_4bit") and rank == 0:
-        w.refuse("load_in_4bit", f"4-bit weights cannot be trained: add {w.name('lora_rank')} 16")
+        t.set("lora_alpha", [f"{model}.lora_alpha" for model in models], float(t.get("lora_alpha")))
+        t.set("lora_dropout", [f"{model}.lora_dropout" for model in models])
+        modules = t.get("target_modules")
+        targets = modules[0] if isinstance(modules, list) and len(modules) == 1 else modules
+        t.set("target_modules", [f"{model}.target_modules" for model in models], targets)
+    if t.get("load_in_4bit") and rank == 0:
+        t.refuse("load_in_4bit", f"4-bit weights cannot be trained: add {t.spelling('lora_rank')} 16")
     else:
-        w.put("load_in_4bit", [f"{model}.load_in_4bit" for model in models])
+        t.set("load_in_4bit", [f"{model}.load_in_4bit" for model in models])

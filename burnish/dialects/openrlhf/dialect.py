@@ -1,4 +1,4 @@
-"""OpenRLHF: `python -m openrlhf.cli.train_ppo_ray --pretrain ...`, also behind ray job submit or deepspeed."""
+"""OpenRLHF: `python -m openrlhf.cli.train_ppo_ray --pretrain ...`, also started by ray job submit or deepspeed."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from burnish.errors import UserError
 
 PACKAGE = "openrlhf.cli."
 PROGRAMS = {"train_ppo_ray": ppo.translate, "train_ppo": ppo.translate, "train_sft": sft.translate}
-_PREFERENCES = "preference training is not part of Burnish"
-_REWARD_MODELS = "training reward models is not part of Burnish"
-ELSEWHERE = {
+_PREFERENCES = "preference training is not supported"
+_REWARD_MODELS = "training reward models is not supported"
+UNSUPPORTED_PROGRAMS = {
     "train_dpo": _PREFERENCES,
     "train_kto": _PREFERENCES,
     "train_rm": _REWARD_MODELS,
     "train_prm": _REWARD_MODELS,
-    "train_kd": "distillation is not part of Burnish",
-    "batch_inference": "its flags are not read: `burnish generate` answers a file of prompts, from keys of its own",
-    "serve_rm": "a reward server is started by OpenRLHF: give its address as --remote_rm_url",
-    "interactive_chat": "a chat is not part of Burnish",
-    "lora_combiner": "its flags are not read: `burnish export` merges adapters",
+    "train_kd": "distillation is not supported",
+    "batch_inference": "its flags are not translated; use `burnish generate` with Burnish keys",
+    "serve_rm": "start the reward server with OpenRLHF, and pass its address as --remote_rm_url",
+    "interactive_chat": "interactive chat is not supported",
+    "lora_combiner": "its flags are not translated; use `burnish export` to merge adapters",
 }
 
 
 class OpenRLHF:
-    """The Dialect of OpenRLHF. It has no config files."""
+    """Dialect of OpenRLHF, which has no config files."""
 
     def knows_command(self, invocation: Invocation) -> bool:
         return program_of(invocation.entry) is not None
@@ -36,19 +36,21 @@ class OpenRLHF:
     def knows_config(self, config: dict[str, Any]) -> bool:
         return False
 
-    def read_command(self, invocation: Invocation, folder: str = ".") -> Translation:
+    def translate_command(self, invocation: Invocation, folder: str = ".") -> Translation:
         program = program_of(invocation.entry)
         if program not in PROGRAMS:
-            problem = ELSEWHERE.get(program or "", "no such program of OpenRLHF is known here")
+            problem = UNSUPPORTED_PROGRAMS.get(program or "", "unknown OpenRLHF program")
             raise UserError(problem, key=invocation.entry, allowed=[f"{PACKAGE}{name}" for name in PROGRAMS])
         return PROGRAMS[program](invocation)
 
-    def read_config(self, config: dict[str, Any], folder: str = ".", overrides: tuple[str, ...] = ()) -> Translation:
-        raise UserError("OpenRLHF reads no config files: give its command line")
+    def translate_config(
+        self, config: dict[str, Any], folder: str = ".", overrides: tuple[str, ...] = ()
+    ) -> Translation:
+        raise UserError("OpenRLHF has no config files; pass its command line")
 
 
 def program_of(entry: str) -> str | None:
-    """openrlhf.cli.train_ppo_ray, or the file of that name in OpenRLHF's source."""
+    """The program name of openrlhf.cli.train_ppo_ray, or of its file in OpenRLHF's source tree."""
     if entry.startswith(PACKAGE):
         return entry.removeprefix(PACKAGE)
     folders, file = os.path.split(entry.replace("\\", "/"))

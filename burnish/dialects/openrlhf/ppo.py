@@ -1,4 +1,4 @@
-"""train_ppo_ray and train_ppo: reinforcement."""
+"""train_ppo_ray and train_ppo: RL training."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from burnish.dialects.openrlhf import (
     deepspeed,
     generation,
     kl,
-    logging,
+    loggers,
     model_data,
-    optimisation,
+    optimization,
     placement,
 )
-from burnish.dialects.openrlhf.command import Typed, Vocabulary, read
-from burnish.dialects.openrlhf.flags import PPO
-from burnish.dialects.openrlhf.renames import ALL, DOTTED, DOTTED_DEFAULTS, EARLIER, LATER, SAME_AS
-from burnish.dialects.openrlhf.writing import Writing
+from burnish.dialects.openrlhf.flags import ALL, DOTTED, DOTTED_DEFAULTS, EARLIER, FLAG_ALIASES, LATER, PPO
+from burnish.dialects.openrlhf.parser import FlagSet, FlagValue, parse
+from burnish.dialects.openrlhf.translator import Translator
 from burnish.dialects.report import Translation
 
-# Later flat names: those that were ever flat.
+# Later flags that had a flat name before v0.10.2.
 LATER_FLAT = ("vllm_is_correction_type", "max_new_tokens", "partial_rollout", "rollout_tasks_per_gpu")
-VOCABULARY = Vocabulary(
+FLAG_SET = FlagSet(
     flags=ALL,
     names=(
         {name: name for name in PPO},
@@ -33,32 +32,34 @@ VOCABULARY = Vocabulary(
         {name: name for name in EARLIER},
     ),
     dotted_defaults=DOTTED_DEFAULTS,
-    same_as=SAME_AS,
+    aliases=FLAG_ALIASES,
 )
-SUBJECTS = (
+TOPICS = (
     model_data,
     placement,
     deepspeed,
     batches,
-    optimisation,
+    optimization,
     kl,
     credit,
     correction,
     generation,
     checkpoint,
-    logging,
+    loggers,
 )
-# What launchers call the number of processes on a machine, and of machines.
-PROCESSES = {"num_gpus": "actor_num_gpus_per_node", "nproc_per_node": "actor_num_gpus_per_node"}
-MACHINES = {"num_nodes": "actor_num_nodes", "nnodes": "actor_num_nodes"}
+# Launcher options for the number of processes per node, and of nodes.
+PROCESS_OPTIONS = {"num_gpus": "actor_num_gpus_per_node", "nproc_per_node": "actor_num_gpus_per_node"}
+NODE_OPTIONS = {"num_nodes": "actor_num_nodes", "nnodes": "actor_num_nodes"}
 
 
 def translate(invocation: Invocation) -> Translation:
-    w = Writing(read(invocation.argv, VOCABULARY), Translation("openrlhf", "train"))
-    for option, flag in {**PROCESSES, **MACHINES}.items():
+    t = Translator(parse(invocation.argv, FLAG_SET), Translation("openrlhf", "train"))
+    for option, flag in {**PROCESS_OPTIONS, **NODE_OPTIONS}.items():
         size = invocation.processes.get(option, "")
-        if size.isdigit() and not w.given(flag):  # train_ppo is started on its ranks; it has no flag for them
-            w.command.given[flag] = Typed(f"--{option}", int(size))
-    for subject in SUBJECTS:
-        subject.write(w)
-    return w.finish()
+        if size.isdigit() and not t.has(
+            flag
+        ):  # a launcher starts train_ppo on its ranks; it has no flag for their number
+            t.command.values[flag] = FlagValue(f"--{option}", int(size))
+    for topic in TOPICS:
+        topic.translate(t)
+    return t.finish()

@@ -1,9 +1,8 @@
-"""The flags of OpenRLHF's train_sft: v0.9.2's, and their dotted names since v0.10.2."""
+"""Flags of train_sft: v0.9.2's, earlier and later ones, and dotted names since v0.10.2."""
 
 from __future__ import annotations
 
-from burnish.dialects.openrlhf.flags import PPO, Flag, switches
-from burnish.dialects.openrlhf.renames import DOTTED, EARLIER, LATER
+from burnish.dialects.openrlhf.flags import DOTTED, EARLIER, LATER, PPO, Flag, switches
 
 SHARED = [
     "pretrain",
@@ -59,7 +58,7 @@ SHARED = [
     "wandb_group",
     "use_tensorboard",
 ]
-OWN = (
+SFT_ONLY = (
     Flag("dataset"),
     Flag("dataset_probs"),
     Flag("dataset_split", default="train"),
@@ -72,7 +71,7 @@ OWN = (
     Flag("learning_rate", float, 5e-6),
     Flag("ckpt_path", default="./ckpt/checkpoints_sft"),
     Flag("wandb_project", default="openrlhf_train_sft"),
-    Flag("wandb_run_name", default="sft"),  # theirs adds the time of day
+    Flag("wandb_run_name", default="sft"),  # OpenRLHF appends the time
     *switches("multiturn", "pretrain_mode"),
 )
 LATER_NAMES = ("min_lr_ratio", "adam_eps", "optim", "dataloader_num_workers", "experts_implementation")
@@ -80,7 +79,7 @@ MUON = tuple(f"muon_{name}" for name in ("lr", "momentum", "ns_steps", "nesterov
 EARLIER_NAMES = ("bf16", "flash_attn", "torch_compile", "disable_trace_cache")
 
 SFT_EARLIER = {**{name: name for name in EARLIER_NAMES}, "train_split": "dataset_split"}
-SFT = {**{name: PPO[name] for name in SHARED}, **{flag.name: flag for flag in OWN}}
+SFT = {**{name: PPO[name] for name in SHARED}, **{flag.name: flag for flag in SFT_ONLY}}
 SFT_ALL = {
     **SFT,
     **{name: LATER[name] for name in (*LATER_NAMES, *MUON)},

@@ -1,1 +1,1 @@
-"""verl's dialect: Hydra overrides of the same tree, with verl's own defaults written out."""
+"""verl: its programs, its Hydra overrides and YAML configs. Burnish's own commands use the same keys."""

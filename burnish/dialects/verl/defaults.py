@@ -1,4 +1,4 @@
-"""verl's own defaults (0.4.1, 0.5), written out where ours differ, so that the run is the one that was meant."""
+"""verl's defaults (0.4.1, 0.5), written out explicitly where Burnish's differ, so that the run computes the same."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from burnish.config.values import convert, is_interpolation, written_as
 from burnish.dialects.report import INERT, KEPT, Item, Translation
 
 _CLIP = "actor_rollout_ref.actor.clip_ratio"
-# Keys that verl has in a job's file and never reads there: torchrun says how many processes there are.
-_UNREAD = {"sft": ("trainer.nnodes", "trainer.n_gpus_per_node")}
+# Keys of a job's config file that verl ignores: torchrun sets the number of processes.
+_IGNORED_BY_VERL = {"sft": ("trainer.nnodes", "trainer.n_gpus_per_node")}
 
 
 def write_defaults(translation: Translation, cfg: Any) -> None:
-    """An item for every default of verl's that is not ours and that nobody set; `cfg` is what was set."""
-    absent = _absent(cfg)
+    """Add an item for every unset key whose verl default differs from Burnish's. `cfg` holds the set keys."""
+    absent_roles = _absent_roles(cfg)
     for leaf in tree(translation.job).leaves.values():
-        unread = leaf.key in _UNREAD.get(translation.job, ())
-        if leaf.facts.verl is SAME or unread or leaf.key in translation.settings:
+        ignored = leaf.key in _IGNORED_BY_VERL.get(translation.job, ())
+        if leaf.facts.verl is SAME or ignored or leaf.key in translation.settings:
             continue
         value = convert(leaf, leaf.facts.verl)
         if value == leaf.default:
             continue
-        why = f"verl's default; Burnish's is {_own(leaf)}"
-        item = Item(leaf.key, leaf.facts.verl, KEPT, leaf.key, value, why, given=False)
-        reason = next((reason for section, reason in absent.items() if leaf.key.startswith(section)), None)
+        why = f"verl's default; Burnish's is {_default_text(leaf)}"
+        item = Item(leaf.key, leaf.facts.verl, KEPT, leaf.key, value, why, explicit=False)
+        reason = next((reason for section, reason in absent_roles.items() if leaf.key.startswith(section)), None)
         if reason is None:
-            translation.put(item)
+            translation.add(item)
         else:
             translation.items.append(replace(item, status=INERT, why=f"{why}; {reason}"))
-    _outvote_clip_ratio(translation)
+    _mark_clip_ratio_inert(translation)
 
 
-def _absent(cfg: Any) -> dict[str, str]:
-    """The sections of roles that this run does not have, and why."""
+def _absent_roles(cfg: Any) -> dict[str, str]:
+    """Config sections of roles that this run does not use, each with the reason."""
     if not isinstance(cfg, TrainConfig):
         return {}
     roles = {
-        "critic.": (has_critic(cfg), "no critic is trained"),
-        "reward_model.model.": (cfg.reward_model.enable, "there is no reward model"),
+        "critic.": (has_critic(cfg), "this run has no critic"),
+        "reward_model.model.": (cfg.reward_model.enable, "this run has no reward model"),
     }
     return {section: reason for section, (present, reason) in roles.items() if not present}
 
 
-def _own(leaf: Leaf) -> str:
-    return f"that of {leaf.default[2:-1]}" if is_interpolation(leaf.default) else written_as(leaf.default)
+def _default_text(leaf: Leaf) -> str:
+    return f"the value of {leaf.default[2:-1]}" if is_interpolation(leaf.default) else written_as(leaf.default)
 
 
-def _outvote_clip_ratio(translation: Translation) -> None:
-    """verl reads clip_ratio only where the two bounds are null, and by default they are not."""
+def _mark_clip_ratio_inert(translation: Translation) -> None:
+    """verl uses clip_ratio only if clip_ratio_low and clip_ratio_high are null, and their defaults are not."""
     bounds = [translation.settings.get(f"{_CLIP}_{side}") for side in ("low", "high")]
     if translation.job != "train" or None in bounds:
         return
     for index, item in enumerate(translation.items):
-        if item.ours == _CLIP and item.given and item.ours_value not in bounds and item.status == KEPT:
+        if item.ours == _CLIP and item.explicit and item.ours_value not in bounds and item.status == KEPT:
             why = (
-                f"verl reads it only where clip_ratio_low and clip_ratio_high are null; here they are {bounds[0]:g} and"
-                f" {bounds[1]:g}. To clip at it, type: {_CLIP}_low={item.ours_value:g} {_CLIP}_high={item.ours_value:g}"
+                f"verl uses it only if clip_ratio_low and clip_ratio_high are null; here they are {bounds[0]:g} and"
+                f" {bounds[1]:g}. To use it, type: {_CLIP}_low={item.ours_value:g} {_CLIP}_high={item.ours_value:g}"
             )
             translation.items[index] = replace(item, status=INERT, why=why)

@@ -1,4 +1,4 @@
-"""The story of supervised training: a batch, an update; around them validating, saving, logging, stopping well."""
+"""The loop of supervised fine-tuning: updates, and around them validation, checkpoints, logging and a clean stop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sft(
     config_path: str | None = None,
     config_name: str | None = None,
 ) -> Result:
-    """Teach a model by example, as the config says; rows may take the place of data.train_files and data.val_files."""
+    """Fine-tune a model on examples. Datasets given here replace data.train_files and data.val_files."""
     rows = {"data.train_files": dataset, "data.val_files": val_dataset}
     given = [key for key, value in rows.items() if value is not None]
     loaded = load(overrides, config_path=config_path, config_name=config_name, job="sft", given=given)
@@ -40,7 +40,7 @@ def sft_loaded(
     dataset: Sequence[Mapping[str, Any]] | None = None,
     val_dataset: Sequence[Mapping[str, Any]] | None = None,
 ) -> Result:
-    """The same from a config that has been read."""
+    """The same from a loaded config."""
     run = build(loaded.cfg, dataset, val_dataset)
     try:
         resume(run)
@@ -61,7 +61,7 @@ def start(run: SftRun, loaded: Loaded) -> None:
 
 
 def fit(run: SftRun) -> Result:
-    """Train to the end, or until Ctrl-C; either way what can be saved is saved."""
+    """Train to the end, or until a signal; either way the state is saved."""
     result = Result(run.folder.path, run.step)
     with stop_request() as stop:
         while run.step < run.total_steps and not stop.is_set():
@@ -70,12 +70,12 @@ def fit(run: SftRun) -> Result:
         if result.interrupted and (run.saved_step != run.step or run.saving.failure is not None):
             save(run)
         run.saving.wait()
-        run.saving.tell(run.loggers.note)
+        run.saving.report(run.loggers.note)
     unsaved = run.saving.failure
     if not result.interrupted:
         export(run)
     elif unsaved is None:
-        run.loggers.note(f"stopped after step {run.step} and saved; the same command goes on from there")
+        run.loggers.note(f"stopped after step {run.step}; checkpoint saved. Run the same command to resume")
     if run.folder.metrics.exists():
         draw_curves(run.folder.metrics, run.folder.curves)
     if unsaved is not None:
@@ -89,35 +89,35 @@ def one_step(run: SftRun, result: Result) -> None:
         metrics = run.model.update(run.train_data.batch(indices), run.step + 1)
     run.step += 1
     metrics |= {"training/global_step": float(run.step), "training/epoch": float(epoch)}
-    if run.val_data is not None and run.due(run.cfg.trainer.test_freq):
+    if run.val_data is not None and run.is_due(run.cfg.trainer.test_freq):
         with run.clock("testing"):
             result.validation[run.step] = validate(run)
         metrics |= result.validation[run.step]
     timings = run.clock.take()
     metrics["perf/throughput"] = metrics["train/tokens"] / timings["timing_s/step"]
     result.metrics = metrics | timings
-    # Before the checkpoint is sealed: a run killed in between must not lose this line when it goes on.
+    # Before the checkpoint is sealed: a run killed in between must not lose this line when it resumes.
     if run.step == run.total_steps or run.step % run.cfg.trainer.log_freq == 0:
         run.loggers.log(run.step, result.metrics)
     elif run.step in result.validation:
         run.loggers.log(run.step, result.validation[run.step])
-    if run.due(run.cfg.trainer.save_freq) or run.saving.failure is not None:
+    if run.is_due(run.cfg.trainer.save_freq) or run.saving.failure is not None:
         with run.clock("save_checkpoint"):
             save(run)
-    run.saving.tell(run.loggers.note)
+    run.saving.report(run.loggers.note)
 
 
 def export(run: SftRun) -> None:
-    """The trained model and its tokenizer, where trainer.export_dir asks for them."""
+    """Write the model and its tokenizer to trainer.export_dir, if set."""
     if run.cfg.trainer.export_dir is None:
         return
     folder, model = Path(run.cfg.trainer.export_dir).expanduser(), run.model
     model.export(folder, run.tokenizer)
-    run.loggers.note(f"the model is in {folder}")
+    run.loggers.note(f"exported the model to {folder}")
 
 
 def validate(run: SftRun) -> dict[str, float]:
-    """Mean cross entropy per taught token of all validation examples."""
+    """Mean cross entropy per trained token over all validation examples."""
     total = tokens = 0.0
     size = run.cfg.data.train_batch_size
     for start_row in range(0, len(run.val_data), size):
@@ -135,7 +135,7 @@ def save(run: SftRun) -> None:
     write = partial(_write, run, run.step, role, state)
     if config.async_save:
         for step in run.saving.start(run.step, write):
-            run.loggers.note(f"the checkpoint of step {step} is left out: the disk is slower than the run")
+            run.loggers.note(f"skipped the checkpoint of step {step}: the disk is slower than the run")
     else:
         run.saving.now(run.step, write)
     run.saved_step = run.step
@@ -150,13 +150,13 @@ def _write(run: SftRun, step: int, role: Callable[[Path], None], state: dict[str
 
 
 def resume(run: SftRun) -> None:
-    """Go on where a checkpoint left off, if trainer.resume_mode finds one."""
+    """Continue from a checkpoint, if trainer.resume_mode finds one."""
     folder = RESUME_MODES[run.cfg.trainer.resume_mode].load()(run)
     if folder is None:
         return
     if isinstance(folder, ExternalCheckpoint):
         run.model.load(folder.actor, ["hf_model"], key=PATH_KEY)
-        run.notices.append(f"took the weights from {folder.actor} ({folder.system}); all else starts anew")
+        run.notices.append(f"loaded weights from {folder.actor} ({folder.system}); everything else starts anew")
         return
     state = read_trainer(folder)
     model, contents = run.model, run.cfg.trainer.checkpoint.load_contents

@@ -1,4 +1,4 @@
-"""SftRun: everything that supervised training holds, built once."""
+"""SftRun: a supervised fine-tuning run, built once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SftRun:
-    """The data, the model and where the run stands. `step` is the last finished update."""
+    """Data, model, and how far the run is. `step` is the last finished update."""
 
     cfg: SftConfig
     tokenizer: Any
@@ -41,6 +41,10 @@ class SftRun:
     saved_step: int = 0
 
     @property
+    def trainer(self) -> Any:
+        return self.cfg.trainer
+
+    @property
     def steps_per_epoch(self) -> int:
         return self.sampler.batches_per_epoch
 
@@ -48,8 +52,8 @@ class SftRun:
         self.saving.close()
         self.loggers.close()
 
-    def due(self, every: int | str) -> bool:
-        """Is something due after this step that comes every so many steps, after each epoch, and at the end?"""
+    def is_due(self, every: int | str) -> bool:
+        """Whether an action with this interval is due after the current step; everything is due after the last."""
         if self.step == self.total_steps:
             return True
         interval = self.steps_per_epoch if every == "after_each_epoch" else int(every)

@@ -1,4 +1,4 @@
-"""A small MindSpeed RL config of one device, and what becomes of it."""
+"""A small single-device MindSpeed RL config and its translation, for tests."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ BASE: dict[str, dict[str, Any]] = {
 
 def config(*changes: str | tuple[str, Any]) -> dict[str, Any]:
     """BASE with some keys changed: ("rl_config.lam", 0.9), or removed: "rl_config.lam"."""
-    made = copy.deepcopy(BASE)
+    changed = copy.deepcopy(BASE)
     for change in changes:
         path, value = (change, None) if isinstance(change, str) else change
         *parents, last = path.split(".")
-        node: Any = made
+        node: Any = changed
         for name in parents:
             node = node.setdefault(name, {})
         if isinstance(change, str):
             del node[last]
         else:
             node[last] = value
-    return made
+    return changed
 
 
 def translate(*changes: str | tuple[str, Any], folder: str = ".") -> Translation:
-    return MindSpeed().read_config(config(*changes), folder)
+    return MindSpeed().translate_config(config(*changes), folder)
 
 
 def items(translation: Translation, theirs: str) -> list[Item]:

@@ -1,4 +1,4 @@
-"""KL, clipping, rewards, filters: what holds in which stage, and what is refused."""
+"""KL, clipping, rewards and filters by stage, and refusals."""
 
 import pytest
 
@@ -9,19 +9,19 @@ DAPO = ("megatron_training.stage", "ray_dapo")
 PPO = (("megatron_training.stage", "ray_ppo"), ("rl_config.adv_estimator", "gae"), ("critic_config.lr", 1e-5))
 
 
-def test_grpo_puts_the_kl_into_the_loss():
+def test_grpo_applies_kl_in_the_loss():
     settings = translate(("rl_config.init_kl_coef", 0.2), ("rl_config.kl_penalty", "kl")).settings
     assert (settings[f"{ACTOR}.use_kl_loss"], settings[f"{ACTOR}.kl_loss_coef"]) == (True, 0.2)
     assert settings[f"{ACTOR}.kl_loss_type"] == "kl"
 
 
-def test_a_weight_of_zero_needs_no_reference():
+def test_zero_kl_coefficient_needs_no_reference():
     settings = translate(("rl_config.init_kl_coef", 0.0)).settings
     assert settings[f"{ACTOR}.use_kl_loss"] is False
     assert not [key for key in settings if key.startswith("actor_rollout_ref.ref.")]
 
 
-def test_ppo_puts_it_into_the_reward_if_at_all():
+def test_ppo_applies_kl_in_the_reward():
     on = translate(*PPO, ("rl_config.use_kl_in_reward", True), ("rl_config.init_kl_coef", 0.05)).settings
     assert (on["algorithm.use_kl_in_reward"], on["algorithm.kl_ctrl.kl_coef"]) == (True, 0.05)
     assert on["algorithm.kl_penalty"] == "low_var_kl"
@@ -36,7 +36,7 @@ def test_dapo_has_no_kl():
     assert f"{ACTOR}.use_kl_loss" not in translation.settings
 
 
-def test_an_adaptive_weight_is_refused_in_the_loss_and_inert_elsewhere():
+def test_adaptive_kl_is_refused_in_the_loss_and_inert_elsewhere():
     adaptive = ("rl_config.kl_ctrl_type", "adaptive")
     assert "write kl_ctrl_type: fixed" in refusals(translate(adaptive))["rl_config.kl_ctrl_type"]
     for changes in ((DAPO, adaptive), (*PPO, ("rl_config.use_kl_in_reward", True), adaptive)):
@@ -45,7 +45,7 @@ def test_an_adaptive_weight_is_refused_in_the_loss_and_inert_elsewhere():
         assert "never updates" in items(translation, "rl_config.kl_ctrl_type")[0].why
 
 
-def test_gamma_and_lambda_are_read_by_gae_alone():
+def test_only_gae_uses_gamma_and_lambda():
     changes = (("rl_config.gamma", 0.9), ("rl_config.lam", 0.8))
     assert "algorithm.gamma" not in translate(*changes).settings
     settings = translate(*PPO, *changes).settings
@@ -63,10 +63,10 @@ def test_clipping():
     )
     settings = translate(DAPO, *higher).settings
     assert (settings[f"{ACTOR}.clip_ratio_low"], settings[f"{ACTOR}.clip_ratio_high"]) == (0.2, 0.28)
-    assert f"{ACTOR}.clip_ratio_high" not in translate(*higher).settings  # GRPO's loss does not read them
+    assert f"{ACTOR}.clip_ratio_high" not in translate(*higher).settings  # GRPO's loss does not use them
 
 
-def test_the_mean_of_the_loss():
+def test_loss_aggregation():
     by_sequence = ("rl_config.token_level_loss", False)
     assert translate(DAPO, by_sequence).settings[f"{ACTOR}.loss_agg_mode"] == "seq-mean-token-mean"
     assert f"{ACTOR}.loss_agg_mode" not in translate(by_sequence).settings
@@ -77,31 +77,31 @@ def test_the_mean_of_the_loss():
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "text"),
     [
-        ("rl_config.adv_estimator", "rloo", "group_norm and gae"),
-        ("rl_config.adv_estimator", "gae", "needs a critic"),
-        ("rl_config.kl_penalty", 0.1, "name of an estimator"),
-        ("rl_config.kl_penalty", "full", "name of an estimator"),
+        ("rl_config.adv_estimator", "rloo", "group_norm or gae"),
+        ("rl_config.adv_estimator", "gae", "requires a critic"),
+        ("rl_config.kl_penalty", 0.1, "must be a KL estimator"),
+        ("rl_config.kl_penalty", "full", "must be a KL estimator"),
         ("rl_config.kl_ctrl_type", "linear", "fixed, adaptive"),
         ("rl_config.shuffle_mini_batch", True, "actor_rollout_ref.actor.shuffle=true"),
         ("rl_config.rule_reward", False, "rule_reward: true"),
         ("rl_config.verifier_function", ["acc_for_dap0"], "Did you mean 'acc_for_dapo'?"),
         ("rl_config.verifier_weight", [1.0, 1.0], "2 weights for 1 verifiers"),
-        ("rl_config.reward_resource", {"num_npus": 4}, "leave it out"),
+        ("rl_config.reward_resource", {"num_npus": 4}, "remove this key"),
     ],
 )
-def test_refusals(key, value, said):
-    assert said in refusals(translate((key, value)))[key]
+def test_refusals(key, value, text):
+    assert text in refusals(translate((key, value)))[key]
 
 
-def test_verifiers_and_their_weights():
+def test_verifiers_and_weights():
     names, weights = ["acc", "strict_format"], [1.0, 0.5]
     settings = translate(("rl_config.verifier_function", names), ("rl_config.verifier_weight", weights)).settings
     assert (settings["reward.verifiers"], settings["reward.verifier_weights"]) == (names, weights)
 
 
-def test_a_reward_model_apart_is_refused_with_what_to_add():
+def test_megatron_reward_model_is_refused():
     refused = refusals(translate(("rl_config.rule_reward", False), ("rl_config.use_integrated_worker", False)))
     assert "reward_model.model.path" in refused["rl_config.rule_reward"]
 
@@ -113,7 +113,7 @@ LONG = (
 )
 
 
-def test_the_overlong_penalty():
+def test_overlong_penalty():
     settings = translate(DAPO, *LONG).settings
     assert settings["reward_model.overlong_buffer.enable"] is True
     assert settings["reward_model.overlong_buffer.len"] == 16
@@ -133,15 +133,15 @@ FILTER = (
 )
 
 
-@pytest.mark.parametrize(("most", "ours"), [(-1, 0), (0, 0), (5, 5)])
-def test_filtering_groups(most, ours):
-    settings = translate(*FILTER, ("rl_config.filter_groups_max_batches", most)).settings
+@pytest.mark.parametrize(("max_batches", "ours"), [(-1, 0), (0, 0), (5, 5)])
+def test_group_filtering(max_batches, ours):
+    settings = translate(*FILTER, ("rl_config.filter_groups_max_batches", max_batches)).settings
     assert settings["algorithm.filter_groups.enable"] is True
     assert settings["algorithm.filter_groups.metric"] == "base_acc"
     assert settings["algorithm.filter_groups.max_num_gen_batches"] == ours
 
 
-def test_a_filter_looks_at_one_of_the_verifiers():
+def test_filter_metric_must_be_a_verifier():
     refused = refusals(translate(*FILTER, ("rl_config.filter_groups_metric", "acc")))
     assert "verifier_function=['base_acc']" in refused["rl_config.filter_groups_metric"]
 
@@ -153,13 +153,13 @@ def test_only_dapo_filters():
 
 
 @pytest.mark.parametrize("key", ["advantage_whiten", "num_samples_per_step", "verifier_parallel", "tp_split_expert"])
-def test_dead_keys_are_told(key):
+def test_unused_keys_are_reported(key):
     value = True if key in ("advantage_whiten", "tp_split_expert") else 4
-    assert "reads it nowhere" in items(translate((f"rl_config.{key}", value)), f"rl_config.{key}")[0].why
+    assert "never uses it" in items(translate((f"rl_config.{key}", value)), f"rl_config.{key}")[0].why
 
 
-def test_packing_sizes_act_role_by_role():
-    both = (("rl_config.use_dynamic_bsz", True), ("rl_config.max_packing_token_size", [15000, 4000]))
-    translation = translate(*both, ("rl_config.update_max_packing_token_size", 8192))
+def test_packing_sizes_are_per_role():
+    packing = (("rl_config.use_dynamic_bsz", True), ("rl_config.max_packing_token_size", [15000, 4000]))
+    translation = translate(*packing, ("rl_config.update_max_packing_token_size", 8192))
     assert translation.settings[f"{ACTOR}.ppo_max_token_len_per_gpu"] == 8192
-    assert "changes nothing there" in items(translation, "rl_config.max_packing_token_size")[0].why
+    assert "no effect there either" in items(translation, "rl_config.max_packing_token_size")[0].why

@@ -1,13 +1,13 @@
-"""Commands and files: what is recognised, which stage it is, and that strict keys stay strict."""
+"""Known commands and files, stages, and validation of keys."""
 
 import pytest
 from omegaconf import OmegaConf
 
 from burnish.config import load
-from burnish.dialects.invocation import Invocation, read_command
+from burnish.dialects.invocation import Invocation, parse_command
 from burnish.dialects.mindspeed.dialect import MindSpeed
-from burnish.dialects.mindspeed.sections import MEGATRON, SECTIONS
-from burnish.dialects.read import translate_yaml
+from burnish.dialects.mindspeed.schema import MEGATRON, SECTIONS
+from burnish.dialects.translate import translate_yaml
 from burnish.errors import UserError
 
 from .configs import BASE, config, items, refusals, translate
@@ -17,7 +17,7 @@ ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 
 @pytest.fixture
 def tree(tmp_path):
-    """A folder like MindSpeed RL's own: cli/ and configs/."""
+    """A folder with MindSpeed RL's layout: cli/ and configs/."""
     (tmp_path / "cli").mkdir()
     (tmp_path / "configs").mkdir()
     OmegaConf.save(OmegaConf.create(BASE), tmp_path / "configs" / "small.yaml")
@@ -25,7 +25,7 @@ def tree(tmp_path):
 
 
 def run(tree, *argv, entry="cli/train_grpo.py"):
-    return MindSpeed().read_command(Invocation(entry, argv), str(tree))
+    return MindSpeed().translate_command(Invocation(entry, argv), str(tree))
 
 
 @pytest.mark.parametrize(
@@ -40,18 +40,18 @@ def run(tree, *argv, entry="cli/train_grpo.py"):
         ("python cli/train_sft.py --config-name x", False),
     ],
 )
-def test_which_commands_are_known(words, known):
-    assert MindSpeed().knows_command(read_command(words.split())) is known
+def test_known_commands(words, known):
+    assert MindSpeed().knows_command(parse_command(words.split())) is known
 
 
-def test_which_files_are_known():
+def test_known_files():
     assert MindSpeed().knows_config(BASE)
     assert MindSpeed().knows_config({"input": "a.json", "handler_name": "AlpacaStyleInstructionHandler"})
     assert not MindSpeed().knows_config({"env_vars": {}})
     assert not MindSpeed().knows_config({"data": {}, "actor_rollout_ref": {}})
 
 
-def test_a_small_config_is_a_run_that_loads():
+def test_small_config_loads():
     translation = translate()
     assert translation.exit_status == 0
     assert translation.count("pending") == 0
@@ -64,13 +64,12 @@ def test_a_small_config_is_a_run_that_loads():
     assert cfg.reward.verifiers == ["base_acc"]
 
 
-def test_what_it_means_on_other_hardware_is_one_item():
-    said = [item for item in translate().items if "NPU" in item.why and not item.given]
-    assert len(said) == 1
-    assert "trainer.device=auto" in said[0].why
+def test_hardware_note():
+    (item,) = [item for item in translate().items if "NPU" in item.why and not item.explicit]
+    assert "trainer.device=auto" in item.why
 
 
-def test_a_command_names_its_config(tree):
+def test_command_with_config_name(tree):
     translation = run(tree, "--config-name", "small", "rl_config.n_samples_per_prompt=8", "+rl_config.lam=0.5")
     assert translation.settings[f"{ROLLOUT}.n"] == 8
     assert items(translation, "rl_config.lam")[0].value == 0.5
@@ -80,88 +79,88 @@ def test_a_command_names_its_config(tree):
     "options",
     [("--config-name=small.yaml",), ("-cn", "small"), ("--config-dir", "configs", "--config-name", "small")],
 )
-def test_ways_to_name_it(tree, options):
+def test_spellings_of_the_config_name(tree, options):
     assert run(tree, *options).settings["data.train_batch_size"] == 8
 
 
-def test_a_config_path_counts_from_the_script_or_from_here(tree):
+def test_config_path_is_relative_to_script_or_working_directory(tree):
     for path in ("../configs", "configs"):
         assert run(tree, "--config-path", path, "--config-name", "small").exit_status == 0
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "text"),
     [
         (("--config-name", "smal"), "--config-name small"),
-        ((), "no config is named"),
-        (("--config-name",), "has no value"),
-        (("--multi", "--config-name", "small"), "no such option"),
-        (("--config-name", "small", "a=[1"), "cannot read the override"),
+        ((), "--config-name: missing"),
+        (("--config-name",), "value missing"),
+        (("--multi", "--config-name", "small"), "unknown option"),
+        (("--config-name", "small", "a=[1"), "cannot parse the override"),
     ],
 )
-def test_commands_that_cannot_be_read(tree, argv, said):
-    with pytest.raises(UserError, match=said.replace("[", r"\[")):
+def test_invalid_commands(tree, argv, text):
+    with pytest.raises(UserError, match=text.replace("[", r"\[")):
         run(tree, *argv)
 
 
-def test_the_model_group_is_chosen_on_the_command(tree):
+def test_model_group_on_the_command_line(tree):
     translation = run(tree, "--config-name", "small", "model=qwen3_8b", "+megatron_training.model=qwen3_8b")
     assert items(translation, "defaults.model")[0].value == "qwen3_8b"
 
 
-def test_a_key_can_be_taken_away(tree):
+def test_removed_key(tree):
     assert "megatron_training.train_iters" in refusals(
         run(tree, "--config-name", "small", "~megatron_training.train_iters")
     )
 
 
-def test_numbers_with_an_exponent_are_numbers(tree):
+def test_exponents_are_numbers(tree):
     path = tree / "configs" / "small.yaml"
     path.write_text(path.read_text().replace("lr: 1.0e-06", "lr: 1e-6"))
     assert translate_yaml(str(path)).settings[f"{ACTOR}.optim.lr"] == 1e-6
     assert translate(("actor_config.lr", "3e-7")).settings[f"{ACTOR}.optim.lr"] == 3e-7
 
 
-def test_the_script_and_the_stage_agree(tree):
+def test_script_and_stage_must_match(tree):
     refused = refusals(run(tree, "--config-name", "small", entry="cli/train_dapo.py"))
     assert "run cli/train_grpo.py" in refused["megatron_training.stage"]
     missing = refusals(run(tree, "--config-name", "small", "~megatron_training.stage"))
     assert "ray_grpo for train_grpo" in missing["megatron_training.stage"]
 
 
-def test_a_stage_that_does_not_run_is_refused_and_its_keys_are_told():
+def test_unsupported_stage_is_refused_and_its_keys_reported():
     translation = translate(("megatron_training.stage", "dpo"))
     assert [*refusals(translation)] == ["megatron_training.stage"]
     assert {"actor_config.lr", "rl_config.mini_batch_size"} <= {item.theirs for item in translation.items}
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "text"),
     [
         ("rl_config.n_sample_per_prompt", 4, "Did you mean n_samples_per_prompt?"),
-        ("actor_config.learning_rate", 1e-6, "no such key"),
-        ("rl_config.actor_resource.num_gpus", 4, "num_npus and nothing else"),
-        ("generate_config.sampling_config.best_of", 2, "no such key"),
+        ("actor_config.learning_rate", 1e-6, "unknown key"),
+        ("rl_config.actor_resource.num_gpus", 4, "num_npus only"),
+        ("generate_config.sampling_config.best_of", 2, "unknown key"),
         ("megatron_config", {"lora_r": 8}, "Did you mean megatron_training?"),
         ("rl_config.clip_ratio", "abc", "must be a number"),
         ("rl_config.blocking", 1, "must be true or false"),
         ("rl_config.actor_resource", 8, "num_npus: 8"),
-        ("generate_config.sampling_config", 1.0, "keys of its own"),
+        ("generate_config.sampling_config", 1.0, "must be a mapping"),
         ("rl_config.verifier_function", "acc", "must be a list"),
-        ("actor_config.lora_filter", True, "no such key"),
+        ("actor_config.lora_filter", True, "unknown key"),
     ],
 )
-def test_strict_keys(key, value, said):
-    assert said in refusals(translate((key, value)))[key]
+def test_invalid_keys_and_types(key, value, text):
+    assert text in refusals(translate((key, value)))[key]
 
 
-def test_a_dash_is_an_underscore():
+def test_dashes_in_keys():
     translation = translate(("actor_config.min-lr", 1e-7), ("actor_config.lr_decay_style", "cosine"))
     assert translation.exit_status == 0
     assert items(translation, "actor_config.min-lr")[0].ours == f"{ACTOR}.optim.min_lr_ratio"
 
 
-def test_names_of_the_version_before_are_known():
+def test_keys_of_the_previous_version():
     translation = translate(("megatron_training.moe_intermediate_size", 8), ("actor_config.qk_rope_head_dim", 4))
     assert translation.exit_status == 0
 
@@ -178,35 +177,33 @@ def test_precedence():
     both = (("megatron_training.moe_aux_loss_coeff", 0.01), ("actor_config.moe_aux_loss_coeff", 0.1))
     assert coef(*both) == pytest.approx(0.1)
     first = items(translate(*chosen, *both), "megatron_training.moe_aux_loss_coeff")[0]
-    assert (first.status, first.why) == ("inert", "actor_config.moe_aux_loss_coeff comes after it")
+    assert (first.status, first.why) == ("inert", "actor_config.moe_aux_loss_coeff overrides it")
 
 
 @pytest.mark.parametrize("section", ["ref_config", "reward_config"])
-def test_sections_that_integrated_workers_do_not_have(section):
-    assert "Leave the section out" in refusals(translate((section, {"micro_batch_size": 1})))[section]
-    apart = translate((section, {"micro_batch_size": 1}), ("rl_config.use_integrated_worker", False))
-    assert section not in refusals(apart)
-    assert items(apart, f"{section}.micro_batch_size")[0].status == "inert"
+def test_sections_not_allowed_with_integrated_workers(section):
+    assert "Remove the section" in refusals(translate((section, {"micro_batch_size": 1})))[section]
+    separate = translate((section, {"micro_batch_size": 1}), ("rl_config.use_integrated_worker", False))
+    assert section not in refusals(separate)
+    assert items(separate, f"{section}.micro_batch_size")[0].status == "inert"
 
 
-def test_every_known_key_is_read_by_somebody():
-    """All keys at once, each with its default's value or a plain one: each gets an item, and none of them is 'known,
-    and nothing here can do it'."""
-    plain = {"recompute_granularity": "full", "recompute_method": "block"}
+def test_every_key_is_handled():
+    """With all keys set at once, each has an item, and none is refused as not supported."""
+    values = {"recompute_granularity": "full", "recompute_method": "block"}
     for stage in ("ray_grpo", "ray_dapo", "ray_ppo"):
-        made = config(("megatron_training.stage", stage))
+        written = config(("megatron_training.stage", stage))
         for section in ("megatron_training", "rl_config", "generate_config"):
             for key, value in SECTIONS[section].items():
-                made[section].setdefault(key, plain.get(key, 1) if value is None else value)
+                written[section].setdefault(key, values.get(key, 1) if value is None else value)
         for name in ("critic_config", "vit_config"):
-            made[name] = {key: plain.get(key, 1) if value is None else value for key, value in MEGATRON.items()}
+            written[name] = {key: values.get(key, 1) if value is None else value for key, value in MEGATRON.items()}
         for resource in ("reference_resource", "reward_resource", "critic_resource", "vit_resource"):
-            made["rl_config"][resource] = {"num_npus": 1}
-        translation = MindSpeed().read_config(made)
-        told = {item.theirs for item in translation.items}
+            written["rl_config"][resource] = {"num_npus": 1}
+        translation = MindSpeed().translate_config(written)
+        reported = {item.theirs for item in translation.items}
         nested = {"rl_config.actor_resource", "generate_config.sampling_config"}
-        written = {f"{section}.{key}" for section in made for key in made[section]} - nested
-        assert written - told == set()
-        unread = ("is known, and nothing here can do it", "depends on what is refused; mend that first")
-        lost = [item.theirs for item in translation.items if item.why in unread]
-        assert lost == []
+        keys = {f"{section}.{key}" for section in written for key in written[section]} - nested
+        assert keys - reported == set()
+        fallbacks = ("a valid MindSpeed RL key, but not supported", "depends on a refused setting; fix that first")
+        assert [item.theirs for item in translation.items if item.why in fallbacks] == []

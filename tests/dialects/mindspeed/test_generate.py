@@ -1,4 +1,4 @@
-"""The engine and its sampling; loggers; conversations; recordings; preprocessing YAMLs."""
+"""Engine and sampling, loggers, multi-turn, profiling, preprocessing YAMLs."""
 
 import pytest
 
@@ -11,26 +11,26 @@ ROLLOUT = "actor_rollout_ref.rollout"
 SAMPLING = "generate_config.sampling_config"
 
 
-def test_a_given_sampling_config_replaces_the_default():
-    """Keys that it lacks are the engine's own, not those of the default."""
+def test_sampling_config_replaces_the_default():
+    """Missing keys get the engine's defaults, not those of the default sampling_config."""
     translation = translate((SAMPLING, {"temperature": 0.7, "max_tokens": 32}))
     assert translation.settings[f"{ROLLOUT}.temperature"] == 0.7
     assert translation.settings[f"{ROLLOUT}.top_k"] == 50
-    assert not items(translation, f"{SAMPLING}.top_k")[0].given
+    assert not items(translation, f"{SAMPLING}.top_k")[0].explicit
 
 
-def test_without_one_the_default_holds_as_a_whole():
+def test_default_sampling_config():
     translation = translate(SAMPLING, ("generate_config.max_model_len", 192))
     assert translation.settings[f"{ROLLOUT}.temperature"] == 0.2
     assert translation.settings["data.max_response_length"] == 128
 
 
-def test_a_missing_temperature_is_refused():
+def test_missing_temperature_is_refused():
     refused = refusals(translate((SAMPLING, {"max_tokens": 32})))
     assert "temperature: 1.0" in refused[f"{SAMPLING}.temperature"]
 
 
-def test_a_missing_length_is_the_engines():
+def test_missing_max_tokens_is_the_engines_default():
     translation = translate((SAMPLING, {"temperature": 1.0}), ("generate_config.max_model_len", 192))
     assert translation.settings["data.max_response_length"] == 128
 
@@ -45,11 +45,11 @@ def test_a_missing_length_is_the_engines():
         ("enable_prefix_caching", True),
     ],
 )
-def test_keys_of_the_engine(key, value):
+def test_engine_keys(key, value):
     assert translate((f"generate_config.{key}", value)).settings[f"{ROLLOUT}.{key}"] == value
 
 
-def test_their_small_defaults_are_written_out():
+def test_small_defaults_are_set_explicitly():
     settings = translate("generate_config.max_num_seqs").settings
     assert settings[f"{ROLLOUT}.max_num_seqs"] == 1
     assert settings[f"{ROLLOUT}.max_num_batched_tokens"] == 2048
@@ -61,7 +61,7 @@ def test_keys_without_effect(key):
     assert items(translate((f"generate_config.{key}", value)), f"generate_config.{key}")[0].status == "inert"
 
 
-def test_wandb_switches_tensorboard_off():
+def test_wandb_disables_tensorboard():
     names = (("rl_config.wandb_project", "p"), ("rl_config.wandb_exp_name", "e"), ("rl_config.wandb_save_dir", "w"))
     translation = translate(("rl_config.use_wandb", True), ("rl_config.use_tensorboard", True), *names)
     assert translation.settings["trainer.logger"] == ["console", "file", "wandb"]
@@ -70,7 +70,7 @@ def test_wandb_switches_tensorboard_off():
     assert items(translation, "rl_config.use_tensorboard")[0].status == "inert"
 
 
-def test_tensorboard_writes_where_it_did():
+def test_tensorboard_folder():
     translation = translate(("rl_config.use_tensorboard", True))
     assert translation.settings["trainer.logger"] == ["console", "file", "tensorboard"]
     assert translation.environment == {"TENSORBOARD_DIR": "runs"}
@@ -87,7 +87,7 @@ def test_swanlab():
     assert translation.environment == {"SWANLAB_MODE": "local"}
 
 
-def test_wandb_needs_names():
+def test_wandb_requires_names():
     assert "wandb_exp_name" in refusals(translate(("rl_config.use_wandb", True)))["rl_config.wandb_exp_name"]
 
 
@@ -107,7 +107,7 @@ def tools(**changes):
     return translate(*((f"rl_config.{key}", value) for key, value in {**TOOLS, **changes}.items()))
 
 
-def test_conversations_wait():
+def test_multi_turn_is_pending():
     translation = tools()
     assert items(translation, "rl_config.multi_turn_enable")[0].status == "pending"
     assert translation.settings[f"{ROLLOUT}.multi_turn.max_user_turns"] == 3
@@ -115,29 +115,29 @@ def test_conversations_wait():
     assert translation.exit_status == 0
 
 
-def test_a_limit_of_one_turn_is_refused():
+def test_per_turn_limit_is_refused():
     assert f"{SAMPLING}.max_tokens" in refusals(tools(max_total_response_length=128))
 
 
-def test_conversation_keys_without_a_conversation_have_no_effect():
+def test_multi_turn_keys_without_multi_turn_are_inert():
     translation = tools(multi_turn_enable=False)
     assert items(translation, "rl_config.tool_config_path")[0].status == "inert"
     assert translation.settings["data.max_response_length"] == 64
 
 
-def test_partial_rollouts_wait_and_need_no_order():
+def test_partial_rollout_is_pending_and_excludes_guarantee_order():
     split = ("rl_config.partial_rollout_max_split", 4)
     assert items(translate(split), split[0])[0].status == "pending"
     assert "rl_config.guarantee_order" in refusals(translate(split, ("rl_config.guarantee_order", True)))
 
 
-def test_images_wait():
+def test_images_are_pending():
     translation = translate(("rl_config.is_multimodal", True), ("rl_config.reuse_image_embeds", True))
     assert items(translation, "rl_config.is_multimodal")[0].status == "pending"
     assert items(translation, "rl_config.reuse_image_embeds")[0].status == "pending"
 
 
-def test_the_profiler_waits():
+def test_profiler_is_pending():
     section = {"integrated": {"profile": True, "profile_step_start": 2, "profile_step_end": 4, "profile_ranks": [0]}}
     translation = translate(("profiler_config", section))
     assert translation.settings["trainer.profile_steps"] == [2, 3]
@@ -145,7 +145,7 @@ def test_the_profiler_waits():
     assert translation.exit_status == 0
 
 
-def test_a_profiler_that_is_off_has_no_effect():
+def test_disabled_profiler_is_inert():
     translation = translate(("profiler_config", {"integrated": {"profile": False, "profile_level": "level1"}}))
     assert items(translation, "profiler_config.integrated.profile_level")[0].status == "inert"
     assert "profiler_config.integrated.profil" in refusals(
@@ -153,7 +153,7 @@ def test_a_profiler_that_is_off_has_no_effect():
     )
 
 
-def test_msprobe_is_refused_only_where_it_is_on():
+def test_msprobe_is_refused_only_if_enabled():
     assert "rollout_data_dir" in refusals(translate(("msprobe_config", {"msprobe": True})))["msprobe_config.msprobe"]
     off = translate(("msprobe_config", {"msprobe": False, "dump_path": "d"}))
     assert items(off, "msprobe_config.dump_path")[0].status == "inert"
@@ -171,8 +171,8 @@ PREPROCESSING = {
 }
 
 
-def test_a_preprocessing_file_names_the_raw_data():
-    translation = MindSpeed().read_config(PREPROCESSING)
+def test_preprocessing_file():
+    translation = MindSpeed().translate_config(PREPROCESSING)
     assert translation.exit_status == 0
     cfg = load(translation.overrides(), check=False).cfg
     assert cfg.data.train_files == ["./dataset/deepscaler.json"]
@@ -182,32 +182,32 @@ def test_a_preprocessing_file_names_the_raw_data():
     assert {item.theirs for item in translation.items} == PREPROCESSING.keys()
 
 
-def test_what_preprocessing_cannot_mean_here():
-    pairs = MindSpeed().read_config({**PREPROCESSING, "handler_name": "AlpacaStylePairwiseHandler"})
+def test_unsupported_preprocessing_options():
+    pairs = MindSpeed().translate_config({**PREPROCESSING, "handler_name": "AlpacaStylePairwiseHandler"})
     assert [*refusals(pairs)] == ["handler_name"]
-    packed = MindSpeed().read_config({**PREPROCESSING, "pack": True, "handler_nam": "x"})
+    packed = MindSpeed().translate_config({**PREPROCESSING, "pack": True, "handler_nam": "x"})
     assert "Did you mean handler_name?" in refusals(packed)["handler_nam"]
     assert "fine-tuning" in refusals(packed)["pack"]
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "text"),
     [
         ("handler_name", "R1AlpacaStyleInstructHandler", "Did you mean 'R1AlpacaStyleInstructionHandler'?"),
         ("prompt_type", "qwen_r2", "Did you mean 'qwen_r1'?"),
         ("interleave_probs", "a,b", "0.25,0.75"),
     ],
 )
-def test_names_that_preprocessing_does_not_have(key, value, said):
-    assert said in refusals(MindSpeed().read_config({**PREPROCESSING, key: value}))[key]
+def test_unknown_preprocessing_names(key, value, text):
+    assert text in refusals(MindSpeed().translate_config({**PREPROCESSING, key: value}))[key]
 
 
-def test_shares_of_several_files():
+def test_interleave_probabilities():
     several = {**PREPROCESSING, "input": "a.json,b.json", "interleave_probs": "0.25,0.75"}
-    settings = MindSpeed().read_config(several).settings
+    settings = MindSpeed().translate_config(several).settings
     assert (settings["data.train_files"], settings["data.train_probs"]) == (["a.json", "b.json"], [0.25, 0.75])
 
 
-def test_their_default_prompt_type_is_none():
+def test_default_prompt_type():
     bare = {key: value for key, value in PREPROCESSING.items() if key != "prompt_type"}
-    assert MindSpeed().read_config(bare).settings["data.handler.prompt_type"] == "empty"
+    assert MindSpeed().translate_config(bare).settings["data.handler.prompt_type"] == "empty"

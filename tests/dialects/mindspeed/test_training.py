@@ -1,4 +1,4 @@
-"""The arithmetic: batches, lengths, schedules, layouts, in a table."""
+"""Arithmetic of batches, lengths, schedules and parallel layouts."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from .configs import items, refusals, translate
 ACTOR, MODEL, ROLLOUT, REF = (f"actor_rollout_ref.{name}" for name in ("actor", "model", "rollout", "ref"))
 DAPO = ("megatron_training.stage", "ray_dapo")
 PPO = (("megatron_training.stage", "ray_ppo"), ("rl_config.adv_estimator", "gae"), ("critic_config.lr", 5e-6))
-SPREAD = (("rl_config.actor_resource.num_npus", 8), ("actor_config.tensor_model_parallel_size", 4))
+SHARDED = (("rl_config.actor_resource.num_npus", 8), ("actor_config.tensor_model_parallel_size", 4))
 FILTER = (
     DAPO,
     ("rl_config.filter_groups_enable", True),
@@ -63,15 +63,15 @@ TABLE = [
     ((), f"{ACTOR}.optim.lr_step_unit", "update"),
     ((("actor_config.adam_beta2", 0.95),), f"{ACTOR}.optim.betas", [0.9, 0.95]),
     ((("actor_config.clip_grad", 0.5),), f"{ACTOR}.grad_clip", 0.5),
-    # epochs x the schedule: it covers 10 x 8 prompts, and two epochs take 16 of them in an iteration
+    # the schedule covers 10 x 8 prompts, and two epochs consume 16 per iteration
     ((("rl_config.epochs", 2), ("actor_config.lr_warmup_fraction", 0.1)), f"{ACTOR}.optim.total_training_steps", 5),
     # layouts
-    (SPREAD, f"{ACTOR}.strategy", "megatron"),
-    (SPREAD, f"{ACTOR}.megatron.tensor_model_parallel_size", 4),
-    (SPREAD, f"{REF}.megatron.tensor_model_parallel_size", 4),
-    (SPREAD, "trainer.n_gpus_per_node", 8),
-    ((*SPREAD, LORA), f"{ACTOR}.megatron.tensor_model_parallel_size", 1),
-    ((*SPREAD, ("generate_config.offload_train_grad", True)), f"{ACTOR}.megatron.grad_offload", True),
+    (SHARDED, f"{ACTOR}.strategy", "megatron"),
+    (SHARDED, f"{ACTOR}.megatron.tensor_model_parallel_size", 4),
+    (SHARDED, f"{REF}.megatron.tensor_model_parallel_size", 4),
+    (SHARDED, "trainer.n_gpus_per_node", 8),
+    ((*SHARDED, LORA), f"{ACTOR}.megatron.tensor_model_parallel_size", 1),
+    ((*SHARDED, ("generate_config.offload_train_grad", True)), f"{ACTOR}.megatron.grad_offload", True),
     (
         (
             ("generate_config.enable_expert_parallel", True),
@@ -101,7 +101,7 @@ def test_arithmetic(changes, key, value):
     assert translation.settings[key] == pytest.approx(value)
 
 
-def test_arithmetic_is_in_the_reason():
+def test_reason_shows_the_arithmetic():
     translation = translate(("actor_config.lr_decay_style", "cosine"), ("actor_config.min_lr", 1e-7))
     assert items(translation, "actor_config.min_lr")[0].why == "min_lr / lr = 1e-07 / 1e-06"
     larger = translate(("rl_config.mini_batch_size", 64))
@@ -109,7 +109,7 @@ def test_arithmetic_is_in_the_reason():
 
 
 @pytest.mark.parametrize(
-    ("change", "key", "said"),
+    ("change", "key", "text"),
     [
         (
             ("actor_config.lr_decay_style", "inverse-square-root"),
@@ -137,38 +137,38 @@ def test_arithmetic_is_in_the_reason():
         ("megatron_training.global_batch_size", "megatron_training.global_batch_size", "global_batch_size"),
     ],
 )
-def test_what_cannot_be_exact_is_refused(change, key, said):
-    assert said in refusals(translate(change))[key]
+def test_inexact_settings_are_refused(change, key, text):
+    assert text in refusals(translate(change))[key]
 
 
-def test_a_missing_dropout_is_their_own_of_a_tenth():
+def test_missing_dropout_defaults_to_a_tenth():
     refused = refusals(translate("megatron_training.hidden_dropout"))
-    assert "MindSpeed RL's own default" in refused["megatron_training.hidden_dropout"]
+    assert "MindSpeed RL's default" in refused["megatron_training.hidden_dropout"]
     attention = translate("megatron_training.attention_dropout")
     item = items(attention, "megatron_training.attention_dropout")[0]
-    assert (item.ours_value, item.given) == (0.1, False)
+    assert (item.ours_value, item.explicit) == (0.1, False)
 
 
-def test_a_schedule_that_ends_between_iterations_is_refused():
+def test_schedule_that_ends_between_iterations_is_refused():
     refused = refusals(translate(("rl_config.epochs", 3), ("actor_config.lr_decay_style", "cosine")))
-    assert "no whole number" in refused["rl_config.epochs"]
+    assert "not a whole number" in refused["rl_config.epochs"]
 
 
-def test_sizes_of_one_rank_need_no_megatron():
+def test_parallel_sizes_of_one_need_no_megatron():
     translation = translate(("actor_config.tensor_model_parallel_size", 1), ("actor_config.sequence_parallel", True))
     assert f"{ACTOR}.strategy" not in translation.settings
     assert items(translation, "actor_config.sequence_parallel")[0].status == "inert"
 
 
-def test_block_recomputing_counts_layers_of_every_stage():
+def test_block_recomputation_counts_layers_of_every_stage():
     changes = [("recompute_granularity", "full"), ("recompute_method", "block"), ("recompute_num_layers", 4)]
-    spread = [("rl_config.actor_resource.num_npus", 2), ("actor_config.pipeline_model_parallel_size", 2)]
-    translation = translate(*spread, *((f"actor_config.{name}", value) for name, value in changes))
+    pipeline = [("rl_config.actor_resource.num_npus", 2), ("actor_config.pipeline_model_parallel_size", 2)]
+    translation = translate(*pipeline, *((f"actor_config.{name}", value) for name, value in changes))
     assert translation.settings[f"{MODEL}.recompute.num_layers"] == 8
     assert translation.settings[f"{MODEL}.recompute.method"] == "block"
 
 
-def test_experts_are_balanced_layer_by_layer_which_waits():
+def test_layerwise_expert_balancing_is_pending():
     chosen = (("defaults", [{"model": "qwen3_30b_a3b"}]), ("megatron_training.model", "qwen3_30b_a3b"))
     translation = translate(*chosen)
     scope = next(item for item in translation.items if item.ours == f"{ACTOR}.aux_loss_scope")
@@ -176,5 +176,5 @@ def test_experts_are_balanced_layer_by_layer_which_waits():
     assert translation.settings[f"{ACTOR}.aux_loss_coef"] == 0.001 / 8
 
 
-def test_a_critic_config_without_a_critic_has_no_effect():
+def test_critic_config_without_critic_is_inert():
     assert items(translate(("critic_config.lr", 1e-5)), "critic_config.lr")[0].status == "inert"

@@ -1,4 +1,4 @@
-"""load and finetune: which weights a run starts from, and what it goes on from."""
+"""load and finetune: initial weights and resuming."""
 
 import json
 
@@ -8,13 +8,13 @@ LOAD = ("actor_config.load", "./megatron")
 RESUME = ("actor_config.finetune", False)
 
 
-def test_megatron_weights_are_those_of_the_folder():
+def test_megatron_weights_are_replaced_by_hf_weights():
     translation = translate(LOAD)
     assert translation.exit_status == 0
     assert "tokenizer_name_or_path" in items(translation, LOAD[0])[0].why
 
 
-def test_they_are_refused_where_that_folder_has_none(tmp_path, monkeypatch):
+def test_megatron_weights_without_hf_weights_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
@@ -23,36 +23,39 @@ def test_they_are_refused_where_that_folder_has_none(tmp_path, monkeypatch):
     assert refusals(translate(LOAD)) == {}
 
 
-def test_a_megatron_checkpoint_cannot_be_gone_on_from():
+def test_resuming_from_a_megatron_checkpoint_is_refused():
     assert "finetune: true" in refusals(translate(LOAD, RESUME))[LOAD[0]]
 
 
-def test_load_that_is_save_goes_on_from_the_newest():
+def test_load_equal_to_save_resumes_from_the_newest():
     settings = translate(LOAD, RESUME, ("actor_config.save", "./megatron")).settings
     assert settings.get("trainer.resume_mode", "auto") == "auto"
     assert settings["trainer.default_local_dir"] == "./megatron"
 
 
-def test_one_of_our_checkpoints_is_gone_on_from(tmp_path, monkeypatch):
+def test_resuming_from_a_burnish_checkpoint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     step = tmp_path / "run" / "global_step_4"
     step.mkdir(parents=True)
     (step / "manifest.json").write_text(json.dumps({}))
-    one = translate(RESUME, ("actor_config.load", "run/global_step_4")).settings
-    assert (one["trainer.resume_mode"], one["trainer.resume_from_path"]) == ("resume_path", "run/global_step_4")
-    whole = translate(RESUME, ("actor_config.load", "run"))
-    assert "global_step_N" in refusals(whole)["actor_config.load"]
+    settings = translate(RESUME, ("actor_config.load", "run/global_step_4")).settings
+    assert (settings["trainer.resume_mode"], settings["trainer.resume_from_path"]) == (
+        "resume_path",
+        "run/global_step_4",
+    )
+    run_folder = translate(RESUME, ("actor_config.load", "run"))
+    assert "global_step_N" in refusals(run_folder)["actor_config.load"]
 
 
-def test_a_default_is_to_go_on():
-    """finetune is off where it is missing; without `load` there is nothing to go on from."""
+def test_without_load_nothing_is_resumed():
+    """finetune is off by default; without `load` there is nothing to resume from."""
     settings = translate("actor_config.finetune").settings
     assert settings["trainer.resume_mode"] == "disable"
 
 
 def test_contents_of_a_resumed_checkpoint():
-    kept = ("actor_config.save", "./megatron")
-    settings = translate(LOAD, RESUME, kept, ("actor_config.no_load_optim", True)).settings
+    save = ("actor_config.save", "./megatron")
+    settings = translate(LOAD, RESUME, save, ("actor_config.no_load_optim", True)).settings
     assert settings["actor_rollout_ref.actor.checkpoint.load_contents"] == ["model"]
     fresh = translate(LOAD, ("actor_config.no_load_optim", True))
     assert items(fresh, "actor_config.no_load_optim")[0].status == "inert"

@@ -1,10 +1,10 @@
-"""What each flag becomes: units, names, routes, defaults."""
+"""The Burnish keys that each flag sets: units, names, defaults."""
 
 import pytest
 
 from burnish.config import load
 
-from .asked import ACTOR, ROLLOUT, good, items, refused, translate
+from .commands import ACTOR, ROLLOUT, good, items, refused, translate
 
 N8 = "--advantage_estimator group_norm --n_samples_per_prompt 8"
 GAE = "--advantage_estimator gae"
@@ -295,23 +295,23 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("flags", "ours"), TABLE, ids=[f"{number} {row[0]}" for number, row in enumerate(TABLE)])
-def test_a_flag_becomes_our_keys(flags, ours):
+def test_flags_set_keys(flags, ours):
     translation = good(flags)
     assert refused(translation) == {}
     loaded = load(translation.overrides(), check=False)
-    found = {}
+    values = {}
     for key in ours:
         value = loaded.cfg
         for name in key.split("."):
             value = getattr(value, name)
-        found[key] = value
-    assert found == ours
+        values[key] = value
+    assert values == ours
 
 
-def test_the_defaults_that_differ_are_written_out():
-    """The fourteen and more that a silent translation would change."""
-    written = {item.ours for item in good("--vllm_num_engines 1 --colocate_all_models").items if not item.given}
-    assert written >= {
+def test_different_defaults_are_set_explicitly():
+    """Defaults that differ from Burnish's and would change the run."""
+    defaults = {item.ours for item in good("--vllm_num_engines 1 --colocate_all_models").items if not item.explicit}
+    assert defaults >= {
         f"{ACTOR}.clip_ratio_c",
         f"{ACTOR}.optim.betas",
         f"{ACTOR}.optim.weight_decay",
@@ -331,13 +331,13 @@ def test_the_defaults_that_differ_are_written_out():
     }
 
 
-def test_without_a_critic_nothing_is_said_of_one():
+def test_no_critic_settings_without_critic():
     settings = good(N8, "--critic_learning_rate 1e-5 --value_clip 0.3 --gamma 0.9 --lambd 0.9").settings
     assert not [key for key in settings if key.startswith("critic")]
     assert "algorithm.gamma" not in settings
 
 
-def test_a_reward_model_scores_and_starts_the_critic():
+def test_reward_model_scores_and_initializes_the_critic():
     base = "--pretrain m --prompt_data d --reward_pretrain rm --actor_num_gpus_per_node 1 --normalize_reward"
     settings = translate(base).settings
     assert settings["reward_model.model.path"] == settings["critic.model.path"] == "rm"
@@ -348,69 +348,71 @@ def test_a_reward_model_scores_and_starts_the_critic():
     assert [item.status for item in items(remote, "--reward_pretrain")] == ["inert"]
 
 
-def test_weights_are_sent_only_to_engines_elsewhere():
+def test_sync_backend_applies_only_to_engines_on_separate_gpus():
     key = f"{ROLLOUT}.checkpoint_engine.backend"
     for flags in ("", "--vllm_num_engines 1 --colocate_all_models"):
         translation = good(flags, "--vllm_sync_backend gloo")
         (item,) = items(translation, "--vllm_sync_backend")
-        assert item.status == "inert" and "copied, not sent" in item.why
+        assert item.status == "inert" and "copied locally" in item.why
         assert key not in translation.settings
     assert key not in good("--vllm_num_engines 2").settings
 
 
-def test_who_shares_devices_is_said():
-    """Critic and reference are with the policy, whatever is asked; a reward model may have its own."""
+def test_device_sharing_is_reported():
+    """Critic and reference always share the policy's devices; a reward model may have its own."""
     base = "--pretrain m --prompt_data d --reward_pretrain rm --actor_num_gpus_per_node 2 --ref_num_gpus_per_node 2"
-    asked = "--critic_num_gpus_per_node 4 --reward_num_gpus_per_node 4 --colocate_critic_reward --colocate_actor_ref"
-    translation = translate(base, asked)
+    flags = "--critic_num_gpus_per_node 4 --reward_num_gpus_per_node 4 --colocate_critic_reward --colocate_actor_ref"
+    translation = translate(base, flags)
     assert translation.settings["reward_model.enable_resource_pool"] is True
     assert translation.settings["reward_model.n_gpus_per_node"] == 4
-    said = {item.theirs: (item.status, item.why) for item in translation.items}
-    assert said["--critic_num_gpus_per_node"] == ("inert", "it shares the policy's devices; that changes no result")
-    why = "the critic always shares the policy's devices; the reward model has --reward_num_gpus_per_node of its own"
-    assert said["--colocate_critic_reward"] == ("inert", why)
-    assert said["--colocate_actor_ref"] == ("inert", "the reference always shares the policy's devices")
+    reports = {item.theirs: (item.status, item.why) for item in translation.items}
+    assert reports["--critic_num_gpus_per_node"] == ("inert", "shares the policy's devices; results are the same")
+    why = (
+        "the critic always shares the policy's devices; the reward model has separate GPUs (--reward_num_gpus_per_node)"
+    )
+    assert reports["--colocate_critic_reward"] == ("inert", why)
+    assert reports["--colocate_actor_ref"] == ("inert", "the reference always shares the policy's devices")
     together = translate(base, "--colocate_all_models --colocate_critic_reward")
     assert "reward_model.enable_resource_pool" not in together.settings
-    assert "of its own" not in items(together, "--colocate_critic_reward")[0].why
+    assert "separate GPUs" not in items(together, "--colocate_critic_reward")[0].why
 
 
 @pytest.mark.parametrize(
     ("stage", "setting", "value", "why"),
     [
         (0, "fsdp_size", 1, "nothing is sharded"),
-        (1, "reshard_after_forward", False, "as with stage 2 the gradients are sharded too"),
-        (2, "reshard_after_forward", False, "gathered weights stay after the forward pass"),
+        (1, "reshard_after_forward", False, "gradients are sharded too, as in stage 2"),
+        (2, "reshard_after_forward", False, "weights are not resharded after the forward pass"),
         (3, "reshard_after_forward", True, "weights, gradients and optimizer are sharded"),
     ],
 )
-def test_stages_of_zero_are_said(stage, setting, value, why):
+def test_zero_stages(stage, setting, value, why):
     translation = good(f"--zero_stage {stage} --overlap_comm --actor_num_gpus_per_node 2 --ref_num_gpus_per_node 2")
-    (item,) = [one for one in items(translation, "--zero_stage") if one.ours == f"{ACTOR}.fsdp_config.{setting}"]
+    (item,) = [item for item in items(translation, "--zero_stage") if item.ours == f"{ACTOR}.fsdp_config.{setting}"]
     assert (item.ours_value, item.status) == (value, "converted")
     assert why in item.why
     assert "always overlaps" in items(translation, "--overlap_comm")[0].why
 
 
-def test_the_entropy_is_off_or_only_reported():
+def test_entropy_is_off_or_only_reported():
     assert f"{ACTOR}.entropy_coeff" not in good("").settings
     (item,) = items(good("--entropy_loss_coef 0"), "--entropy_loss_coef")
     assert item.ours_value == 0 and "reports" in item.why
 
 
-def test_many_passes_are_warned_of():
+def test_warning_for_many_epochs():
     for epochs, warns in ((8, False), (9, True)):
         (item,) = items(good(f"--max_epochs {epochs}"), "--max_epochs")
         assert ("WARNING" in item.why) is warns
 
 
-def test_train_ppo_counts_the_ranks_of_its_launcher():
+def test_train_ppo_takes_ranks_from_its_launcher():
     translation = translate("--pretrain m --reward_pretrain rm", program="train_ppo", processes={"num_gpus": "2"})
     assert translation.settings["trainer.n_gpus_per_node"] == 2
     assert refused(translation) == {}
 
 
-def test_tokens_of_services_stay_secret():
+def test_api_keys_stay_secret():
     translation = good("--use_wandb s3cr3t --wandb_org us --wandb_project p")
     assert translation.environment == {"WANDB_API_KEY": "s3cr3t", "WANDB_ENTITY": "us"}
     assert "s3cr3t" not in repr([item.plain() for item in translation.items])
@@ -421,16 +423,16 @@ def test_tokens_of_services_stay_secret():
         assert "cr3t" not in repr([item.plain() for item in good(flags).items])
 
 
-def test_a_login_is_no_token():
+def test_wandb_login_is_not_an_api_key():
     assert good("--use_wandb True").environment == {}
 
 
 @pytest.mark.parametrize(
     ("flags", "theirs", "why"),
     [
-        ("--train_batch_size 100 --n_samples_per_prompt 8", "--train_batch_size", "64 or 128 would do"),
-        ("--train_batch_size 96 --n_samples_per_prompt 8", "--train_batch_size", "64 or 128 would do"),
-        ("--train_batch_size 256 --rollout_batch_size 128", "--train_batch_size", "128 would do"),
+        ("--train_batch_size 100 --n_samples_per_prompt 8", "--train_batch_size", "use 64 or 128"),
+        ("--train_batch_size 96 --n_samples_per_prompt 8", "--train_batch_size", "use 64 or 128"),
+        ("--train_batch_size 256 --rollout_batch_size 128", "--train_batch_size", "use 128"),
         ("--micro_train_batch_size 3", "--micro_train_batch_size", "128 samples / (3 x 1 ranks)"),
         ("--advantage_estimator group_norm", "--n_samples_per_prompt", "at least 2"),
         ("--advantage_estimator dr_grpo", "--n_samples_per_prompt", "at least 2"),
@@ -438,19 +440,19 @@ def test_a_login_is_no_token():
         (
             "--dynamic_filtering --n_samples_per_prompt 2 --dynamic_filtering_reward_range 1 0",
             "--dynamic_filtering_reward_range",
-            "smaller number first",
+            "LOW < HIGH",
         ),
-        ("--dual_clip 1", "--dual_clip", "above 1"),
-        ("--kl_target 0.1 --use_kl_loss", "--kl_target", "keeps its weight"),
+        ("--dual_clip 1", "--dual_clip", "greater than 1"),
+        ("--kl_target 0.1 --use_kl_loss", "--kl_target", "is constant"),
         ("--async_train --vllm_enable_sleep --colocate_all_models", "--vllm_enable_sleep", "--async_train"),
         ("--async_train --async_queue_size 0", "--async_queue_size", "at least 1"),
         ("--colocate_all_models --vllm_num_engines 2", "--vllm_num_engines", "2 x 1 = 2 GPUs"),
         ("--vllm_num_engines 2 --vllm_sync_backend mpi", "--vllm_sync_backend", "nccl or gloo"),
-        ("--colocate_all_models --ref_num_gpus_per_node 4", "--ref_num_gpus_per_node", "as many as"),
+        ("--colocate_all_models --ref_num_gpus_per_node 4", "--ref_num_gpus_per_node", "must equal"),
         ("--packing_samples", "--packing_samples", "--vllm_num_engines 1"),
         ("--lr_scheduler linear", "--lr_scheduler", "cosine_with_min_lr"),
         ("--load_in_4bit", "--load_in_4bit", "--lora_rank 16"),
-        ("--prompt_data a,b --prompt_data_probs 1", "--prompt_data_probs", "one number for each"),
+        ("--prompt_data a,b --prompt_data_probs 1", "--prompt_data_probs", "one number per dataset"),
         ("--max_len 4096", "--max_len", "--max_new_tokens N"),
         ("--vllm_is_correction_type seq-mask-tis --enable_vllm_is_correction", "--vllm_is_correction_type", "icepop"),
         ("--use_ms", "--use_ms", "ModelScope"),
@@ -465,7 +467,7 @@ def test_a_login_is_no_token():
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_to_do(flags, theirs, why):
+def test_invalid_combinations_are_refused(flags, theirs, why):
     assert why in refused(good(flags))[theirs]
 
 
@@ -476,13 +478,13 @@ def test_what_cannot_be_is_refused_with_what_to_do(flags, theirs, why):
         ("--dynamic_filtering --n_samples_per_prompt 2", "--dynamic_filtering"),
     ],
 )
-def test_some_flags_need_a_reward_function(flags, theirs):
-    found = refused(translate("--pretrain m --reward_pretrain rm --actor_num_gpus_per_node 1", flags))
-    assert "--remote_rm_url" in found[theirs]
+def test_flags_that_require_a_custom_reward(flags, theirs):
+    refusals = refused(translate("--pretrain m --reward_pretrain rm --actor_num_gpus_per_node 1", flags))
+    assert "--remote_rm_url" in refusals[theirs]
     assert "--agent_func_path" in refused(translate("--pretrain m", flags))["--remote_rm_url"]
 
 
-def test_weight_decay_spares_biases_and_norms():
+def test_weight_decay_excludes_biases_and_norms():
     settings = translate("--l2 0.1").settings
     assert settings[f"{ACTOR}.optim.weight_decay"] == 0.1
     assert settings[f"{ACTOR}.optim.decay_matrices_only"] is True

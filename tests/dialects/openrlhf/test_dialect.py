@@ -1,10 +1,10 @@
-"""Which programs are OpenRLHF's, however they are started."""
+"""Recognition of OpenRLHF programs behind launchers."""
 
 import pytest
 
 from burnish.dialects.openrlhf.dialect import OpenRLHF
-from burnish.dialects.read import translate_command
-from burnish.dialects.table import DIALECTS
+from burnish.dialects.registry import DIALECTS
+from burnish.dialects.translate import translate_command
 from burnish.errors import UserError
 
 FLAGS = ["--pretrain", "m", "--remote_rm_url", "r.py", "--actor_num_gpus_per_node", "1"]
@@ -25,29 +25,33 @@ SFT = ["--pretrain", "m", "--dataset", "d", "--output_key", "a"]
         (["deepspeed", "--num_gpus", "2", "--module", "openrlhf.cli.train_sft", *SFT], "sft"),
     ],
 )
-def test_a_command_is_read_however_it_is_started(words, job):
+def test_command_behind_launchers(words, job):
     translation = translate_command(words)
     assert (translation.dialect, translation.job) == ("openrlhf", job)
     assert translation.exit_status == 0
 
 
-def test_the_table_has_it():
+def test_openrlhf_is_registered():
     dialect = DIALECTS["openrlhf"].load()()
     assert isinstance(dialect, OpenRLHF)
     assert not dialect.knows_config({"megatron_training": {}})
 
 
-def test_it_has_no_config_files():
+def test_config_files_are_refused():
     with pytest.raises(UserError, match="no config files"):
-        OpenRLHF().read_config({})
+        OpenRLHF().translate_config({})
 
 
 @pytest.mark.parametrize(
-    ("program", "words"),
-    [("train_dpo", "preference training"), ("serve_rm", "--remote_rm_url"), ("train_magic", "no such program")],
+    ("program", "text"),
+    [
+        ("train_dpo", "preference training"),
+        ("serve_rm", "--remote_rm_url"),
+        ("train_magic", "unknown OpenRLHF program"),
+    ],
 )
-def test_other_programs_are_named(program, words):
+def test_other_programs_are_refused(program, text):
     with pytest.raises(UserError) as caught:
         translate_command(["python3", "-m", f"openrlhf.cli.{program}", "--beta", "0.1"])
-    assert words in str(caught.value)
+    assert text in str(caught.value)
     assert "openrlhf.cli.train_sft" in str(caught.value)

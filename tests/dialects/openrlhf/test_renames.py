@@ -1,11 +1,11 @@
-"""The dotted names mean what the flat ones mean, but for the defaults that changed with them."""
+"""Dotted flags translate like flat ones, except for the defaults that changed with them."""
 
 import pytest
 
-from burnish.dialects.openrlhf.renames import DOTTED, LATER
+from burnish.dialects.openrlhf.flags import DOTTED, LATER
 from burnish.dialects.openrlhf.sft_flags import SFT_ALL, SFT_DOTTED
 
-from .asked import ACTOR, ROLLOUT, refused, translate
+from .commands import ACTOR, ROLLOUT, refused, translate
 
 FLAT = (
     "--pretrain m --prompt_data d --remote_rm_url r.py --actor_num_gpus_per_node 2 --ref_num_gpus_per_node 2"
@@ -25,7 +25,7 @@ def dotted(text):
     return [f"--{names[word[2:]]}" if word.startswith("--") else word for word in text.split()]
 
 
-def test_both_spellings_of_a_command_give_the_same_run():
+def test_flat_and_dotted_commands_give_the_same_settings():
     flat = translate(FLAT, "--prompt_max_len 1000 --generate_max_len 500")
     later = translate(dotted(FLAT), "--data.max_len 1500 --rollout.max_new_tokens 500")
     assert refused(flat) == refused(later) == {}
@@ -33,7 +33,7 @@ def test_both_spellings_of_a_command_give_the_same_run():
     assert all(item.theirs.count(".") or item.theirs[0] == "(" for item in later.items)
 
 
-def test_the_defaults_that_changed():
+def test_defaults_that_changed_with_dotted_names():
     flat = translate("--pretrain m --remote_rm_url r.py --actor_num_gpus_per_node 1").settings
     base = "--actor.model_name_or_path m --reward.remote_url r.py --actor.num_gpus_per_node 1"
     later = translate(base, "--rollout.max_new_tokens 1024").settings
@@ -48,7 +48,7 @@ def test_the_defaults_that_changed():
     }
 
 
-def test_dotted_roles_are_set_one_by_one():
+def test_dotted_flags_configure_roles_separately():
     base = "--actor.model_name_or_path m --reward.remote_url r.py --rollout.max_new_tokens 100"
     both = translate(base, "--actor.max_norm 0.5 --actor.adam.betas 0.8 0.9 --critic.lr_scheduler constant").settings
     assert (both[f"{ACTOR}.grad_clip"], both.get("critic.grad_clip", 1.0)) == (0.5, 1.0)
@@ -68,19 +68,19 @@ def test_dotted_roles_are_set_one_by_one():
         ("--data.max_images_per_prompt 1", "--algo.advantage.estimator"),
     ],
 )
-def test_later_features_that_are_not_there(flags, theirs):
+def test_unsupported_later_features(flags, theirs):
     base = "--actor.model_name_or_path m --reward.remote_url r.py --rollout.max_new_tokens 100"
     assert theirs in refused(translate(base, flags))
 
 
-def test_without_a_response_limit_a_response_gets_what_its_prompt_leaves():
-    found = translate("--actor.model_name_or_path m --reward.remote_url r.py --data.max_len 2048")
-    assert refused(found) == {}
-    assert found.settings["actor_rollout_ref.rollout.max_model_len"] == 2048
-    assert found.settings["data.max_response_length"] == found.settings["data.max_prompt_length"] == 2047
+def test_total_length_limit_without_response_limit():
+    translation = translate("--actor.model_name_or_path m --reward.remote_url r.py --data.max_len 2048")
+    assert refused(translation) == {}
+    assert translation.settings["actor_rollout_ref.rollout.max_model_len"] == 2048
+    assert translation.settings["data.max_response_length"] == translation.settings["data.max_prompt_length"] == 2047
 
 
-def test_names_lead_to_flags():
+def test_dotted_names_refer_to_flags():
     from burnish.dialects.openrlhf.flags import PPO
 
     assert set(DOTTED.values()) <= {**PPO, **LATER}.keys()

@@ -1,9 +1,9 @@
-"""A translated command trains."""
+"""A translated OpenRLHF command trains."""
 
 import json
 
 from burnish.demo.tiny import make_model, make_tokenizer
-from burnish.dialects.read import translate_command
+from burnish.dialects.translate import translate_command
 from burnish.loop.api import train
 
 REWARD = """
@@ -13,7 +13,7 @@ def reward_func(queries, prompts, labels, **kwargs):
 """
 
 
-def test_a_grpo_command_makes_an_update_and_exports_its_model(tmp_path):
+def test_grpo_command_trains_and_exports_its_model(tmp_path):
     make_model(tmp_path / "model", make_tokenizer("0123456789+="), hidden=16, layers=2, seed=0)
     rows = [{"q": f"{i}+{i}=", "a": str(2 * i)} for i in range(4)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,10 +1,10 @@
-"""train_sft becomes burnish sft."""
+"""Translation of train_sft to burnish sft."""
 
 import pytest
 
 from burnish.config import load
 
-from .asked import items, refused, translate
+from .commands import items, refused, translate
 
 GOOD = "--pretrain m --dataset d.jsonl --input_key q --output_key a"
 
@@ -79,14 +79,14 @@ def value_of(cfg, key):
         ("--tokenizer_chat_template t", {"data.chat_template": "t"}),
     ],
 )
-def test_a_flag_becomes_our_keys(flags, ours):
+def test_flags_set_keys(flags, ours):
     translation = sft(flags)
     assert refused(translation) == {}
     cfg = load(translation.overrides(), job="sft", check=False).cfg
     assert {key: value_of(cfg, key) for key in ours} == ours
 
 
-def test_a_run_on_one_process_is_ready_to_start():
+def test_single_process_run_has_nothing_pending():
     loaded = load(sft("--param_dtype bf16 --packing_samples").overrides(), job="sft")
     assert loaded.cfg.model.partial_pretrain == "m"
 
@@ -108,11 +108,11 @@ def test_conversations():
         ("--n_samples_per_prompt 4", "--n_samples_per_prompt"),
     ],
 )
-def test_what_is_not_there_is_refused(flags, theirs):
+def test_unsupported_flags_are_refused(flags, theirs):
     assert theirs in refused(sft(flags))
 
 
-def test_both_spellings_of_a_command_give_the_same_run():
+def test_flat_and_dotted_commands_give_the_same_settings():
     flat = sft("--learning_rate 1e-5 --l2 0 --max_len 512 --lora_rank 4 --gradient_checkpointing --save_steps 3")
     later = translate(
         "--model.model_name_or_path m --data.dataset d.jsonl --data.input_key q --data.output_key a --adam.lr 1e-5",
@@ -124,12 +124,12 @@ def test_both_spellings_of_a_command_give_the_same_run():
     assert flat.settings == later.settings
 
 
-def test_the_launcher_says_how_many_ranks():
+def test_launcher_sets_the_number_of_ranks():
     translation = translate(GOOD, program="train_sft", processes={"num_gpus": "4"})
     assert translation.settings["trainer.n_gpus_per_node"] == 4
     assert [item.status for item in translation.items if item.ours == "trainer.n_gpus_per_node"] == ["pending"]
 
 
-def test_a_template_without_a_place_is_dropped_as_there():
+def test_template_without_placeholder_is_inert():
     (item,) = items(sft(["--input_template", '""']), "--input_template")
     assert item.status == "inert"

@@ -62,18 +62,18 @@ def trained(run, loaded):
         fit(run)
     finally:
         run.close()
-    return read_metrics(run.folder.metrics)
+    return read_metrics(run.recorder.folder.metrics)
 
 
 def test_training_with_a_server(tiny_folder, sglang_server, tmp_path):
     """The server's log-probs are the trainer's, before and after new weights."""
     run, loaded = training(tiny_folder, tmp_path, f"{KWARGS}.base_url={sglang_server.url}")
-    assert isinstance(run.engine, Supervised)
+    assert isinstance(run.rollout.engine, Supervised)
     metrics = trained(run, loaded)
     for step in (1, 2):
         assert metrics[step]["training/rollout_probs_diff_max"] < 1e-4
         assert metrics[step]["actor/grad_norm"] > 0
-    assert run.version == 3  # at the start and after each step
+    assert run.rollout.version == 3  # at the start and after each step
 
 
 @pytest.mark.long
@@ -86,7 +86,7 @@ def test_training_goes_on_when_its_server_is_killed(standin, tiny_folder, tmp_pa
 
     def kill():
         while not dead:
-            engine = run.engine._engine
+            engine = run.rollout.engine._engine
             if run.step == 1 and engine._flying:
                 os.killpg(engine._server.process.pid, signal.SIGKILL)
                 dead.append(engine)

@@ -1,0 +1,221 @@
+"""Conditions of a run under which some keys have no effect, or are supported: one function each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from burnish.config.adapters import wants_adapter
+from burnish.config.async_rules import is_async, step_counts_prompts, uses_queue
+from burnish.config.device import computes_on_cpu
+from burnish.config.jobs import EvalConfig, GenerateConfig
+from burnish.config.ranks import has_engine_pool, is_single_process, uses_megatron
+from burnish.config.root import TrainConfig
+from burnish.config.sft import SftConfig
+
+Condition = Callable[[Any], bool]  # of the root config of a job
+
+_EXTERNAL_ENGINES = ("vllm", "sglang")
+
+# The roles that Megatron's keys can parallelize, by their section.
+MEGATRON_ROLES: dict[str, Callable[[TrainConfig], Any]] = {
+    "actor_rollout_ref.actor": lambda cfg: cfg.actor_rollout_ref.actor,
+    "actor_rollout_ref.ref": lambda cfg: cfg.actor_rollout_ref.ref,
+    "critic": lambda cfg: cfg.critic,
+    "reward_model": lambda cfg: cfg.reward_model,
+}
+
+
+# devices and processes
+
+
+def on_cpu(cfg: TrainConfig | SftConfig | GenerateConfig) -> bool:
+    return computes_on_cpu(cfg.trainer.device)
+
+
+def has_one_rank(cfg: SftConfig) -> bool:
+    return cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node == 1
+
+
+def engines_share_devices(cfg: TrainConfig) -> bool:
+    return not has_engine_pool(cfg)
+
+
+def reward_model_shares_devices(cfg: TrainConfig) -> bool:
+    return not cfg.reward_model.enable_resource_pool
+
+
+def no_role_uses_megatron(cfg: TrainConfig) -> bool:
+    return not any(uses_megatron(role(cfg)) for role in MEGATRON_ROLES.values())
+
+
+def role_uses_megatron(section: str) -> Condition:
+    role = MEGATRON_ROLES[section]
+
+    def condition(cfg: TrainConfig) -> bool:
+        return uses_megatron(role(cfg))
+
+    return condition
+
+
+def role_without_megatron(section: str) -> Condition:
+    role = MEGATRON_ROLES[section]
+
+    def condition(cfg: TrainConfig) -> bool:
+        return not uses_megatron(role(cfg))
+
+    return condition
+
+
+# the engine
+
+
+def _engine(cfg: TrainConfig | GenerateConfig) -> Any:
+    """The engine's section, which is at another place in each job."""
+    return cfg.actor_rollout_ref.rollout if isinstance(cfg, TrainConfig) else cfg.rollout
+
+
+def uses_hf_engine(cfg: TrainConfig | GenerateConfig) -> bool:
+    return _engine(cfg).name == "hf"
+
+
+def uses_vllm(cfg: TrainConfig | GenerateConfig) -> bool:
+    return _engine(cfg).name == "vllm"
+
+
+def without_vllm(cfg: TrainConfig | GenerateConfig) -> bool:
+    return not uses_vllm(cfg)
+
+
+def uses_vllm_on_cpu(cfg: TrainConfig | GenerateConfig) -> bool:
+    return uses_vllm(cfg) and on_cpu(cfg)
+
+
+def uses_sglang(cfg: TrainConfig | GenerateConfig) -> bool:
+    return _engine(cfg).name == "sglang"
+
+
+def without_sglang(cfg: TrainConfig | GenerateConfig) -> bool:
+    return not uses_sglang(cfg)
+
+
+def uses_running_sglang(cfg: TrainConfig | GenerateConfig) -> bool:
+    """SGLang as a server that somebody else started."""
+    return uses_sglang(cfg) and "base_url" in _engine(cfg).engine_kwargs.sglang
+
+
+def starts_sglang_on_cpu(cfg: TrainConfig | GenerateConfig) -> bool:
+    return uses_sglang(cfg) and not uses_running_sglang(cfg) and on_cpu(cfg)
+
+
+def supports_sglang_sizes(cfg: TrainConfig | GenerateConfig) -> bool:
+    """SGLang can parallelize one engine in any way where no training rank needs an engine of its own."""
+    return uses_sglang(cfg) and (not isinstance(cfg, TrainConfig) or is_single_process(cfg))
+
+
+def has_engine_per_device(cfg: TrainConfig | GenerateConfig) -> bool:
+    """Every device holds a whole engine: the built-in ones always, external ones next to training ranks."""
+    external = _engine(cfg).name in _EXTERNAL_ENGINES
+    return not external or (isinstance(cfg, TrainConfig) and not is_single_process(cfg))
+
+
+def without_cuda_graphs(cfg: TrainConfig | GenerateConfig) -> bool:
+    """transformers' generate captures none, the built-in engine none on a CPU."""
+    return _engine(cfg).name not in _EXTERNAL_ENGINES and (uses_hf_engine(cfg) or on_cpu(cfg))
+
+
+def shares_weights_in_process(cfg: TrainConfig) -> bool:
+    """Weights reach the engine without being sent in buckets."""
+    return engines_share_devices(cfg) and not uses_sglang(cfg)
+
+
+def generates_responses(cfg: TrainConfig) -> bool:
+    return not cfg.actor_rollout_ref.rollout.skip_rollout
+
+
+# asynchronous training
+
+
+def is_synchronous(cfg: TrainConfig) -> bool:
+    return not is_async(cfg)
+
+
+def is_one_step_off(cfg: TrainConfig) -> bool:
+    return is_async(cfg) and not uses_queue(cfg)
+
+
+def recomputes_old_log_probs(cfg: TrainConfig) -> bool:
+    return is_async(cfg) and not cfg.async_training.use_rollout_log_probs
+
+
+def queue_counts_prompts(cfg: TrainConfig) -> bool:
+    return uses_queue(cfg) and step_counts_prompts(cfg)
+
+
+# rewards
+
+
+def without_reward_model(cfg: TrainConfig) -> bool:
+    return not cfg.reward_model.enable
+
+
+def uses_custom_reward_model(cfg: TrainConfig) -> bool:
+    return cfg.reward_model.model.custom_cls.path is not None
+
+
+def without_reward_servers(cfg: TrainConfig | EvalConfig) -> bool:
+    return all(url.endswith(".py") for url in cfg.reward.remote_url)
+
+
+def without_overlong_penalty(cfg: TrainConfig) -> bool:
+    return not cfg.reward_model.overlong_buffer.enable
+
+
+# the algorithm
+
+
+def without_group_filter(cfg: TrainConfig) -> bool:
+    return not cfg.algorithm.filter_groups.enable
+
+
+def without_pf_ppo(cfg: TrainConfig) -> bool:
+    return not cfg.algorithm.use_pf_ppo
+
+
+def without_importance_weights(cfg: TrainConfig) -> bool:
+    return cfg.algorithm.rollout_correction.rollout_is is None
+
+
+def without_rejection_sampling(cfg: TrainConfig) -> bool:
+    return not cfg.algorithm.rollout_correction.rollout_rs
+
+
+# models
+
+
+def policy_has_adapter(cfg: TrainConfig) -> bool:
+    return wants_adapter(cfg.actor_rollout_ref.model)
+
+
+def policy_without_adapter(cfg: TrainConfig) -> bool:
+    return not wants_adapter(cfg.actor_rollout_ref.model)
+
+
+def critic_without_adapter(cfg: TrainConfig) -> bool:
+    return not wants_adapter(cfg.critic.model)
+
+
+def sft_without_adapter(cfg: SftConfig) -> bool:
+    return not wants_adapter(cfg.model)
+
+
+def policy_without_checkpointing(cfg: TrainConfig) -> bool:
+    return not cfg.actor_rollout_ref.model.enable_gradient_checkpointing
+
+
+def critic_without_checkpointing(cfg: TrainConfig) -> bool:
+    return not cfg.critic.model.enable_gradient_checkpointing
+
+
+def sft_without_checkpointing(cfg: SftConfig) -> bool:
+    return not cfg.model.enable_gradient_checkpointing

@@ -1,0 +1,69 @@
+"""rl_config: multi-turn rollouts with tools, partial rollouts, images."""
+
+from __future__ import annotations
+
+from burnish.dialects.mindspeed.roles import ROLLOUT
+from burnish.dialects.mindspeed.translator import Translator
+
+_MULTI_TURN_KEYS = {
+    "tool_config_path": "tool_config_path",
+    "max_tool_calls": "max_user_turns",
+    "max_parallel_calls": "max_parallel_calls",
+    "max_tool_response_length": "max_tool_response_length",
+    "tool_response_truncate_side": "tool_response_truncate_side",
+    "tool_parser_format": "format",
+}
+_VISION = ("reuse_image_embeds", "colocate_actor_and_vit", "vit_forward_micro_batch_size")
+
+
+def translate_multi_turn(t: Translator) -> None:
+    _tools(t)
+    _partial_rollout(t)
+    _images(t)
+
+
+def _tools(t: Translator) -> None:
+    rl, enable = t.rl, t.rl["multi_turn_enable"]
+    t.set(enable, f"{ROLLOUT}.multi_turn.enable")
+    for name, ours in _MULTI_TURN_KEYS.items():
+        setting = rl[name]
+        if not enable.value:
+            t.inert(setting, "multi_turn_enable is off")
+        elif setting.value:
+            why = "turns with tool responses" if ours == "max_user_turns" else ""
+            t.set(setting, f"{ROLLOUT}.multi_turn.{ours}", why=why)
+    if not enable.value:
+        t.inert(rl["max_total_response_length"], "multi_turn_enable is off")
+    mode = rl["async_engine"]
+    if mode.explicit:
+        t.set(mode, f"{ROLLOUT}.mode", "async" if mode.value else "sync")
+
+
+def _partial_rollout(t: Translator) -> None:
+    rl, split, finished = (
+        t.rl,
+        t.rl["partial_rollout_max_split"],
+        t.rl["require_max_age_all_finished"],
+    )
+    if (split.value or 1) <= 1:
+        t.inert(split, "each response is finished within its iteration")
+        t.inert(finished, "partial_rollout_max_split is 1")
+        return
+    if rl.value("guarantee_order"):
+        t.refuse(rl["guarantee_order"], "must be false with partial_rollout_max_split, also in MindSpeed RL")
+    why = "unfinished responses continue in the next iteration; not supported yet (partial rollout in synchronous runs)"
+    t.pending(split, why)
+    if finished.explicit:
+        t.pending(finished, "not supported yet (partial rollout in synchronous runs)")
+
+
+def _images(t: Translator) -> None:
+    rl = t.rl
+    if rl.value("is_multimodal"):
+        t.pending(rl["is_multimodal"], "not supported yet (vision): images in prompts")
+        for setting in (*(rl[name] for name in _VISION), t.actor["mm_model"]):
+            if setting.explicit:
+                t.pending(setting, "not supported yet (vision)")
+        return
+    for setting in (rl["is_multimodal"], *(rl[name] for name in _VISION), t.actor["mm_model"]):
+        t.inert(setting, "no images: is_multimodal is off")

@@ -1,0 +1,58 @@
+"""Learner: the half of a run that updates. Its roles may live in this process or in others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from burnish.algos.kl import KL_ESTIMATORS, FixedKL
+from burnish.batch import Batch, Ragged
+from burnish.log.clock import Clock
+from burnish.loop.correct import Correction
+from burnish.registry import Entry
+from burnish.reward.model_scorer import RewardModelScorer
+from burnish.reward.shaping import Shaper
+from burnish.training.critic import Critic
+from burnish.training.policy import Policy
+from burnish.training.reference import Reference
+
+if TYPE_CHECKING:
+    from burnish.config.algorithm import AlgorithmConfig
+
+
+@dataclass
+class Learner:
+    """Policy, critic, reference and how advantages are computed."""
+
+    policy: Policy
+    critic: Critic | None
+    reference: Reference | None
+    reward_model: RewardModelScorer | None
+    estimator: Entry
+    algorithm: AlgorithmConfig
+    kl: FixedKL
+    shaper: Shaper
+    correction: Correction
+    critic_warmup: int  # steps in which only the critic is updated
+    seed: int
+    clock: Clock
+    num_unsynced: int = 0  # steps that changed the policy since the engine last received its weights
+
+    def updates_policy(self, step: int) -> bool:
+        return step > self.critic_warmup
+
+    def needs_old_log_probs(self, step: int, num_rows: int, *, current: bool) -> bool:
+        """Whether log-probs are computed before the update. Not where both would be the same forward pass
+        (docs/architecture.md). `current`: the policy still has the weights that sampled the batch."""
+        if self.correction.acts or not self.updates_policy(step):
+            return True
+        if self.correction.bypass:  # the engine's log-probs replace them
+            return False
+        return self.algorithm.use_kl_in_reward or not current or not self.policy.updates_once(num_rows)
+
+    def reference_columns(self, batch: Batch) -> dict[str, Ragged]:
+        """ref_log_prob, and exact_kl where the KL in the reward is the exact one."""
+        columns = {"ref_log_prob": self.reference.compute_log_probs(batch)}
+        if self.algorithm.use_kl_in_reward and "exact" in KL_ESTIMATORS[self.algorithm.kl_penalty].needs:
+            columns["exact_kl"] = self.policy.compute_exact_kl(batch)
+        return columns

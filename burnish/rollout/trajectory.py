@@ -1,0 +1,97 @@
+"""Trajectory: the unit that rollout produces. Everything after a prompt, token by token, with who wrote each token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from burnish.batch import Batch, Column, Ragged
+from burnish.models.model_input import Media, ModelInput
+from burnish.rollout.engine import Completion, FinishReason
+from burnish.rollout.stop import Decode, visible_text
+
+NOT_SAMPLED = -1  # the weight version of tokens that the environment gave
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A span of a trajectory with one author."""
+
+    start: int
+    end: int  # exclusive
+    role: Literal["assistant", "user", "tool", "system"] = "assistant"
+    reward: float | None = None  # of this turn alone; it goes to the turn's last token
+    finish_reason: FinishReason | None = None  # of a sampled turn
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    latency: float = 0.0  # seconds that a tool or the environment took
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One row of training data. Single-turn rollouts have one sampled turn."""
+
+    prompt: ModelInput
+    ids: list[int]  # everything after the prompt, in order
+    mask: list[bool]  # True where the policy sampled the token: only those are trained on
+    log_probs: list[float]  # of sampled tokens; 0 elsewhere
+    versions: list[int]  # weights that sampled each token; NOT_SAMPLED elsewhere
+    turns: list[Turn]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None  # the stop string or stop token that ended the last sampled turn
+    top_log_probs: list[list[tuple[int, float]]] | None = None  # per token the likeliest (id, log-prob), best first
+    media: tuple[Media, ...] = ()  # images or frames that tools and environments returned
+    routed_experts: Tensor | None = None  # of sampled tokens, for router replay
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def single_turn(prompt: ModelInput, completion: Completion) -> Trajectory:
+        """A prompt and its one response."""
+        length = len(completion.ids)
+        return Trajectory(
+            prompt,
+            completion.ids,
+            [True] * length,
+            completion.log_probs,
+            completion.versions,
+            [Turn(0, length, finish_reason=completion.finish_reason)],
+            completion.finish_reason,
+            completion.stop_reason,
+            completion.top_log_probs,
+        )
+
+    @property
+    def is_single_turn(self) -> bool:
+        return len(self.turns) == 1 and self.turns[0].reward is None
+
+    def text(self, decode: Decode) -> str:
+        """Everything after the prompt, without the stop token or stop string that ended it."""
+        return visible_text(self.ids, self.stop_reason, decode)
+
+
+def response_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
+    """responses, response_mask, rollout_log_probs, weight_version, finish_reason; one row per trajectory.
+
+    top_log_probs is added where the sampling asked for them, turns where a trajectory has more than one.
+    """
+    responses = Ragged.of([t.ids for t in trajectories], torch.int64)
+    columns: dict[str, Column] = {}
+    if trajectories and all(t.top_log_probs is not None for t in trajectories):
+        columns["top_log_probs"] = [t.top_log_probs for t in trajectories]
+    if not all(t.is_single_turn for t in trajectories):
+        columns["turns"] = [t.turns for t in trajectories]
+    return columns | {
+        "responses": responses,
+        "response_mask": Ragged.of([[float(sampled) for sampled in t.mask] for t in trajectories], torch.float32),
+        "rollout_log_probs": Ragged.of([t.log_probs for t in trajectories], torch.float32),
+        "weight_version": Ragged.of([t.versions for t in trajectories], torch.int64),
+        "finish_reason": [t.finish_reason for t in trajectories],
+    }
+
+
+def is_sampled(batch: Batch) -> Tensor:
+    """Which response tokens the policy sampled, flat bool."""
+    return batch["response_mask"].flat.bool()
