@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -60,10 +60,15 @@ class Precision:
 def check_kernels(models: dict[str, TrainedModelConfig], liger: bool, device: torch.device) -> None:
     """Raise, before anything is loaded, for kernels that this device or installation does not support."""
     for key, model in models.items():
-        name, attention_key = attention_of(model, key)
-        packed_function(name, device, attention_key)
+        _attention(model, key, device)
     if liger:
         check_liger(device, "actor_rollout_ref.model.use_liger")
+
+
+def _attention(model: TrainedModelConfig, key: str, device: torch.device) -> str:
+    """The name of the attention implementation; raises where the device does not support it."""
+    name, attention_key = attention_of(cast(Any, model), key)  # all of them have override_config
+    return packed_function(name, device, attention_key)
 
 
 def trained_language_model(
@@ -127,8 +132,7 @@ def frozen_language_model(
     """The reference's model, for inference only."""
     precision = Precision.of(fsdp, fsdp_key, device, torch_dtype)
     key = source.key.rpartition(".")[0]
-    attention, attention_key = attention_of(model, key)
-    network = load_causal_lm(source, packed_function(attention, device, attention_key), precision.weights)
+    network = load_causal_lm(source, _attention(model, key, device), precision.weights)
     _cast_buffers(network, precision.buffers)
     if compiled:
         _compile(network, key, device, parallel, precision.compute)
@@ -185,12 +189,11 @@ def _load(
     precision: Precision,
     device: torch.device,
 ) -> PreTrainedModel:
-    attention, attention_key = attention_of(model, key)
     options: dict[str, Any] = {}
     if model.load_in_4bit:
         options["quantization_config"] = four_bits(precision.compute, ("lm_head", VALUE_HEAD), key)
         options["device_map"] = {"": str(device)}
-    network = steady(load(source, packed_function(attention, device, attention_key), precision.weights, **options))
+    network = steady(load(source, _attention(model, key, device), precision.weights, **options))
     _cast_buffers(network, precision.buffers)
     return network
 

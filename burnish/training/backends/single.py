@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -16,9 +17,8 @@ class SingleBackend(ModuleBackend):
     """Holds all weights itself."""
 
     def _prepare(self) -> Offloaded | None:
-        model: nn.Module = self.model
         if not self.options.offload:
-            model.to(self.device)
+            cast(nn.Module, self.model).to(self.device)
             return None
         return TensorOffload(self._offloadable, self.device, changes=lambda tensor: tensor.requires_grad)
 
