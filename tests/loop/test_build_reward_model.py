@@ -161,10 +161,13 @@ def test_a_class_of_ones_own(made, class_file):
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        ((), "is not named"),
+        ((), "the name of the class is missing"),
         (("reward_model.model.custom_cls.name=Width",), "has no 'Width'"),
         (("reward_model.model.custom_cls.name=function",), "is no class"),
-        (("reward_model.model.custom_cls.name=Length", "reward_model.normalize=true"), "a class of your own"),
+        (
+            ("reward_model.model.custom_cls.name=Length", "reward_model.normalize=true"),
+            "not supported with reward_model.model.custom_cls",
+        ),
     ],
 )
 def test_a_class_that_cannot_be(made, class_file, more, problem):

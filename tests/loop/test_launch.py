@@ -78,7 +78,7 @@ def test_every_process_has_a_device_and_a_rank_in_its_pool(groups):
     assert {(info.address, info.timeout) for info in infos} == {("there:5", 77)}
     assert [own[2:] for own in policy.args] == [(("policy",), 7)] * 2
     assert run.groups == {"policy": policy, "engine": engine}
-    assert run.recorder.notices == ["said by trainer rank 0 of 2", "said by rollout rank 0 of 2"]
+    assert run.notices == ["said by trainer rank 0 of 2", "said by rollout rank 0 of 2"]
     assert (run.learner.critic(), run.learner.reference(), run.learner.reward_model()) == (None, None, None)
 
 
@@ -109,7 +109,7 @@ def test_without_ray_the_ranks_are_plain_processes_and_that_is_said(groups, monk
     run = started(TWO)
     assert isinstance(groups.made[0].starter, Processes)
     assert groups.made[0].host == "127.0.0.1"
-    assert "Ray is not installed" in run.recorder.notices[0]
+    assert "Ray is not installed" in run.notices[0]
 
 
 @pytest.mark.parametrize("nodes", [("trainer.nnodes=2",), (*APART, "rollout.nnodes=2")])

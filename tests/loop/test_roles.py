@@ -54,9 +54,12 @@ def test_gradient_checkpointing_follows_its_key(make_run):
         "critic.model.enable_gradient_checkpointing=false",
         out="off",
     )
-    assert on.policy.backend.model.is_gradient_checkpointing and on.critic.backend.model.is_gradient_checkpointing
-    assert not off.policy.backend.model.is_gradient_checkpointing
-    assert not off.critic.backend.model.is_gradient_checkpointing
+    assert (
+        on.learner.policy.backend.model.is_gradient_checkpointing
+        and on.learner.critic.backend.model.is_gradient_checkpointing
+    )
+    assert not off.learner.policy.backend.model.is_gradient_checkpointing
+    assert not off.learner.critic.backend.model.is_gradient_checkpointing
 
 
 def test_a_schedule_in_updates_counts_those_of_a_step(make_run):
