@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 from burnish.distributed.host import SECRET
 
-GRACE = 5.0  # seconds that a process has to end before it is killed
+GRACE = 5.0  # seconds that the processes have to end before they are killed
 
 
 class Processes:
@@ -34,9 +35,10 @@ class Processes:
         return describe_exit(process.returncode)
 
     def stop(self) -> None:
+        deadline = time.monotonic() + GRACE
         for process in self._running.values():
             try:
-                process.wait(GRACE)
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -136,6 +136,7 @@ class WorkerGroup:
         deaths = [] if self._closing else [worker.pending.error for worker in self.workers if worker.pending.error]
         if running or len(user_errors) < len(errors):
             self._closing = True
+            self.starter.kill()  # a rank in a collective never ends by itself
             self.starter.stop()
         raise [*user_errors, *deaths, *errors][0]
 

@@ -56,7 +56,7 @@ class Thing:
     def fail_on(self, rank: int) -> None:
         if self.rank == rank:
             raise ValueError("the worker's own words")
-        time.sleep(60)
+        time.sleep(600)
 
     def break_with(self, rank: int) -> None:
         """One dies amid a collective; the others hear that it is broken before anybody hears of the death."""
