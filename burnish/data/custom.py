@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from burnish.data.files import fingerprint_of_file, short_hash, value_kind
 from burnish.errors import UserError
-from burnish.registry import load_user_attribute
+from burnish.user_code import load_user_attribute
 
 if TYPE_CHECKING:
     from burnish.config.data import DataConfig

@@ -11,7 +11,7 @@ from burnish.data.custom import class_config
 from burnish.data.dataset import PromptDataset
 from burnish.data.user_state import load_state_text, state_text
 from burnish.errors import UserError
-from burnish.registry import load_user_attribute
+from burnish.user_code import load_user_attribute
 
 if TYPE_CHECKING:
     from burnish.config.data import DataConfig

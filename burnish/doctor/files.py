@@ -17,14 +17,14 @@ from burnish.data.check import check_rows
 from burnish.data.files import ListRows, Rows, read_file
 from burnish.doctor.rules import REFUSED, WARNING, Finding
 from burnish.errors import UserError
-from burnish.registry import is_user_path
+from burnish.user_code import is_user_path
 
 LOOKED_AT = 200  # rows of a file whose content is checked
 SECONDS = 30.0  # a user's file may take to be imported
 _IMPORT = """
 import sys
 from burnish.errors import UserError
-from burnish.registry import load_user_attribute, load_user_module
+from burnish.user_code import load_user_attribute, load_user_module
 path, name, key = sys.argv[1:]
 try:
     load_user_attribute(path, name, key=key) if name else load_user_module(path, key=key)

@@ -20,7 +20,6 @@ FOUR_NORMS = ("gemma2", "gemma3_text")
 QK_NORMS = ("qwen3", "qwen3_moe", "gemma3_text")
 # Parts of a name that change what a model was trained on, not its size.
 SIBLINGS = r"(?<![a-z])(math|coder|vl|meta)(?![a-z])"
-CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 
 
 class Linear(NamedTuple):
@@ -218,15 +217,6 @@ def _names(known: str, bare: str) -> bool:
 
 def _bare(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def is_reward_head(path: str) -> bool | None:
-    """Does its config.json name a classifier? None where there is none to read."""
-    config = _config_file(path)
-    if config is None:
-        return None
-    names = json.loads(config.read_text(encoding="utf-8")).get("architectures") or []
-    return any(name.endswith(CLASSIFIERS) for name in names)
 
 
 def _config_file(path: str) -> Path | None:

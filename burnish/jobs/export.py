@@ -23,8 +23,8 @@ from burnish.errors import UserError
 from burnish.models.device import DTYPES
 from burnish.models.fourbit import four_bits
 from burnish.models.load import ModelSource, first_line, load_causal_lm, load_value_model, quiet_transformers
-from burnish.models.lora import FACTS, adapter_dtype, add_adapters
-from burnish.models.plain import model_of
+from burnish.models.lora import BASE_INFO, adapter_dtype, add_adapters
+from burnish.models.plain import build_model
 from burnish.training.checkpoint import PREFIX, Checkpoints, damage
 from burnish.training.external_checkpoints import join_verl_shards, verl_shard_files
 from burnish.training.state import ADAPTER, HUB, has_adapter, read_average, read_shards, read_weights, swapped_weights
@@ -110,7 +110,7 @@ def _plain_model(folder: Path, options: ExportOptions) -> PreTrainedModel:
     if options.dtype is not None:
         weights = _cast(weights, options.dtype)
     generation = folder / HUB / "generation_config.json"
-    return model_of(
+    return build_model(
         config,
         weights,
         values=options.critic,
@@ -135,7 +135,7 @@ def _read(folder: Path, config: PretrainedConfig, options: ExportOptions) -> dic
     if files:
         if options.average:
             raise UserError("verl's checkpoints hold no moving average", key="--ema")
-        empty = model_of(config, None, values=options.critic, trust_remote_code=options.trust_remote_code)
+        empty = build_model(config, None, values=options.critic, trust_remote_code=options.trust_remote_code)
         return join_verl_shards(files, {name: tensor.shape for name, tensor in empty.state_dict().items()})
     if not options.average and not read_shards(folder) and any((folder / HUB).glob("*.safetensors")):
         family = AutoModelForTokenClassification if options.critic else AutoModelForCausalLM
@@ -147,7 +147,7 @@ def _read(folder: Path, config: PretrainedConfig, options: ExportOptions) -> dic
 def _merged(folder: Path, options: ExportOptions) -> dict[str, Tensor]:
     """Base and adapter as one, exactly as the run sent them to its engine."""
     where = folder / ADAPTER
-    facts = json.loads((where / FACTS).read_text()) if (where / FACTS).is_file() else {}
+    facts = json.loads((where / BASE_INFO).read_text()) if (where / BASE_INFO).is_file() else {}
     path = options.base or json.loads((where / "adapter_config.json").read_text()).get("base_model_name_or_path")
     if not path:
         raise UserError("which model is under the adapter?", key="--base", hint="--base /path/to/model")

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from burnish.config.adapters import adapter_of, attention_of
 from burnish.models.attention import packed_function
-from burnish.models.compiled import can_compile, compile_layers, compute_in_c
+from burnish.models.compiled import can_compile, compile_layers, use_cpu_kernels
 from burnish.models.device import pick_dtype
-from burnish.models.fourbit import four_bits, steady
+from burnish.models.fourbit import disable_inference_kernels, four_bits
 from burnish.models.head_kernels import HEAD_KERNELS
 from burnish.models.liger import apply_liger, check_liger
 from burnish.models.load import ModelSource, load_causal_lm, load_value_model
@@ -193,7 +193,7 @@ def _load(
     if model.load_in_4bit:
         options["quantization_config"] = four_bits(precision.compute, ("lm_head", VALUE_HEAD), key)
         options["device_map"] = {"": str(device)}
-    network = steady(load(source, _attention(model, key, device), precision.weights, **options))
+    network = disable_inference_kernels(load(source, _attention(model, key, device), precision.weights, **options))
     _cast_buffers(network, precision.buffers)
     return network
 
@@ -231,7 +231,7 @@ def _compile(
     if can_compile(network, device):
         compile_layers(network, key)
     elif device.type == "cpu" and compute == torch.float32:
-        compute_in_c(network)
+        use_cpu_kernels(network)
 
 
 def _finish(

@@ -13,7 +13,6 @@ from burnish.loop.backends import fsdp_options, wants_offload
 from burnish.models.device import pick_dtype
 from burnish.models.load import ModelSource, load_tokenizer
 from burnish.models.reward_model import check_score, load_reward_model
-from burnish.registry import load_user_attribute
 from burnish.reward.model_scorer import RewardModelScorer, ScoreWeights, precedence
 from burnish.reward.reward_model import CLASS_KEY, CustomRewardModel, RewardModel
 from burnish.reward.reward_model_input import OwnTemplate, PolicyTokens, RewardInput, decoder_for
@@ -23,6 +22,7 @@ from burnish.training.backends.module import ModuleBackend
 from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext
 from burnish.training.protocols import RewardModelRole
+from burnish.user_code import load_user_attribute
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig

@@ -9,7 +9,7 @@ from burnish.loop.build_reward_model import reward_model_source
 from burnish.loop.pools import wants_critic, wants_reference, wants_reward_model
 from burnish.loop.roles import critic_source, reference_source
 from burnish.models.load import ModelSource, load_config
-from burnish.models.sequence.arithmetic import choose_method
+from burnish.models.sequence.method import choose_method
 from burnish.training.tensor_parallel import check_sizes
 
 if TYPE_CHECKING:
@@ -33,5 +33,5 @@ def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
         check_sizes(config, tensor, f"{key}.megatron.tensor_model_parallel_size")
         if sequence > 1:
             name = "megatron.context_parallel_size" if uses_megatron(role) else "ulysses_sequence_parallel_size"
-            notices.append(choose_method(config, sequence, f"{key}.{name}", tensor).said)
+            notices.append(choose_method(config, sequence, f"{key}.{name}", tensor).notice)
     return notices

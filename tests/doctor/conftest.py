@@ -2,7 +2,7 @@
 
 import pytest
 
-from burnish.native import attention
+from burnish.models.cpu import attention
 
 
 @pytest.fixture(autouse=True)

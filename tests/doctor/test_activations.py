@@ -28,7 +28,7 @@ BOTH = Making(compiled=True, flash=True)
 @pytest.fixture
 def on_gpu(monkeypatch):
     """The GPU's kernel, done by plain products, and torch.compile without a compiler: what it would keep is kept."""
-    monkeypatch.setattr(attention, "own_kernel_fits", lambda query, shape, dropout: shape.softcap is None)
+    monkeypatch.setattr(attention, "torch_kernel_applies", lambda query, shape, dropout: shape.softcap is None)
     backend = "aot_eager_decomp_partition"  # divides as inductor does, and runs what it has as it is
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     torch._dynamo.reset()
@@ -144,5 +144,7 @@ def test_what_planning_knows_by_heart_is_what_runs():
             small = Small("qwen2", form, **changes)
             query = torch.empty(1, 4, 3, small.shape.head_dim, dtype=KEPT[form])
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(varlen, "OWN_KERNEL_ON", frozenset({"cpu"}))
-                assert flash_fits(small.shape, small.width) == varlen.own_kernel_fits(query, AttentionShape(1.0), 0.0)
+                patch.setattr(varlen, "TORCH_KERNEL_ON", frozenset({"cpu"}))
+                assert flash_fits(small.shape, small.width) == varlen.torch_kernel_applies(
+                    query, AttentionShape(1.0), 0.0
+                )

@@ -56,16 +56,16 @@ def adapter(role: str, *names: str) -> Observe:
             return None
         layer = next(iter(adapters.layers.values()))
         found = {
-            "rank": layer.lora_A["default"].weight.shape[0],
-            "scaling": _scaling(layer),
-            "dropout": _dropped(layer),
-            "modules": sorted({name.rpartition(".")[2] for name in adapters.layers}),
-            "dora": bool(layer.lora_magnitude_vector),
-            "dtype": str(layer.lora_A["default"].weight.dtype),
-            "A": float(layer.lora_A["default"].weight.double().abs().sum()),
-            "B": float(layer.lora_B["default"].weight.double().abs().sum()),
+            "rank": lambda: layer.lora_A["default"].weight.shape[0],
+            "scaling": lambda: _scaling(layer),
+            "dropout": lambda: _dropped(layer),
+            "modules": lambda: sorted({name.rpartition(".")[2] for name in adapters.layers}),
+            "dora": lambda: bool(layer.lora_magnitude_vector),
+            "dtype": lambda: str(layer.lora_A["default"].weight.dtype),
+            "A": lambda: float(layer.lora_A["default"].weight.double().abs().sum()),
+            "B": lambda: float(layer.lora_B["default"].weight.double().abs().sum()),
         }
-        return {name: found[name] for name in names}
+        return {name: found[name]() for name in names}
 
     return facts
 

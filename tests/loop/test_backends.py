@@ -276,7 +276,7 @@ def test_what_cannot_run_here_is_refused_before_a_model_is_loaded(launch, monkey
     for override, words in (
         (f"{model}.attn_implementation=flash_attention_2", "NVIDIA GPUs only"),
         (f"+{model}.override_config.attn_implementation=flash_attention_2", "NVIDIA GPUs only"),
-        (f"{model}.attn_implementation=flex_attention", "does not work on packed rows"),
+        (f"{model}.attn_implementation=flex_attention", "not supported for packed sequences"),
         (f"+{model}.override_config.attn_implementation=fastest", "no such attention"),
         (f"{model}.use_liger=true", "GPUs only"),
     ):

@@ -79,7 +79,7 @@ def test_every_process_has_a_device_and_a_rank_in_its_pool(groups):
     assert [own[2:] for own in policy.args] == [(("policy",), 7)] * 2
     assert run.groups == {"policy": policy, "engine": engine}
     assert run.notices == ["said by trainer rank 0 of 2", "said by rollout rank 0 of 2"]
-    assert (run.learner.critic(), run.learner.reference(), run.learner.reward_model()) == (None, None, None)
+    assert (run.critic(), run.reference(), run.reward_model()) == (None, None, None)
 
 
 def test_a_launch_that_fails_leaves_nothing_behind(groups, monkeypatch):

@@ -9,7 +9,6 @@ import torch
 import burnish
 from burnish.demo.tiny import make_tokenizer
 from burnish.errors import UserError
-from burnish.log.metrics import row_sums
 from burnish.loop.validate import validate
 
 from ..reward_models import make_reward_model
@@ -43,10 +42,10 @@ def test_the_models_score_stands_on_the_last_token(make_run, next_prompts, with_
     run = make_run(*with_model, reward=never)
     batch = judged(run, next_prompts(run))
     scores = batch["token_level_scores"]
-    assert row_sums(scores).tolist() == pytest.approx(expected_scores(run, batch), abs=1e-6)
+    assert scores.sums().tolist() == pytest.approx(expected_scores(run, batch), abs=1e-6)
     for row in scores.rows():
         assert torch.count_nonzero(row[:-1]) == 0
-    assert len({round(score, 4) for score in row_sums(scores).tolist()}) > 2
+    assert len({round(score, 4) for score in scores.sums().tolist()}) > 2
     assert batch["reward_problem"] == [None] * 8
 
 
@@ -81,7 +80,7 @@ def test_weights_mix(make_run, next_prompts, with_model, weights, by_model, by_f
     read = expected_scores(run, batch)
     lengths = [float(len(text)) for text in batch["response_text"]]
     mixed = [by_model * one + by_function * other for one, other in zip(read, lengths, strict=True)]
-    assert row_sums(batch["token_level_scores"]).tolist() == pytest.approx(mixed, abs=1e-5)
+    assert batch["token_level_scores"].sums().tolist() == pytest.approx(mixed, abs=1e-5)
     assert [extras["function_score"] for extras in batch["reward_extras"]] == lengths
     assert [extras["model_score"] for extras in batch["reward_extras"]] == pytest.approx(read, abs=1e-6)
     assert [extras["length"] for extras in batch["reward_extras"]] == lengths
@@ -90,7 +89,7 @@ def test_weights_mix(make_run, next_prompts, with_model, weights, by_model, by_f
 def test_a_function_of_no_weight_is_not_called(make_run, next_prompts, with_model):
     run = make_run(*with_model, "reward.function_weight=0", reward=never)
     batch = judged(run, next_prompts(run))
-    assert row_sums(batch["token_level_scores"]).tolist() == pytest.approx(expected_scores(run, batch), abs=1e-6)
+    assert batch["token_level_scores"].sums().tolist() == pytest.approx(expected_scores(run, batch), abs=1e-6)
 
 
 def test_a_greedy_baseline_is_scored_too(make_run, next_prompts, with_model):
@@ -105,9 +104,9 @@ def test_filtered_groups_are_judged_by_the_model(make_run, with_model):
     filtered = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score")
     run = make_run(*with_model, *filtered, reward=never)
     batch = judged(run, run.rollout.next_prompts())
-    assert row_sums(batch["token_level_scores"]).tolist() == pytest.approx(expected_scores(run, batch), abs=1e-6)
+    assert batch["token_level_scores"].sums().tolist() == pytest.approx(expected_scores(run, batch), abs=1e-6)
     groups = {}
-    for uid, score in zip(batch["uid"], row_sums(batch["token_level_scores"]).tolist(), strict=True):
+    for uid, score in zip(batch["uid"], batch["token_level_scores"].sums().tolist(), strict=True):
         groups.setdefault(uid, []).append(score)
     assert len(groups) == 4
     assert all(max(scores) > min(scores) for scores in groups.values())
@@ -137,7 +136,7 @@ def test_scores_that_are_no_numbers_fall_back(make_run, next_prompts, with_model
     run = make_run(*with_model, "reward.fallback_score=-2", reward=never)
     run.learner.reward_model.model.compute_scores = lambda batch: [math.nan, 1.0] * 4
     batch = judged(run, next_prompts(run))
-    assert row_sums(batch["token_level_scores"]).tolist() == [-2.0, 1.0] * 4
+    assert batch["token_level_scores"].sums().tolist() == [-2.0, 1.0] * 4
     assert batch["reward_problem"][:2] == ["the reward model returned nan", None]
     numbers = run.learner.reward_model.take_metrics()
     assert numbers["reward_model/failed"] == 4

@@ -119,5 +119,5 @@ def test_no_rows(inputs):
 
 
 def test_vocabularies_must_agree(inputs):
-    with pytest.raises(ValueError, match="vocabularies of 101 and 50"):
+    with pytest.raises(ValueError, match="different vocabulary sizes: 101 and 50"):
         chunked(inputs[0], inputs[1], inputs[2], inputs[3][:50])

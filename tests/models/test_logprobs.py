@@ -170,20 +170,20 @@ def test_a_frozen_head_gets_no_gradient():
 
 
 @pytest.mark.parametrize("entropy_weight", [None, 0.0, 0.3])
-@pytest.mark.parametrize("taught", [True, False])
+@pytest.mark.parametrize("trainable", [True, False])
 @pytest.mark.parametrize(("temperature", "softcap"), SETTINGS)
-def test_in_float64_it_is_the_naive_head(inputs, monkeypatch, temperature, softcap, taught, entropy_weight):
+def test_in_float64_it_is_the_naive_head(inputs, monkeypatch, temperature, softcap, trainable, entropy_weight):
     """Values and gradients, over several chunks; also of a frozen head, whose gradient the forward pass knows."""
     monkeypatch.setitem(chunks.BUDGET, "cpu", 8 * 2 * 10 * VOCABULARY)
     tokens = inputs[2]
-    hidden, weight = inputs[0].double().requires_grad_(), inputs[1].double().requires_grad_(taught)
+    hidden, weight = inputs[0].double().requires_grad_(), inputs[1].double().requires_grad_(trainable)
     pull = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
 
     def everything(function: Callable) -> list[Tensor]:
         log_probs, entropy = function()
         loss = (log_probs * pull).sum() + (entropy_weight * (entropy * pull.flip(0)).sum() if entropy_weight else 0.0)
         found = [log_probs] if entropy_weight is None else [log_probs, entropy]
-        return found + list(torch.autograd.grad(loss, [hidden, weight] if taught else [hidden]))
+        return found + list(torch.autograd.grad(loss, [hidden, weight] if trainable else [hidden]))
 
     asked = entropy_weight is not None
     ours = everything(lambda: token_log_probs(hidden, weight, tokens, temperature, asked, softcap))
@@ -195,11 +195,11 @@ def test_in_float64_it_is_the_naive_head(inputs, monkeypatch, temperature, softc
 def test_a_frozen_head_needs_one_product_less(inputs):
     """The backward pass of a head that learns makes the logits again; that of a frozen one only scales."""
     products = {}
-    for taught in (True, False):
-        hidden, weight = inputs[0].clone().requires_grad_(), inputs[1].clone().requires_grad_(taught)
+    for trainable in (True, False):
+        hidden, weight = inputs[0].clone().requires_grad_(), inputs[1].clone().requires_grad_(trainable)
         with Products() as found:
             token_log_probs(hidden, weight, inputs[2])[0].sum().backward()
-        products[taught] = found.count
+        products[trainable] = found.count
     assert products == {True: 4, False: 2}
     with torch.no_grad(), Products() as found:
         token_log_probs(inputs[0].clone().requires_grad_(), inputs[1], inputs[2])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from burnish.models.kernels.door import kernel, tl
+from burnish.models.kernels.lazy_triton import kernel, tl
 from burnish.models.varlen import AttentionShape
 
 DOT = 16  # the least rows and columns of a product of the matrix units

@@ -22,7 +22,7 @@ from burnish.models.lora import Adapters
 from burnish.models.parts import backbone, head_weight, logit_softcap
 from burnish.models.reward_model import last_token_scores
 from burnish.models.router import balance_loss
-from burnish.models.sequence.arithmetic import choose_method
+from burnish.models.sequence.method import choose_method
 from burnish.models.sequence.parallel import SequenceParallel
 from burnish.models.sequence.places import Places
 from burnish.training.backend import DEFAULT_OPTIONS, Backend, BackendOptions, HeadFn, LossFn, MicroBatch, Output

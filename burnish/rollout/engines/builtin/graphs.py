@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from burnish.models.compiled import own_forwards
+from burnish.models.compiled import copied_forwards
 from burnish.models.parts import backbone
 from burnish.rollout.engines.builtin.device_rows import Mode
 from burnish.rollout.engines.builtin.plan import LoopPlan
@@ -99,7 +99,7 @@ class CompiledLayers:
     def __init__(self, model: PreTrainedModel, backend: str = "inductor") -> None:
         self.layers: list[nn.Module] = list(backbone(model).layers)
         self.forwards = [
-            torch.compile(forward, backend=backend, fullgraph=True) for forward in own_forwards(self.layers)
+            torch.compile(forward, backend=backend, fullgraph=True) for forward in copied_forwards(self.layers)
         ]
 
     @contextlib.contextmanager

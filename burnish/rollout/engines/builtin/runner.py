@@ -10,13 +10,13 @@ from torch import Tensor
 
 from burnish.errors import UserError
 from burnish.models.attention import PAGED, PagedContext
+from burnish.models.cpu.library import CannotCompileError
+from burnish.models.cpu.replace import replace_with_cpu_kernels
 from burnish.models.joined import Joined, Linear, join_products
 from burnish.models.load import load_causal_lm
 from burnish.models.logprobs import chunk_logits
 from burnish.models.parts import head_weight, logit_softcap
 from burnish.models.wide import hidden_states
-from burnish.native.library import CannotCompileError
-from burnish.native.taking import take_over
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.blocks import BLOCK, BlockPool, OutOfBlocksError, blocks_for
 from burnish.rollout.engines.builtin.cache import CacheShape, DecodeContext, KVCache, PrefillContext, Segment
@@ -80,7 +80,7 @@ class Runner:
             self.product, self.multiple = self.native.layers.product, EVEN if self.invariant else 1
         self.joined = join_products(self.model, self.product)
         if self.native is not None:
-            take_over(self.model, self.native.layers)
+            replace_with_cpu_kernels(self.model, self.native.layers)
         elif self.invariant:
             make_invariant(self.model)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from burnish.models.attention import AttentionShape
-from burnish.native.library import compiled
+from burnish.models.cpu.library import compiled
 from burnish.rollout.engines.builtin.cache import KVCache, room
 
 Function = Callable[..., int]  # burnish_decode of decode.c

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from burnish.native.layers import Layers
+from burnish.models.cpu.layers import Layers
 from burnish.rollout.engines.builtin.cache import CacheShape
 from burnish.rollout.engines.builtin.native.decode import Function, decode_function
 

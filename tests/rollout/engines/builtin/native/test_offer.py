@@ -1,7 +1,7 @@
 """What an engine computes in C; without a compiler it says so, and answers all the same."""
 
-from burnish.native import library
-from burnish.native.layers import Layers
+from burnish.models.cpu import library
+from burnish.models.cpu.layers import Layers
 from burnish.rollout.engine import Sampling
 
 
@@ -12,7 +12,7 @@ def test_without_a_compiler_the_engine_says_so(tiny_folder, make_engine, prompt,
     library.compiled.cache_clear()
     monkeypatch.setenv("CC", "no-such-compiler")
     without = make_engine(tiny_folder)
-    assert without.runner.native is None and "there is no C compiler" in without.capabilities.remarks[0]
+    assert without.runner.native is None and "no C compiler found" in without.capabilities.remarks[0]
     greedy = Sampling(12, do_sample=False)
     both = [[completion.ids for completion in ask(engine, prompts, greedy)] for engine in (with_it, without)]
     assert both[0] == both[1]
