@@ -112,7 +112,7 @@ def test_a_resumed_run_with_adapters_ends_in_the_same_bits(launch, make_run, tmp
     whole, parts = (make_run(*both, "trainer.total_training_steps=4", out=out) for out in ("whole", "parts"))
     assert whole.step == parts.step == 4
     for role in ("policy", "critic"):
-        assert equal(weights(getattr(whole, role)), weights(getattr(parts, role)))
+        assert equal(weights(getattr(whole.learner, role)), weights(getattr(parts.learner, role)))
 
 
 def test_a_checkpoint_holds_the_adapters_alone(make_run, next_prompts, model_folder):
@@ -263,8 +263,8 @@ def test_another_model_may_be_the_reference(make_run, next_prompts, tmp_path, mo
     adapted = make_run(
         *KL, *LORA, f"actor_rollout_ref.ref.model.path={tmp_path / 'other'}", out="adapted", reward=varied
     )
-    assert adapted.reference.backend is not adapted.policy.backend
-    assert not any(p.requires_grad for p in adapted.reference.backend.model.parameters())
+    assert adapted.learner.reference.backend is not adapted.learner.policy.backend
+    assert not any(p.requires_grad for p in adapted.learner.reference.backend.model.parameters())
 
 
 def test_what_cannot_run_here_is_refused_before_a_model_is_loaded(launch, monkeypatch):
