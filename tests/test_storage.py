@@ -110,7 +110,7 @@ def test_a_broken_download_is_never_used(memory, monkeypatch, tmp_path):
 def test_a_short_download_is_told(memory, monkeypatch):
     memory.pipe_file("/a", b"aaaa")
     monkeypatch.setattr(type(memory), "get_file", lambda self, source, target, **more: Path(target).write_bytes(b"aa"))
-    with pytest.raises(UserError, match="came with 2 of 4 bytes"):
+    with pytest.raises(UserError, match="has 2 of 4 bytes"):
         local_path("memory://a", key=KEY)
 
 

@@ -14,8 +14,8 @@ from burnish.algos.losses import LOSSES
 from burnish.algos.shaping import SCORE_NORMALIZERS
 from burnish.config.async_rules import is_async
 from burnish.config.model_rules import trained_models
+from burnish.data.datagen import RowGenerator, load_row_generator
 from burnish.data.dataset import PromptDataset
-from burnish.data.growth import Growth, load_growth
 from burnish.data.load import load_train, load_val, train_sampler
 from burnish.data.sampler import PromptSampler, validation_batches
 from burnish.data.user_sampler import UserSampler
@@ -70,7 +70,7 @@ class Data:
     train: PromptDataset | None
     sampler: PromptSampler | UserSampler | None
     val: PromptDataset | None
-    growth: Growth | None = None  # rows generated during training
+    growth: RowGenerator | None = None  # rows generated during training
 
     def notices(self) -> list[str]:
         return self.sampler.notices() if isinstance(self.sampler, UserSampler) else []
@@ -163,7 +163,7 @@ def build_data(cfg: TrainConfig, tokenizer: Any, dataset: Rows | None, val_datas
             raise UserError("there is no validation data", key="trainer.val_only", value=True)
         return Data(None, None, val)
     train = load_train(cfg.data, tokenizer, run_seed=seed, rows=dataset)
-    growth = load_growth(cfg.data, train) if cfg.data.datagen.path else None
+    growth = load_row_generator(cfg.data, train) if cfg.data.datagen.path else None
     return Data(train, train_sampler(cfg.data, train, run_seed=seed), val, growth)
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from burnish.config.memory_fixes import next_change
 from burnish.errors import UserError
 from burnish.models.device import pick_device
+from burnish.sizing import GIB
 from burnish.training.device_memory import OutOfMemory, memory_reported
 
 if TYPE_CHECKING:
     from burnish.loop.run import Run
 
-GIB = 1 << 30
 # The clock's phases -> their names in the memory plan.
 PHASES = {
     "gen": "rollout",

@@ -8,12 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Bytes of one chunk's logits and their intermediates. A CPU gains nothing beyond the size of its caches; a GPU
-# needs a few thousand rows to be fully used.
-BUDGET = {"cpu": 64 << 20, "cuda": 1280 << 20}
-# Devices whose matrix product takes 16-bit operands and accumulates into a float32 output.
-ADDS_ON = frozenset({"cuda"})
-TILE = 128  # rows of a tile of a GPU's matrix product
+from burnish.sizing import FLOAT32_ACCUMULATING_DEVICES, chunk_rows
 
 
 @dataclass(frozen=True)
@@ -25,9 +20,7 @@ class Chunks:
 
     @staticmethod
     def of(count: int, vocabulary: int, entry_bytes: int, device: torch.device) -> Chunks:
-        max_rows = chunk_rows(vocabulary, entry_bytes, device.type)
-        pieces = max(1, -(-count // max_rows))
-        return Chunks(count, min(max_rows, _rounded(-(-count // pieces), device.type)))
+        return Chunks(count, chunk_rows(count, vocabulary, entry_bytes, device.type))
 
     def parts(self) -> Iterator[slice]:
         for start in range(0, self.count, self.rows):
@@ -36,17 +29,6 @@ class Chunks:
     def buffer(self, hidden: Tensor, vocabulary: int) -> Tensor:
         """A buffer for one chunk's product, shared by all chunks."""
         return hidden.new_empty(min(self.rows, self.count), vocabulary)
-
-
-def chunk_rows(vocabulary: int, entry_bytes: int, device_type: str) -> int:
-    """Rows of one chunk within the budget."""
-    budget = BUDGET.get(device_type, BUDGET["cuda"])
-    rows = max(1, budget // (vocabulary * entry_bytes))
-    return rows if device_type == "cpu" or rows < TILE else rows // TILE * TILE
-
-
-def _rounded(rows: int, device_type: str) -> int:
-    return max(1, rows if device_type == "cpu" else -(-rows // TILE) * TILE)
 
 
 def product(hidden: Tensor, weight: Tensor, buffer: Tensor) -> Tensor:
@@ -64,7 +46,7 @@ def add_product(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
     """total += grad.T @ hidden, without a temporary of that size where the device supports it."""
     if grad.dtype == total.dtype:
         torch.addmm(total, grad.t(), hidden, out=total)
-    elif total.device.type in ADDS_ON:  # operands in 16 bits, the sum in float32
+    elif total.device.type in FLOAT32_ACCUMULATING_DEVICES:  # operands in 16 bits, the sum in float32
         torch.addmm(total, grad.t(), hidden, out_dtype=total.dtype, out=total)
     else:
         total.add_(grad.t() @ hidden)

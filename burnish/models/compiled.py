@@ -15,10 +15,7 @@ from burnish.models.cpu.autograd import DifferentiableLayers
 from burnish.models.cpu.library import CannotCompileError
 from burnish.models.cpu.replace import replace_with_cpu_kernels
 from burnish.models.recompute import decoder_layers
-
-# Families whose layers are known to compile to one graph each; mixtures of experts, for example, do not.
-COMPILED_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "smollm3", "olmo2"})
-
+from burnish.sizing import COMPILED_FAMILIES
 
 COMPILED_ON = frozenset({"cuda"})  # on a CPU, compilation takes longer than it saves
 

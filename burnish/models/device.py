@@ -10,17 +10,10 @@ import sys
 import torch
 
 from burnish.errors import UserError
+from burnish.sizing import DTYPE_NAMES, default_dtype
 
 LIBRARIES = {"npu": "torch_npu"}  # accelerators that need a plug-in library
-DTYPES = {
-    "float32": torch.float32,
-    "fp32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "bf16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp16": torch.float16,
-    "half": torch.float16,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in DTYPE_NAMES.items()}
 
 
 def pick_device(name: str, key: str = "trainer.device") -> torch.device:
@@ -56,7 +49,7 @@ def _is_available(name: str) -> bool:
 def pick_dtype(name: str | None, device: torch.device, key: str) -> torch.dtype:
     """The named dtype; None means float32 on a CPU and bfloat16 on a GPU."""
     if name is None or name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        return DTYPES[default_dtype(device.type == "cpu")]
     if name not in DTYPES:
         raise UserError("unknown dtype", key=key, value=name, allowed=DTYPES, hint=f"{key}=float32")
     dtype = DTYPES[name]

@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from burnish.sizing import torch_entry_bytes
+
 
 class Sharpness(NamedTuple):
     """How a product becomes logits: tanh soft cap (optional), then division by the temperature."""
@@ -168,8 +170,7 @@ class TorchKernel:
         return fused(function) if self.compiled else function
 
     def entry_bytes(self, dtype: torch.dtype, with_entropy: bool) -> int:
-        wide = statistics_dtype(dtype)
-        return dtype.itemsize + (wide.itemsize if wide != dtype else 0) + (wide.itemsize if with_entropy else 0)
+        return torch_entry_bytes(dtype.itemsize, with_entropy)
 
     def measure(self, product: Tensor, tokens: Tensor, shape: Sharpness, with_entropy: bool, keep: bool) -> Measured:
         scratch = product.clone() if keep and product.dtype == statistics_dtype(product.dtype) else product

@@ -13,6 +13,7 @@ from torch import Tensor
 from burnish.errors import UserError
 from burnish.models.cpu import attention
 from burnish.models.flash import packed_product
+from burnish.sizing import flash_attention_fits
 
 # Major version of flash-attn -> (module with flash_attn_varlen_func, how to install it).
 LIBRARIES = {
@@ -60,9 +61,8 @@ TORCH_KERNEL_ON = frozenset({"cuda"})
 
 def torch_kernel_applies(query: Tensor, shape: AttentionShape, dropout: float) -> bool:
     """Whether torch's own kernel applies: 16 bits on a GPU, no soft cap, a supported head size, no dropout."""
-    size = query.shape[-1]
-    supported = query.dtype.itemsize == 2 and shape.softcap is None and size % 8 == 0 and size <= 256 and not dropout
-    return supported and query.device.type in TORCH_KERNEL_ON
+    fits = flash_attention_fits(query.dtype.itemsize, query.shape[-1], shape.softcap is not None)
+    return fits and not dropout and query.device.type in TORCH_KERNEL_ON
 
 
 def torch_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, shape: AttentionShape) -> Tensor:

@@ -13,17 +13,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from burnish.models.compiled import COMPILED_FAMILIES
 from burnish.models.parts import backbone
+from burnish.sizing import FLOAT32_RESIDUAL_FAMILIES
 
 NARROW = frozenset({torch.bfloat16, torch.float16})
-# Families whose matrix products autocast handles; mixtures of experts use kernels of their own.
-WIDE_FAMILIES = COMPILED_FAMILIES
 
 
 def is_wide(model: PreTrainedModel) -> bool:
     """Whether the residual stream has a wider dtype than the weights."""
-    return model.dtype in NARROW and model.config.get_text_config().model_type in WIDE_FAMILIES
+    return model.dtype in NARROW and model.config.get_text_config().model_type in FLOAT32_RESIDUAL_FAMILIES
 
 
 def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor, paged: Any) -> Tensor:

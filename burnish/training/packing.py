@@ -11,9 +11,8 @@ from torch import Tensor
 from burnish.algos.batches import token_budget_batches
 from burnish.batch import Batch, flat_index
 from burnish.models.varlen import Segments
+from burnish.sizing import CPU_MICRO_BATCH_TOKENS
 from burnish.training.transfer import to_device
-
-CPU_TOKENS = 3072  # measured: activations of more tokens no longer fit into a CPU's caches
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class MicroBatchSize:
         """On a CPU a larger token budget only overflows the caches."""
         if self.tokens is None or device.type != "cpu":
             return self
-        return MicroBatchSize(tokens=min(self.tokens, CPU_TOKENS))
+        return MicroBatchSize(tokens=min(self.tokens, CPU_MICRO_BATCH_TOKENS))
 
     def times(self, num_ranks: int) -> MicroBatchSize:
         """The token budget of a stream that this many sequence ranks split."""

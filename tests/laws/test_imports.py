@@ -9,7 +9,7 @@ import pytest
 
 from .source import imported, modules, python
 
-GROUND = {"batch", "registry", "errors", "seeding", "storage", "user_code"}
+GROUND = {"batch", "registry", "errors", "seeding", "sizing", "storage", "user_code"}
 COMMON = GROUND | {"config"}
 MIDDLE = {"algos", "models", "data", "rollout", "reward", "training", "distributed", "log"}
 
@@ -19,13 +19,14 @@ MAY_IMPORT = {
     "errors": set(),
     "seeding": set(),
     "batch": set(),
+    "sizing": set(),
     "user_code": {"errors"},
     "registry": {"errors", "user_code"},
     "storage": {"errors"},
     "config": {"registry", "errors", "user_code"},
     "dialects": {"config", "registry", "errors"},
     "algos": {"registry"},
-    "models": {"errors", "storage"},
+    "models": {"errors", "storage", "sizing"},
     "compat": {"algos", "registry", "batch", "errors", "data", "reward"},
     "data": COMMON,
     "reward": COMMON | {"algos", "models", "training", "rollout", "log"},

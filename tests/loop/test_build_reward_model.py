@@ -14,7 +14,8 @@ from burnish.loop.build_reward_model import build_reward_model_scorer
 from burnish.models.device import pick_device
 from burnish.reward.reward_model import CustomRewardModel
 from burnish.reward.reward_model_input import OwnTemplate, PolicyTokens
-from burnish.training.packing import CPU_TOKENS, MicroBatchSize
+from burnish.sizing import CPU_MICRO_BATCH_TOKENS
+from burnish.training.packing import MicroBatchSize
 
 from ..reward_models import make_reward_model
 
@@ -63,7 +64,7 @@ def test_the_tokenizer_of_the_reward_model_itself_may_be_named(made, tmp_path):
         (("reward_model.micro_batch_size=2",), MicroBatchSize(rows=2)),
         (
             ("reward_model.micro_batch_size_per_gpu=3", "reward_model.use_dynamic_bsz=true"),
-            MicroBatchSize(tokens=CPU_TOKENS),
+            MicroBatchSize(tokens=CPU_MICRO_BATCH_TOKENS),
         ),
         (("reward_model.forward_max_token_len_per_gpu=40",), MicroBatchSize(tokens=40)),
         (("critic.forward_max_token_len_per_gpu=50",), MicroBatchSize(tokens=50)),

@@ -183,5 +183,5 @@ def test_a_curriculum_that_forgets_is_told(make_run, classes):
 
 def test_a_checkpoint_of_another_sampler_is_refused(make_run, classes):
     fit(make_run(*FOUR))
-    with pytest.raises(UserError, match="the checkpoint was made with another sampler"):
+    with pytest.raises(UserError, match="the checkpoint is of another sampler"):
         make_run(*FOUR, f"data.sampler.class_path={classes}", "data.sampler.class_name=Curriculum")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from burnish.models.kernels.lazy_triton import kernel, tl
 from burnish.models.logits import Gap, Measured, Sharpness, statistics_dtype
+from burnish.sizing import triton_entry_bytes
 
 BLOCK = 4096  # entries of a row per iteration or program
 WARPS = 8
@@ -180,7 +181,7 @@ class TritonKernel:
     """LogitKernel backed by the kernels above."""
 
     def entry_bytes(self, dtype: torch.dtype, with_entropy: bool) -> int:
-        return dtype.itemsize
+        return triton_entry_bytes(dtype.itemsize, with_entropy)
 
     def measure(self, product: Tensor, tokens: Tensor, shape: Sharpness, with_entropy: bool, keep: bool) -> Measured:
         columns = [_column(product) for _ in range(3)]

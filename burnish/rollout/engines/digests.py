@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from burnish.models.stream import WeightStream
 from burnish.rollout.engine import Engine
+from burnish.sizing import DIGEST_WIDTH as WIDTH
 
-WIDTH = 4096  # words of a row of the table that a weight is laid out in
 WORD = 8  # bytes; sums of whole words need no conversion, which would take ten times as long
 ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed number; odd, so that no multiple of it vanishes
 Digests = dict[str, Tensor]

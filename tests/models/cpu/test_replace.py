@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 
+import peft
 import pytest
 import torch
 from torch import nn
@@ -231,7 +232,6 @@ def test_unsupported_inputs_are_computed_by_torch(kernels):
 
 def test_adapters_and_optimizers_after_replacement():
     """peft finds CpuLinear, wraps it, and trains; the optimizer holds the parameters of the original model."""
-    peft = pytest.importorskip("peft")
     model, ids = build("qwen2"), torch.arange(1, 9)[None]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     replace_with_cpu_kernels(model, DifferentiableLayers())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnish.models import chunks
+from burnish import sizing
 from burnish.models.exact_kl import HeadInput, exact_kl
 from burnish.models.kernels import head
 from burnish.models.kernels.head import TritonKernel
@@ -25,7 +25,7 @@ SETTINGS = [(1.0, None), (0.7, 2.0)]
 def several_blocks_and_chunks(monkeypatch):
     """A row is three blocks, the last of them not full; the rows are three chunks."""
     monkeypatch.setattr(head, "BLOCK", 64)
-    monkeypatch.setitem(chunks.BUDGET, "cpu", 8 * 3 * VOCABULARY)
+    monkeypatch.setitem(sizing.LOGIT_CHUNK_BYTES, "cpu", 8 * 3 * VOCABULARY)
 
 
 def tensors(dtype: torch.dtype, *shapes: tuple[int, int]) -> list[Tensor]:

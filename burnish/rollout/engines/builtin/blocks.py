@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 
-BLOCK = 256  # tokens; the largest run for which CPU attention gives the same bits however much of it is masked
+from burnish.sizing import CACHE_BLOCK as BLOCK
 
 
 class OutOfBlocksError(Exception):

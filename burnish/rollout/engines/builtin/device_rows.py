@@ -17,11 +17,11 @@ from torch import Tensor
 
 from burnish.rollout.engine import Sampling
 from burnish.rollout.engines.builtin.rows import Row
+from burnish.sizing import FLOAT_COLUMNS as FLOATS
+from burnish.sizing import INT_COLUMNS as INTS
+from burnish.sizing import NUM_STOP_TOKENS
+from burnish.sizing import UPDATED_COLUMNS as MOVING
 
-# What the device changes, first; then what the host alone writes.
-MOVING = ("token", "length", "made", "active")
-INTS = (*MOVING, "limit", "seed", "greedy", "top_k", "min_tokens", "prompt")
-FLOATS = ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "repetition": 1.0, "top_k": -1}  # of a place that holds no row
 NO_TOKEN = -1
 
@@ -66,7 +66,7 @@ PLAIN = Mode()
 class Widths:
     """How much room the widest row takes; growing means other addresses."""
 
-    ends: int = 8
+    ends: int = NUM_STOP_TOKENS
     words: int = 0
     word: int = 0
     top: int = 0

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from burnish.models.attention import PAGED_ON_DEVICE
-from burnish.models.chunks import chunk_rows
 from burnish.models.load import load_config
 from burnish.models.paged import Pages, bind_cache
 from burnish.models.parts import head_weight
@@ -29,8 +28,7 @@ from burnish.rollout.engines.builtin.runner import Runner
 from burnish.rollout.engines.builtin.sampling import Drawn, choose, likeliest
 from burnish.rollout.engines.builtin.vmm import Region, region_of
 from burnish.rollout.engines.builtin.window import Standing, Window
-
-FIRST_AT_ONCE = 128  # rows whose first tokens are drawn together: bounds the memory
+from burnish.sizing import FIRST_TOKEN_BATCH, cache_blocks, max_chunk_rows
 
 
 class Taken(NamedTuple):
@@ -78,15 +76,13 @@ class LoopRunner(Runner):
 
     def _take_memory(self) -> Taken:
         row_blocks = blocks_for(self.options.max_model_len, self.block)
-        # For every row its own blocks and one more, the partial block of a prompt that others still wait for; and one
-        # where inactive rows write.
-        wanted = (row_blocks + 1) * self.options.max_num_seqs + row_blocks + 1
+        least, most = cache_blocks(self.options.max_model_len, self.options.max_num_seqs, self.block, device_loop=True)
         places = max(self.options.max_num_seqs, *self.how.buckets, 1)
         vocabulary, dtype = head_weight(self.model).shape[0], self.model.dtype
-        at_once = min(places, chunk_rows(vocabulary, dtype.itemsize, self.device.type))
+        at_once = min(places, max_chunk_rows(vocabulary, dtype.itemsize, self.device.type))
         room = at_once * vocabulary * dtype.itemsize
         affordable = (int(free_bytes(self.device) * self.options.memory_share) - room) // self.shape.block_bytes
-        num_blocks = max(row_blocks + 2, min(wanted, affordable))  # one row always fits, so work always goes on
+        num_blocks = max(least, min(most, affordable))  # one row always fits, so work always goes on
         size, parts = num_blocks * self.shape.block_bytes + room, 2 * self.shape.layers + 1
         region = region_of(self.device, size, parts, beside=self.options.beside)
         cache = KVCache(self.shape, num_blocks, self.device, region.carve)
@@ -123,8 +119,8 @@ class LoopRunner(Runner):
     def first_tokens(self, rows: Sequence[Row], prefixes: Sequence[Prefix]) -> Drawn:
         """Sample each row's first token from its prompt's logits; one wait for the device."""
         parts, top = [], []
-        for start in range(0, len(rows), FIRST_AT_ONCE):
-            here = slice(start, start + FIRST_AT_ONCE)
+        for start in range(0, len(rows), FIRST_TOKEN_BATCH):
+            here = slice(start, start + FIRST_TOKEN_BATCH)
             logits = torch.stack([prefix.logits for prefix in prefixes[here]])
             settings = self._settings(rows[here], first=True)
             parts.append(torch.stack([x.double() for x in choose(logits, settings, torch.zeros_like(settings.seed))]))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from burnish.errors import UserError
 from burnish.rollout.engine import EngineOptions
+from burnish.sizing import CUDA_GRAPH_FAMILIES, DEVICE_LOOP_BLOCK, SYNC_INTERVAL, capture_sizes
 
 # Devices whose engine decodes in windows, with CUDA graphs or without.
 LOOP_DEVICES = frozenset({"cuda"})
-# Families whose forward is known to ask the host nothing, so that a CUDA graph can hold it; others run eagerly.
-GRAPH_SAFE = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"})
 
 
 @dataclass(frozen=True)
@@ -21,8 +19,8 @@ class LoopPlan:
     """`buckets`: batch sizes that get a captured graph, ascending; none where everything runs eagerly."""
 
     buckets: tuple[int, ...]
-    look_in: int = 16  # tokens between two looks of the host
-    block: int = 64  # tokens of a block of the cache
+    look_in: int = SYNC_INTERVAL  # tokens between two looks of the host
+    block: int = DEVICE_LOOP_BLOCK  # tokens of a block of the cache
     compiled: bool = False  # torch.compile of the decoder layers inside the graph
     triton: bool = False  # kernels in Triton, or in plain torch
     captured: bool = False  # CUDA graphs, or the same bodies called one after the other
@@ -48,7 +46,7 @@ def loop_plan(options: EngineOptions, family: str) -> LoopPlan:
     on_gpu = options.device.type == "cuda"
     remarks = []
     eager = options.eager
-    if not eager and family not in GRAPH_SAFE:
+    if not eager and family not in CUDA_GRAPH_FAMILIES:
         eager = True
         remarks.append(f"models of type {family!r} run without CUDA graphs")
     chosen = {"compiled": on_gpu and not eager, "triton": on_gpu, **options.extra}
@@ -67,13 +65,3 @@ def _checked(chosen: dict[str, Any]) -> dict[str, Any]:
     if chosen.get("look_in", LoopPlan.look_in) < 1:
         raise UserError("the host must look in after at least one token", value=chosen["look_in"])
     return chosen
-
-
-def capture_sizes(most: int, asked: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Those asked for up to the largest batch; else small steps for small batches, where a padded row costs most."""
-    if asked is not None:
-        return tuple(sorted({size for size in asked if size <= most}))
-    steps = [*(1, 2, 4, 8, 16, 24, 32, 48), *range(64, 512, 32), *range(512, 1024, 64), *range(1024, 4096, 256)]
-    steps += [*range(4096, 8192, 512), *range(8192, max(most, 8193), 1024)]
-    below = [size for size in steps if size < most]
-    return (*below, most)

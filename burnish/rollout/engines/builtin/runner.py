@@ -28,6 +28,7 @@ from burnish.rollout.engines.builtin.prefixes import PrefixCache
 from burnish.rollout.engines.builtin.rows import Prefix, Row, batches
 from burnish.rollout.engines.builtin.sampling import Drawn, SamplingRows, draw
 from burnish.rollout.engines.weights import release_weights
+from burnish.sizing import cache_blocks
 
 CPU_TOKENS = 2048  # measured: what more of them make in a layer does not stay in a CPU's caches
 
@@ -93,10 +94,9 @@ class Runner:
 
     def open_cache(self) -> None:
         """Take the share of free memory that the run allows, and no more than the longest batch can use."""
-        row_blocks = blocks_for(self.options.max_model_len, self.block)
-        wanted = row_blocks * self.options.max_num_seqs + row_blocks
+        least, most = cache_blocks(self.options.max_model_len, self.options.max_num_seqs, self.block, device_loop=False)
         affordable = int(free_bytes(self.device) * self.options.memory_share) // self.shape.block_bytes
-        num_blocks = max(row_blocks + 1, min(wanted, affordable))  # one row always fits, so work always goes on
+        num_blocks = max(least, min(most, affordable))  # one row always fits, so work always goes on
         self.pool = BlockPool(num_blocks)
         self.known = PrefixCache(self.pool, self.block) if self.options.prefix_caching else None
         self.cache = KVCache(self.shape, num_blocks, self.device)

@@ -79,7 +79,7 @@ class TestEquality:
     @pytest.mark.parametrize(("look_in", "at_once"), [(1, 8), (3, 8), (64, 8), (3, 2), (3, 3)])
     def test_all_ways_in_one_batch(self, look_in, at_once, tiny_folder, make_engine, make_loop, prompt, monkeypatch):
         """Also where there is room for the logits of a part of the batch only."""
-        monkeypatch.setattr(loop_runner, "chunk_rows", lambda *_: at_once)
+        monkeypatch.setattr(loop_runner, "max_chunk_rows", lambda *_: at_once)
         lengths = itertools.cycle((30, 17, 5))
         requests = [
             Request(ModelInput(prompt(length)), replace(sampling, max_tokens=11 + number), derive_seed(3, number))
@@ -101,7 +101,7 @@ class TestEquality:
     def test_in_triton(self, tiny_folder, make_engine, make_loop, prompt, ask, monkeypatch):
         """The same body with the kernels of the GPU, in Triton's interpreter."""
         monkeypatch.setattr(sample, "CHUNK", 16)
-        monkeypatch.setattr(loop_runner, "chunk_rows", lambda *_: 2)  # logits in two parts
+        monkeypatch.setattr(loop_runner, "max_chunk_rows", lambda *_: 2)  # logits in two parts
         prompts, sampling = [prompt(18), prompt(18), prompt(5)], Sampling(5, ignore_eos=True)
         engine = make_loop(tiny_folder, triton=True, max_num_seqs=3, max_model_len=64)
         assert_same(ask(engine, prompts, sampling), ask(make_engine(tiny_folder), prompts, sampling))

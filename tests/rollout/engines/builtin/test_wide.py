@@ -81,7 +81,7 @@ def gap(deep, prompt, ask, **way) -> float:
 @pytest.mark.parametrize("way", WAYS, ids=["by token", "in windows", "invariant"])
 def test_engine_and_trainer_come_closer(way, deep, prompt, ask, monkeypatch):
     widely = gap(deep, prompt, ask, **way)
-    monkeypatch.setattr(wide, "WIDE_FAMILIES", frozenset())
+    monkeypatch.setattr(wide, "FLOAT32_RESIDUAL_FAMILIES", frozenset())
     narrowly = gap(deep, prompt, ask, **way)
     assert 0 < widely < 0.75 * narrowly
 

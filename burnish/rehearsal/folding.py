@@ -1,4 +1,4 @@
-"""Many machines folded onto this one: ranks, engines, devices, formats, loggers, folders; pending keys dropped."""
+"""Replace settings for clusters and GPUs by ones for a single CPU process, and drop keys that are not supported yet."""
 
 from __future__ import annotations
 
@@ -20,46 +20,48 @@ from burnish.rehearsal.rows import exists
 
 @dataclass(frozen=True)
 class Fold:
-    """Keys that mean something only elsewhere: set to `value` (None: left out), with one line for all of them."""
+    """Keys to reset (or to set to `value`), and the line that reports it."""
 
     patterns: tuple[str, ...]
     line: str
     value: Any = None
-    quiet: bool = False  # said elsewhere, or not worth a line
+    quiet: bool = False  # not reported
 
 
 FOLDS: tuple[Fold, ...] = (
     Fold(
         ("*nnodes", "*n_gpus_per_node", "*_parallel_size", "*enable_resource_pool", "*hybrid_engine"),
-        "all ranks are one process",
+        "one process instead of all ranks",
     ),
-    Fold(("*rollout.name=vllm", "*rollout.name=sglang", "*rollout.name=trtllm"), "the engine is the built-in one"),
-    Fold(("trainer.device",), "computed on this machine's CPU", "cpu", quiet=True),
+    Fold(("*rollout.name=vllm", "*rollout.name=sglang", "*rollout.name=trtllm"), "the built-in engine"),
+    Fold(("trainer.device",), "runs on this machine's CPU", "cpu", quiet=True),
     Fold(
         ("*model_dtype", "*torch_dtype", "*param_dtype", "*buffer_dtype", "*rollout.dtype", "*megatron.dtype"),
-        "numbers are float32",
+        "everything is float32",
     ),
-    Fold(("*attn_implementation",), "attention is torch's own"),
-    Fold(("*use_liger", "*load_in_4bit", "*use_shm"), "GPU kernels, 4-bit weights and shared memory are left out"),
-    Fold(("trainer.logger",), "no logger is told: nothing leaves this machine", ["console"]),
+    Fold(("*attn_implementation",), "torch's attention"),
+    Fold(("*use_liger", "*load_in_4bit", "*use_shm"), "without GPU kernels, 4-bit weights and shared memory"),
+    Fold(("trainer.logger",), "no external logger: nothing leaves this machine", ["console"]),
     Fold(
         ("*default_hdfs_dir", "*resume_from_path", "*del_local_ckpt_after_load", "*esi_redundant_time"),
-        "nothing is resumed or copied elsewhere",
+        "nothing is resumed or copied to remote storage",
     ),
     Fold(("trainer.resume_mode",), "", "disable", quiet=True),
 )
-# Folders that a run writes to; they become folders of the rehearsal.
+# Output folders; they are moved into the rehearsal's folder.
 OUTPUTS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir", "trainer.export_dir")
-# Parts of a config.json that size a model.
+# Keys of a config.json that determine a model's size.
 SIZES = re.compile(r"(num_\w*(layers|heads|experts)|hidden_size|intermediate_size|vocab_size|head_dim)")
 
 
 def fold(plan: Plan) -> None:
-    """In place; every kind of change is told once."""
-    for one in FOLDS:
-        _fold(plan, one)
-    for key in ("trainer.device", "trainer.logger", "trainer.resume_mode"):
-        _default_too(plan, key)
+    """Change the plan in place; each kind of change adds one line."""
+    for change in FOLDS:
+        _fold(plan, change)
+    # Their defaults would use a GPU, the user's loggers or a checkpoint.
+    plan.put("trainer.device", "cpu")
+    plan.put("trainer.logger", ["console"])
+    plan.put("trainer.resume_mode", "disable")
     for key in OUTPUTS:
         if plan.has(key) and (plan.value(key) is not None):
             plan.put(key, str(plan.folder / "run" / key.rpartition(".")[2]))
@@ -74,61 +76,56 @@ def fold(plan: Plan) -> None:
     drop_pending(plan)
 
 
-def _fold(plan: Plan, one: Fold) -> None:
-    hit = [key for key, value in plan.settings.items() if any(_matches(p, key, value) for p in one.patterns)]
-    changed = [key for key in hit if plan.settings[key] not in (one.value, 1)]
-    for key in hit:
+def _fold(plan: Plan, change: Fold) -> None:
+    matching = [key for key, value in plan.settings.items() if any(_matches(p, key, value) for p in change.patterns)]
+    changed = [key for key in matching if plan.settings[key] not in (change.value, 1)]
+    for key in matching:
         plan.drop(key)
-        if one.value is not None:
-            plan.put(key, one.value)
-    if changed and not one.quiet:
-        told = ", ".join(f"{plan.their_word(key)}={written_as(plan.value(key))}" for key in changed[:4])
+        if change.value is not None:
+            plan.put(key, change.value)
+    if changed and not change.quiet:
+        settings = ", ".join(f"{plan.user_name(key)}={written_as(plan.value(key))}" for key in changed[:4])
         more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
-        plan.folded.append(f"{one.line} ({told}{more})")
+        plan.folded.append(f"{change.line} ({settings}{more})")
 
 
 def _matches(pattern: str, key: str, value: Any) -> bool:
-    name, _, wanted = pattern.partition("=")
-    if wanted and str(value) != wanted:
+    name, _, required = pattern.partition("=")
+    if required and str(value) != required:
         return False
     return key.endswith(name[1:]) if name.startswith("*") else key == name
 
 
-def _default_too(plan: Plan, key: str) -> None:
-    """Also where the user left it out, a rehearsal has its own."""
-    fixed = {"trainer.device": "cpu", "trainer.logger": ["console"], "trainer.resume_mode": "disable"}
-    plan.put(key, fixed[key])
-
-
 def _size_overrides(plan: Plan) -> None:
-    """override_config may name sizes of the real model, which the stand-in does not have."""
+    """Drop sizes of the real model from override_config."""
     for key in [key for key in plan.settings if ".override_config." in key]:
         if SIZES.fullmatch(key.rpartition(".")[2]):
-            plan.folded.append(f"{key}={written_as(plan.settings[key])} sizes the real model: left out")
+            plan.folded.append(f"{key}={written_as(plan.settings[key])} is ignored: the stand-in has its own size")
             plan.drop(key)
 
 
 def _libraries(plan: Plan) -> None:
-    """Modules and files of the user that are not on this machine."""
+    """Drop the user's modules and files that are not on this machine."""
     for key in [key for key in plan.settings if key.endswith("external_lib")]:
-        here = [name for name in plan.settings[key] or () if _importable(name)]
-        gone = [name for name in plan.settings[key] or () if name not in here]
-        if gone:
-            plan.put(key, here)
-            plan.not_tested.append(f"{plan.their_word(key)} {', '.join(gone)}: cannot be imported here")
+        local = [name for name in plan.settings[key] or () if _importable(name)]
+        missing = [name for name in plan.settings[key] or () if name not in local]
+        if missing:
+            plan.put(key, local)
+            plan.not_tested.append(f"{plan.user_name(key)} {', '.join(missing)}: cannot be imported on this machine")
     for section, name in (("data.custom_cls", "path"), ("data.sampler", "class_path"), ("data.datagen", "path")):
         key = f"{section}.{name}"
         if plan.has(key) and plan.value(key) and not user_file_exists(plan.value(key)):
-            plan.not_tested.append(f"{plan.their_word(key)} {plan.value(key)}: no such file here")
+            plan.not_tested.append(f"{plan.user_name(key)} {plan.value(key)}: no such file on this machine")
             plan.drop(section)
     for key in [key for key in plan.settings if key.endswith("lora_adapter_path")]:
         if plan.settings[key] and not exists(plan.settings[key]):
-            plan.not_tested.append(f"{plan.their_word(key)} {plan.settings[key]}: no such folder here; a new adapter")
+            where = f"{plan.user_name(key)} {plan.settings[key]}"
+            plan.not_tested.append(f"{where}: no such folder on this machine; a new adapter is used")
             plan.drop(key)
     for key in ("actor_rollout_ref.model.custom_chat_template", "data.chat_template"):
-        given = plan.value(key) if plan.has(key) else None
-        if given and "{" not in given and not exists(given):
-            plan.not_tested.append(f"{plan.their_word(key)} {given}: no such file here")
+        template = plan.value(key) if plan.has(key) else None
+        if template and "{" not in template and not exists(template):
+            plan.not_tested.append(f"{plan.user_name(key)} {template}: no such file on this machine")
             plan.drop(key)
 
 
@@ -144,18 +141,18 @@ def _importable(module: str) -> bool:
 
 
 def drop_pending(plan: Plan) -> None:
-    """Leave out what waits for later work, one line for each key."""
+    """Drop keys that are not supported yet, with one line each."""
     cfg = load(values=plan.settings, job=plan.job, check=False).cfg
     for key, value in list(plan.settings.items()):
         if not check_pending(cfg, {key: Setting(value, "")}, plan.job):
             continue
         why = status_of(key, value, plan.job).why.en
-        plan.dropped.append(f"{plan.their_word(key)}={written_as(plan.value(key))}: {why}")
+        plan.dropped.append(f"{plan.user_name(key)}={written_as(plan.value(key))}: {why}")
         plan.drop(key)
 
 
-def waits(plan: Plan) -> Iterator[str]:
-    """Unsupported features that the dropped keys belong to, each once."""
+def missing_features(plan: Plan) -> Iterator[str]:
+    """The features that the dropped keys belong to, each once."""
     for feature in FEATURES:
         if any(f"({feature.en})" in line for line in plan.dropped):
             yield feature.en

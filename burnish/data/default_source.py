@@ -1,4 +1,4 @@
-"""NamedRows: rows without a data source, to which the name of their dataset is given as one."""
+"""DefaultSourceRows: rows without a data source column get their dataset's name as the source."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from burnish.data.files import Rows
 
 
-class NamedRows:
-    """One more column with one value: a file's name without its ending, or the name of a dataset."""
+class DefaultSourceRows:
+    """Adds a constant column: a file's name without suffix, or the name of a dataset."""
 
     def __init__(self, rows: Rows, column: str) -> None:
         self.rows = rows
         self.column = column
-        self.own_name = PurePosixPath(rows.name).stem
+        self.source = PurePosixPath(rows.name).stem
         self.name = rows.name
         self.fingerprint = rows.fingerprint
         self.kinds = {**rows.kinds, column: "text"}
@@ -23,10 +23,10 @@ class NamedRows:
         return len(self.rows)
 
     def row(self, number: int) -> dict[str, Any]:
-        return {**self.rows.row(number), self.column: self.own_name}
+        return {**self.rows.row(number), self.column: self.source}
 
     def values(self, column: str) -> set[Any]:
-        return {self.own_name} if column == self.column else self.rows.values(column)
+        return {self.source} if column == self.column else self.rows.values(column)
 
     def where(self, number: int) -> str:
         return self.rows.where(number)

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from burnish.data.datagen import RowGenerator, load_row_generator
 from burnish.data.dataset import PromptDataset
-from burnish.data.growth import Growth, load_growth
 from burnish.data.sampler import PromptSampler
 from burnish.errors import UserError
 
@@ -42,13 +42,13 @@ def data(tokenizer, config, sums):
 
 
 def test_rows_are_made_saved_and_taken_up_again(data, tmp_path):
-    first = Growth(Doubler(), data())
+    first = RowGenerator(Doubler(), data())
     assert [first.grow(), first.grow()] == [4, 5]
     write = first.writer()
     first.grow()
     write(tmp_path)
     assert len((tmp_path / "rows.jsonl").read_text().split("\n")) == 3
-    second = Growth(Doubler(), data())
+    second = RowGenerator(Doubler(), data())
     second.load(tmp_path, json.loads(json.dumps(first.state_dict())))
     assert second.generator.calls == 3 and len(second.dataset) == 5
     assert second.grow() == 6
@@ -60,11 +60,11 @@ def test_rows_are_made_saved_and_taken_up_again(data, tmp_path):
 
 
 def test_new_prompts_join_with_the_next_epoch(data):
-    growth, sampler = Growth(Doubler(), data(4)), PromptSampler(4, 2, True, seed=0)
+    generator, sampler = RowGenerator(Doubler(), data(4)), PromptSampler(4, 2, True, seed=0)
     seen = []
     for _ in range(5):
         seen.append(sampler.next())
-        sampler.grow(growth.grow())
+        sampler.grow(generator.grow())
     assert sorted(seen[0][0] + seen[1][0]) == [0, 1, 2, 3]
     assert [epoch for _, epoch in seen] == [0, 0, 1, 1, 1]
     assert sorted(seen[2][0] + seen[3][0] + seen[4][0]) == [0, 1, 2, 3, 4, 5]  # four, and one after each of two steps
@@ -93,42 +93,42 @@ def test_rows_that_are_too_long_are_left_out_and_not_saved(data):
         def generate(self, dataset):
             return [{**dataset[0], "prompt": "9" * 500}, {**dataset[0], "prompt": "9"}]
 
-    growth = Growth(Long(), data(filter_overlong_prompts=True, max_prompt_length=40))
-    assert growth.grow() == 4 and len(growth.rows) == 1
+    generator = RowGenerator(Long(), data(filter_overlong_prompts=True, max_prompt_length=40))
+    assert generator.grow() == 4 and len(generator.rows) == 1
 
 
 @pytest.mark.parametrize(
-    ("made", "problem"),
+    ("rows", "problem"),
     [
-        (["text"], "gave a str among its rows, not a dict"),
+        (["text"], "returned a str among its rows, not a dict"),
         ([{"prompt": object()}], "cannot be saved in a checkpoint"),
-        ([{"prompt": "1"}], "rows of Mine, row 0 has no 'data_source'"),
+        ([{"prompt": "1"}], "rows of Mine, row 0: no 'data_source'"),
         (5, "."),
     ],
 )
-def test_bad_rows_are_named(data, made, problem):
+def test_bad_rows_are_named(data, rows, problem):
     class Bad:
         def generate(self, dataset):
-            return made if made != 5 else 1 / 0
+            return rows if rows != 5 else 1 / 0
 
-    if made == 5:
+    if rows == 5:
         problem = r"generate\(dataset\) raised ZeroDivisionError"
-    with pytest.raises(UserError, match=problem) as told:
-        Growth(Bad(), data(), "Mine").grow()
-    assert told.value.key == "data.datagen.name"
+    with pytest.raises(UserError, match=problem) as caught:
+        RowGenerator(Bad(), data(), "Mine").grow()
+    assert caught.value.key == "data.datagen.name"
 
 
 def test_a_checkpoint_made_without_it_is_refused(data, tmp_path):
-    with pytest.raises(UserError, match="the checkpoint was made without it"):
-        Growth(Doubler(), data()).load(tmp_path, None)
+    with pytest.raises(UserError, match="the checkpoint has no generated rows"):
+        RowGenerator(Doubler(), data()).load(tmp_path, None)
 
 
 def test_a_class_of_a_file(config, data, tmp_path):
     (tmp_path / "maker.py").write_text(FILE)
     cfg = config()
     cfg.datagen.path, cfg.datagen.name = str(tmp_path / "maker.py"), "Maker"
-    growth = load_growth(cfg, data())
-    assert growth.generator.path == cfg.datagen.path and growth.grow() == 3
+    generator = load_row_generator(cfg, data())
+    assert generator.generator.path == cfg.datagen.path and generator.grow() == 3
     cfg.datagen.name = "Idle"
     with pytest.raises(UserError, match=r"data\.datagen\.name='Idle': not a generator class"):
-        load_growth(cfg, data())
+        load_row_generator(cfg, data())
