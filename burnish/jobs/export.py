@@ -26,9 +26,8 @@ from burnish.models.load import ModelSource, first_line, load_causal_lm, load_va
 from burnish.models.lora import BASE_INFO, adapter_dtype, add_adapters
 from burnish.models.plain import build_model
 from burnish.training.checkpoint import PREFIX, Checkpoints, damage
-from burnish.training.shards import join_shards, shard_files
-from burnish.training.state import ADAPTER, HUB, holding
-from burnish.training.stored import has_adapter, stored_average, stored_weights, whole_weights
+from burnish.training.external_checkpoints import join_verl_shards, verl_shard_files
+from burnish.training.state import ADAPTER, HUB, has_adapter, read_average, read_shards, read_weights, swapped_weights
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "config.json")
 VALUE_HEAD = "score"
@@ -132,17 +131,17 @@ def _config(folder: Path, options: ExportOptions) -> PretrainedConfig:
 
 
 def _read(folder: Path, config: PretrainedConfig, options: ExportOptions) -> dict[str, Tensor]:
-    files = shard_files(folder)
+    files = verl_shard_files(folder)
     if files:
         if options.average:
             raise UserError("verl's checkpoints hold no moving average", key="--ema")
         empty = build_model(config, None, values=options.critic, trust_remote_code=options.trust_remote_code)
-        return join_shards(files, {name: tensor.shape for name, tensor in empty.state_dict().items()})
-    if not options.average and not stored_weights(folder) and any((folder / HUB).glob("*.safetensors")):
+        return join_verl_shards(files, {name: tensor.shape for name, tensor in empty.state_dict().items()})
+    if not options.average and not read_shards(folder) and any((folder / HUB).glob("*.safetensors")):
         family = AutoModelForTokenClassification if options.critic else AutoModelForCausalLM
         how = {"config": config, "dtype": "auto", "trust_remote_code": options.trust_remote_code}
         return family.from_pretrained(folder / HUB, **how).state_dict()
-    return whole_weights(folder, options.average)
+    return read_weights(folder, options.average)
 
 
 def _merged(folder: Path, options: ExportOptions) -> dict[str, Tensor]:
@@ -166,7 +165,7 @@ def _merged(folder: Path, options: ExportOptions) -> dict[str, Tensor]:
     )
     heads = (VALUE_HEAD,) if options.critic else ()
     adapters = add_adapters(model, settings, dtype=adapter_dtype(model, None), heads=heads)
-    with holding(model, stored_average(folder) if options.average else {}):
+    with swapped_weights(model, read_average(folder) if options.average else {}):
         return {name: tensor.to(kept) for name, tensor in adapters.merged(torch.device("cpu"))}
 
 

@@ -25,16 +25,15 @@ from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
 from burnish.loop.backends import check_kernels
 from burnish.loop.best import Best
-from burnish.loop.cast import Cast, find_cast
 from burnish.loop.correct import Correction
 from burnish.loop.export import check_export_dir
 from burnish.loop.launch import check_launcher
 from burnish.loop.learner import Learner
 from burnish.loop.lease import Lease
-from burnish.loop.memory import explained
+from burnish.loop.memory import explain
 from burnish.loop.pools import pools
 from burnish.loop.recorder import Recorder
-from burnish.loop.roles import check_engine_of, compared_dtype, load_run_tokenizer, policy_source
+from burnish.loop.roles import Roles, build_roles, check_engine_of, compared_dtype, load_run_tokenizer, policy_source
 from burnish.loop.rollout import Rollout
 from burnish.loop.run import Run
 from burnish.loop.sampling import decoder, training_sampling, validation_sampling
@@ -111,7 +110,7 @@ def build(
         scorer.check_sources(data.sources())
         total = total_steps(cfg, data)
         samplings = _samplings(cfg, source, tokenizer)
-        roles = find_cast(cfg, source, device, tokenizer, reward, total)
+        roles = build_roles(cfg, source, device, tokenizer, reward, total)
         clock, shaper = Clock(), build_shaper(cfg)
         rollout = build_rollout(cfg, data, roles, scorer, tokenizer, samplings, shaper, clock)
         learner = build_learner(cfg, roles, shaper, clock)
@@ -124,9 +123,9 @@ def build(
             schedule=ASYNC_MODES[cfg.async_training.mode].load()(rollout, learner, total, cfg.async_training),
             clock=clock,
             total_steps=total,
-            explain_out_of_memory=partial(explained, cfg),
+            explain_out_of_memory=partial(explain, cfg),
             close_workers=roles.close,
-            kill_hung_workers=roles.break_off,
+            kill_hung_workers=roles.kill_hung,
         )
     except BaseException:
         scorer.close()
@@ -201,7 +200,7 @@ def build_group_filter(cfg: TrainConfig, shaper: Shaper) -> GroupFilter | None:
 def build_rollout(
     cfg: TrainConfig,
     data: Data,
-    roles: Cast,
+    roles: Roles,
     scorer: Scorer | NoFunction,
     tokenizer: Any,
     samplings: tuple[Sampling, Sampling],
@@ -240,7 +239,7 @@ def build_rollout(
     )
 
 
-def build_learner(cfg: TrainConfig, roles: Cast, shaper: Shaper, clock: Clock) -> Learner:
+def build_learner(cfg: TrainConfig, roles: Roles, shaper: Shaper, clock: Clock) -> Learner:
     algorithm = cfg.algorithm
     controller = KL_CONTROLLERS[algorithm.kl_ctrl.type].load()
     return Learner(

@@ -254,8 +254,11 @@ class Engine(Protocol):
 
     def resume(self) -> None: ...
 
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Load new weights; drops all KV that later requests could reuse, sessions included."""
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> float | None:
+        """Load new weights; drops all KV that later requests could reuse, sessions included.
+
+        Returns the seconds spent comparing them, where the engine does that itself.
+        """
         ...
 
     def digests(self) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from burnish.doctor.activations import Itemsize, MicroBatch
 from burnish.doctor.shapes import Shape, shape_of
 from burnish.models import attention
 from burnish.models.load import quiet_transformers
-from burnish.training.backend import Backend
+from burnish.training.backends.single import SingleBackend
 from burnish.training.packing import PackedRows
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ class Small:
         self.model.train()
         self.shape: Shape = shape_of(config.to_dict())
         self.itemsize = Itemsize(WEIGHTS[form].itemsize, COMPUTE[form].itemsize)
-        self.backend = Backend(self.model, CPU, COMPUTE[form])
+        self.backend = SingleBackend(self.model, CPU, COMPUTE[form])
         batch = Batch(prompt_ids=_ragged([n // 2 for n in lengths]), responses=_ragged([n - n // 2 for n in lengths]))
         self.rows = PackedRows.of(batch, CPU)
         self.micro_batch = MicroBatch.of(lengths, len(self.rows.targets))

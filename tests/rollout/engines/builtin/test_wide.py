@@ -20,7 +20,7 @@ from burnish.rollout.engine import EngineOptions, Request, Sampling
 from burnish.rollout.engines.builtin.device_batch import PLAIN
 from burnish.rollout.engines.builtin.engine import BuiltinEngine
 from burnish.rollout.engines.builtin.graphs import CompiledLayers
-from burnish.training.backend import Backend
+from burnish.training.backends.single import SingleBackend
 from burnish.training.packing import PackedRows
 
 BF16 = torch.bfloat16
@@ -73,7 +73,7 @@ def gap(deep, prompt, ask, **way) -> float:
         responses=Ragged.of([answer.ids for answer in answers], torch.int64),
     )
     with torch.no_grad():
-        found, _ = Backend(model, CPU, BF16).log_probs(PackedRows.of(rows, CPU), 1.0, False)
+        found, _ = SingleBackend(model, CPU, BF16).log_probs(PackedRows.of(rows, CPU), 1.0, False)
     told = torch.tensor([value for answer in answers for value in answer.log_probs])
     return float((found - told).abs().mean())
 

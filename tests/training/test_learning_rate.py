@@ -7,7 +7,7 @@ import math
 import pytest
 
 from burnish.config.optim import OptimConfig
-from burnish.training.rate import DECAY_STYLES, LearningRate
+from burnish.training.learning_rate import DECAY_STYLES, LearningRate
 
 
 def rates(steps: int, total: int = 10, updates: int = 1, **settings) -> list[float]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from burnish.training.norms import clip
+from burnish.training.optim import clip_gradients
 
 
 def parameters(size: float = 1.0, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> list[nn.Parameter]:
@@ -21,18 +21,18 @@ def parameters(size: float = 1.0, dtypes: tuple[torch.dtype, ...] = (torch.float
 @pytest.mark.parametrize("dtypes", [(torch.float32,), (torch.float32, torch.float64)])
 def test_one_process_clips_as_torch_does(max_norm, dtypes):
     ours, theirs = parameters(dtypes=dtypes), parameters(dtypes=dtypes)
-    norm = clip(ours, max_norm)
+    norm = clip_gradients(ours, max_norm)
     expected = torch.nn.utils.clip_grad_norm_(theirs, max_norm)
     assert float(norm) == float(expected) > 0.3
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours[:-1], theirs[:-1], strict=True))
 
 
 def test_no_gradient_has_no_length():
-    assert float(clip([nn.Parameter(torch.ones(2))], 1.0)) == 0.0
+    assert float(clip_gradients([nn.Parameter(torch.ones(2))], 1.0)) == 0.0
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_told(poison):
     made = parameters()
     made[1].grad[0, 0] = poison
-    assert not torch.isfinite(clip(made, 1.0))
+    assert not torch.isfinite(clip_gradients(made, 1.0))

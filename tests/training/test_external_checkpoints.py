@@ -3,7 +3,7 @@
 import pytest
 
 from burnish.errors import UserError
-from burnish.training.foreign import find_foreign
+from burnish.training.external_checkpoints import find_external_checkpoint
 
 KEY = "trainer.resume_from_path"
 
@@ -26,33 +26,33 @@ def test_verl_with_hugging_face_weights_for_both_roles(tmp_path):
     step = tmp_path / "global_step_10"
     hub(step / "actor" / "huggingface", "model-00001-of-00002.safetensors")
     hub(step / "critic" / "huggingface")
-    found = find_foreign(step, key=KEY)
-    assert (found.whose, found.actor, found.critic) == ("verl", step / "actor", step / "critic")
+    found = find_external_checkpoint(step, key=KEY)
+    assert (found.system, found.actor, found.critic) == ("verl", step / "actor", step / "critic")
 
 
 def test_a_critic_without_weights_is_none(tmp_path):
     step = tmp_path / "global_step_10"
     hub(step / "actor" / "huggingface")
     hub(step / "critic" / "huggingface", weights=None)
-    assert find_foreign(step, key=KEY).critic is None
+    assert find_external_checkpoint(step, key=KEY).critic is None
 
 
 def test_the_actors_folder_itself(tmp_path):
     actor = tmp_path / "global_step_10" / "actor"
     hub(actor / "huggingface")
-    assert find_foreign(actor, key=KEY).actor == actor
+    assert find_external_checkpoint(actor, key=KEY).actor == actor
 
 
 @pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
 def test_a_hugging_face_folder_as_openrlhf_writes_it(tmp_path, weights):
     folder = hub(tmp_path / "global_step10_hf", weights)
-    found = find_foreign(folder, key=KEY)
-    assert (found.whose, found.actor, found.critic) == ("Hugging Face", folder, None)
+    found = find_external_checkpoint(folder, key=KEY)
+    assert (found.system, found.actor, found.critic) == ("Hugging Face", folder, None)
 
 
 def conversion(folder):
     with pytest.raises(UserError) as caught:
-        find_foreign(folder, key=KEY)
+        find_external_checkpoint(folder, key=KEY)
     assert caught.value.key == KEY and caught.value.value == str(folder)
     return caught.value.problem, caught.value.hint
 
@@ -94,9 +94,9 @@ def test_our_own_are_not_foreign(tmp_path, name):
     step = tmp_path / "global_step_10"
     hub(step / "actor" / "huggingface")
     touch(step / name)
-    assert find_foreign(step, key=KEY) is None
+    assert find_external_checkpoint(step, key=KEY) is None
 
 
 def test_an_empty_folder_or_none_is_nothing(tmp_path):
-    assert find_foreign(tmp_path, key=KEY) is None
-    assert find_foreign(tmp_path / "nowhere", key=KEY) is None
+    assert find_external_checkpoint(tmp_path, key=KEY) is None
+    assert find_external_checkpoint(tmp_path / "nowhere", key=KEY) is None

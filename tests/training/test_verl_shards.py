@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from burnish.errors import UserError
 from burnish.jobs.export import export
-from burnish.training.shards import join_shards, shard_files
+from burnish.training.external_checkpoints import join_verl_shards, verl_shard_files
 
 # Two ranks shard a model by FSDP2 and save what each of them has, as verl's checkpoint manager does.
 WRITE = """
@@ -44,7 +44,7 @@ def mesh(monkeypatch):
 def write(folder, parts):
     for rank, part in enumerate(parts):
         torch.save(part, folder / f"model_world_size_{len(parts)}_rank_{rank}.pt")
-    return shard_files(folder)
+    return verl_shard_files(folder)
 
 
 def placed(mesh, part, whole, placement):
@@ -62,7 +62,7 @@ def test_dtensors_are_joined_along_their_cut(tmp_path, mesh):
         }
         for rank in range(2)
     ]
-    found = join_shards(write(tmp_path, parts), {"rows": rows.shape})
+    found = join_verl_shards(write(tmp_path, parts), {"rows": rows.shape})
     assert torch.equal(found["rows"], rows) and torch.equal(found["columns"], columns)
     assert torch.equal(found["same"], same)
 
@@ -70,24 +70,24 @@ def test_dtensors_are_joined_along_their_cut(tmp_path, mesh):
 def test_plain_parts_are_joined_along_the_first_dimension(tmp_path):
     rows, same = torch.randn(5, 4), torch.randn(2)
     files = write(tmp_path, [{"rows": part, "same": same} for part in rows.chunk(3)])
-    found = join_shards(files, {"rows": rows.shape, "same": same.shape})
+    found = join_verl_shards(files, {"rows": rows.shape, "same": same.shape})
     assert torch.equal(found["rows"], rows) and torch.equal(found["same"], same)
     with pytest.raises(UserError, match="the config asks for"):
-        join_shards(files, {"rows": torch.Size([6, 4])})
+        join_verl_shards(files, {"rows": torch.Size([6, 4])})
 
 
 def test_what_cannot_be_joined_says_why(tmp_path):
-    assert shard_files(tmp_path) == []
+    assert verl_shard_files(tmp_path) == []
     files = write(tmp_path, [{"a.lora_A.weight": torch.ones(1)}] * 2)
     with pytest.raises(UserError, match="LoRA"):
-        join_shards(files, {})
+        join_verl_shards(files, {})
     files[1].unlink()
     with pytest.raises(UserError, match=r"ranks \[1\] are missing"):
-        shard_files(tmp_path)
+        verl_shard_files(tmp_path)
     torch.save({"odd": os.system}, files[0])
     files[0].rename(tmp_path / "model_world_size_1_rank_0.pt")
     with pytest.raises(UserError, match="cannot be read as plain tensors"):
-        join_shards(shard_files(tmp_path), {})
+        join_verl_shards(verl_shard_files(tmp_path), {})
 
 
 def test_a_folder_of_verl_is_exported(tmp_path, tiny_folder):
@@ -111,5 +111,5 @@ def test_two_ranks_of_fsdp2(tmp_path, tiny_folder):
     assert done.returncode == 0, done.stderr
     model = AutoModelForCausalLM.from_pretrained(tiny_folder)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    found = join_shards(shard_files(tmp_path), shapes)
+    found = join_verl_shards(verl_shard_files(tmp_path), shapes)
     assert all(torch.equal(tensor, found[name]) for name, tensor in model.state_dict().items())
