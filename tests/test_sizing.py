@@ -15,7 +15,7 @@ from burnish.rollout.engines import digests
 from burnish.rollout.engines.builtin import decode_plan, device_batch, graph_decode, kv_cache, step_decode
 from burnish.rollout.engines.builtin.decode_plan import DecodePlan
 from burnish.training import packing
-from burnish.training.packing import Cut
+from burnish.training.packing import MicroBatchSize
 
 SHARED = {
     "CACHE_BLOCK": (engine, kv_cache),
@@ -63,7 +63,7 @@ def test_dtypes_have_the_planned_size():
 @pytest.mark.parametrize(("sequences", "dynamic"), [(None, False), (4, False), (4, True)])
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_micro_batches_are_planned_as_training_forms_them(sequences, dynamic, name):
-    cut = Cut.of(sequences, dynamic, 20_000).on(torch.device(name)).shared(2)
+    cut = MicroBatchSize.of(sequences, dynamic, 20_000).on(torch.device(name)).shared(2)
     planned = arithmetic.micro_batching(sequences, dynamic, 20_000, 8, 100, 50, name == "cpu", 2)
     assert (planned.sequences, planned.tokens) == (cut.rows, cut.tokens)
 

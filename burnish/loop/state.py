@@ -181,11 +181,11 @@ def from_latest(run: HasCheckpoints) -> Path | ExternalCheckpoint | None:
         folder, damaged_there = run.mirror.fetch_latest(run.checkpoints)
         damaged = [*damaged, *damaged_there]
     steps = run.checkpoints.own_steps() if folder is None else []
-    foreign = (
+    external = (
         find_external_checkpoint(run.checkpoints.path(steps[-1]), key="trainer.default_local_dir") if steps else None
     )
-    if foreign is not None:
-        return foreign
+    if external is not None:
+        return external
     run.notices.extend(damaged)
     return folder
 
@@ -195,9 +195,9 @@ def from_path(run: HasCheckpoints) -> Path | ExternalCheckpoint:
     """The checkpoint that the user names; a damaged one stops the run."""
     path = run.trainer.resume_from_path
     folder = Path(local_path(path, key=PATH_KEY)).expanduser()
-    foreign = find_external_checkpoint(folder, key=PATH_KEY)
-    if foreign is not None:
-        return foreign
+    external = find_external_checkpoint(folder, key=PATH_KEY)
+    if external is not None:
+        return external
     problem = damage(folder) if folder.is_dir() else "no such folder"
     if problem is not None:
         good, _ = Checkpoints(folder.parent).latest_good()

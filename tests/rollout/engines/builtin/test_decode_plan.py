@@ -12,7 +12,7 @@ from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.decode_plan import (
     LOOP_DEVICES,
     DecodePlan,
-    choose_capture_sizes,
+    capture_sizes,
     decode_plan,
     uses_device_loop,
 )
@@ -44,14 +44,14 @@ def test_a_family_that_no_test_knows_runs_eagerly_and_says_so():
 
 
 def test_sizes():
-    sizes = choose_capture_sizes(1024)
+    sizes = capture_sizes(1024)
     assert sizes[0] == 1 and sizes[-1] == 1024 and list(sizes) == sorted(set(sizes))
     assert all(later - size <= max(4, size) for size, later in itertools.pairwise(sizes))
-    assert choose_capture_sizes(100)[-2:] == (96, 100)
-    assert choose_capture_sizes(3) == (1, 2, 3)
-    assert choose_capture_sizes(5000)[-2:] == (4608, 5000) and choose_capture_sizes(16384)[-2:] == (15360, 16384)
-    assert choose_capture_sizes(8192)[-2:] == (7680, 8192)
-    assert choose_capture_sizes(64, [32, 8, 128, 8]) == (8, 32)
+    assert capture_sizes(100)[-2:] == (96, 100)
+    assert capture_sizes(3) == (1, 2, 3)
+    assert capture_sizes(5000)[-2:] == (4608, 5000) and capture_sizes(16384)[-2:] == (15360, 16384)
+    assert capture_sizes(8192)[-2:] == (7680, 8192)
+    assert capture_sizes(64, [32, 8, 128, 8]) == (8, 32)
 
 
 def test_the_next_size():
