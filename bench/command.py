@@ -23,6 +23,7 @@ import burnish.cli.main
 import burnish.log.tracker_thread
 import burnish.loop.api
 import burnish.loop.fit
+import burnish.loop.recorder
 import burnish.training.checkpoint as checkpoint
 from burnish.config import load
 from burnish.errors import WorkerDied
@@ -78,7 +79,7 @@ def trace_phases(emit: Callable[[str], None]) -> None:
     trace(checkpoint, "_write_manifest", "manifest", emit)
     trace(Checkpoints, "keep", "keep", emit)
     trace(Scorer, "submit", "reward", emit)
-    trace(burnish.loop.fit, "dump_rollouts", "dump", emit)
+    trace(burnish.loop.recorder, "dump_rollouts", "dump", emit)
 
 
 @fault("full disk")

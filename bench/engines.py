@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, Qwen2Config
 from burnish.models.load import ModelSource
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Engine, EngineOptions, Request, Sampling
-from burnish.rollout.engines.builtin.choice import builtin_engine
+from burnish.rollout.engines.builtin.engine import BuiltinEngine
 from burnish.seeding import derive_seed
 
 TOKEN_IDS = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
@@ -44,7 +44,7 @@ class Bench:
     def engine(self, config: PretrainedConfig, dtype: torch.dtype, folder: Path, **more: object) -> Engine:
         """An engine with freshly initialized weights; the caller closes it."""
         config.save_pretrained(folder)
-        extra = {"look_in": self.sync_interval, "block": self.block}
+        extra = {"sync_interval": self.sync_interval, "block_size": self.block}
         if self.compiled is not None:
             extra["compiled"] = self.compiled
         options = EngineOptions(
@@ -59,7 +59,7 @@ class Bench:
             **more,
         )
         with self.device:  # initialize weights on the device
-            return builtin_engine(options)
+            return BuiltinEngine(options)
 
     def wait(self) -> None:
         if self.on_gpu:

@@ -136,7 +136,7 @@ def disk_full(bench: Bench) -> Counts:
     for inject in ("full disk", *(["full tmpfs"] if can_mount() else [])):
         folder = bench.new_folder()
         result = baseline.run(folder, inject=inject)
-        reports = result.printed.count("The run goes on, and tries again after every step")
+        reports = result.printed.count("The run continues and tries again after every step")
         lost = differences(baseline.folder, folder, ignore=["training/failed_saves", "checkpoints"])
         counts.add(result.status == 0 and reports == 2, lost)
     counts.remark = "including a full tmpfs" if can_mount() else "file size limit only"
@@ -177,7 +177,7 @@ def rank_killed(bench: Bench) -> Counts:
         folder, hit = bench.new_folder(), []
         at = baseline.random_instant(bench.rng, ("gen", "ref", "update_actor", "save_checkpoint"))
         result = baseline.run(folder, at=at, do=lambda pid: hit.append(kill(bench.rng.choice(ranks_of(pid)))))
-        restarted = "of 2 was killed by SIGKILL; the run goes on from its last checkpoint" in result.printed
+        restarted = "of 2 was killed by SIGKILL; resuming from the last checkpoint" in result.printed
         lost = differences(baseline.folder, folder, ignore=["training/restarts"])
         counts.add(result.status == 0 and restarted and len(hit) == 1, lost)
     return counts

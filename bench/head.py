@@ -25,7 +25,7 @@ import tables
 import torch
 from torch import Tensor
 
-from burnish.models import chunks
+from burnish import sizing
 from burnish.models.kernels.head import TritonKernel
 from burnish.models.logits import TorchKernel
 from burnish.models.logprobs import token_log_probs
@@ -153,7 +153,7 @@ def measure(size: Size, name: str, head: Head, repeats: int, check: int) -> dict
     return {
         "hidden": size.hidden,
         "trained": "yes" if size.trained else "no",
-        "budget_mib": chunks.BUDGET[size.device] >> 20,
+        "budget_mib": sizing.LOGIT_CHUNK_BYTES[size.device] >> 20,
         "head": name,
         "error": max(errors(size, head, check)),
         "forward_ms": forward_ms,
@@ -200,8 +200,8 @@ def main() -> int:
         sizes, budgets, device, repeats, check = [Size(96, 500, 32, "cpu", torch.float32)], None, "cpu", 1, 32
     print(tables.table(COLUMNS, []), end="", flush=True)
     rows, passed = [], True
-    for budget in budgets or [chunks.BUDGET[device] >> 20]:
-        chunks.BUDGET[device] = budget << 20
+    for budget in budgets or [sizing.LOGIT_CHUNK_BYTES[device] >> 20]:
+        sizing.LOGIT_CHUNK_BYTES[device] = budget << 20
         for size in sizes:
             results, within_limits = compare(size, repeats, check)
             rows += results

@@ -55,7 +55,7 @@ class Allocator:
     def __enter__(self) -> None:
         from burnish.rollout.engines.builtin.vmm import DeviceRegion
 
-        take, release = DeviceRegion._take, DeviceRegion.release
+        take, release = DeviceRegion._map, DeviceRegion.release
 
         def tracked_take(region: DeviceRegion) -> None:
             take(region)
@@ -66,7 +66,7 @@ class Allocator:
             release(region)
             self.mapped -= region._size.value
 
-        DeviceRegion._take, DeviceRegion.release = tracked_take, tracked_release
+        DeviceRegion._map, DeviceRegion.release = tracked_take, tracked_release
 
     def __exit__(self, *error: object) -> None:
         """Nothing to restore: the process ends next."""

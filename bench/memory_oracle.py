@@ -176,7 +176,7 @@ def measure(case: Case, folder: Path, device: str, context: int) -> dict:
     measured: dict[str, int] = {}
     with meter:
         run = build(cfg, lambda solution_str: float(len(solution_str) % 7), rows)
-        run.clock = PeakClock(run.clock, measured, meter)
+        run.clock = run.rollout.clock = run.learner.clock = PeakClock(run.clock, measured, meter)
         fits = True
         try:
             run.sync_weights()

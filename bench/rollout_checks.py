@@ -30,7 +30,8 @@ from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.model_input import ModelInput
 from burnish.models.parts import backbone
 from burnish.rollout.engine import Completion, Request, Sampling
-from burnish.training.backend import Backend, BackendOptions
+from burnish.training.backend import BackendOptions
+from burnish.training.backends.single import SingleBackend
 from burnish.training.packing import PackedRows
 
 # One small model per family with its own kind of attention.
@@ -90,7 +91,7 @@ def check_greedy(bench: Bench, name: str, folder: Path) -> str:
     return "60 greedy tokens of 4 prompts equal transformers' in float32"
 
 
-def trainer_of(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, folder: Path) -> Backend:
+def trainer_of(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, folder: Path) -> SingleBackend:
     """The model as a run trains it: float32 weights, matmuls in `dtype`; on a GPU layers compiled and head fused."""
     config.save_pretrained(folder)
     torch.manual_seed(0)
@@ -106,7 +107,7 @@ def trainer_of(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, folde
     if bench.on_gpu and bench.compiled is not False:
         compile_layers(model, "model")
     options = BackendOptions(head=HEAD_KERNELS["triton" if bench.on_gpu else "torch"](False))
-    return Backend(model, bench.device, dtype, options=options)
+    return SingleBackend(model, bench.device, dtype, options=options)
 
 
 def check_log_probs(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, folder: Path) -> dict[str, float]:
@@ -129,7 +130,7 @@ def check_log_probs(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, 
 
 
 @torch.no_grad()
-def differences(trainer: Backend, requests: list[Request], completions: list[Completion]) -> tuple[float, float]:
+def differences(trainer: SingleBackend, requests: list[Request], completions: list[Completion]) -> tuple[float, float]:
     """Mean and maximum difference between the engine's log-probs and those of one packed forward."""
     rows = Batch(
         prompt_ids=Ragged.of([list(request.ids) for request in requests], torch.int64),

@@ -63,12 +63,12 @@ def burnish(folder: str, prompts: list[list[int]], lengths: list[int], _: bool) 
     from burnish.models.load import ModelSource
     from burnish.models.model_input import ModelInput
     from burnish.rollout.engine import EngineOptions, Request, Sampling
-    from burnish.rollout.engines.builtin.choice import builtin_engine
+    from burnish.rollout.engines.builtin.engine import BuiltinEngine
     from burnish.seeding import derive_seed
 
     torch.manual_seed(0)
     sizes = {"max_model_len": PROMPT + MAX_NEW, "max_num_seqs": SEQS, "memory_share": 0.2}
-    engine = builtin_engine(
+    engine = BuiltinEngine(
         EngineOptions(ModelSource(folder), torch.float32, torch.device("cpu"), (2,), own_thread=False, **sizes)
     )
     for remark in engine.capabilities.remarks:

@@ -93,18 +93,22 @@ def save(
 
 
 def _portable(arguments: Sequence[str]) -> list[str]:
-    """Arguments without the paths of this machine."""
-    return [Path(word).name if os.path.isabs(word) else word for word in arguments]
+    """Arguments without `--results` and the absolute paths of this machine."""
+    kept = [
+        word for before, word in zip(["", *arguments], arguments, strict=False) if "--results" not in (before, word)
+    ]
+    return [Path(word).name if os.path.isabs(word) else word for word in kept]
 
 
 def commit() -> str | None:
-    """The commit of this checkout; GIT_COMMIT where the sources were copied without their history."""
+    """The commit of this checkout. Set GIT_COMMIT where the sources were copied without their history."""
+    if "GIT_COMMIT" in os.environ:
+        return os.environ["GIT_COMMIT"]
     command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty"]
     try:
-        described = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        described = ""
-    return described or os.environ.get("GIT_COMMIT")
+        return None
 
 
 def machine() -> dict[str, Any]:

@@ -33,9 +33,8 @@ from burnish.models.compiled import compile_layers
 from burnish.models.head_kernels import HEAD_KERNELS
 from burnish.models.lora import add_adapters
 from burnish.models.recompute import enable_recompute
-from burnish.training.backend import Backend, BackendOptions
-from burnish.training.optim import Optimizer
-from burnish.training.packing import Cut
+from burnish.training.backend import BackendOptions, create_backend
+from burnish.training.packing import MicroBatchSize
 from burnish.training.policy import Policy
 
 PEAK_FLOPS = 989e12
@@ -107,15 +106,15 @@ def policy_of(plan: Plan) -> Policy:
         method = None if plan.recomputed is None else "block"
         enable_recompute(model, method, plan.recomputed, MODEL)
     options = BackendOptions(head=HEAD_KERNELS[plan.kernel](plan.compiled))
-    backend = Backend(model, torch.device(plan.device), plan.dtype, adapters=adapters, options=options)
+    backend = create_backend(model, torch.device(plan.device), plan.dtype, adapters=adapters, options=options)
+    backend.create_optimizer(actor.optim, 100, 1)
     return Policy(
         backend,
-        Optimizer(model, actor.optim, 100, 1),
         actor,
         temperature=1.0,
         rows_per_prompt=1,
         max_response_length=plan.length,
-        inference_cut=Cut(tokens=plan.micro),
+        inference_micro_batch=MicroBatchSize(tokens=plan.micro),
         seed=0,
     )
 

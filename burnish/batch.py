@@ -64,6 +64,12 @@ class Ragged:
         lengths = self.lengths[index]
         return Ragged(self.flat[flat_index(self.offsets[:-1][index], lengths).to(self.flat.device)], lengths)
 
+    def sums(self) -> Tensor:
+        """Sum of each row, float64 on the CPU; 0 for an empty row."""
+        row_of_token = torch.arange(len(self)).repeat_interleave(self.lengths)
+        sums = torch.zeros(len(self), dtype=torch.float64)
+        return sums.index_add_(0, row_of_token, self.flat.detach().cpu().double())
+
     def to(self, device: torch.device | str) -> Ragged:
         return Ragged(self.flat.to(device), self.lengths)
 

@@ -11,7 +11,7 @@ import pytest
 
 import burnish.storage
 from burnish.errors import UserError
-from burnish.storage import ParallelContext, is_remote, local_path
+from burnish.storage import RemoteFolder, is_remote, local_path
 
 KEY = "data.train_files"
 
@@ -110,7 +110,7 @@ def test_a_broken_download_is_never_used(memory, monkeypatch, tmp_path):
 def test_a_short_download_is_told(memory, monkeypatch):
     memory.pipe_file("/a", b"aaaa")
     monkeypatch.setattr(type(memory), "get_file", lambda self, source, target, **more: Path(target).write_bytes(b"aa"))
-    with pytest.raises(UserError, match="came with 2 of 4 bytes"):
+    with pytest.raises(UserError, match="has 2 of 4 bytes"):
         local_path("memory://a", key=KEY)
 
 
@@ -186,7 +186,7 @@ def test_a_remote_file_goes_to_shared_memory_too(memory, shm):
 
 @pytest.mark.parametrize("url", ["memory://ckpt", "local"])
 def test_a_place_takes_folders_and_gives_them_back(memory, tmp_path, url, monkeypatch):
-    place = ParallelContext(str(tmp_path / "there") if url == "local" else url, "trainer.default_hdfs_dir")
+    place = RemoteFolder(str(tmp_path / "there") if url == "local" else url, "trainer.default_hdfs_dir")
     assert place.names() == [] and place.read("latest.txt") is None
     folder = tmp_path / "global_step_1"
     (folder / "actor").mkdir(parents=True)

@@ -1,8 +1,8 @@
-"""Advantage estimators: who gets the credit.
+"""Advantage estimators.
 
 An estimator takes a Credit and returns (advantages, returns), both flat [T] along the responses and 0 on observations.
-A row's `needs` says which optional fields of Credit it reads: values (a critic), groups (responses to one prompt),
-greedy (the score of a greedy response). `min_group` is the smallest group it is defined on.
+`needs` of a registry entry lists the optional fields of Credit it uses: values (a critic), groups (responses to one
+prompt), greedy (the score of a greedy response). `min_group` is the smallest group it is defined on.
 
 Notation: R_i is the sum of row i's token rewards; mean_g, std_g (n - 1) and n_g are those of its group. A group of one
 has no baseline: its mean counts as 0 and its std as 1.
@@ -21,7 +21,7 @@ from burnish.algos.whitening import WHITENINGS
 from burnish.registry import Registry
 
 ADVANTAGES = Registry("advantage estimator", key="algorithm.adv_estimator")
-OBSERVATIONS = Registry("way past observations", key="algorithm.gae_observations")
+OBSERVATIONS = Registry("treatment of observations", key="algorithm.gae_observations")
 
 STD_EPS = 1e-6
 
@@ -30,10 +30,10 @@ Estimate = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Credit:
-    """What an estimator reads. Flat columns [T] run along the responses; `lengths` [rows] is int64 on the CPU."""
+    """Inputs of an estimator. Flat columns [T] run along the responses; `lengths` [rows] is int64 on the CPU."""
 
     token_level_rewards: Tensor  # [T] float
-    response_mask: Tensor  # [T], 1 on the model's own tokens, 0 on observations
+    response_mask: Tensor  # [T], 1 on tokens sampled by the policy, 0 on observations
     lengths: Tensor  # [rows]
     groups: Tensor | None = None  # [rows] int; responses to the same prompt have the same number
     values: Tensor | None = None  # [T] float, the critic's
@@ -43,9 +43,9 @@ class Credit:
     norm_by_std: bool = True
     std_eps: float = STD_EPS  # on top of std_g
     whitening: str = "unbiased"
-    observations: str = "skip"  # how gae gets past them
-    penalty: Tensor | None = None  # [T] float, taken off the tokens once groups are compared; 0 on observations
-    clip: tuple[float, float] | None = None  # bounds of what comparing leaves of a row's score
+    observations: str = "skip"  # how gae treats them
+    penalty: Tensor | None = None  # [T] float, subtracted from tokens after groups are compared; 0 on observations
+    clip: tuple[float, float] | None = None  # bounds of a row's score after groups are compared
 
     def __post_init__(self) -> None:
         tokens, rows = int(self.lengths.sum()), len(self.lengths)
@@ -53,21 +53,21 @@ class Credit:
         for name, size in {**sizes, "groups": rows, "greedy_scores": rows}.items():
             column = getattr(self, name)
             if column is not None and tuple(column.shape) != (size,):
-                raise ValueError(f"{name} has shape {tuple(column.shape)}; lengths ask for ({size},)")
+                raise ValueError(f"{name} has shape {tuple(column.shape)}, expected ({size},)")
 
     def require(self, name: str) -> Tensor:
         """An optional column that this estimator needs."""
         column = getattr(self, name)
         if column is None:
-            raise ValueError(f"this advantage estimator needs {name}, and Credit has none")
+            raise ValueError(f"this advantage estimator needs {name}, but Credit.{name} is None")
         return column
 
     def scores(self) -> Tensor:
-        """R_i [rows]: all of a row's rewards, wherever in the response they lie."""
+        """R_i [rows]: the sum of each row's token rewards."""
         return row_sums(self.token_level_rewards, self.lengths)
 
     def on_tokens(self, per_row: Tensor) -> Estimate:
-        """One advantage per row, less the penalties from a token on, on each of the model's tokens; the return too."""
+        """(advantages, returns) from one advantage per row: its value, minus the penalties from each token on."""
         per_row = per_row if self.clip is None else per_row.clamp(*self.clip)
         flat = spread(per_row.to(self.token_level_rewards), self.lengths)
         if self.penalty is not None:
@@ -76,19 +76,19 @@ class Credit:
         return flat, flat
 
     def token_rewards(self) -> Tensor:
-        """[T]: the rewards for estimators that compare no groups: score within its bounds, less the penalty."""
+        """[T]: token rewards for estimators without groups: scores clipped to their bounds, minus the penalty."""
         rewards = self.token_level_rewards
         if self.clip is not None:
             rewards = clip_scores(rewards, self.lengths, *self.clip)
         return rewards if self.penalty is None else rewards - self.penalty
 
     def whiten(self, x: Tensor) -> Tensor:
-        """Over all of the batch's own tokens."""
+        """Whiten over all response tokens of the batch."""
         return WHITENINGS[self.whitening].load()(x, self.response_mask)
 
 
 def clip_scores(scores: Tensor, lengths: Tensor, low: float, high: float) -> Tensor:
-    """Bring each row's sum into low..high; what is added or taken off stands on its last token."""
+    """Clip each row's sum to [low, high]; the difference goes to its last token."""
     sums = row_sums(scores, lengths)
     has_tokens = lengths > 0
     last = (lengths.cumsum(0) - 1)[has_tokens].to(scores.device)
@@ -100,10 +100,10 @@ def clip_scores(scores: Tensor, lengths: Tensor, low: float, high: float) -> Ten
 
 @ADVANTAGES.register("gae", needs={"values"})
 def gae(credit: Credit) -> Estimate:
-    """Generalised advantage estimation (arXiv 1506.02438) over the model's own tokens, whitened over the batch.
+    """Generalized advantage estimation (arXiv 1506.02438) over sampled tokens, whitened over the batch.
 
     delta_t = r_t + gamma V_{t+1} - V_t,  A_t = delta_t + gamma lam A_{t+1},  return = A + V.
-    After the last token V is 0, cut off or not; what t + 1 is among observations, `credit.observations` says.
+    V is 0 after the last token, also of a truncated response. `credit.observations` says which token t + 1 is.
     """
     advantages = OBSERVATIONS[credit.observations].load()(credit)
     returns = masked(advantages + credit.require("values"), credit.response_mask)
@@ -112,35 +112,35 @@ def gae(credit: Credit) -> Estimate:
 
 @OBSERVATIONS.register("skip")
 def skip_observations(credit: Credit) -> Tensor:
-    """t + 1 is the model's next token: observations are stepped over."""
-    own = own_tokens(credit)
-    values = credit.require("values")[own.index]
-    delta = own.rewards + credit.gamma * next_in_row(values, own.lengths) - values
-    return own.back(reverse_scan(delta, own.lengths, credit.gamma * credit.lam), credit)
+    """t + 1 is the next sampled token: observations are skipped."""
+    sampled = sampled_tokens(credit)
+    values = credit.require("values")[sampled.index]
+    delta = sampled.rewards + credit.gamma * next_in_row(values, sampled.lengths) - values
+    return sampled.scatter(reverse_scan(delta, sampled.lengths, credit.gamma * credit.lam), credit)
 
 
 @OBSERVATIONS.register("walk")
 def walk_observations(credit: Credit) -> Tensor:
-    """t + 1 is the next token of any kind; an observation has value 0 and discounts like any other."""
-    own = own_tokens(credit)
+    """t + 1 is the next token of any kind; an observation has value 0 and is discounted like a sampled token."""
+    sampled = sampled_tokens(credit)
     values = masked(credit.require("values"), credit.response_mask)
-    delta = own.back(own.rewards, credit) + credit.gamma * next_in_row(values, credit.lengths) - values
+    delta = sampled.scatter(sampled.rewards, credit) + credit.gamma * next_in_row(values, credit.lengths) - values
     return masked(reverse_scan(delta, credit.lengths, credit.gamma * credit.lam), credit.response_mask)
 
 
 @ADVANTAGES.register("reinforce_plus_plus")
 def reinforce_plus_plus(credit: Credit) -> Estimate:
     """REINFORCE++ (arXiv 2501.03262): G_t = r_t + gamma G_{t+1}, carried across observations; A = whiten(G)."""
-    own = own_tokens(credit)
-    returns = own.back(reverse_scan(own.rewards, own.lengths, credit.gamma), credit)
+    sampled = sampled_tokens(credit)
+    returns = sampled.scatter(reverse_scan(sampled.rewards, sampled.lengths, credit.gamma), credit)
     return credit.whiten(returns), returns
 
 
 @ADVANTAGES.register("remax", needs={"greedy"})
 def remax(credit: Credit) -> Estimate:
     """ReMax (arXiv 2310.10505): return_t = rewards from t on; A_t = return_t - the greedy response's score."""
-    own = own_tokens(credit)
-    returns = own.back(reverse_scan(own.rewards, own.lengths), credit)
+    sampled = sampled_tokens(credit)
+    returns = sampled.scatter(reverse_scan(sampled.rewards, sampled.lengths), credit)
     baseline = spread(credit.require("greedy_scores").to(returns), credit.lengths)
     return masked(returns - baseline, credit.response_mask), returns
 
@@ -152,29 +152,29 @@ def none(credit: Credit) -> Estimate:
     return flat, flat
 
 
-class OwnTokens(NamedTuple):
-    """A batch's responses without their observations."""
+class SampledTokens(NamedTuple):
+    """Responses of a batch without observations."""
 
-    index: Tensor  # [N] where the model's tokens stand in the flat columns
+    index: Tensor  # [N] positions of sampled tokens in the flat columns
     lengths: Tensor  # [rows]
     rewards: Tensor  # [N]
 
-    def back(self, compact: Tensor, credit: Credit) -> Tensor:
+    def scatter(self, compact: Tensor, credit: Credit) -> Tensor:
         """[N] -> [T], 0 on observations."""
         flat = torch.zeros_like(credit.token_level_rewards)
         return flat.index_copy(0, self.index, compact.to(flat))
 
 
-def own_tokens(credit: Credit) -> OwnTokens:
-    """Leave observations out. A reward on one is credited to the model's token before it, which brought it about."""
+def sampled_tokens(credit: Credit) -> SampledTokens:
+    """Leave observations out. A reward on an observation is credited to the sampled token before it."""
     mask, rewards = credit.response_mask.bool(), credit.token_rewards()
     index = mask.nonzero().squeeze(-1)
     lengths = row_counts(mask, credit.lengths).cpu()
     first = (lengths.cumsum(0) - lengths).to(mask.device)
-    actor = mask.long().cumsum(0) - 1  # the last of the model's tokens up to here, perhaps of an earlier row
+    actor = mask.long().cumsum(0) - 1  # index of the last sampled token so far, perhaps of an earlier row
     has_actor = actor >= spread(first, credit.lengths)
-    own = rewards.new_zeros(len(index)).index_add(0, actor[has_actor], rewards[has_actor])
-    return OwnTokens(index, lengths, own)
+    credited = rewards.new_zeros(len(index)).index_add(0, actor[has_actor], rewards[has_actor])
+    return SampledTokens(index, lengths, credited)
 
 
 # Estimators on rows
@@ -190,13 +190,13 @@ def reward(credit: Credit) -> Estimate:
 def grpo(credit: Credit) -> Estimate:
     """GRPO (arXiv 2402.03300): A_i = (R_i - mean_g) / (std_g + std_eps), or R_i - mean_g without norm_by_std."""
     group = GroupScores.of(credit)
-    return credit.on_tokens(group.centred / (group.std() + credit.std_eps) if credit.norm_by_std else group.centred)
+    return credit.on_tokens(group.centered / (group.std() + credit.std_eps) if credit.norm_by_std else group.centered)
 
 
 @ADVANTAGES.register("dr_grpo", needs={"groups"})
 def dr_grpo(credit: Credit) -> Estimate:
     """Dr.GRPO (arXiv 2503.20783): A_i = R_i - mean_g."""
-    return credit.on_tokens(GroupScores.of(credit).centred)
+    return credit.on_tokens(GroupScores.of(credit).centered)
 
 
 @ADVANTAGES.register("grpo_passk", needs={"groups"}, min_group=2)
@@ -204,10 +204,10 @@ def grpo_passk(credit: Credit) -> Estimate:
     """Pass@k (arXiv 2503.19595): a group's best has A = R_best - R_second (/ (std_g + std_eps)), the others 0."""
     group = GroupScores.of(credit)
     if bool((group.sizes < 2).any()):
-        raise ValueError("grpo_passk needs at least two responses to every prompt: a second best is its baseline")
+        raise ValueError("grpo_passk needs at least two responses per prompt: its baseline is the second best")
     top = group.max_of(group.scores)
     numbers = torch.arange(len(top), device=top.device)
-    best = -group.max_of(torch.where(group.scores == top, -numbers, -len(top))) == numbers  # the first of equals
+    best = -group.max_of(torch.where(group.scores == top, -numbers, -len(top))) == numbers  # the first among equals
     lead = top - group.max_of(torch.where(best, -torch.inf, group.scores))
     lead = lead / (group.std() + credit.std_eps) if credit.norm_by_std else lead
     return credit.on_tokens(torch.where(best, lead, torch.zeros_like(lead)))
@@ -216,8 +216,8 @@ def grpo_passk(credit: Credit) -> Estimate:
 @ADVANTAGES.register("reinforce_plus_plus_baseline", needs={"groups"})
 def reinforce_plus_plus_baseline(credit: Credit) -> Estimate:
     """REINFORCE++ with the group's mean as baseline: A = whiten(R_i - mean_g) over all response tokens."""
-    centred, _ = credit.on_tokens(GroupScores.of(credit).centred)
-    white = credit.whiten(centred)
+    centered, _ = credit.on_tokens(GroupScores.of(credit).centered)
+    white = credit.whiten(centered)
     return white, white
 
 
@@ -225,7 +225,7 @@ def reinforce_plus_plus_baseline(credit: Credit) -> Estimate:
 def rloo(credit: Credit) -> Estimate:
     """Leave one out (arXiv 2402.14740): A_i = R_i - mean of the others = (R_i - mean_g) n_g / (n_g - 1)."""
     group = GroupScores.of(credit)
-    return credit.on_tokens(group.centred * group.leave_one_out())
+    return credit.on_tokens(group.centered * group.leave_one_out())
 
 
 @ADVANTAGES.register("rloo_vectorized", needs={"groups"})
@@ -233,7 +233,7 @@ def rloo_vectorized(credit: Credit) -> Estimate:
     """rloo, but a group of one has A = 0."""
     group = GroupScores.of(credit)
     alone = group.sizes == 1
-    return credit.on_tokens(torch.where(alone, 0.0, group.centred * group.leave_one_out()))
+    return credit.on_tokens(torch.where(alone, 0.0, group.centered * group.leave_one_out()))
 
 
 @ADVANTAGES.register("opo", needs={"groups"})
@@ -250,19 +250,19 @@ def gpg(credit: Credit) -> Estimate:
     """GPG (arXiv 2504.02546): A_i = alpha (R_i - mean_g), alpha = rows / rows with a score other than 0."""
     group = GroupScores.of(credit)
     scored = (group.scores != 0).sum().clamp(min=1)
-    return credit.on_tokens(group.centred * len(group.scores) / scored)
+    return credit.on_tokens(group.centered * len(group.scores) / scored)
 
 
 @dataclass(frozen=True)
 class GroupScores:
-    """Scores of rows and what their groups make of them; every tensor is [rows]."""
+    """Scores of rows relative to their groups; every tensor is [rows]."""
 
     scores: Tensor
-    group_of: Tensor  # which of the batch's groups, counted from 0
+    group_of: Tensor  # index of the row's group
     num_groups: int
     sizes: Tensor  # n_g
-    above: Tensor  # R_i - max_g; differences within a group survive where scores are large
-    centred: Tensor  # R_i - mean_g; R_i in a group of one; exactly 0 where all scores are equal
+    above: Tensor  # R_i - max_g, so that differences between large scores keep their precision
+    centered: Tensor  # R_i - mean_g; R_i in a group of one; exactly 0 where all scores are equal
 
     @staticmethod
     def of(credit: Credit) -> GroupScores:
@@ -271,8 +271,8 @@ class GroupScores:
         sizes = _group_sum(torch.ones_like(scores), group_of, len(numbers))
         above = scores - _group_max(scores, group_of, len(numbers))
         mean = _group_sum(above, group_of, len(numbers)) / sizes
-        centred = torch.where(sizes == 1, scores, above - mean)
-        return GroupScores(scores, group_of, len(numbers), sizes, above, centred)
+        centered = torch.where(sizes == 1, scores, above - mean)
+        return GroupScores(scores, group_of, len(numbers), sizes, above, centered)
 
     def sum_of(self, x: Tensor) -> Tensor:
         """Sum over the row's group."""
@@ -284,7 +284,7 @@ class GroupScores:
 
     def std(self) -> Tensor:
         """std_g with n - 1; 1 in a group of one."""
-        std = (self.sum_of(self.centred.square()) / (self.sizes - 1).clamp(min=1)).sqrt()
+        std = (self.sum_of(self.centered.square()) / (self.sizes - 1).clamp(min=1)).sqrt()
         return torch.where(self.sizes == 1, torch.ones_like(std), std)
 
     def leave_one_out(self) -> Tensor:

@@ -1,8 +1,8 @@
-"""From a loss per token to one number, normalised over the whole mini-batch.
+"""Aggregate a loss per token to one number, normalized over the whole mini-batch.
 
-The caller counts the mini-batch once (over all ranks) and hands the same Totals to every micro-batch; the parts then
-sum to the loss of the whole, whatever the split. Nothing is divided by the number of ranks: where a backend averages
-gradients over D ranks, the caller multiplies by D.
+The caller counts tokens and sequences of the mini-batch once, over all ranks, and passes the same Totals for every
+micro-batch. The results then sum to the loss of the mini-batch, however it is split. Nothing is divided by the number
+of ranks: if a backend averages gradients over D ranks, the caller multiplies by D.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.algos.masked import beside, masked, row_counts, row_sums
+from burnish.algos.masked import masked, row_counts, row_sums, to_device_async
 from burnish.registry import Registry
 
 LOSS_AGGREGATIONS = Registry("loss aggregation", key="actor_rollout_ref.actor.loss_agg_mode")
@@ -20,7 +20,7 @@ LOSS_AGGREGATIONS = Registry("loss aggregation", key="actor_rollout_ref.actor.lo
 
 @dataclass(frozen=True)
 class Totals:
-    """What a whole mini-batch counts: tokens in the loss, and rows that have at least one."""
+    """Counts of a whole mini-batch: tokens in the loss, and sequences with at least one such token."""
 
     tokens: float
     sequences: float
@@ -51,32 +51,32 @@ def aggregate(
     """
     sums = row_sums(masked(per_token, mask), lengths)
     if weights is not None:
-        sums = sums * beside(weights, sums.device).to(sums.dtype)
+        sums = sums * to_device_async(weights, sums.device).to(sums.dtype)
     counts = row_counts(mask, lengths).to(sums.dtype)
     return LOSS_AGGREGATIONS[mode].load()(sums, counts, totals, scale_length)
 
 
 @LOSS_AGGREGATIONS.register("token-mean")
 def token_mean(sums: Tensor, counts: Tensor, totals: Totals, scale_length: float | None) -> Tensor:
-    """All tokens weigh the same: sum / tokens."""
+    """Mean over tokens: every token has the same weight."""
     return sums.sum() / _divisor(totals.tokens)
 
 
 @LOSS_AGGREGATIONS.register("token-sum")
 def token_sum(sums: Tensor, counts: Tensor, totals: Totals, scale_length: float | None) -> Tensor:
-    """The plain sum over tokens."""
+    """Sum over tokens."""
     return sums.sum()
 
 
 @LOSS_AGGREGATIONS.register("seq-mean-token-sum")
 def seq_mean_token_sum(sums: Tensor, counts: Tensor, totals: Totals, scale_length: float | None) -> Tensor:
-    """Mean over rows of each row's sum: long rows weigh more."""
+    """Mean over rows of each row's sum: long rows have more weight."""
     return sums.sum() / _divisor(totals.sequences)
 
 
 @LOSS_AGGREGATIONS.register("seq-mean-token-mean")
 def seq_mean_token_mean(sums: Tensor, counts: Tensor, totals: Totals, scale_length: float | None) -> Tensor:
-    """Mean over rows of each row's mean: all rows weigh the same."""
+    """Mean over rows of each row's mean: every row has the same weight."""
     return (sums / counts.clamp(min=1)).sum() / _divisor(totals.sequences)
 
 
@@ -89,5 +89,5 @@ def seq_mean_token_sum_norm(sums: Tensor, counts: Tensor, totals: Totals, scale_
 
 
 def _divisor(count: float) -> float:
-    """A mini-batch with nothing in its loss has loss 0, not NaN."""
+    """1 for an empty mini-batch, whose loss is then 0 instead of NaN."""
     return count if count else 1.0

@@ -1,4 +1,4 @@
-"""Which rows go together: even shares for ranks, and micro-batches under a token budget. Plain integers."""
+"""Partition rows: balanced shares for ranks, and micro-batches under a token budget. Plain integers, no tensors."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 
 def workload(length: int) -> int:
-    """What training on a row of this length costs: the linear layers, and attention's square."""
+    """Estimated training cost of a row: linear layers, plus quadratic attention."""
     return 24_576 * length + length * length
 
 
 def balanced_partitions(workloads: Sequence[int], k: int, equal_size: bool = False) -> list[list[int]]:
-    """Row numbers in k parts of nearly equal load, by Karmarkar and Karp's largest differencing; heaviest part first.
+    """Split rows into k parts of nearly equal load (Karmarkar-Karp differencing); returns row numbers, heaviest first.
 
-    With `equal_size` every part has the same number of rows, of which there must then be a multiple of k.
+    With `equal_size` every part has the same number of rows; the number of rows must be a multiple of k.
     """
     if k < 1 or len(workloads) < k:
-        raise ValueError(f"cannot cut {len(workloads)} rows into {k} parts")
+        raise ValueError(f"cannot split {len(workloads)} rows into {k} parts")
     if equal_size and len(workloads) % k:
-        raise ValueError(f"{len(workloads)} rows do not make {k} parts of the same size")
+        raise ValueError(f"{len(workloads)} rows cannot be split into {k} parts of equal size")
     light_first = sorted((load, row) for row, load in enumerate(workloads))
     rows: list[_Part] = [(load, 1, [(row, load)]) for load, row in light_first]
     size = k if equal_size else 1
@@ -32,19 +32,19 @@ def balanced_partitions(workloads: Sequence[int], k: int, equal_size: bool = Fal
 
 
 def token_budget_batches(lengths: Sequence[int], budget: int, at_least: int = 1) -> list[list[int]]:
-    """Row numbers in micro-batches of at most `budget` tokens, of nearly equal load; light ones first and last.
+    """Split rows into micro-batches of at most `budget` tokens and nearly equal load; light ones come first and last.
 
-    A row longer than the budget has a micro-batch of its own. `at_least` asks for as many micro-batches as another rank
-    makes, as far as there are rows.
+    A row longer than the budget gets its own micro-batch. `at_least` is the number of micro-batches of another rank,
+    which this rank matches as far as it has rows.
     """
     if not lengths:
         return []
     if budget < 1:
-        raise ValueError(f"a token budget of {budget} holds nothing")
+        raise ValueError(f"the token budget must be positive, not {budget}")
     count = min(len(lengths), max(at_least, -(-sum(lengths) // budget), 1))
     batches = balanced_partitions(lengths, count)
     if not _fits(batches, lengths, budget):
-        # Even loads may need more batches than the sum suggests; first fit finds a number that is enough.
+        # Balanced parts may exceed the budget; first fit gives a number of batches that suffices.
         first_fit = _first_fit(lengths, budget)
         batches = balanced_partitions(lengths, max(count, len(first_fit)))
         if not _fits(batches, lengths, budget):
@@ -54,24 +54,24 @@ def token_budget_batches(lengths: Sequence[int], budget: int, at_least: int = 1)
 
 
 def interleaved(rows: Sequence[int], workloads: Sequence[int]) -> list[int]:
-    """A rank's rows ordered light to heavy and back to light, so that equal cuts of all ranks cost alike."""
+    """Order a rank's rows light to heavy to light, so that the micro-batches of all ranks cost about the same."""
     light_first = sorted(rows, key=lambda row: (workloads[row], row))
     return light_first[::2] + light_first[1::2][::-1]
 
 
-# Rows that go together: (load, number of rows, [(row, its load), ...]), compared in that order.
+# A part: (load, number of rows, [(row, load), ...]), compared in that order.
 _Part = tuple[int, int, list[tuple[int, int]]]
 
 
 class _Split:
-    """k parts, heaviest first. The one with the widest spread comes first from the heap."""
+    """k parts, heaviest first. The heap yields the split with the largest load difference first."""
 
     def __init__(self, parts: list[_Part]) -> None:
         self.parts = sorted(parts, reverse=True)
         self.difference = self.parts[0][0] - self.parts[-1][0]
 
     def joined(self, other: _Split) -> _Split:
-        """Heaviest with lightest: that evens the loads out."""
+        """Combine heaviest with lightest parts."""
         pairs = zip(self.parts, reversed(other.parts), strict=True)
         return _Split([(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in pairs])
 
@@ -86,14 +86,14 @@ def _fits(batches: list[list[int]], lengths: Sequence[int], budget: int) -> bool
 
 
 def _first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Longest row first, each into the first batch with room."""
+    """Put each row, longest first, into the first batch with enough budget left."""
     batches: list[list[int]] = []
-    room: list[int] = []
+    remaining: list[int] = []
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        place = next((i for i, left in enumerate(room) if left >= lengths[row]), len(batches))
+        place = next((i for i, left in enumerate(remaining) if left >= lengths[row]), len(batches))
         if place == len(batches):
             batches.append([])
-            room.append(budget)
+            remaining.append(budget)
         batches[place].append(row)
-        room[place] -= lengths[row]
+        remaining[place] -= lengths[row]
     return [sorted(rows) for rows in batches]

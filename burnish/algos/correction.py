@@ -1,11 +1,11 @@
-"""Rollout correction: the engine sampled with probabilities that are not quite the trainer's.
+"""Rollout correction: compensate for the difference between the engine's and the trainer's probabilities.
 
-Everything goes by the log-ratio x = log pi_trainer - log pi_engine of the sampled tokens, flat [T] with row lengths.
-Weights multiply the policy loss of a token and leave its denominator alone; rejection takes tokens out of the loss.
-Both are computed once per step, before the first backward pass.
+Everything derives from the log-ratio x = log pi_trainer - log pi_engine of sampled tokens, flat [T] with row lengths.
+Importance weights multiply a token's policy loss and do not change the denominator; rejection masks tokens out of the
+loss. Both are computed once per step, before the first backward pass.
 
-A rejection measure takes (x, mask, lengths) and returns one number per token [T]; a row's number stands on all its
-tokens. Fact `ratio`: the measure is the log of a ratio and has a lower bound too, both given as ratios.
+A rejection measure takes (x, mask, lengths) and returns one number per token [T]; sequence measures repeat a row's
+number on all its tokens. Metadata `ratio`: the measure is a log-ratio with a lower and an upper bound, given as ratios.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from torch import Tensor
 from burnish.algos.masked import masked, masked_share, row_counts, row_means, row_sums, spread
 from burnish.registry import Registry
 
-IS_LEVELS = Registry("level of importance weights", key="algorithm.rollout_correction.rollout_is")
+IS_LEVELS = Registry("importance-weight level", key="algorithm.rollout_correction.rollout_is")
 REJECTIONS = Registry("rejection measure", key="algorithm.rollout_correction.rollout_rs")
 
-LARGEST_LOG = 20.0  # exp of it still adds up in float32
+LARGEST_LOG = 20.0  # bound of |x|, so that sums of exp(x) do not overflow float32
 
 Measure = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Weighting:
-    """How ratios become weights: between `low` and `high` as they are; outside held at the bound, or dropped to 0."""
+    """How ratios become weights: unchanged within [low, high]; outside, clamped to the bound, or set to 0 (`drop`)."""
 
     level: str = "token"
     low: float = 0.0
     high: float = 2.0
     drop: bool = False  # IcePop (arXiv 2510.18855)
-    normalise: bool = False  # to mean 1 over the batch
+    normalize: bool = False  # to mean 1 over the batch
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """Tokens whose `measure` lies outside low..high leave the loss; for a ratio the bounds are ratios."""
+    """Mask out tokens whose `measure` lies outside [low, high]; bounds of a ratio measure are ratios."""
 
     measure: str
     low: float | None
@@ -50,7 +50,7 @@ class Rejection:
 
 
 class Corrected(NamedTuple):
-    """Columns along the responses; None where nothing was asked."""
+    """Columns along the responses; None if not configured."""
 
     weights: Tensor | None  # [T], 0 outside the mask
     kept: Tensor | None  # [T], 1 in the loss
@@ -66,14 +66,14 @@ def correct(
     rejections: Sequence[Rejection] = (),
     veto: float | None = None,
 ) -> Corrected:
-    """Weights and rejection of a whole batch, and what they did. `log_probs` are the trainer's."""
+    """Importance weights, rejection mask and metrics of a whole batch. `log_probs` are the trainer's."""
     x = log_ratio(log_probs, rollout_log_probs, mask)
     weights, kept, metrics = None, None, {}
     if weighting is not None:
         weights, metrics = importance_weights(x, mask, lengths, weighting)
     if rejections or veto is not None:
-        kept, found = rejection_mask(x, mask, lengths, rejections, veto)
-        metrics |= found
+        kept, rejection_metrics = rejection_mask(x, mask, lengths, rejections, veto)
+        metrics |= rejection_metrics
     return Corrected(weights, kept, metrics)
 
 
@@ -91,10 +91,10 @@ def importance_weights(
     """w = exp(x), per token or as the product over a row, within the bounds; 0 outside the mask."""
     raw = masked(IS_LEVELS[weighting.level].load()(x, lengths).clamp(-LARGEST_LOG, LARGEST_LOG).exp(), mask)
     inside = (raw >= weighting.low) & (raw <= weighting.high)
-    held = torch.zeros_like(raw) if weighting.drop else raw.clamp(weighting.low, weighting.high)
-    weights = masked(torch.where(inside, raw, held), mask)
+    bounded = torch.zeros_like(raw) if weighting.drop else raw.clamp(weighting.low, weighting.high)
+    weights = masked(torch.where(inside, raw, bounded), mask)
     metrics = weight_metrics(weights, inside, mask)
-    if weighting.normalise:
+    if weighting.normalize:
         mean = IS_LEVELS[weighting.level].metadata["mean"](weights, mask, lengths)
         metrics["rollout_corr/rollout_is_batch_norm_factor"] = float(mean)
         weights = weights / torch.where(mean > 1e-8, mean, torch.ones_like(mean))
@@ -112,28 +112,30 @@ def _mean_of_rows(weights: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
 
 @IS_LEVELS.register("token", mean=_mean_of_tokens)
 def token_level(x: Tensor, lengths: Tensor) -> Tensor:
-    """Each token by its own ratio: biased, low variance."""
+    """The ratio of each token: biased, low variance."""
     return x
 
 
 @IS_LEVELS.register("sequence", mean=_mean_of_rows)
 def sequence_level(x: Tensor, lengths: Tensor) -> Tensor:
-    """All tokens of a row by the product of its ratios: unbiased, high variance."""
+    """The product of a row's ratios, on all its tokens: unbiased, high variance."""
     return spread(row_sums(x, lengths), lengths)
 
 
 def weight_metrics(weights: Tensor, inside: Tensor, mask: Tensor) -> dict[str, float]:
-    """Statistics over the own tokens, before normalising; empty where there are none."""
-    own = weights[mask.bool()].double()
-    if own.numel() == 0:
+    """Statistics over masked-in tokens before normalization; empty if there are none."""
+    values = weights[mask.bool()].double()
+    if values.numel() == 0:
         return {}
-    squares = float(own.square().sum())
+    squares = float(values.square().sum())
     return {
-        "rollout_corr/rollout_is_mean": float(own.mean()),
-        "rollout_corr/rollout_is_std": float(own.std(correction=0)),
-        "rollout_corr/rollout_is_max": float(own.max()),
-        "rollout_corr/rollout_is_min": float(own.min()),
-        "rollout_corr/rollout_is_eff_sample_size": float(own.sum()) ** 2 / (squares * own.numel()) if squares else 0.0,
+        "rollout_corr/rollout_is_mean": float(values.mean()),
+        "rollout_corr/rollout_is_std": float(values.std(correction=0)),
+        "rollout_corr/rollout_is_max": float(values.max()),
+        "rollout_corr/rollout_is_min": float(values.min()),
+        "rollout_corr/rollout_is_eff_sample_size": float(values.sum()) ** 2 / (squares * values.numel())
+        if squares
+        else 0.0,
         "rollout_corr/rollout_is_truncated": masked_share(~inside, mask).mean(),
     }
 
@@ -144,7 +146,7 @@ def weight_metrics(weights: Tensor, inside: Tensor, mask: Tensor) -> dict[str, f
 def rejection_mask(
     x: Tensor, mask: Tensor, lengths: Tensor, rejections: Sequence[Rejection], veto: float | None = None
 ) -> tuple[Tensor, dict[str, float]]:
-    """1 on tokens that pass every measure, in rows without a ratio below `veto`; and the shares of those that fail."""
+    """1 on tokens that pass every measure, in rows without a ratio below `veto`; and the fractions that fail."""
     kept, metrics = torch.ones_like(x, dtype=torch.bool), {}
     for rejection in rejections:
         passed = within(rejection, x, mask, lengths)
@@ -163,17 +165,17 @@ def rejection_mask(
 
 def within(rejection: Rejection, x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     """Which tokens pass one measure: bool [T]."""
-    row = REJECTIONS[rejection.measure]
-    statistic = row.load()(x, mask, lengths)
+    entry = REJECTIONS[rejection.measure]
+    statistic = entry.load()(x, mask, lengths)
     low, high = rejection.low, rejection.high
-    if row.metadata["ratio"]:
+    if entry.metadata["ratio"]:
         low, high = math.log(1 / high if low is None else low), math.log(high)
     passed = statistic <= high
     return passed if low is None else passed & (statistic >= low)
 
 
 def k1(x: Tensor) -> Tensor:
-    """-x: the log of engine over trainer."""
+    """-x = log(pi_engine / pi_trainer)."""
     return -x.clamp(-LARGEST_LOG, LARGEST_LOG)
 
 
@@ -183,13 +185,13 @@ def k2(x: Tensor) -> Tensor:
 
 
 def k3(x: Tensor) -> Tensor:
-    """exp(x) - 1 - x: never negative, and the KL of engine to trainer in the mean."""
+    """exp(x) - 1 - x: never negative; its mean estimates KL(engine || trainer)."""
     x = x.clamp(-LARGEST_LOG, LARGEST_LOG)
     return x.exp() - 1 - x
 
 
 def ratio(x: Tensor) -> Tensor:
-    """x itself: the log of trainer over engine."""
+    """x = log(pi_trainer / pi_engine)."""
     return x
 
 
@@ -197,8 +199,8 @@ def row_maxima(x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     """Maximum of each row under the mask: [T] -> [rows]; 0 where a row has no such token."""
     rows = torch.arange(len(lengths), device=x.device).repeat_interleave(lengths.to(x.device))
     lowest = torch.full((len(lengths),), -torch.inf, dtype=x.dtype, device=x.device)
-    found = lowest.scatter_reduce(0, rows[mask.bool()], x[mask.bool()], "amax")
-    return torch.where(found == -torch.inf, torch.zeros_like(found), found)
+    maxima = lowest.scatter_reduce(0, rows[mask.bool()], x[mask.bool()], "amax")
+    return torch.where(maxima == -torch.inf, torch.zeros_like(maxima), maxima)
 
 
 def _per_token(divergence: Callable[[Tensor], Tensor]) -> Measure:
@@ -221,7 +223,7 @@ for _name, _divergence in {"k1": k1, "k2": k2, "k3": k3}.items():
     if not _is_ratio:
         REJECTIONS.register(f"seq_max_{_name}", ratio=False)(_per_row(_divergence, row_maxima))
 
-# The older three, whose bounds are those of trainer over engine.
+# verl's older names; their bounds apply to pi_trainer / pi_engine.
 REJECTIONS.register("token", ratio=True)(_per_token(ratio))
 REJECTIONS.register("sequence", ratio=True)(_per_row(ratio, _masked_row_sums))
 REJECTIONS.register("geometric", ratio=True)(_per_row(ratio, row_means))

@@ -1,6 +1,6 @@
-"""Policy filtration (PF-PPO, arXiv 2409.06957): the step's responses are drawn again by their score.
+"""Policy filtration (PF-PPO, arXiv 2409.06957): resample the step's responses by their scores.
 
-A reweight method takes the scores of all rows and the exponent, and returns how likely each row is drawn, unnormalised.
+A reweight method maps the scores of all rows and an exponent to unnormalized sampling probabilities.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from burnish.registry import Registry
 
 REWEIGHT_METHODS = Registry("reweight method", key="algorithm.pf_ppo.reweight_method")
 
-EPS = 1e-8  # so that a batch of zeros can be drawn from
+EPS = 1e-8  # so that a batch of zero scores can be sampled
 
 
 @REWEIGHT_METHODS.register("pow")
@@ -34,7 +34,7 @@ def max_random(scores: Tensor, weight_pow: float) -> Tensor:
 
 
 def resample(scores: Tensor, method: str, weight_pow: float, generator: torch.Generator) -> Tensor:
-    """How often each row was drawn, in as many draws with replacement as there are rows: float [rows]."""
+    """Draw as many rows as there are, with replacement; returns how often each was drawn, float [rows]."""
     if not len(scores):
         return scores.new_zeros(0)
     chances = REWEIGHT_METHODS[method].load()(scores.double().cpu(), weight_pow) + EPS

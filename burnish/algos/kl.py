@@ -1,7 +1,7 @@
-"""KL between the policy and its reference: per-token estimators, and what sets the coefficient of the KL in the reward.
+"""KL between policy and reference: per-token estimators, and controllers of the KL coefficient in the reward.
 
 An estimator takes log-probs of the sampled tokens, (log_prob, ref_log_prob), any shape, and returns the same shape. One
-that needs `exact` takes the KL over the whole vocabulary by keyword as well. John Schulman, "Approximating KL
+that needs `exact` also takes the KL over the whole vocabulary as a keyword argument. John Schulman, "Approximating KL
 divergence" (2020), names k1, k2, k3.
 """
 
@@ -28,14 +28,14 @@ def kl_penalty(
     exact: Tensor | None = None,
     clamp: float | None = None,
 ) -> Tensor:
-    """The estimator of that name on each token, held in +-clamp. What `full` needs comes as `exact`, or from logits."""
-    row = KL_ESTIMATORS[name]
-    given = {}
-    if "exact" in row.needs:
+    """Apply the named estimator to each token, clamped to +-clamp. `full` needs `exact`, or both logits."""
+    entry = KL_ESTIMATORS[name]
+    kwargs = {}
+    if "exact" in entry.needs:
         if exact is None and (logits is None or ref_logits is None):
             raise ValueError(f"KL estimator {name!r} needs the logits of policy and reference")
-        given["exact"] = full_kl(logits, ref_logits) if exact is None else exact
-    value = row.load()(log_prob, ref_log_prob, **given)
+        kwargs["exact"] = full_kl(logits, ref_logits) if exact is None else exact
+    value = entry.load()(log_prob, ref_log_prob, **kwargs)
     return value if clamp is None else value.clamp(-clamp, clamp)
 
 
@@ -59,7 +59,7 @@ def k2(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
 
 @KL_ESTIMATORS.register("low_var_kl", "k3")
 def k3(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
-    """exp(-x) + x - 1, with -x held in +-20 and the value in +-10. Unbiased, never negative, low variance."""
+    """exp(-x) + x - 1, with -x clamped to +-20 and the value to +-10. Unbiased, never negative, low variance."""
     y = (ref_log_prob - log_prob).clamp(-20, 20)
     return (y.exp() - y - 1).clamp(-10, 10)
 
@@ -71,15 +71,15 @@ def full(log_prob: Tensor, ref_log_prob: Tensor, *, exact: Tensor) -> Tensor:
 
 
 def full_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """sum_v p_v (log p_v - log q_v): [..., V] -> [...]. The caller hands over as many rows as fit in memory."""
+    """sum_v p_v (log p_v - log q_v): [..., V] -> [...]. The caller limits the number of rows."""
     log_p, log_q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
-    # A token that the policy cannot take (logit -inf) adds nothing: 0 log 0 = 0.
+    # A token of probability 0 (logit -inf) contributes 0.
     gap = torch.where(log_p == -torch.inf, torch.zeros_like(log_p), log_p - log_q)
     return (log_p.exp() * gap).sum(-1)
 
 
 def with_k2_gradient(estimator: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The estimator's value with k2's gradient: what a name ending in "+" means."""
+    """The estimator's value with k2's gradient; registered under names ending in "+"."""
 
     def straight_through(log_prob: Tensor, ref_log_prob: Tensor, **exact: Tensor) -> Tensor:
         backward = k2(log_prob, ref_log_prob)
@@ -89,19 +89,19 @@ def with_k2_gradient(estimator: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return straight_through
 
 
-for _row in list(KL_ESTIMATORS.entries.values()):
-    KL_ESTIMATORS.register(f"{_row.name}+", needs=_row.needs)(with_k2_gradient(_row.value))
+for _entry in list(KL_ESTIMATORS.entries.values()):
+    KL_ESTIMATORS.register(f"{_entry.name}+", needs=_entry.needs)(with_k2_gradient(_entry.value))
 
 
 @KL_CONTROLLERS.register("fixed")
 class FixedKL:
-    """A coefficient that stays what it is. Takes the adaptive one's settings too, so that both are made alike."""
+    """A constant coefficient. Accepts the settings of AdaptiveKL, so that both are built alike."""
 
     def __init__(self, kl_coef: float, target_kl: float = 0.1, horizon: float = 10_000) -> None:
         self.value = kl_coef
 
     def update(self, kl: float, num_trajectories: int) -> None:
-        """Nothing to learn from a measured KL."""
+        """Does nothing: the coefficient is constant."""
 
     def state_dict(self) -> dict[str, float]:
         return {"value": self.value}
@@ -112,7 +112,7 @@ class FixedKL:
 
 @KL_CONTROLLERS.register("adaptive")
 class AdaptiveKL(FixedKL):
-    """A coefficient that steers the measured KL to a target (Ziegler et al. 2019, arXiv 1909.08593).
+    """A coefficient that keeps the measured KL near a target (Ziegler et al. 2019, arXiv 1909.08593).
 
     value <- value (1 + clip(KL / target - 1, +-0.2) num_trajectories / horizon)
     """
@@ -125,6 +125,6 @@ class AdaptiveKL(FixedKL):
         self.horizon = horizon
 
     def update(self, kl: float, num_trajectories: int) -> None:
-        """One batch was measured at this mean KL."""
+        """Adjust the coefficient to the mean KL of a batch."""
         error = min(max(kl / self.target_kl - 1, -0.2), 0.2)
         self.value *= 1 + error * num_trajectories / self.horizon

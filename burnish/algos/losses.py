@@ -1,9 +1,9 @@
-"""Policy losses and the value loss, per token; aggregate.py makes one number of them.
+"""Policy losses and the value loss, per token; aggregate.py reduces them to a scalar.
 
 A policy loss takes (log_probs, old_log_probs, advantages, mask, lengths, options), flat [T] columns with row lengths,
-and returns (loss per token [T], metrics as Shares); what it returns outside the mask means nothing. Facts of a row:
-`aggregation` names the only aggregation that the loss is defined with; `couples_rows` says that a token's loss depends
-on what else is in the micro-batch, so that a split changes it.
+and returns (loss per token [T], metrics as Shares); values outside the mask are undefined. Metadata:
+`aggregation` is the only aggregation for which the loss is defined; `couples_rows` marks losses in which a token's loss
+depends on other rows of the micro-batch, so that the split into micro-batches matters.
 
 d = clamp(log pi - log pi_old, +-20), ratio = exp(d), A the advantage; sg() stops the gradient.
 """
@@ -25,7 +25,7 @@ LossPerToken = tuple[Tensor, Metrics]
 
 @dataclass(frozen=True)
 class LossOptions:
-    """Numbers that losses read; each reads its own."""
+    """Hyperparameters of all losses; each loss uses some of them."""
 
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -37,16 +37,16 @@ class LossOptions:
     clip_cov_ub: float = 5.0
     kl_cov_ratio: float = 0.0002
     ppo_kl_coef: float = 0.1
-    seed: int | torch.Generator = 0  # for losses that choose at random; an int always chooses alike
+    seed: int | torch.Generator = 0  # for losses that sample tokens; an int gives the same choice every time
 
 
 @LOSSES.register("vanilla")
 def vanilla(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
 ) -> LossPerToken:
-    """PPO (arXiv 1707.06347) with separate bounds (DAPO) and dual clip (arXiv 1912.09729).
+    """PPO (arXiv 1707.06347) with separate clip bounds (DAPO) and dual clip (arXiv 1912.09729).
 
-    max(-A ratio, -A clamp(ratio, 1 - low, 1 + high)), and at most -A c where A < 0.
+    max(-A ratio, -A clamp(ratio, 1 - low, 1 + high)), capped at -A c where A < 0.
     """
     d = log_ratio(log_probs, old_log_probs, mask)
     loss, clipped = clipped_objective(d.exp(), advantages, options)
@@ -73,7 +73,7 @@ def gspo(
 ) -> LossPerToken:
     """GSPO (arXiv 2507.18071): PPO's clip on the sequence's ratio, exp(mean_t(log pi - log pi_old)).
 
-    The value is the sequence's, the gradient runs through each token's own log-prob.
+    The value is the sequence's ratio; the gradient flows through each token's own log-prob.
     """
     gap = masked(log_probs - old_log_probs, mask)
     sequence = spread(row_means(gap, mask, lengths), lengths).detach()
@@ -111,17 +111,17 @@ def geo_mean(
 ) -> LossPerToken:
     """GMPO (arXiv 2507.20673): -mean_t(A) exp(mean_t(d clipped to [-low, high])), the same on every token of the row.
 
-    As in PPO the clip acts only where it makes the objective smaller.
+    As in PPO, the clip applies only where it lowers the objective.
     """
     d = log_ratio(log_probs, old_log_probs, mask)
     bounded = d.clamp(-options.clip_low, options.clip_high)
-    held = torch.where(advantages >= 0, torch.minimum(d, bounded), torch.maximum(d, bounded))
-    sequence = -row_means(advantages, mask, lengths) * row_means(held, mask, lengths).exp()
-    out = bounded != d
+    pessimistic = torch.where(advantages >= 0, torch.minimum(d, bounded), torch.maximum(d, bounded))
+    sequence = -row_means(advantages, mask, lengths) * row_means(pessimistic, mask, lengths).exp()
+    clipped = bounded != d
     metrics = {
         "ppo_kl": masked_share(-d, mask),
-        "pg_clipfrac": masked_share(out & (advantages > 0), mask),
-        "pg_clipfrac_lower": masked_share(out & (advantages < 0), mask),
+        "pg_clipfrac": masked_share(clipped & (advantages > 0), mask),
+        "pg_clipfrac_lower": masked_share(clipped & (advantages < 0), mask),
     }
     return spread(sequence, lengths), metrics
 
@@ -130,10 +130,10 @@ def geo_mean(
 def clip_cov(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
 ) -> LossPerToken:
-    """Clip-Cov (arXiv 2505.22617): PPO, less some tokens that would cost the most entropy.
+    """Clip-Cov (arXiv 2505.22617): PPO without some of the tokens that would reduce entropy the most.
 
-    Of the tokens that PPO does not clip and whose covariance lies in (lb, ub), `clip_cov_ratio` times the number of all
-    tokens, at least one, leave the loss at random.
+    Among the tokens that PPO does not clip and whose covariance lies in (lb, ub), a random fraction
+    `clip_cov_ratio` of all tokens, at least one, is removed from the loss.
     """
     d = log_ratio(log_probs, old_log_probs, mask)
     loss, clipped = clipped_objective(d.exp(), advantages, options)
@@ -150,14 +150,14 @@ def clip_cov(
 def kl_cov(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
 ) -> LossPerToken:
-    """KL-Cov (arXiv 2505.22617): -A ratio, plus ppo_kl_coef |d| on the share `kl_cov_ratio` of highest covariance."""
+    """KL-Cov (arXiv 2505.22617): -A ratio + ppo_kl_coef |d| on the fraction `kl_cov_ratio` of highest covariance."""
     d = log_ratio(log_probs, old_log_probs, mask)
     tokens = int(mask.bool().sum())
     count = min(tokens, max(1, int(options.kl_cov_ratio * tokens))) if options.kl_cov_ratio > 0 else 0
     covariance = token_covariance(log_probs, advantages, mask).masked_fill(~mask.bool(), -torch.inf)
-    penalised = torch.zeros_like(mask, dtype=torch.bool)
-    penalised[covariance.topk(count).indices] = True
-    loss = -advantages * d.exp() + masked(options.ppo_kl_coef * d.abs(), penalised)
+    penalized = torch.zeros_like(mask, dtype=torch.bool)
+    penalized[covariance.topk(count).indices] = True
+    loss = -advantages * d.exp() + masked(options.ppo_kl_coef * d.abs(), penalized)
     return loss, {"ppo_kl": masked_share(-d, mask)}
 
 
@@ -167,14 +167,14 @@ def log_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
 
 
 def clipped_objective(ratio: Tensor, advantages: Tensor, options: LossOptions) -> tuple[Tensor, Tensor]:
-    """PPO's larger of the two losses, and where the clipped one is larger."""
-    free = -advantages * ratio
-    bound = -advantages * ratio.clamp(1 - options.clip_low, 1 + options.clip_high)
-    return torch.maximum(free, bound), bound > free
+    """The larger of PPO's unclipped and clipped loss, and where the clipped one is larger."""
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - options.clip_low, 1 + options.clip_high)
+    return torch.maximum(unclipped, clipped), clipped > unclipped
 
 
 def token_covariance(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """(A - mean A) (log pi - mean log pi) per token, detached: how much a token's update moves the entropy."""
+    """(A - mean A) (log pi - mean log pi) per token, detached: how much a token's update changes the entropy."""
     log_probs = log_probs.detach()
     return (advantages - masked_mean(advantages, mask)) * (log_probs - masked_mean(log_probs, mask))
 
@@ -189,13 +189,13 @@ def choose(candidates: Tensor, count: int, seed: int | torch.Generator) -> Tenso
 def value_loss(
     values: Tensor, returns: Tensor, old_values: Tensor, mask: Tensor, cliprange_value: float
 ) -> LossPerToken:
-    """Half the larger squared error of the prediction and of the prediction held within old +- cliprange_value."""
-    held = torch.clamp(values, old_values - cliprange_value, old_values + cliprange_value)
-    free, bound = (values - returns).square(), (held - returns).square()
-    return 0.5 * torch.maximum(free, bound), {"vf_clipfrac": masked_share(bound > free, mask)}
+    """Half the larger squared error of the prediction and of the prediction clipped to old +- cliprange_value."""
+    clipped = torch.clamp(values, old_values - cliprange_value, old_values + cliprange_value)
+    loss, clipped_loss = (values - returns).square(), (clipped - returns).square()
+    return 0.5 * torch.maximum(loss, clipped_loss), {"vf_clipfrac": masked_share(clipped_loss > loss, mask)}
 
 
 def entropy_from_logits(logits: Tensor) -> Tensor:
-    """H = logsumexp(z) - sum(softmax(z) z): [..., V] -> [...]. z are the logits divided by the temperature."""
-    possible = logits.masked_fill(logits == -torch.inf, 0)  # 0 * inf is NaN, in the gradient too
-    return logits.logsumexp(-1) - (logits.softmax(-1) * possible).sum(-1)
+    """H = logsumexp(z) - sum(softmax(z) z): [..., V] -> [...]. z: logits divided by the temperature."""
+    finite = logits.masked_fill(logits == -torch.inf, 0)  # 0 * inf is NaN, in the gradient too
+    return logits.logsumexp(-1) - (logits.softmax(-1) * finite).sum(-1)

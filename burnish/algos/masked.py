@@ -1,7 +1,7 @@
-"""Sums, means and scans over flat ragged columns: [T] tokens of all rows, one row after the other, and lengths [rows].
+"""Sums, means and scans over flat ragged columns: [T] tokens of all rows, concatenated, and lengths [rows].
 
-`lengths` is int64 on the CPU; flat tensors may be on any device. A mask is 0/1 of any dtype; what stands under a 0 is
-never read, so it may be NaN. Everything takes memory linear in the tokens that exist.
+`lengths` is int64 on the CPU; flat tensors may be on any device. A mask is 0/1 of any dtype; values
+where it is 0 are never used, so they may be NaN. Memory is linear in the number of tokens.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ EPS = 1e-8
 
 
 class Share(NamedTuple):
-    """A mean kept as its two sums, so that micro-batches and ranks add up exactly: numerator / denominator."""
+    """A mean as numerator and denominator, so that micro-batches and ranks can be summed exactly."""
 
     total: Tensor
     count: Tensor
 
     def mean(self) -> float:
-        """The mean; 0 where nothing was counted."""
+        """The mean; 0 if count is 0."""
         count = float(self.count)
         return float(self.total) / count if count else 0.0
 
@@ -31,30 +31,30 @@ Metrics = dict[str, Share]
 
 
 def add_metrics(parts: Iterable[Metrics]) -> Metrics:
-    """Metrics of several micro-batches as those of the whole."""
-    whole: Metrics = {}
+    """Sum the metrics of several micro-batches."""
+    totals: Metrics = {}
     for part in parts:
         for name, share in part.items():
-            before = whole.get(name)
-            whole[name] = share if before is None else Share(before.total + share.total, before.count + share.count)
-    return whole
+            before = totals.get(name)
+            totals[name] = share if before is None else Share(before.total + share.total, before.count + share.count)
+    return totals
 
 
-def beside(per_row: Tensor, device: torch.device | str) -> Tensor:
-    """A number of each row, on the device; the host does not wait for the copy."""
+def to_device_async(per_row: Tensor, device: torch.device | str) -> Tensor:
+    """Copy to the device without blocking the host."""
     return per_row.to(device, non_blocking=True)
 
 
 def token_rows(lengths: Tensor, device: torch.device | str = "cpu") -> Tensor:
-    """The row of each token: int64 [T]."""
+    """Row number of each token: int64 [T]."""
     rows = torch.arange(len(lengths), device=device)
-    return rows.repeat_interleave(beside(lengths, device), output_size=int(lengths.sum()))
+    return rows.repeat_interleave(to_device_async(lengths, device), output_size=int(lengths.sum()))
 
 
 def tokens_left(lengths: Tensor, device: torch.device | str = "cpu") -> Tensor:
-    """How many tokens its row still has from this one on, itself included: int64 [T], e.g. 3 2 1 2 1."""
+    """Tokens from each token to the end of its row, itself included: int64 [T], e.g. 3 2 1 2 1."""
     ends = lengths.cumsum(0)
-    return spread(beside(ends, device), lengths) - torch.arange(int(lengths.sum()), device=device)
+    return spread(to_device_async(ends, device), lengths) - torch.arange(int(lengths.sum()), device=device)
 
 
 def row_sums(x: Tensor, lengths: Tensor) -> Tensor:
@@ -63,22 +63,22 @@ def row_sums(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def row_counts(mask: Tensor, lengths: Tensor) -> Tensor:
-    """Tokens under the mask in each row: int64 [rows]."""
+    """Number of masked-in tokens of each row: int64 [rows]."""
     return row_sums(mask.bool().long(), lengths)
 
 
 def row_means(x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-    """Mean of each row under the mask: [T] -> [rows]; 0 where a row has no such token."""
+    """Mean of each row under the mask: [T] -> [rows]; 0 if there is no such token."""
     return row_sums(masked(x, mask), lengths) / row_counts(mask, lengths).clamp(min=1)
 
 
 def spread(per_row: Tensor, lengths: Tensor) -> Tensor:
-    """Each row's value on all its tokens: [rows] -> [T]."""
-    return per_row.repeat_interleave(beside(lengths, per_row.device), output_size=int(lengths.sum()))
+    """Repeat each row's value on all its tokens: [rows] -> [T]."""
+    return per_row.repeat_interleave(to_device_async(lengths, per_row.device), output_size=int(lengths.sum()))
 
 
 def masked(x: Tensor, mask: Tensor) -> Tensor:
-    """x, and 0 outside the mask. A product would let NaN through."""
+    """x, and 0 outside the mask. Unlike a product, it does not propagate NaN."""
     return torch.where(mask.bool(), x, torch.zeros_like(x))
 
 
@@ -119,7 +119,7 @@ def reverse_scan(x: Tensor, lengths: Tensor, decay: float = 1.0) -> Tensor:
     """y_t = x_t + decay * y_{t+1} within each row: discounted sums to the row's end, [T] -> [T].
 
     Doubling: after pass k each entry holds the sum of its next 2^k. log2(longest row) passes over the flat tensor, so
-    one long row among many short ones costs passes, not padding; and a row's result never depends on its neighbours.
+    one long row costs passes, not padding, and a row's result never depends on other rows.
     """
     left = tokens_left(lengths, x.device)
     longest = int(lengths.max()) if len(lengths) else 0

@@ -1,7 +1,7 @@
-"""Learning-rate schedules: what the learning rate is multiplied with at each step.
+"""Learning-rate schedules: the factor of the learning rate at each step.
 
-Every row is factor(step, warmup, total, min_ratio, num_cycles), step counted from 0. Warm-up of W steps gives
-1/W, 2/W, ..., 1, so that no update is made at rate 0. After `total` a decaying schedule stays where it ended.
+Every entry is factor(step, warmup, total, min_ratio, num_cycles), with steps counted from 0. A warm-up of W steps gives
+1/W, 2/W, ..., 1, so that no update has rate 0. After `total`, a decaying schedule keeps its last value.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from burnish.registry import Registry
 
 SCHEDULES = Registry("learning-rate schedule", key="actor_rollout_ref.actor.optim.lr_scheduler_type")
 
-# The share of the steps after warm-up that `wsd` (warm-up, stable, decay) spends at the full rate.
+# Fraction of the steps after warm-up that `wsd` (warm-up, stable, decay) spends at the full rate.
 STABLE_SHARE = 0.9
 
 
@@ -25,7 +25,7 @@ def constant(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cyc
 
 @SCHEDULES.register("cosine")
 def cosine(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: float = 0.5) -> float:
-    """From 1 along cos(2 pi num_cycles p) to the floor min_ratio; num_cycles 0.5 goes straight down."""
+    """From 1 along cos(2 pi num_cycles p) to the floor min_ratio; num_cycles=0.5 decays monotonically."""
     if step < warmup:
         return constant(step, warmup, total)
     return _wave(_progress(step, warmup, total), min_ratio, num_cycles)
@@ -33,7 +33,7 @@ def cosine(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycle
 
 @SCHEDULES.register("linear")
 def linear(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: float = 0.5) -> float:
-    """From 1 in a straight line to min_ratio."""
+    """Linear decay from 1 to min_ratio."""
     if step < warmup:
         return constant(step, warmup, total)
     return 1 - (1 - min_ratio) * _progress(step, warmup, total)
@@ -41,7 +41,7 @@ def linear(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycle
 
 @SCHEDULES.register("wsd")
 def wsd(step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: float = 0.5) -> float:
-    """Warm-up, then 1 for 90 % of what is left, then cosine to min_ratio."""
+    """Warm-up, then 1 for 90 % of the remaining steps, then cosine to min_ratio."""
     decay_start = warmup + int(STABLE_SHARE * max(0, total - warmup))
     if step < decay_start:
         return constant(step, warmup, total)
@@ -56,7 +56,7 @@ def inverse_square_root(step: int, warmup: int, total: int, min_ratio: float = 0
     return min_ratio if step > total else max(min_ratio, math.sqrt(max(1, warmup) / max(1, step)))
 
 
-# How Megatron's own warm-up, stable, decay schedule goes down: from 1 at progress 0 to 0 at progress 1.
+# Decay styles of Megatron's WSD schedule: from 1 at progress 0 to 0 at progress 1.
 DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
     "linear": lambda progress: 1 - progress,
@@ -69,7 +69,7 @@ DECAYS: dict[str, Callable[[float], float]] = {
 def decay_at_the_end(
     step: int, warmup: int, total: int, min_ratio: float = 0.0, num_cycles: float = 0.5, *, steps: int, style: str
 ) -> float:
-    """Warm-up, then 1, then down to min_ratio over the last `steps` steps."""
+    """Warm-up, then 1, then decay to min_ratio over the last `steps` steps."""
     start = max(warmup, total - steps)
     if step < start:
         return constant(step, warmup, total)

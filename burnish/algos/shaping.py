@@ -1,4 +1,4 @@
-"""Scores before credit is given, one per row: penalties for length, and normalisation."""
+"""Shape scores, one per row, before advantages are computed: length penalties and normalization."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch import Tensor
 
 from burnish.registry import Registry
 
-TINY = 1e-8  # a standard deviation below this is no spread, but rounding
+TINY = 1e-8  # a smaller standard deviation is rounding error
 
-SCORE_NORMALIZERS = Registry("score normaliser", key="reward.normalize")
+SCORE_NORMALIZERS = Registry("score normalizer", key="reward.normalize")
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
-    """0 up to max_length - buffer tokens, then falling in proportion to -factor at max_length (DAPO, 2503.14476).
+    """0 up to max_length - buffer tokens, then linear to -factor at max_length (DAPO, 2503.14476).
 
     lengths: [rows]
     """
-    beyond = (lengths - (max_length - buffer)).to(torch.float32)
-    return (-beyond / buffer * factor).clamp(max=0)
+    excess = (lengths - (max_length - buffer)).to(torch.float32)
+    return (-excess / buffer * factor).clamp(max=0)
 
 
 def stop_properly(scores: Tensor, truncated: Tensor, coefficient: float) -> Tensor:
-    """Responses that hit the length limit keep this share of their score; a negative coefficient is their score.
+    """Multiply scores of truncated responses by the coefficient; a negative coefficient replaces them.
 
     scores: [rows]; truncated: bool [rows]
     """
-    cut = scores * coefficient if coefficient >= 0 else torch.full_like(scores, coefficient)
-    return torch.where(truncated, cut, scores)
+    reduced = scores * coefficient if coefficient >= 0 else torch.full_like(scores, coefficient)
+    return torch.where(truncated, reduced, scores)
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class Moments:
     mean: float
     std: float
 
-    def standardise(self, scores: Tensor) -> Tensor:
-        """(score - mean) / std; scores that do not differ are only centred."""
-        centred = scores - self.mean
-        return centred / self.std if self.std > TINY else centred
+    def standardize(self, scores: Tensor) -> Tensor:
+        """(score - mean) / std; if all scores are equal, only centered."""
+        centered = scores - self.mean
+        return centered / self.std if self.std > TINY else centered
 
 
 @SCORE_NORMALIZERS.register("batch")
 class BatchMoments:
-    """Those of the step's own scores."""
+    """Moments of the current step's scores."""
 
     def of(self, scores: Tensor) -> Moments:
         values = scores.double()
@@ -58,12 +58,12 @@ class BatchMoments:
         return {}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Every step starts anew."""
+        """Does nothing: there is no state."""
 
 
 @SCORE_NORMALIZERS.register("running")
 class RunningMoments:
-    """Those of all scores so far, this step's included (Chan et al. 1979: sums of squares of two parts, joined)."""
+    """Moments of all scores so far, including this step's (parallel variance of Chan et al. 1979)."""
 
     def __init__(self) -> None:
         self.count = 0.0

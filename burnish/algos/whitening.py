@@ -1,4 +1,4 @@
-"""How advantages are brought to one scale over the batch. Every row is whiten(x, mask) -> [T], 0 outside the mask."""
+"""Whitening of advantages over the batch. Every entry is whiten(x, mask) -> [T], 0 outside the mask."""
 
 from __future__ import annotations
 

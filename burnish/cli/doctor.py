@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
+from burnish.sizing import GIB
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from burnish.doctor.examine import Examination
     from burnish.doctor.machine import Machine
 
-GIB = 1 << 30
 DEFAULT_GIB = 80.0
 COLORS = {"refused": "red", "warning": "yellow", "note": "cyan"}
 PAGE_WIDTH = 140  # columns if the output is not a terminal
@@ -43,21 +43,21 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
 def run(args: argparse.Namespace) -> int:
     """Exit status: 0 no errors, 3 a setting is refused or does not fit in memory, 2 the input cannot be translated."""
     from burnish.doctor.examine import examine
-    from burnish.doctor.machine import look
+    from burnish.doctor.machine import describe_machine
 
     examination, notes = None, []
     if args.words:
         try:
             translation, notes = translate_words(args.words)
             capacity = int((args.gpu_memory or _device_gib()) * GIB)
-            examination = examine(translation, capacity=capacity, shape=args.shape, look=not args.no_files)
+            examination = examine(translation, capacity=capacity, shape=args.shape, check_files=not args.no_files)
         except UserError as error:
             return _report_error(error, args.json)
-    machine = look()
+    machine = describe_machine()
     if args.json:
-        output: dict[str, Any] = {"machine": machine.plain()}
+        output: dict[str, Any] = {"machine": machine.to_json()}
         output |= {name: None for name in ("understood", "arithmetic", "memory")} | {"findings": []}
-        output |= {} if examination is None else examination.plain()
+        output |= {} if examination is None else examination.to_json()
         print(json.dumps(output | {"notes": notes}, default=str))
     else:
         show(machine, examination, notes, args.words)
@@ -189,11 +189,11 @@ def _show_memory(console: Console, examination: Examination) -> None:
         console.print(f"  {note}")
     if plan.too_big:
         console.print(
-            "  Fixes, cheapest first:" if examination.cures else "  No setting makes it fit; use a smaller model."
+            "  Fixes, cheapest first:" if examination.fixes else "  No setting makes it fit; use a smaller model."
         )
-    for number, cure in enumerate(examination.cures, 1):
-        console.print(f"  {number}. {cure.text()}")
-    if examination.cures and not examination.cures[-1].fits:
+    for number, fix in enumerate(examination.fixes, 1):
+        console.print(f"  {number}. {fix.text()}")
+    if examination.fixes and not examination.fixes[-1].fits:
         console.print("  It still does not fit; use a smaller model or larger GPUs.")
 
 

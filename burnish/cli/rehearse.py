@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         for translation in launch_input.translations
     ]
     if args.json:
-        objects = [report.as_dict() for report in reports]
+        objects = [report.to_json() for report in reports]
         output = objects[0] if len(objects) == 1 else {"commands": objects}
         print(json.dumps(output, ensure_ascii=False, indent=2, default=str))
     else:

@@ -1,4 +1,4 @@
-"""Between padded [B, T] matrices and flat columns with row lengths."""
+"""Convert between padded [B, T] matrices and flat columns with row lengths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def group_numbers(index: Sequence[Any]) -> Tensor:
-    """uids of any kind (strings, array entries) as numbers in the order they first appear."""
+    """Number uids of any type (strings, array entries) in order of first appearance."""
     seen: dict[Any, int] = {}
     keys = index.tolist() if hasattr(index, "tolist") else index
     return torch.tensor([seen.setdefault(key, len(seen)) for key in keys], dtype=torch.int64)

@@ -1,7 +1,7 @@
-"""verl's core_algos by its own names and padded [B, T] arguments, computed by burnish.algos.
+"""verl's core_algos functions with padded [B, T] arguments, computed by burnish.algos.
 
-For a user's own estimators written against verl, and for comparing numbers. A padded matrix is read as B rows of T
-tokens whose mask is 0 on the padding. Where results differ from verl's, tests/parity/README.md says so.
+For users' estimators written for verl, and for numerical comparison. A padded matrix is B rows of T tokens; its mask is
+0 on padding. tests/parity/README.md lists where results differ from verl's.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def compute_remax_outcome_advantage(
 
 
 def _grouped(name: str) -> Callable[..., Estimate]:
-    """verl's signature of an estimator that reads scores and groups, and nothing else."""
+    """verl's signature of an estimator that uses only scores and groups."""
 
     def compute(
         token_level_rewards: Tensor,
@@ -108,23 +108,23 @@ compute_opo_outcome_advantage = _grouped("opo")
 compute_gpg_outcome_advantage = _grouped("gpg")
 
 
-# What an estimator must be given if its signature names this argument.
+# Argument in an estimator's signature -> what the estimator needs.
 NEEDED_FOR = {"values": "values", "index": "groups", "reward_baselines": "greedy"}
 
 
 def estimator_from_verl(function: Callable[..., Estimate]) -> Callable[[Credit], Estimate]:
-    """A verl-style estimator ([B, T] tensors by verl's names) as one of ours, which a run can be pointed at.
+    """Wrap a verl-style estimator (padded [B, T] tensors) as one of ours.
 
     It is called with those of verl's arguments that its signature names; `config` holds gamma, lam and
-    norm_adv_by_std_in_grpo. What the loop must provide follows from the signature too.
+    norm_adv_by_std_in_grpo. `needs` follows from the signature as well.
     """
     names = inspect.signature(function).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values())
 
     def estimate(credit: Credit) -> Estimate:
-        offered = _verl_arguments(credit)
-        given = {name: value for name, value in offered.items() if takes_all or name in names}
-        advantages, returns = function(**given)
+        arguments = _verl_arguments(credit)
+        kwargs = {name: value for name, value in arguments.items() if takes_all or name in names}
+        advantages, returns = function(**kwargs)
         return flat(advantages, credit.lengths), flat(returns, credit.lengths)
 
     estimate.needs = frozenset(NEEDED_FOR[name] for name in names if name in NEEDED_FOR)  # type: ignore[attr-defined]
@@ -149,11 +149,11 @@ def _verl_arguments(credit: Credit) -> dict[str, Any]:
 
 
 class _Settings(dict):
-    """Reads as config.gamma and as config.get("gamma", 1.0): verl's users write both."""
+    """A dict with attribute access: verl users write config.gamma and config.get("gamma", 1.0)."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in self:
-            raise AttributeError(f"no setting {name!r}; there are {sorted(self)}")
+            raise AttributeError(f"no setting {name!r}; available: {sorted(self)}")
         return self[name]
 
 
@@ -169,12 +169,12 @@ def agg_loss(
     global_batch_size: float | None = None,
     loss_scale_factor: float | None = None,
 ) -> Tensor:
-    """One number of a loss per token; counts that are not given are the matrix's own."""
+    """Aggregate a loss per token; missing counts are those of the matrix."""
     lengths = full_lengths(loss_mat)
-    own = totals(loss_mask.reshape(-1), lengths)
+    counts = totals(loss_mask.reshape(-1), lengths)
     count = Totals(
-        own.tokens if batch_num_tokens is None else float(batch_num_tokens),
-        own.sequences if global_batch_size is None else float(global_batch_size),
+        counts.tokens if batch_num_tokens is None else float(batch_num_tokens),
+        counts.sequences if global_batch_size is None else float(global_batch_size),
     )
     length = loss_scale_factor or loss_mat.shape[-1]
     return dp_size * aggregate(loss_mat.reshape(-1), loss_mask.reshape(-1), lengths, loss_agg_mode, count, length)
@@ -229,14 +229,14 @@ def _options(config: Any) -> LossOptions:
     if config is None:
         return LossOptions()
     both, special = config.clip_ratio, config.policy_loss
-    own = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef")
+    names = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef")
     return LossOptions(
         clip_low=both if config.clip_ratio_low is None else config.clip_ratio_low,
         clip_high=both if config.clip_ratio_high is None else config.clip_ratio_high,
         clip_c=config.clip_ratio_c,
         tau_pos=getattr(config, "tau_pos", LossOptions.tau_pos),
         tau_neg=getattr(config, "tau_neg", LossOptions.tau_neg),
-        **{name: getattr(special, name) for name in own if hasattr(special, name)},
+        **{name: getattr(special, name) for name in names if hasattr(special, name)},
     )
 
 
@@ -297,7 +297,7 @@ def kl_penalty(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:
 
 
 def kl_penalty_forward(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:
-    """The value, with the base estimator's own gradient."""
+    """The value, with the base estimator's gradient."""
     return kl.kl_penalty(logprob, ref_logprob, kl_penalty.removesuffix("+"))
 
 
@@ -324,7 +324,7 @@ def get_kl_controller(kl_ctrl: Any) -> kl.FixedKL:
 
 
 def compute_rewards(token_level_scores: Tensor, old_log_prob: Tensor, ref_log_prob: Tensor, kl_ratio: float) -> Tensor:
-    """Scores less the KL penalty."""
+    """Scores minus the KL penalty."""
     return token_level_scores - kl_ratio * (old_log_prob - ref_log_prob)
 
 
@@ -332,7 +332,7 @@ def compute_rewards(token_level_scores: Tensor, old_log_prob: Tensor, ref_log_pr
 
 
 def register_adv_est(name: str) -> Callable[[Callable[..., Estimate]], Callable[..., Estimate]]:
-    """Decorator: put a verl-style estimator into our table under this name."""
+    """Decorator: register a verl-style estimator under this name."""
 
     def register(function: Callable[..., Estimate]) -> Callable[..., Estimate]:
         estimate = estimator_from_verl(function)
@@ -344,7 +344,7 @@ def register_adv_est(name: str) -> Callable[[Callable[..., Estimate]], Callable[
 
 def get_adv_estimator_fn(name: str) -> Callable[..., Estimate]:
     """The estimator of that name with verl's arguments."""
-    own = {
+    functions = {
         "gae": compute_gae_advantage_return,
         "grpo": compute_grpo_outcome_advantage,
         "grpo_vectorized": compute_grpo_vectorized_outcome_advantage,
@@ -352,7 +352,7 @@ def get_adv_estimator_fn(name: str) -> Callable[..., Estimate]:
         "reinforce_plus_plus": compute_reinforce_plus_plus_outcome_advantage,
         "remax": compute_remax_outcome_advantage,
     }
-    return own.get(ADVANTAGES[name].name) or _grouped(name)
+    return functions.get(ADVANTAGES[name].name) or _grouped(name)
 
 
 def get_policy_loss_fn(name: str) -> Callable[..., tuple[Tensor, dict[str, float]]]:

@@ -1,4 +1,4 @@
-"""verl's rollout correction and policy filtration by its own names and padded [B, T] arguments."""
+"""verl's rollout correction and policy filtration functions with padded [B, T] arguments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def compute_rollout_rejection_mask(
     rollout_rs: str = "token_k1",
     rollout_rs_threshold: Threshold | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """(response_mask less what is rejected, metrics)."""
+    """(response_mask without rejected tokens, metrics)."""
     if rollout_rs_threshold is None:
         raise ValueError("rollout_rs needs rollout_rs_threshold")
     measures = list(dict.fromkeys(part.strip() for part in rollout_rs.split(",")))
@@ -68,8 +68,8 @@ def compute_rollout_correction_and_rejection_mask(
         settings = (rollout_is, rollout_is_threshold, rollout_is_batch_normalize)
         weights, metrics = compute_rollout_correction_weights(gap, response_mask, *settings)
     if rollout_rs is not None:
-        kept, found = compute_rollout_rejection_mask(gap, response_mask, rollout_rs, rollout_rs_threshold)
-        metrics |= found
+        kept, rejection_metrics = compute_rollout_rejection_mask(gap, response_mask, rollout_rs, rollout_rs_threshold)
+        metrics |= rejection_metrics
     return weights, kept, metrics
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from burnish.config.tree import Leaf, kinds
 from burnish.errors import UserError, nearest
-from burnish.registry import is_user_path
+from burnish.user_code import is_user_path
 
 
 class _Mismatch(Exception):

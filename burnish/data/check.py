@@ -1,4 +1,4 @@
-"""What is wrong with a data file: every row looked at, every kind of problem counted."""
+"""Check a data file: examine every row and count each kind of problem."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from burnish.data.encode import PromptEncoder
 from burnish.data.files import Rows, value_kind
-from burnish.data.measure import Measured, measure
+from burnish.data.measure import PromptLength, measure
 from burnish.data.prompt import ROLES, Prompt, read_prompt, text_of
 from burnish.errors import UserError
 
@@ -19,7 +19,7 @@ SHOWN_ROWS = 5
 
 @dataclass
 class Finding:
-    """One kind of problem and where it was seen."""
+    """One kind of problem, and the rows that have it."""
 
     problem: str
     count: int = 0
@@ -32,7 +32,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """What a file holds and what is wrong with it. Errors stop a run; warnings are for a person to judge."""
+    """A summary of a file and its problems. Errors would stop a run, warnings would not."""
 
     name: str
     num_rows: int
@@ -42,8 +42,8 @@ class Report:
     errors: dict[str, Finding] = field(default_factory=dict)
     warnings: dict[str, Finding] = field(default_factory=dict)
 
-    def note(self, kind: dict[str, Finding], problem: str, row: int | None = None) -> None:
-        finding = kind.setdefault(problem, Finding(problem))
+    def add(self, findings: dict[str, Finding], problem: str, row: int | None = None) -> None:
+        finding = findings.setdefault(problem, Finding(problem))
         if row is not None:
             finding.count += 1
             finding.rows += [row] if len(finding.rows) < SHOWN_ROWS else []
@@ -62,8 +62,9 @@ class Report:
 
 def length_summary(lengths: list[int]) -> str:
     ordered = sorted(lengths)
-    at = {name: ordered[min(int(share * len(ordered)), len(ordered) - 1)] for name, share in QUANTILES.items()}
-    return ", ".join(f"{name} {value}" for name, value in at.items()) + f", mean {sum(ordered) / len(ordered):.1f}"
+    last = len(ordered) - 1
+    quantiles = [f"{name} {ordered[min(int(share * len(ordered)), last)]}" for name, share in QUANTILES.items()]
+    return ", ".join([*quantiles, f"mean {sum(ordered) / len(ordered):.1f}"])
 
 
 QUANTILES = {"shortest": 0.0, "median": 0.5, "95%": 0.95, "99%": 0.99, "longest": 1.0}
@@ -77,13 +78,13 @@ def check_rows(
     max_prompt_length: int | None = None,
     encoder: PromptEncoder | None = None,
 ) -> Report:
-    """Look at every row; with an encoder, measure every prompt too."""
+    """Check every row; with an encoder, also the length of every prompt."""
     report = Report(rows.name, len(rows), rows.kinds)
     for column in (prompt_key, reward_fn_key):
         if column not in rows.kinds:
-            report.note(report.errors, f"there is no column {column!r}")
+            report.add(report.errors, f"no column {column!r}")
     if "reward_model" not in rows.kinds:
-        report.note(report.warnings, "there is no column 'reward_model': rewards get no ground truth")
+        report.add(report.warnings, "no column 'reward_model': rewards get no ground truth")
     seen: Counter = Counter()
     prompts: dict[int, Prompt] = {}
     for number in range(len(rows)):
@@ -91,7 +92,7 @@ def check_rows(
         if prompt_key in rows.kinds:
             prompt = _check_prompt(report, row, number, prompt_key)
             if prompt is not None:
-                _check_repeats(report, seen, prompt, number)
+                _check_duplicates(report, seen, prompt, number)
             if prompt is not None and encoder is not None:
                 prompts[number] = prompt
         if reward_fn_key in rows.kinds:
@@ -106,29 +107,29 @@ def _check_prompt(report: Report, row: Mapping[str, Any], number: int, prompt_ke
     try:
         prompt = read_prompt(row, prompt_key, where="")
     except UserError as error:
-        report.note(report.errors, error.problem.removeprefix(": "), number)
+        report.add(report.errors, error.problem.removeprefix(": "), number)
         return None
     messages = prompt.messages or []
     for role in {message["role"] for message in messages} - set(ROLES):
-        report.note(report.errors, f"unknown role {role!r} (known: {', '.join(ROLES)})", number)
+        report.add(report.errors, f"unknown role {role!r} (known: {', '.join(ROLES)})", number)
     if not any(text_of(message.get("content")).strip() for message in messages):
-        report.note(report.errors, "the prompt is empty", number)
+        report.add(report.errors, "the prompt is empty", number)
         return None
     if messages[-1]["role"] == "assistant":
-        report.note(report.warnings, "the prompt ends with the assistant's turn", number)
+        report.add(report.warnings, "the prompt ends with an assistant turn", number)
     return prompt
 
 
-def _check_repeats(report: Report, seen: Counter, prompt: Prompt, number: int) -> None:
+def _check_duplicates(report: Report, seen: Counter, prompt: Prompt, number: int) -> None:
     content = hash(json.dumps(prompt.messages, sort_keys=True, default=str))
     if seen[content]:
-        report.note(report.warnings, "the prompt was there before", number)
+        report.add(report.warnings, "duplicate prompt", number)
     seen[content] += 1
 
 
 def _check_source(report: Report, source: object, number: int, key: str) -> None:
     if not isinstance(source, str) or not source:
-        report.note(report.errors, f"{key!r} must be a name, it is {value_kind(source)}", number)
+        report.add(report.errors, f"{key!r} must be a name, not {value_kind(source)}", number)
         return
     report.sources[source] += 1
 
@@ -137,20 +138,20 @@ def _check_objects(report: Report, row: Mapping[str, Any], number: int) -> None:
     for name in ("reward_model", "extra_info"):
         value = row.get(name)
         if value is not None and not isinstance(value, Mapping):
-            report.note(report.errors, f"{name!r} must be an object, it is {value_kind(value)}", number)
+            report.add(report.errors, f"{name!r} must be an object, not {value_kind(value)}", number)
             return
     if "reward_model" in report.columns:
         truth = (row.get("reward_model") or {}).get("ground_truth")
         if truth is None or truth == "":
-            report.note(report.errors, "reward_model.ground_truth is missing", number)
+            report.add(report.errors, "reward_model.ground_truth is missing", number)
 
 
 def _check_lengths(report: Report, prompts: dict[int, Prompt], encoder: PromptEncoder, limit: int | None) -> None:
-    measured: list[Measured] = measure(prompts.values(), encoder, workers=1)
-    for number, one in zip(prompts, measured, strict=True):
-        if one.failure:
-            report.note(report.errors, f"the chat template failed: {one.failure}", number)
+    lengths: list[PromptLength] = measure(prompts.values(), encoder, workers=1)
+    for number, result in zip(prompts, lengths, strict=True):
+        if result.failure:
+            report.add(report.errors, f"the chat template failed: {result.failure}", number)
             continue
-        report.lengths.append(one.length)
-        if limit is not None and one.length > limit:
-            report.note(report.errors, f"the prompt is longer than {limit} tokens", number)
+        report.lengths.append(result.length)
+        if limit is not None and result.length > limit:
+            report.add(report.errors, f"the prompt has more than {limit} tokens", number)

@@ -1,4 +1,4 @@
-"""CustomRows: a dataset class of the user's own (data.custom_cls) as rows."""
+"""CustomRows: the rows of a user's dataset class (data.custom_cls)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from omegaconf import DictConfig, OmegaConf
 
 from burnish.data.files import fingerprint_of_file, short_hash, value_kind
 from burnish.errors import UserError
-from burnish.registry import load_user_attribute
+from burnish.user_code import load_user_attribute
 
 if TYPE_CHECKING:
     from burnish.config.data import DataConfig
+    from burnish.config.sft import SftDataConfig
 
 PATH_KEY = "data.custom_cls.path"
 NAME_KEY = "data.custom_cls.name"
 
 
 class CustomRows:
-    """Items of a map-style dataset. An item is a row of verl's schema, or a prompt that is tokenised already."""
+    """Items of a map-style dataset. An item is a row in verl's schema, or a tokenized prompt."""
 
     def __init__(self, items: Any, name: str, files: Sequence[str] = ()) -> None:
         self.items = items
         self.name = name
         self.length = len(items)
         if self.length == 0:
-            raise UserError(f"{name} has no rows", key=NAME_KEY, value=name)
+            raise UserError("the dataset has no rows", key=NAME_KEY, value=name)
         self.kinds = {column: value_kind(value) for column, value in self.row(0).items()}
-        # Reading every item may be slow or have effects: the files, the class and the number of rows stand for them.
+        # Reading every item may be slow or have side effects, so the fingerprint covers files, class and length.
         paths = [Path(file).expanduser() for file in files]
         content = [fingerprint_of_file(path) if path.is_file() else str(path) for path in paths]
         self.fingerprint = short_hash(repr((name, self.length, content)).encode())
@@ -47,7 +48,7 @@ class CustomRows:
         return dict(item)
 
     def values(self, column: str) -> set[Any]:
-        """The first item's only, for the same reason; the others are met as they come."""
+        """Only that of the first item: reading all may be slow or have side effects."""
         return {self.row(0).get(column)}
 
     def where(self, number: int) -> str:
@@ -55,16 +56,17 @@ class CustomRows:
 
 
 def load_custom_rows(
-    cfg: DataConfig,
+    cfg: DataConfig | SftDataConfig,
     files: Sequence[str],
     tokenizer: Any,
     processor: Any,
     max_samples: int,
 ) -> tuple[CustomRows, bool]:
-    """The user's dataset, made the way verl makes it; and whether the class took `max_samples` upon itself."""
+    """Create the user's dataset with verl's arguments; returns whether the class applied `max_samples` itself."""
     path, name = cfg.custom_cls.path, cfg.custom_cls.name
     if not name:
-        raise UserError("the class in this file is not named", key=NAME_KEY, hint=f"{NAME_KEY}=MyDataset")
+        raise UserError("no class name for this file", key=NAME_KEY, hint=f"{NAME_KEY}=MyDataset")
+    assert path is not None
     dataset_class = load_user_attribute(path, name, key=PATH_KEY)
     _check_class(dataset_class, name)
     arguments = {"data_files": list(files), "tokenizer": tokenizer, "config": class_config(cfg), "processor": processor}
@@ -88,15 +90,15 @@ def _check_class(dataset_class: Any, name: str) -> None:
     if inspect.isclass(dataset_class) and all(hasattr(dataset_class, method) for method in needed):
         return
     raise UserError(
-        f"not a dataset class: it is {dataset_class!r}",
+        f"not a dataset class: {dataset_class!r}",
         key=NAME_KEY,
         value=name,
         allowed="a class with __len__ and __getitem__, such as a subclass of torch.utils.data.Dataset",
     )
 
 
-def class_config(cfg: DataConfig) -> DictConfig:
-    """The `data` section as verl's classes expect it: attributes, items and `.get(name, default)`."""
+def class_config(cfg: Any) -> DictConfig:
+    """A config section as verl's classes expect it, with attributes, items and `.get(name, default)`."""
     if isinstance(cfg, DictConfig):
         return cfg
     return OmegaConf.create(dataclasses.asdict(cfg))

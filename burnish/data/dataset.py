@@ -1,4 +1,4 @@
-"""PromptDataset: rows of files, of a list or of a custom class, as batches of tokenised prompts."""
+"""PromptDataset: batches of tokenized prompts from files, a list, or a custom dataset class."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from burnish.batch import Batch, Column, Ragged
 from burnish.data.encode import TRUNCATIONS, PromptEncoder, TemplateFailure, too_long
+from burnish.data.extended import ExtendedRows
 from burnish.data.files import ListRows, Rows
-from burnish.data.grown import GrownRows
 from burnish.data.handlers import PROMPT_TYPES
-from burnish.data.measure import Measured, measure
+from burnish.data.measure import PromptLength, measure
 from burnish.data.prompt import Prompt, read_prompt
 from burnish.errors import UserError
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CACHED_TOKENS = 50_000_000  # prompts kept as tokens after their first use, at 4 bytes each
+CACHED_TOKENS = 50_000_000  # of prompts that are cached, at 4 bytes each
 
 
 @dataclass(frozen=True)
 class FilterReport:
-    """What the overlong filter did."""
+    """The result of the overlong filter."""
 
     rows: int
     overlong: int
@@ -51,7 +51,7 @@ class FilterReport:
 
 
 class PromptDataset:
-    """Prompts by index. `kept[index]` is the row's number in its source, which names it in uids and in messages."""
+    """Prompts by index. `kept[index]` is the row's number in its source, used in uids and messages."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class PromptDataset:
         tokenizer: Any,
         cfg: DataConfig,
         *,
-        picked: Sequence[int] | None = None,
+        selected: Sequence[int] | None = None,
         key: str = "data.train_files",
     ) -> None:
         self.rows: Rows = rows if isinstance(rows, Rows) else ListRows(rows)
@@ -69,14 +69,12 @@ class PromptDataset:
         kwargs = dict(cfg.apply_chat_template_kwargs or {})
         self.encoder = PromptEncoder(tokenizer, kwargs, self.templated, cfg.input_template)
         self.truncation = TRUNCATIONS[cfg.truncation]
-        self.kept: list[int] = list(range(len(self.rows))) if picked is None else list(picked)
+        self.kept: list[int] = list(range(len(self.rows))) if selected is None else list(selected)
         self.report: FilterReport | None = None
         self._cache: dict[int, Tensor] = {}
-        self._cache_room = CACHED_TOKENS
+        self._cache_budget = CACHED_TOKENS
         if not self.kept:
-            raise UserError(
-                "no rows are left to use", key=key, value=self.rows.name, hint="a max_samples of -1 for all rows"
-            )
+            raise UserError("no rows selected", key=key, value=self.rows.name, hint="max_samples=-1 selects all rows")
         self._check_columns()
         self._check_first_row()
         if cfg.filter_overlong_prompts:
@@ -92,42 +90,42 @@ class PromptDataset:
         return len(self.kept)
 
     def uid(self, index: int, epoch: int) -> str:
-        """The name of a prompt in an epoch: everything random about it is keyed by this."""
+        """Identifies a prompt in an epoch; seeds of everything random about it derive from this."""
         return f"{self.fingerprint}-{self.kept[index]}-{epoch}"
 
     def find(self, uids: Sequence[str]) -> tuple[list[int], list[int]]:
-        """Indices and epochs of prompts by their names, as `batch` takes them."""
+        """Indices and epochs of prompts by uid, for `batch`."""
         index_of = {number: index for index, number in enumerate(self.kept)}
-        named = [(data, int(row), int(epoch)) for data, row, epoch in (uid.rsplit("-", 2) for uid in uids)]
-        if any(data != self.fingerprint or row not in index_of for data, row, _ in named):
+        parsed = [(data, int(row), int(epoch)) for data, row, epoch in (uid.rsplit("-", 2) for uid in uids)]
+        if any(data != self.fingerprint or row not in index_of for data, row, _ in parsed):
             raise UserError(
                 "the checkpoint holds responses to prompts that are not in this data",
                 key=self.key,
                 value=self.rows.name,
                 hint="the files of the checkpoint, or trainer.resume_mode=disable",
             )
-        return [index_of[row] for _, row, _ in named], [epoch for _, _, epoch in named]
+        return [index_of[row] for _, row, _ in parsed], [epoch for _, _, epoch in parsed]
 
     def data_sources(self) -> set[str]:
-        """Every data source that a row names."""
+        """All data sources of the rows."""
         return {source for source in self.rows.values(self.cfg.reward_fn_key) if source is not None}
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """A row as it is in its file: what samplers and generators of a user's own look at."""
+        """A row as it is in its file, for user-defined samplers and generators."""
         return self.rows.row(self.kept[index])
 
     def prompt(self, index: int) -> Prompt:
         return self._read_prompt(self.rows.row(self.kept[index]), self.kept[index])
 
     def batch(self, indices: Sequence[int], epoch: int | Sequence[int]) -> Batch:
-        """The columns that room 1 makes, for these prompts. One epoch for all, or one for each."""
+        """The columns of these prompts, with one epoch for all or one for each."""
         epochs = [epoch] * len(indices) if isinstance(epoch, int) else epoch
         numbers = [self.kept[index] for index in indices]
         rows = [(self.rows.row(number), number) for number in numbers]
         prompts = [(self._read_prompt(row, number), number) for row, number in rows]
         columns: dict[str, Column] = {
             "prompt_ids": Ragged.of([self._ids(prompt, number) for prompt, number in prompts], torch.int64),
-            "uid": [self.uid(index, one) for index, one in zip(indices, epochs, strict=True)],
+            "uid": [self.uid(*key) for key in zip(indices, epochs, strict=True)],
             "data_source": [self._data_source(row, number) for row, number in rows],
             "ground_truth": [self._ground_truth(row, number) for row, number in rows],
             "extra_info": [self._extra_info(row, number) for row, number in rows],
@@ -137,25 +135,25 @@ class PromptDataset:
         if self.cfg.return_full_prompt:
             columns["full_prompts"] = [self.encoder.text(prompt) for prompt, _ in prompts]
         if self.cfg.return_raw_input_ids:
-            plain = [self._plain_ids(prompt, number) for prompt, number in prompts]
-            columns["raw_input_ids"] = Ragged.of(plain, torch.int64)
+            raw_ids = [self._raw_ids(prompt, number) for prompt, number in prompts]
+            columns["raw_input_ids"] = Ragged.of(raw_ids, torch.int64)
         return Batch(**columns)
 
-    def append(self, rows: Sequence[Mapping[str, Any]], maker: str, *, measure: bool = True) -> list[int]:
-        """New rows after all others, less those that the overlong filter would drop; which of them stay."""
-        grown = self.rows if isinstance(self.rows, GrownRows) else GrownRows(self.rows)
+    def append(self, rows: Sequence[Mapping[str, Any]], origin: str, *, measure: bool = True) -> list[int]:
+        """Append rows, except those that the overlong filter drops; returns the positions of the appended ones."""
+        extended = self.rows if isinstance(self.rows, ExtendedRows) else ExtendedRows(self.rows)
         fitting = [
-            number for number, row in enumerate(rows) if not measure or self._fits(row, f"{maker}, row {number}")
+            number for number, row in enumerate(rows) if not measure or self._fits(row, f"{origin}, row {number}")
         ]
-        self.rows = grown
-        self.kept += grown.add([rows[number] for number in fitting], maker)
+        self.rows = extended
+        self.kept += extended.add([rows[number] for number in fitting], origin)
         return fitting
 
     def _fits(self, row: Mapping[str, Any], where: str) -> bool:
-        """Does a new row stay? What the first rows of the files were checked for is checked here."""
+        """Whether to append a new row; also makes the checks that file rows get at start."""
         for name in (self.cfg.prompt_key, self.cfg.reward_fn_key):
             if row.get(name) is None:
-                raise UserError(f"{where} has no {name!r}", key="data.datagen.name", value=self.cfg.datagen.name)
+                raise UserError(f"{where}: no {name!r}", key="data.datagen.name", value=self.cfg.datagen.name)
         try:
             length = len(self.encoder.ids(read_prompt(row, self.cfg.prompt_key, where)))
         except TemplateFailure as failure:
@@ -170,16 +168,16 @@ class PromptDataset:
     def _read_prompt(self, row: Mapping[str, Any], number: int) -> Prompt:
         for name in (self.cfg.image_key, self.cfg.video_key):
             if row.get(name):
-                raise UserError(f"{self._where(number)} has {name}; only text prompts can be trained on", key=self.key)
+                raise UserError(f"{self._where(number)} has {name}; only text prompts are supported", key=self.key)
         prompt = read_prompt(row, self.cfg.prompt_key, self._where(number))
-        if not self.templated and prompt.written is None and prompt.ids is None:
+        if not self.templated and prompt.plain_text is None and prompt.ids is None:
             name = self.cfg.prompt_key
-            problem = f"{self._where(number)}: {name!r} is a list of messages, which only a chat template can write"
+            problem = f"{self._where(number)}: {name!r} is a list of messages, which requires a chat template"
             raise UserError(problem, key="data.apply_chat_template", value=False, hint="data.apply_chat_template=true")
         return prompt
 
     def _ids(self, prompt: Prompt, number: int) -> Tensor:
-        """Tokens of a prompt, truncated; remembered while there is room."""
+        """Truncated tokens of a prompt, cached while the budget lasts."""
         if number in self._cache:
             return self._cache[number]
         try:
@@ -190,24 +188,24 @@ class PromptDataset:
             raise UserError(f"{self._where(number)}: the prompt has no tokens", key=self.key)
         truncate = self.truncation.load()
         tokens = torch.tensor(truncate(ids, self.cfg.max_prompt_length, self._where(number)), dtype=torch.int32)
-        if len(tokens) <= self._cache_room:
-            self._cache_room -= len(tokens)
+        if len(tokens) <= self._cache_budget:
+            self._cache_budget -= len(tokens)
             self._cache[number] = tokens
         return tokens
 
-    def _plain_ids(self, prompt: Prompt, number: int) -> list[int]:
+    def _raw_ids(self, prompt: Prompt, number: int) -> list[int]:
         if prompt.messages is None:
-            problem = f"{self._where(number)} has tokens but no messages to tokenise without a template"
+            problem = f"{self._where(number)} has tokens but no messages to tokenize without a template"
             raise UserError(
                 problem, key="data.return_raw_input_ids", value=True, hint="data.return_raw_input_ids=false"
             )
-        return self.encoder.plain_ids(prompt)
+        return self.encoder.content_ids(prompt)
 
     def _data_source(self, row: Mapping[str, Any], number: int) -> Any:
         value = row.get(self.cfg.reward_fn_key)
         if value is None:
             name = self.cfg.reward_fn_key
-            raise UserError(f"{self._where(number)} has no {name!r}", key="data.reward_fn_key", value=name)
+            raise UserError(f"{self._where(number)}: no {name!r}", key="data.reward_fn_key", value=name)
         return value
 
     def _ground_truth(self, row: Mapping[str, Any], number: int) -> Any:
@@ -215,19 +213,19 @@ class PromptDataset:
         if truth is not None or label is None:
             return truth
         if row.get(label) is None:
-            raise UserError(f"{self._where(number)} has no {label!r}", key="data.label_key", value=label)
+            raise UserError(f"{self._where(number)}: no {label!r}", key="data.label_key", value=label)
         return row[label]
 
     def _extra_info(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """The row's extra_info, with the row's number as its index where it has none of its own."""
+        """The row's extra_info; a missing index is the row's number."""
         extra = self._object(row, "extra_info", number)
         return extra if extra.get("index") is not None else {**extra, "index": number}
 
     def _object(self, row: Mapping[str, Any], name: str, number: int) -> dict[str, Any]:
-        """A column of objects that may be missing; nothing in it means an empty object."""
+        """An object column; a missing or null value is an empty object."""
         value = row.get(name)
         if value is not None and not isinstance(value, Mapping):
-            problem = f"{self._where(number)}: {name!r} must be an object, it is {type(value).__name__}"
+            problem = f"{self._where(number)}: {name!r} must be an object, not {type(value).__name__}"
             raise UserError(problem, key=self.key, hint=f'{name}={{"...": ...}} in every row')
         return dict(value or {})
 
@@ -235,46 +233,46 @@ class PromptDataset:
         return self.rows.where(number)
 
     def _check_columns(self) -> None:
-        """The prompt and the data source must be there; a ground truth only where the reward wants one."""
+        """Require the prompt and data source columns, and a label column if one is configured."""
         columns = self.rows.kinds
         tokens = ({"prompt_ids"}, {"raw_prompt_ids"}, {"raw_prompt"}, {"input_ids", "attention_mask"})
         has_prompt = self.cfg.prompt_key in columns or any(names <= columns.keys() for names in tokens)
         needed = {"data.prompt_key": has_prompt, "data.reward_fn_key": self.cfg.reward_fn_key in columns}
         if self.cfg.label_key is not None:
             needed["data.label_key"] = self.cfg.label_key in columns or "reward_model" in columns
-        for key, there in needed.items():
-            if not there:
+        for key, present in needed.items():
+            if not present:
                 raise UserError(
-                    f"{self.rows.name} has no such column",
+                    f"no such column in {self.rows.name}",
                     key=key,
                     value=getattr(self.cfg, key.removeprefix("data.")),
-                    allowed=f"its columns {', '.join(sorted(columns))}",
+                    allowed=", ".join(sorted(columns)),
                     hint=f"{key}=COLUMN",
                 )
 
     def _check_first_row(self) -> None:
-        """What would fail on every row fails here, before a model is loaded."""
+        """Fail before a model is loaded where every row would fail."""
         try:
             self.encoder.text(self.prompt(0))
         except TemplateFailure:
-            return  # may be this row's own fault: told, with its number, when all rows are measured or used
+            return  # may concern this row only; reported when the row is measured or used
 
-    def _measure(self) -> list[Measured]:
+    def _measure(self) -> list[PromptLength]:
         logger.info("%s: measuring %d prompts", self.key, len(self.kept))
         prompts = (self.prompt(index) for index in range(len(self.kept)))
         return measure(prompts, self.encoder, self.cfg.filter_overlong_prompts_workers)
 
     def _filter(self) -> None:
-        """Drop prompts that are too long or cannot be templated, and say how many."""
+        """Drop prompts that are too long or on which the chat template fails, and log how many."""
         limit = self.cfg.max_prompt_length
-        measured = self._measure()
-        failures = [index for index, one in enumerate(measured) if one.failure]
-        first = f"{self._where(self.kept[failures[0]])}: {measured[failures[0]].failure}" if failures else None
-        fitting = [i for i, one in enumerate(measured) if not one.failure and one.length <= limit]
-        overlong = len(measured) - len(failures) - len(fitting)
-        self.report = FilterReport(len(measured), overlong, len(failures), limit, first)
+        lengths = self._measure()
+        failures = [index for index, length in enumerate(lengths) if length.failure]
+        first = f"{self._where(self.kept[failures[0]])}: {lengths[failures[0]].failure}" if failures else None
+        fitting = [i for i, length in enumerate(lengths) if not length.failure and length.length <= limit]
+        overlong = len(lengths) - len(failures) - len(fitting)
+        self.report = FilterReport(len(lengths), overlong, len(failures), limit, first)
         if not fitting:
-            shortest = min((one.length for one in measured if not one.failure), default=None)
+            shortest = min((length.length for length in lengths if not length.failure), default=None)
             hint = f"data.max_prompt_length={shortest} or more (the shortest prompt)" if shortest else None
             problem = f"no prompt is left after filtering: {self.report.text()}"
             raise UserError(problem, key=self.key, value=self.rows.name, hint=hint)
@@ -282,16 +280,16 @@ class PromptDataset:
         self.kept = [self.kept[index] for index in fitting]
 
     def _check_lengths(self) -> None:
-        """With truncation=error the run would stop at the first long prompt; so it stops before it starts."""
+        """With truncation=error a long prompt would stop the run, so all are measured before it starts."""
         limit = self.cfg.max_prompt_length
-        measured = self._measure()
-        failures = [index for index, one in enumerate(measured) if one.failure]
+        lengths = self._measure()
+        failures = [index for index, length in enumerate(lengths) if length.failure]
         if failures:
-            where, why = self._where(self.kept[failures[0]]), measured[failures[0]].failure
-            problem = f"the chat template failed on {len(failures)} of {len(measured)} prompts (first: {where}: {why})"
+            where, why = self._where(self.kept[failures[0]]), lengths[failures[0]].failure
+            problem = f"the chat template failed on {len(failures)} of {len(lengths)} prompts (first: {where}: {why})"
             raise UserError(problem, key=self.key, hint="data.filter_overlong_prompts=true to drop them")
-        long = [index for index, one in enumerate(measured) if one.length > limit]
+        long = [index for index, length in enumerate(lengths) if length.length > limit]
         if long:
-            problem = f"{self._where(self.kept[long[0]])} has {measured[long[0]].length} tokens"
+            problem = f"{self._where(self.kept[long[0]])} has {lengths[long[0]].length} tokens"
             more = f" (the first of {len(long)} such rows)" if len(long) > 1 else ""
-            raise too_long(problem + more, limit, max(one.length for one in measured))
+            raise too_long(problem + more, limit, max(length.length for length in lengths))

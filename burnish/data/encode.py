@@ -1,4 +1,4 @@
-"""Prompts to tokens: the chat template, the tokenizer, the truncations. No torch: worker processes import this."""
+"""Prompts to tokens: chat template, tokenizer, truncation. Imports no torch, because worker processes load this."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from burnish.registry import Registry
 
 TRUNCATIONS = Registry("truncation", key="data.truncation")
 
-# What the encoder itself decides; a user's value would be overridden silently.
+# Set by the encoder; a user's value would be overridden silently.
 RESERVED_KWARGS = frozenset({"tokenize", "return_tensors", "return_dict", "padding", "truncation", "max_length"})
 
 
@@ -22,7 +22,7 @@ class TemplateFailure(Exception):
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """A tokenizer and how its chat template is called. Picklable where the tokenizer is."""
+    """A tokenizer and the arguments of its chat template. Picklable if the tokenizer is."""
 
     tokenizer: Any
     template_kwargs: dict[str, Any]
@@ -30,24 +30,24 @@ class PromptEncoder:
     input_template: str | None = None  # text with {}, where no chat template applies
 
     def __post_init__(self) -> None:
-        taken = sorted(RESERVED_KWARGS & self.template_kwargs.keys())
-        if taken:
+        reserved = sorted(RESERVED_KWARGS & self.template_kwargs.keys())
+        if reserved:
             key = "data.apply_chat_template_kwargs"
-            raise UserError(f"{', '.join(taken)} cannot be set here", key=key, hint=f"~{key}.{taken[0]}")
+            raise UserError(f"{', '.join(reserved)} cannot be set here", key=key, hint=f"~{key}.{reserved[0]}")
 
     @property
     def has_template(self) -> bool:
-        found = getattr(self.tokenizer, "chat_template", None) or self.template_kwargs.get("chat_template")
-        return self.use_template and bool(found)
+        template = getattr(self.tokenizer, "chat_template", None) or self.template_kwargs.get("chat_template")
+        return self.use_template and bool(template)
 
     def text(self, prompt: Prompt) -> str:
-        """The prompt as the model reads it, with the header of the answer to come."""
+        """The prompt as text, with the header of the assistant turn to generate."""
         if prompt.messages is None:
             return self.tokenizer.decode(prompt.ids)
         if self.has_template:
             return self._templated(prompt.messages)
-        if prompt.written is not None:
-            return (self.input_template or "{}").replace("{}", prompt.written)
+        if prompt.plain_text is not None:
+            return (self.input_template or "{}").replace("{}", prompt.plain_text)
         raise UserError(
             "the prompts are chat messages, and the tokenizer has no chat template",
             allowed="an instruct model, a chat template, or prompts that are plain strings",
@@ -58,24 +58,24 @@ class PromptEncoder:
         kwargs = {"add_generation_prompt": True, **self.template_kwargs}
         try:
             return self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
-        except Exception as error:  # a template is a program of the model's author: it may raise anything
+        except Exception as error:  # a template is the model author's program and may raise anything
             raise TemplateFailure(f"{type(error).__name__}: {error}") from error
 
     def ids(self, prompt: Prompt) -> list[int]:
         """The tokens of the prompt."""
         if prompt.ids is not None:
             return prompt.ids
-        # A template writes its special tokens itself; plain text gets those the tokenizer adds (a leading BOS, say).
+        # A template writes its special tokens itself; plain text gets those of the tokenizer, such as a leading BOS.
         return list(self.tokenizer(self.text(prompt), add_special_tokens=not self.has_template)["input_ids"])
 
-    def plain_ids(self, prompt: Prompt) -> list[int]:
+    def content_ids(self, prompt: Prompt) -> list[int]:
         """The tokens of the messages' contents, without template and special tokens."""
         return list(self.tokenizer(prompt.contents(), add_special_tokens=False)["input_ids"])
 
 
 @TRUNCATIONS.register("error", before_start=True)
 def refuse(ids: Sequence[int], limit: int, where: str) -> Sequence[int]:
-    """Longer prompts are an error; `before_start` has all rows measured before anything runs."""
+    """Longer prompts are an error; `before_start` measures all rows before the run starts."""
     if len(ids) > limit:
         raise too_long(f"{where} has {len(ids)} tokens", limit, len(ids))
     return ids
@@ -106,5 +106,5 @@ def too_long(problem: str, limit: int, longest: int) -> UserError:
         key="data.truncation",
         value="error",
         hint=f"data.max_prompt_length={longest} to fit it, data.filter_overlong_prompts=true to drop such rows, "
-        "or data.truncation=left (right, middle) to cut them",
+        "or data.truncation=left (right, middle) to truncate them",
     )

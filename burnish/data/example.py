@@ -1,4 +1,4 @@
-"""Example: tokens to imitate, and which of them teach. From a prompt and a response, or from a whole conversation."""
+"""Example: tokens with a loss mask, from a prompt and a response or from a conversation."""
 
 from __future__ import annotations
 
@@ -13,121 +13,121 @@ from burnish.errors import UserError
 
 @dataclass(frozen=True)
 class Example:
-    """`taught[t]` says whether token t is learned. The first token never is: nothing stands before it."""
+    """`loss_mask[t]` says whether token t is a target. The first token never is, because nothing predicts it."""
 
     ids: list[int]
-    taught: list[bool]
+    loss_mask: list[bool]
 
     def __post_init__(self) -> None:
-        if len(self.ids) != len(self.taught):
-            raise ValueError(f"{len(self.ids)} tokens, {len(self.taught)} marks")
+        if len(self.ids) != len(self.loss_mask):
+            raise ValueError(f"{len(self.ids)} tokens, but a loss mask of {len(self.loss_mask)}")
 
     @property
-    def first(self) -> int:
-        """Where the response begins: the first token that is taught, or the end."""
-        return next((t for t, teaches in enumerate(self.taught) if teaches and t > 0), len(self.ids))
+    def response_start(self) -> int:
+        """Position of the first target token, or the end."""
+        return next((t for t, is_target in enumerate(self.loss_mask) if is_target and t > 0), len(self.ids))
 
-    def cut(self, truncate: Callable[[Sequence[int]], Sequence[int]]) -> Example:
-        """The tokens that a truncation leaves."""
+    def truncated(self, truncate: Callable[[Sequence[int]], Sequence[int]]) -> Example:
+        """The example after a truncation."""
         kept = truncate(range(len(self.ids)))
-        return Example([self.ids[t] for t in kept], [self.taught[t] for t in kept])
+        return Example([self.ids[t] for t in kept], [self.loss_mask[t] for t in kept])
 
 
 def pair_example(encoder: PromptEncoder, prompt: Prompt, response: str) -> Example:
-    """A prompt and its answer; the answer ends with EOS, as a model's own would."""
-    asked = encoder.ids(prompt)
+    """A prompt and its response, which ends with EOS like a generated one."""
+    prompt_ids = encoder.ids(prompt)
     eos = encoder.tokenizer.eos_token_id
-    answer = encoder.tokenizer(response, add_special_tokens=False)["input_ids"] + ([] if eos is None else [eos])
-    return Example([*asked, *answer], [False] * len(asked) + [True] * len(answer))
+    response_ids = encoder.tokenizer(response, add_special_tokens=False)["input_ids"] + ([] if eos is None else [eos])
+    return Example([*prompt_ids, *response_ids], [False] * len(prompt_ids) + [True] * len(response_ids))
 
 
 def chat_example(encoder: PromptEncoder, messages: list[dict[str, Any]], *, tolerant: bool) -> Example:
-    """A conversation: every assistant turn teaches, its header does not.
+    """A conversation: the targets are the assistant turns without their headers.
 
-    The text is what the chat template makes of the whole conversation. It is tokenised in the pieces that generation
-    would see (up to an answer's header; the answer), so that what is learned is what will be sampled. `tolerant`
-    accepts a conversation whose pieces tokenise differently from the whole.
+    The text is the chat template's rendering of the whole conversation. It is tokenized in the segments of generation
+    (up to an assistant header; the assistant's text), so that targets have the tokens that would be sampled.
+    `tolerant` accepts a conversation whose segments tokenize differently from the whole.
     """
-    pieces = _pieces(encoder, messages)
+    segments = _segments(encoder, messages)
     ids: list[int] = []
-    taught: list[bool] = []
-    for text, teaches in pieces:
+    loss_mask: list[bool] = []
+    for text, is_target in segments:
         tokens = encoder.tokenizer(text, add_special_tokens=False)["input_ids"]
         ids += tokens
-        taught += [teaches] * len(tokens)
-    whole = "".join(text for text, _ in pieces)
+        loss_mask += [is_target] * len(tokens)
+    whole = "".join(text for text, _ in segments)
     if not tolerant and ids != list(encoder.tokenizer(whole, add_special_tokens=False)["input_ids"]):
-        raise TemplateFailure("its turns tokenise differently alone and together")
-    return Example(ids, taught)
+        raise TemplateFailure("its turns tokenize differently alone and together")
+    return Example(ids, loss_mask)
 
 
-def _pieces(encoder: PromptEncoder, messages: list[dict[str, Any]]) -> list[tuple[str, bool]]:
-    """The conversation's text, cut before and after each assistant turn."""
-    bare = replace(encoder, template_kwargs={**encoder.template_kwargs, "add_generation_prompt": False})
-    pieces: list[tuple[str, bool]] = []
+def _segments(encoder: PromptEncoder, messages: list[dict[str, Any]]) -> list[tuple[str, bool]]:
+    """The conversation's text, split before and after each assistant turn: (text, is target)."""
+    no_header = replace(encoder, template_kwargs={**encoder.template_kwargs, "add_generation_prompt": False})
+    segments: list[tuple[str, bool]] = []
     done = ""
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = _asked(encoder, bare, messages[:number])
-        after = bare.text(Prompt(messages[: number + 1]))
-        for text, teaches in ((before, False), (after, True)):
+        before = _with_header(encoder, no_header, messages[:number])
+        after = no_header.text(Prompt(messages[: number + 1]))
+        for text, is_target in ((before, False), (after, True)):
             if not text.startswith(done):
-                raise TemplateFailure(f"the template writes the turns before message {number} anew")
-            pieces.append((text[len(done) :], teaches))
+                raise TemplateFailure(f"the template renders the turns before message {number} differently")
+            segments.append((text[len(done) :], is_target))
             done = text
-    whole = bare.text(Prompt(messages))
+    whole = no_header.text(Prompt(messages))
     if not whole.startswith(done):
-        raise TemplateFailure("the template writes earlier turns anew at the end")
-    return [(text, teaches) for text, teaches in [*pieces, (whole[len(done) :], False)] if text]
+        raise TemplateFailure("the template renders earlier turns differently at the end")
+    return [(text, is_target) for text, is_target in [*segments, (whole[len(done) :], False)] if text]
 
 
-def _asked(encoder: PromptEncoder, bare: PromptEncoder, messages: list[dict[str, Any]]) -> str:
-    """Everything up to and with the header of the next answer; a conversation may begin with the assistant."""
+def _with_header(encoder: PromptEncoder, no_header: PromptEncoder, messages: list[dict[str, Any]]) -> str:
+    """The text through the header of the next assistant turn; a conversation may start with the assistant."""
     if messages:
         return encoder.text(Prompt(messages))
-    opening = bare.text(Prompt([{"role": "assistant", "content": "\x00"}]))
+    opening = no_header.text(Prompt([{"role": "assistant", "content": "\x00"}]))
     return opening.partition("\x00")[0]
 
 
-def given_example(row: Mapping[str, Any], where: str) -> Example | None:
-    """Tokens that a custom dataset brings: verl's `input_ids`, `attention_mask` and `loss_mask`, padded or not.
+def tokenized_example(row: Mapping[str, Any], where: str) -> Example | None:
+    """Tokens of a custom dataset: verl's `input_ids`, `attention_mask` and `loss_mask`, padded or not.
 
-    As in verl, `loss_mask[t]` stands where token t + 1 is predicted.
+    verl's `loss_mask[t]` belongs to the position that predicts token t + 1.
     """
     if row.get("input_ids") is None:
         return None
     if row.get("loss_mask") is None:
-        raise UserError(f"{where} has input_ids but no loss_mask", key="data.custom_cls.path")
+        raise UserError(f"{where}: input_ids without loss_mask", key="data.custom_cls.path")
     ids = [int(token) for token in row["input_ids"]]
-    real = (
+    attention = (
         [bool(mark) for mark in row["attention_mask"]] if row.get("attention_mask") is not None else [True] * len(ids)
     )
     predicts = [bool(mark) for mark in row["loss_mask"]]
-    if not len(ids) == len(real) == len(predicts):
+    if not len(ids) == len(attention) == len(predicts):
         raise UserError(
             f"{where}: input_ids, attention_mask and loss_mask differ in length", key="data.custom_cls.path"
         )
-    taught = [False, *predicts[:-1]]
+    loss_mask = [False, *predicts[:-1]]
     return Example(
-        [token for token, is_real in zip(ids, real, strict=True) if is_real],
-        [mark for mark, is_real in zip(taught, real, strict=True) if is_real],
+        [token for token, is_real in zip(ids, attention, strict=True) if is_real],
+        [mark for mark, is_real in zip(loss_mask, attention, strict=True) if is_real],
     )
 
 
-def follow(value: object, keys: Sequence[str], column: str, where: str) -> object:
-    """Go into a column of mappings, key by key."""
+def nested_value(value: object, keys: Sequence[str], column: str, where: str) -> object:
+    """The value under nested keys of a column."""
     for key in keys:
         if not isinstance(value, Mapping) or key not in value:
-            there = f"the keys {', '.join(map(str, value))}" if isinstance(value, Mapping) else type(value).__name__
-            raise UserError(f"{where}: {column!r} has no {key!r}, it has {there}", key="data.prompt_dict_keys")
+            content = f"the keys {', '.join(map(str, value))}" if isinstance(value, Mapping) else type(value).__name__
+            raise UserError(f"{where}: {column!r} has no {key!r}, but {content}", key="data.prompt_dict_keys")
         value = value[key]
     return value
 
 
 def conversation(row: Mapping[str, Any], column: str, where: str) -> list[dict[str, Any]]:
-    """The messages of a row, with at least one answer to learn from."""
+    """The messages of a row, with at least one assistant turn."""
     messages = read_messages(row.get(column), column, where, key="data.multiturn.messages_key")
     if not any(message["role"] == "assistant" for message in messages):
-        raise UserError(f"{where}: no message is the assistant's, so nothing can be learned", key="data.train_files")
+        raise UserError(f"{where}: no assistant message to train on", key="data.train_files")
     return messages

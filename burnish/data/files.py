@@ -1,4 +1,4 @@
-"""Data files as rows: parquet, arrow, JSON lines, JSON and CSV, read once and cheap to read by row."""
+"""Data files as rows with random access: parquet, arrow, JSON lines, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMATS = Registry("data file format", key="data.train_files")
 
 @runtime_checkable
 class Rows(Protocol):
-    """Rows by number. `fingerprint` is a short hash of their content, `kinds` says what each column holds."""
+    """Rows by number. `fingerprint` is a short hash of the content; `kinds` maps each column to its kind of value."""
 
     name: str
     fingerprint: str
@@ -34,16 +34,16 @@ class Rows(Protocol):
     def row(self, number: int) -> dict[str, Any]: ...
 
     def values(self, column: str) -> set[Any]:
-        """The distinct values of a column of names."""
+        """The distinct values of a column."""
         ...
 
     def where(self, number: int) -> str:
-        """Where a person finds this row: "train.parquet, row 3"."""
+        """The row's location, for messages: "train.parquet, row 3"."""
         ...
 
 
 class ArrowRows:
-    """Rows of one arrow table; a row becomes Python objects only when it is read."""
+    """Rows of one arrow table; a row is converted to Python objects when it is read."""
 
     def __init__(self, table: pa.Table, name: str, fingerprint: str) -> None:
         self.table = table
@@ -65,7 +65,7 @@ class ArrowRows:
 
 
 class LineRows:
-    """Rows of a JSON lines file, kept as text: exact (no column types to agree on) and small."""
+    """Rows of a JSON lines file, kept as text: compact, and without a common type for each column."""
 
     def __init__(self, lines: list[bytes], kinds: dict[str, str], name: str, fingerprint: str) -> None:
         self.lines = lines
@@ -87,7 +87,7 @@ class LineRows:
 
 
 class ListRows:
-    """Rows that are already Python objects: a list of dicts, or anything that is indexed like one."""
+    """Rows that are Python objects: a list of dicts, or a sequence like it."""
 
     def __init__(
         self, rows: Sequence[Mapping[str, Any]], name: str = "dataset", fingerprint: str | None = None
@@ -151,38 +151,36 @@ class JoinedRows:
 
 
 def read_files(files: Sequence[str], key: str = "data.train_files", use_shm: bool = False) -> Rows:
-    """The rows of all files, one after the other. They must have the same columns."""
+    """The rows of all files, concatenated. The files must have the same columns."""
     return join_rows([read_file(file, key, use_shm) for file in files], key)
 
 
 def join_rows(parts: Sequence[Rows], key: str) -> Rows:
-    """The rows of all parts, one after the other."""
+    """The concatenated rows of all parts."""
     check_parts(parts, key)
     return parts[0] if len(parts) == 1 else JoinedRows(list(parts))
 
 
 def check_parts(parts: Sequence[Rows], key: str) -> None:
-    """There are some, and they have the same columns."""
+    """Require at least one part, and equal columns."""
     if not parts:
-        raise UserError("no data files are named", key=key, hint=f"{key}=/path/to/rows.parquet")
+        raise UserError("no data files", key=key, hint=f"{key}=/path/to/rows.parquet")
     for part in parts[1:]:
         _check_same_columns(parts[0], part, key)
 
 
 def read_file(file: str, key: str = "data.train_files", use_shm: bool = False) -> Rows:
-    """The rows of one file, by its ending. A remote file is fetched first."""
+    """The rows of one file, by its suffix. A remote file is downloaded first."""
     path = Path(local_path(file, key=key) if is_remote(file) else file.removeprefix("file://")).expanduser()
     if path.is_dir():
-        raise UserError(
-            "this is a folder, not a file", key=key, value=file, hint=f"{key}={file.rstrip('/')}/train.parquet"
-        )
+        raise UserError("a folder, not a file", key=key, value=file, hint=f"{key}={file.rstrip('/')}/train.parquet")
     if not path.is_file():
         raise UserError("no such file", key=key, value=file, hint=f"{key}=/path/to/rows.parquet")
     if path.suffix not in FORMATS:
         raise UserError(
-            f"cannot read {path.suffix or 'a file without an ending'}", key=key, value=file, allowed=FORMATS.names()
+            f"cannot read {path.suffix or 'a file without a suffix'}", key=key, value=file, allowed=FORMATS.names()
         )
-    name = file if is_remote(file) else str(path)  # what the user typed, not where the copy lies
+    name = file if is_remote(file) else str(path)  # what the user typed, not the cached copy
     if use_shm:
         path = Path(local_path(str(path), key=key, use_shm=True))
     rows: Rows = FORMATS[path.suffix].load()(path, key, name)
@@ -202,7 +200,7 @@ def read_parquet(path: Path, key: str, name: str) -> Rows:
 
 @FORMATS.register(".arrow")
 def read_arrow(path: Path, key: str, name: str) -> Rows:
-    """Arrow's stream format, which Hugging Face datasets are kept in, or its file format."""
+    """Arrow's stream format, which Hugging Face datasets use, or its file format."""
     try:
         try:
             table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
@@ -233,7 +231,7 @@ def read_json_lines(path: Path, key: str, name: str) -> Rows:
 
 @FORMATS.register(".json")
 def read_json(path: Path, key: str, name: str) -> Rows:
-    """A JSON array of objects, one object, or one object per line: all three go by this ending."""
+    """A JSON array of objects, one object, or one object per line."""
     try:
         content = json.loads(path.read_bytes())
     except ValueError:
@@ -249,7 +247,7 @@ def read_json(path: Path, key: str, name: str) -> Rows:
 
 @FORMATS.register(".csv")
 def read_csv(path: Path, key: str, name: str) -> Rows:
-    """Columns by the header. Every value stays the text it is: "007" is no number."""
+    """Columns by the header; values stay strings ("007" is not a number)."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file, strict=True))
@@ -265,18 +263,18 @@ def read_csv(path: Path, key: str, name: str) -> Rows:
 
 
 def write_parquet(rows: list[dict[str, Any]], out: str | Path) -> None:
-    """Write rows as one parquet file: whole or not at all."""
+    """Write rows as one parquet file, atomically."""
     parquet_path(out, "OUT")
     write_table(as_table(rows, out, "OUT"), out, "OUT")
 
 
 def write_with_column(rows: Rows, name: str, values: list[Any], out: str | Path, key: str) -> None:
-    """The rows and one column more, as a parquet file. Columns of an arrow table keep their types."""
+    """Write the rows with one more column as a parquet file. Columns of an arrow table keep their types."""
     if isinstance(rows, ArrowRows):
         table = rows.table.append_column(name, [values])
     else:
-        every = [{**rows.row(number), name: value} for number, value in enumerate(values)]
-        table = as_table(every, out, key)
+        extended = [{**rows.row(number), name: value} for number, value in enumerate(values)]
+        table = as_table(extended, out, key)
     write_table(table, out, key)
 
 
@@ -296,21 +294,21 @@ def as_table(rows: list[dict[str, Any]], out: str | Path, key: str) -> pa.Table:
 
 
 def write_table(table: pa.Table, out: str | Path, key: str) -> None:
-    """Beside its name first, then renamed."""
+    """Write a temporary file, then rename it."""
     path = parquet_path(out, key)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, beside)
-        os.replace(beside, path)
+        pq.write_table(table, temporary)
+        os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"cannot write: {error}", key=key, value=str(out)) from error
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def arrow_kind(kind: pa.DataType) -> str:
-    """What a column holds, coarsely: files may differ in integer width or in the fields of a struct."""
+    """The coarse kind of a column: files may differ in integer width or in the fields of a struct."""
     tests = {
         "text": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
         "number": (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
@@ -325,7 +323,7 @@ def arrow_kind(kind: pa.DataType) -> str:
 
 
 def value_kind(value: object) -> str:
-    """The same words for a Python value."""
+    """The same for a Python value."""
     if isinstance(value, bool):  # before int: a bool is one
         return "truth value"
     kinds = {str: "text", (int, float): "number", (list, tuple): "list", Mapping: "object", type(None): "nothing"}
@@ -333,7 +331,7 @@ def value_kind(value: object) -> str:
 
 
 def add_kinds(kinds: dict[str, str], row: Mapping[str, Any]) -> None:
-    """Note the kind of each column, from the first row that has a value there."""
+    """Record the kind of each column, from the first row with a value."""
     for name, value in row.items():
         if kinds.get(name, "nothing") == "nothing":
             kinds[name] = value_kind(value)
@@ -343,8 +341,8 @@ def _check_same_columns(first: Rows, other: Rows, key: str) -> None:
     problem = f"{first.name} and {other.name} do not have the same columns"
     only = {rows.name: sorted(rows.kinds.keys() - rest.kinds.keys()) for rows, rest in ((first, other), (other, first))}
     if any(only.values()):
-        told = "; ".join(f"only in {name}: {', '.join(columns)}" for name, columns in only.items() if columns)
-        raise UserError(f"{problem}: {told}", key=key, hint="burnish data check FILE shows the columns of each")
+        details = "; ".join(f"only in {name}: {', '.join(columns)}" for name, columns in only.items() if columns)
+        raise UserError(f"{problem}: {details}", key=key, hint="burnish data check FILE shows the columns of each")
     for column, kind in first.kinds.items():
         if kind != other.kinds[column] and "nothing" not in (kind, other.kinds[column]):
             raise UserError(
@@ -370,7 +368,7 @@ def fingerprint_of(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A JSON stand-in for arrays, bytes and other objects; never an address, which changes between processes."""
+    """JSON for arrays, bytes and other objects; never a memory address, which differs between processes."""
     if isinstance(value, bytes):
         return short_hash(value)
     if isinstance(value, Mapping):

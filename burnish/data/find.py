@@ -1,4 +1,4 @@
-"""Rows by what a person names: files, folders of save_to_disk, prefixes of packed files, Hugging Face datasets."""
+"""Find rows by name: files, folders of save_to_disk, prefixes of packed files, Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 @dataclass(frozen=True)
 class Finder:
-    """How the names of one config key (`data.train_files`) are read."""
+    """Resolves the names of one config key, such as `data.train_files`."""
 
     key: str
     split: str
@@ -28,7 +28,7 @@ class Finder:
     tokenizer: Any = None
 
     def rows(self, name: str) -> Rows:
-        """The rows behind one name; what lies on the disk goes before a dataset of that name on the hub."""
+        """The rows of one name; a local path wins over a hub dataset of that name."""
         if is_remote(name) and Path(name).suffix in FORMATS:
             return read_file(name, self.key, self.use_shm)
         if is_packed(name, self.key):
@@ -40,12 +40,12 @@ class Finder:
         if path.exists() or path.suffix in FORMATS or not HUB_NAME.fullmatch(hub_name):
             return read_file(name, self.key, self.use_shm)
         if self.use_shm:
-            problem = f"{name} is read from the cache of its own library"
+            problem = f"{name} is read from the cache of the datasets library"
             raise UserError(problem, key="data.use_shm", value=True, hint="data.use_shm=false")
         return arrow_rows(hub_rows(hub_name, None, self.split, data_dir=folder or None, key=self.key), name)
 
     def _folder(self, path: Path, name: str) -> Rows:
         if not is_saved(path):
-            return read_file(name, self.key)  # which says what may stand here
+            return read_file(name, self.key)  # raises the error
         where = Path(local_path(str(path), key=self.key, use_shm=self.use_shm))
         return saved_rows(where, self.split, key=self.key, name=name)

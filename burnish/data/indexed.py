@@ -1,12 +1,12 @@
-"""Prompts that are templated and tokenised already: Megatron's indexed files, as MindSpeed RL packs them.
+"""Tokenized prompts in Megatron's indexed format, as MindSpeed RL packs them.
 
-A prefix stands for <prefix>_packed_<field>_document.{bin,idx}, one pair of files per field. The .bin file is all
-numbers of all rows one after the other. The .idx file, little endian:
+A prefix stands for <prefix>_packed_<field>_document.{bin,idx}, one pair of files per field. The .bin file holds the
+concatenated numbers of all rows. The .idx file, little endian:
 
-  9 bytes   MMIDIDX and two zeros            8 bytes  version, 1           1 byte  code of the numbers' type
+  9 bytes   MMIDIDX and two zeros            8 bytes  version, 1           1 byte  code of the number type
   8 bytes   sequences                        8 bytes  document indices
-  int32     length of each sequence          int64    where each begins in .bin, in bytes
-  int64     document indices: row r is the sequences from index r up to index r + 1
+  int32     length of each sequence          int64    byte offset of each in .bin
+  int64     document indices: row r has the sequences from index r up to index r + 1
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKENS, MASK, ANSWER = "input_ids", "attention_mask", "labels"
 
 @dataclass(frozen=True)
 class IndexedColumn:
-    """One field: rows of numbers, read from the disk when they are asked for."""
+    """One field: rows of numbers, memory-mapped."""
 
     numbers: np.ndarray
     lengths: np.ndarray
@@ -47,16 +47,16 @@ class IndexedColumn:
         index, content = (Path(local_path(name, key=key, use_shm=use_shm)).expanduser() for name in names)
         for name, path in zip(names, (index, content), strict=True):
             if not path.is_file():
-                raise UserError(f"there is no {name}", key=key, value=prefix)
+                raise UserError(f"no such file: {name}", key=key, value=prefix)
         head = index.read_bytes()[: HEAD.size]
         magic, version, code, sequences, documents = HEAD.unpack(head) if len(head) == HEAD.size else (b"", 0, 0, 0, 0)
         if magic != MAGIC or version != 1:
-            raise UserError(f"{names[0]} is no Megatron index of version 1", key=key, value=prefix)
+            raise UserError(f"{names[0]} is not a Megatron index of version 1", key=key, value=prefix)
         if code not in INTEGERS:
-            kind = FLOATS.get(code, f"numbers of the unknown type {code}")
+            kind = FLOATS.get(code, f"unknown number type {code}")
             raise UserError(f"{names[0]} holds {kind}, not tokens", key=key, value=prefix)
         if index.stat().st_size < HEAD.size + 12 * sequences + 8 * documents:
-            raise UserError(f"{names[0]} is cut short", key=key, value=prefix)
+            raise UserError(f"{names[0]} is truncated", key=key, value=prefix)
         lengths = np.memmap(index, "<i4", "r", HEAD.size, (sequences,))
         pointers = np.memmap(index, "<i8", "r", HEAD.size + 4 * sequences, (sequences,))
         ends = np.memmap(index, "<i8", "r", HEAD.size + 12 * sequences, (documents,))
@@ -78,7 +78,7 @@ class IndexedColumn:
 
 
 class IndexedRows:
-    """Rows of one prefix: tokens by the mask, the answer's tokens as text, other fields in extra_info."""
+    """Rows of one prefix: unmasked tokens, the decoded answer as ground truth, other fields in extra_info."""
 
     def __init__(
         self, prefix: str, additional_keys: Sequence[str], tokenizer: Any, *, key: str, use_shm: bool = False
@@ -91,8 +91,8 @@ class IndexedRows:
         }
         counts = {field: len(column) for field, column in self.columns.items()}
         if len(set(counts.values())) > 1:
-            told = ", ".join(f"{field} {count}" for field, count in counts.items())
-            raise UserError(f"the fields have different numbers of rows: {told}", key=key, value=prefix)
+            details = ", ".join(f"{field} {count}" for field, count in counts.items())
+            raise UserError(f"the fields have different numbers of rows: {details}", key=key, value=prefix)
         self.length = counts[TOKENS]
         if self.length == 0:
             raise UserError("the files have no rows", key=key, value=prefix)
@@ -112,7 +112,7 @@ class IndexedRows:
             raise UserError(f"{self.where(number)}: {len(tokens)} tokens and a mask of {len(mask)}")
         row: dict[str, Any] = {"prompt_ids": [token for token, real in zip(tokens, mask, strict=True) if real]}
         if ANSWER in values:
-            answer = [token for token in values.pop(ANSWER) if token >= 0]  # -100 marks what is not taught
+            answer = [token for token in values.pop(ANSWER) if token >= 0]  # -100 marks positions without a loss
             row["reward_model"] = {"ground_truth": self.tokenizer.decode(answer, skip_special_tokens=True).strip()}
         return {**row, "extra_info": values}
 
@@ -128,7 +128,7 @@ def file_name(prefix: str, field: str, ending: str) -> str:
 
 
 def has_field(prefix: str, field: str, key: str) -> bool:
-    """Is there an index of this field?"""
+    """Whether this field has an index file."""
     name = file_name(prefix, field, "idx")
     if not is_remote(name):
         return Path(name.removeprefix("file://")).expanduser().is_file()
@@ -139,5 +139,5 @@ def has_field(prefix: str, field: str, key: str) -> bool:
 
 
 def is_packed(prefix: str, key: str) -> bool:
-    """Is this the prefix of packed files?"""
+    """Whether this is the prefix of packed files."""
     return has_field(prefix, TOKENS, key)

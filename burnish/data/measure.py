@@ -1,4 +1,4 @@
-"""Lengths of all prompts in tokens, in this process or in several. No torch: worker processes import this."""
+"""Prompt lengths in tokens, in one process or several. Imports no torch, because worker processes load this."""
 
 from __future__ import annotations
 
@@ -16,61 +16,61 @@ from burnish.data.encode import PromptEncoder, TemplateFailure
 from burnish.data.prompt import Prompt
 from burnish.errors import UserError
 
-CHUNK = 128  # prompts per task: large enough that pickling does not show
+CHUNK = 128  # prompts per task: large enough to hide the cost of pickling
 WORKERS_KEY = "data.filter_overlong_prompts_workers"
 
 
 @dataclass(frozen=True)
-class Measured:
+class PromptLength:
     """The length of a prompt, or why its template failed."""
 
     length: int
     failure: str | None = None
 
 
-def measure(prompts: Iterable[Prompt], encoder: PromptEncoder, workers: int | None) -> list[Measured]:
-    """One result per prompt, in order; the number of workers changes nothing but the time."""
+def measure(prompts: Iterable[Prompt], encoder: PromptEncoder, workers: int | None) -> list[PromptLength]:
+    """One result per prompt, in order; the result does not depend on the number of workers."""
     source = iter(prompts)
     chunks = iter(lambda: list(itertools.islice(source, CHUNK)), [])
     workers = min(workers or 1, os.cpu_count() or 1)
-    results = map(Ruler(encoder), chunks) if workers <= 1 else _in_processes(chunks, encoder, workers)
-    return [measured for chunk in results for measured in chunk]
+    results = map(LengthCounter(encoder), chunks) if workers <= 1 else _in_processes(chunks, encoder, workers)
+    return [length for chunk in results for length in chunk]
 
 
 @dataclass(frozen=True)
-class Ruler:
-    """Measures chunks of prompts; a class, so that it can be sent to a worker process."""
+class LengthCounter:
+    """Measures a chunk of prompts. A class, so that it can be pickled."""
 
     encoder: PromptEncoder
 
-    def __call__(self, prompts: list[Prompt]) -> list[Measured]:
-        return [self._one(prompt) for prompt in prompts]
+    def __call__(self, prompts: list[Prompt]) -> list[PromptLength]:
+        return [self._length(prompt) for prompt in prompts]
 
-    def _one(self, prompt: Prompt) -> Measured:
+    def _length(self, prompt: Prompt) -> PromptLength:
         try:
-            return Measured(len(self.encoder.ids(prompt)))
+            return PromptLength(len(self.encoder.ids(prompt)))
         except TemplateFailure as failure:
-            return Measured(0, str(failure))
+            return PromptLength(0, str(failure))
 
 
-_ruler: Ruler | None = None  # in a worker process: what it was started with
+_counter: LengthCounter | None = None  # set in worker processes only
 
 
 def _start_worker(pickled: bytes) -> None:
-    global _ruler
-    _ruler = pickle.loads(pickled)
+    global _counter
+    _counter = pickle.loads(pickled)
 
 
-def _measure_chunk(prompts: list[Prompt]) -> list[Measured]:
-    assert _ruler is not None
-    return _ruler(prompts)
+def _measure_chunk(prompts: list[Prompt]) -> list[PromptLength]:
+    assert _counter is not None
+    return _counter(prompts)
 
 
-def _in_processes(chunks: Iterator[list[Prompt]], encoder: PromptEncoder, workers: int) -> Iterator[list[Measured]]:
-    """Results in order, with few chunks on the way at a time, so that the rows are never in memory all at once."""
+def _in_processes(chunks: Iterator[list[Prompt]], encoder: PromptEncoder, workers: int) -> Iterator[list[PromptLength]]:
+    """Results in order, with few chunks in flight, so that the rows are never all in memory."""
     try:
-        pickled = pickle.dumps(Ruler(encoder))
-    except Exception as error:  # a tokenizer of the user's own may hold anything
+        pickled = pickle.dumps(LengthCounter(encoder))
+    except Exception as error:  # a custom tokenizer may raise anything
         problem = f"the tokenizer cannot be sent to worker processes: {error}"
         raise UserError(problem, key=WORKERS_KEY, value=workers, hint=f"{WORKERS_KEY}=1") from error
     context = multiprocessing.get_context("spawn")
@@ -84,7 +84,5 @@ def _in_processes(chunks: Iterator[list[Prompt]], encoder: PromptEncoder, worker
             while pending:
                 yield pending.popleft().result()
         except BrokenProcessPool as error:
-            problem = (
-                "a worker process could not start or died (a script that trains needs `if __name__ == '__main__':`)"
-            )
+            problem = "a worker process failed to start or died (scripts need `if __name__ == '__main__':`)"
             raise UserError(problem, key=WORKERS_KEY, value=workers, hint=f"{WORKERS_KEY}=1") from error

@@ -1,4 +1,4 @@
-"""MixedRows: several datasets interleaved with given probabilities, in an order that the seed alone decides."""
+"""MixedRows: several datasets interleaved with given probabilities, in an order that depends on the seed only."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from burnish.errors import UserError
 from burnish.seeding import derive_seed
 
 KEY = "data.train_probs"
-DRAWS = 4096  # at a time
+DRAWS = 4096  # per call of multinomial
 
 
 def mixed_order(sizes: Sequence[int], weights: Sequence[float], seed: int) -> list[tuple[int, int]]:
-    """(part, row) until every part has been used up once; a part that ends earlier begins again."""
+    """(part, row) until every part is exhausted once; a part that ends earlier starts again."""
     generator = torch.Generator().manual_seed(derive_seed("mix", seed))
-    chances = torch.tensor(weights, dtype=torch.float64)
+    probabilities = torch.tensor(weights, dtype=torch.float64)
     order: list[tuple[int, int]] = []
     used = [0] * len(sizes)
-    ended: set[int] = set()
+    exhausted: set[int] = set()
     while True:
-        for part in torch.multinomial(chances, DRAWS, replacement=True, generator=generator).tolist():
+        for part in torch.multinomial(probabilities, DRAWS, replacement=True, generator=generator).tolist():
             order.append((part, used[part] % sizes[part]))
             used[part] += 1
-            ended |= {part} if used[part] >= sizes[part] else set()
-            if len(ended) == len(sizes):
+            exhausted |= {part} if used[part] >= sizes[part] else set()
+            if len(exhausted) == len(sizes):
                 return order
 
 
 class MixedRows:
-    """Rows of several parts in mixed order. A row that comes twice has two numbers, so its prompts have two uids."""
+    """Rows of several parts in mixed order. A repeated row has several numbers, and so several uids."""
 
     def __init__(self, parts: Sequence[Rows], weights: Sequence[float], seed: int, key: str) -> None:
         check_parts(parts, key)
         if len(weights) != len(parts):
             problem = f"{len(weights)} probabilities for the {len(parts)} datasets of {key}"
-            raise UserError(problem, key=KEY, value=list(weights), allowed="one for each")
+            raise UserError(problem, key=KEY, value=list(weights), allowed="one per dataset")
         self.parts = list(parts)
         self.order = mixed_order([len(part) for part in parts], weights, seed)
         self.name = ", ".join(part.name for part in parts)

@@ -1,4 +1,4 @@
-"""Preparers: raw questions and answers to rows of verl's schema. `burnish data NAME SRC OUT` runs one."""
+"""Preparers convert raw questions and answers to verl's schema. `burnish data NAME SRC OUT` runs one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREPARERS = Registry("kind of raw data", key="burnish data")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How raw rows become prompts: which columns, what is added around the question, what the rows are called."""
+    """How to convert raw rows: columns, text around the question, data source."""
 
     prompt_key: str
     answer_key: str | None
@@ -31,14 +31,14 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The rows made, and the rows left out: (row number, why)."""
+    """The converted rows, and the rows that failed: (row number, reason)."""
 
     rows: list[dict[str, Any]]
     bad: list[tuple[int, str]]
 
 
 class BadRow(Exception):
-    """A raw row from which no training row can be made."""
+    """A raw row that cannot be converted."""
 
 
 @PREPARERS.register(
@@ -55,10 +55,10 @@ class BadRow(Exception):
 )
 def gsm8k_answer(answer: str) -> str:
     """The number after the last ####, without thousands separators."""
-    found = re.findall(r"####\s*(-?\$?[\d.,]+)", answer)
-    if not found:
+    numbers = re.findall(r"####\s*(-?\$?[\d.,]+)", answer)
+    if not numbers:
         raise BadRow("the answer has no '#### number'")
-    return found[-1].replace(",", "").replace("$", "").rstrip(".")
+    return numbers[-1].replace(",", "").replace("$", "").rstrip(".")
 
 
 @PREPARERS.register(
@@ -74,7 +74,7 @@ def gsm8k_answer(answer: str) -> str:
     ),
 )
 def boxed_answer(solution: str) -> str:
-    """What stands in the last \\boxed{...} (or \\fbox{...}, or after `\\boxed `)."""
+    """The content of the last \\boxed{...} (or \\fbox{...}, or the word after `\\boxed `)."""
     start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
     if start < 0:
         raise BadRow("the solution has no \\boxed answer")
@@ -104,24 +104,21 @@ def whole_answer(answer: Any) -> Any:
 
 
 def prepare(name: str, raw: Rows, recipe: Recipe) -> Prepared:
-    """Make the rows; those that cannot be made are listed, not dropped in silence."""
+    """Convert the rows; the result lists those that cannot be converted."""
     read_answer = PREPARERS[name].load()
     if not recipe.data_source:
-        raise UserError(
-            "the rows need a name: rewards and metrics go by it", key="--data-source", hint="--data-source my/task"
-        )
+        problem = "a data source is required: it selects the reward and groups the metrics"
+        raise UserError(problem, key="--data-source", hint="--data-source my/task")
     for column in filter(None, (recipe.prompt_key, recipe.answer_key)):
         if column not in raw.kinds:
-            problem = f"{raw.name} has no column {column!r}"
-            raise UserError(
-                problem, allowed=f"its columns {', '.join(raw.kinds)}", hint="--prompt-key NAME --answer-key NAME"
-            )
+            problem = f"no column {column!r} in {raw.name}"
+            raise UserError(problem, allowed=", ".join(raw.kinds), hint="--prompt-key NAME --answer-key NAME")
     prepared = Prepared([], [])
     for number in range(len(raw)):
         try:
             prepared.rows.append(_row(raw.row(number), number, recipe, read_answer))
-        except BadRow as why:
-            prepared.bad.append((number, str(why)))
+        except BadRow as error:
+            prepared.bad.append((number, str(error)))
     return prepared
 
 
@@ -145,8 +142,10 @@ def _row(raw: Mapping[str, Any], number: int, recipe: Recipe, read_answer: Any) 
 
 
 def _messages(question: str | list[dict[str, Any]], recipe: Recipe) -> Iterator[dict[str, Any]]:
-    """The chat of one question: the system message, then the question with the instruction at its end."""
-    messages = [{"role": "user", "content": question}] if isinstance(question, str) else [dict(one) for one in question]
+    """The chat of one question: the system message, then the question followed by the instruction."""
+    if isinstance(question, str):
+        question = [{"role": "user", "content": question}]
+    messages = [dict(message) for message in question]
     if recipe.system:
         yield {"role": "system", "content": recipe.system}
     if recipe.instruction:

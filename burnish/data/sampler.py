@@ -1,4 +1,4 @@
-"""PromptSampler: which prompts come next. The order of an epoch depends on (seed, epoch) and on nothing else."""
+"""PromptSampler: the order of the prompts. The order of an epoch depends on (seed, epoch) only."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class PromptSampler:
 
     def __init__(self, num_rows: int, batch_size: int, shuffle: bool, seed: int) -> None:
         if batch_size < 1:
-            raise UserError("a batch needs at least one prompt", key="data.train_batch_size", value=batch_size)
+            raise UserError("the batch size must be at least 1", key="data.train_batch_size", value=batch_size)
         if batch_size > num_rows:
             raise UserError(
-                f"a batch needs more prompts than the dataset has ({num_rows})",
+                f"the batch size exceeds the dataset's {num_rows} prompts",
                 key="data.train_batch_size",
                 value=batch_size,
                 allowed=f"1 to {num_rows}",
@@ -38,34 +38,34 @@ class PromptSampler:
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
-        self.growth: list[list[int]] = []  # [epoch, prompts from then on], where the data grows
+        self.growth: list[list[int]] = []  # [epoch, number of prompts from then on], where rows are generated
         self._go_to(epoch=0, offset=0)
 
     @property
     def batches_per_epoch(self) -> int:
-        """Full batches in one epoch (the rest of the epoch is left out), if no single prompts are drawn."""
+        """Full batches per epoch (the rest is dropped), if `draw` is not used."""
         return self.num_rows // self.batch_size
 
     def next(self) -> tuple[list[int], int]:
-        """The next full batch and its epoch. What is left of an epoch and too little for a batch is skipped."""
+        """The next full batch and its epoch. An incomplete batch at the end of an epoch is dropped."""
         if self.offset + self.batch_size > len(self.order):
             self._go_to(self.epoch + 1, 0)
         return self._take(self.batch_size), self.epoch
 
     def draw(self, count: int) -> tuple[list[int], list[int]]:
-        """The next `count` prompts, each with its epoch: replacements for prompts that were turned down."""
+        """The next `count` prompts, each with its epoch: replacements for rejected prompts."""
         indices: list[int] = []
         epochs: list[int] = []
         while len(indices) < count:
             if self.offset == len(self.order):
                 self._go_to(self.epoch + 1, 0)
-            taken = self._take(min(count - len(indices), len(self.order) - self.offset))
-            indices += taken
-            epochs += [self.epoch] * len(taken)
+            batch = self._take(min(count - len(indices), len(self.order) - self.offset))
+            indices += batch
+            epochs += [self.epoch] * len(batch)
         return indices, epochs
 
     def give_back(self, count: int) -> None:
-        """The last `count` prompts were drawn but not needed: they come next."""
+        """Return the last `count` prompts unused; they come next."""
         offset, epoch = self.offset - count, self.epoch
         while offset <= 0 and epoch > 0:  # the end of an epoch, not the beginning of the next
             offset, epoch = offset + self._rows_of(epoch - 1), epoch - 1
@@ -73,14 +73,14 @@ class PromptSampler:
 
     @property
     def epochs_done(self) -> int:
-        """Passes over the data that are complete."""
+        """Completed passes over the data."""
         return self.epoch + self.offset // len(self.order)
 
     def update(self, batch: Batch) -> None:
-        """A step is over. This order learns nothing from it."""
+        """Called after each step; this order does not depend on it."""
 
     def grow(self, num_rows: int) -> None:
-        """There are more prompts now; the new ones join with the next epoch."""
+        """The dataset has grown; the new prompts join in the next epoch."""
         self.growth = [entry for entry in self.growth if entry[0] <= self.epoch] + [[self.epoch + 1, num_rows]]
 
     def _rows_of(self, epoch: int) -> int:
@@ -100,12 +100,12 @@ class PromptSampler:
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly where the state was taken. The batch size may differ; what fixes the order may not."""
+        """Continue at the saved position. The batch size may differ; what determines the order may not."""
         keys = {"num_rows": "number of training prompts", "shuffle": "data.shuffle", "seed": "data.seed"}
         for name, key in keys.items():
             if state[name] != getattr(self, name):
                 raise UserError(
-                    f"the checkpoint was made with {state[name]!r}, so its position in the data means nothing here",
+                    f"the checkpoint has {state[name]!r}, so its position in the data does not apply",
                     key=key,
                     value=getattr(self, name),
                     hint="the settings and files of the checkpoint, or trainer.resume_mode=disable",
@@ -115,7 +115,7 @@ class PromptSampler:
 
 
 def validation_batches(num_rows: int, batch_size: int | None, shuffle: bool, seed: int) -> Iterator[list[int]]:
-    """Every validation row once, the last batch short; no batch size means one batch."""
+    """Every validation row once; the last batch may be short. Without a batch size, one batch."""
     order = epoch_order(num_rows, shuffle, derive_seed("validation", seed), epoch=0)
     size = batch_size or num_rows
     for start in range(0, num_rows, size):

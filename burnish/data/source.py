@@ -1,4 +1,4 @@
-"""Raw rows to prepare: a file, a folder of JSON objects, or a Hugging Face dataset."""
+"""Raw rows for `burnish data`: a file, a folder of JSON objects, or a Hugging Face dataset."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from burnish.errors import UserError
 
 
 def raw_rows(source: str, *, subset: str | None, split: str) -> Rows:
-    """The rows of SRC: local where a file or folder of that name exists, else from the hub."""
+    """The rows of SRC: a local file or folder, else a hub dataset."""
     path = Path(source).expanduser()
     if path.is_dir():
         return folder_rows(path)
@@ -21,12 +21,12 @@ def raw_rows(source: str, *, subset: str | None, split: str) -> Rows:
 
 
 def folder_rows(folder: Path) -> Rows:
-    """A folder of .json files with one object each (MATH is published so), in the order of their names and numbers."""
+    """A folder of .json files with one object each (the format of MATH), in natural order of their names."""
     tables = sorted(file.name for file in folder.iterdir() if file.suffix in FORMATS and file.suffix != ".json")
     splits = sorted(inner.name for inner in folder.iterdir() if inner.name in ("train", "test") and inner.is_dir())
     choices = tables or (splits if len(splits) > 1 else [])
     if choices:
-        problem = "the folder holds several sets of rows: name one"
+        problem = "the folder has several datasets; choose one"
         raise UserError(problem, key="SRC", value=str(folder), allowed=choices, hint=str(folder / choices[-1]))
     files = sorted(folder.rglob("*.json"), key=lambda file: (str(file.parent), len(file.stem), file.stem))
     if not files:

@@ -1,4 +1,4 @@
-"""UserSampler: the order of the training prompts by a class of the user's own (data.sampler), say a curriculum."""
+"""UserSampler: the order of the training prompts by a user's class (data.sampler), such as a curriculum."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from burnish.data.custom import class_config
 from burnish.data.dataset import PromptDataset
 from burnish.data.user_state import load_state_text, state_text
 from burnish.errors import UserError
-from burnish.registry import load_user_attribute
+from burnish.user_code import load_user_attribute
 
 if TYPE_CHECKING:
     from burnish.config.data import DataConfig
@@ -21,7 +21,7 @@ PATH_KEY, NAME_KEY = "data.sampler.class_path", "data.sampler.class_name"
 class UserSampler:
     """Batches of the indices that the user's sampler yields; one iteration of it is one epoch.
 
-    Indices are taken one by one and only when they are needed, so that `update` can change what comes next.
+    Indices are drawn one by one and only when needed, so that `update` can change what comes next.
     """
 
     def __init__(self, sampler: Any, dataset: PromptDataset, batch_size: int, name: str = "the sampler") -> None:
@@ -30,9 +30,9 @@ class UserSampler:
         self.batch_size = batch_size
         self.name = name
         self.epoch = 0
-        self.offset = 0  # indices taken in this epoch
-        self.recent: list[list[int]] = []  # [index, epoch] of the prompts of this step, the last ones at the end
-        self.returned: list[list[int]] = []  # drawn but not needed: they come next
+        self.offset = 0  # indices drawn in this epoch
+        self.recent: list[list[int]] = []  # [index, epoch] of this step's prompts, in order
+        self.returned: list[list[int]] = []  # given back; they come next
         self._iterator: Iterator[Any] = iter(sampler)
 
     @property
@@ -47,15 +47,15 @@ class UserSampler:
         return len(self.sampler) if hasattr(self.sampler, "__len__") else len(self.dataset)
 
     def next(self) -> tuple[list[int], int]:
-        """The next full batch and its epoch. What is left of an epoch and too little for a batch is skipped."""
+        """The next full batch and its epoch. An incomplete batch at the end of an epoch is dropped."""
         batch: list[list[int]] = []
         skipped = 0
         while len(batch) < self.batch_size:
-            index, epoch = self._one()
+            index, epoch = self._next_index()
             if batch and batch[0][1] != epoch:
                 batch, skipped = [], skipped + 1
             if skipped > 1:
-                problem = f"a whole iteration of the sampler has fewer prompts than a batch ({self.batch_size})"
+                problem = f"one iteration of the sampler has fewer prompts than a batch ({self.batch_size})"
                 raise UserError(problem, key=NAME_KEY, value=self.name)
             batch.append([index, epoch])
         self.recent = batch
@@ -63,31 +63,31 @@ class UserSampler:
 
     def draw(self, count: int) -> tuple[list[int], list[int]]:
         """The next `count` prompts, each with its epoch."""
-        drawn = [self._one() for _ in range(count)]
+        drawn = [self._next_index() for _ in range(count)]
         self.recent = [*self.recent, *map(list, drawn)]
         return [index for index, _ in drawn], [epoch for _, epoch in drawn]
 
     def give_back(self, count: int) -> None:
-        """The last `count` prompts were drawn but not needed: they come next."""
+        """Return the last `count` prompts unused; they come next."""
         kept = len(self.recent) - count
         self.recent, self.returned = self.recent[:kept], [*self.recent[kept:], *self.returned]
 
     def update(self, batch: Batch) -> None:
-        """A step is over; a curriculum looks at its scores."""
+        """Pass the step's batch to the user's sampler, for example for a curriculum."""
         self.recent = []
         if hasattr(self.sampler, "update"):
             self.sampler.update(batch)
 
     def grow(self, num_rows: int) -> None:
-        """There are more prompts now: the user's sampler sees them as the length of its data_source."""
+        """Nothing to do: the user's sampler sees the new length of its data_source."""
 
     def notices(self) -> list[str]:
-        """What to know about it before the run begins."""
+        """Notices for the start of the run."""
         if not hasattr(self.sampler, "update") or hasattr(self.sampler, "state_dict"):
             return []
-        return [f"{NAME_KEY}={self.name} has update but no state_dict: a resumed run forgets what it learned"]
+        return [f"{NAME_KEY}={self.name} has update but no state_dict: its state is lost when the run resumes"]
 
-    def _one(self) -> tuple[int, int]:
+    def _next_index(self) -> tuple[int, int]:
         if self.returned:
             index, epoch = self.returned.pop(0)
             return index, epoch
@@ -117,10 +117,10 @@ class UserSampler:
         return {**{name: getattr(self, name) for name in names}, "sampler": state_text(self.sampler, NAME_KEY)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Its own state where it has one, and then it goes on from there; else its epochs so far are run through."""
+        """Restore the sampler's own state; without one, replay its epochs up to the saved position."""
         if "sampler" not in state:
             hint = "the settings of the checkpoint, or trainer.resume_mode=disable"
-            raise UserError("the checkpoint was made with another sampler", key=NAME_KEY, value=self.name, hint=hint)
+            raise UserError("the checkpoint is of another sampler", key=NAME_KEY, value=self.name, hint=hint)
         self.returned = [list(entry) for entry in state["returned"]]
         if load_state_text(self.sampler, state["sampler"], NAME_KEY):
             self._iterator = iter(self.sampler)
@@ -136,8 +136,9 @@ class UserSampler:
 
 
 def load_user_sampler(cfg: DataConfig, dataset: PromptDataset) -> UserSampler:
-    """Made as verl makes it: MySampler(data_source=..., data_config=...)."""
+    """Create the user's class as verl does: MySampler(data_source=..., data_config=...)."""
     path, name = cfg.sampler.class_path, cfg.sampler.class_name
+    assert path is not None and name is not None  # config/data_rules.py requires both
     sampler_class = load_user_attribute(path, name, key=PATH_KEY)
     try:
         sampler = sampler_class(data_source=dataset, data_config=class_config(cfg))

@@ -14,7 +14,7 @@ from burnish.demo.task import Problem
 from burnish.models.attention import PACKED
 from burnish.models.load import ModelSource, load_causal_lm, quiet_transformers
 from burnish.seeding import derive_seed
-from burnish.training.backend import Backend
+from burnish.training.backends.single import SingleBackend
 from burnish.training.packing import PackedRows
 
 LEARNING_RATE = 2e-3
@@ -31,10 +31,12 @@ class Warmup:
         self.tokenizer = tokenizer
         self.seed = seed
         model = load_causal_lm(ModelSource(path=str(folder)), PACKED, torch.float32)
-        self.backend = Backend(model, torch.device("cpu"), torch.float32)
+        self.backend = SingleBackend(model, torch.device("cpu"), torch.float32)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
 
-    def run(self, problems: list[Problem], measure: Callable[[Backend], float], target: float, every: int) -> float:
+    def run(
+        self, problems: list[Problem], measure: Callable[[SingleBackend], float], target: float, every: int
+    ) -> float:
         """Train until `measure` reaches `target`; saves the model and returns its accuracy."""
         rng = random.Random(derive_seed(self.seed, "warm-up"))
         accuracy = 0.0

@@ -1,99 +1,122 @@
-"""Channel: calls and answers between the controller and one worker process, over an authenticated socket.
+"""Calls and results between the controller and one worker process, over an authenticated socket.
 
-What is sent is pickled, so a peer must know the run's secret before the first byte is read.
+Messages are pickled, so a peer must prove that it knows the run's secret before the first message is read.
 """
 
 from __future__ import annotations
 
 import pickle
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import Enum
 from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 
 
+class NoResult(Enum):
+    """What a worker returns where another rank has the result of a call that all ranks run."""
+
+    NO_RESULT = "no result"
+
+
+NO_RESULT = NoResult.NO_RESULT
+
+
 @dataclass(frozen=True)
 class Call:
-    """Do this and answer under this number."""
+    """A method to run. Its result is sent back under `id`.
 
-    number: int
+    With `num_results`, the method returns that many futures, and the result of each is sent as soon as it is there,
+    under the ids from `id` on.
+    """
+
+    id: int
     method: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] | None = None
+    num_results: int | None = None
+
+    @property
+    def ids(self) -> range:
+        return range(self.id, self.id + (1 if self.num_results is None else self.num_results))
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came of a call: a value, or an error with the traceback of where it happened."""
+class Result:
+    """The value of a call, or the error it raised with its traceback as text."""
 
-    number: int
+    id: int
     value: Any = None
     error: BaseException | None = None
     traceback: str = ""
 
 
-class Line:
-    """One end of a connection. Any thread may send, one thread receives."""
+class Channel:
+    """One end of a connection. Any thread may send; one thread receives."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._sending = threading.Lock()
+        self._send_lock = threading.Lock()
 
     def send(self, message: Any) -> None:
-        self.send_packed(pack(message))
+        self.send_bytes(serialize(message))
 
-    def send_packed(self, message: bytes) -> None:
-        with self._sending:
+    def send_bytes(self, message: bytes) -> None:
+        with self._send_lock:
             self.connection.send_bytes(message)
 
     def receive(self) -> Any:
-        """The next message; EOFError or OSError when the other end is gone."""
+        """The next message; EOFError or OSError when the other end has closed."""
         return pickle.loads(self.connection.recv_bytes())
 
     def close(self) -> None:
         self.connection.close()
 
 
-def pack(message: Any) -> bytes:
-    """Functions and classes of the user's own script travel too."""
+def serialize(message: Any) -> bytes:
+    """By cloudpickle: functions and classes of the user's script are included."""
     return cloudpickle.dumps(message)
 
 
-class Pending:
-    """Calls that wait for their answers, of one line."""
+class PendingCalls:
+    """Futures of calls whose results one worker has not sent yet."""
 
     def __init__(self) -> None:
         self._futures: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
-        self.ended: BaseException | None = None  # why nothing will come any more
+        self.error: BaseException | None = None  # why no more results will come
 
-    def expect(self, number: int) -> Future[Any]:
-        future: Future[Any] = Future()
+    def add(self, ids: Iterable[int]) -> list[Future[Any]]:
+        futures: dict[int, Future[Any]] = {id: Future() for id in ids}
+        for future in futures.values():
+            future.set_running_or_notify_cancel()  # a call that was sent cannot be canceled
         with self._lock:
-            if self.ended is not None:
-                future.set_exception(self.ended)
-            else:
-                self._futures[number] = future
-        return future
+            if self.error is None:
+                self._futures |= futures
+                return list(futures.values())
+        for future in futures.values():
+            future.set_exception(self.error)
+        return list(futures.values())
 
-    def settle(self, answer: Answer) -> None:
+    def resolve(self, result: Result) -> None:
         with self._lock:
-            future = self._futures.pop(answer.number, None)
+            future = self._futures.pop(result.id, None)
         if future is None:
             return
-        if answer.error is None:
-            future.set_result(answer.value)
+        if result.error is None:
+            future.set_result(result.value)
         else:
-            answer.error.add_note(answer.traceback)
-            future.set_exception(answer.error)
+            result.error.add_note(result.traceback)
+            future.set_exception(result.error)
 
-    def fail(self, error: BaseException) -> None:
-        """Nothing will come any more."""
+    def fail_all(self, error: BaseException) -> None:
+        """No more results will come."""
         with self._lock:
-            self.ended = error
+            self.error = error
             futures, self._futures = list(self._futures.values()), {}
         for future in futures:
             future.set_exception(error)

@@ -1,7 +1,7 @@
-"""Host: what runs in a worker process. It builds one object and does what the controller asks of it.
+"""What runs in a worker process: it builds one object and runs the methods that the controller calls.
 
-Calls are done one after the other, in the order in which they came, by the main thread; methods that the object names
-in `concurrent` are done beside them. A method may return a Future instead of a value.
+The main thread runs calls one after the other, in the order in which they came; methods that the object lists in
+`concurrent` run beside them on other threads. A method may return a Future instead of a value.
 """
 
 from __future__ import annotations
@@ -16,144 +16,133 @@ import tempfile
 import threading
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Client
 from queue import SimpleQueue
 from typing import Any
 
-from burnish.distributed.channel import Answer, Call, Line
+from burnish.distributed.channel import Call, Channel, Result, serialize
 
 SECRET = "BURNISH_CLUSTER_SECRET"
-BUILD, CLOSE, MEETING = "burnish: build", "burnish: close", "burnish: where to meet"
-STACKS = "burnish: stacks"
-
-
-@dataclass(frozen=True)
-class RankInfo:
-    """Which process this is among those of a group, and where they meet."""
-
-    rank: int
-    size: int
-    local_rank: int
-    address: str  # host:port of the group's rendezvous
-    timeout: float = 600.0  # seconds that a collective may take
-
-    @property
-    def name(self) -> str:
-        return f"rank {self.rank} of {self.size}"
+# Calls to the host itself.
+BUILD, CLOSE, FREE_ADDRESS, STACKS = "burnish: build", "burnish: close", "burnish: free address", "burnish: stacks"
 
 
 def serve(address: tuple[str, int], secret: bytes, name: str) -> None:
-    """Connect to the controller and work for it until it closes the line."""
-    line = Line(Client(address, authkey=secret))
-    line.send(name)
-    Host(line).run()
+    """Connect to the controller and run its calls until it closes the connection."""
+    channel = Channel(Client(address, authkey=secret))
+    channel.send(name)
+    Host(channel).run()
 
 
 class Host:
-    """The worker's end of the line."""
+    """The worker's end of the channel, and the object whose methods are called."""
 
-    def __init__(self, line: Line) -> None:
-        self.line = line
-        self.thing: Any = None
-        self._busy = "nothing"  # what the main thread does
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.target: Any = None
+        self._current = "nothing"  # the method that the main thread runs
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        self._beside = ThreadPoolExecutor(4, thread_name_prefix="burnish-host")
+        self._executor = ThreadPoolExecutor(4, thread_name_prefix="burnish-host")
 
     def run(self) -> None:
-        threading.Thread(target=self._listen, daemon=True, name="burnish-line").start()
+        threading.Thread(target=self._listen, daemon=True, name="burnish-channel").start()
         try:
             while (call := self._calls.get()) is not None:
-                self._busy = call.method
-                self._do(call)
-                self._busy = "nothing"
+                self._current = call.method
+                self._run_call(call)
+                self._current = "nothing"
         finally:
-            close = getattr(self.thing, "close", None)
+            close = getattr(self.target, "close", None)
             if close is not None:
                 close()
-            self._beside.shutdown(wait=False, cancel_futures=True)
+            self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _listen(self) -> None:
-        """A controller that is gone ends the worker, also one that hangs in a collective."""
+        """Ends the process when the controller is gone, even if the main thread hangs in a collective."""
         try:
             while True:
-                call: Call = self.line.receive()
+                call: Call = self.channel.receive()
                 if call.method == CLOSE:
                     self._calls.put(None)
-                elif call.method == STACKS:  # answered here: the main thread may be what hangs
-                    self._answer(Answer(call.number, self._stacks()))
-                elif call.method in getattr(self.thing, "concurrent", ()):
-                    self._beside.submit(self._do, call)
+                elif call.method == STACKS:  # not queued: the main thread may be what hangs
+                    self._send(Result(call.id, self._stacks()))
+                elif call.method in getattr(self.target, "concurrent", ()):
+                    self._executor.submit(self._run_call, call)
                 else:
                     self._calls.put(call)
         except (EOFError, OSError):
             os._exit(1)
 
     def _stacks(self) -> str:
-        """What every thread is doing."""
+        """Stack traces of all threads."""
         with tempfile.TemporaryFile("w+") as file:
             faulthandler.dump_traceback(file=file, all_threads=True)
             file.seek(0)
-            return f"busy with {self._busy}\n{file.read()}"
+            return f"runs {self._current}\n{file.read()}"
 
-    def _do(self, call: Call) -> None:
+    def _run_call(self, call: Call) -> None:
         try:
-            if call.method == BUILD:
-                self.thing = resolve(call.args[0])(*call.args[1:], **call.kwargs)
-                value = None
-            elif call.method == MEETING:
-                value = free_address(self.line)
-            else:
-                value = getattr(self.thing, call.method)(*call.args, **call.kwargs)
+            value = self._value(call)
         except BaseException as error:
-            self._answer(_failure(call.number, error))
+            for id in call.ids:
+                self._send(_failure(id, error))
             return
-        if isinstance(value, Future):
-            value.add_done_callback(lambda done: self._answer(_settled(call.number, done)))
-        else:
-            self._answer(Answer(call.number, value))
+        futures = value if call.num_results is not None else [value]
+        for id, future in zip(call.ids, futures, strict=True):
+            if isinstance(future, Future):
+                future.add_done_callback(partial(self._send_future, id))
+            else:
+                self._send(Result(id, future))
 
-    def _answer(self, answer: Answer) -> None:
+    def _value(self, call: Call) -> Any:
+        kwargs = call.kwargs or {}
+        if call.method == BUILD:
+            factory, *args = call.args
+            self.target = import_object(factory)(*args, **kwargs)
+            return None
+        if call.method == FREE_ADDRESS:
+            return free_address(self.channel)
+        return getattr(self.target, call.method)(*call.args, **kwargs)
+
+    def _send_future(self, id: int, future: Future[Any]) -> None:
+        error = future.exception()
+        self._send(Result(id, future.result()) if error is None else _failure(id, error))
+
+    def _send(self, result: Result) -> None:
         try:
-            self.line.send(answer)
+            self.channel.send(result)
         except (OSError, ValueError):
-            return  # the controller is gone, and `_listen` knows
-        except Exception as error:  # what cannot be pickled is told, not lost
-            self.line.send(_failure(answer.number, TypeError(f"cannot be sent: {error}")))
+            return  # the controller is gone; `_listen` notices
+        except Exception as error:  # a value that cannot be pickled
+            self.channel.send(_failure(result.id, TypeError(f"cannot be sent: {error}")))
 
 
-def _settled(number: int, done: Future[Any]) -> Answer:
-    error = done.exception()
-    return Answer(number, done.result()) if error is None else _failure(number, error)
+def _failure(id: int, error: BaseException) -> Result:
+    text = "".join(traceback.format_exception(error))
+    return Result(id, error=_picklable(error), traceback=text)
 
 
-def _failure(number: int, error: BaseException) -> Answer:
-    told = "".join(traceback.format_exception(error))
-    return Answer(number, error=_sendable(error), traceback=told)
-
-
-def _sendable(error: BaseException) -> BaseException:
-    """The error itself where it survives the way, else its words."""
-    from burnish.distributed.channel import pack
-
+def _picklable(error: BaseException) -> BaseException:
+    """The error itself where it can be pickled, else a RuntimeError with its message."""
     error.__traceback__ = None
     with contextlib.suppress(Exception):
-        pack(error)
+        serialize(error)
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def free_address(line: Line) -> str:
-    """host:port at which other workers can reach this one: the address by which it reached the controller."""
-    with socket.socket(fileno=os.dup(line.connection.fileno())) as own:
-        host = own.getsockname()[0]
+def free_address(channel: Channel) -> str:
+    """host:port at which other workers can reach this one: on the interface by which it reached the controller."""
+    with socket.socket(fileno=os.dup(channel.connection.fileno())) as connection:
+        host = connection.getsockname()[0]
     with socket.socket() as probe:
         probe.bind((host, 0))
         return f"{host}:{probe.getsockname()[1]}"
 
 
-def resolve(path: str) -> Any:
-    """ "module:name" -> the thing."""
+def import_object(path: str) -> Any:
+    """The object named "module:name"."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 

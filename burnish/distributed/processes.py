@@ -1,4 +1,4 @@
-"""Workers as processes of this machine, started by the controller."""
+"""Workers as local processes, started by the controller."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 from burnish.distributed.host import SECRET
 
-GRACE = 5.0  # seconds between asking a process to end and killing it
+GRACE = 5.0  # seconds that the processes have to end before they are killed
 
 
 class Processes:
-    """One process per worker. They share the cores: more threads than cores only wait for one another."""
+    """One process per worker; the cores are divided among them."""
 
     def __init__(self) -> None:
         self._running: dict[str, subprocess.Popen] = {}
@@ -24,19 +25,20 @@ class Processes:
         environment = {"OMP_NUM_THREADS": str(threads), **os.environ, SECRET: secret.hex()}
         for name in names:
             command = [sys.executable, "-m", "burnish.distributed.host", address[0], str(address[1]), name]
-            # Ctrl-C is the controller's to hear: it lets a step end first.
+            # A session of its own: Ctrl-C goes to the controller only, which finishes its step first.
             self._running[name] = subprocess.Popen(command, env=environment, start_new_session=True)
 
-    def why_dead(self, name: str) -> str | None:
+    def exit_reason(self, name: str) -> str | None:
         process = self._running.get(name)
         if process is None or process.poll() is None:
             return None
-        return told(process.returncode)
+        return describe_exit(process.returncode)
 
     def stop(self) -> None:
+        deadline = time.monotonic() + GRACE
         for process in self._running.values():
             try:
-                process.wait(GRACE)
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -49,8 +51,7 @@ class Processes:
         return self._running[name].pid
 
 
-def told(code: int) -> str:
-    """An exit code in words."""
+def describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     return f"was killed by {signal.Signals(-code).name}"

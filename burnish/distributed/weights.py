@@ -1,7 +1,7 @@
-"""Weights from one process to many: buckets of (name, tensor), broadcast over a process group of their own.
+"""Weight transfer from one process to many: buckets of (name, tensor) broadcast over a process group.
 
-The group is made for one transfer's parties and is not torch's default group: trainers and engines each have their own
-of that already.
+The group is created for one transfer. It is not torch's default group, because trainers and engines have default groups
+of their own.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-HEADER = 2  # numbers in front of every bucket: bytes of its description, bytes of its tensors
+HEADER = 2  # numbers before every bucket: bytes of its description, bytes of its tensors
 
 
 @dataclass(frozen=True)
-class Link:
-    """One party of a transfer. Rank 0 sends."""
+class Endpoint:
+    """One process of a transfer. Rank 0 sends."""
 
-    address: str  # host:port of the meeting point, which rank 0 keeps
+    address: str  # host:port of the store, which rank 0 hosts
     rank: int
     size: int
     backend: str  # gloo or nccl
@@ -31,39 +31,38 @@ class Link:
     timeout: float = 600.0
 
 
-def send(stream: Iterable[tuple[str, Tensor]], link: Link, device: torch.device) -> int:
-    """Send all of it; the number of bytes."""
-    group = _join(link, device)
+def send(stream: Iterable[tuple[str, Tensor]], endpoint: Endpoint, device: torch.device) -> int:
+    """Send all weights; returns the number of bytes."""
+    group = _join(endpoint, device)
     total = 0
-    for bucket in _buckets(stream, link.bucket_bytes):
-        described = pickle.dumps([(name, tensor.shape, tensor.dtype) for name, tensor in bucket])
+    for bucket in _buckets(stream, endpoint.bucket_bytes):
+        description = pickle.dumps([(name, tensor.shape, tensor.dtype) for name, tensor in bucket])
         data = torch.cat([_bytes(tensor) for _, tensor in bucket])
-        group.header(len(described), data.numel())
-        group.broadcast(torch.frombuffer(bytearray(described), dtype=torch.uint8).to(group.device))
+        group.header(len(description), data.numel())
+        group.broadcast(torch.frombuffer(bytearray(description), dtype=torch.uint8).to(group.device))
         group.broadcast(data.to(group.device))
         total += data.numel()
     group.header(0, 0)
     return total
 
 
-def receive(link: Link, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """What is sent, tensor by tensor."""
-    group = _join(link, device)
+def receive(endpoint: Endpoint, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    group = _join(endpoint, device)
     while True:
         length, size = group.header()
         if length == 0:
             return
-        described = group.broadcast(torch.empty(length, dtype=torch.uint8, device=group.device))
+        description = group.broadcast(torch.empty(length, dtype=torch.uint8, device=group.device))
         data = group.broadcast(torch.empty(size, dtype=torch.uint8, device=group.device))
         start = 0
-        for name, shape, dtype in pickle.loads(described.cpu().numpy().tobytes()):
+        for name, shape, dtype in pickle.loads(description.cpu().numpy().tobytes()):
             end = start + shape.numel() * dtype.itemsize
             yield name, data[start:end].clone().view(dtype).view(shape)
             start = end
 
 
 class _Group:
-    """The parties, and broadcasts from rank 0."""
+    """Broadcasts from rank 0."""
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group = group
@@ -77,20 +76,20 @@ class _Group:
 
     def header(self, *numbers: int) -> tuple[int, int]:
         """Send the two numbers, or receive them."""
-        there = torch.tensor(numbers or [0] * HEADER, dtype=torch.int64, device=self.device)
-        length, size = self.broadcast(there).tolist()
+        header = torch.tensor(numbers or [0] * HEADER, dtype=torch.int64, device=self.device)
+        length, size = self.broadcast(header).tolist()
         return length, size
 
 
-def _join(link: Link, device: torch.device) -> _Group:
-    host, _, port = link.address.rpartition(":")
-    wait = timedelta(seconds=link.timeout)
-    store = dist.TCPStore(host, int(port), link.size, is_master=link.rank == 0, timeout=wait, wait_for_workers=False)
-    if link.backend == "nccl":
+def _join(endpoint: Endpoint, device: torch.device) -> _Group:
+    host, _, port = endpoint.address.rpartition(":")
+    rank, size, timeout = endpoint.rank, endpoint.size, timedelta(seconds=endpoint.timeout)
+    store = dist.TCPStore(host, int(port), size, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
+    if endpoint.backend == "nccl":
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = wait
-        return _Group(dist.ProcessGroupNCCL(store, link.rank, link.size, options), device)
-    return _Group(dist.ProcessGroupGloo(store, link.rank, link.size, wait), torch.device("cpu"))
+        options._timeout = timeout
+        return _Group(dist.ProcessGroupNCCL(store, rank, size, options), device)
+    return _Group(dist.ProcessGroupGloo(store, rank, size, timeout), torch.device("cpu"))
 
 
 def _buckets(stream: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[list[tuple[str, Tensor]]]:

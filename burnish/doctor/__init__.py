@@ -1,1 +1,1 @@
-"""What a run would need and where it would go wrong, found out before a model is loaded."""
+"""Predicts the memory and the mistakes of a run before a model is loaded."""

@@ -1,7 +1,7 @@
-"""Bytes of a packed pass: what the forward pass keeps for the backward pass, and what is alive for a moment.
+"""Bytes of a packed forward and backward pass: tensors that autograd saves, and temporaries.
 
-The counts follow the Hugging Face modules line by line, as autograd keeps their inputs, or as torch.compile divides a
-layer into what is kept and what is computed again; tests count the tensors.
+The counts follow the Hugging Face modules line by line: what autograd saves of their inputs or, under torch.compile,
+how the partitioner divides a layer into saved and recomputed tensors. Tests count the real tensors.
 """
 
 from __future__ import annotations
@@ -10,88 +10,87 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from burnish.doctor.shapes import GEMMA, Shape
-
-FLOAT = 4  # bytes of float32
-INT = 8  # bytes of an index
+from burnish.sizing import FLOAT32_BYTES as FLOAT
+from burnish.sizing import INT64_BYTES as INT
 
 
 @dataclass(frozen=True)
-class Width:
-    """Bytes of a number: as weights are kept, and as products are computed."""
+class Itemsize:
+    """Bytes per element of a model's weights, and of its matrix products' operands."""
 
-    kept: int
+    weights: int
     compute: int
-    adapters: int = 0  # as adapters are kept; 0 where there are none
+    adapters: int = 0  # of LoRA weights; 0 without them
 
     @property
     def mixed(self) -> bool:
-        """Are weights and inputs copied into another format for every product?"""
-        return self.kept != self.compute
+        """Whether weights and inputs are cast to another dtype for every matrix product."""
+        return self.weights != self.compute
 
     @property
-    def read(self) -> int:
-        """Bytes of a matrix's input as it is kept; adapters in a wider format than the rest want it in theirs."""
+    def linear_input(self) -> int:
+        """Of a linear layer's saved input. Adapters in a wider dtype than the rest cast it to theirs."""
         return self.compute if self.mixed else max(self.compute, self.adapters)
 
 
 @dataclass(frozen=True)
-class Making:
-    """How layers are computed."""
+class LayerKernels:
+    """How decoder layers are computed."""
 
-    compiled: bool = False  # by torch.compile, each as one program
-    flash: bool = False  # attention by one kernel for all rows, whose output the next matrix reads as it is
+    compiled: bool = False  # torch.compile, one graph per layer
+    flash: bool = False  # one flash-attention call per micro-batch, whose output o_proj reads without a copy
 
 
-PLAIN = Making()
+EAGER = LayerKernels()
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One micro-batch: the rows' lengths, and how many of their tokens are responses."""
+class MicroBatch:
+    """The sequence lengths of one micro-batch, and how many of its tokens are response tokens."""
 
     lengths: tuple[int, ...]
-    responses: int
+    num_response_tokens: int
 
     @staticmethod
-    def of(lengths: Sequence[int], responses: int) -> Pass:
-        return Pass(tuple(lengths), responses)
+    def of(lengths: Sequence[int], num_response_tokens: int) -> MicroBatch:
+        return MicroBatch(tuple(lengths), num_response_tokens)
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         return sum(self.lengths)
 
     @property
-    def squares(self) -> int:
-        """Pairs of tokens of the same row."""
+    def num_pairs(self) -> int:
+        """Entries of the attention matrices of all sequences, per head."""
         return sum(length * length for length in self.lengths)
 
 
-def kept_by_layer(shape: Shape, width: Width, rows: Pass, making: Making = PLAIN) -> int:
-    """Bytes that one layer keeps, without copies of weights."""
-    if making.compiled:
-        return rows.tokens * _compiled_parts(shape, width) + _attention(shape, width, rows, making)
-    # Each product keeps a copy of its own where inputs are converted.
-    readers = (3, 2) if width.kept != width.read else (1, 1)
-    inner = shape.active_intermediate
+def saved_by_layer(shape: Shape, itemsize: Itemsize, batch: MicroBatch, kernels: LayerKernels = EAGER) -> int:
+    """Bytes that one layer saves for the backward pass, without cast copies of weights."""
+    if kernels.compiled:
+        return batch.num_tokens * _compiled_layer(shape, itemsize) + _attention(shape, itemsize, batch, kernels)
+    # Where inputs are cast, every linear layer saves a cast copy of its own.
+    num_copies = (3, 2) if itemsize.weights != itemsize.linear_input else (1, 1)
     per_token = (
-        shape.norms * _norm(shape, width.kept, shape.hidden)
-        + sum(readers) * width.read * shape.hidden
-        + (3 * width.compute + width.read) * inner  # gate, its activation, up, and their product as it is read
+        shape.norms * _norm(shape, itemsize.weights, shape.hidden)
+        + sum(num_copies) * itemsize.linear_input * shape.hidden
+        # gate, its activation, up, and their product as the input of down_proj
+        + (3 * itemsize.compute + itemsize.linear_input) * shape.active_intermediate
     )
     if shape.qk_norm:
-        per_token += _head_norms(shape, width.compute)
-    return rows.tokens * per_token + _attention(shape, width, rows, making) + _gemma_scales(shape)
+        per_token += _head_norms(shape, itemsize.compute)
+    return batch.num_tokens * per_token + _attention(shape, itemsize, batch, kernels) + _gemma_scales(shape)
 
 
-def _compiled_parts(shape: Shape, width: Width) -> int:
-    """Bytes per token of a compiled layer beside attention: inputs and outputs of matrices, and norms' inverse roots.
-    What can be had from these without a product, as the sum of a branch and its input, is made again."""
-    c = width.compute
-    branches = shape.norms // 2  # outputs that a norm or the next sum reads: attention's, and before a norm the other's
+def _compiled_layer(shape: Shape, itemsize: Itemsize) -> int:
+    """Bytes per token of a compiled layer without attention: inputs and outputs of linear layers, and the norms'
+    inverse roots. The partitioner recomputes whatever these give without a matrix product, such as residual sums."""
+    c = itemsize.compute
+    num_branches = shape.norms // 2  # branch outputs that a norm or the next residual sum reads
     per_token = (
-        width.kept * shape.hidden
-        + (2 * width.read + branches * c) * shape.hidden
-        + (2 * c + width.read) * shape.active_intermediate
+        itemsize.weights * shape.hidden
+        + (2 * itemsize.linear_input + num_branches * c) * shape.hidden
+        + (2 * c + itemsize.linear_input) * shape.active_intermediate
         + FLOAT * shape.norms
     )
     if shape.qk_norm:
@@ -99,19 +98,19 @@ def _compiled_parts(shape: Shape, width: Width) -> int:
     return per_token
 
 
-def _attention(shape: Shape, width: Width, rows: Pass, making: Making) -> int:
-    """Bytes that the product keeps, and what o_proj reads where that is not the kernel's output itself."""
-    c = width.compute
-    read = 0 if making.flash and width.read == c else width.read * shape.query
+def _attention(shape: Shape, itemsize: Itemsize, batch: MicroBatch, kernels: LayerKernels) -> int:
+    """Bytes that attention saves, and o_proj's input where that is not the kernel's output itself."""
+    c = itemsize.compute
+    o_proj_input = 0 if kernels.flash and itemsize.linear_input == c else itemsize.linear_input * shape.query
     if shape.softcap:
-        return rows.tokens * read + _long_attention(shape, c, rows)
+        return batch.num_tokens * o_proj_input + _eager_attention(shape, c, batch)
     # query, key, value, output and the log-sum-exp of each head
-    return rows.tokens * (read + c * (2 * shape.query + 2 * shape.key) + FLOAT * shape.heads)
+    return batch.num_tokens * (o_proj_input + c * (2 * shape.query + 2 * shape.key) + FLOAT * shape.heads)
 
 
-def _norm(shape: Shape, kept: int, size: int) -> int:
-    """Bytes per token of an RMS norm: its input in float32, the inverse root, the normalised input."""
-    return FLOAT * size + FLOAT + (FLOAT if shape.family in GEMMA else kept) * size
+def _norm(shape: Shape, weight_bytes: int, size: int) -> int:
+    """Bytes per token of an RMS norm: its input in float32, the inverse root, the normalized input."""
+    return FLOAT * size + FLOAT + (FLOAT if shape.family in GEMMA else weight_bytes) * size
 
 
 def _head_norms(shape: Shape, compute: int) -> int:
@@ -121,68 +120,69 @@ def _head_norms(shape: Shape, compute: int) -> int:
 
 
 def _gemma_scales(shape: Shape) -> int:
-    """Gemma adds one to a norm's weight, and keeps the sum."""
+    """Gemma's norms multiply by 1 + weight, and autograd saves that sum."""
     return shape.norms * FLOAT * shape.hidden if shape.family in GEMMA else 0
 
 
-def _long_attention(shape: Shape, compute: int, rows: Pass) -> int:
-    """Attention by plain products: every pair of tokens is kept, and keys and values repeated for their heads."""
+def _eager_attention(shape: Shape, compute: int, batch: MicroBatch) -> int:
+    """Attention without a fused kernel saves the attention matrix, and keys and values repeated for every head."""
     probabilities = FLOAT if compute == FLOAT else FLOAT + compute
-    pairs = rows.squares * (shape.heads * (compute + probabilities) + 1)
-    return rows.tokens * 3 * compute * shape.query + pairs
+    pairs = batch.num_pairs * (shape.heads * (compute + probabilities) + 1)
+    return batch.num_tokens * 3 * compute * shape.query + pairs
 
 
-def kept_outside_layers(shape: Shape, width: Width, rows: Pass, *, head: bool) -> int:
-    """Bytes kept by the embedding, the last norm and the head's inputs."""
-    once = rows.tokens * (INT + _norm(shape, width.kept, shape.hidden))
-    scales = (FLOAT * shape.hidden + width.kept) if shape.family in GEMMA else 0
-    if not head:
-        return once + scales
-    return once + scales + rows.responses * (2 * INT + 2 * FLOAT + width.compute * shape.hidden)
+def saved_outside_layers(shape: Shape, itemsize: Itemsize, batch: MicroBatch, *, head: bool) -> int:
+    """Bytes saved by the embedding, the final norm and the head's inputs."""
+    total = batch.num_tokens * (INT + _norm(shape, itemsize.weights, shape.hidden))
+    if shape.family in GEMMA:
+        total += FLOAT * shape.hidden + itemsize.weights
+    if head:
+        total += batch.num_response_tokens * (2 * INT + 2 * FLOAT + itemsize.compute * shape.hidden)
+    return total
 
 
-def layer_input(shape: Shape, width: Width, rows: Pass) -> int:
-    """All that is kept of a layer that is computed again in the backward pass."""
-    return rows.tokens * width.kept * shape.hidden
+def layer_input(shape: Shape, itemsize: Itemsize, batch: MicroBatch) -> int:
+    """Bytes saved of a layer that is recomputed in the backward pass."""
+    return batch.num_tokens * itemsize.weights * shape.hidden
 
 
-def layer_weight_copies(shape: Shape, width: Width) -> int:
-    """Bytes of a layer's matrices in the format of the products, where that is another."""
-    return width.compute * shape.layer_linear if width.mixed else 0
+def layer_weight_copies(shape: Shape, itemsize: Itemsize) -> int:
+    """Bytes of a layer's matrices cast to the compute dtype, where that differs."""
+    return itemsize.compute * shape.layer_linear if itemsize.mixed else 0
 
 
-def kept(
+def saved_activations(
     shape: Shape,
-    width: Width,
-    rows: Pass,
-    recomputed: int,
+    itemsize: Itemsize,
+    batch: MicroBatch,
+    num_recomputed: int,
     *,
     head: bool = True,
     group: int = 1,
-    making: Making = PLAIN,
+    kernels: LayerKernels = EAGER,
 ) -> int:
-    """Bytes that the whole forward pass keeps; of `recomputed` layers one in a group keeps its input, and only that."""
-    whole = (shape.layers - recomputed) * kept_by_layer(shape, width, rows, making)
-    if recomputed < shape.layers:
-        whole += rows.tokens * 2 * width.kept * shape.head_dim  # the rotary embedding's sine and cosine, for all layers
-    inputs = -(-recomputed // group) * layer_input(shape, width, rows)
-    return whole + inputs + kept_outside_layers(shape, width, rows, head=head)
+    """Bytes that the forward pass saves. Recomputed layers save one layer input per group of `group` layers."""
+    total = (shape.layers - num_recomputed) * saved_by_layer(shape, itemsize, batch, kernels)
+    if num_recomputed < shape.layers:
+        total += batch.num_tokens * 2 * itemsize.weights * shape.head_dim  # rotary sine and cosine, shared by layers
+    total += -(-num_recomputed // group) * layer_input(shape, itemsize, batch)
+    return total + saved_outside_layers(shape, itemsize, batch, head=head)
 
 
-def backward_space(shape: Shape, width: Width, rows: Pass, making: Making = PLAIN) -> int:
-    """Bytes of gradients alive at once in a layer's backward pass: its feed-forward part, or a norm in float32."""
-    if making.compiled:  # the gradients of gate and up, and those of the layer's two ends in float32
-        return rows.tokens * (2 * width.compute * shape.active_intermediate + 2 * FLOAT * shape.hidden)
-    inner = width.compute * (shape.active_intermediate + 3 * shape.hidden)
-    return rows.tokens * max(inner, 4 * FLOAT * shape.hidden)
+def backward_temporaries(shape: Shape, itemsize: Itemsize, batch: MicroBatch, kernels: LayerKernels = EAGER) -> int:
+    """Bytes of gradients alive at once in a layer's backward pass: in its MLP, or in a float32 norm."""
+    if kernels.compiled:  # the gradients of gate and up, and of the layer's input and output in float32
+        return batch.num_tokens * (2 * itemsize.compute * shape.active_intermediate + 2 * FLOAT * shape.hidden)
+    mlp = itemsize.compute * (shape.active_intermediate + 3 * shape.hidden)
+    return batch.num_tokens * max(mlp, 4 * FLOAT * shape.hidden)
 
 
-def forward_space(shape: Shape, width: Width, rows: Pass, making: Making = PLAIN) -> int:
-    """Bytes alive at once in a layer when nothing is kept for a backward pass."""
-    c, hidden = width.compute, shape.hidden
-    # A compiled program writes the product over the gate, and has no sums beside what it makes them of.
-    inner, sums = (2, 2) if making.compiled else (3, 4)
-    mlp = inner * c * shape.active_intermediate + width.kept * (sums * hidden + 2 * shape.head_dim)
-    attention = c * (4 * shape.query + 3 * shape.key) + (2 * width.kept + c) * hidden
-    pairs = rows.squares * shape.heads * 2 * FLOAT if shape.softcap else 0
-    return rows.tokens * max(mlp, attention) + pairs
+def forward_temporaries(shape: Shape, itemsize: Itemsize, batch: MicroBatch, kernels: LayerKernels = EAGER) -> int:
+    """Bytes alive at once in a layer when nothing is saved for a backward pass."""
+    c, hidden = itemsize.compute, shape.hidden
+    # A compiled layer writes the product over the gate, and fuses the residual sums.
+    num_inner, num_residual = (2, 2) if kernels.compiled else (3, 4)
+    mlp = num_inner * c * shape.active_intermediate + itemsize.weights * (num_residual * hidden + 2 * shape.head_dim)
+    attention = c * (4 * shape.query + 3 * shape.key) + (2 * itemsize.weights + c) * hidden
+    pairs = batch.num_pairs * shape.heads * 2 * FLOAT if shape.softcap else 0
+    return batch.num_tokens * max(mlp, attention) + pairs

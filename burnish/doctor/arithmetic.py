@@ -1,4 +1,4 @@
-"""Batch arithmetic: how many prompts, responses, updates and micro-batches one step makes, and how many tokens."""
+"""Batch arithmetic: how many prompts, responses, updates and micro-batches one step has, and how many tokens."""
 
 from __future__ import annotations
 
@@ -8,89 +8,91 @@ from typing import Any
 from burnish.config import SftConfig, TrainConfig
 from burnish.config.ranks import data_parallel_size, num_ranks, sequence_parallel_size
 from burnish.config.rules import has_critic
-from burnish.doctor.activations import Pass
-
-CPU_TOKENS = 3072  # the largest token budget of a micro-batch that a CPU is given; a test compares it with training's
+from burnish.doctor.activations import MicroBatch
+from burnish.sizing import CPU_MICRO_BATCH_TOKENS
 
 
 @dataclass(frozen=True)
-class Micro:
-    """How one role's pass is cut: so many rows, or as many as a token budget holds, of so many on a rank."""
+class MicroBatching:
+    """How one role's batch is divided into micro-batches: by sequence count, or by token budget."""
 
-    rows: int | None
+    sequences: int | None
     tokens: int | None
-    of: int  # rows of the mini-batch (or of the batch that is read) on one rank
-    longest: int  # tokens of the longest row
-    responses: int  # of these, response tokens
+    batch: int  # sequences of the mini-batch (or of the whole batch, in forward passes) on one rank
+    max_length: int  # tokens of the longest sequence
+    max_response: int  # response tokens among them
 
     @property
-    def rows_at_once(self) -> int:
-        """Rows of full length in a micro-batch."""
+    def size(self) -> int:
+        """Sequences of full length in a micro-batch."""
         if self.tokens is not None:
-            return max(1, min(self.of, self.tokens // self.longest))
-        assert self.rows is not None
-        return min(self.rows, self.of)
+            return max(1, min(self.batch, self.tokens // self.max_length))
+        assert self.sequences is not None
+        return min(self.sequences, self.batch)
 
     @property
     def count(self) -> int:
-        """Micro-batches, if every row has full length."""
-        return -(-self.of // self.rows_at_once)
+        """Micro-batches, if every sequence has full length."""
+        return -(-self.batch // self.size)
 
-    def largest(self, ranks_per_sequence: int = 1) -> Pass:
-        """The micro-batch that needs most memory: rows of full length, and a budget filled up by a shorter one."""
-        lengths = [self.longest] * self.rows_at_once
-        if self.tokens is not None and self.rows_at_once < self.of:
+    def largest(self, ranks_per_sequence: int = 1) -> MicroBatch:
+        """The micro-batch with the most memory: sequences of full length, and a shorter one that fills the budget."""
+        lengths = [self.max_length] * self.size
+        if self.tokens is not None and self.size < self.batch:
             rest = max(0, self.tokens - sum(lengths))
             lengths += [rest] if rest else []
-        share = self.responses / self.longest
-        tokens = [max(1, length // ranks_per_sequence) for length in lengths]
-        return Pass.of(tokens, round(sum(tokens) * share))
+        local = [max(1, length // ranks_per_sequence) for length in lengths]
+        return MicroBatch.of(local, round(sum(local) * (self.max_response / self.max_length)))
 
     @property
-    def tokens_at_once(self) -> int:
-        return self.largest().tokens
+    def num_tokens(self) -> int:
+        return self.largest().num_tokens
 
 
-def micro(
-    rows: int | None,
+def micro_batching(
+    sequences: int | None,
     dynamic: bool,
     budget: int,
-    of: int,
-    longest: int,
-    responses: int,
+    batch: int,
+    max_length: int,
+    max_response: int,
     on_cpu: bool,
-    sharing: int = 1,
-) -> Micro:
-    """The three keys of a role as one choice; without a row count the budget decides, of all ranks that share a row."""
-    if dynamic or rows is None:
-        budget = sharing * (min(budget, CPU_TOKENS) if on_cpu else budget)
-        return Micro(None, budget, max(1, of), longest, responses)
-    return Micro(rows, None, max(1, of), longest, responses)
+    sequence_parallel: int = 1,
+) -> MicroBatching:
+    """Without a sequence count the token budget applies. Ranks that share a sequence add up their budgets."""
+    if dynamic or sequences is None:
+        budget = sequence_parallel * (min(budget, CPU_MICRO_BATCH_TOKENS) if on_cpu else budget)
+        return MicroBatching(None, budget, max(1, batch), max_length, max_response)
+    return MicroBatching(sequences, None, max(1, batch), max_length, max_response)
 
 
 @dataclass(frozen=True)
-class Cuts:
-    """How every role's passes are cut."""
+class StepMicroBatching:
+    """The micro-batches of every phase of a step."""
 
-    update_actor: Micro
-    old_log_probs: Micro
-    reference: Micro
-    update_critic: Micro
-    values: Micro
-    reward_model: Micro
+    update_actor: MicroBatching
+    old_log_probs: MicroBatching
+    reference: MicroBatching
+    update_critic: MicroBatching
+    values: MicroBatching
+    reward_model: MicroBatching
 
 
-def cuts(cfg: TrainConfig, on_cpu: bool) -> Cuts:
+def step_micro_batching(cfg: TrainConfig, on_cpu: bool) -> StepMicroBatching:
     actor, rollout, ref = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout, cfg.actor_rollout_ref.ref
-    critic, judge = cfg.critic, cfg.reward_model
-    longest, response = rollout.prompt_length + rollout.response_length, rollout.response_length
+    critic, reward_model = cfg.critic, cfg.reward_model
+    max_length = rollout.prompt_length + rollout.response_length
 
-    def of(role: Any, rows: int | None, dynamic: bool, budget: int, mini: int | None = None) -> Micro:
-        prompts = cfg.data.train_batch_size if mini is None else min(mini, cfg.data.train_batch_size)
-        here = -(-prompts * rollout.n // data_parallel_size(cfg, role))
-        return micro(rows, dynamic, budget, here, longest, response, on_cpu, sequence_parallel_size(role))
+    def of(
+        role: Any, sequences: int | None, dynamic: bool, budget: int, mini_batch: int | None = None
+    ) -> MicroBatching:
+        prompts = cfg.data.train_batch_size if mini_batch is None else min(mini_batch, cfg.data.train_batch_size)
+        batch = -(-prompts * rollout.n // data_parallel_size(cfg, role))
+        return micro_batching(
+            sequences, dynamic, budget, batch, max_length, rollout.response_length, on_cpu, sequence_parallel_size(role)
+        )
 
-    return Cuts(
+    return StepMicroBatching(
         update_actor=of(
             actor,
             actor.ppo_micro_batch_size_per_gpu,
@@ -124,79 +126,85 @@ def cuts(cfg: TrainConfig, on_cpu: bool) -> Cuts:
             critic.forward_max_token_len_per_gpu,
         ),
         reward_model=of(
-            judge, judge.micro_batch_size_per_gpu, judge.use_dynamic_bsz, judge.forward_max_token_len_per_gpu
+            reward_model,
+            reward_model.micro_batch_size_per_gpu,
+            reward_model.use_dynamic_bsz,
+            reward_model.forward_max_token_len_per_gpu,
         ),
     )
 
 
 def train_arithmetic(cfg: TrainConfig, on_cpu: bool, num_rows: int | None = None) -> dict[str, Any]:
-    """The numbers of one step, by name; `num_rows` training rows make the epochs."""
+    """The numbers of one step, by name; and those of an epoch, where the number of training rows is known."""
     data, actor, rollout = cfg.data, cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout
-    cut = cuts(cfg, on_cpu)
-    longest = rollout.prompt_length + rollout.response_length
-    mini_batches = -(-data.train_batch_size // actor.ppo_mini_batch_size)
-    found: dict[str, Any] = {
+    micro_batches = step_micro_batching(cfg, on_cpu)
+    max_length = rollout.prompt_length + rollout.response_length
+    num_responses = data.train_batch_size * rollout.n
+    num_mini_batches = -(-data.train_batch_size // actor.ppo_mini_batch_size)
+    numbers: dict[str, Any] = {
         "prompts_per_step": data.train_batch_size,
         "responses_per_prompt": rollout.n,
-        "responses_per_step": data.train_batch_size * rollout.n,
+        "responses_per_step": num_responses,
         "ranks": num_ranks(cfg),
-        "responses_per_rank": data.train_batch_size * rollout.n / data_parallel_size(cfg, actor),
-        "updates_per_step": actor.ppo_epochs * mini_batches,
+        "responses_per_rank": num_responses / data_parallel_size(cfg, actor),
+        "updates_per_step": actor.ppo_epochs * num_mini_batches,
         "responses_per_update": min(actor.ppo_mini_batch_size, data.train_batch_size) * rollout.n,
-        "micro_batches_per_update": cut.update_actor.count,
-        "responses_per_micro_batch": cut.update_actor.rows_at_once,
-        "tokens_per_micro_batch": cut.update_actor.tokens_at_once,
-        "tokens_per_response_at_most": longest,
-        "tokens_per_step_at_most": data.train_batch_size
-        * rollout.n
-        * (rollout.prompt_length + rollout.response_length),
-        "forward_passes_for_old_log_probs": cut.old_log_probs.count,
+        "micro_batches_per_update": micro_batches.update_actor.count,
+        "responses_per_micro_batch": micro_batches.update_actor.size,
+        "tokens_per_micro_batch": micro_batches.update_actor.num_tokens,
+        "tokens_per_response_at_most": max_length,
+        "tokens_per_step_at_most": num_responses * max_length,
+        "forward_passes_for_old_log_probs": micro_batches.old_log_probs.count,
     }
     if actor.use_kl_loss or cfg.algorithm.use_kl_in_reward:
-        found["forward_passes_of_the_reference"] = cut.reference.count
+        numbers["forward_passes_of_the_reference"] = micro_batches.reference.count
     if has_critic(cfg):
-        found["critic_updates_per_step"] = cfg.critic.ppo_epochs * -(
-            -data.train_batch_size // cfg.critic.ppo_mini_batch_size
-        )
-        found["critic_micro_batches_per_update"] = cut.update_critic.count
+        num_mini_batches = -(-data.train_batch_size // cfg.critic.ppo_mini_batch_size)
+        numbers["critic_updates_per_step"] = cfg.critic.ppo_epochs * num_mini_batches
+        numbers["critic_micro_batches_per_update"] = micro_batches.update_critic.count
     if cfg.algorithm.filter_groups.enable:
-        found["prompts_generated_at_once"] = data.gen_batch_size or data.train_batch_size
-    return found | _length(num_rows, data.train_max_samples, data.train_batch_size, cfg.trainer)
+        numbers["prompts_generated_at_once"] = data.gen_batch_size or data.train_batch_size
+    return numbers | _epoch(num_rows, data.train_max_samples, data.train_batch_size, cfg.trainer)
 
 
 def sft_arithmetic(cfg: SftConfig, on_cpu: bool, num_rows: int | None = None) -> dict[str, Any]:
-    """The same for supervised training, where an update is a step."""
+    """The numbers of one step of supervised training, which is one update."""
     trainer = cfg.trainer
-    cut = sft_cut(cfg, on_cpu)
-    found = {
+    micro_batches = sft_micro_batching(cfg, on_cpu)
+    numbers = {
         "examples_per_update": cfg.data.train_batch_size,
         "ranks": trainer.nnodes * trainer.n_gpus_per_node,
-        "micro_batches_per_update": cut.count,
-        "examples_per_micro_batch": cut.rows_at_once,
-        "tokens_per_micro_batch": cut.tokens_at_once,
+        "micro_batches_per_update": micro_batches.count,
+        "examples_per_micro_batch": micro_batches.size,
+        "tokens_per_micro_batch": micro_batches.num_tokens,
     }
-    return found | _length(num_rows, cfg.data.train_max_samples, cfg.data.train_batch_size, trainer)
+    return numbers | _epoch(num_rows, cfg.data.train_max_samples, cfg.data.train_batch_size, trainer)
 
 
-def sft_cut(cfg: SftConfig, on_cpu: bool) -> Micro:
-    here = -(-cfg.data.train_batch_size // (cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node))
+def sft_micro_batching(cfg: SftConfig, on_cpu: bool) -> MicroBatching:
     data = cfg.data
-    length = data.max_length
-    return micro(
-        data.micro_batch_size_per_gpu, data.use_dynamic_bsz, data.max_token_len_per_gpu, here, length, length, on_cpu
+    batch = -(-data.train_batch_size // (cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node))
+    return micro_batching(
+        data.micro_batch_size_per_gpu,
+        data.use_dynamic_bsz,
+        data.max_token_len_per_gpu,
+        batch,
+        data.max_length,
+        data.max_length,
+        on_cpu,
     )
 
 
-def _length(num_rows: int | None, limit: int, batch: int, trainer: Any) -> dict[str, Any]:
-    """Steps of an epoch and of the run; a last incomplete batch is dropped."""
+def _epoch(num_rows: int | None, max_samples: int, batch_size: int, trainer: Any) -> dict[str, Any]:
+    """Steps of an epoch and of the run. An incomplete last batch is dropped."""
     steps = trainer.total_training_steps
     if num_rows is None:
         return {} if steps is None else {"steps": steps}
-    rows = num_rows if limit is None or limit < 0 else min(num_rows, limit)
-    per_epoch = rows // batch
+    rows = num_rows if max_samples is None or max_samples < 0 else min(num_rows, max_samples)
+    steps_per_epoch = rows // batch_size
     return {
         "training_rows": rows,
-        "steps_per_epoch": per_epoch,
-        "rows_left_out_per_epoch": rows - per_epoch * batch,
-        "steps": steps if steps is not None else trainer.total_epochs * per_epoch,
+        "steps_per_epoch": steps_per_epoch,
+        "rows_left_out_per_epoch": rows - steps_per_epoch * batch_size,
+        "steps": steps if steps is not None else trainer.total_epochs * steps_per_epoch,
     }

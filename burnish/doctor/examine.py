@@ -1,10 +1,10 @@
-"""Examine: a translated command, looked at from all sides without loading a model."""
+"""Examine a translated command without loading a model: arithmetic, memory plan, files and rules."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,15 @@ from burnish.config.rules import check_rules
 from burnish.dialects.report import PENDING, REFUSED, STATUSES, Translation, source_names
 from burnish.doctor import files, rules
 from burnish.doctor.arithmetic import sft_arithmetic, train_arithmetic
-from burnish.doctor.cures import Cure, cures
+from burnish.doctor.fixes import MemoryFix, memory_fixes
 from burnish.doctor.machine import missing_for
 from burnish.doctor.memory import Plan, Shapes, generate_plan, sft_plan, train_plan
 from burnish.doctor.rules import Case, Finding
-from burnish.doctor.shapes import Found, find_shape, known_name
+from burnish.doctor.shapes import Shape, ShapeSource, find_shape, known_name
 from burnish.errors import UserError
 
-SETTING = "refused_setting"
-POLICY, REF, CRITIC, JUDGE = (
+REFUSED_SETTING = "refused_setting"
+POLICY, REF, CRITIC, REWARD_MODEL = (
     "actor_rollout_ref.model.path",
     "actor_rollout_ref.ref.model.path",
     "critic.model.path",
@@ -32,29 +32,29 @@ POLICY, REF, CRITIC, JUDGE = (
 
 @dataclass
 class Examination:
-    """What the doctor found. Sizes are absent where a model's shape is not known."""
+    """The result. There is no plan where the model's shape is unknown."""
 
     translation: Translation
     arithmetic: dict[str, Any] = field(default_factory=dict)
-    shapes: dict[str, Found] = field(default_factory=dict)
+    shapes: dict[str, ShapeSource] = field(default_factory=dict)
     plan: Plan | None = None
-    cures: list[Cure] = field(default_factory=list)
+    fixes: list[MemoryFix] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def exit_status(self) -> int:
-        """0 fine, 3 when something is refused or will not fit."""
-        refused = self.translation.exit_status or any(one.severity == rules.REFUSED for one in self.findings)
+        """0 without problems, 3 where a setting is refused or a phase does not fit."""
+        refused = self.translation.exit_status or any(f.severity == rules.REFUSED for f in self.findings)
         return 3 if refused or (self.plan is not None and self.plan.too_big) else 0
 
-    def plain(self) -> dict[str, Any]:
-        """As `doctor --json` prints it, less the machine."""
+    def to_json(self) -> dict[str, Any]:
+        """As `doctor --json` prints it, without the machine."""
         translation = self.translation
-        memory = None if self.plan is None else self.plan.plain()
+        memory = None if self.plan is None else self.plan.to_json()
         if memory is not None:
-            memory["shapes"] = {role: found.source for role, found in self.shapes.items()}
+            memory["shapes"] = {role: shape.source for role, shape in self.shapes.items()}
             memory["cures"] = [
-                {"type": cure.typed, "price": cure.price, "bytes": cure.bytes, "fits": cure.fits} for cure in self.cures
+                {"type": fix.typed, "price": fix.price, "bytes": fix.bytes, "fits": fix.fits} for fix in self.fixes
             ]
         return {
             "understood": {
@@ -64,112 +64,117 @@ class Examination:
             },
             "arithmetic": self.arithmetic,
             "memory": memory,
-            "findings": [finding.plain() for finding in self.findings],
+            "findings": [finding.to_json() for finding in self.findings],
         }
 
 
-def examine(translation: Translation, *, capacity: int, shape: str | None = None, look: bool = True) -> Examination:
-    """`shape` stands in for the policy's model; without `look` no file is opened but a config.json."""
-    found = Examination(translation)
+def examine(
+    translation: Translation, *, capacity: int, shape: str | None = None, check_files: bool = True
+) -> Examination:
+    """Examine a command for a GPU of `capacity` bytes.
+
+    `shape` replaces the policy's model in the memory plan. Without `check_files`, only config.json files are opened.
+    """
+    result = Examination(translation)
     loaded = load(translation.overrides(), job=translation.job, check=False)
-    found.findings += _refused_items(translation)
-    EXAMINERS.get(translation.job, _only_read)(found, loaded, capacity, shape, look)
-    found.findings = _spoken(_once(found.findings), translation)
-    return found
+    result.findings += _translation_findings(translation)
+    examiner = EXAMINERS.get(translation.job)
+    if examiner is None:
+        _check_config(result, loaded.cfg, translation.job)
+    else:
+        examiner(result, loaded, capacity, shape, check_files)
+    result.findings = _with_user_names(_deduplicated(result.findings), translation)
+    return result
 
 
-def _refused_items(translation: Translation) -> Iterator[Finding]:
+def _translation_findings(translation: Translation) -> Iterator[Finding]:
     for item in translation.items:
         if item.status == REFUSED:
             text = f"{item.theirs}={item.value}: {item.why}"
-            yield Finding(SETTING, rules.REFUSED, text, keys=(item.ours or item.theirs,))
-    waiting = [item.theirs for item in translation.items if item.status == PENDING and item.explicit]
-    if waiting:
-        text = f"understood, but `burnish {translation.job}` waits for later work: {', '.join(waiting)}"
-        yield Finding("pending", rules.NOTE, text, "burnish rehearse leaves them out")
+            yield Finding(REFUSED_SETTING, rules.REFUSED, text, keys=(item.ours or item.theirs,))
+    pending = [item.theirs for item in translation.items if item.status == PENDING and item.explicit]
+    if pending:
+        text = f"not supported yet by `burnish {translation.job}`: {', '.join(pending)}"
+        yield Finding("pending", rules.NOTE, text, "burnish rehearse ignores these keys")
 
 
-def _train(found: Examination, loaded: Loaded, capacity: int, shape: str | None, look: bool) -> None:
+def _train(result: Examination, loaded: Loaded, capacity: int, shape: str | None, check_files: bool) -> None:
     cfg: TrainConfig = loaded.cfg
     on_cpu = cfg.trainer.device == "cpu"
-    num_rows = _look_at_files(found, cfg) if look else None
-    found.arithmetic = train_arithmetic(cfg, on_cpu, num_rows)
-    shapes = _train_shapes(found, cfg, shape)
+    num_rows = _check_files(result, cfg) if check_files else None
+    result.arithmetic = train_arithmetic(cfg, on_cpu, num_rows)
+    shapes = _train_shapes(result, cfg, shape)
     if shapes is not None:
-        found.plan = train_plan(cfg, shapes, capacity)
-        found.cures = cures(cfg, lambda changed: train_plan(changed, shapes, capacity))
+        result.plan = train_plan(cfg, shapes, capacity)
+        result.fixes = memory_fixes(cfg, lambda changed: train_plan(changed, shapes, capacity))
     case = Case(cfg, shapes, frozenset(loaded.settings), _families(cfg))
-    found.findings += rules.find_all(case)
-    found.findings += _missing(cfg)
-    known = {key for finding in found.findings for key in finding.keys}
-    errors, _ = check_rules(cfg, "train")
-    found.findings += [
-        Finding("rule", rules.REFUSED, error.text(), keys=(error.key or "",))
-        for error in errors
-        if error.key not in known
-    ]
+    result.findings += rules.find_all(case)
+    result.findings += _missing_libraries(cfg)
+    _check_config(result, cfg, "train", known={key for finding in result.findings for key in finding.keys})
 
 
-def _missing(cfg: TrainConfig) -> Iterator[Finding]:
+def _missing_libraries(cfg: TrainConfig) -> Iterator[Finding]:
     for setting, library in missing_for(cfg):
-        how = f"burnish[{library.extra}]" if library.extra else library.distribution
-        text = f"{setting} needs {library.distribution}, which is not installed on this machine"
-        yield Finding("not_installed", rules.NOTE, text, f"pip install '{how}', on the machine of the run")
+        package = f"burnish[{library.extra}]" if library.extra else library.distribution
+        text = f"{setting} requires {library.distribution}, which is not installed on this machine"
+        yield Finding("not_installed", rules.NOTE, text, f"pip install '{package}' on the machine that runs it")
 
 
-def _look_at_files(found: Examination, cfg: TrainConfig) -> int | None:
-    """Data and Python files; the number of training rows where it is known."""
-    train = files.look_at_data(cfg.data, "data.train_files", cfg.data.train_files)
-    val = files.look_at_data(cfg.data, "data.val_files", cfg.data.val_files)
-    found.findings += [*train.findings, *val.findings]
-    found.findings += [one for file in files.user_files(cfg) if (one := files.check_user_file(file)) is not None]
+def _check_files(result: Examination, cfg: TrainConfig) -> int | None:
+    """Check data and Python files; returns the number of training rows where it is known."""
+    train = files.check_data(cfg.data, "data.train_files", cfg.data.train_files)
+    val = files.check_data(cfg.data, "data.val_files", cfg.data.val_files)
+    result.findings += [*train.findings, *val.findings]
+    result.findings += [
+        finding for file in files.user_files(cfg) if (finding := files.check_user_file(file)) is not None
+    ]
     broken = any(finding.severity == rules.REFUSED for finding in train.findings)
     if train.first is not None and not broken and cfg.data.handler.name is None:
-        template = files.check_template(cfg, train.first)
-        found.findings += [] if template is None else [template]
+        finding = files.check_template(cfg, train.first)
+        result.findings += [] if finding is None else [finding]
     return train.num_rows
 
 
-def _train_shapes(found: Examination, cfg: TrainConfig, shape: str | None) -> Shapes | None:
+def _train_shapes(result: Examination, cfg: TrainConfig, shape: str | None) -> Shapes | None:
     model = cfg.actor_rollout_ref.model
-    path = shape or _named_model(found.translation, model.path)
-    policy = _shape(found, "policy", path, POLICY, model.override_config)
+    path = shape or _model_name(result.translation, model.path)
+    policy = _shape(result, "policy", path, POLICY, model.override_config)
     if policy is None:
         return None
-    ref, critic, judge = cfg.actor_rollout_ref.ref.model, cfg.critic.model, cfg.reward_model
+    ref, critic, reward_model = cfg.actor_rollout_ref.ref.model, cfg.critic.model, cfg.reward_model
     same = (None, model.path)
     return Shapes(
         policy,
-        None if ref.path in same else _shape(found, "reference", ref.path, REF, ref.override_config),
-        None if critic.path in same else _shape(found, "critic", critic.path, CRITIC, critic.override_config),
-        _shape(found, "reward model", judge.model.path, JUDGE) if judge.enable else None,
+        None if ref.path in same else _shape(result, "reference", ref.path, REF, ref.override_config),
+        None if critic.path in same else _shape(result, "critic", critic.path, CRITIC, critic.override_config),
+        _shape(result, "reward model", reward_model.model.path, REWARD_MODEL) if reward_model.enable else None,
     )
 
 
-def _named_model(translation: Translation, path: str | None) -> str | None:
-    """The path, or where it says nothing, the entry of a model library (MindSpeed RL's `defaults: - model: NAME`)."""
+def _model_name(translation: Translation, path: str | None) -> str | None:
+    """The path; where it names no known model, the model entry of a MindSpeed RL YAML (`defaults: - model: NAME`)."""
     entries = [item.value for item in translation.items if item.theirs.endswith(".model")]
-    named = [value for value in entries if isinstance(value, str) and known_name(value)]
+    known = [value for value in entries if isinstance(value, str) and known_name(value)]
     if path and (known_name(path) or (Path(path).expanduser() / "config.json").is_file()):
         return path
-    return named[-1] if named else path
+    return known[-1] if known else path
 
 
-def _shape(found: Examination, role: str, path: str | None, key: str, overrides: dict | None = None) -> Any:
-    """The shape, noted where it came from; or None, and a finding."""
+def _shape(result: Examination, role: str, path: str | None, key: str, overrides: dict | None = None) -> Shape | None:
+    """The shape, recorded with its source; None and a finding where it is unknown."""
     if not path:
         return None
     try:
-        found.shapes[role] = find_shape(path, overrides, key)
+        result.shapes[role] = find_shape(path, overrides, key)
     except (UserError, ValueError, OSError) as error:
         text = error.text() if isinstance(error, UserError) else f"{key}={path}: {error}"
-        found.findings.append(Finding("shape", rules.NOTE, f"no memory plan of the {role}: {text}", keys=(key,)))
+        result.findings.append(Finding("shape", rules.NOTE, f"no memory plan for the {role}: {text}", keys=(key,)))
         return None
-    return found.shapes[role].shape
+    return result.shapes[role].shape
 
 
 def _families(cfg: TrainConfig) -> dict[str, str]:
-    """model_type of the policy and the reward model, where their config.json is here."""
+    """model_type of the policy and the reward model, where their config.json is local."""
     families = {}
     for role, path in (("policy", cfg.actor_rollout_ref.model.path), ("reward model", cfg.reward_model.model.path)):
         config = Path(path or "").expanduser() / "config.json"
@@ -178,60 +183,66 @@ def _families(cfg: TrainConfig) -> dict[str, str]:
     return families
 
 
-def _sft(found: Examination, loaded: Loaded, capacity: int, shape: str | None, look: bool) -> None:
+def _sft(result: Examination, loaded: Loaded, capacity: int, shape: str | None, check_files: bool) -> None:
     cfg: SftConfig = loaded.cfg
-    seen = files.look_at_examples(cfg, "data.train_files", cfg.data.train_files) if look else files.DataLook()
-    found.findings += seen.findings
-    found.arithmetic = sft_arithmetic(cfg, cfg.trainer.device == "cpu", seen.num_rows)
+    data = files.DataCheck()
+    if check_files:
+        data = files.check_examples(cfg, "data.train_files", cfg.data.train_files)
+    result.findings += data.findings
+    result.arithmetic = sft_arithmetic(cfg, cfg.trainer.device == "cpu", data.num_rows)
     model = _shape(
-        found, "model", shape or cfg.model.partial_pretrain, "model.partial_pretrain", cfg.model.override_config
+        result, "model", shape or cfg.model.partial_pretrain, "model.partial_pretrain", cfg.model.override_config
     )
     if model is not None:
-        found.plan = sft_plan(cfg, model, capacity)
-    _check(found, cfg, "sft")
+        result.plan = sft_plan(cfg, model, capacity)
+    _check_config(result, cfg, "sft")
 
 
-def _generate(found: Examination, loaded: Loaded, capacity: int, shape: str | None, look: bool) -> None:
+def _generate(result: Examination, loaded: Loaded, capacity: int, shape: str | None, check_files: bool) -> None:
     cfg: GenerateConfig = loaded.cfg
-    found.arithmetic = {
+    result.arithmetic = {
         "prompts_at_once": cfg.data.batch_size,
         "responses_per_prompt": cfg.data.n_samples,
         "responses_at_once": cfg.data.batch_size * cfg.data.n_samples,
         "tokens_per_response_at_most": cfg.rollout.prompt_length + cfg.rollout.response_length,
     }
-    model = _shape(found, "model", shape or cfg.model.path, "model.path", cfg.model.override_config)
+    model = _shape(result, "model", shape or cfg.model.path, "model.path", cfg.model.override_config)
     if model is not None:
-        found.plan = generate_plan(cfg, model, capacity)
-    _check(found, cfg, "generate")
+        result.plan = generate_plan(cfg, model, capacity)
+    _check_config(result, cfg, "generate")
 
 
-def _only_read(found: Examination, loaded: Loaded, capacity: int, shape: str | None, look: bool) -> None:
-    _check(found, loaded.cfg, found.translation.job)
-
-
-def _check(found: Examination, cfg: Any, job: str) -> None:
+def _check_config(result: Examination, cfg: Any, job: str, known: set[str] | None = None) -> None:
+    """Add what the config's own rules refuse, except for keys that already have a finding."""
     errors, _ = check_rules(cfg, job)
-    found.findings += [Finding("rule", rules.REFUSED, error.text(), keys=(error.key or "",)) for error in errors]
+    result.findings += [
+        Finding("rule", rules.REFUSED, error.text(), keys=(error.key or "",))
+        for error in errors
+        if error.key not in (known or ())
+    ]
 
 
-def _once(findings: list[Finding]) -> list[Finding]:
-    """Without refused settings of which another finding says more."""
-    others = [one for one in findings if one.severity == rules.REFUSED and one.rule != SETTING]
-    said = {key for finding in others for key in finding.keys}
-    return [finding for finding in findings if finding.rule != SETTING or not said & set(finding.keys)]
+def _deduplicated(findings: list[Finding]) -> list[Finding]:
+    """Without refused settings that another finding explains in more detail."""
+    refused = [finding for finding in findings if finding.severity == rules.REFUSED]
+    explained = {key for finding in refused if finding.rule != REFUSED_SETTING for key in finding.keys}
+    return [finding for finding in findings if finding.rule != REFUSED_SETTING or not explained & set(finding.keys)]
 
 
-def _spoken(findings: list[Finding], translation: Translation) -> list[Finding]:
-    """Where the user wrote a key under another name, that name beside ours; worst first."""
-    words = {ours: theirs for ours, theirs in source_names(translation.items).items() if ours != theirs}
-    order = (rules.REFUSED, rules.WARNING, rules.NOTE)
-    spoken = []
+def _with_user_names(findings: list[Finding], translation: Translation) -> list[Finding]:
+    """Append the user's own name of a key where it differs from ours; sorts by severity."""
+    user_names = {ours: theirs for ours, theirs in source_names(translation.items).items() if ours != theirs}
+    renamed = []
     for finding in findings:
-        told = " ".join((finding.text, finding.type, *finding.keys))
-        theirs = sorted({words[key] for key in words if key in told.replace("=", " ").replace(":", " ").split()})
-        said = f"{finding.text} (you wrote {', '.join(theirs)})" if theirs else finding.text
-        spoken.append(Finding(finding.rule, finding.severity, said, finding.type, finding.keys))
-    return sorted(spoken, key=lambda finding: order.index(finding.severity))
+        words = " ".join((finding.text, finding.type, *finding.keys)).replace("=", " ").replace(":", " ").split()
+        names = sorted({name for key, name in user_names.items() if key in words})
+        text = f"{finding.text} (you wrote {', '.join(names)})" if names else finding.text
+        renamed.append(replace(finding, text=text))
+    return sorted(renamed, key=lambda finding: rules.SEVERITIES.index(finding.severity))
 
 
-EXAMINERS = {"train": _train, "sft": _sft, "generate": _generate}
+EXAMINERS: dict[str, Callable[[Examination, Loaded, int, str | None, bool], None]] = {
+    "train": _train,
+    "sft": _sft,
+    "generate": _generate,
+}

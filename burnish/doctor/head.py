@@ -1,64 +1,37 @@
-"""Bytes of the fused head: a chunk of logits, and the sum of its weights' gradient."""
+"""Bytes of the fused language-model head: a chunk of logits, and the accumulator of its weight gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from burnish.doctor.activations import FLOAT, Width
+from burnish.doctor.activations import Itemsize
 from burnish.doctor.shapes import Shape
-
-# Of the head itself, written down here so that planning loads no torch; a test compares them.
-BUDGET = {"cpu": 64 << 20, "cuda": 1280 << 20}  # bytes of a chunk
-TILE = 128  # rows that a GPU's product takes at once
-
-
-def torch_entry(compute: int, entropy: bool) -> int:
-    """The product, the same in float32 where it is not that, and probabilities where the entropy needs them too."""
-    return compute + (FLOAT if compute != FLOAT else 0) + (FLOAT if entropy else 0)
-
-
-def triton_entry(compute: int, entropy: bool) -> int:
-    """The product alone: all else is done in its place."""
-    return compute
-
-
-ENTRIES: dict[str, Callable[[int, bool], int]] = {"torch": torch_entry, "triton": triton_entry}
+from burnish.sizing import ENTRY_BYTES, FLOAT32_ACCUMULATING_DEVICES, chunk_rows
+from burnish.sizing import FLOAT32_BYTES as FLOAT
 
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """Where the head is computed, and by which kernel."""
+    """The device and the kernel that compute the head."""
 
     device: str = "cuda"
     kernel: str = "torch"
 
     @staticmethod
     def of(kernel: str, on_cpu: bool) -> HeadPlan:
-        """On a CPU it is torch, whatever was asked for."""
+        """A CPU always uses the torch kernel."""
         return HeadPlan("cpu") if on_cpu else HeadPlan("cuda", kernel)
 
-    def rows(self, vocab: int, responses: int, entry: int) -> int:
-        """Response tokens whose logits exist at the same time; the chunks are about equally long."""
-        most = self.most(vocab, entry)
-        tile = 1 if self.device == "cpu" or most < TILE else TILE
-        each = -(-responses // max(1, -(-responses // most)))
-        return min(responses, most, -(-each // tile) * tile)
+    def logits(self, vocab: int, num_response_tokens: int, compute: int, *, entropy: bool) -> int:
+        """Bytes of a chunk, equal in the forward and the backward pass."""
+        entry_bytes = ENTRY_BYTES[self.kernel](compute, entropy)
+        rows = min(num_response_tokens, chunk_rows(num_response_tokens, vocab, entry_bytes, self.device))
+        return rows * vocab * entry_bytes
 
-    def most(self, vocab: int, entry: int) -> int:
-        """Rows that the budget holds, in whole tiles of a GPU's product."""
-        rows = max(1, BUDGET[self.device] // (vocab * entry))
-        return rows if self.device == "cpu" or rows < TILE else rows // TILE * TILE
-
-    def logits(self, vocab: int, responses: int, compute: int, *, entropy: bool) -> int:
-        """Bytes of a chunk, in the forward pass and in the backward pass alike."""
-        entry = ENTRIES[self.kernel](compute, entropy)
-        return self.rows(vocab, responses, entry) * vocab * entry
-
-    def gradient(self, shape: Shape, width: Width) -> int:
-        """The sum of the weights' gradient, in float32; a CPU adds products of 16 bits by way of a second tensor."""
-        second = width.compute if self.device == "cpu" and width.compute != FLOAT else 0
-        return shape.embedding * (FLOAT + second)
+    def gradient(self, shape: Shape, itemsize: Itemsize) -> int:
+        """The float32 accumulator of the weight gradient, and a 16-bit product where it cannot add in place."""
+        in_place = self.device in FLOAT32_ACCUMULATING_DEVICES or itemsize.compute == FLOAT
+        return shape.embedding * (FLOAT + (0 if in_place else itemsize.compute))
 
 
 ON_GPU = HeadPlan()

@@ -1,4 +1,4 @@
-"""Sizes of public models, by their names on the Hugging Face hub in lower case, for where no config.json is."""
+"""Shapes of public models by their lower-case Hugging Face names, for models without a local config.json."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ _GEMMA2 = {
 }
 
 
-def _rows(table: dict[str, tuple], **facts: Any) -> dict[str, dict[str, Any]]:
-    return {name: dict(zip(_COLUMNS, row, strict=True)) | facts for name, row in table.items()}
+def _rows(table: dict[str, tuple], **common: Any) -> dict[str, dict[str, Any]]:
+    return {name: dict(zip(_COLUMNS, row, strict=True)) | common for name, row in table.items()}
 
 
 KNOWN: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""What this machine has: libraries, devices, memory, isolation; and which engines and loggers would run here."""
+"""Describe this machine: libraries, devices, memory, sandbox isolation, and which engines and loggers can run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from burnish.config import TrainConfig
 from burnish.config.adapters import wants_adapter
 
-PROBE_SECONDS = 60.0
+PROBE_TIMEOUT = 60.0  # seconds
 
 
 class Library(NamedTuple):
-    """A library by its names as a distribution and as a module, and what it is there for."""
+    """An optional library, and what needs it."""
 
     distribution: str
     module: str
@@ -48,7 +48,7 @@ LIBRARIES = (
     Library("swanlab", "swanlab", "the logger swanlab", "swanlab"),
     Library("trackio", "trackio", "the logger trackio", "trackio"),
 )
-# What needs a library beside torch: its module.
+# Engine or logger -> the module that it needs.
 ENGINES = {"builtin": "torch", "hf": "transformers", "vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
 LOGGERS = {
     "console": "rich",
@@ -59,7 +59,7 @@ LOGGERS = {
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU, as the CUDA driver describes it."""
+    """One GPU, as the CUDA driver reports it."""
 
     name: str
     memory: int
@@ -67,13 +67,13 @@ class Device:
 
 @dataclass
 class Machine:
-    """Everything that `doctor` says about where it runs."""
+    """What `doctor` reports about this machine."""
 
     python: str
     system: str
     cpus: int
     memory: int
-    libraries: dict[str, str | None]  # distribution -> version, None if it is not installed
+    libraries: dict[str, str | None]  # distribution -> version, None: not installed
     devices: list[Device]
     bf16: str
     isolation: str
@@ -82,12 +82,12 @@ class Machine:
     engines: dict[str, bool] = field(default_factory=dict)
     loggers: dict[str, bool] = field(default_factory=dict)
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def look(folder: str = ".") -> Machine:
-    """Look at this machine. Starts probes in processes of their own; imports no heavy library."""
+def describe_machine(folder: str = ".") -> Machine:
+    """Probe this machine. Child processes do what needs a heavy library."""
     shm = Path("/dev/shm")
     return Machine(
         python=platform.python_version(),
@@ -106,22 +106,22 @@ def look(folder: str = ".") -> Machine:
 
 
 def missing_for(cfg: TrainConfig) -> list[tuple[str, Library]]:
-    """What a run asks for that is not installed here: the setting, and the library it needs."""
+    """Settings whose library is not installed here, each with that library."""
     model, whole = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref
-    asked = {f"trainer.logger={name}": LOGGERS.get(name) for name in cfg.trainer.logger}
-    asked[f"actor_rollout_ref.rollout.name={whole.rollout.name}"] = ENGINES.get(whole.rollout.name)
+    modules = {f"trainer.logger={name}": LOGGERS.get(name) for name in cfg.trainer.logger}
+    modules[f"actor_rollout_ref.rollout.name={whole.rollout.name}"] = ENGINES.get(whole.rollout.name)
     if wants_adapter(model) or wants_adapter(cfg.critic.model):
-        asked["LoRA"] = "peft"
+        modules["LoRA"] = "peft"
     if model.load_in_4bit or cfg.critic.model.load_in_4bit:
-        asked["load_in_4bit"] = "bitsandbytes"
+        modules["load_in_4bit"] = "bitsandbytes"
     if model.use_liger:
-        asked["actor_rollout_ref.model.use_liger=true"] = "liger_kernel"
-    known = {library.module: library for library in LIBRARIES}
-    return [(setting, known[name]) for setting, name in asked.items() if name in known and not installed(name)]
+        modules["actor_rollout_ref.model.use_liger=true"] = "liger_kernel"
+    libraries = {library.module: library for library in LIBRARIES}
+    return [(key, libraries[name]) for key, name in modules.items() if name in libraries and not installed(name)]
 
 
 def installed(module: str) -> bool:
-    """Can it be imported? Found, not imported."""
+    """Whether a module could be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
@@ -142,7 +142,7 @@ def total_memory() -> int:
 
 
 def cuda_devices() -> list[Device]:
-    """Ask the driver itself: torch need not be loaded for that."""
+    """All GPUs, through the CUDA driver, so that torch is not loaded."""
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -150,33 +150,33 @@ def cuda_devices() -> list[Device]:
     count = ctypes.c_int(0)
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return []
-    found = []
+    devices = []
     for number in range(count.value):
         handle, name, size = ctypes.c_int(), ctypes.create_string_buffer(128), ctypes.c_size_t()
         driver.cuDeviceGet(ctypes.byref(handle), number)
         driver.cuDeviceGetName(name, len(name), handle)
         driver.cuDeviceTotalMem_v2(ctypes.byref(size), handle)
-        found.append(Device(name.value.decode(errors="replace"), size.value))
-    return found
+        devices.append(Device(name.value.decode(errors="replace"), size.value))
+    return devices
 
 
 def cpu_bf16(flags: str | None = None) -> str:
-    """Whether bf16 products on this CPU are safe; a child process tries where the CPU claims to have AMX."""
+    """Whether bf16 matrix products work on this CPU; a child process tries one where the CPU advertises AMX."""
     if flags is None:
         info = Path("/proc/cpuinfo")
         flags = info.read_text(errors="replace") if info.exists() else ""
     if "amx_bf16" not in flags:
-        return "safe: this CPU claims no AMX"
+        return "safe: no AMX on this CPU"
     code = "from burnish.models.device import make_cpu_bf16_safe; print(make_cpu_bf16_safe())"
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PROBE_SECONDS)
+        probe = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PROBE_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"unknown: {error}"
-    if done.returncode != 0:
-        return "unknown: torch could not be asked"
-    if done.stdout.strip() == "True":
-        return "guarded: a bf16 product ends the process here, so oneDNN is turned off where bf16 is used"
-    return "safe: tried"
+    if probe.returncode != 0:
+        return "unknown: the probe failed"
+    if probe.stdout.strip() == "True":
+        return "guarded: a bf16 product crashes the process on this CPU, so bf16 runs without oneDNN"
+    return "safe: tested"
 
 
 def _isolation() -> str:

@@ -1,4 +1,4 @@
-"""What one role's model holds on a GPU: weights, gradients, optimizer state, by the keys of its sections."""
+"""Memory of one role's model on a GPU: weights, gradients and optimizer state, from the role's config sections."""
 
 from __future__ import annotations
 
@@ -10,235 +10,243 @@ from typing import Any
 
 from burnish.config.adapters import ALL_LINEAR, AdapterSettings, TrainedModelConfig, adapter_of
 from burnish.config.engine import FsdpConfig, MegatronConfig
-from burnish.doctor.activations import FLOAT, PLAIN, Making, Width
+from burnish.doctor.activations import EAGER, Itemsize, LayerKernels
 from burnish.doctor.head import ON_GPU, HeadPlan
 from burnish.doctor.shapes import Linear, Shape
+from burnish.sizing import COMPILED_FAMILIES, DTYPE_NAMES, default_dtype, dtype_bytes, flash_attention_fits
+from burnish.sizing import FLOAT32_BYTES as FLOAT
 
-WIDTHS = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2, "float": 4}
-BLOCK = 64  # 4-bit weights share a scale in blocks of so many, and these scales one in blocks of SCALES
-SCALES = 256
-# Families whose layers the run compiles, written down here so that planning loads no torch; a test compares them.
-COMPILED = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "smollm3", "olmo2"})
+NF4_BLOCK = 64  # 4-bit weights per scale, by bitsandbytes' default
+NF4_SCALE_BLOCK = 256  # scales per second-level scale
+SAVED_RANK = 16  # of a saved adapter whose adapter_config.json is not here
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Over how many ranks a model's numbers are divided."""
+class Shards:
+    """How many ranks divide a model's tensors."""
 
     weights: int = 1
     optimizer: int = 1
     tokens: int = 1  # ranks that share one sequence
-    tensor: int = 1  # ranks that share one layer's matrices; embedding and head are whole on each of them
+    tensor: int = 1  # ranks that share one layer's matrices; each holds embedding and head whole
 
-    def share(self, shape: Shape, number: int, parameters: int) -> int:
-        """Bytes of one rank, of `number` for all `parameters` of a model."""
-        if self.tensor == 1 or not parameters:
-            return number // self.weights
-        ends = max(0, parameters - _inside(shape))
-        return number * ((parameters - ends) + ends * self.tensor) // (parameters * self.weights)
+    def share(self, shape: Shape, num_bytes: int, num_parameters: int) -> int:
+        """Bytes on one rank, of `num_bytes` for all `num_parameters` of the model."""
+        if self.tensor == 1 or not num_parameters:
+            return num_bytes // self.weights
+        outside = max(0, num_parameters - _inside_layers(shape))
+        inside = num_parameters - outside
+        return num_bytes * (inside + outside * self.tensor) // (num_parameters * self.weights)
 
     @property
-    def alone(self) -> bool:
+    def unsharded(self) -> bool:
         return self.weights == 1 and self.optimizer == 1
 
 
 @dataclass(frozen=True)
 class Role:
-    """One model in its role. Bytes are of one rank."""
+    """One model in its role. Bytes are those of one rank."""
 
     name: str
     shape: Shape
-    width: Width
-    spread: Spread
+    itemsize: Itemsize
+    shards: Shards
     weights: int
-    trained: int = 0  # parameters that are taught, on all ranks together
+    num_trained: int = 0  # trained parameters, over all ranks
     gradients: int = 0
     optimizer: int = 0
-    average: int = 0  # the moving average of the weights
-    gathered: int = 0  # weights of a layer or two and of the ends, whole again for a moment
-    head: bool = True  # a language head; else a number per token
-    offload: bool = False  # the weights wait in CPU memory between this role's phases
+    ema: int = 0  # the moving average of the weights
+    gathered: int = 0  # unsharded weights of the layers in use, and of embedding and head
+    head: bool = True  # a language-model head; else one value per token
+    offload: bool = False  # weights are in CPU memory between this role's phases
     offload_optimizer: bool = False
     updates_on_cpu: bool = False
-    recomputed: int = 0  # layers that are computed again in the backward pass
-    group: int = 1  # and how many of these at once, of which only the first keeps its input
+    num_recomputed: int = 0  # layers with activation checkpointing
+    recompute_group: int = 1  # layers per checkpoint
     activations_on_cpu: bool = False
-    adapted: bool = False  # adapters are taught, the rest is frozen
-    logits: HeadPlan = ON_GPU  # how the language head is computed
-    making: Making = PLAIN  # and how the layers are
+    has_adapters: bool = False  # only adapters are trained
+    logits: HeadPlan = ON_GPU
+    kernels: LayerKernels = EAGER
 
     @property
-    def copies(self) -> bool:
-        """Does one process convert its weights for the products, all of them in a forward pass?"""
-        return self.width.mixed and self.spread.alone
+    def casts_weights(self) -> bool:
+        """Whether autocast copies the weights to the compute dtype. FSDP gathers them in it instead."""
+        return self.itemsize.mixed and self.shards.unsharded
 
 
-def width_of(name: str | None, default: int) -> int:
-    return default if name in (None, "auto") else WIDTHS.get(str(name), default)
+def itemsize_of(name: str | None, default: int) -> int:
+    """Bytes per element of a named dtype; the default for null, `auto` and unknown names."""
+    return dtype_bytes(name) if name in DTYPE_NAMES else default
 
 
-def precision(fsdp: FsdpConfig, torch_dtype: str | None, on_cpu: bool) -> Width:
-    """Bytes of kept weights and of products, as the run would choose them."""
-    kept = width_of(torch_dtype or fsdp.model_dtype, FLOAT)
-    compute = width_of(fsdp.mixed_precision.param_dtype, FLOAT if on_cpu else 2)
-    return Width(kept, kept if compute == FLOAT else compute)
+def default_itemsize(on_cpu: bool) -> int:
+    return dtype_bytes(default_dtype(on_cpu))
 
 
-def making_of(shape: Shape, width: Width, *, on_cpu: bool, compiled: bool = False) -> Making:
-    """Whether layers are compiled, where that was asked for, and attention is torch's flash kernel."""
-    flash = not on_cpu and flash_fits(shape, width)
-    return Making(compiled=compiled and not on_cpu and shape.family in COMPILED, flash=flash)
+def precision(fsdp: FsdpConfig, torch_dtype: str | None, on_cpu: bool) -> Itemsize:
+    """Bytes per element of weights and matrix products, as the run would choose them."""
+    weights = itemsize_of(torch_dtype or fsdp.model_dtype, FLOAT)
+    compute = itemsize_of(fsdp.mixed_precision.param_dtype, default_itemsize(on_cpu))
+    return Itemsize(weights, weights if compute == FLOAT else compute)
 
 
-def flash_fits(shape: Shape, width: Width) -> bool:
-    """16 bits, no cap, heads of a size that the kernel knows."""
-    return width.compute == 2 and not shape.softcap and shape.head_dim % 8 == 0 and shape.head_dim <= 256
+def layer_kernels(shape: Shape, itemsize: Itemsize, *, on_cpu: bool, compiled: bool = False) -> LayerKernels:
+    """Which kernels the layers use; `compiled` is whether the config asks for torch.compile."""
+    flash = not on_cpu and flash_attention_fits(itemsize.compute, shape.head_dim, shape.softcap)
+    return LayerKernels(compiled=compiled and not on_cpu and shape.family in COMPILED_FAMILIES, flash=flash)
 
 
-def spread_of(strategy: str, ranks: int, fsdp: FsdpConfig, megatron: MegatronConfig | None, sequence: int) -> Spread:
-    """FSDP divides everything by its group; under Megatron's keys, tensor ranks divide the layers first."""
+def shards_of(strategy: str, ranks: int, fsdp: FsdpConfig, megatron: MegatronConfig | None, sequence: int) -> Shards:
+    """FSDP divides everything by its group; with Megatron's keys, tensor ranks divide the layers first."""
     tensor = 1
     if strategy == "megatron" and megatron is not None:
         tensor = min(ranks, megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size)
         ranks, sequence = max(1, ranks // tensor), megatron.context_parallel_size
     group = ranks if fsdp.fsdp_size <= 0 else min(fsdp.fsdp_size, ranks)
-    return Spread(group * tensor, group * tensor, min(sequence, ranks), tensor)
+    return Shards(group * tensor, group * tensor, min(sequence, ranks), tensor)
 
 
-def taught(
+def trained_role(
     name: str,
     shape: Shape,
     model: TrainedModelConfig,
     fsdp: FsdpConfig,
-    spread: Spread,
+    shards: Shards,
     *,
     key: str,
     on_cpu: bool,
     torch_dtype: str | None = None,
     head: bool = True,
     logits: HeadPlan = ON_GPU,
-    average: bool = False,
+    ema: bool = False,
     compiled: bool = False,
 ) -> Role:
-    """A model that learns: all of it, or adapters over frozen weights. `compiled` is what was asked for."""
-    width = precision(fsdp, torch_dtype, on_cpu)
-    total = shape.parameters if head else value_parameters(shape)
-    tensors = shape.tensors if head else shape.tensors - (not shape.tied) + 2
+    """A trained model: all of it, or adapters on frozen weights."""
+    itemsize = precision(fsdp, torch_dtype, on_cpu)
+    num_parameters = shape.parameters if head else value_parameters(shape)
+    num_tensors = shape.tensors if head else shape.tensors - (not shape.tied) + 2
     settings = adapter_of(model, key)
-    kept = weight_bytes(shape, width.kept, total, four_bit=model.load_in_4bit)
-    gradient_width = optimizer_width = width.kept
-    trained = total
+    weights = weight_bytes(shape, itemsize.weights, num_parameters, four_bit=model.load_in_4bit)
+    num_trained, trained_itemsize = num_parameters, itemsize.weights
     if settings is not None:
-        trained, tensors = adapter_parameters(shape, settings)
+        num_trained, num_tensors = adapter_parameters(shape, settings)
         if not head:
-            trained, tensors = trained + shape.hidden + 1, tensors + 2
-        fragile = model.load_in_4bit or (torch_dtype or fsdp.model_dtype) in ("fp16", "float16", "half")
-        own = width_of(settings.dtype, FLOAT if fragile else width.kept)
-        kept, gradient_width, optimizer_width = kept + trained * own, own, own
-        width = replace(width, adapters=own)
+            num_trained, num_tensors = num_trained + shape.hidden + 1, num_tensors + 2
+        # Small updates are lost in float16, and 4-bit weights have no floating-point dtype.
+        needs_float32 = model.load_in_4bit or (torch_dtype or fsdp.model_dtype) in ("fp16", "float16", "half")
+        trained_itemsize = itemsize_of(settings.dtype, FLOAT if needs_float32 else itemsize.weights)
+        weights += num_trained * trained_itemsize
+        itemsize = replace(itemsize, adapters=trained_itemsize)
+    trained_bytes = num_trained * trained_itemsize
     offloads = not on_cpu
     return Role(
         name=name,
         shape=shape,
-        width=width,
-        spread=spread,
-        weights=spread.share(shape, kept, total),
-        trained=trained,
-        gradients=spread.share(shape, trained * gradient_width, total),
-        optimizer=spread.share(shape, 2 * trained * optimizer_width, total) + FLOAT * tensors,
-        average=FLOAT * trained // spread.weights if average else 0,
-        gathered=_gathered(shape, width, spread),
+        itemsize=itemsize,
+        shards=shards,
+        weights=shards.share(shape, weights, num_parameters),
+        num_trained=num_trained,
+        gradients=shards.share(shape, trained_bytes, num_parameters),
+        # AdamW: two moments per parameter, and a float32 step count per tensor
+        optimizer=shards.share(shape, 2 * trained_bytes, num_parameters) + FLOAT * num_tensors,
+        ema=FLOAT * num_trained // shards.weights if ema else 0,
+        gathered=_gathered(shape, itemsize, shards),
         head=head,
         offload=offloads and (fsdp.param_offload or fsdp.offload_policy),
         offload_optimizer=offloads and (fsdp.optimizer_offload or fsdp.offload_policy),
         updates_on_cpu=offloads and fsdp.offload_policy,
-        recomputed=recomputed_layers(model, shape),
-        group=(model.recompute.num_layers or 1) if model.recompute.method == "uniform" else 1,
+        num_recomputed=recomputed_layers(model, shape),
+        recompute_group=(model.recompute.num_layers or 1) if model.recompute.method == "uniform" else 1,
         activations_on_cpu=offloads and model.enable_activation_offload,
-        adapted=settings is not None,
+        has_adapters=settings is not None,
         logits=logits,
-        making=making_of(shape, width, on_cpu=on_cpu, compiled=compiled and spread.alone and not model.load_in_4bit),
+        kernels=layer_kernels(
+            shape, itemsize, on_cpu=on_cpu, compiled=compiled and shards.unsharded and not model.load_in_4bit
+        ),
     )
 
 
-def frozen(
+def frozen_role(
     name: str,
     shape: Shape,
     fsdp: FsdpConfig,
-    spread: Spread,
-    width: Width,
+    shards: Shards,
+    itemsize: Itemsize,
     *,
     on_cpu: bool,
     head: bool = True,
     logits: HeadPlan = ON_GPU,
     compiled: bool = False,
 ) -> Role:
-    """A model that is only read."""
-    total = shape.parameters if head else value_parameters(shape)
+    """A model that only runs forward passes."""
+    num_parameters = shape.parameters if head else value_parameters(shape)
     return Role(
         name=name,
         shape=shape,
-        width=width,
-        spread=spread,
-        weights=spread.share(shape, total * width.kept, total),
-        gathered=_gathered(shape, width, spread),
+        itemsize=itemsize,
+        shards=shards,
+        weights=shards.share(shape, num_parameters * itemsize.weights, num_parameters),
+        gathered=_gathered(shape, itemsize, shards),
         head=head,
         offload=not on_cpu and (fsdp.param_offload or fsdp.offload_policy),
         logits=logits,
-        making=making_of(shape, width, on_cpu=on_cpu, compiled=compiled and spread.alone),
+        kernels=layer_kernels(shape, itemsize, on_cpu=on_cpu, compiled=compiled and shards.unsharded),
     )
 
 
 def value_parameters(shape: Shape) -> int:
-    """The backbone and a head of one number, with its bias."""
+    """Of the backbone, and of a head with one output and a bias."""
     return shape.backbone + shape.hidden + 1
 
 
-def weight_bytes(shape: Shape, width: int, total: int, *, four_bit: bool) -> int:
-    """Bytes of the weights; in four bits those of the layers' matrices."""
+def weight_bytes(shape: Shape, itemsize: int, num_parameters: int, *, four_bit: bool) -> int:
+    """Bytes of the weights; `four_bit` quantizes the layers' matrices."""
     if not four_bit:
-        return total * width
-    packed = [one.weights for one in (*shape.attention(), *shape.mlp())]
-    layer = sum(four_bit_bytes(number) for number in packed)
-    return (total - shape.layers * sum(packed)) * width + shape.layers * layer
+        return num_parameters * itemsize
+    quantized = [linear.weights for linear in (*shape.attention(), *shape.mlp())]
+    layer = sum(four_bit_bytes(size) for size in quantized)
+    return (num_parameters - shape.layers * sum(quantized)) * itemsize + shape.layers * layer
 
 
-def four_bit_bytes(number: int) -> int:
-    """One matrix in nf4: half a byte each, a byte of scale per block, and four for every SCALES of these."""
-    blocks = -(-number // BLOCK)
-    return -(-number // 2) + blocks + FLOAT * -(-blocks // SCALES)
+def four_bit_bytes(num_weights: int) -> int:
+    """One matrix in nf4 with double quantization: half a byte per weight, a one-byte scale per block, and a float32
+    per block of scales."""
+    blocks = -(-num_weights // NF4_BLOCK)
+    return -(-num_weights // 2) + blocks + FLOAT * -(-blocks // NF4_SCALE_BLOCK)
 
 
 def adapter_parameters(shape: Shape, settings: AdapterSettings) -> tuple[int, int]:
-    """Numbers and tensors of the adapters."""
+    """Parameters and tensors of the adapters."""
     rank = settings.rank or _saved_rank(settings.adapter_path)
-    chosen = [one for one in (*shape.attention(), *shape.mlp()) if _is_target(one, settings)]
-    each = sum(rank * (one.inputs + one.outputs) + (one.outputs if settings.dora else 0) for one in chosen)
-    return shape.layers * each, shape.layers * len(chosen) * (3 if settings.dora else 2)
+    targets = [linear for linear in (*shape.attention(), *shape.mlp()) if _is_target(linear, settings)]
+    per_layer = sum(
+        rank * (linear.inputs + linear.outputs) + (linear.outputs if settings.dora else 0) for linear in targets
+    )
+    return shape.layers * per_layer, shape.layers * len(targets) * (3 if settings.dora else 2)
 
 
-def _is_target(one: Linear, settings: AdapterSettings) -> bool:
-    wanted, unwanted = settings.target_modules, settings.exclude_modules
-    return (wanted == ALL_LINEAR or _matches(one.name, wanted)) and not _matches(one.name, unwanted)
+def _is_target(linear: Linear, settings: AdapterSettings) -> bool:
+    targets, excluded = settings.target_modules, settings.exclude_modules
+    return (targets == ALL_LINEAR or _matches(linear.name, targets)) and not _matches(linear.name, excluded)
 
 
 def _matches(name: str, modules: Any) -> bool:
-    """Names are compared with the module's; a text is a regular expression on its path."""
+    """peft's rule: a list holds module names; a string is a regular expression on the module's path."""
     if modules is None:
         return False
     if not isinstance(modules, str):
         return name in modules
-    part = "self_attn" if name in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
-    return name == modules or re.fullmatch(modules, f"model.layers.0.{part}.{name}") is not None
+    parent = "self_attn" if name in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
+    return name == modules or re.fullmatch(modules, f"model.layers.0.{parent}.{name}") is not None
 
 
 def _saved_rank(path: str | None) -> int:
     file = Path(path or "").expanduser() / "adapter_config.json"
-    return int(json.loads(file.read_text()).get("r", 16)) if path and file.is_file() else 16
+    return int(json.loads(file.read_text()).get("r", SAVED_RANK)) if path and file.is_file() else SAVED_RANK
 
 
 def recomputed_layers(model: TrainedModelConfig, shape: Shape) -> int:
-    """Layers that are computed again: all, or the first of Megatron's method `block`."""
+    """Layers with activation checkpointing: all, or the first ones with Megatron's method `block`."""
     if not model.enable_gradient_checkpointing:
         return 0
     if model.recompute.method == "block" and model.recompute.num_layers is not None:
@@ -246,13 +254,12 @@ def recomputed_layers(model: TrainedModelConfig, shape: Shape) -> int:
     return shape.layers
 
 
-def _gathered(shape: Shape, width: Width, spread: Spread) -> int:
-    """Two layers (tensor ranks gather their parts of them) and the ends of the model."""
-    if spread.alone:
+def _gathered(shape: Shape, itemsize: Itemsize, shards: Shards) -> int:
+    """Two layers (tensor ranks gather only their part of them), and the parameters outside layers."""
+    if shards.unsharded:
         return 0
-    return width.compute * (2 * shape.layer // spread.tensor + shape.parameters - _inside(shape))
+    return itemsize.compute * (2 * shape.layer // shards.tensor + shape.parameters - _inside_layers(shape))
 
 
-def _inside(shape: Shape) -> int:
-    """Parameters inside layers; the ends of the model are one unit that stays whole."""
+def _inside_layers(shape: Shape) -> int:
     return shape.layers * shape.layer

@@ -1,4 +1,4 @@
-"""Rules: conditions of a config that go wrong in ways people know, each with what to type instead."""
+"""Rules: known mistakes that a config shows, each with what to type instead."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from burnish.config import TrainConfig
 from burnish.doctor.memory import Shapes
 
 REFUSED = "refused"  # the run would not start, or would stop
-WARNING = "warning"  # it would run, and most likely not do what was meant
+WARNING = "warning"  # it would run, but most likely not as intended
 NOTE = "note"  # worth knowing
+SEVERITIES = (REFUSED, WARNING, NOTE)  # worst first
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found: what, how bad, and what to type."""
+    """One problem: its rule, how severe it is, a description, and what to type."""
 
     rule: str
     severity: str
@@ -24,48 +25,48 @@ class Finding:
     type: str = ""
     keys: tuple[str, ...] = ()
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As `doctor --json` prints it."""
         return {"rule": self.rule, "severity": self.severity, "text": self.text, "type": self.type}
 
 
 @dataclass
 class Case:
-    """What the rules look at."""
+    """The input of the rules."""
 
     cfg: TrainConfig
     shapes: Shapes | None = None
-    given: frozenset[str] = frozenset()  # keys that the user set
-    families: dict[str, str] = field(default_factory=dict)  # role -> model family, where its config.json is here
+    user_keys: frozenset[str] = frozenset()  # keys that the user set
+    families: dict[str, str] = field(default_factory=dict)  # role -> model_type, where its config.json is local
 
     def was_set(self, section: str) -> bool:
-        """Was this key, or one inside it, set by the user?"""
-        return any(key == section or key.startswith(f"{section}.") for key in self.given)
+        """Whether the user set this key, or one inside it."""
+        return any(key == section or key.startswith(f"{section}.") for key in self.user_keys)
 
 
-# The finding's text and what to type, or None.
-Judgement = tuple[str, str] | None
+# A finding's text and what to type; None where the rule does not apply.
+RuleResult = tuple[str, str] | None
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A named condition. `scene` is the situation in which people look it up."""
+    """A named check. `symptom` is what users see when they run into it."""
 
     name: str
     severity: str
-    scene: str
-    reward_model: Callable[[Case], Judgement]
+    symptom: str
+    check: Callable[[Case], RuleResult]
     keys: tuple[str, ...] = ()
 
     def find(self, case: Case) -> Finding | None:
-        judged = self.score(case)
-        return None if judged is None else Finding(self.name, self.severity, *judged, keys=self.keys)
+        result = self.check(case)
+        return None if result is None else Finding(self.name, self.severity, *result, keys=self.keys)
 
 
 def find_all(case: Case) -> list[Finding]:
-    """Every rule that fires, worst first."""
+    """The findings of all rules, worst first."""
     from burnish.doctor.advice import ADVICE
-    from burnish.doctor.troubles import TROUBLES
+    from burnish.doctor.troubleshooting import TROUBLESHOOTING
 
-    found = [finding for rule in (*TROUBLES, *ADVICE) if (finding := rule.find(case)) is not None]
-    return sorted(found, key=lambda finding: (REFUSED, WARNING, NOTE).index(finding.severity))
+    findings = [finding for rule in (*TROUBLESHOOTING, *ADVICE) if (finding := rule.find(case)) is not None]
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))

@@ -1,4 +1,4 @@
-"""Shape: what a model's config.json says about its size, and how many numbers that makes."""
+"""Shape: a model's dimensions from its config.json, and the parameter counts that follow."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from typing import Any, NamedTuple
 from burnish.doctor.known_shapes import KNOWN
 from burnish.errors import UserError
 
-# Families whose every number is counted exactly; others are counted as if they were Llama.
+# Families whose parameters are counted exactly; others are counted as if they were Llama.
 EXACT = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2")
 GEMMA = ("gemma", "gemma2", "gemma3_text")
 FOUR_NORMS = ("gemma2", "gemma3_text")
 QK_NORMS = ("qwen3", "qwen3_moe", "gemma3_text")
-# Parts of a name that change what a model was trained on, not its size.
+# Parts of a name that say what a model was trained on and do not change its size.
 SIBLINGS = r"(?<![a-z])(math|coder|vl|meta)(?![a-z])"
-CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 
 
 class Linear(NamedTuple):
-    """One matrix of a layer: its name in Hugging Face models, inputs, outputs, and whether a bias is added."""
+    """One linear layer, by its name in Hugging Face models."""
 
     name: str
     inputs: int
@@ -38,7 +37,7 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder-only language model, by its sizes."""
+    """The dimensions of a decoder-only language model."""
 
     family: str
     hidden: int
@@ -52,15 +51,15 @@ class Shape:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    softcap: bool = False  # attention scores are capped, so attention is computed the long way
-    experts: int = 0  # of a mixture; `intermediate` is then that of one expert
+    softcap: bool = False  # attention logits are capped, which no fused kernel supports
+    experts: int = 0  # per layer; `intermediate` is then the size of one expert
     active_experts: int = 0
-    shared_intermediate: int = 0  # of experts that every token passes through
-    vision: bool = False  # there is more than the text model that is counted here
+    shared_intermediate: int = 0  # of shared experts
+    vision: bool = False  # has a vision tower, which is not counted here
 
     @property
     def exact(self) -> bool:
-        """Is every number counted, rather than estimated?"""
+        """Whether counts are exact rather than estimated."""
         return self.family in EXACT and not self.vision
 
     @property
@@ -77,7 +76,7 @@ class Shape:
 
     @property
     def norms(self) -> int:
-        """RMS norms of the hidden size in a layer."""
+        """RMS norms of the hidden size per layer."""
         return 4 if self.family in FOUR_NORMS else 2
 
     def attention(self) -> list[Linear]:
@@ -89,7 +88,7 @@ class Shape:
         ]
 
     def mlp(self) -> list[Linear]:
-        """Matrices of the feed-forward part; of a mixture, those of all its experts."""
+        """Linear layers of the MLP; with experts, those of all of them together."""
         inner = self.shared_intermediate + self.intermediate * max(1, self.experts)
         return [
             Linear("gate_proj", self.hidden, inner, self.mlp_bias),
@@ -99,25 +98,26 @@ class Shape:
 
     @property
     def active_intermediate(self) -> int:
-        """Inner width that one token passes through."""
+        """MLP size that one token activates."""
         return self.shared_intermediate + self.intermediate * max(1, self.active_experts)
 
     @property
     def layer_linear(self) -> int:
-        """Entries of the matrices of a layer."""
-        return sum(one.weights for one in (*self.attention(), *self.mlp())) + self.experts * self.hidden
+        """Matrix entries per layer."""
+        return sum(linear.weights for linear in (*self.attention(), *self.mlp())) + self.experts * self.hidden
 
     @property
     def layer(self) -> int:
-        """All parameters of a layer."""
-        biases = sum(one.outputs for one in (*self.attention(), *self.mlp()) if one.bias)
+        """Parameters per layer."""
+        biases = sum(linear.outputs for linear in (*self.attention(), *self.mlp()) if linear.bias)
         return self.layer_linear + biases + self.norms * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
 
     @property
     def layer_tensors(self) -> int:
-        """Parameters of a layer, counted as tensors."""
+        """Parameter tensors per layer."""
         linears = (*self.attention(), *self.mlp())
-        return len(linears) + sum(one.bias for one in linears) + self.norms + 2 * self.qk_norm + bool(self.experts)
+        biases = sum(linear.bias for linear in linears)
+        return len(linears) + biases + self.norms + 2 * self.qk_norm + bool(self.experts)
 
     @property
     def embedding(self) -> int:
@@ -125,43 +125,43 @@ class Shape:
 
     @property
     def backbone(self) -> int:
-        """Everything before the head."""
+        """Parameters without the head."""
         return self.embedding + self.layers * self.layer + self.hidden
 
     @property
     def parameters(self) -> int:
-        """Of the language model; a tied head counts once."""
+        """Parameters of the language model; a tied head counts once."""
         return self.backbone + (0 if self.tied else self.embedding)
 
     @property
     def tensors(self) -> int:
         return 2 + self.layers * self.layer_tensors + (not self.tied)
 
-    def cache_per_token(self, width: int) -> int:
+    def cache_per_token(self, itemsize: int) -> int:
         """Bytes of keys and values of one token."""
-        return 2 * self.layers * self.key * width
+        return 2 * self.layers * self.key * itemsize
 
 
-class Found(NamedTuple):
-    """A shape and where it came from."""
+class ShapeSource(NamedTuple):
+    """A shape and where it comes from."""
 
     shape: Shape
     source: str
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
-    """The sizes in a Hugging Face config."""
+    """The shape of a Hugging Face config."""
     text = {**config, **(config.get("text_config") or {})}
     family = str(text.get("model_type", "llama"))
     hidden, heads = _number(text, "hidden_size"), _number(text, "num_attention_heads")
     experts = _first(text, "num_experts", "num_local_experts", "n_routed_experts") or 0
-    inner = text.get("intermediate_size")
-    expert = _first(text, "moe_intermediate_size") or inner
+    intermediate = text.get("intermediate_size")
+    expert = _first(text, "moe_intermediate_size") or intermediate
     shared = _first(text, "shared_expert_intermediate_size") or (_first(text, "n_shared_experts") or 0) * (expert or 0)
     return Shape(
         family=family,
         hidden=hidden,
-        intermediate=(expert if experts else inner) or 4 * hidden,
+        intermediate=(expert if experts else intermediate) or 4 * hidden,
         layers=_number(text, "num_hidden_layers"),
         heads=heads,
         kv_heads=text.get("num_key_value_heads") or heads,
@@ -179,18 +179,18 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def find_shape(path: str, overrides: Mapping[str, Any] | None = None, key: str = "--shape") -> Found:
-    """The shape of a model: by its config.json, where there is one here, else by its name."""
+def find_shape(path: str, overrides: Mapping[str, Any] | None = None, key: str = "--shape") -> ShapeSource:
+    """The shape of a model, from its local config.json, else from its name."""
     config = _config_file(path)
     if config is not None:
-        read = json.loads(config.read_text(encoding="utf-8"))
+        loaded = json.loads(config.read_text(encoding="utf-8"))
         changes = {**(overrides or {})}
         changes.update(changes.pop("model_config", None) or {})
-        return Found(shape_of({**read, **changes}), f"{config}")
+        return ShapeSource(shape_of({**loaded, **changes}), f"{config}")
     name = known_name(path)
     if name is None:
         raise UserError(
-            "neither a folder with a config.json nor a model whose shape is known here",
+            "no config.json found, and not the name of a known model",
             key=key,
             value=path,
             hint="--shape qwen2.5-7b, or --shape /folder/with/config.json",
@@ -200,48 +200,38 @@ def find_shape(path: str, overrides: Mapping[str, Any] | None = None, key: str =
     shape = replace(
         shape, layers=layers or shape.layers, vision=bool(re.search(r"(?<![a-z])vl(?![a-z])", path.lower()))
     )
-    return Found(shape, f"the known shape of {name}")
+    return ShapeSource(shape, f"the built-in shape of {name}")
 
 
 def known_name(path: str) -> str | None:
-    """The known model that a path or hub name speaks of: the longest name in it, whatever the punctuation."""
+    """The known model that a path or hub name contains, ignoring punctuation; the longest if several match."""
     name = os.path.basename(path.rstrip("/"))
-    spoken = (_bare(name), _bare(re.sub(SIBLINGS, "", name.lower())))
-    found = [known for known in KNOWN if any(_names(_bare(known), bare) for bare in spoken)]
-    return max(found, key=len, default=None)
+    variants = (_alphanumeric(name), _alphanumeric(re.sub(SIBLINGS, "", name.lower())))
+    matches = [known for known in KNOWN if any(_contains(variant, _alphanumeric(known)) for variant in variants)]
+    return max(matches, key=len, default=None)
 
 
-def _names(known: str, bare: str) -> bool:
-    """Is it in there, and not as the beginning or end of a longer number?"""
-    return re.search(rf"(?<!\d){re.escape(known)}", bare) is not None
+def _contains(name: str, known: str) -> bool:
+    """Whether the known name occurs, and not inside a longer number."""
+    return re.search(rf"(?<!\d){re.escape(known)}", name) is not None
 
 
-def _bare(name: str) -> str:
+def _alphanumeric(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def is_reward_head(path: str) -> bool | None:
-    """Does its config.json name a classifier? None where there is none to read."""
-    config = _config_file(path)
-    if config is None:
-        return None
-    names = json.loads(config.read_text(encoding="utf-8")).get("architectures") or []
-    return any(name.endswith(CLASSIFIERS) for name in names)
-
-
 def _config_file(path: str) -> Path | None:
-    """config.json in a folder, or in the newest snapshot of a hub name in the local cache."""
-    given = Path(path).expanduser()
-    if given.is_file() and given.suffix == ".json":
-        return given
-    if (given / "config.json").is_file():
-        return given / "config.json"
+    """The config.json of a folder, or of the newest snapshot of a hub name in the local cache."""
+    local = Path(path).expanduser()
+    if local.is_file() and local.suffix == ".json":
+        return local
+    if (local / "config.json").is_file():
+        return local / "config.json"
     hub = os.environ.get("HF_HUB_CACHE") or os.path.join(
         os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface")), "hub"
     )
     snapshots = Path(hub, f"models--{path.replace('/', '--')}", "snapshots")
-    found = sorted(snapshots.glob("*/config.json"), key=lambda file: file.stat().st_mtime) if snapshots.is_dir() else []
-    return found[-1] if found else None
+    return max(snapshots.glob("*/config.json"), key=lambda file: file.stat().st_mtime, default=None)
 
 
 def _number(config: Mapping[str, Any], name: str) -> int:

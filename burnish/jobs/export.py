@@ -23,12 +23,11 @@ from burnish.errors import UserError
 from burnish.models.device import DTYPES
 from burnish.models.fourbit import four_bits
 from burnish.models.load import ModelSource, first_line, load_causal_lm, load_value_model, quiet_transformers
-from burnish.models.lora import FACTS, adapter_dtype, add_adapters
-from burnish.models.plain import model_of
+from burnish.models.lora import BASE_INFO, adapter_dtype, add_adapters
+from burnish.models.plain import build_model
 from burnish.training.checkpoint import PREFIX, Checkpoints, damage
-from burnish.training.shards import join_shards, shard_files
-from burnish.training.state import ADAPTER, HUB, holding
-from burnish.training.stored import has_adapter, stored_average, stored_weights, whole_weights
+from burnish.training.external_checkpoints import join_verl_shards, verl_shard_files
+from burnish.training.state import ADAPTER, HUB, has_adapter, read_average, read_shards, read_weights, swapped_weights
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "config.json")
 VALUE_HEAD = "score"
@@ -111,7 +110,7 @@ def _load_model(folder: Path, options: ExportOptions) -> PreTrainedModel:
     if options.dtype is not None:
         weights = _cast(weights, options.dtype)
     generation = folder / HUB / "generation_config.json"
-    return model_of(
+    return build_model(
         config,
         weights,
         values=options.critic,
@@ -132,23 +131,23 @@ def _config(folder: Path, options: ExportOptions) -> PretrainedConfig:
 
 
 def _read_weights(folder: Path, config: PretrainedConfig, options: ExportOptions) -> dict[str, Tensor]:
-    files = shard_files(folder)
+    files = verl_shard_files(folder)
     if files:
         if options.average:
             raise UserError("verl checkpoints have no moving average", key="--ema")
-        empty = model_of(config, None, values=options.critic, trust_remote_code=options.trust_remote_code)
-        return join_shards(files, {name: tensor.shape for name, tensor in empty.state_dict().items()})
-    if not options.average and not stored_weights(folder) and any((folder / HUB).glob("*.safetensors")):
+        empty = build_model(config, None, values=options.critic, trust_remote_code=options.trust_remote_code)
+        return join_verl_shards(files, {name: tensor.shape for name, tensor in empty.state_dict().items()})
+    if not options.average and not read_shards(folder) and any((folder / HUB).glob("*.safetensors")):
         family = AutoModelForTokenClassification if options.critic else AutoModelForCausalLM
         kwargs = {"config": config, "dtype": "auto", "trust_remote_code": options.trust_remote_code}
         return family.from_pretrained(folder / HUB, **kwargs).state_dict()
-    return whole_weights(folder, options.average)
+    return read_weights(folder, options.average)
 
 
 def _merge_adapter(folder: Path, options: ExportOptions) -> dict[str, Tensor]:
     """Merge the adapter into the base model, exactly as the run did for its engine."""
     adapter = folder / ADAPTER
-    facts = json.loads((adapter / FACTS).read_text()) if (adapter / FACTS).is_file() else {}
+    facts = json.loads((adapter / BASE_INFO).read_text()) if (adapter / BASE_INFO).is_file() else {}
     path = options.base or json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path")
     if not path:
         raise UserError("the base model of the adapter is not known", key="--base", hint="--base /path/to/model")
@@ -166,7 +165,7 @@ def _merge_adapter(folder: Path, options: ExportOptions) -> dict[str, Tensor]:
     )
     heads = (VALUE_HEAD,) if options.critic else ()
     adapters = add_adapters(model, settings, dtype=adapter_dtype(model, None), heads=heads)
-    with holding(model, stored_average(folder) if options.average else {}):
+    with swapped_weights(model, read_average(folder) if options.average else {}):
         return {name: tensor.to(dtype) for name, tensor in adapters.merged(torch.device("cpu"))}
 
 

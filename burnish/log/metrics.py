@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from burnish.batch import Batch, Ragged
+from burnish.batch import Batch
 
 # (column, metric): sum over the tokens of a row, then mean, max and min over rows.
 PER_ROW = (("token_level_scores", "critic/score"), ("token_level_rewards", "critic/rewards"))
@@ -22,7 +22,7 @@ def batch_metrics(
         return metrics
     for column, name in PER_ROW:
         if column in batch:
-            metrics |= _spread(name, row_sums(batch[column]))
+            metrics |= _spread(name, batch[column].sums())
     for column, name in PER_TOKEN:
         if column in batch:
             metrics |= _spread(name, _sampled_tokens(batch, column))
@@ -33,14 +33,6 @@ def batch_metrics(
     metrics |= _truncation(batch)
     metrics |= _mismatch(batch)
     return metrics
-
-
-def row_sums(column: Ragged) -> Tensor:
-    """The sum of each row, float64 on the CPU; an empty row is 0."""
-    row_of_token = torch.arange(len(column)).repeat_interleave(column.lengths)
-    return torch.zeros(len(column), dtype=torch.float64).index_add_(
-        0, row_of_token, column.flat.detach().cpu().double()
-    )
 
 
 def _sampled_tokens(batch: Batch, name: str) -> Tensor:
@@ -88,7 +80,7 @@ def _groups(batch: Batch) -> dict[str, float]:
         return {}
     uids = batch["uid"].tolist() if isinstance(batch["uid"], Tensor) else batch["uid"]
     groups: dict[object, list[float]] = {}
-    for uid, score in zip(uids, row_sums(batch["token_level_scores"]).tolist(), strict=True):
+    for uid, score in zip(uids, batch["token_level_scores"].sums().tolist(), strict=True):
         groups.setdefault(uid, []).append(score)
     metrics = {"rollout/num_groups": float(len(groups))}
     compared = [scores for scores in groups.values() if len(scores) > 1]

@@ -44,7 +44,7 @@ def train_loaded(
     val_dataset: Sequence[Mapping[str, Any]] | None = None,
 ) -> Result:
     """The same from a loaded config. Under torchrun, the first process runs the loop and the others serve it."""
-    torchrun.serve_if_not_first()
+    torchrun.serve_if_not_main()
     return restarting(loaded, lambda current: build(current.cfg, reward, dataset, val_dataset), go)
 
 

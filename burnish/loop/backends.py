@@ -1,19 +1,19 @@
-"""A role's backend from its sections of the config: weights, adapters, number formats, memory, kernels."""
+"""A role's backend from its sections of the config: weights, adapters, dtypes, memory, kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import PreTrainedModel
 
 from burnish.config.adapters import adapter_of, attention_of
 from burnish.models.attention import packed_function
-from burnish.models.compiled import can_compile, compile_layers, compute_in_c
+from burnish.models.compiled import can_compile, compile_layers, use_cpu_kernels
 from burnish.models.device import pick_dtype
-from burnish.models.fourbit import four_bits, steady
+from burnish.models.fourbit import disable_inference_kernels, four_bits
 from burnish.models.head_kernels import HEAD_KERNELS
 from burnish.models.liger import apply_liger, check_liger
 from burnish.models.load import ModelSource, load_causal_lm, load_value_model
@@ -22,11 +22,11 @@ from burnish.models.lora import Adapters, adapter_dtype, add_adapters
 from burnish.models.parts import check_head
 from burnish.models.recompute import enable_recompute
 from burnish.seeding import derive_seed
-from burnish.training.backend import Backend, BackendOptions
+from burnish.training.backend import Backend, BackendOptions, FsdpOptions, create_backend
+from burnish.training.backends.module import ModuleBackend
 from burnish.training.offload import has_own_memory
 from burnish.training.optim import OptimizerOptions
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext
-from burnish.training.sharding import Sharding
 
 if TYPE_CHECKING:
     from burnish.config.adapters import TrainedModelConfig
@@ -37,33 +37,38 @@ VALUE_HEAD = "score"
 
 @dataclass(frozen=True)
 class Precision:
-    """What the weights are kept in, what products are computed in, and what buffers (RoPE's frequencies) are in."""
+    """Dtypes of the weights, of matrix products, and of buffers (RoPE's frequencies)."""
 
-    kept: torch.dtype
+    weights: torch.dtype
     compute: torch.dtype
     buffers: torch.dtype
 
     @staticmethod
     def of(fsdp: FsdpConfig, key: str, device: torch.device, torch_dtype: str | None = None) -> Precision:
-        """`torch_dtype` is the policy's other way to say model_dtype."""
+        """`torch_dtype` is the policy's alias of model_dtype."""
         mixed = fsdp.mixed_precision
-        kept = pick_dtype(torch_dtype or fsdp.model_dtype, device, f"{key}.model_dtype")
+        weights = pick_dtype(torch_dtype or fsdp.model_dtype, device, f"{key}.model_dtype")
         compute = pick_dtype(mixed.param_dtype, device, f"{key}.mixed_precision.param_dtype")
         return Precision(
-            kept=kept,
-            # Nothing is won by computing in more bits than are kept.
-            compute=kept if compute == torch.float32 else compute,
+            weights=weights,
+            # Computing in more bits than the weights have gains nothing.
+            compute=weights if compute == torch.float32 else compute,
             buffers=pick_dtype(mixed.buffer_dtype, device, f"{key}.mixed_precision.buffer_dtype"),
         )
 
 
 def check_kernels(models: dict[str, TrainedModelConfig], liger: bool, device: torch.device) -> None:
-    """Refuse before anything is loaded what this device or this installation cannot do."""
+    """Raise, before anything is loaded, for kernels that this device or installation does not support."""
     for key, model in models.items():
-        asked, where = attention_of(model, key)
-        packed_function(asked, device, where)
+        _attention(model, key, device)
     if liger:
         check_liger(device, "actor_rollout_ref.model.use_liger")
+
+
+def _attention(model: TrainedModelConfig, key: str, device: torch.device) -> str:
+    """The name of the attention implementation; raises where the device does not support it."""
+    name, attention_key = attention_of(cast(Any, model), key)  # all of them have override_config
+    return packed_function(name, device, attention_key)
 
 
 def trained_language_model(
@@ -80,17 +85,17 @@ def trained_language_model(
     seed: int,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
-    """The policy's model: loaded, checked, adapted, ready to be taught."""
+    """The policy's model, loaded, adapted and checked."""
     key = source.key.rpartition(".")[0]
     precision = Precision.of(fsdp, fsdp_key, device, torch_dtype)
-    made = _load(load_causal_lm, source, model, key, precision, device)
+    network = _load(load_causal_lm, source, model, key, precision, device)
     if liger:
-        apply_liger(made)
-    adapters = _adapt(made, model, key, device, seed=seed)
+        apply_liger(network)
+    adapters = _adapt(network, model, key, device, seed=seed)
     if compiled and not liger and not model.load_in_4bit:
-        _compile(made, key, device, parallel, precision.compute)
+        _compile(network, key, device, parallel, precision.compute)
     return _checked(
-        _finish(made, adapters, model, key, precision, fsdp, fsdp_key, device, head=head, parallel=parallel)
+        _finish(network, adapters, model, key, precision, fsdp, fsdp_key, device, head=head, parallel=parallel)
     )
 
 
@@ -104,12 +109,12 @@ def trained_value_model(
     seed: int,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
-    """The critic's model; with adapters its value head is trained whole beside them."""
+    """The critic's model; with adapters, its value head is trained in full beside them."""
     key = source.key.rpartition(".")[0]
     precision = Precision.of(fsdp, fsdp_key, device)
-    made = _load(_load_values, source, model, key, precision, device)
-    adapters = _adapt(made, model, key, device, heads=(VALUE_HEAD,), seed=seed)
-    return _finish(made, adapters, model, key, precision, fsdp, fsdp_key, device, parallel=parallel)
+    network = _load(_load_values, source, model, key, precision, device)
+    adapters = _adapt(network, model, key, device, heads=(VALUE_HEAD,), seed=seed)
+    return _finish(network, adapters, model, key, precision, fsdp, fsdp_key, device, parallel=parallel)
 
 
 def frozen_language_model(
@@ -124,33 +129,32 @@ def frozen_language_model(
     compiled: bool = False,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
-    """The reference's model: only read."""
+    """The reference's model, for inference only."""
     precision = Precision.of(fsdp, fsdp_key, device, torch_dtype)
     key = source.key.rpartition(".")[0]
-    asked, where = attention_of(model, key)
-    made = load_causal_lm(source, packed_function(asked, device, where), precision.kept)
-    _cast_buffers(made, precision.buffers)
+    network = load_causal_lm(source, _attention(model, key, device), precision.weights)
+    _cast_buffers(network, precision.buffers)
     if compiled:
-        _compile(made, key, device, parallel, precision.compute)
+        _compile(network, key, device, parallel, precision.compute)
     options = BackendOptions(
-        offload=wants_offload(fsdp, device, parallel), head=head, sharding=sharding(fsdp, fsdp_key, device)
+        offload=wants_offload(fsdp, device, parallel), head=head, fsdp=fsdp_options(fsdp, fsdp_key, device)
     )
-    return _checked(Backend(made, device, precision.compute, options=options, parallel=parallel))
+    return _checked(create_backend(network, device, precision.compute, options=options, parallel=parallel))
 
 
 def head_kernel(name: str, compiled: bool, device: torch.device) -> LogitKernel:
-    """What computes log-probs from logits; on a CPU it is plain torch."""
+    """The kernel that computes log-probs from logits; on a CPU always plain torch."""
     return HEAD_KERNELS[name](compiled) if has_own_memory(device) else TORCH
 
 
 def wants_offload(fsdp: FsdpConfig, device: torch.device, parallel: ParallelContext = SINGLE_PROCESS) -> bool:
-    """Do the weights wait in CPU memory between phases? On one device offload_policy asks for that too."""
-    return has_own_memory(device) and (fsdp.param_offload or (fsdp.offload_policy and parallel.alone))
+    """Whether weights wait in CPU memory between phases. In one process offload_policy asks for that too."""
+    return has_own_memory(device) and (fsdp.param_offload or (fsdp.offload_policy and not parallel.is_distributed))
 
 
-def sharding(fsdp: FsdpConfig, key: str, device: torch.device) -> Sharding:
-    """How several ranks hold the model together."""
-    return Sharding(
+def fsdp_options(fsdp: FsdpConfig, key: str, device: torch.device) -> FsdpOptions:
+    """How ranks shard the model."""
+    return FsdpOptions(
         reshard_after_forward=fsdp.reshard_after_forward,
         offload=fsdp.offload_policy,
         prefetch=fsdp.forward_prefetch,
@@ -163,12 +167,12 @@ def sharding(fsdp: FsdpConfig, key: str, device: torch.device) -> Sharding:
 
 
 def optimizer_options(fsdp: FsdpConfig, backend: Backend) -> OptimizerOptions:
-    """offload_policy keeps state and updates on the CPU; optimizer_offload only parks the state there.
+    """offload_policy keeps state and updates on the CPU; optimizer_offload only keeps the state there between updates.
 
     Shards that live on the CPU have their state beside them already.
     """
     offloads = has_own_memory(backend.device)
-    sharded = not backend.parallel.alone
+    sharded = backend.parallel.is_distributed
     return OptimizerOptions(
         device=None if sharded and fsdp.offload_policy else backend.device,
         offload=offloads and fsdp.optimizer_offload and not fsdp.offload_policy,
@@ -185,22 +189,21 @@ def _load(
     precision: Precision,
     device: torch.device,
 ) -> PreTrainedModel:
-    asked, where = attention_of(model, key)
-    how: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if model.load_in_4bit:
-        how["quantization_config"] = four_bits(precision.compute, ("lm_head", VALUE_HEAD), key)
-        how["device_map"] = {"": str(device)}
-    made = steady(load(source, packed_function(asked, device, where), precision.kept, **how))
-    _cast_buffers(made, precision.buffers)
-    return made
+        options["quantization_config"] = four_bits(precision.compute, ("lm_head", VALUE_HEAD), key)
+        options["device_map"] = {"": str(device)}
+    network = disable_inference_kernels(load(source, _attention(model, key, device), precision.weights, **options))
+    _cast_buffers(network, precision.buffers)
+    return network
 
 
-def _load_values(source: ModelSource, attn: str, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
-    return load_value_model(source, dtype, attn, **how)
+def _load_values(source: ModelSource, attn: str, dtype: torch.dtype, **options: Any) -> PreTrainedModel:
+    return load_value_model(source, dtype, attn, **options)
 
 
 def _adapt(
-    made: PreTrainedModel,
+    network: PreTrainedModel,
     model: TrainedModelConfig,
     key: str,
     device: torch.device,
@@ -211,26 +214,28 @@ def _adapt(
     settings = adapter_of(model, key)
     if settings is None:
         return None
-    asked = None if settings.dtype is None else pick_dtype(settings.dtype, device, f"{key}.lora.dtype")
-    dtype = adapter_dtype(made, asked)
-    return add_adapters(made, settings, dtype=dtype, heads=heads, seed=derive_seed(seed, "adapters", key))
+    requested = None if settings.dtype is None else pick_dtype(settings.dtype, device, f"{key}.lora.dtype")
+    dtype = adapter_dtype(network, requested)
+    return add_adapters(network, settings, dtype=dtype, heads=heads, seed=derive_seed(seed, "adapters", key))
 
 
 def _compile(
-    made: PreTrainedModel, key: str, device: torch.device, parallel: ParallelContext, compute: torch.dtype
+    network: PreTrainedModel, key: str, device: torch.device, parallel: ParallelContext, compute: torch.dtype
 ) -> None:
-    """Its layers, where that is known to work: on one GPU, in families whose layers are one program each.
+    """Compile the layers where that is known to work: on one GPU, in families without graph breaks in a layer.
 
-    On a CPU the compiler takes longer than it saves; parts of the layers are there in C.
+    On a CPU compiling takes longer than it saves; C kernels replace parts of the layers instead.
     """
-    if parallel.alone and can_compile(made, device):
-        compile_layers(made, key)
-    elif parallel.alone and device.type == "cpu" and compute == torch.float32:
-        compute_in_c(made)
+    if parallel.is_distributed:
+        return
+    if can_compile(network, device):
+        compile_layers(network, key)
+    elif device.type == "cpu" and compute == torch.float32:
+        use_cpu_kernels(network)
 
 
 def _finish(
-    made: PreTrainedModel,
+    network: PreTrainedModel,
     adapters: Adapters | None,
     model: TrainedModelConfig,
     key: str,
@@ -243,22 +248,23 @@ def _finish(
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
     if model.enable_gradient_checkpointing:
-        enable_recompute(made, model.recompute.method, model.recompute.num_layers, key)
-    own = has_own_memory(device)
+        enable_recompute(network, model.recompute.method, model.recompute.num_layers, key)
+    offloads = has_own_memory(device)
     options = BackendOptions(
         offload=wants_offload(fsdp, device, parallel),
-        activations_on_cpu=own and model.enable_activation_offload,
+        activations_on_cpu=offloads and model.enable_activation_offload,
         head=head,
-        sharding=sharding(fsdp, fsdp_key, device),
+        fsdp=fsdp_options(fsdp, fsdp_key, device),
     )
-    return Backend(made, device, precision.compute, adapters=adapters, options=options, parallel=parallel)
+    return create_backend(network, device, precision.compute, adapters=adapters, options=options, parallel=parallel)
 
 
 def _checked(backend: Backend) -> Backend:
-    """Where and as it will be computed: some kernels know no other device or format."""
-    # Nothing is compiled for the few tokens of this look.
-    with backend.at_work(), backend.autocast(), torch.compiler.set_stance("force_eager"):
-        backend.within(lambda: check_head(backend.model, segments=[4]))
+    """Check the head on the device and in the dtype of the run: some kernels support no other."""
+    assert isinstance(backend, ModuleBackend)
+    # Eager: nothing is worth compiling for a few tokens.
+    with backend.on_device(), backend.autocast(), torch.compiler.set_stance("force_eager"):
+        backend.run_unsharded(lambda: check_head(backend.model, segments=[4]))
     return backend
 
 

@@ -14,8 +14,8 @@ from burnish.algos.losses import LOSSES
 from burnish.algos.shaping import SCORE_NORMALIZERS
 from burnish.config.async_rules import is_async
 from burnish.config.model_rules import trained_models
+from burnish.data.datagen import RowGenerator, load_row_generator
 from burnish.data.dataset import PromptDataset
-from burnish.data.growth import Growth, load_growth
 from burnish.data.load import load_train, load_val, train_sampler
 from burnish.data.sampler import PromptSampler, validation_batches
 from burnish.data.user_sampler import UserSampler
@@ -25,16 +25,15 @@ from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
 from burnish.loop.backends import check_kernels
 from burnish.loop.best import Best
-from burnish.loop.cast import Cast, find_cast
 from burnish.loop.correct import Correction
 from burnish.loop.export import check_export_dir
 from burnish.loop.launch import check_launcher
 from burnish.loop.learner import Learner
 from burnish.loop.lease import Lease
-from burnish.loop.memory import explained
+from burnish.loop.memory import explain
 from burnish.loop.pools import pools
 from burnish.loop.recorder import Recorder
-from burnish.loop.roles import check_engine_of, compared_dtype, load_run_tokenizer, policy_source
+from burnish.loop.roles import Roles, build_roles, check_engine_of, compared_dtype, load_run_tokenizer, policy_source
 from burnish.loop.rollout import Rollout
 from burnish.loop.run import Run
 from burnish.loop.sampling import decoder, training_sampling, validation_sampling
@@ -71,7 +70,7 @@ class Data:
     train: PromptDataset | None
     sampler: PromptSampler | UserSampler | None
     val: PromptDataset | None
-    growth: Growth | None = None  # rows generated during training
+    growth: RowGenerator | None = None  # rows generated during training
 
     def notices(self) -> list[str]:
         return self.sampler.notices() if isinstance(self.sampler, UserSampler) else []
@@ -111,7 +110,7 @@ def build(
         scorer.check_sources(data.sources())
         total = total_steps(cfg, data)
         samplings = _samplings(cfg, source, tokenizer)
-        roles = find_cast(cfg, source, device, tokenizer, reward, total)
+        roles = build_roles(cfg, source, device, tokenizer, reward, total)
         clock, shaper = Clock(), build_shaper(cfg)
         rollout = build_rollout(cfg, data, roles, scorer, tokenizer, samplings, shaper, clock)
         learner = build_learner(cfg, roles, shaper, clock)
@@ -124,9 +123,9 @@ def build(
             schedule=ASYNC_MODES[cfg.async_training.mode].load()(rollout, learner, total, cfg.async_training),
             clock=clock,
             total_steps=total,
-            explain_out_of_memory=partial(explained, cfg),
+            explain_out_of_memory=partial(explain, cfg),
             close_workers=roles.close,
-            kill_hung_workers=roles.break_off,
+            kill_hung_workers=roles.kill_hung,
         )
     except BaseException:
         scorer.close()
@@ -164,7 +163,7 @@ def build_data(cfg: TrainConfig, tokenizer: Any, dataset: Rows | None, val_datas
             raise UserError("there is no validation data", key="trainer.val_only", value=True)
         return Data(None, None, val)
     train = load_train(cfg.data, tokenizer, run_seed=seed, rows=dataset)
-    growth = load_growth(cfg.data, train) if cfg.data.datagen.path else None
+    growth = load_row_generator(cfg.data, train) if cfg.data.datagen.path else None
     return Data(train, train_sampler(cfg.data, train, run_seed=seed), val, growth)
 
 
@@ -201,7 +200,7 @@ def build_group_filter(cfg: TrainConfig, shaper: Shaper) -> GroupFilter | None:
 def build_rollout(
     cfg: TrainConfig,
     data: Data,
-    roles: Cast,
+    roles: Roles,
     scorer: Scorer | NullScorer,
     tokenizer: Any,
     samplings: tuple[Sampling, Sampling],
@@ -240,7 +239,7 @@ def build_rollout(
     )
 
 
-def build_learner(cfg: TrainConfig, roles: Cast, shaper: Shaper, clock: Clock) -> Learner:
+def build_learner(cfg: TrainConfig, roles: Roles, shaper: Shaper, clock: Clock) -> Learner:
     algorithm = cfg.algorithm
     controller = KL_CONTROLLERS[algorithm.kl_ctrl.type].load()
     return Learner(

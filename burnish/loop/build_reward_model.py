@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from burnish.errors import UserError
-from burnish.loop.backends import sharding, wants_offload
+from burnish.loop.backends import fsdp_options, wants_offload
 from burnish.models.device import pick_dtype
 from burnish.models.load import ModelSource, load_tokenizer
 from burnish.models.reward_model import check_score, load_reward_model
-from burnish.registry import load_user_attribute
 from burnish.reward.model_scorer import RewardModelScorer, ScoreWeights, precedence
 from burnish.reward.reward_model import CLASS_KEY, CustomRewardModel, RewardModel
 from burnish.reward.reward_model_input import PolicyTokens, RewardInput, RewardModelTemplate, decoder_for
 from burnish.reward.source import function_label
-from burnish.training.backend import Backend, BackendOptions
-from burnish.training.packing import Cut
+from burnish.training.backend import BackendOptions, create_backend
+from burnish.training.backends.module import ModuleBackend
+from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext
+from burnish.training.protocols import RewardModelRole
+from burnish.user_code import load_user_attribute
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
@@ -34,7 +36,7 @@ def build_reward_model_scorer(
     device: torch.device,
     tokenizer: Any,
     reward: Callable[..., Any] | None,
-    made: RewardModel | None = None,
+    made: RewardModelRole | None = None,
 ) -> RewardModelScorer | None:
     """None without reward_model.enable. `reward` is the function given in Python, if any; `made` a model elsewhere."""
     if not cfg.reward_model.enable:
@@ -65,15 +67,19 @@ def build_reward_model(
     model = load_reward_model(source, dtype)
     mean, std = _moments(model.config, source) if config.normalize else (0.0, 1.0)
     options = BackendOptions(
-        offload=wants_offload(fsdp, device, parallel), sharding=sharding(fsdp, "reward_model.model.fsdp_config", device)
+        offload=wants_offload(fsdp, device, parallel),
+        fsdp=fsdp_options(fsdp, "reward_model.model.fsdp_config", device),
     )
-    backend = Backend(model, device, dtype, options=options, parallel=parallel)
-    with backend.at_work():
-        backend.within(lambda: check_score(backend.model, source))
+    backend = create_backend(model, device, dtype, options=options, parallel=parallel)
+    assert isinstance(backend, ModuleBackend)
+    with backend.on_device():
+        backend.run_unsharded(lambda: check_score(backend.model, source))
     return RewardModel(
         backend,
         inputs,
-        Cut.of(config.micro_batch_size_per_gpu, config.use_dynamic_bsz, config.forward_max_token_len_per_gpu),
+        MicroBatchSize.of(
+            config.micro_batch_size_per_gpu, config.use_dynamic_bsz, config.forward_max_token_len_per_gpu
+        ),
         max_length=config.max_length,
         mean=mean,
         std=std,

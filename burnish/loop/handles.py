@@ -1,20 +1,23 @@
-"""Handles: the roles of a run as the controller sees them when they live in other processes. Same methods."""
+"""Handles: the controller's side of roles that run in worker processes. They satisfy the protocols of local roles."""
 
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from burnish.batch import Batch, Ragged
-from burnish.distributed.group import Group
-from burnish.distributed.weights import Link
+from burnish.distributed.weights import Endpoint
+from burnish.distributed.worker_group import WorkerGroup
 from burnish.rollout.engine import Capabilities, Completion, Request
 from burnish.training.policy import UpdateResult
 
@@ -22,197 +25,232 @@ from burnish.training.policy import UpdateResult
 class RoleHandle:
     """One role on all ranks of a pool."""
 
-    def __init__(self, group: Group, role: str) -> None:
+    def __init__(self, group: WorkerGroup, role: str) -> None:
         self.group = group
         self.role = role
 
-    def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self.group.call("ask", self.role, method, *args, **kwargs)[0]
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Run a method of the role on all ranks; the result of the rank that reports it."""
+        (result,) = self.group.call("call_role", self.role, method, *args, **kwargs)
+        return result
 
 
-WRITERS = itertools.count()
+WRITER_IDS = itertools.count()
 
 
 class WriterHandle:
-    """Writes what the ranks have prepared, several times if need be; they forget it when nobody holds this any more."""
+    """Writes a role's prepared state, several times if need be. The ranks drop it when the handle is collected."""
 
-    def __init__(self, group: Group, number: int) -> None:
+    def __init__(self, group: WorkerGroup, id: int) -> None:
         self.group = group
-        self.number = number
-        weakref.finalize(self, _forget, group, number).atexit = False
+        self.id = id
+        weakref.finalize(self, _drop_writer, group, id).atexit = False
 
     def __call__(self, folder: Path) -> None:
-        problem = next((said for said in self.group.call("write", self.number, folder) if said is not None), None)
+        problem = next((problem for problem in self.group.call("write", self.id, folder) if problem is not None), None)
         if problem is not None:
             raise OSError(problem)
 
 
-def _forget(group: Group, number: int) -> None:
+def _drop_writer(group: WorkerGroup, id: int) -> None:
     for rank in range(group.size):
-        group.submit(rank, "forget", number)
+        group.submit(rank, "drop_writer", id)
 
 
-class LearnerHandle(RoleHandle):
-    """A role that learns."""
+class TrainedRoleHandle(RoleHandle):
+    """A role with an optimizer."""
 
     @property
     def device(self) -> str:
-        return f"{self.group.size} x {self.ask('device')}"
+        return f"{self.group.size} x {self.call('device')}"
 
     def writer(self, contents: Collection[str], tokenizer: Any = None, *, copy: bool = False) -> Callable[[Path], None]:
-        number = next(WRITERS)
-        self.group.call("prepare", number, self.role, list(contents), tokenizer is not None, copy)
-        return WriterHandle(self.group, number)
+        id = next(WRITER_IDS)
+        self.group.call("prepare_writer", id, self.role, list(contents), tokenizer is not None, copy)
+        return WriterHandle(self.group, id)
 
     def load(self, folder: Path, contents: Collection[str], *, key: str) -> None:
-        self.ask("load", folder, list(contents), key=key)
+        self.call("load", folder, list(contents), key=key)
 
     def export(self, folder: Path, tokenizer: Any) -> None:
-        self.ask("export", folder, tokenizer)
+        self.call("export", folder, tokenizer)
 
 
 @dataclass(frozen=True)
-class HeldWeights:
-    """The weights of a policy that lives elsewhere: a stream that only an engine of the same cluster can take."""
+class RemoteWeights:
+    """Weights that stay in the policy's processes until an engine of the same run loads them."""
 
-    group: Group
+    group: WorkerGroup
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        raise TypeError("weights in worker processes can only be loaded by an EngineHandle")
 
 
-class PolicyHandle(LearnerHandle):
-    """The policy."""
+class PolicyHandle(TrainedRoleHandle):
+    """PolicyRole in worker processes."""
 
     def updates_once(self, num_rows: int) -> bool:
-        return self.ask("updates_once", num_rows)
+        return self.call("updates_once", num_rows)
 
     def compute_log_probs(self, batch: Batch) -> dict[str, Ragged]:
-        return self.ask("compute_log_probs", numbers_of(batch))
+        return self.call("compute_log_probs", tensor_columns(batch))
 
     def compute_exact_kl(self, batch: Batch) -> Ragged:
-        return self.ask("compute_exact_kl", numbers_of(batch))
+        return self.call("compute_exact_kl", tensor_columns(batch))
 
     def update(self, batch: Batch, step: int) -> UpdateResult:
-        return self.ask("update", numbers_of(batch), step)
+        return self.call("update", tensor_columns(batch), step)
 
-    def weights(self) -> HeldWeights:
-        return HeldWeights(self.group)
+    def weights(self) -> RemoteWeights:
+        return RemoteWeights(self.group)
 
 
-class CriticHandle(LearnerHandle):
-    """The critic."""
+class CriticHandle(TrainedRoleHandle):
+    """CriticRole in worker processes."""
 
     def compute_values(self, batch: Batch) -> Ragged:
-        return self.ask("compute_values", numbers_of(batch))
+        return self.call("compute_values", tensor_columns(batch))
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
-        return self.ask("update", numbers_of(batch), step)
+        return self.call("update", tensor_columns(batch), step)
 
 
 class ReferenceHandle(RoleHandle):
-    """The reference."""
+    """ReferenceRole in worker processes."""
 
     def compute_log_probs(self, batch: Batch) -> Ragged:
-        return self.ask("compute_log_probs", numbers_of(batch))
+        return self.call("compute_log_probs", tensor_columns(batch))
 
 
 class RewardModelHandle(RoleHandle):
-    """The reward model; it reads texts too."""
+    """RewardModelRole in worker processes; it needs text columns too."""
 
     def compute_scores(self, batch: Batch) -> list[float]:
-        return self.ask("compute_scores", batch)
+        return self.call("compute_scores", batch)
 
     def take(self) -> dict[str, float]:
-        return self.ask("take")
+        return self.call("take")
 
 
 class EngineHandle:
-    """One engine per rank of a pool. A prompt's samples go to one of them, prompts in turn to all."""
+    """One engine per rank of a pool.
 
-    def __init__(self, group: Group, backend: str, bucket_bytes: int) -> None:
+    Requests with equal prompts go to one engine, which prefills the prompt once; prompts go to the engines in turn.
+    Requests of a session go to the engine that holds it. Every completion returns as soon as it is finished.
+    """
+
+    def __init__(self, group: WorkerGroup, backend: str, bucket_bytes: int) -> None:
         self.group = group
         self.backend = backend
         self.bucket_bytes = bucket_bytes
-        found: Capabilities = group.call("engine_capabilities")[0]
-        self.capabilities = replace(found, digests=False)  # each engine compares where it is
-        self._numbers = itertools.count()
-        self._turns = itertools.cycle(range(group.size))
-        self._flying: dict[Future[Completion], tuple[int, int]] = {}  # where each is made, under which number
+        capabilities: Capabilities = group.call("engine_capabilities")[0]  # all engines are built alike
+        self.capabilities = replace(capabilities, digests=False)  # each engine compares its own weights
+        self._request_ids = itertools.count()
+        self._next_rank = itertools.cycle(range(group.size))
+        self._lock = threading.Lock()
+        self._in_flight: dict[Future[Completion], tuple[int, int]] = {}  # rank and request id
+        self._prompt_ranks: dict[bytes, int] = {}  # of prompts in flight
+        self._num_in_flight: Counter[bytes] = Counter()  # requests per prompt
+        self._session_ranks: dict[str, int] = {}
 
     def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
-        futures: list[Future[Completion]] = [Future() for _ in requests]
-        for _, members in itertools.groupby(range(len(requests)), key=lambda number: requests[number].ids):
-            self._start([(futures[number], requests[number]) for number in members])
+        with self._lock:
+            ranks = [self._route(request) for request in requests]
+        futures: list[Future[Completion] | None] = [None] * len(requests)
+        for rank in dict.fromkeys(ranks):
+            numbers = [number for number, other in enumerate(ranks) if other == rank]
+            started = self._start(rank, [requests[number] for number in numbers])
+            for number, future in zip(numbers, started, strict=True):
+                futures[number] = future
+        return [future for future in futures if future is not None]
+
+    def _route(self, request: Request) -> int:
+        """The rank of the engine that gets this request."""
+        key, session = request.input.key, request.session
+        rank = None if session is None else self._session_ranks.get(session)
+        if rank is None:
+            rank = self._prompt_ranks.get(key)
+        if rank is None:
+            rank = self._prompt_ranks[key] = next(self._next_rank)
+        self._num_in_flight[key] += 1
+        if session is not None:
+            self._session_ranks[session] = rank
+        return rank
+
+    def _start(self, rank: int, requests: list[Request]) -> list[Future[Completion]]:
+        ids = [next(self._request_ids) for _ in requests]
+        futures = self.group.submit_streaming(rank, len(requests), "generate", ids, requests)
+        for id, future, request in zip(ids, futures, requests, strict=True):
+            self._in_flight[future] = (rank, id)
+            future.add_done_callback(partial(self._finish, request.input.key))
         return futures
 
-    def _start(self, asked: list[tuple[Future[Completion], Request]]) -> None:
-        rank = next(self._turns)
-        numbers = [next(self._numbers) for _ in asked]
-        for (future, _), number in zip(asked, numbers, strict=True):
-            future.set_running_or_notify_cancel()
-            self._flying[future] = (rank, number)
-        made = self.group.submit(rank, "generate", numbers, [request for _, request in asked])
-        made.add_done_callback(lambda done: self._land([future for future, _ in asked], done))
-
-    def _land(self, futures: list[Future[Completion]], done: Future[list[Completion]]) -> None:
-        error = done.exception()
-        completions = [None] * len(futures) if error is not None else done.result()
-        for future, completion in zip(futures, completions, strict=True):
-            self._flying.pop(future, None)
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(completion)
+    def _finish(self, key: bytes, future: Future[Completion]) -> None:
+        with self._lock:
+            self._in_flight.pop(future, None)
+            self._num_in_flight[key] -= 1
+            if self._num_in_flight[key] <= 0:
+                del self._num_in_flight[key]
+                self._prompt_ranks.pop(key, None)
 
     def abort(self, futures: Iterable[Future[Completion]]) -> None:
-        flying = [self._flying[future] for future in futures if future in self._flying]
-        for rank in sorted({rank for rank, _ in flying}):
-            numbers = [number for where, number in flying if where == rank]
-            self.group.submit(rank, "abort", numbers).result()
+        in_flight = [entry for future in futures if (entry := self._in_flight.get(future)) is not None]
+        for rank in sorted({rank for rank, _ in in_flight}):
+            ids = [id for other, id in in_flight if other == rank]
+            self.group.submit(rank, "abort", ids).result()
+
+    def end_session(self, session: str) -> None:
+        rank = self._session_ranks.pop(session, None)
+        if rank is not None:
+            self.group.submit(rank, "end_session", session)
 
     def pause(self) -> None:
-        self.group.call("ask", "engine", "pause")
+        self.group.call("call_role", "engine", "pause")
 
     def resume(self) -> None:
-        self.group.call("ask", "engine", "resume")
+        self.group.call("call_role", "engine", "resume")
 
-    def load_weights(self, stream: HeldWeights, version: int) -> float:
-        """From the policy in the same processes, or from another pool's first rank to all engines.
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> float:
+        """From the policy in the same processes, or from another pool's rank 0 to all engines.
 
-        Returns the seconds that the slowest engine took to compare what it holds with what was sent.
+        Returns the seconds that the slowest engine spent comparing its weights with those that were sent.
         """
+        if not isinstance(stream, RemoteWeights):
+            raise TypeError("engines in worker processes load weights of a policy in worker processes only")
         if stream.group is self.group:
-            return max(self.group.call("sync", version))
-        meeting = stream.group.meeting_place()
-        links = [
-            Link(meeting, rank, self.group.size + 1, self.backend, self.bucket_bytes)
-            for rank in range(self.group.size + 1)
-        ]
-        sending = [stream.group.submit(rank, "send_weights", links[0]) for rank in range(stream.group.size)]
-        taking = [
-            self.group.submit(rank, "receive_weights", links[rank + 1], version) for rank in range(self.group.size)
+            return max(self.group.call("sync_weights", version))
+        address, size = stream.group.free_address(), self.group.size + 1
+        endpoints = [Endpoint(address, rank, size, self.backend, self.bucket_bytes) for rank in range(size)]
+        sending = [stream.group.submit(rank, "send_weights", endpoints[0]) for rank in range(stream.group.size)]
+        receiving = [
+            self.group.submit(rank, "receive_weights", endpoints[rank + 1], version) for rank in range(self.group.size)
         ]
         stream.group.gather(sending)
-        return max(self.group.gather(taking))
+        return max(self.group.gather(receiving))
+
+    def digests(self) -> dict[str, Tensor]:
+        raise TypeError("engines in worker processes compare their weights themselves (capabilities.digests)")
 
     def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         size = self.group.size
-        parts = [self.group.submit(rank, "score", list(rows[rank::size]), temperature) for rank in range(size)]
+        futures = [self.group.submit(rank, "score", list(rows[rank::size]), temperature) for rank in range(size)]
         scores: list[list[float]] = [[] for _ in rows]
-        for rank, found in enumerate(self.group.gather(parts)):
-            scores[rank::size] = found
+        for rank, part in enumerate(self.group.gather(futures)):
+            scores[rank::size] = part
         return scores
 
     def sleep(self, level: int = 1) -> None:
-        self.group.call("ask", "engine", "sleep", level)
+        self.group.call("call_role", "engine", "sleep", level)
 
     def wake(self) -> None:
-        self.group.call("ask", "engine", "wake")
+        self.group.call("call_role", "engine", "wake")
 
     def stats(self) -> dict[str, float]:
-        """Sums over all engines; seconds are those of the slowest."""
-        found = self.group.call("engine_stats")
-        names = dict.fromkeys(name for stats in found for name in stats)
-        how = {"seconds": max}
-        return {name: how.get(name, sum)([stats.get(name, 0.0) for stats in found]) for name in names}
+        """Sums over all engines; for seconds, the slowest engine's."""
+        all_stats = self.group.call("engine_stats")
+        names = dict.fromkeys(name for stats in all_stats for name in stats)
+        reductions = {"seconds": max}
+        return {name: reductions.get(name, sum)([stats.get(name, 0.0) for stats in all_stats]) for name in names}
 
     def step(self) -> bool:
         """Engines in other processes drive themselves."""
@@ -222,6 +260,6 @@ class EngineHandle:
         """The pool is closed as a whole."""
 
 
-def numbers_of(batch: Batch) -> Batch:
-    """Only what models read: texts and what users attached stay where they are."""
+def tensor_columns(batch: Batch) -> Batch:
+    """Only the columns that models use: texts and users' objects stay with the controller."""
     return batch.keep(*(name for name in batch if isinstance(batch[name], Ragged | Tensor)))

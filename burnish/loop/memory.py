@@ -1,4 +1,4 @@
-"""A device that runs out of memory: which phase it was, who holds the bytes, and what to type."""
+"""Out of device memory: the phase, who holds the bytes, and the key to change."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from burnish.config.memory_fixes import next_change
 from burnish.errors import UserError
 from burnish.models.device import pick_device
-from burnish.training.owners import OutOfMemory, accounted
+from burnish.sizing import GIB
+from burnish.training.device_memory import OutOfMemory, memory_reported
 
 if TYPE_CHECKING:
     from burnish.loop.run import Run
 
-GIB = 1 << 30
-# The clock's phases under the names that the memory plan has for them.
+# The clock's phases -> their names in the memory plan.
 PHASES = {
     "gen": "rollout",
     "testing": "rollout",
@@ -32,25 +32,26 @@ PHASES = {
 
 @contextlib.contextmanager
 def explaining_out_of_memory(run: Run) -> Iterator[None]:
-    """Inside, running out of device memory becomes a UserError; roles in other processes account for it themselves."""
+    """Turn out-of-memory errors into a UserError; workers report what their own roles hold."""
     try:
-        with accounted(run.roles(), pick_device(run.recorder.trainer.device)):
+        with memory_reported(run.roles(), pick_device(run.recorder.trainer.device)):
             yield
     except OutOfMemory as error:
         phase = PHASES.get(run.clock.failed_in or "", run.clock.failed_in or "start")
         raise run.explain_out_of_memory(phase, error) from error
 
 
-def explained(cfg: Any, phase: str, error: OutOfMemory) -> UserError:
-    """The error as a person reads it."""
-    asked = "" if error.asked is None else f", when {error.asked} more were wanted"
+def explain(cfg: Any, phase: str, error: OutOfMemory) -> UserError:
+    requested = "" if error.requested is None else f", allocating {error.requested} more"
     capacity = "" if error.capacity is None else f" of {error.capacity / GIB:.1f} GiB"
     held = sorted(error.owners.items(), key=lambda owner: -owner[1])
     parts = ", ".join(f"{owner} {number / GIB:.2f} GiB" for owner, number in held if number)
     change = next_change(cfg, phase)
-    problem = f"the device ran out of memory{capacity} in the phase {phase!r}{asked}. Who holds it: {parts or 'nobody'}"
+    problem = (
+        f"the device ran out of memory{capacity} in the phase {phase!r}{requested}. Allocated: {parts or 'nothing'}"
+    )
     if change is None:
         return UserError(problem, hint="burnish doctor with the same settings shows the plan of all phases")
-    typed, price = change
-    key = typed.partition("=")[0]
-    return UserError(problem, key=key, hint=f"{typed}  ({price}; `burnish doctor` plans all phases)")
+    override, cost = change
+    key = override.partition("=")[0]
+    return UserError(problem, key=key, hint=f"{override}  ({cost}; `burnish doctor` plans all phases)")

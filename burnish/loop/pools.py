@@ -1,4 +1,4 @@
-"""Pools: which processes of a run hold which of its roles."""
+"""Pools: groups of processes, and the roles that each holds."""
 
 from __future__ import annotations
 
@@ -40,31 +40,32 @@ def wants_reference(cfg: TrainConfig) -> bool:
 
 
 def wants_reward_model(cfg: TrainConfig) -> bool:
-    """One that we load; a class of the user's own stays with the controller."""
+    """Whether the run loads a reward model; a class of the user stays with the controller."""
     return cfg.reward_model.enable and not cfg.reward_model.model.custom_cls.path
 
 
 def pools(cfg: TrainConfig) -> list[Pool]:
-    """All roles share the policy's devices, but those that have devices of their own; [] where one process is all."""
-    there = {
+    """Roles share the policy's devices unless they have their own; [] where the run is a single process."""
+    wanted = {
         "policy": True,
         "critic": wants_critic(cfg),
         "reference": wants_reference(cfg),
         "reward_model": wants_reward_model(cfg),
         "engine": True,
     }
-    own, limit = cfg.reward_model, cfg.actor_rollout_ref.nccl_timeout
-    apart: list[Pool] = []
+    reward_model, timeout = cfg.reward_model, cfg.actor_rollout_ref.nccl_timeout
+    separate: list[Pool] = []
     if has_engine_pool(cfg):
-        apart.append(Pool("rollout", cfg.rollout.nnodes, cfg.rollout.n_gpus_per_node, ("engine",), limit))
-    if there["reward_model"] and has_reward_pool(cfg):
-        apart.append(Pool("reward", own.nnodes, own.n_gpus_per_node, ("reward_model",), own.nccl_timeout))
-    taken = {role for pool in apart for role in pool.roles}
-    shared = tuple(role for role, is_there in there.items() if is_there and role not in taken)
-    if not apart and num_ranks(cfg) == 1:
+        separate.append(Pool("rollout", cfg.rollout.nnodes, cfg.rollout.n_gpus_per_node, ("engine",), timeout))
+    if wanted["reward_model"] and has_reward_pool(cfg):
+        nodes, per_node = reward_model.nnodes, reward_model.n_gpus_per_node
+        separate.append(Pool("reward", nodes, per_node, ("reward_model",), reward_model.nccl_timeout))
+    placed = {role for pool in separate for role in pool.roles}
+    shared = tuple(role for role, is_wanted in wanted.items() if is_wanted and role not in placed)
+    if not separate and num_ranks(cfg) == 1:
         return []
-    if there["critic"]:
-        limit = max(limit, cfg.critic.nccl_timeout)
+    if wanted["critic"]:
+        timeout = max(timeout, cfg.critic.nccl_timeout)
     if "reward_model" in shared:
-        limit = max(limit, own.nccl_timeout)
-    return [Pool("trainer", cfg.trainer.nnodes, cfg.trainer.n_gpus_per_node, shared, limit), *apart]
+        timeout = max(timeout, reward_model.nccl_timeout)
+    return [Pool("trainer", cfg.trainer.nnodes, cfg.trainer.n_gpus_per_node, shared, timeout), *separate]

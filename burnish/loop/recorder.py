@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from burnish.batch import Batch
 from burnish.log.folder import RunFolder, dump_rollouts
 from burnish.log.logger import Loggers
-from burnish.log.metrics import row_sums
 from burnish.loop.best import Best
 from burnish.loop.lease import Lease
 from burnish.loop.saving import Saving
@@ -68,7 +67,7 @@ class Recorder:
     def trajectory_records(self, batch: Batch) -> list[dict]:
         """One readable record per trajectory, with the reward's extras."""
         inputs = self.tokenizer.batch_decode(batch["prompt_ids"].lists(), skip_special_tokens=False)
-        scores = row_sums(batch["token_level_scores"]).tolist()
+        scores = batch["token_level_scores"].sums().tolist()
         tokens = self._token_records(batch)
         return [
             {

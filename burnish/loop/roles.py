@@ -1,10 +1,11 @@
-"""The roles of a run, each built from its section of the config: policy, critic, reference, engine."""
+"""The roles of a run, each built from its section of the config: in this process, or in those of its pools."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -17,18 +18,22 @@ from burnish.loop.backends import (
     trained_language_model,
     trained_value_model,
 )
+from burnish.loop.build_reward_model import build_reward_model_scorer
 from burnish.loop.correct import Correction
+from burnish.loop.launch import launch
+from burnish.loop.pools import Pool, pools, wants_critic, wants_reference
 from burnish.loop.sampling import decoder
 from burnish.models.device import pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_tokenizer
+from burnish.reward.model_scorer import RewardModelScorer
 from burnish.rollout.engine import Engine, EngineOptions, check_engine, engine_row
 from burnish.rollout.engines.supervised import Supervised
 from burnish.training.backend import Backend
 from burnish.training.critic import Critic
-from burnish.training.optim import Optimizer
-from burnish.training.packing import Cut
+from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext
 from burnish.training.policy import Policy
+from burnish.training.protocols import CriticRole, PolicyRole, ReferenceRole
 from burnish.training.reference import Reference
 
 if TYPE_CHECKING:
@@ -36,11 +41,78 @@ if TYPE_CHECKING:
     from burnish.config.rollout import SamplingConfig
 
 
+@dataclasses.dataclass
+class Roles:
+    """Local roles, or handles to roles in worker processes. `close` ends those processes."""
+
+    policy: PolicyRole
+    engine: Engine
+    critic: CriticRole | None
+    reference: ReferenceRole | None
+    reward_model: RewardModelScorer | None  # None where reward functions alone score
+    notices: list[str] = dataclasses.field(default_factory=list)
+    close: Callable[[], None] = lambda: None
+    kill_hung: Callable[[str, float], str] | None = None  # None where there are no worker processes
+
+
+def build_roles(
+    cfg: TrainConfig,
+    source: ModelSource,
+    device: torch.device,
+    tokenizer: Any,
+    reward: Callable[..., Any] | None,
+    total_steps: int,
+) -> Roles:
+    """Build every role: in this process where the run has no pools, else in the pools' processes."""
+    run_pools = pools(cfg)
+    if run_pools:
+        return _build_out_of_process(cfg, run_pools, device, tokenizer, reward, total_steps)
+    reward_model = build_reward_model_scorer(cfg, device, tokenizer, reward)
+    policy = build_policy(cfg, source, device, total_steps)
+    return Roles(
+        policy=policy,
+        engine=build_engine(cfg, source, device, policy.backend, tokenizer),
+        critic=build_critic(cfg, device, total_steps) if wants_critic(cfg) else None,
+        reference=build_reference(cfg, source, device, policy) if wants_reference(cfg) else None,
+        reward_model=reward_model,
+        notices=[] if reward_model is None else list(reward_model.notices),
+    )
+
+
+def _build_out_of_process(
+    cfg: TrainConfig,
+    run_pools: list[Pool],
+    device: torch.device,
+    tokenizer: Any,
+    reward: Callable[..., Any] | None,
+    total_steps: int,
+) -> Roles:
+    launched = launch(cfg, run_pools, total_steps)
+    try:
+        reward_model = build_reward_model_scorer(cfg, device, tokenizer, reward, launched.reward_model())
+        layout = "; ".join(
+            f"{pool.name}: {pool.size} x {device.type} for {', '.join(pool.roles)}" for pool in run_pools
+        )
+        return Roles(
+            policy=launched.policy(),
+            engine=launched.engine(cfg),
+            critic=launched.critic(),
+            reference=launched.reference(),
+            reward_model=reward_model,
+            notices=[layout, *launched.notices, *([] if reward_model is None else reward_model.notices)],
+            close=launched.close,
+            kill_hung=launched.kill_hung,
+        )
+    except BaseException:
+        launched.close()
+        raise
+
+
 def policy_source(cfg: TrainConfig) -> ModelSource:
     model = cfg.actor_rollout_ref.model
     if not model.path:
         raise UserError(
-            "which model?",
+            "no model is set",
             key="actor_rollout_ref.model.path",
             hint="actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct",
         )
@@ -56,26 +128,25 @@ def policy_source(cfg: TrainConfig) -> ModelSource:
 
 
 def reference_source(cfg: TrainConfig, source: ModelSource) -> ModelSource:
-    """The policy's model, or what actor_rollout_ref.ref.model changes about it."""
-    own = cfg.actor_rollout_ref.ref.model
-    if not own.path:
-        own_config = {**source.override_config, **own.override_config}
-        return dataclasses.replace(
-            source, override_config=own_config, external_lib=(*source.external_lib, *own.external_lib)
-        )
+    """The policy's model with the changes of actor_rollout_ref.ref.model."""
+    model = cfg.actor_rollout_ref.ref.model
+    external_lib = (*source.external_lib, *model.external_lib)
+    if not model.path:
+        override_config = {**source.override_config, **model.override_config}
+        return dataclasses.replace(source, override_config=override_config, external_lib=external_lib)
     return ModelSource(
-        path=own.path,
+        path=model.path,
         key="actor_rollout_ref.ref.model.path",
-        override_config=dict(own.override_config),
-        external_lib=(*source.external_lib, *own.external_lib),
-        trust_remote_code=own.trust_remote_code,
+        override_config=dict(model.override_config),
+        external_lib=external_lib,
+        trust_remote_code=model.trust_remote_code,
     )
 
 
 def shares_the_policy(cfg: TrainConfig) -> bool:
-    """Is the reference the policy with its adapters off, rather than a model of its own?"""
-    own = cfg.actor_rollout_ref.ref.model
-    return wants_adapter(cfg.actor_rollout_ref.model) and not (own.path or own.override_config)
+    """Whether the reference is the policy with its adapters disabled, rather than a model of its own."""
+    model = cfg.actor_rollout_ref.ref.model
+    return wants_adapter(cfg.actor_rollout_ref.model) and not (model.path or model.override_config)
 
 
 def load_run_tokenizer(cfg: TrainConfig, source: ModelSource) -> Any:
@@ -111,15 +182,15 @@ def build_policy(
         parallel=parallel,
     )
     updates = actor.ppo_epochs * -(-cfg.data.train_batch_size // actor.ppo_mini_batch_size)
+    backend.create_optimizer(actor.optim, total_steps, updates, optimizer_options(actor.fsdp_config, backend))
     correction = Correction.of(cfg.algorithm.rollout_correction, actor.tis_imp_ratio_cap)
     return Policy(
         backend,
-        Optimizer(backend.model, actor.optim, total_steps, updates, optimizer_options(actor.fsdp_config, backend)),
         actor,
         temperature=rollout.temperature,
         rows_per_prompt=rollout.n,
         max_response_length=rollout.response_length,
-        inference_cut=Cut.of(
+        inference_micro_batch=MicroBatchSize.of(
             rollout.log_prob_micro_batch_size_per_gpu,
             rollout.log_prob_use_dynamic_bsz,
             rollout.log_prob_max_token_len_per_gpu,
@@ -133,7 +204,7 @@ def build_policy(
 def critic_source(cfg: TrainConfig) -> ModelSource:
     model = cfg.critic.model
     return ModelSource(
-        path=model.path,
+        path=cast(str, model.path),  # defaults to the policy's path
         key="critic.model.path",
         override_config=dict(model.override_config),
         external_lib=tuple(model.external_lib),
@@ -150,9 +221,9 @@ def build_critic(
     key = "critic.model.fsdp_config"
     backend = trained_value_model(source, critic.model, fsdp, key, device, seed=cfg.trainer.seed, parallel=parallel)
     updates = critic.ppo_epochs * -(-cfg.data.train_batch_size // critic.ppo_mini_batch_size)
+    backend.create_optimizer(critic.optim, total_steps, updates, optimizer_options(fsdp, backend))
     return Critic(
         backend,
-        Optimizer(backend.model, critic.optim, total_steps, updates, optimizer_options(fsdp, backend)),
         critic,
         rows_per_prompt=cfg.actor_rollout_ref.rollout.n,
         max_response_length=cfg.actor_rollout_ref.rollout.response_length,
@@ -167,9 +238,9 @@ def build_reference(
     policy: Policy,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Reference:
-    """Also handed to the policy, which asks it while it is taught where the KL is the exact one."""
+    """The policy gets it too: updates with the exact KL run it."""
     ref, model = cfg.actor_rollout_ref.ref, cfg.actor_rollout_ref.model
-    cut = Cut.of(
+    micro_batch = MicroBatchSize.of(
         ref.log_prob_micro_batch_size_per_gpu, ref.log_prob_use_dynamic_bsz, ref.log_prob_max_token_len_per_gpu
     )
     backend = policy.backend
@@ -185,7 +256,7 @@ def build_reference(
             compiled=ref.use_torch_compile,
             parallel=parallel,
         )
-    policy.reference = Reference(backend, cfg.actor_rollout_ref.rollout.temperature, cut)
+    policy.reference = Reference(backend, cfg.actor_rollout_ref.rollout.temperature, micro_batch)
     return policy.reference
 
 
@@ -209,7 +280,7 @@ def engine_of(
     bucket_megabytes: int = 512,
     beside: bool = False,
 ) -> Engine:
-    """The engine that a rollout section asks for; it awaits weights. `generation` is the model's generation config."""
+    """The engine of a rollout section, still without weights. `generation` is the model's generation config."""
     options = EngineOptions(
         model=source,
         dtype=pick_dtype(rollout.dtype, device, f"{section}.dtype"),
@@ -237,24 +308,24 @@ def engine_of(
         extra=engine_kwargs(rollout),
         section=section,
     )
-    row = engine_row(rollout.name, rollout.mode)
-    make = partial(row.load(), options)
-    return Supervised(make) if "out_of_process" in row.metadata else make()
+    entry = engine_row(rollout.name, rollout.mode)
+    create = partial(entry.load(), options)
+    return Supervised(create) if "out_of_process" in entry.metadata else create()
 
 
-def engine_kwargs(rollout: SamplingConfig) -> dict[str, Any]:
-    """Of the engine that is chosen; those that are not here have none."""
-    given = rollout.engine_kwargs
-    return dict({"vllm": given.vllm, "sglang": given.sglang}.get(rollout.name, {}))
+def engine_kwargs(rollout: Any) -> dict[str, Any]:
+    """The section of rollout.engine_kwargs for the chosen engine."""
+    sections = rollout.engine_kwargs
+    return dict({"vllm": sections.vllm, "sglang": sections.sglang}.get(rollout.name, {}))
 
 
 def check_engine_of(rollout: SamplingConfig, device: torch.device, section: str = "actor_rollout_ref.rollout") -> None:
-    """Can this engine be had here, with these arguments?"""
+    """Raise where the engine is not installed or does not accept these arguments."""
     check_engine(engine_row(rollout.name, rollout.mode).load(), engine_kwargs(rollout), device, section)
 
 
 def compared_dtype(cfg: TrainConfig) -> torch.dtype | None:
-    """The engine's number format, in which its weights are compared with the policy's; None compares nothing."""
+    """The engine's dtype, in which its weights are compared with the policy's; None disables the comparison."""
     rollout = cfg.actor_rollout_ref.rollout
     if not rollout.verify_weights:
         return None
@@ -262,7 +333,7 @@ def compared_dtype(cfg: TrainConfig) -> torch.dtype | None:
 
 
 def eos_ids(generation: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every id that ends a response: the generation config's, and the tokenizer's own."""
+    """Every id that ends a response: those of the generation config and of the tokenizer."""
     configured = getattr(generation, "eos_token_id", None)
-    found = configured if isinstance(configured, list) else [configured]
-    return tuple(sorted({token for token in [*found, tokenizer.eos_token_id] if token is not None}))
+    ids = configured if isinstance(configured, list) else [configured]
+    return tuple(sorted({token for token in [*ids, tokenizer.eos_token_id] if token is not None}))

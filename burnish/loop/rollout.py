@@ -11,8 +11,8 @@ from torch import Tensor
 
 from burnish.algos.filtering import num_to_open
 from burnish.batch import Batch, Column, Ragged
+from burnish.data.datagen import RowGenerator
 from burnish.data.dataset import PromptDataset
-from burnish.data.growth import Growth
 from burnish.data.sampler import PromptSampler
 from burnish.data.user_sampler import UserSampler
 from burnish.log.clock import Clock
@@ -49,7 +49,7 @@ class Rollout:
     seed: int
     clock: Clock
     filter: GroupFilter | None = None  # None keeps every group
-    growth: Growth | None = None  # rows generated during training
+    growth: RowGenerator | None = None  # rows generated during training
     greedy_baseline: bool = False  # the estimator needs a greedy response per prompt (ReMax)
     max_epochs: int | None = None  # where epochs end the run: filtering makes steps of more prompts
     replay_dir: str | None = None  # recorded trajectories, read instead of generated

@@ -15,7 +15,7 @@ from burnish.loop.step import sync_weights
 
 if TYPE_CHECKING:
     from burnish.loop.schedules import Schedule
-    from burnish.training.owners import OutOfMemory
+    from burnish.training.device_memory import OutOfMemory
 
 
 @dataclass

@@ -14,7 +14,7 @@ from burnish.loop.run import Run
 from burnish.registry import Registry
 from burnish.storage import cache_folder, local_path
 from burnish.training.checkpoint import Checkpoints, damage, read_trainer
-from burnish.training.foreign import Foreign, find_foreign
+from burnish.training.external_checkpoints import ExternalCheckpoint, find_external_checkpoint
 from burnish.training.mirror import Mirror
 
 RESUME_MODES = Registry("resume mode", key="trainer.resume_mode")
@@ -86,7 +86,7 @@ def _write(run: Run, step: int, writers: dict[str, Callable[[Path], None]], stat
     trainer, checkpoints = recorder.trainer, recorder.checkpoints
     newest = max(step, recorder.saving.newest_step or 0)  # a retried one may be written after newer ones
     checkpoints.save(step, writers, state, best=state["best"].get("step"), newest=newest)
-    problem = recorder.mirror.send(checkpoints, step) if recorder.mirror is not None else None
+    problem = recorder.mirror.upload(checkpoints, step) if recorder.mirror is not None else None
     if problem is not None:
         recorder.loggers.note(problem)
     try:
@@ -97,8 +97,8 @@ def _write(run: Run, step: int, writers: dict[str, Callable[[Path], None]], stat
 
 def resume(run: Run) -> None:
     """Continue from a checkpoint, if trainer.resume_mode finds one."""
-    checkpoint: Path | Foreign | None = RESUME_MODES[run.recorder.trainer.resume_mode].load()(run.recorder)
-    if isinstance(checkpoint, Foreign):
+    checkpoint: Path | ExternalCheckpoint | None = RESUME_MODES[run.recorder.trainer.resume_mode].load()(run.recorder)
+    if isinstance(checkpoint, ExternalCheckpoint):
         _load_weights(run, checkpoint)
     elif checkpoint is not None:
         _load(run, checkpoint)
@@ -130,12 +130,12 @@ def _load(run: Run, folder: Path) -> None:
         recorder.notices.append(delete_local_copy(run, folder))
 
 
-def _load_weights(run: Run, checkpoint: Foreign) -> None:
+def _load_weights(run: Run, checkpoint: ExternalCheckpoint) -> None:
     """Another system's checkpoint gives its weights only."""
     learner = run.learner
     learner.policy.load(checkpoint.actor, ["hf_model"], key=PATH_KEY)
     notice = (
-        f"loaded weights from {checkpoint.actor} ({checkpoint.whose}); optimizer, schedule, data and step start anew"
+        f"loaded weights from {checkpoint.actor} ({checkpoint.system}); optimizer, schedule, data and step start anew"
     )
     if learner.critic is not None and checkpoint.critic is not None:
         learner.critic.load(checkpoint.critic, ["hf_model"], key=PATH_KEY)
@@ -154,7 +154,7 @@ def delete_local_copy(run: Run, folder: Path) -> str:
     if recorder.mirror is None or not recorder.mirror.holds(folder):
         return f"trainer.del_local_ckpt_after_load: kept {folder}, because there is no copy of it elsewhere"
     shutil.rmtree(folder)
-    return f"deleted {folder}; its copy is in {recorder.mirror.place.url}"
+    return f"deleted {folder}; its copy is in {recorder.mirror.remote.url}"
 
 
 class HasCheckpoints(Protocol):
@@ -174,28 +174,30 @@ def from_scratch(run: HasCheckpoints) -> None:
 
 
 @RESUME_MODES.register("auto")
-def from_latest(run: HasCheckpoints) -> Path | Foreign | None:
+def from_latest(run: HasCheckpoints) -> Path | ExternalCheckpoint | None:
     """The newest complete checkpoint of the run folder, else of trainer.default_hdfs_dir, else a new start."""
     folder, damaged = run.checkpoints.latest_good()
     if folder is None and run.mirror is not None:
         folder, damaged_there = run.mirror.fetch_latest(run.checkpoints)
         damaged = [*damaged, *damaged_there]
     steps = run.checkpoints.own_steps() if folder is None else []
-    foreign = find_foreign(run.checkpoints.path(steps[-1]), key="trainer.default_local_dir") if steps else None
-    if foreign is not None:
-        return foreign
+    external = (
+        find_external_checkpoint(run.checkpoints.path(steps[-1]), key="trainer.default_local_dir") if steps else None
+    )
+    if external is not None:
+        return external
     run.notices.extend(damaged)
     return folder
 
 
 @RESUME_MODES.register("resume_path")
-def from_path(run: HasCheckpoints) -> Path | Foreign:
+def from_path(run: HasCheckpoints) -> Path | ExternalCheckpoint:
     """The checkpoint that the user names; a damaged one stops the run."""
     path = run.trainer.resume_from_path
     folder = Path(local_path(path, key=PATH_KEY)).expanduser()
-    foreign = find_foreign(folder, key=PATH_KEY)
-    if foreign is not None:
-        return foreign
+    external = find_external_checkpoint(folder, key=PATH_KEY)
+    if external is not None:
+        return external
     problem = damage(folder) if folder.is_dir() else "no such folder"
     if problem is not None:
         good, _ = Checkpoints(folder.parent).latest_good()

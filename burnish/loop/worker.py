@@ -1,20 +1,20 @@
-"""Worker: one rank of a pool. It holds the same roles that a run in one process has, and does what handles ask for."""
+"""Worker: one rank of a pool. It holds the roles that a single-process run has; handles call them."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from burnish.config.ranks import sequence_parallel_size, tensor_parallel_size
-from burnish.distributed.host import RankInfo
-from burnish.distributed.weights import Link, receive, send
-from burnish.distributed.world import join, leave
+from burnish.distributed.channel import NO_RESULT
+from burnish.distributed.process_group import RankInfo, destroy_process_group, init_process_group
+from burnish.distributed.weights import Endpoint, receive, send
 from burnish.loop.build_reward_model import build_reward_model
 from burnish.loop.roles import (
     build_critic,
@@ -30,13 +30,13 @@ from burnish.models.load import load_generation_config
 from burnish.rollout.engine import Capabilities, Completion, Request
 from burnish.rollout.engines.digests import sync_weights
 from burnish.seeding import derive_seed
-from burnish.training.owners import accounted
+from burnish.training.device_memory import memory_reported
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext, build_mesh
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
 
-# Over how many devices an engine is spread; among several processes every device has a whole one.
+# Keys that spread one engine over devices. In a pool every device has an engine of its own.
 ENGINE_SIZES = (
     *("tensor_model_parallel_size", "data_parallel_size", "expert_parallel_size"),
     "pipeline_model_parallel_size",
@@ -44,18 +44,18 @@ ENGINE_SIZES = (
 
 
 class Worker:
-    """`ask` calls a method of a role; all ranks of the pool are asked together, and the first answers for all."""
+    """The handles call all ranks together; of the ranks that have a role's result, one returns it."""
 
-    concurrent = frozenset({"generate", "abort", "engine_stats", "write"})
+    concurrent = frozenset({"generate", "abort", "end_session", "engine_stats", "write"})
 
-    def __init__(self, seat: RankInfo, cfg: TrainConfig, roles: tuple[str, ...], total_steps: int) -> None:
-        self.seat = seat
+    def __init__(self, info: RankInfo, cfg: TrainConfig, roles: tuple[str, ...], total_steps: int) -> None:
+        self.info = info
         self.cfg = cfg
-        self.device = own_device(cfg.trainer.device, seat.local_rank)
-        if seat.size > 1:
-            join(seat, self.device)
-        torch.manual_seed(derive_seed(cfg.trainer.seed, "worker"))  # equal on all ranks: they load equal weights
-        self.meshes: dict[tuple[int, int, int], ParallelContext] = {}
+        self.device = device_of_rank(cfg.trainer.device, info.local_rank)
+        if info.size > 1:
+            init_process_group(info, self.device)
+        torch.manual_seed(derive_seed(cfg.trainer.seed, "worker"))  # equal on all ranks: they must load equal weights
+        self.contexts: dict[tuple[int, int, int], ParallelContext] = {}  # by fsdp, sequence and tensor size
         self.source = policy_source(cfg)
         self.tokenizer = load_run_tokenizer(cfg, self.source)
         self.notices: list[str] = []
@@ -63,47 +63,56 @@ class Worker:
         for role in roles:
             self.roles[role] = getattr(self, f"_build_{role}")(total_steps)
         self._writers: dict[int, Callable[[Path], None]] = {}
-        self._asked: dict[int, Future[Completion]] = {}
+        self._in_flight: dict[int, Future[Completion]] = {}  # by request id
 
     # any role
 
-    def ask(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method on every rank; the first rank's answer is sent back."""
-        found = getattr(self.roles[role], method)
-        with accounted(self.roles, self.device):
-            value = found(*args, **kwargs) if callable(found) else found
-        return value if self.seat.rank == 0 else None
+    def call_role(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method or read an attribute of a role, on every rank."""
+        attribute = getattr(self.roles[role], method)
+        with memory_reported(self.roles, self.device):
+            value = attribute(*args, **kwargs) if callable(attribute) else attribute
+        backend = getattr(self.roles[role], "backend", None)
+        return value if backend is None or backend.parallel.reports_results else NO_RESULT
 
-    def take_notices(self) -> list[str]:
-        return self.notices if self.seat.rank == 0 else []
+    def take_notices(self) -> Any:
+        """What the user should know about how the roles were built, the same on all ranks."""
+        return self.notices if self.info.rank == 0 else NO_RESULT
 
-    def prepare(self, number: int, role: str, contents: Collection[str], with_tokenizer: bool, copy: bool) -> None:
-        """Make ready to write the role's state, with `copy` as it is now."""
+    def prepare_writer(self, id: int, role: str, contents: Collection[str], with_tokenizer: bool, copy: bool) -> None:
+        """Prepare to write the role's state, with `copy` as it is now."""
         tokenizer = self.tokenizer if with_tokenizer else None
-        self._writers[number] = self.roles[role].writer(contents, tokenizer, copy=copy)
+        self._writers[id] = self.roles[role].writer(contents, tokenizer, copy=copy)
 
-    def write(self, number: int, folder: Path) -> str | None:
-        """Write what was prepared under this number. What the disk said, if it refused: that ends no worker."""
+    def write(self, id: int, folder: Path) -> str | None:
+        """Write a prepared state. A disk error is returned, not raised: it must not end the worker."""
         try:
-            self._writers[number](folder)
+            self._writers[id](folder)
         except OSError as error:
             return str(error)
         return None
 
-    def forget(self, number: int) -> None:
-        """Nobody will ask for it any more."""
-        self._writers.pop(number, None)
+    def drop_writer(self, id: int) -> None:
+        self._writers.pop(id, None)
 
     # the engine
 
-    def generate(self, numbers: Sequence[int], requests: Sequence[Request]) -> Future[list[Completion]]:
-        """Start requests under the controller's numbers; done when all of them are."""
+    def generate(self, ids: Sequence[int], requests: Sequence[Request]) -> list[Future[Completion]]:
+        """Start requests under the controller's ids; the host sends each completion when it is finished."""
         futures = self.roles["engine"].generate(requests)
-        self._asked.update(zip(numbers, futures, strict=True))
-        return _all_of(futures, lambda: [self._asked.pop(number, None) for number in numbers])
+        for id, future in zip(ids, futures, strict=True):
+            self._in_flight[id] = future
+            future.add_done_callback(partial(self._finish, id))
+        return futures
 
-    def abort(self, numbers: Sequence[int]) -> None:
-        self.roles["engine"].abort([self._asked[number] for number in numbers if number in self._asked])
+    def _finish(self, id: int, future: Future[Completion]) -> None:
+        self._in_flight.pop(id, None)
+
+    def abort(self, ids: Sequence[int]) -> None:
+        self.roles["engine"].abort([future for id in ids if (future := self._in_flight.get(id)) is not None])
+
+    def end_session(self, session: str) -> None:
+        self.roles["engine"].end_session(session)
 
     def engine_stats(self) -> dict[str, float]:
         return self.roles["engine"].stats()
@@ -114,27 +123,27 @@ class Worker:
     def score(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         return self.roles["engine"].score(rows, temperature) if rows else []
 
-    def sync(self, version: int) -> float:
-        """The weights of this process's policy become those of its engine. Seconds that comparing them took."""
+    def sync_weights(self, version: int) -> float:
+        """Load this process's policy into its engine. Returns the seconds spent comparing weights."""
         return sync_weights(self.roles["engine"], self.roles["policy"].weights(), version, compared_dtype(self.cfg))
 
-    def send_weights(self, link: Link) -> None:
-        """To engines in other processes: all ranks gather, the first sends."""
-        stream = self.roles["policy"].weights()
-        if self.seat.rank == 0:
-            send(stream, link, self.device)
+    def send_weights(self, endpoint: Endpoint) -> None:
+        """Send the policy to engines in other processes: all ranks gather it, the main rank sends."""
+        policy = self.roles["policy"]
+        if policy.backend.parallel.is_main:
+            send(policy.weights(), endpoint, self.device)
         else:
-            for _ in stream:
+            for _ in policy.weights():
                 pass
 
-    def receive_weights(self, link: Link, version: int) -> float:
-        return sync_weights(self.roles["engine"], receive(link, self.device), version, compared_dtype(self.cfg))
+    def receive_weights(self, endpoint: Endpoint, version: int) -> float:
+        return sync_weights(self.roles["engine"], receive(endpoint, self.device), version, compared_dtype(self.cfg))
 
     def close(self) -> None:
         engine = self.roles.get("engine")
         if engine is not None:
             engine.close()
-        leave()
+        destroy_process_group()
 
     # building
 
@@ -170,22 +179,23 @@ class Worker:
         )
 
     def _parallel(self, role: Any, fsdp: Any) -> ParallelContext:
-        if self.seat.size == 1:
+        """The ranks' position for a role; roles with equal sizes share process groups."""
+        if self.info.size == 1:
             return SINGLE_PROCESS
         sizes = (fsdp.fsdp_size, sequence_parallel_size(role), tensor_parallel_size(role))
-        if sizes not in self.meshes:
-            self.meshes[sizes] = build_mesh(
+        if sizes not in self.contexts:
+            self.contexts[sizes] = build_mesh(
                 self.device,
                 fsdp_size=sizes[0],
                 sequence_size=sizes[1],
                 tensor_size=sizes[2],
                 balance=self.cfg.trainer.balance_batch,
             )
-        return self.meshes[sizes]
+        return self.contexts[sizes]
 
 
-def own_device(name: str, local_rank: int) -> torch.device:
-    """The device of this rank: the one of its number among those it may see, where there are several."""
+def device_of_rank(name: str, local_rank: int) -> torch.device:
+    """The rank's device among those that this process sees."""
     device = pick_device(name)
     if device.type == "cpu":
         return device
@@ -193,27 +203,3 @@ def own_device(name: str, local_rank: int) -> torch.device:
     chosen = torch.device(device.type, local_rank % module.device_count())
     module.set_device(chosen)
     return chosen
-
-
-def _all_of(futures: Sequence[Future[Completion]], forget: Callable[[], Any]) -> Future[list[Completion]]:
-    """One future of all results; the first failure fails it."""
-    whole: Future[list[Completion]] = Future()
-    lock = threading.Lock()
-    left = len(futures)
-
-    def done(future: Future[Completion]) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            failed = future.exception()
-            if whole.done() or (failed is None and left):
-                return
-            forget()
-            if failed is None:
-                whole.set_result([each.result() for each in futures])
-            else:
-                whole.set_exception(failed)
-
-    for future in futures:
-        future.add_done_callback(done)
-    return whole

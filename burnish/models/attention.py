@@ -1,6 +1,6 @@
-"""The attention functions registered with transformers: packed rows for training, a paged cache for the engine.
+"""Attention functions registered with transformers: packed sequences for training, a paged KV cache for the engine.
 
-A model built with `attn_implementation=PACKED` or `PAGED` keeps its own code; only the inner attention product is ours.
+A model built with `attn_implementation=PACKED` or `PAGED` keeps its own code; only the attention function is ours.
 No mask function is registered under these names, so transformers builds no mask and passes none.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from burnish.errors import UserError
-from burnish.models.paged import KEYS, VALUES, Pages
+from burnish.models.paged import KEYS, VALUES, PagedAttention
 from burnish.models.varlen import (
     AttentionShape,
     Segments,
+    c_attention,
+    c_kernel_applies,
     check_varlen,
-    in_c,
-    own_kernel_fits,
-    own_product,
-    product_in_c,
+    torch_attention,
+    torch_kernel_applies,
     varlen_product,
 )
 
@@ -36,8 +36,7 @@ PACKED = "burnish_packed"
 PACKED_EAGER = "burnish_packed_eager"
 PACKED_VARLEN = {2: "burnish_packed_varlen_2", 3: "burnish_packed_varlen_3"}  # by the major version of flash-attn
 PAGED = "burnish_paged"
-PAGED_ON_DEVICE = "burnish_paged_on_device"
-# What users call the product, and how it is done on packed rows.
+# Names of `attn_implementation` and the packed function behind each.
 SIMPLE_PRODUCTS = {"sdpa": PACKED, "eager": PACKED_EAGER}
 VARLEN_PRODUCTS = {"flash_attention_2": 2, "flash_attention_3": 3}
 
@@ -45,18 +44,9 @@ VARLEN_PRODUCTS = {"flash_attention_2": 2, "flash_attention_3": 3}
 Product = Callable[[Tensor, Tensor, Tensor, AttentionShape, float], Tensor]
 
 
-class PagedContext(Protocol):
-    """What the engine passes through the model to its own cache, once per forward."""
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
-        """query [heads, T, d], key and value [kv_heads, T, d] of this forward's tokens -> [T, heads, d]."""
-        ...
-
-
 def register() -> None:
-    """Make both names known to transformers; called by the loader, not on import."""
+    """Register all functions with transformers; called by the loader, not on import."""
     AttentionInterface.register(PAGED, paged_attention)
-    AttentionInterface.register(PAGED_ON_DEVICE, paged_attention_on_device)
     AttentionInterface.register(PACKED, partial(shared_attention, packed_attention))
     AttentionInterface.register(
         PACKED_EAGER, partial(shared_attention, partial(packed_attention, product=eager_attention))
@@ -65,15 +55,15 @@ def register() -> None:
         AttentionInterface.register(name, partial(shared_attention, partial(varlen_attention, number)))
 
 
-def packed_function(asked: str | None, device: torch.device, key: str) -> str:
-    """The registered name of the packed function with this product; refuses one that cannot run here."""
-    if asked is None or asked in SIMPLE_PRODUCTS:
-        return SIMPLE_PRODUCTS[asked or "sdpa"]
-    number = VARLEN_PRODUCTS.get(asked)
+def packed_function(name: str | None, device: torch.device, key: str) -> str:
+    """The registered name of the packed function for an `attn_implementation`; refuses one that cannot run here."""
+    if name is None or name in SIMPLE_PRODUCTS:
+        return SIMPLE_PRODUCTS[name or "sdpa"]
+    number = VARLEN_PRODUCTS.get(name)
     if number is None:
         known = [*SIMPLE_PRODUCTS, *VARLEN_PRODUCTS]
-        raise UserError("does not work on packed rows", key=key, value=asked, allowed=known, hint=f"{key}=sdpa")
-    check_varlen(number, device, key, asked)
+        raise UserError("not supported for packed sequences", key=key, value=name, allowed=known, hint=f"{key}=sdpa")
+    check_varlen(number, device, key, name)
     return PACKED_VARLEN[number]
 
 
@@ -88,14 +78,14 @@ def shared_attention(
     sequence: SequenceParallel | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """A packed function, also where several ranks share the stream: `sequence` then joins their slices."""
+    """A packed function; with sequence parallelism, `sequence` combines the slices of all ranks."""
     if sequence is None:
         return packed(module, query, key, value, attention_mask, **options)
 
     def product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return packed(module, query, key, value, attention_mask, **options)[0]
 
-    # What ranks say to each other is no part of a compiled program.
+    # Communication between ranks stays outside compiled graphs.
     attend = torch.compiler.disable(sequence.attend)
     return attend(query, key, value, options["segments"], _shape(module, options), product), None
 
@@ -111,7 +101,7 @@ def varlen_attention(
     segments: Segments | Sequence[int],
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The same through flash-attn: one call for all segments."""
+    """Packed attention through the flash-attn library: one call for all segments."""
     shape, dropout = _shape(module, options), options.get("dropout", 0.0)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return varlen_product(number, q, k, v, segments, shape, dropout)[None], None
@@ -128,28 +118,28 @@ def packed_attention(
     product: Product | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each segment of one packed stream: one call for all where a kernel can, else one for
-    equally long neighbours."""
+    """Causal attention inside each segment of a packed stream: one call for all segments if a kernel supports that,
+    else one per run of equally long segments."""
     shape, dropout = _shape(module, options), options.get("dropout", 0.0)
-    query, key, value = _in_computed_format(query, key, value)
-    if product is None and own_kernel_fits(query, shape, dropout):
+    query, key, value = _autocast_dtype(query, key, value)
+    if product is None and torch_kernel_applies(query, shape, dropout):
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        return own_product(q, k, v, Segments.of(segments, query.device), shape)[None], None
-    if product is None and in_c(query, segments, shape, dropout):
+        return torch_attention(q, k, v, Segments.of(segments, query.device), shape)[None], None
+    if product is None and c_kernel_applies(query, segments, shape, dropout):
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        return product_in_c(q, k, v, segments, shape)[None], None
+        return c_attention(q, k, v, segments, shape)[None], None
     return _by_runs(query, key, value, segments, product or causal_attention, shape, dropout), None
 
 
-def _in_computed_format(*tensors: Tensor) -> Iterator[Tensor]:
-    """As autocast would have them for a product: rotating positions leaves queries and keys in a wider format."""
+def _autocast_dtype(*tensors: Tensor) -> Iterator[Tensor]:
+    """Cast as autocast would for a matrix product: rotary embeddings leave queries and keys in a wider dtype."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return iter(tensors)
     return (tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
 
 
-@torch.compiler.disable  # one call for each length: other rows would need another program
+@torch.compiler.disable  # one call per length: torch.compile would specialize on the lengths
 def _by_runs(
     query: Tensor,
     key: Tensor,
@@ -159,7 +149,7 @@ def _by_runs(
     shape: AttentionShape,
     dropout: float,
 ) -> Tensor:
-    """[1, T, heads, d]; one call for equally long neighbours."""
+    """[1, T, heads, d]; one call per run of equally long segments."""
     runs = [(length, len(list(same))) for length, same in itertools.groupby(segments)]
     sizes = [length * count for length, count in runs]
     outputs = []
@@ -177,42 +167,26 @@ def paged_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    paged: PagedContext,
+    paged: PagedAttention,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Hand the tokens of this forward to the engine's cache, which knows whose they are."""
-    query, key, value = (tensor[0] for tensor in _in_computed_format(query, key, value))
-    output = paged.attend(module.layer_idx, query, key, value, _shape(module, options))
-    return output.unsqueeze(0), None
-
-
-def paged_attention_on_device(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    paged: Pages,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """The same where each module holds its layer's cache itself (see models/paged.py)."""
+    """Attention over the engine's KV cache; each module holds its layer's part of it (`models.paged.bind_cache`)."""
     keys, values = getattr(module, KEYS, None), getattr(module, VALUES, None)
-    query, key, value = (tensor[0] for tensor in _in_computed_format(query, key, value))
+    query, key, value = (tensor[0] for tensor in _autocast_dtype(query, key, value))
     output = paged.attend(keys, values, query, key, value, _shape(module, options))
     return output.unsqueeze(0), None
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape, dropout: float = 0.0) -> Tensor:
-    """[rows, heads, T, d] causal product of each row; a window or a soft cap takes the long way.
+    """Causal attention of [rows, heads, T, d]; a soft cap is computed without a fused kernel.
 
-    Queries may be those of the last tokens only; keys and values are of all.
+    There may be fewer queries than keys: they are then those of the last tokens.
     """
-    length, asked = key.shape[2], query.shape[2]
+    length, num_queries = key.shape[2], query.shape[2]
     windowed = shape.window is not None and length > shape.window
     if shape.softcap is not None:
         return eager_attention(query, key, value, shape, dropout)
-    mask = band_mask(length, shape.window, query.device, asked) if windowed or asked < length else None
+    mask = band_mask(length, shape.window, query.device, num_queries) if windowed or num_queries < length else None
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -225,15 +199,15 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, shape: Attention
     )
 
 
-def band_mask(length: int, window: int | None, device: torch.device, asked: int | None = None) -> Tensor:
-    """[asked, T], True where a query of the last `asked` tokens (all by default) may look: at most window - 1 back."""
+def band_mask(length: int, window: int | None, device: torch.device, num_queries: int | None = None) -> Tensor:
+    """[num_queries, T] of the last tokens (default: all), True where a query sees a key: at most window - 1 back."""
     places = torch.arange(length, device=device)
-    distance = places[length - (length if asked is None else asked) :, None] - places[None, :]
+    distance = places[length - (length if num_queries is None else num_queries) :, None] - places[None, :]
     return (distance >= 0) & (distance < (window or length))
 
 
 def eager_attention(query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape, dropout: float = 0.0) -> Tensor:
-    """The same by plain products and a softmax in float32, with a soft cap where there is one."""
+    """Causal attention by matrix products and a float32 softmax, with an optional soft cap."""
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     scores = query @ key.transpose(2, 3) * shape.scaling
@@ -247,7 +221,7 @@ def eager_attention(query: Tensor, key: Tensor, value: Tensor, shape: AttentionS
 def _shape(module: nn.Module, options: dict[str, Any]) -> AttentionShape:
     if options.get("s_aux") is not None:
         raise UserError(
-            f"{type(module).__name__} uses attention sinks, which the packed and paged attention do not know",
+            f"{type(module).__name__} uses attention sinks, which packed and paged attention do not support",
             key="actor_rollout_ref.rollout.name",
             hint="actor_rollout_ref.rollout.name=hf",
         )

@@ -1,4 +1,4 @@
-"""The head a chunk of rows at a time: how many rows at once, their products, and the sum of what they say."""
+"""Compute the language-model head in chunks of rows: chunk sizes, their matrix products, and gradient accumulation."""
 
 from __future__ import annotations
 
@@ -8,63 +8,45 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Bytes of one chunk's logits and of what is made of them. A CPU gains nothing beyond its caches; a GPU needs a few
-# thousand rows to be busy with a product.
-BUDGET = {"cpu": 64 << 20, "cuda": 1280 << 20}
-# Devices whose product adds in float32 what it multiplied in 16 bits.
-ADDS_ON = frozenset({"cuda"})
-TILE = 128  # rows that a GPU's product takes at once
+from burnish.sizing import FLOAT32_ACCUMULATING_DEVICES, chunk_rows
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """`count` rows, cut evenly into chunks of at most `rows`."""
+    """`count` rows, split evenly into chunks of at most `rows`."""
 
     count: int
     rows: int
 
     @staticmethod
     def of(count: int, vocabulary: int, entry_bytes: int, device: torch.device) -> Chunks:
-        most = chunk_rows(vocabulary, entry_bytes, device.type)
-        pieces = max(1, -(-count // most))
-        return Chunks(count, min(most, _rounded(-(-count // pieces), device.type)))
+        return Chunks(count, chunk_rows(count, vocabulary, entry_bytes, device.type))
 
     def parts(self) -> Iterator[slice]:
         for start in range(0, self.count, self.rows):
             yield slice(start, min(start + self.rows, self.count))
 
-    def space(self, hidden: Tensor, vocabulary: int) -> Tensor:
-        """Room for one chunk's product, used again by each."""
+    def buffer(self, hidden: Tensor, vocabulary: int) -> Tensor:
+        """A buffer for one chunk's product, shared by all chunks."""
         return hidden.new_empty(min(self.rows, self.count), vocabulary)
 
 
-def chunk_rows(vocabulary: int, entry_bytes: int, device_type: str) -> int:
-    """Rows that the budget holds."""
-    budget = BUDGET.get(device_type, BUDGET["cuda"])
-    rows = max(1, budget // (vocabulary * entry_bytes))
-    return rows if device_type == "cpu" or rows < TILE else rows // TILE * TILE
+def product(hidden: Tensor, weight: Tensor, buffer: Tensor) -> Tensor:
+    """hidden @ weight.T, written to the buffer."""
+    return torch.mm(hidden, weight.t(), out=buffer[: len(hidden)])
 
 
-def _rounded(rows: int, device_type: str) -> int:
-    return max(1, rows if device_type == "cpu" else -(-rows // TILE) * TILE)
-
-
-def product(hidden: Tensor, weight: Tensor, space: Tensor) -> Tensor:
-    """hidden @ weight.T, in the space."""
-    return torch.mm(hidden, weight.t(), out=space[: len(hidden)])
-
-
-def sum_space(weight: Tensor) -> Tensor:
-    """Where the chunks' shares of a weight's gradient are added up, in at least float32."""
+def gradient_accumulator(weight: Tensor) -> Tensor:
+    """Zeros in the shape of the weight, at least float32, to which chunks add their gradients."""
     dtype = torch.promote_types(weight.dtype, torch.float32)
     return torch.zeros(weight.shape, dtype=dtype, device=weight.device)
 
 
 def add_product(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
-    """total += grad.T @ hidden, without a second tensor of that size where the product can add by itself."""
+    """total += grad.T @ hidden, without a temporary of that size where the device supports it."""
     if grad.dtype == total.dtype:
         torch.addmm(total, grad.t(), hidden, out=total)
-    elif total.device.type in ADDS_ON:  # operands in 16 bits, the sum in float32
+    elif total.device.type in FLOAT32_ACCUMULATING_DEVICES:  # operands in 16 bits, the sum in float32
         torch.addmm(total, grad.t(), hidden, out_dtype=total.dtype, out=total)
     else:
         total.add_(grad.t() @ hidden)

@@ -1,4 +1,4 @@
-"""Fewer kernels in the layers of a model that is taught: torch.compile on a GPU, and on a CPU what there is in C."""
+"""Faster layers of a model in training: torch.compile on a GPU, C kernels on a CPU."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from burnish.models.cpu.autograd import DifferentiableLayers
+from burnish.models.cpu.library import CannotCompileError
+from burnish.models.cpu.replace import replace_with_cpu_kernels
 from burnish.models.recompute import decoder_layers
-from burnish.native.library import CannotCompileError
-from burnish.native.taking import take_over
-from burnish.native.taught import TaughtLayers
+from burnish.sizing import COMPILED_FAMILIES
 
-# Families whose layers are known to become one program each; experts, for one, are chosen token by token.
-COMPILED_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "smollm3", "olmo2"})
-
-
-COMPILED_ON = frozenset({"cuda"})  # on a CPU the compiler takes longer than it saves
+COMPILED_ON = frozenset({"cuda"})  # on a CPU, compilation takes longer than it saves
 
 
 def can_compile(model: PreTrainedModel, device: torch.device) -> bool:
@@ -28,21 +25,21 @@ def can_compile(model: PreTrainedModel, device: torch.device) -> bool:
 
 
 def compile_layers(model: PreTrainedModel, key: str) -> int:
-    """Compile them, once for all layers and every number of tokens; how many there are.
+    """Compile the decoder layers, once for all layers and any number of tokens; returns how many there are.
 
-    Before `enable_recompute`, which wraps what it finds.
+    Call this before `enable_recompute`, which wraps the layers' forwards.
     """
     layers = decoder_layers(model, key)
-    for layer, forward in zip(layers, own_forwards(layers), strict=True):
+    for layer, forward in zip(layers, copied_forwards(layers), strict=True):
         layer.forward = torch.compile(forward, dynamic=True)
     return len(layers)
 
 
-def own_forwards(layers: Sequence[nn.Module]) -> list[Callable[..., Any]]:
-    """Their forwards, from a copy of their classes' code.
+def copied_forwards(layers: Sequence[nn.Module]) -> list[Callable[..., Any]]:
+    """The layers' forwards, with a copy of the class's code object.
 
-    torch.compile makes at most eight programs of one piece of code, whoever asked for them, and then leaves it as it
-    is. Engine, policy and reference have several each (kinds of layers, with and without gradients).
+    torch.compile keeps at most eight graphs per code object and then falls back to eager. Engine, policy and reference
+    need several each (kinds of layers, with and without gradients), so each model gets its own code object.
     """
     copies = {kind: _copy(kind.forward) for kind in {type(layer) for layer in layers}}
     return [layer.forward if "forward" in vars(layer) else MethodType(copies[type(layer)], layer) for layer in layers]
@@ -55,11 +52,14 @@ def _copy(function: FunctionType) -> FunctionType:
     return copied
 
 
-def compute_in_c(model: PreTrainedModel) -> int:
-    """Norms, gates and rotations of a model in 32 bits on a CPU; how many modules do. None without a C compiler."""
+def use_cpu_kernels(model: PreTrainedModel) -> int:
+    """Use C kernels for norms, gates and rotary embeddings of a float32 model; returns how many modules were replaced.
+
+    Does nothing without a C compiler.
+    """
     if model.dtype != torch.float32:
         return 0
     try:
-        return take_over(model, TaughtLayers())
+        return replace_with_cpu_kernels(model, DifferentiableLayers())
     except CannotCompileError:
         return 0

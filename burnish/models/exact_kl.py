@@ -1,4 +1,4 @@
-"""The exact KL between two language models at each position, a chunk of rows at a time, never the full logits."""
+"""Exact KL between two language models at each position, computed in chunks without materializing all logits."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from burnish.models.chunks import Chunks, add_product, product, sum_space
+from burnish.models.chunks import Chunks, add_product, gradient_accumulator, product
 from burnish.models.logits import TORCH, Gap, LogitKernel, Sharpness, statistics_dtype
 from burnish.models.sequence.places import ALL_HERE, Places
 
 
 class HeadInput(NamedTuple):
-    """What a head makes logits of; `balance` is the routers' load-balancing loss where it was asked for.
+    """Inputs of a head; `balance` is the routers' load-balancing loss if requested.
 
-    Where ranks share the rows, the hidden states are those of this rank's `places`.
+    With sequence parallelism, the hidden states are those of this rank's `places`.
     """
 
     hidden: Tensor  # [T, hidden]
@@ -28,19 +28,19 @@ class HeadInput(NamedTuple):
 def exact_kl(
     policy: HeadInput, reference: HeadInput, temperature: float = 1.0, *, kernel: LogitKernel = TORCH
 ) -> Tensor:
-    """sum_v p_v (log p_v - log q_v) of the two softmaxes at this temperature; float32 [T]. Only the policy is taught.
+    """sum_v p_v (log p_v - log q_v) of the two softmaxes at this temperature; float32 [T].
 
-    The two may differ in width, not in vocabulary.
+    Only the policy gets gradients. The models may differ in hidden size, but not in vocabulary.
     """
     if policy.weight.shape[0] != reference.weight.shape[0]:
-        raise ValueError(f"vocabularies of {policy.weight.shape[0]} and {reference.weight.shape[0]} have no KL")
+        raise ValueError(f"different vocabulary sizes: {policy.weight.shape[0]} and {reference.weight.shape[0]}")
     shapes = (Sharpness(temperature, policy.softcap), Sharpness(temperature, reference.softcap))
-    found = _ChunkedKL.apply(policy.hidden, policy.weight, reference.hidden, reference.weight, shapes, kernel)
-    return policy.places.whole(found)
+    kl = _ChunkedKL.apply(policy.hidden, policy.weight, reference.hidden, reference.weight, shapes, kernel)
+    return policy.places.whole(kl)
 
 
 class _ChunkedKL(torch.autograd.Function):
-    """Keeps hidden states and weights for the backward pass, and makes each chunk's logits again there."""
+    """Saves hidden states and weights; the backward pass recomputes each chunk's logits."""
 
     @staticmethod
     def forward(
@@ -52,31 +52,31 @@ class _ChunkedKL(torch.autograd.Function):
         shapes: tuple[Sharpness, Sharpness],
         kernel: LogitKernel,
     ) -> Tensor:
-        found = [
+        statistics = [
             torch.empty(len(hidden), dtype=statistics_dtype(hidden.dtype), device=hidden.device) for _ in Gap._fields
         ]
         for part, logits, ref_logits in _products(hidden, weight, ref_hidden, ref_weight, kernel):
-            for whole, rows in zip(found, kernel.measure_gap(logits, ref_logits, *shapes), strict=True):
+            for whole, rows in zip(statistics, kernel.measure_gap(logits, ref_logits, *shapes), strict=True):
                 whole[part] = rows
-        ctx.save_for_backward(hidden, weight, ref_hidden, ref_weight, *found)
+        ctx.save_for_backward(hidden, weight, ref_hidden, ref_weight, *statistics)
         ctx.options = (shapes, kernel)
-        return found[-1]
+        return statistics[-1]
 
     @staticmethod
     def backward(ctx: Any, grad_kl: Tensor) -> tuple:
-        hidden, weight, ref_hidden, ref_weight, *found = ctx.saved_tensors
+        hidden, weight, ref_hidden, ref_weight, *statistics = ctx.saved_tensors
         shapes, kernel = ctx.options
-        taught = ctx.needs_input_grad[1]
+        weight_grad = ctx.needs_input_grad[1]
         computed = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = sum_space(weight) if taught else None
+        grad_weight = gradient_accumulator(weight) if weight_grad else None
         for part, logits, ref_logits in _products(hidden, weight, ref_hidden, ref_weight, kernel):
-            gap = Gap(*(whole[part] for whole in found))
+            gap = Gap(*(whole[part] for whole in statistics))
             grad = kernel.differentiate_gap(logits, ref_logits, *shapes, gap, grad_kl[part])
             torch.mm(grad, computed, out=grad_hidden[part])
-            if taught:
+            if weight_grad:
                 add_product(grad_weight, grad, hidden[part])
-        return grad_hidden, grad_weight.to(weight.dtype) if taught else None, None, None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype) if weight_grad else None, None, None, None, None
 
 
 def _products(hidden: Tensor, weight: Tensor, ref_hidden: Tensor, ref_weight: Tensor, kernel: LogitKernel) -> Any:
@@ -84,6 +84,6 @@ def _products(hidden: Tensor, weight: Tensor, ref_hidden: Tensor, ref_weight: Te
     weight, ref_weight = weight.to(hidden.dtype), ref_weight.to(ref_hidden.dtype)
     # Two models' logits are alive at once.
     chunks = Chunks.of(len(hidden), len(weight), 2 * kernel.entry_bytes(hidden.dtype, False), hidden.device)
-    space, ref_space = chunks.space(hidden, len(weight)), chunks.space(ref_hidden, len(weight))
+    buffer, ref_buffer = chunks.buffer(hidden, len(weight)), chunks.buffer(ref_hidden, len(weight))
     for part in chunks.parts():
-        yield part, product(hidden[part], weight, space), product(ref_hidden[part], ref_weight, ref_space)
+        yield part, product(hidden[part], weight, buffer), product(ref_hidden[part], ref_weight, ref_buffer)

@@ -1,7 +1,7 @@
-"""Causal attention inside the rows of a packed stream by torch's own flash kernel, as one operation.
+"""Causal attention inside the sequences of a packed stream by torch's flash kernel, as one custom operator.
 
-One operation to torch.compile too, which need not look inside: where rows start is a tensor, so that other rows need no
-other program. On a GPU the flash kernel does it; on a CPU the plain products below, which say what it computes.
+torch.compile does not look inside the operator, and sequence offsets are a tensor, so that other lengths need no other
+graph. On a GPU it calls the flash kernel; the CPU implementation below is its reference.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ def packed_product(
     query: Tensor,  # [T, heads, d]
     key: Tensor,  # [T, kv_heads, d]
     value: Tensor,
-    starts: Tensor,  # [rows + 1] int32: where each row starts, and one past the end
+    starts: Tensor,  # [rows + 1] int32: offsets of the sequences, and the end
     longest: int,
     scaling: float,
-    window: int,  # tokens that one sees, itself included; 0 for all
+    window: int,  # sliding window in tokens, itself included; 0 for none
 ) -> tuple[Tensor, Tensor]:
-    """[T, heads, d], and the logarithm of each softmax's denominator [heads, T], float32."""
-    output, normaliser, *_ = torch.ops.aten._flash_attention_forward(
+    """[T, heads, d], and the log-sum-exp of the scores [heads, T], float32."""
+    output, normalizer, *_ = torch.ops.aten._flash_attention_forward(
         query, key, value, starts, starts, longest, longest, 0.0, True, False, scale=scaling, **_band(window)
     )
-    return output.contiguous(), normaliser
+    return output.contiguous(), normalizer
 
 
 @torch.library.custom_op("burnish::packed_attention_backward", mutates_args=(), device_types="cuda")
@@ -37,20 +37,20 @@ def packed_gradients(
     key: Tensor,
     value: Tensor,
     output: Tensor,
-    normaliser: Tensor,
+    normalizer: Tensor,
     starts: Tensor,
     longest: int,
     scaling: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of query, key and value."""
-    unused = torch.empty(0, device=grad.device, dtype=torch.uint64)  # the state of random numbers: nothing is dropped
-    found = torch.ops.aten._flash_attention_backward(
-        *(grad, query, key, value, output, normaliser, starts, starts, longest, longest, 0.0, True, unused, unused),
+    """Gradients of query, key and value."""
+    unused = torch.empty(0, device=grad.device, dtype=torch.uint64)  # RNG state: no dropout
+    gradients = torch.ops.aten._flash_attention_backward(
+        *(grad, query, key, value, output, normalizer, starts, starts, longest, longest, 0.0, True, unused, unused),
         scale=scaling,
         **_band(window),
     )
-    return tuple(part.contiguous() for part in found)
+    return tuple(part.contiguous() for part in gradients)
 
 
 def _band(window: int) -> dict[str, int]:
@@ -59,8 +59,8 @@ def _band(window: int) -> dict[str, int]:
 
 @packed_product.register_fake
 def _shaped(query: Tensor, key: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
-    normaliser = query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
-    return query.new_empty(query.shape), normaliser
+    normalizer = query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
+    return query.new_empty(query.shape), normalizer
 
 
 @packed_gradients.register_fake
@@ -81,7 +81,7 @@ def _differentiate(ctx: torch.autograd.function.FunctionCtx, grad: Tensor, _: Te
 packed_product.register_autograd(_differentiate, setup_context=_keep)
 
 
-# On a CPU: row by row, all scores at once.
+# CPU implementation: one sequence at a time.
 
 
 @packed_product.register_kernel("cpu")
@@ -89,12 +89,12 @@ def _product_on_cpu(
     query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scaling: float, window: int
 ) -> tuple[Tensor, Tensor]:
     output = torch.empty(query.shape, dtype=query.dtype)
-    normaliser = torch.empty(query.shape[1], query.shape[0])
+    normalizer = torch.empty(query.shape[1], query.shape[0])
     for row, q, k, v in _rows(starts, query, key, value):
         scores = _scores(q, k, scaling, window)
-        normaliser[:, row] = scores.logsumexp(-1).float()
+        normalizer[:, row] = scores.logsumexp(-1).float()
         output[row] = (scores.softmax(-1) @ v).transpose(0, 1)
-    return output, normaliser
+    return output, normalizer
 
 
 @packed_gradients.register_kernel("cpu")
@@ -104,29 +104,29 @@ def _gradients_on_cpu(
     key: Tensor,
     value: Tensor,
     output: Tensor,
-    normaliser: Tensor,
+    normalizer: Tensor,
     starts: Tensor,
     longest: int,
     scaling: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = tuple(torch.empty(part.shape, dtype=part.dtype) for part in (query, key, value))
+    gradients = tuple(torch.empty(part.shape, dtype=part.dtype) for part in (query, key, value))
     kv_heads = key.shape[1]
     for row, q, k, v in _rows(starts, query, key, value):
-        given, made = grad[row].transpose(0, 1), output[row].transpose(0, 1)
-        share = _scores(q, k, scaling, window).softmax(-1)
-        pull = share * (given @ v.transpose(-1, -2) - (given * made).sum(-1, keepdim=True)) * scaling
+        grad_out, out = grad[row].transpose(0, 1), output[row].transpose(0, 1)
+        probs = _scores(q, k, scaling, window).softmax(-1)
+        grad_scores = probs * (grad_out @ v.transpose(-1, -2) - (grad_out * out).sum(-1, keepdim=True)) * scaling
         parts = (
-            pull @ k,
-            *(_per_group(x, kv_heads) for x in (pull.transpose(-1, -2) @ q, share.transpose(-1, -2) @ given)),
+            grad_scores @ k,
+            *(_per_group(x, kv_heads) for x in (grad_scores.transpose(-1, -2) @ q, probs.transpose(-1, -2) @ grad_out)),
         )
-        for whole, part in zip(found, parts, strict=True):
+        for whole, part in zip(gradients, parts, strict=True):
             whole[row] = part.transpose(0, 1)
-    return found
+    return gradients
 
 
 def _rows(starts: Tensor, query: Tensor, *pairs: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Each row's place in the stream and its [heads, t, d] query, key and value, keys repeated for their groups."""
+    """Per sequence: its slice of the stream, and [heads, t, d] query, key and value (keys repeated per group)."""
     ends = starts.tolist()
     group = query.shape[1] // pairs[0].shape[1]
     for start, end in itertools.pairwise(ends):
@@ -135,12 +135,12 @@ def _rows(starts: Tensor, query: Tensor, *pairs: Tensor) -> Iterator[tuple[slice
 
 
 def _scores(query: Tensor, key: Tensor, scaling: float, window: int) -> Tensor:
-    place = torch.arange(query.shape[1])
-    back = place[:, None] - place[None, :]
-    seen = (back >= 0) & (back < window) if window else back >= 0
+    position = torch.arange(query.shape[1])
+    distance = position[:, None] - position[None, :]
+    seen = (distance >= 0) & (distance < window) if window else distance >= 0
     return (query @ key.transpose(-1, -2) * scaling).masked_fill(~seen, float("-inf"))
 
 
-def _per_group(found: Tensor, kv_heads: int) -> Tensor:
-    """[heads, t, d] summed over the heads that share a key."""
-    return found.unflatten(0, (kv_heads, -1)).sum(1)
+def _per_group(gradient: Tensor, kv_heads: int) -> Tensor:
+    """[heads, t, d] summed over the query heads of each key/value head."""
+    return gradient.unflatten(0, (kv_heads, -1)).sum(1)

@@ -1,4 +1,4 @@
-"""4-bit weights (nf4, double quantisation): how they are asked for, and how the full ones come back."""
+"""4-bit weights (nf4, double quantization) through bitsandbytes: loading and dequantizing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from burnish.errors import UserError
 
 
 def four_bits(compute_dtype: torch.dtype, heads: tuple[str, ...], key: str) -> BitsAndBytesConfig:
-    """What transformers is told; the heads stay as they are. `key` is the model's section."""
+    """Quantization config for transformers; `heads` are not quantized. `key` is the model's config section."""
     _library(key)
     return BitsAndBytesConfig(
         load_in_4bit=True,
@@ -24,20 +24,19 @@ def four_bits(compute_dtype: torch.dtype, heads: tuple[str, ...], key: str) -> B
 
 
 def is_packed(parameter: Tensor) -> bool:
-    """Does it hold 4-bit numbers, so that neither its shape nor its bytes are those of the weight?"""
+    """Whether the parameter holds packed 4-bit numbers, with another shape than the weight."""
     return getattr(parameter, "quant_state", None) is not None
 
 
 def unpacked(parameter: Tensor) -> Tensor:
-    """The weight that a parameter stands for, in full."""
+    """The full-precision weight of a parameter."""
     if not is_packed(parameter):
         return parameter.detach()
     return _library("model").functional.dequantize_4bit(parameter.data, parameter.quant_state)
 
 
-def steady(model: PreTrainedModel) -> PreTrainedModel:
-    """One way to multiply, whether the model is read or taught: on some CPUs the library repacks weights for reading,
-    and then reading and teaching would give different numbers."""
+def disable_inference_kernels(model: PreTrainedModel) -> PreTrainedModel:
+    """Disable bitsandbytes' inference-only CPU kernel: its log-probs differ from those of the training forward pass."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False

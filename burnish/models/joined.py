@@ -1,7 +1,7 @@
-"""Linear layers that read the same tensor, joined into one product: query, key and value; gate and up.
+"""Fuse linear layers with the same input into one matrix product: query, key and value; gate and up.
 
-The modules and their parameters stay where they are; the parameters become parts of one tensor. A small product costs a
-GPU as much as one three times as wide.
+Modules and parameters stay in place; the parameters become views of one tensor. A small product costs a GPU as much as
+one three times as wide.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class Joined:
-    """The first member to be called computes for all; the others take their part if their input is the same tensor."""
+    """The first member to be called computes for all; the others return their part if they get the same input."""
 
     def __init__(self, members: list[nn.Linear], linear: Linear) -> None:
         self.members, self.linear = members, linear
@@ -27,44 +27,44 @@ class Joined:
         self.input: Tensor | None = None
         self.parts: tuple[Tensor, ...] = ()
         for number, member in enumerate(members):
-            # Of its class, not of the module, is the other forward: torch.compile needs no program of its own for each.
+            # A forward on the class instead of the instance, so that torch.compile shares one graph between layers.
             member.__class__ = JoinedLinear
             member.joined, member.number = self, number
 
-    def product(self, number: int, given: Tensor) -> Tensor:
+    def product(self, number: int, input: Tensor) -> Tensor:
         if number == 0:
-            self.input, self.parts = given, self.linear(given, self.weight, self.bias).split(self.sizes, dim=-1)
-        if given is not self.input:
-            return self.linear(given, self.members[number].weight, self.members[number].bias)
+            self.input, self.parts = input, self.linear(input, self.weight, self.bias).split(self.sizes, dim=-1)
+        if input is not self.input:
+            return self.linear(input, self.members[number].weight, self.members[number].bias)
         part = self.parts[number]
         if number == len(self.sizes) - 1:
-            self.input, self.parts = None, ()  # nothing outlives the layer
+            self.input, self.parts = None, ()  # release activations with the last member
         return part
 
     def part(self) -> None:
-        """The members are as they were; where their parameters are is for others to say."""
+        """Turn members back into plain linear layers; their parameters stay views of one tensor."""
         for member in self.members:
             member.__class__ = nn.Linear
             del member.joined, member.number
 
 
 class JoinedLinear(nn.Linear):
-    """A member of a group."""
+    """A linear layer of a fused group."""
 
     joined: Joined
     number: int
 
-    def forward(self, given: Tensor) -> Tensor:
-        return self.joined.product(self.number, given)
+    def forward(self, input: Tensor) -> Tensor:
+        return self.joined.product(self.number, input)
 
 
 def join_products(model: nn.Module, linear: Linear = F.linear) -> list[Joined]:
-    """`linear` is how a product is computed."""
+    """Fuse all groups of the model; `linear` computes a product."""
     return [Joined(members, linear) for module in model.modules() for members in _groups(module)]
 
 
 def _groups(module: nn.Module) -> Iterator[list[nn.Linear]]:
-    """Plain linear layers beside each other, all with a bias or none."""
+    """Groups of plain linear layers of one module, all with a bias or all without."""
     for names in GROUPS:
         members = [module._modules.get(name) for name in names]
         if all(type(member) is nn.Linear for member in members):
@@ -76,7 +76,7 @@ def _groups(module: nn.Module) -> Iterator[list[nn.Linear]]:
 
 @torch.no_grad()
 def _one_tensor(parameters: list[nn.Parameter]) -> Tensor:
-    """All rows in one tensor, of which each parameter is a part from here on."""
+    """Concatenate the parameters; each becomes a view of the result."""
     whole = torch.cat([parameter.data for parameter in parameters])
     for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
         parameter.data = part

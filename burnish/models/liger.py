@@ -1,4 +1,4 @@
-"""Liger's kernels in place of a model's norms, rotary embedding and MLPs."""
+"""Liger kernels for a model's norms, rotary embedding and MLPs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from burnish.errors import UserError
 
 
 def check_liger(device: torch.device, key: str) -> None:
-    """Refuse before a model is loaded what could not run."""
+    """Refuse Liger where it cannot run, before a model is loaded."""
     if device.type == "cpu":
-        raise UserError("Liger's kernels run on GPUs only", key=key, value=True, hint=f"{key}=false")
+        raise UserError("Liger kernels run on GPUs only", key=key, value=True, hint=f"{key}=false")
     try:
         import liger_kernel.transformers  # noqa: F401
     except ImportError as error:
-        problem = "needs the liger-kernel library: pip install burnish[liger]"
+        problem = "the liger-kernel library is not installed: pip install burnish[liger]"
         raise UserError(problem, key=key, value=True, hint=f"{key}=false") from error
 
 
 def apply_liger(model: PreTrainedModel) -> None:
-    """Patch this instance; the head is left alone, because ours never builds the logits that theirs would fuse."""
+    """Patch this instance, without its head: our head never materializes the logits that Liger's loss would fuse."""
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
     _apply_liger_kernel_to_instance(model=model, fused_linear_cross_entropy=False, cross_entropy=False)

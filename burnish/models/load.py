@@ -1,4 +1,4 @@
-"""Models and tokenizers from a folder or a hub name, with errors in the user's words."""
+"""Load models and tokenizers from a folder or a hub name; errors name the config key."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from burnish.models import attention
 from burnish.models.fourbit import is_packed
 from burnish.storage import local_path
 
-# RoPE variants that choose their frequencies from the longest row of the whole batch: wrong for packed or mixed rows.
+# RoPE variants whose frequencies depend on the longest sequence of the batch: wrong for packed sequences.
 BATCH_DEPENDENT_ROPE = ("longrope", "dynamic")
 SCORE_HEADS = ("ForTokenClassification", "ForSequenceClassification")
 
 
-# A tokenizer saved under these names is what its tokenizer.json says, and nothing more.
+# Tokenizer classes that are fully described by tokenizer.json.
 PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from and what is changed about it. `key` is the config key to name in errors."""
+    """Where to load a model from, and overrides of its config. `key` is the config key named in errors."""
 
     path: str
     key: str = "actor_rollout_ref.model.path"
@@ -55,26 +55,26 @@ class ModelSource:
     use_shm: bool = False  # read from a copy in shared memory
 
     def checked_path(self) -> str:
-        """The path, once it is known to hold a model or may be a hub name; of a remote one, where its copy lies."""
+        """The local path of the model (a copy, if remote), or its hub name; refuses a folder without a model."""
         path = Path(local_path(self.path, key=self.key)).expanduser()
         looks_local = self.path.startswith(("/", "~", ".")) or path.exists()
         if looks_local and not (path / "config.json").is_file():
-            problem = "no such folder" if not path.exists() else "the folder holds no config.json, so it is no model"
+            problem = "no such folder" if not path.exists() else "no config.json found in the folder"
             raise UserError(problem, key=self.key, value=self.path, hint=f"{self.key}=/path/to/a/hugging-face/model")
         if not self.use_shm:
             return str(path) if path.exists() else self.path
         return local_path(str(path) if path.exists() else self._downloaded(), key=self.key, use_shm=True)
 
     def _downloaded(self) -> str:
-        """All files of a model of the hub."""
+        """Download all files of a hub model."""
         try:
             return snapshot_download(self.path)
         except (OSError, ValueError) as error:
-            raise UserError(f"cannot fetch it: {first_line(error)}", key=self.key, value=self.path) from error
+            raise UserError(f"cannot download the model: {first_line(error)}", key=self.key, value=self.path) from error
 
 
 def load_generation_config(source: ModelSource) -> GenerationConfig:
-    """The model's own, or what its config says where it has none."""
+    """The model's generation config, or one derived from its config."""
     config = load_config(source)
     try:
         return GenerationConfig.from_pretrained(source.checked_path())
@@ -89,7 +89,7 @@ def load_config(source: ModelSource) -> PretrainedConfig:
             importlib.import_module(library)
         except ImportError as error:
             key = source.key.removesuffix("path") + "external_lib"
-            raise UserError(f"cannot import it: {error}", key=key, value=library) from error
+            raise UserError(f"cannot import the module: {error}", key=key, value=library) from error
     path = source.checked_path()
     if source.config_path:
         source_key = source.key.removesuffix("path") + "hf_config_path"
@@ -101,18 +101,18 @@ def load_config(source: ModelSource) -> PretrainedConfig:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the model's config: {first_line(error)}", key=source_key, value=path) from error
     overrides = flat_overrides(source.override_config)
-    overrides.pop("attn_implementation", None)  # not the model's affair: it chooses the packed function's product
+    overrides.pop("attn_implementation", None)  # handled by packed_function
     known = set(config.to_dict())
     for name, value in overrides.items():
         if name not in known:
             key = source.key.removesuffix("path") + f"override_config.{name}"
-            raise UserError("the model's config has no such entry", key=key, value=value, allowed=sorted(known))
+            raise UserError("unknown entry of the model's config", key=key, value=value, allowed=sorted(known))
         _put(config, name, value, source)
     return config
 
 
 def _put(config: PretrainedConfig, name: str, value: Any, source: ModelSource) -> None:
-    """Set one entry; a whole number is fine where the config wants a float."""
+    """Set one entry; an int is converted where the config has a float."""
     if isinstance(value, int) and isinstance(getattr(config, name), float) and not isinstance(value, bool):
         value = float(value)
     try:
@@ -120,12 +120,12 @@ def _put(config: PretrainedConfig, name: str, value: Any, source: ModelSource) -
     except StrictDataclassError as error:
         key = source.key.removesuffix("path") + f"override_config.{name}"
         raise UserError(
-            f"the model's config refuses it: {str(error).splitlines()[-1].strip()}", key=key, value=value
+            f"invalid value for the model's config: {str(error).splitlines()[-1].strip()}", key=key, value=value
         ) from error
 
 
 def flat_overrides(override_config: dict[str, Any]) -> dict[str, Any]:
-    """The overrides without the level `model_config` that Megatron users write."""
+    """The overrides with Megatron's nested `model_config` merged into the top level."""
     overrides = {**override_config}
     overrides.update(overrides.pop("model_config", None) or {})
     return overrides
@@ -134,13 +134,13 @@ def flat_overrides(override_config: dict[str, Any]) -> dict[str, Any]:
 def load_tokenizer(
     path: str, *, trust_remote_code: bool = False, key: str, chat_template: str | None = None
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer; a missing pad token becomes the EOS token. `chat_template` (text or a file) replaces its own."""
-    where = str(Path(local_path(path, key=key)).expanduser())
+    """Load a tokenizer; a missing pad token becomes EOS. `chat_template` (text or a file) replaces its own."""
+    local = str(Path(local_path(path, key=key)).expanduser())
     try:
-        saved_as = get_tokenizer_config(where).get("tokenizer_class")
-        # AutoTokenizer goes by the model beside the tokenizer, and would replace a custom one's rules by the family's.
+        saved_as = get_tokenizer_config(local).get("tokenizer_class")
+        # AutoTokenizer picks the class of the model family, which would override the rules of a custom tokenizer.
         family = PreTrainedTokenizerFast if saved_as in PLAIN_TOKENIZERS else AutoTokenizer
-        tokenizer = family.from_pretrained(where, trust_remote_code=trust_remote_code)
+        tokenizer = family.from_pretrained(local, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load the tokenizer: {first_line(error)}", key=key, value=path) from error
     if tokenizer.pad_token_id is None:
@@ -150,44 +150,45 @@ def load_tokenizer(
     return tokenizer
 
 
-def read_chat_template(given: str, key: str = "actor_rollout_ref.model.custom_chat_template") -> str:
-    """Jinja text as it is, or the text of a file of that name."""
-    if "{%" in given or "{{" in given:
-        return given
-    path = Path(local_path(given, key=key)).expanduser()
+def read_chat_template(template: str, key: str = "actor_rollout_ref.model.custom_chat_template") -> str:
+    """Jinja text unchanged, or the contents of a file."""
+    if "{%" in template or "{{" in template:
+        return template
+    path = Path(local_path(template, key=key)).expanduser()
     if not path.is_file():
         hint = f"{key}=/path/to/template.jinja"
-        raise UserError("neither Jinja text nor a file", key=key, value=given, hint=hint)
+        raise UserError("neither Jinja text nor an existing file", key=key, value=template, hint=hint)
     return path.read_text(encoding="utf-8")
 
 
 def load_causal_lm(
-    source: ModelSource, attn: str | None, dtype: torch.dtype, *, empty: bool = False, **how: Any
+    source: ModelSource, attn: str | None, dtype: torch.dtype, *, empty: bool = False, **kwargs: Any
 ) -> PreTrainedModel:
-    """The language model with this attention function (None: the family's own); `empty` awaits a weight stream.
+    """Load a language model with this attention function (None: the family's default).
 
-    What else there is to say about loading (`quantization_config`, `device_map`) is handed on to transformers.
+    `empty` skips loading weights, for a model that gets them by weight sync. Other arguments (`quantization_config`,
+    `device_map`) go to transformers.
     """
     config = load_config(source)
     for rope in rope_types(config):
         if rope in BATCH_DEPENDENT_ROPE:
             raise UserError(
-                f"RoPE of type {rope!r} depends on the longest row of a batch", key=source.key, value=source.path
+                f"RoPE of type {rope!r} depends on the longest sequence of a batch", key=source.key, value=source.path
             )
-    return _build(AutoModelForCausalLM, source, config, attn, dtype, empty=empty, **how)
+    return _build(AutoModelForCausalLM, source, config, attn, dtype, empty=empty, **kwargs)
 
 
 def rope_types(config: PretrainedConfig) -> set[str]:
-    """One for all layers, or one per kind of layer (Gemma 3)."""
+    """RoPE types of the model: one for all layers, or one per layer type (Gemma 3)."""
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
     per_kind = [entry for entry in parameters.values() if isinstance(entry, dict)]
     return {entry.get("rope_type", "default") for entry in per_kind or [parameters]}
 
 
 def load_value_model(
-    source: ModelSource, dtype: torch.dtype, attn: str | None = attention.PACKED, **how: Any
+    source: ModelSource, dtype: torch.dtype, attn: str | None = attention.PACKED, **kwargs: Any
 ) -> PreTrainedModel:
-    """The critic: the same backbone with a one-label token classification head, dropout off."""
+    """Load a critic: the backbone with a one-label token classification head, without dropout."""
     config = load_config(source)
     is_new = not _has_score_head(config)
     config.num_labels = 1
@@ -195,9 +196,9 @@ def load_value_model(
         if hasattr(config, name):
             setattr(config, name, 0.0)
     config.classifier_dropout = 0.0
-    model = _build(AutoModelForTokenClassification, source, config, attn, dtype, **how)
+    model = _build(AutoModelForTokenClassification, source, config, attn, dtype, **kwargs)
     if is_new:
-        # A fresh value head that starts at zero predicts no value until it has learned one.
+        # A new value head starts at zero, so that it predicts 0 until it is trained.
         nn.init.zeros_(model.score.weight)
         if model.score.bias is not None:
             nn.init.zeros_(model.score.bias)
@@ -205,7 +206,7 @@ def load_value_model(
 
 
 def _has_score_head(config: PretrainedConfig) -> bool:
-    """Was the checkpoint saved by a critic or a reward model, whose trained head a critic goes on with?"""
+    """Whether the checkpoint has a trained score head (critic or reward model) to continue from."""
     return any(name.endswith(SCORE_HEADS) for name in config.architectures or ())
 
 
@@ -217,28 +218,28 @@ def _build(
     dtype: torch.dtype,
     *,
     empty: bool = False,
-    **more: Any,
+    **kwargs: Any,
 ) -> PreTrainedModel:
     attention.register()
-    attn = attn or _own_attention(config)
-    how = {"attn_implementation": attn, "dtype": dtype, "trust_remote_code": source.trust_remote_code, **more}
+    attn = attn or _default_attention(config)
+    kwargs = {"attn_implementation": attn, "dtype": dtype, "trust_remote_code": source.trust_remote_code, **kwargs}
     if empty:
-        return family.from_config(config, **how)
+        return family.from_config(config, **kwargs)
     try:
         with quiet_transformers():
-            return aligned(family.from_pretrained(source.checked_path(), config=config, **how))
+            return align_weights(family.from_pretrained(source.checked_path(), config=config, **kwargs))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load the model: {first_line(error)}", key=source.key, value=source.path) from error
 
 
-def _own_attention(config: PretrainedConfig) -> str | None:
-    """Transformers' choice for a family, which before 5.21 left out the cap of Gemma 2's attention."""
+def _default_attention(config: PretrainedConfig) -> str | None:
+    """None (transformers' choice), except for soft-capped attention, which transformers before 5.21 got wrong."""
     return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
 
 
-def aligned(model: PreTrainedModel) -> PreTrainedModel:
-    """Weights where the CPU's library likes them: a file mapped into memory starts anywhere, and the last bit of a
-    product depends on that. So equal weights give equal numbers, whichever file they came from."""
+def align_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """Align CPU weights to 64 bytes. Memory-mapped weights start anywhere, and the last bit of a matrix product depends
+    on alignment; aligned, equal weights give equal results whichever file they came from."""
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and parameter.data_ptr() % 64 and not is_packed(parameter):
             parameter.data = parameter.data.clone()
@@ -247,7 +248,7 @@ def aligned(model: PreTrainedModel) -> PreTrainedModel:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No bars, and no report on a value head that is new on purpose; real problems are raised, not printed."""
+    """Silence progress bars and the report on missing weights (a new value head); real problems are raised."""
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -260,5 +261,5 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception's message without the advice that follows it."""
+    """First line of an exception's message."""
     return (str(error).strip() or type(error).__name__).split("\n")[0]

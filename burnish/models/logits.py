@@ -1,7 +1,7 @@
-"""What is done to one chunk of logits: statistics of its rows, and gradients in the place of the logits. In torch.
+"""Operations on one chunk of logits in torch: statistics of its rows, and gradients written in place.
 
-A chunk is the plain product hidden @ weight.T of a few rows, in the format of the product. A LogitKernel owns it and
-may write over it. kernels/head.py does the same in Triton.
+A chunk is the product hidden @ weight.T of a few rows, in the dtype of that product. A LogitKernel owns the chunk and
+may overwrite it. kernels/head.py implements the same in Triton.
 """
 
 from __future__ import annotations
@@ -14,39 +14,41 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from burnish.sizing import torch_entry_bytes
+
 
 class Sharpness(NamedTuple):
-    """From a product to logits: capped by a tanh where there is a cap, then divided by the temperature."""
+    """How a product becomes logits: tanh soft cap (optional), then division by the temperature."""
 
     temperature: float = 1.0
     softcap: float | None = None
 
 
 class Measured(NamedTuple):
-    """Of each row: log-sum-exp, log-prob of its token, and entropy where it was asked for."""
+    """Per row: log-sum-exp, log-prob of its token, and entropy if requested."""
 
-    normaliser: Tensor
+    normalizer: Tensor
     log_probs: Tensor
     entropy: Tensor | None
 
 
 class Gap(NamedTuple):
-    """Of each row: the two log-sum-exps, and the KL from the first to the second."""
+    """Per row: the log-sum-exp of both models, and KL(first || second)."""
 
-    normaliser: Tensor
-    ref_normaliser: Tensor
+    normalizer: Tensor
+    ref_normalizer: Tensor
     kl: Tensor
 
 
 class LogitKernel(Protocol):
-    """The four things that are done to chunks."""
+    """Operations on chunks of logits."""
 
     def entry_bytes(self, dtype: torch.dtype, with_entropy: bool) -> int:
-        """Bytes alive at once for each entry of a chunk."""
+        """Peak bytes per entry of a chunk."""
         ...
 
     def measure(self, product: Tensor, tokens: Tensor, shape: Sharpness, with_entropy: bool, keep: bool) -> Measured:
-        """`keep` says that the product is needed afterwards."""
+        """Statistics of each row. With `keep`, the product must not be overwritten."""
         ...
 
     def differentiate(
@@ -58,7 +60,7 @@ class LogitKernel(Protocol):
         grad: Tensor,
         grad_entropy: Tensor | None,
     ) -> Tensor:
-        """The product's gradient, in its format, for these gradients of log-prob and entropy."""
+        """Gradient of the product, in its dtype, given the gradients of log-prob and entropy."""
         ...
 
     def measure_gap(self, product: Tensor, ref_product: Tensor, shape: Sharpness, ref_shape: Sharpness) -> Gap: ...
@@ -66,17 +68,17 @@ class LogitKernel(Protocol):
     def differentiate_gap(
         self, product: Tensor, ref_product: Tensor, shape: Sharpness, ref_shape: Sharpness, gap: Gap, grad: Tensor
     ) -> Tensor:
-        """The first product's gradient for this gradient of the KL."""
+        """Gradient of the first product, given the gradient of the KL."""
         ...
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Rows are summed up in float32, or in float64 where the product is that."""
+    """dtype of row statistics: float32, or float64 if the product is float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def logits_of(product: Tensor, shape: Sharpness) -> Tensor:
-    """Capped and divided by the temperature, in the format of statistics; written over a product of that format."""
+    """Soft cap and temperature, in the dtype of statistics; in place if the product already has that dtype."""
     logits = product.to(statistics_dtype(product.dtype))
     if shape.softcap is not None:
         logits.div_(shape.softcap).tanh_().mul_(shape.softcap)
@@ -84,16 +86,16 @@ def logits_of(product: Tensor, shape: Sharpness) -> Tensor:
 
 
 def measure_logits(product: Tensor, tokens: Tensor, shape: Sharpness, with_entropy: bool) -> Measured:
-    """The product is lost."""
+    """Overwrites the product."""
     logits = logits_of(product, shape)
     at_token = logits.gather(-1, tokens[:, None]).squeeze(-1)
     largest = logits.amax(-1)
     logits.sub_(largest[:, None])
     weights = logits.exp() if with_entropy else logits.exp_()
     total = weights.sum(-1)
-    normaliser = largest + total.log()
+    normalizer = largest + total.log()
     entropy = total.log() - weights.mul_(logits).sum(-1) / total if with_entropy else None
-    return Measured(normaliser, at_token - normaliser, entropy)
+    return Measured(normalizer, at_token - normalizer, entropy)
 
 
 def logit_gradient(
@@ -104,19 +106,19 @@ def logit_gradient(
     grad: Tensor,
     grad_entropy: Tensor | None,
 ) -> Tensor:
-    """dlogp/dz = 1[token] - p and dH/dz = -p (log p + H), through temperature and cap. The product is lost."""
+    """dlogp/dz = 1[token] - p and dH/dz = -p (log p + H), through temperature and cap. Overwrites the product."""
     logits = logits_of(product, shape)
     slope = cap_slope(logits, shape)
-    log_p = logits.sub_(measured.normaliser[:, None])
+    log_p = logits.sub_(measured.normalizer[:, None])
     grad = (grad / shape.temperature)[:, None]
     if grad_entropy is None:
-        found = log_p.exp_().mul_(-grad)
+        result = log_p.exp_().mul_(-grad)
     else:
         p = log_p.exp()
-        found = log_p.add_(measured.entropy[:, None]).mul_((grad_entropy / shape.temperature)[:, None])
-        found.add_(grad).mul_(p).neg_()
-    found.scatter_add_(-1, tokens[:, None], grad)
-    return _into(product, found if slope is None else found.mul_(slope))
+        result = log_p.add_(measured.entropy[:, None]).mul_((grad_entropy / shape.temperature)[:, None])
+        result.add_(grad).mul_(p).neg_()
+    result.scatter_add_(-1, tokens[:, None], grad)
+    return _into(product, result if slope is None else result.mul_(slope))
 
 
 def cap_slope(logits: Tensor, shape: Sharpness) -> Tensor | None:
@@ -127,40 +129,40 @@ def cap_slope(logits: Tensor, shape: Sharpness) -> Tensor | None:
 
 
 def measure_gap(product: Tensor, ref_product: Tensor, shape: Sharpness, ref_shape: Sharpness) -> Gap:
-    """Both products are lost."""
+    """Overwrites both products."""
     logits, ref_logits = logits_of(product, shape), logits_of(ref_product, ref_shape)
-    normaliser, ref_normaliser = logits.logsumexp(-1), ref_logits.logsumexp(-1)
-    logits.sub_(normaliser[:, None])
-    log_gap = torch.sub(logits, ref_logits.sub_(ref_normaliser[:, None]), out=ref_logits)
-    return Gap(normaliser, ref_normaliser, logits.exp_().mul_(log_gap).sum(-1))
+    normalizer, ref_normalizer = logits.logsumexp(-1), ref_logits.logsumexp(-1)
+    logits.sub_(normalizer[:, None])
+    log_gap = torch.sub(logits, ref_logits.sub_(ref_normalizer[:, None]), out=ref_logits)
+    return Gap(normalizer, ref_normalizer, logits.exp_().mul_(log_gap).sum(-1))
 
 
 def gap_gradient(
     product: Tensor, ref_product: Tensor, shape: Sharpness, ref_shape: Sharpness, gap: Gap, grad: Tensor
 ) -> Tensor:
-    """dKL/dz = p (log p - log q - KL), through temperature and cap. Both products are lost."""
+    """dKL/dz = p (log p - log q - KL), through temperature and cap. Overwrites both products."""
     logits, ref_logits = logits_of(product, shape), logits_of(ref_product, ref_shape)
     slope = cap_slope(logits, shape)
-    log_p = logits.sub_(gap.normaliser[:, None])
-    log_gap = torch.sub(log_p, ref_logits.sub_(gap.ref_normaliser[:, None]), out=ref_logits)
-    found = log_gap.sub_(gap.kl[:, None]).mul_(log_p.exp_()).mul_((grad / shape.temperature)[:, None])
-    return _into(product, found if slope is None else found.mul_(slope))
+    log_p = logits.sub_(gap.normalizer[:, None])
+    log_gap = torch.sub(log_p, ref_logits.sub_(gap.ref_normalizer[:, None]), out=ref_logits)
+    result = log_gap.sub_(gap.kl[:, None]).mul_(log_p.exp_()).mul_((grad / shape.temperature)[:, None])
+    return _into(product, result if slope is None else result.mul_(slope))
 
 
-def _into(product: Tensor, found: Tensor) -> Tensor:
-    """In the product's format, and in its place where that differs from the one it was computed in."""
-    return found if found.dtype == product.dtype else product.copy_(found)
+def _into(product: Tensor, result: Tensor) -> Tensor:
+    """The result in the dtype of the product, copied into the product if the dtypes differ."""
+    return result if result.dtype == product.dtype else product.copy_(result)
 
 
 @functools.cache
 def fused(function: Callable) -> Callable:
-    """The function, compiled once for every number of rows."""
+    """The function compiled by torch.compile, once for any number of rows."""
     return torch.compile(function, dynamic=True)
 
 
 @dataclass(frozen=True)
 class TorchKernel:
-    """`compiled` lets torch.compile fuse what is done to a chunk."""
+    """LogitKernel in torch; with `compiled`, fused by torch.compile."""
 
     compiled: bool = False
 
@@ -168,12 +170,11 @@ class TorchKernel:
         return fused(function) if self.compiled else function
 
     def entry_bytes(self, dtype: torch.dtype, with_entropy: bool) -> int:
-        wide = statistics_dtype(dtype)
-        return dtype.itemsize + (wide.itemsize if wide != dtype else 0) + (wide.itemsize if with_entropy else 0)
+        return torch_entry_bytes(dtype.itemsize, with_entropy)
 
     def measure(self, product: Tensor, tokens: Tensor, shape: Sharpness, with_entropy: bool, keep: bool) -> Measured:
-        own = product.clone() if keep and product.dtype == statistics_dtype(product.dtype) else product
-        return self._of(measure_logits)(own, tokens, shape, with_entropy)
+        scratch = product.clone() if keep and product.dtype == statistics_dtype(product.dtype) else product
+        return self._of(measure_logits)(scratch, tokens, shape, with_entropy)
 
     def differentiate(
         self,

@@ -1,4 +1,4 @@
-"""LoRA through peft: adapters put into a model in place, merged on the fly, saved in peft's own format."""
+"""LoRA through peft: adapters injected in place, merged on the fly for weight sync, saved in peft's format."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from burnish.errors import UserError
 from burnish.models.fourbit import is_packed, unpacked
 from burnish.storage import local_path
 
-ADAPTER = "default"  # peft's own name for the only one
+ADAPTER = "default"  # peft's default name
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
-FACTS = "base.json"  # ours, beside peft's files
-PREFIX = "base_model.model."  # peft's files name modules below its wrapper
+BASE_INFO = "base.json"  # our file beside peft's
+PREFIX = "base_model.model."  # prefix of module names in peft's files
 INITS: dict[str, Callable[[Tensor], Tensor]] = {
     "xavier": nn.init.xavier_normal_,
     "kaiming": lambda weight: nn.init.kaiming_uniform_(weight, a=5**0.5),
@@ -33,7 +33,7 @@ INITS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Adapters:
-    """The adapters of one model. `heads` are modules that are trained and saved whole beside them."""
+    """The adapters of one model. `heads` are modules that are trained and saved in full."""
 
     def __init__(self, model: PreTrainedModel, config: Any, heads: tuple[str, ...]) -> None:
         self.model = model
@@ -46,7 +46,7 @@ class Adapters:
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
-        """The model as it was before it had adapters."""
+        """Disable the adapters: the base model."""
         for layer in self.layers.values():
             layer.enable_adapters(False)
         try:
@@ -57,7 +57,7 @@ class Adapters:
 
     @torch.no_grad()
     def merged(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of the model without adapters that answers as this one does; what is kept stays untouched."""
+        """(name, tensor) of the base model with adapters merged in; the model itself stays unmerged."""
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             owner, _, kind = name.rpartition(".")
             if any(part.startswith("lora_") for part in owner.split(".")) or kind.startswith("lora_"):
@@ -69,68 +69,70 @@ class Adapters:
                 yield f"{base}.{kind}", unpacked(parameter)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that is trained, under the names of peft's files."""
+        """All trained tensors, under the names of peft's files."""
         save_and_load = _peft("model").utils.save_and_load
-        found = save_and_load.get_peft_model_state_dict(self.model, adapter_name=ADAPTER)
+        state = save_and_load.get_peft_model_state_dict(self.model, adapter_name=ADAPTER)
         for head in self.heads:
-            found |= {f"{head}.{name}": tensor for name, tensor in self.model.get_submodule(head).state_dict().items()}
-        return {f"{PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+            state |= {f"{head}.{name}": tensor for name, tensor in self.model.get_submodule(head).state_dict().items()}
+        return {f"{PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
     def write(self, folder: Path, state: dict[str, Tensor]) -> None:
-        """An adapter folder that peft loads onto the same base model."""
+        """Write an adapter folder that peft can load onto the same base model."""
         folder.mkdir(parents=True, exist_ok=True)
         save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
         training, self.config.inference_mode = self.config.inference_mode, True
         self.config.save_pretrained(str(folder))
         self.config.inference_mode = training
-        # What the same base is loaded with, so that merged weights are those that were trained against.
+        # How to load the base model again, so that merging uses the same base weights as training.
         embedding = self.model.get_input_embeddings().weight
         packed = any(is_packed(parameter) for parameter in self.model.parameters())
-        facts = {"dtype": str(embedding.dtype).removeprefix("torch."), "load_in_4bit": packed}
-        (folder / FACTS).write_text(json.dumps(facts))
+        info = {"dtype": str(embedding.dtype).removeprefix("torch."), "load_in_4bit": packed}
+        (folder / BASE_INFO).write_text(json.dumps(info))
 
     @torch.no_grad()
     def load(self, folder: Path, key: str) -> None:
-        """Take up saved adapters (and heads, where the file has them)."""
-        found = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+        """Load saved adapters, and heads if the file has them."""
+        state = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
         for head in self.heads:
-            own = {name: found.pop(f"{head}.{name}", None) for name in self.model.get_submodule(head).state_dict()}
-            if all(tensor is not None for tensor in own.values()):
-                self.model.get_submodule(head).load_state_dict(own)
-        wanted = {name.removeprefix(PREFIX) for name in self.state()}
-        wanted -= {name for name in wanted for head in self.heads if name.startswith(f"{head}.")}
-        if wanted != set(found):
-            odd = sorted(wanted ^ set(found))[:3]
-            raise UserError(f"the adapter does not fit the model: {', '.join(odd)}", key=key, value=str(folder))
-        _peft(key).utils.save_and_load.set_peft_model_state_dict(self.model, found, adapter_name=ADAPTER)
+            head_state = {
+                name: state.pop(f"{head}.{name}", None) for name in self.model.get_submodule(head).state_dict()
+            }
+            if all(tensor is not None for tensor in head_state.values()):
+                self.model.get_submodule(head).load_state_dict(head_state)
+        expected = {name.removeprefix(PREFIX) for name in self.state()}
+        expected -= {name for name in expected for head in self.heads if name.startswith(f"{head}.")}
+        if expected != set(state):
+            odd = sorted(expected ^ set(state))[:3]
+            raise UserError(f"the adapter does not match the model: {', '.join(odd)}", key=key, value=str(folder))
+        _peft(key).utils.save_and_load.set_peft_model_state_dict(self.model, state, adapter_name=ADAPTER)
 
 
 def add_adapters(
     model: PreTrainedModel, settings: Any, *, dtype: torch.dtype, heads: tuple[str, ...] = (), seed: int = 0
 ) -> Adapters:
-    """Put adapters into the model and freeze the rest. `settings` are config.adapters.AdapterSettings."""
+    """Inject adapters into the model and freeze the rest. `settings` are config.adapters.AdapterSettings."""
     peft = _peft(settings.key)
     path = settings.adapter_path
     config = _saved_config(peft, path, settings.key) if path else _new_config(peft, model, settings, heads)
-    config.modules_to_save = None  # heads are trained in place, without peft's copy of them
+    config.modules_to_save = None  # heads are trained in place, without a copy by peft
     torch.manual_seed(seed)
     try:
         peft.inject_adapter_in_model(config, model, adapter_name=ADAPTER)
     except ValueError as error:
         raise UserError(
-            f"the adapters cannot be put in: {str(error).splitlines()[0]}",
+            f"cannot inject adapters: {str(error).splitlines()[0]}",
             key=f"{settings.key}.target_modules",
             value=config.target_modules,
         ) from error
     config.base_model_name_or_path = model.name_or_path
-    config.modules_to_save = list(heads) or None  # for whoever loads the saved adapter
+    config.modules_to_save = list(heads) or None  # for peft, when it loads the saved adapter
     adapters = Adapters(model, config, heads)
     _refuse_ends(model, adapters, settings.key)
     for layer in adapters.layers.values():
         _start(layer, settings, dtype)
     if path:
-        own_key = f"{settings.key}.lora_adapter_path"
-        adapters.load(Path(local_path(path, key=own_key)).expanduser(), own_key)
+        path_key = f"{settings.key}.lora_adapter_path"
+        adapters.load(Path(local_path(path, key=path_key)).expanduser(), path_key)
     return adapters
 
 
@@ -147,44 +149,44 @@ def _new_config(peft: Any, model: PreTrainedModel, settings: Any, heads: tuple[s
 
 
 def _saved_config(peft: Any, path: str, key: str) -> Any:
-    own_key = f"{key}.lora_adapter_path"
-    where = Path(local_path(path, key=own_key)).expanduser()
+    path_key = f"{key}.lora_adapter_path"
+    folder = Path(local_path(path, key=path_key)).expanduser()
     for name in (CONFIG, WEIGHTS):
-        if not (where / name).is_file():
-            raise UserError(f"the folder holds no {name}, so it is no adapter", key=own_key, value=path)
-    config = peft.PeftConfig.from_pretrained(str(where))
+        if not (folder / name).is_file():
+            raise UserError(f"no {name} found in the folder", key=path_key, value=path)
+    config = peft.PeftConfig.from_pretrained(str(folder))
     if not isinstance(config, peft.LoraConfig):
-        problem = f"is an adapter of type {config.peft_type}, not LoRA"
-        raise UserError(problem, key=own_key, value=path)
+        problem = f"adapter type {config.peft_type} is not supported, only LoRA"
+        raise UserError(problem, key=path_key, value=path)
     config.inference_mode = False
     return config
 
 
 def _targets(model: PreTrainedModel, settings: Any, heads: tuple[str, ...]) -> Any:
-    """What peft is told: last names for all-linear, a list of names, or a regular expression as it is."""
+    """target_modules for peft: names of all linear layers for all-linear, a list of names, or a regular expression."""
     linear = _linear_names(model, heads)
-    asked = _names(settings.target_modules)
-    if asked == ["all-linear"]:
+    targets = _names(settings.target_modules)
+    if targets == ["all-linear"]:
         return sorted({name.rpartition(".")[2] for name in linear})
-    if isinstance(asked, list):
+    if isinstance(targets, list):
         known = [name for name, _ in model.named_modules()]
-        for one in asked:
-            if not any(name == one or name.endswith(f".{one}") for name in known):
+        for target in targets:
+            if not any(name == target or name.endswith(f".{target}") for name in known):
                 last = sorted({name.rpartition(".")[2] for name in linear})
-                problem = f"the model has no module {one!r}"
-                raise UserError(problem, key=f"{settings.key}.target_modules", value=asked, allowed=last)
-    return asked
+                problem = f"the model has no module {target!r}"
+                raise UserError(problem, key=f"{settings.key}.target_modules", value=targets, allowed=last)
+    return targets
 
 
 def _names(modules: Any) -> Any:
-    """A name or names with commas become a list; anything else that is text is a regular expression."""
+    """Comma-separated names become a list; other strings are regular expressions."""
     if isinstance(modules, str) and re.fullmatch(r"[\w\-]+(\s*,\s*[\w\-]+)*", modules):
         return re.split(r"\s*,\s*", modules)
     return modules if modules is None or isinstance(modules, str) else list(modules)
 
 
 def _linear_names(model: PreTrainedModel, heads: tuple[str, ...]) -> list[str]:
-    """Every linear module but the heads."""
+    """Names of all linear modules except heads."""
     output = model.get_output_embeddings()
     return [
         name
@@ -194,16 +196,16 @@ def _linear_names(model: PreTrainedModel, heads: tuple[str, ...]) -> list[str]:
 
 
 def _refuse_ends(model: PreTrainedModel, adapters: Adapters, key: str) -> None:
-    """The log-probs come from the head's weight alone, and embeddings may be tied to it: neither gets an adapter."""
+    """Refuse adapters on the output head and the embedding: log-probs use the head's weight, which may be tied."""
     ends = (model.get_output_embeddings(), model.get_input_embeddings())
     for name, layer in adapters.layers.items():
         if layer in ends or name in adapters.heads:
-            problem = f"{name} gets no adapter: the head and the embedding stay as they are"
+            problem = f"adapters on {name} are not supported (output head or embedding)"
             raise UserError(problem, key=f"{key}.target_modules", hint=f"{key}.exclude_modules=[{name}]")
 
 
 def _start(layer: Any, settings: Any, dtype: torch.dtype) -> None:
-    """dtype and first numbers of one layer's adapter."""
+    """Set dtype and initial weights of one layer's adapter."""
     with torch.no_grad():
         for matrix, init in ((layer.lora_A, settings.init_a), (layer.lora_B, settings.init_b)):
             matrix[ADAPTER].to(dtype)
@@ -214,31 +216,33 @@ def _start(layer: Any, settings: Any, dtype: torch.dtype) -> None:
 
 
 def _merge(layer: Any, weight: Tensor) -> Tensor:
-    """W + (alpha / r) B A, in float32; DoRA scales each row to its learned length."""
+    """W + (alpha / r) B A, in float32; DoRA scales each row to its learned norm."""
     delta = layer.get_delta_weight(ADAPTER).to(weight.device, torch.float32)
     merged = weight.float() + delta
     if ADAPTER in layer.lora_magnitude_vector:
-        length = layer.lora_magnitude_vector[ADAPTER].weight.to(merged.device, torch.float32)
-        merged = merged * (length / torch.linalg.norm(merged, dim=1)).view(-1, 1)
+        norm = layer.lora_magnitude_vector[ADAPTER].weight.to(merged.device, torch.float32)
+        merged = merged * (norm / torch.linalg.norm(merged, dim=1)).view(-1, 1)
     return merged
 
 
-def adapter_dtype(model: PreTrainedModel, asked: torch.dtype | None) -> torch.dtype:
-    """What was asked for; else that of the kept weights, where an update survives in it."""
-    if asked is not None:
-        return asked
-    kept = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    fragile = kept == torch.float16 or any(is_packed(parameter) for parameter in model.parameters())
-    return torch.float32 if fragile else kept
+def adapter_dtype(model: PreTrainedModel, requested: torch.dtype | None) -> torch.dtype:
+    """The requested dtype; by default that of the base weights, or float32 if small updates would be lost in it."""
+    if requested is not None:
+        return requested
+    base = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    too_coarse = base == torch.float16 or any(is_packed(parameter) for parameter in model.parameters())
+    return torch.float32 if too_coarse else base
 
 
 def _peft(key: str) -> Any:
-    # peft imports bitsandbytes where it is installed, and that complains about kernels that nobody asked for.
+    # peft imports bitsandbytes if installed, which warns about missing kernels.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         import peft
     except ImportError as error:
         raise UserError(
-            "LoRA needs the peft library: pip install burnish[peft]", key=f"{key}.lora_rank", hint=f"{key}.lora_rank=0"
+            "the peft library is not installed: pip install burnish[peft]",
+            key=f"{key}.lora_rank",
+            hint=f"{key}.lora_rank=0",
         ) from error
     return peft

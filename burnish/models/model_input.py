@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -48,11 +48,31 @@ class ModelInput:
 
     def prefix_key(self, length: int) -> bytes:
         """Identity of the first `length` tokens: the ids, and every image or video that starts among them."""
-        key = hashlib.blake2b(array("q", self.ids[:length]).tobytes(), digest_size=16)
+        return self._with_media(hashlib.blake2b(array("q", self.ids[:length]).tobytes(), digest_size=16), length)
+
+    def prefix_keys(self, block_size: int) -> Iterator[bytes]:
+        """`prefix_key` of 1, 2, ... full blocks of tokens, in linear time."""
+        ids_hash = hashlib.blake2b(digest_size=16)
+        for end in range(block_size, len(self.ids) + 1, block_size):
+            ids_hash.update(array("q", self.ids[end - block_size : end]).tobytes())
+            yield self._with_media(ids_hash.copy(), end)
+
+    def _with_media(self, key: hashlib.blake2b, length: int) -> bytes:
         for media in self.media:
             if media.offset < length:
                 key.update(repr((media.kind, media.offset, media.num_tokens)).encode() + media.digest)
         return key.digest()
+
+    def common_prefix(self, other: ModelInput) -> int:
+        """Length of the longest prefix with the same key in both inputs."""
+        low, high = 0, min(len(self.ids), len(other.ids))
+        while low < high:  # equal prefixes have equal keys at every shorter length, so bisect
+            middle = (low + high + 1) // 2
+            if self.prefix_key(middle) == other.prefix_key(middle):
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     @cached_property
     def key(self) -> bytes:

@@ -1,11 +1,15 @@
-"""Attention over a paged cache on a device: the function registered with transformers and the products behind it.
+"""Attention over the paged KV cache: the interface, and the products behind it on a device.
 
-Each product exists twice, in Triton (models/kernels/paged.py) and here in plain torch, which says what it computes and
-runs where there is no Triton. Everything a product needs is a tensor of fixed shape, so a CUDA graph can hold it.
+A layer's cache is two tensors [num_blocks, kv_heads, block_size, head_dim]; every implementation of `PagedAttention`
+reads the block size from their shape. The implementations are in rollout/engines/builtin/paged_attention.py.
+
+Each product here exists twice: in Triton (models/kernels/paged.py) and in plain torch, which is its reference and runs
+without Triton. All inputs are tensors of fixed shape, so a CUDA graph can capture the call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -14,30 +18,36 @@ from torch import Tensor, nn
 from burnish.models.kernels import paged as kernels
 from burnish.models.varlen import AttentionShape
 
-KEYS, VALUES = "paged_keys", "paged_values"  # where an attention module finds its layer's part of the cache
+KEYS, VALUES = "paged_keys", "paged_values"  # attributes of an attention module: its layer's part of the cache
 
 
-class Pages(Protocol):
-    """What a runner passes through the model, once per forward."""
+class PagedAttention(Protocol):
+    """What an engine passes through the model once per forward: it knows which sequence each token belongs to."""
 
     def attend(
         self, keys: Tensor, values: Tensor, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape
     ) -> Tensor:
-        """The cache of a layer; query [heads, T, d], key and value [kv_heads, T, d] -> [T, heads, d]."""
+        """Write this forward's keys and values into the layer's cache and attend over it.
+
+        keys and values are the layer's cache; query [heads, T, d], key and value [kv_heads, T, d] -> [T, heads, d].
+        """
         ...
 
 
-class Segments(NamedTuple):
-    """Prompts, or parts of them, packed into one stream: what the prefill product reads, all int32."""
+class PagedSegments(NamedTuple):
+    """Prompts, or parts of them, packed into one stream: the inputs of the prefill product, all int32."""
 
     tables: Tensor  # [segments, blocks of the longest]
-    spans: Tensor  # [segments, 3]: where its tokens begin in the stream, how many, how many came before
+    spans: Tensor  # [segments, 3]: offset of its tokens in the stream, their number, tokens cached before them
     tiles: Tensor  # [tiles, 2]: segment, first token of the tile inside it
 
 
-def bind_cache(model: nn.Module, keys: list[Tensor], values: list[Tensor]) -> None:
-    """Give every attention module its layer's cache. A module that knows its own needs no number of its layer, so that
-    torch.compile makes one program for all layers."""
+def bind_cache(model: nn.Module, keys: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> None:
+    """Give every attention module its layer's cache (None releases it).
+
+    Modules hold their own cache, instead of looking it up by layer number, so that torch.compile produces one program
+    for all layers.
+    """
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
         if layer is not None and hasattr(module, "o_proj"):
@@ -57,7 +67,7 @@ def write_and_decode(
     shape: AttentionShape,
     triton: bool,
 ) -> Tensor:
-    """One new token per row: its keys and values go to `slots`, and it sees `lengths` tokens of its table."""
+    """One new token per sequence: its keys and values go to `slots`; it attends to `lengths` tokens of its table."""
     operation = _decode_in_triton if triton else _decode_in_torch
     return operation(
         keys, values, query, key, value, slots, tables, lengths, shape.scaling, shape.window or 0, shape.softcap or 0.0
@@ -71,27 +81,27 @@ def write_and_prefill(
     key: Tensor,
     value: Tensor,
     slots: Tensor,
-    segments: Segments,
+    segments: PagedSegments,
     shape: AttentionShape,
     triton: bool,
 ) -> Tensor:
-    """Many new tokens per prompt; each sees its own prompt up to itself, also what was in the cache before."""
+    """Many new tokens per prompt; each attends to its prompt up to itself, including what was cached before."""
     if triton:
         kernels.write_kv(keys, values, key, value, slots)
         return kernels.prefill_attention(query, keys, values, *segments, shape)
     write(keys, values, key, value, slots)
     outputs = []
     for table, (first, count, before) in zip(segments.tables, segments.spans.tolist(), strict=True):
-        asked = query[:, first : first + count].transpose(0, 1)
-        seen = before + 1 + torch.arange(count, device=query.device)
-        outputs.append(attend_tables(asked, keys, values, table.expand(count, -1), seen, shape))
+        queries = query[:, first : first + count].transpose(0, 1)
+        lengths = before + 1 + torch.arange(count, device=query.device)
+        outputs.append(attend_tables(queries, keys, values, table.expand(count, -1), lengths, shape))
     return torch.cat(outputs)
 
 
 def write(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    block, place = slots // keys.shape[2], slots % keys.shape[2]
-    keys[block, :, place] = key.transpose(0, 1)
-    values[block, :, place] = value.transpose(0, 1)
+    block, offset = slots // keys.shape[2], slots % keys.shape[2]
+    keys[block, :, offset] = key.transpose(0, 1)
+    values[block, :, offset] = value.transpose(0, 1)
 
 
 def attend_tables(
@@ -102,19 +112,19 @@ def attend_tables(
     lengths: Tensor,  # [rows]
     shape: AttentionShape,
 ) -> Tensor:
-    """Each row's query against the first `lengths` tokens of its table, [rows, heads, d]."""
+    """Each query against the first `lengths` tokens of its table, [rows, heads, d]."""
     rows, heads, dim = query.shape
-    kv_heads, block = keys.shape[1], keys.shape[2]
+    kv_heads, block_size = keys.shape[1], keys.shape[2]
     k, v = (pool[tables.long()].transpose(1, 2).reshape(rows, kv_heads, -1, dim) for pool in (keys, values))
     grouped = query.reshape(rows, kv_heads, heads // kv_heads, dim)
     scores = (grouped @ k.transpose(-1, -2)).float() * shape.scaling
     if shape.softcap is not None:
         scores = torch.tanh(scores / shape.softcap) * shape.softcap
-    place = torch.arange(tables.shape[1] * block, device=query.device)
-    seen = place < lengths[:, None]
+    position = torch.arange(tables.shape[1] * block_size, device=query.device)
+    visible = position < lengths[:, None]
     if shape.window is not None:
-        seen = seen & (place >= lengths[:, None] - shape.window)
-    scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
+        visible = visible & (position >= lengths[:, None] - shape.window)
+    scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
     return (scores.softmax(-1).to(v.dtype) @ v).reshape(rows, heads, dim)
 
 
@@ -136,9 +146,9 @@ def _decode_in_torch(
     return attend_tables(query.transpose(0, 1), keys, values, tables, lengths, shape)
 
 
-# One operation to torch.compile, which need not look inside. It does write to keys and values, and does not say so:
-# torch.compile answers a declared write to tensors that share memory by copying that memory, here the whole cache, back
-# and forth. Nothing else in a layer reads or writes a layer's cache, so nothing can come in between.
+# An opaque operation for torch.compile. It writes to keys and values without declaring it: for a declared mutation of
+# tensors that share memory, torch.compile would copy that memory, here the whole cache, back and forth. This is safe
+# because nothing else in a layer reads or writes the layer's cache.
 @torch.library.custom_op("burnish::write_and_decode", mutates_args=())
 def _decode_in_triton(
     keys: Tensor,
@@ -158,5 +168,5 @@ def _decode_in_triton(
 
 
 @_decode_in_triton.register_fake
-def _decode_as_shape(keys: Tensor, values: Tensor, query: Tensor, *rest: object) -> Tensor:
+def _decode_fake(keys: Tensor, values: Tensor, query: Tensor, *rest: object) -> Tensor:
     return query.new_empty(query.shape[1], query.shape[0], query.shape[2])

@@ -1,4 +1,4 @@
-"""The two halves of a Hugging Face language model: backbone and head."""
+"""Backbone and head of a Hugging Face language model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def backbone(model: PreTrainedModel) -> nn.Module:
 
 
 def head_weight(model: PreTrainedModel) -> Tensor:
-    """[vocabulary, hidden]; the embedding itself where the two are tied."""
+    """[vocabulary, hidden]; the embedding itself if they are tied."""
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
-        raise UserError(f"{type(model).__name__} has no plain linear head", key="actor_rollout_ref.model.path")
+        raise UserError(f"{type(model).__name__} has no linear head without bias", key="actor_rollout_ref.model.path")
     return head.weight
 
 
@@ -30,13 +30,13 @@ def logit_softcap(model: PreTrainedModel) -> float | None:
 
 @torch.no_grad()
 def check_head(model: PreTrainedModel, **kwargs: object) -> None:
-    """Refuse a model whose own logits are not the plain (capped) head of its hidden states."""
+    """Refuse a model whose logits are not a linear (soft-capped) function of its hidden states."""
     ids = torch.arange(4, device=model.device)[None] % model.config.get_text_config().vocab_size
     theirs = model(input_ids=ids, use_cache=False, **kwargs).logits[0].float()
     hidden = backbone(model)(input_ids=ids, use_cache=False, **kwargs).last_hidden_state[0]
     ours = chunk_logits(hidden, head_weight(model), 1.0, logit_softcap(model))
     if not torch.allclose(ours, theirs, rtol=2e-2, atol=2e-2 * float(theirs.abs().max() + 1e-6)):
         raise UserError(
-            f"{type(model).__name__} scales its logits in a way that Burnish does not know",
+            f"{type(model).__name__} computes its logits in a way that Burnish does not support",
             key="actor_rollout_ref.model.path",
         )

@@ -1,4 +1,4 @@
-"""The plain model behind a trained one: no adapters, no 4-bit weights, what transformers saves and loads."""
+"""The plain transformers model of a trained one, without adapters and quantization, for saving and loading."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from burnish.errors import UserError
 
 
 def plain_config(model: PreTrainedModel) -> PretrainedConfig:
-    """The config without what belongs to the way it was loaded."""
+    """The model's config without its quantization config."""
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -28,7 +28,7 @@ def plain_config(model: PreTrainedModel) -> PretrainedConfig:
 
 
 def plain_model(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> PreTrainedModel:
-    """A model of the same class that holds these weights (no copies), ready for save_pretrained."""
+    """A model of the same class with these weights (not copied), ready for save_pretrained."""
     config = plain_config(model)
     config.dtype = next(iter(weights.values())).dtype
     with torch.device("meta"):
@@ -39,7 +39,7 @@ def plain_model(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> PreTra
     return plain
 
 
-def model_of(
+def build_model(
     config: PretrainedConfig,
     weights: Mapping[str, Tensor] | None,
     *,
@@ -47,7 +47,7 @@ def model_of(
     generation: Path | None = None,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """A language (or value) model of this config that holds these weights; without any, only its shapes."""
+    """A language (or value) model of this config with these weights; without weights, on the meta device."""
     family = AutoModelForTokenClassification if values else AutoModelForCausalLM
     with torch.device("meta"):
         model = family.from_config(config, trust_remote_code=trust_remote_code)
@@ -56,7 +56,7 @@ def model_of(
     missing, unknown = model.load_state_dict(dict(weights), assign=True, strict=False)
     missing = [name for name in missing if name not in tied_names(model)]
     if missing or unknown:
-        problem = f"the weights do not fit the config: {', '.join([*missing, *unknown][:3])}"
+        problem = f"the weights do not match the config: {', '.join([*missing, *unknown][:3])}"
         raise UserError(problem, key="CHECKPOINT")
     model.tie_weights()
     model.config.dtype = next(iter(weights.values())).dtype
@@ -66,5 +66,5 @@ def model_of(
 
 
 def tied_names(model: PreTrainedModel) -> set[str]:
-    """Weights that another one stands for, so that a file may leave them out."""
+    """Names of tied weights, which a checkpoint may leave out."""
     return set(model.all_tied_weights_keys or ())

@@ -1,4 +1,4 @@
-"""Gradient checkpointing: which activations are computed again in the backward pass instead of being kept."""
+"""Gradient checkpointing: recompute activations in the backward pass instead of keeping them."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from burnish.models.parts import backbone
 
 
 def enable_recompute(model: PreTrainedModel, method: str | None, num_layers: int | None, key: str) -> None:
-    """Every layer by itself (None), or one of Megatron's methods. `key` is the model's section."""
+    """Checkpoint each layer (None), or use one of Megatron's methods. `key` is the model's config section."""
     METHODS[method](model, num_layers, f"{key}.recompute.method")
 
 
 def each_layer(model: PreTrainedModel, num_layers: int | None, key: str) -> None:
-    """transformers' own way: a layer's input is kept, the rest is computed again."""
-    # Not the reentrant kind: that one loses the gradient where a layer's input needs none, as under LoRA.
+    """transformers' gradient checkpointing: keep each layer's input."""
+    # Reentrant checkpointing loses gradients if a layer's input requires none, as with LoRA.
     model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def block(model: PreTrainedModel, num_layers: int | None, key: str) -> None:
-    """Only the first layers are computed again; the others keep what they made."""
+    """Recompute only the first `num_layers` layers."""
     each_layer(model, None, key)
     for layer in decoder_layers(model, key)[num_layers:] if num_layers is not None else ():
         layer.gradient_checkpointing = False
 
 
 def uniform(model: PreTrainedModel, num_layers: int | None, key: str) -> None:
-    """Groups of layers: only a group's input is kept."""
+    """Checkpoint groups of `num_layers` layers: keep only each group's input."""
     size = num_layers or 1
     layers = list(decoder_layers(model, key))
     for start in range(0, len(layers), size):
@@ -50,39 +50,42 @@ METHODS: dict[str | None, Callable[[PreTrainedModel, int | None, str], None]] = 
 def decoder_layers(model: PreTrainedModel, key: str) -> nn.ModuleList:
     layers = getattr(backbone(model), "layers", None)
     if not isinstance(layers, nn.ModuleList):
-        problem = f"the layers of {type(model).__name__} cannot be told apart"
+        problem = f"the layers of {type(model).__name__} cannot be found (no ModuleList named `layers`)"
         raise UserError(problem, key=key, hint=f"{key}=null")
     return layers
 
 
 def _group(layers: list[nn.Module]) -> None:
-    """The model calls its layers one by one, each with its own arguments. All but the last of a group only note
-    their arguments and hand their input on; the last runs the whole group under one checkpoint."""
-    noted: list[Callable[[Tensor], Tensor]] = []
+    """Run a group of layers under one checkpoint.
+
+    The model calls its layers one by one. All but the last layer of the group only record the call and return their
+    input; the last one runs the recorded calls under one checkpoint.
+    """
+    calls: list[Callable[[Tensor], Tensor]] = []
     for layer in layers:
-        layer.forward = partial(_noting, layer, layer.forward, noted, layer is layers[-1])
+        layer.forward = partial(_record, layer, layer.forward, calls, layer is layers[-1])
 
 
-def _noting(
+def _record(
     layer: nn.Module,
     forward: Callable[..., Tensor],
-    noted: list[Callable[[Tensor], Tensor]],
+    calls: list[Callable[[Tensor], Tensor]],
     last: bool,
     hidden: Tensor,
     *arguments: Any,
-    **named: Any,
+    **kwargs: Any,
 ) -> Tensor:
     if not layer.training:
-        return forward(hidden, *arguments, **named)
-    noted.append(lambda given: forward(given, *arguments, **named))
+        return forward(hidden, *arguments, **kwargs)
+    calls.append(lambda hidden: forward(hidden, *arguments, **kwargs))
     if not last:
         return hidden
-    group = tuple(noted)
-    noted.clear()
+    group = tuple(calls)
+    calls.clear()
 
-    def run(given: Tensor) -> Tensor:
-        for one in group:
-            given = one(given)
-        return given
+    def run(hidden: Tensor) -> Tensor:
+        for call in group:
+            hidden = call(hidden)
+        return hidden
 
     return checkpoint(run, hidden, use_reentrant=False)

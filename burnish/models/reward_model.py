@@ -1,4 +1,4 @@
-"""Reward models give one score to a token sequence: a backbone and the linear head `score` on its last hidden state."""
+"""Reward models: a backbone and a linear head `score` on the last hidden state give one score per sequence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from burnish.models.load import (
 )
 from burnish.models.parts import backbone
 
-PROBE = 4  # tokens of the sequence on which a model's own score is compared with ours
+PROBE = 4  # tokens of the sequence on which the model's own score is compared with ours
 
 
 def load_reward_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
@@ -28,17 +28,17 @@ def load_reward_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedMode
     config = load_config(source)
     is_classifier = any(name.endswith(SCORE_HEADS) for name in config.architectures or ())
     if is_classifier and config.num_labels != 1:
-        raise _refusal(source, f"it has {config.num_labels} labels, and a score is one number")
+        raise _refusal(source, f"it has {config.num_labels} labels, expected 1")
     if rope_types(config) & set(BATCH_DEPENDENT_ROPE):
-        raise _refusal(source, "its RoPE depends on the longest row of a batch")
+        raise _refusal(source, "its RoPE depends on the longest sequence of a batch")
     config.num_labels = 1
     by_token = any(name.endswith("ForTokenClassification") for name in config.architectures or ())
     family = AutoModelForTokenClassification if by_token else AutoModelForSequenceClassification
-    how = {"dtype": dtype, "attn_implementation": attention.PACKED, "trust_remote_code": source.trust_remote_code}
+    kwargs = {"dtype": dtype, "attn_implementation": attention.PACKED, "trust_remote_code": source.trust_remote_code}
     try:
         with quiet_transformers():
             model, report = family.from_pretrained(
-                source.checked_path(), config=config, output_loading_info=True, **how
+                source.checked_path(), config=config, output_loading_info=True, **kwargs
             )
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"cannot load the model: {first_line(error)}", key=source.key, value=source.path) from error
@@ -49,14 +49,14 @@ def load_reward_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedMode
 
 
 def last_token_scores(model: PreTrainedModel, inputs: dict, last: Tensor) -> Tensor:
-    """The score at these places of a packed token stream, float32 [rows]."""
+    """Scores at the positions `last` of a packed token stream, float32 [rows]."""
     hidden = backbone(model)(**inputs).last_hidden_state[0, last]
     return model.score(hidden)[:, 0].float()
 
 
 @torch.no_grad()
 def check_score(model: PreTrainedModel, source: ModelSource) -> None:
-    """Refuse a model whose own score is not that of its head at the last token."""
+    """Refuse a model whose score is not that of a linear head on the last token."""
     padding = model.config.get_text_config().pad_token_id
     ids = [token for token in range(PROBE + 1) if token != padding][:PROBE]
     inputs = {
@@ -74,7 +74,7 @@ def check_score(model: PreTrainedModel, source: ModelSource) -> None:
 
 def _refusal(source: ModelSource, why: str) -> UserError:
     return UserError(
-        f"this is no reward model that Burnish can read: {why}",
+        f"not a supported reward model: {why}",
         key=source.key,
         value=source.path,
         allowed="a sequence or token classifier with one label, or a class of your own",

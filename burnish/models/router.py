@@ -1,4 +1,4 @@
-"""Mixtures of experts: the loss that keeps their routers from sending every token to the same experts."""
+"""Load-balancing loss of mixture-of-experts routers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def check_router(model: PreTrainedModel, key: str, value: float) -> None:
     """Refuse a model without routers, or whose family has no load-balancing loss."""
     config = model.config.get_text_config()
     if getattr(config, "router_aux_loss_coef", None) is None or not hasattr(config, "num_experts_per_tok"):
-        problem = f"{type(model).__name__} has no router whose load could be balanced"
+        problem = f"{type(model).__name__} has no router with a load-balancing loss"
         raise UserError(problem, key=key, value=value, hint=f"{key}=0")
 
 
 def balance_loss(model: PreTrainedModel, router_logits: Sequence[Tensor]) -> Tensor:
-    """experts x sum_e (share of tokens sent to e) x (mean probability of e), over all layers (arXiv 2101.03961).
+    """experts x sum_e (fraction of tokens sent to e) x (mean probability of e), over all layers (arXiv 2101.03961).
 
-    The routers choose k experts for each token, so the shares sum to k; even routing gives k.
+    Routers choose k experts per token, so the fractions sum to k; uniform routing gives k.
     """
     top_k = model.config.get_text_config().num_experts_per_tok
     num_experts = router_logits[0].shape[-1]

@@ -1,4 +1,4 @@
-"""WeightStream: a model's (name, tensor) pairs, on their way to an engine."""
+"""WeightStream: (name, tensor) pairs of a model, for weight sync."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class WeightStream:
-    """Can be read more than once: an engine that died is filled from it again."""
+    """Can be iterated more than once, e.g. to load a restarted engine."""
 
     def __init__(self, read: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
         self.read = read

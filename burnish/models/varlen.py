@@ -1,4 +1,4 @@
-"""Kernels for packed rows of different lengths: the one in torch itself, ours in C, those of the flash-attn library."""
+"""Attention kernels for packed sequences of different lengths: torch's own, ours in C, and the flash-attn library's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from burnish.errors import UserError
+from burnish.models.cpu import attention
 from burnish.models.flash import packed_product
-from burnish.native import attention
+from burnish.sizing import flash_attention_fits
 
-# By major version: the module that has flash_attn_varlen_func, and how it is installed.
+# Major version of flash-attn -> (module with flash_attn_varlen_func, how to install it).
 LIBRARIES = {
     2: ("flash_attn", "pip install flash-attn --no-build-isolation"),
     3: ("flash_attn_interface", "install flash-attn 3 from the `hopper` folder of its repository"),
@@ -23,7 +24,7 @@ LIBRARIES = {
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What one layer's product needs besides query, key and value."""
+    """Parameters of one layer's attention."""
 
     scaling: float
     window: int | None = None
@@ -31,70 +32,69 @@ class AttentionShape:
 
 
 class Segments:
-    """Lengths of the rows of a packed stream, and where they start, which is sent to a device once for all layers.
+    """Lengths of the sequences of a packed stream, and their offsets, copied to the device once for all layers.
 
-    Not a list: torch.compile would make a program for each.
+    Not a list, because torch.compile would specialize on its values.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
         self.longest = max(self.lengths, default=0)
-        self.starts: Tensor | None = None  # int32 [rows + 1]; one past the end too
+        self.starts: Tensor | None = None  # int32 [rows + 1]: offsets, and the end
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.lengths)
 
     @staticmethod
     def of(lengths: Segments | Sequence[int], device: torch.device) -> Segments:
-        """Known on this device from here on."""
-        found = lengths if isinstance(lengths, Segments) else Segments(lengths)
-        if found.starts is None or found.starts.device.type != device.type:
-            starts = torch.tensor([0, *found.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-            found.starts = starts.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else starts
-        return found
+        """Segments with offsets on this device."""
+        segments = lengths if isinstance(lengths, Segments) else Segments(lengths)
+        if segments.starts is None or segments.starts.device.type != device.type:
+            starts = torch.tensor([0, *segments.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+            segments.starts = starts.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else starts
+        return segments
 
 
-# Devices on which torch's own kernel takes all rows at once.
-OWN_KERNEL_ON = frozenset({"cuda"})
+# Devices on which torch's own kernel takes all sequences at once.
+TORCH_KERNEL_ON = frozenset({"cuda"})
 
 
-def own_kernel_fits(query: Tensor, shape: AttentionShape, dropout: float) -> bool:
-    """Whether torch's own kernel can do it: 16 bits on a GPU, no cap, heads of a size it knows, nothing dropped."""
-    size = query.shape[-1]
-    knows = query.dtype.itemsize == 2 and shape.softcap is None and size % 8 == 0 and size <= 256 and not dropout
-    return knows and query.device.type in OWN_KERNEL_ON
+def torch_kernel_applies(query: Tensor, shape: AttentionShape, dropout: float) -> bool:
+    """Whether torch's own kernel applies: 16 bits on a GPU, no soft cap, a supported head size, no dropout."""
+    fits = flash_attention_fits(query.dtype.itemsize, query.shape[-1], shape.softcap is not None)
+    return fits and not dropout and query.device.type in TORCH_KERNEL_ON
 
 
-def own_product(query: Tensor, key: Tensor, value: Tensor, segments: Segments, shape: AttentionShape) -> Tensor:
-    """Causal attention inside each segment by torch's own kernel, one call for all; all [T, heads, d]."""
+def torch_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, shape: AttentionShape) -> Tensor:
+    """Causal attention inside each segment by torch's own kernel, one call for all; tensors are [T, heads, d]."""
     return packed_product(query, key, value, segments.starts, segments.longest, shape.scaling, shape.window or 0)[0]
 
 
-def in_c(query: Tensor, segments: Segments | Sequence[int], shape: AttentionShape, dropout: float) -> bool:
-    """Whether the kernel in C can do it: 32 bits on a CPU, no cap, no window that hides anything, nothing dropped."""
-    if not attention.fits(query) or shape.softcap is not None or dropout:
+def c_kernel_applies(query: Tensor, segments: Segments | Sequence[int], shape: AttentionShape, dropout: float) -> bool:
+    """Whether the C kernel applies: float32 on a CPU, no soft cap, no effective window, no dropout."""
+    if not attention.is_supported(query) or shape.softcap is not None or dropout:
         return False
     return shape.window is None or max(segments, default=0) <= shape.window
 
 
-def product_in_c(
+def c_attention(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments | Sequence[int], shape: AttentionShape
 ) -> Tensor:
-    """Causal attention inside each segment by the kernel in C, one call for all; all [T, heads, d]."""
+    """Causal attention inside each segment by the C kernel, one call for all; tensors are [T, heads, d]."""
     rows = Segments.of(segments, query.device)
     return attention.packed_attention(query, key, value, rows.starts, rows.longest, shape.scaling)
 
 
-def check_varlen(number: int, device: torch.device, key: str, asked: str) -> None:
-    """Refuse before a model is loaded what could not run."""
+def check_varlen(number: int, device: torch.device, key: str, value: str) -> None:
+    """Refuse flash-attn where it cannot run, before a model is loaded."""
     if device.type != "cuda":
-        raise UserError("flash-attn runs on NVIDIA GPUs only", key=key, value=asked, hint=f"{key}=sdpa")
+        raise UserError("flash-attn runs on NVIDIA GPUs only", key=key, value=value, hint=f"{key}=sdpa")
     name, install = LIBRARIES[number]
     try:
         importlib.import_module(name)
     except ImportError as error:
-        problem = f"needs the {name} library: {install}"
-        raise UserError(problem, key=key, value=asked, hint=f"{key}=sdpa") from error
+        problem = f"the {name} library is not installed: {install}"
+        raise UserError(problem, key=key, value=value, hint=f"{key}=sdpa") from error
 
 
 def varlen_product(
@@ -109,7 +109,7 @@ def varlen_product(
     """Causal attention inside each segment, [T, heads, d]."""
     if query.dtype == torch.float32:
         raise UserError(
-            "flash-attn computes in 16 bits only",
+            "flash-attn supports 16-bit dtypes only",
             key="actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype",
             value="fp32",
             allowed="bf16, fp16",
@@ -123,5 +123,5 @@ def varlen_product(
     if dropout:
         options["dropout_p"] = dropout
     function = importlib.import_module(LIBRARIES[number][0]).flash_attn_varlen_func
-    found = function(query, key, value, rows.starts, rows.starts, rows.longest, rows.longest, **options)
-    return found[0] if isinstance(found, tuple) else found
+    output = function(query, key, value, rows.starts, rows.starts, rows.longest, rows.longest, **options)
+    return output[0] if isinstance(output, tuple) else output

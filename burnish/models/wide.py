@@ -1,8 +1,8 @@
-"""The engine's way through the layers: weights of 16 bits, what they add to in 32.
+"""The engine's forward pass: 16-bit weights with a float32 residual stream.
 
-Every layer adds to the same stream. Where that has 16 bits, it is rounded twice a layer, and after 24 layers these
-roundings are most of what engine and trainer differ by: the trainer keeps its weights in 32 bits and computes under
-autocast, where the stream is as wide as the embedding. So is the engine's, by the same means.
+A 16-bit residual stream is rounded twice per layer. After 24 layers these roundings are most of the difference between
+engine and trainer, which keeps float32 weights and runs under autocast, where the residual stream has the dtype of the
+embedding. The engine does the same: float32 embeddings under autocast.
 """
 
 from __future__ import annotations
@@ -13,25 +13,23 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from burnish.models.compiled import COMPILED_FAMILIES
 from burnish.models.parts import backbone
+from burnish.sizing import FLOAT32_RESIDUAL_FAMILIES
 
 NARROW = frozenset({torch.bfloat16, torch.float16})
-# Families of plain products, which autocast knows; experts, for one, are multiplied by functions of their own.
-WIDE_FAMILIES = COMPILED_FAMILIES
 
 
 def is_wide(model: PreTrainedModel) -> bool:
-    """Is the stream wider than the weights?"""
-    return model.dtype in NARROW and model.config.get_text_config().model_type in WIDE_FAMILIES
+    """Whether the residual stream has a wider dtype than the weights."""
+    return model.dtype in NARROW and model.config.get_text_config().model_type in FLOAT32_RESIDUAL_FAMILIES
 
 
 def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor, paged: Any) -> Tensor:
-    """[tokens, hidden] after the last layer, in the format of the weights; `paged` is what attention is given."""
+    """[tokens, hidden] after the last layer, in the dtype of the weights; `paged` goes to the attention function."""
     inputs = {"position_ids": positions[None], "use_cache": False, "attention_mask": None, "paged": paged}
     if not is_wide(model):
         return backbone(model)(input_ids=ids[None], **inputs).last_hidden_state[0]
-    # Nothing is kept between calls: no weight has to be converted, and a CUDA graph must not find what another made.
+    # No autocast cache: weights need no conversion, and a CUDA graph must not use tensors of another graph.
     with torch.autocast(ids.device.type, model.dtype, cache_enabled=False):
         embedded = model.get_input_embeddings()(ids[None]).float()
         output = backbone(model)(inputs_embeds=embedded, **inputs)

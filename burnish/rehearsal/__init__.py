@@ -1,1 +1,1 @@
-"""The rehearsal: the very command for a step on this machine, with stand-ins for what is not here."""
+"""Runs a launch command for one step on this machine, with stand-ins for what is not local."""

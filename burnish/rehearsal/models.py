@@ -1,4 +1,4 @@
-"""Which keys name models, and the stand-in that each of them gets."""
+"""Replace every model of a command by a stand-in."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from burnish.config.rules import has_critic
 from burnish.rehearsal.plan import Plan
-from burnish.rehearsal.standin import StandIn, describe, make_stand_in
+from burnish.rehearsal.standin import StandIn, make_stand_in, shortened
 
-# (key of the model, key of its tokenizer, is it a reward model?) of each job; the first is the one that is taught.
+# By job: (key of the model, key of its tokenizer, whether it is a reward model); the trained model is first.
 MODELS: dict[str, tuple[tuple[str, str | None, bool], ...]] = {
     "train": (
         ("actor_rollout_ref.model.path", "actor_rollout_ref.model.tokenizer_path", False),
@@ -20,8 +20,8 @@ MODELS: dict[str, tuple[tuple[str, str | None, bool], ...]] = {
     "generate": (("model.path", None, False),),
     "eval": (),
 }
-# Other places of what the stand-in brings itself.
-ELSEWHERE = (
+# Paths of tokenizers and configs that the stand-in's folder replaces.
+REPLACED_PATHS = (
     "actor_rollout_ref.model.tokenizer_path",
     "actor_rollout_ref.model.hf_config_path",
     "critic.model.tokenizer_path",
@@ -29,49 +29,50 @@ ELSEWHERE = (
 )
 
 
-def place_models(plan: Plan) -> StandIn | None:
-    """Stand-ins under every key that names a model; the first is given back."""
+def replace_models(plan: Plan) -> StandIn | None:
+    """Put a stand-in under every key that names a model; returns the trained one."""
     first: StandIn | None = None
-    for number, (key, words_key, scores) in enumerate(MODELS[plan.job]):
-        asked = plan.value(key)
-        if not asked or not _is_used(plan, key):
+    for number, (key, tokenizer_key, is_reward_model) in enumerate(MODELS[plan.job]):
+        name = plan.value(key)
+        if not name or not _is_used(plan, key):
             plan.drop(key)
             continue
-        words = (plan.value(words_key) if words_key else None) or _other_tokenizer(plan, key)
-        made = make_stand_in(
-            asked,
+        tokenizer = (plan.value(tokenizer_key) if tokenizer_key else None) or _other_tokenizer(plan, key)
+        stand_in = make_stand_in(
+            name,
             plan.folder / "models" / str(number),
-            scores=scores,
-            tokenizer_from=words if words != asked else None,
-            trust_remote_code=_trusts(plan, key),
-            policy=first if not scores else None,
+            reward_model=is_reward_model,
+            tokenizer_from=tokenizer if tokenizer != name else None,
+            trust_remote_code=_trusts_remote_code(plan, key),
+            policy=first if not is_reward_model else None,
             seed=number,
         )
-        plan.put(key, str(made.path))
-        plan.stand_ins.append(made.line(describe(asked)))
+        plan.put(key, str(stand_in.path))
+        plan.stand_ins.append(stand_in.line(shortened(name)))
         if first is None:
-            first = made
-            for name in ELSEWHERE:
-                plan.drop(name)
-            _balance(plan, made)
-    if plan.has("reward_model.model.input_tokenizer") and plan.value("reward_model.model.input_tokenizer"):
-        plan.put("reward_model.model.input_tokenizer", str(first.path))
+            first = stand_in
+            for path_key in REPLACED_PATHS:
+                plan.drop(path_key)
+            _drop_balance_loss(plan, stand_in)
+    key = "reward_model.model.input_tokenizer"
+    if first is not None and plan.has(key) and plan.value(key):
+        plan.put(key, str(first.path))
     return first
 
 
-def _balance(plan: Plan, made: StandIn) -> None:
-    """A dense stand-in has no router to balance, where the real model has experts."""
+def _drop_balance_loss(plan: Plan, stand_in: StandIn) -> None:
+    """A dense stand-in for a model with experts has no router."""
     key = "actor_rollout_ref.actor.aux_loss_coef"
-    if "experts" in made.family.without and plan.has(key) and plan.value(key):
-        plan.not_tested.append(f"{plan.their_word(key)}={plan.value(key)}: the stand-in has no experts")
+    if "experts" in stand_in.family.missing and plan.has(key) and plan.value(key):
+        plan.not_tested.append(f"{plan.user_name(key)}={plan.value(key)}: the stand-in has no experts")
         plan.drop(key)
 
 
 def _is_used(plan: Plan, key: str) -> bool:
-    """A role that there is not needs no model; a critic or a reference of the policy's model follows its key."""
+    """Whether the role exists and has a model of its own; critic and reference default to the policy's."""
     policy, needs = MODELS[plan.job][0][0], {"critic": has_critic, "reward_model": has_reward_model}
-    wanted = needs.get(key.partition(".")[0])
-    if wanted is not None and not wanted(plan.asked):
+    exists = needs.get(key.partition(".")[0])
+    if exists is not None and not exists(plan.cfg):
         return False
     return key == policy or ("critic" not in key and ".ref." not in key) or plan.value(key) != plan.value(policy)
 
@@ -85,6 +86,6 @@ def _other_tokenizer(plan: Plan, key: str) -> str | None:
     return plan.value("data.tokenizer") if is_policy and plan.has("data.tokenizer") else None
 
 
-def _trusts(plan: Plan, key: str) -> bool:
+def _trusts_remote_code(plan: Plan, key: str) -> bool:
     trust = f"{key.rpartition('.')[0]}.trust_remote_code"
     return bool(plan.has(trust) and plan.value(trust))

@@ -1,4 +1,4 @@
-"""Plan: what is rehearsed. Our keys with their values, and a line about everything that was changed on the way."""
+"""Plan: the settings of a rehearsal, and a record of every change to the user's command."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from burnish.config import Loaded, load
 from burnish.config.tree import tree
 from burnish.errors import UserError, UserErrors
 
-# Where a finding was made.
+# Where a finding comes from.
 READING, ARITHMETIC, DATA, REWARD, RUN = "reading", "rules", "data", "reward", "run"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong. `breaks` says whether it would stop or spoil the real run too."""
+    """A problem. `breaks` says whether the real run would fail too."""
 
     where: str
     text: str
@@ -27,49 +27,50 @@ class Finding:
 
 @dataclass
 class Plan:
-    """`asked` is the config as the user meant it; `settings` are the keys that the stand-in runs with."""
+    """The config that the user gave, and the settings that the rehearsal runs with."""
 
     job: str
-    asked: Any
-    settings: dict[str, Any]
+    cfg: Any  # the user's
+    settings: dict[str, Any]  # the rehearsal's
     folder: Path
-    words: dict[str, str] = field(default_factory=dict)  # our key -> what the user wrote
-    live: bool = False  # may remote reward services be asked?
+    user_names: dict[str, str] = field(default_factory=dict)  # our key -> the name that the user typed
+    live: bool = False  # call remote reward services
     findings: list[Finding] = field(default_factory=list)
     stand_ins: list[str] = field(default_factory=list)
     scaled: list[str] = field(default_factory=list)
     folded: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     not_tested: list[str] = field(default_factory=list)
-    made_rows: bool = False  # the rows are not the user's
+    synthetic_rows: bool = False
 
     def value(self, key: str) -> Any:
-        """What the user asked for under a key of ours, defaults included."""
-        return value_of(self.asked, key, self.job)
+        """The user's value of one of our keys, defaults included."""
+        return value_of(self.cfg, key, self.job)
 
     def has(self, key: str) -> bool:
-        """Does this job know the key?"""
+        """Whether this job has the key."""
         return key in tree(self.job).leaves
 
     def put(self, key: str, value: Any) -> None:
+        """Set a key, if this job has it."""
         if self.has(key):
             self.drop(key)
             self.settings[key] = value
 
     def drop(self, key: str) -> None:
-        """Back to the default; of a mapping, all that is inside it."""
+        """Reset a key, or all keys of a section, to the default."""
         for name in [name for name in self.settings if name == key or name.startswith(f"{key}.")]:
             del self.settings[name]
 
-    def their_word(self, key: str) -> str:
-        return self.words.get(key, key)
+    def user_name(self, key: str) -> str:
+        return self.user_names.get(key, key)
 
-    def find(self, where: str, problem: str | BaseException, breaks: bool = True) -> None:
-        """Take a finding up, in the user's words; the same one only once."""
+    def add_finding(self, where: str, problem: str | BaseException, breaks: bool = True) -> None:
+        """Record a finding under the user's names of keys, unless it is already recorded."""
         errors = problem.errors if isinstance(problem, UserErrors) else [problem]
         for error in errors:
             text = error.text() if isinstance(error, UserError) else str(error)
-            finding = Finding(where, in_words(text, self.words), breaks)
+            finding = Finding(where, in_user_names(text, self.user_names), breaks)
             if all(finding.text != known.text for known in self.findings):
                 self.findings.append(finding)
 
@@ -78,10 +79,10 @@ class Plan:
 
 
 def value_of(cfg: Any, key: str, job: str) -> Any:
-    found = tree(job).find(key)
-    if found is None:
+    match = tree(job).find(key)
+    if match is None:
         raise KeyError(key)
-    leaf, rest = found
+    leaf, rest = match
     node = cfg
     for name in leaf.path.split("."):
         node = getattr(node, name)
@@ -90,13 +91,13 @@ def value_of(cfg: Any, key: str, job: str) -> Any:
     return node
 
 
-def in_words(text: str, words: Mapping[str, str]) -> str:
-    """A message about our keys in the names that the user typed."""
-    for ours, theirs in sorted(words.items(), key=lambda pair: -len(pair[0])):
+def in_user_names(text: str, user_names: Mapping[str, str]) -> str:
+    """Replace our keys in a message by the names that the user typed."""
+    for ours, theirs in sorted(user_names.items(), key=lambda pair: -len(pair[0])):
         if theirs == ours:
             continue
-        whole = rf"(?<![\w.]){re.escape(ours)}(?!\w|\.\w)"
-        if theirs.startswith("-"):  # a flag and its value stand apart
-            text = re.sub(f"{whole}=", lambda found, flag=theirs: f"{flag} ", text)
-        text = re.sub(whole, lambda found, name=theirs: name, text)
+        pattern = rf"(?<![\w.]){re.escape(ours)}(?!\w|\.\w)"
+        if theirs.startswith("-"):  # a flag and its value are separated by a space
+            text = re.sub(f"{pattern}=", lambda match, flag=theirs: f"{flag} ", text)
+        text = re.sub(pattern, lambda match, name=theirs: name, text)
     return text

@@ -1,4 +1,4 @@
-"""Rehearsal: what came of it, for people and for programs."""
+"""Rehearsal: the result of a rehearsal."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 
 from burnish.rehearsal.plan import Finding
 
-# What a rehearsal can never show.
+# What no rehearsal tests.
 ALWAYS = {
     "train": (
-        "the real weights and what they answer",
+        "the real weights and their responses",
         "speed and memory on the real machines",
         "several processes and their communication",
     ),
     "sft": ("the real weights", "speed and memory on the real machines", "several processes and their communication"),
-    "generate": ("the real weights and what they answer", "speed and memory on the real machines"),
+    "generate": ("the real weights and their responses", "speed and memory on the real machines"),
     "eval": ("the rows after the first few",),
 }
-ENGINE = "the engine that was asked for"
-LENGTHS = "prompt lengths (the tokenizer is not here)"
+ENGINE = "the configured engine"
+LENGTHS = "prompt lengths (the real tokenizer is not local)"
 
 PASSED, BROKEN, UNREADABLE, REFUSED = 0, 1, 2, 3
-VERDICTS = {PASSED: "passed", BROKEN: "would break", UNREADABLE: "cannot be read", REFUSED: "refused"}
+VERDICTS = {PASSED: "passed", BROKEN: "would break", UNREADABLE: "not readable", REFUSED: "refused"}
 
 
 @dataclass
 class Rehearsal:
-    """The verdict and everything said on the way."""
+    """The verdict, the findings, and every change to the command."""
 
     dialect: str
     job: str
@@ -57,8 +57,8 @@ class Rehearsal:
     def verdict(self) -> str:
         return VERDICTS[self.exit_status]
 
-    def as_dict(self) -> dict[str, Any]:
-        """As --json prints it."""
+    def to_json(self) -> dict[str, Any]:
+        """As `rehearse --json` prints it."""
         return {
             "dialect": self.dialect,
             "job": self.job,

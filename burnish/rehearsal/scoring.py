@@ -1,14 +1,14 @@
-"""What scores in a rehearsal: the user's own reward where it is here and can be asked, else a stand-in score."""
+"""Keep the user's reward where it can run on this machine, else use a stand-in score."""
 
 from __future__ import annotations
 
-from burnish.rehearsal.folded import user_file_exists
-from burnish.rehearsal.made import subject_of
+from burnish.rehearsal.folding import user_file_exists
 from burnish.rehearsal.plan import Plan
+from burnish.rehearsal.synthetic import subject_of
 from burnish.reward.rules import find_rule
 
-# Written to a file, as a user's own function is: any number in (0, 1), by the response alone.
-STAND_IN = '''"""A stand-in score: some number between 0 and 1 that depends on the response alone."""
+# Written to a file and loaded like a user's function: a score in (0, 1) that depends on the response only.
+STAND_IN = '''"""A stand-in score between 0 and 1 that depends on the response only."""
 
 import zlib
 
@@ -20,9 +20,9 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 FUNCTION, REMOTE, FILTER = "custom_reward_function", "reward.remote_url", "algorithm.filter_groups"
 
 
-def place_reward(plan: Plan) -> None:
-    """Keep the reward that was asked for, or put the stand-in score in its place and say why."""
-    _keep_offline(plan)
+def replace_reward(plan: Plan) -> None:
+    """Keep the configured reward, or replace it by the stand-in score with a line that says why."""
+    _disable_services(plan)
     reason = _why_not(plan)
     if reason is None:
         return
@@ -41,46 +41,47 @@ def place_reward(plan: Plan) -> None:
 
 
 def _why_not(plan: Plan) -> str | None:
-    """Why the real reward cannot score here; None if it can."""
+    """Why the configured reward cannot run here; None if it can."""
     if not plan.has(f"{FUNCTION}.path"):
         return None
     path = plan.value(f"{FUNCTION}.path")
     if path and not user_file_exists(path):
-        return f"{path} is not here"
+        return f"{path} is not on this machine"
     for url in plan.value(REMOTE):
         if url.endswith(".py") and not user_file_exists(url):
-            return f"{url} is not here"
+            return f"{url} is not on this machine"
         if not url.endswith(".py") and not plan.live:
-            return f"{url} is only asked with --live"
+            return f"{url} is only called with --live"
     if path or plan.value(REMOTE) or plan.value("reward.verifiers"):
         return _filters(plan)
     if plan.job == "train" and plan.value("reward_model.enable"):
         return None
-    if plan.made_rows and not all(find_rule(subject_of(name).source) for name in _files(plan)):
-        return "no built-in rule is known for these data"
+    if plan.synthetic_rows and not all(find_rule(subject_of(name).source) for name in _files(plan)):
+        return "no built-in rule scores these data sources"
     return _filters(plan)
 
 
 def _filters(plan: Plan) -> str | None:
     if plan.job == "train" and plan.value(f"{FILTER}.enable"):
-        return f"{FILTER} drops groups whose scores are alike, and a random model's are"
+        return f"{FILTER} drops groups of equal scores, which a random model produces"
     return None
 
 
 def _files(plan: Plan) -> list[str]:
-    given = plan.value("data.train_files" if plan.has("data.train_files") else "data.path")
-    return [given] if isinstance(given, str) else list(given)
+    files = plan.value("data.train_files" if plan.has("data.train_files") else "data.path")
+    return [files] if isinstance(files, str) else list(files)
 
 
-def _keep_offline(plan: Plan) -> None:
-    """A sandbox service or a reward class elsewhere is not asked."""
+def _disable_services(plan: Plan) -> None:
+    """Drop a sandbox service, and a reward model class that is not on this machine."""
     key = "reward_model.sandbox_fusion.url"
     if plan.has(key) and plan.value(key) and not plan.live:
         plan.drop(key)
-        plan.not_tested.append(f"{plan.their_word(key)}: programs run in the local sandbox (--live asks the service)")
-    key = "reward_model.model.custom_cls"
-    if plan.has(f"{key}.path") and plan.value(f"{key}.path") and not user_file_exists(plan.value(f"{key}.path")):
-        plan.not_tested.append(f"{plan.their_word(f'{key}.path')} {plan.value(f'{key}.path')}: no such file here")
-        plan.drop(key)
+        plan.not_tested.append(f"{plan.user_name(key)}: programs run in the local sandbox (--live calls the service)")
+    key = "reward_model.model.custom_cls.path"
+    path = plan.value(key) if plan.has(key) else None
+    if path and not user_file_exists(path):
+        plan.not_tested.append(f"{plan.user_name(key)} {path}: no such file on this machine")
+        plan.drop("reward_model.model.custom_cls")
         if not plan.value("reward_model.model.path"):
             plan.put("reward_model.model.path", "reward-model")

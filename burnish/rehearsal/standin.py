@@ -1,4 +1,4 @@
-"""Stand-in models: tiny ones of the same family, with the model's own tokenizer if it is here, else one of bytes."""
+"""Stand-in models: tiny models of the same family, with the real tokenizer if it is local, else a byte tokenizer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from burnish.rehearsal.families import Chat, Family, family_of_config, family_of
 PAD = "<|pad|>"
 LAYERS, EXPERTS = 2, 4
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-# Sizes of a config.json, whatever a family calls them, and what they become.
+# Sizes that every config.json gets, under the names that families use.
 _TINY: dict[str, int] = {
     "intermediate_size": 128,
     "num_hidden_layers": LAYERS,
@@ -41,86 +41,84 @@ _TINY: dict[str, int] = {
 
 @dataclass(frozen=True)
 class StandIn:
-    """A folder with a tiny model and its tokenizer, and what it stands for."""
+    """A folder with a tiny model and its tokenizer, and which parts of it are the real model's."""
 
     path: Path
     family: Family
-    own_config: bool  # shrunk from the model's own config.json
-    own_tokenizer: bool
-    own_template: bool
+    real_config: bool  # scaled down from the model's config.json
+    real_tokenizer: bool
+    real_template: bool
 
-    def line(self, asked: str) -> str:
-        """One line: what stands in for what."""
-        source = "its own config.json, shrunk" if self.own_config else "by its name"
+    def line(self, name: str) -> str:
+        """The report's line on the model `name`."""
+        source = "from its config.json" if self.real_config else "by its name"
         if not self.family.known:
-            source = "its family is not known here"
-        words = "its own tokenizer" if self.own_tokenizer else "a tokenizer of bytes"
-        template = "its own chat template" if self.own_template else "a chat template of that family's form"
-        left_out = f", without {self.family.without}" if self.family.without else ""
-        return (
-            f"{asked}: a tiny {self.family.name} of {LAYERS} layers ({source}){left_out}, with {words} and {template}"
-        )
+            source = "unknown family"
+        tokenizer = "its own tokenizer" if self.real_tokenizer else "a byte tokenizer"
+        template = "its own chat template" if self.real_template else "a chat template like the family's"
+        missing = f", without {self.family.missing}" if self.family.missing else ""
+        model = f"a tiny {self.family.name} with {LAYERS} layers ({source}){missing}"
+        return f"{name}: {model}, {tokenizer} and {template}"
 
 
 def local_folder(name: str) -> Path | None:
-    """Where a model lies here: a folder with a config.json, or the copy that the hub left. Nothing is fetched."""
+    """The local folder of a model: one with a config.json, or the hub's cache. Nothing is downloaded."""
     path = Path(name.removeprefix("file://")).expanduser()
     if (path / "config.json").is_file():
         return path
     if name.count("/") == 1 and not name.startswith(("/", ".", "~")):
-        found = try_to_load_from_cache(name, "config.json")
-        return Path(found).parent if isinstance(found, str) else None
+        cached = try_to_load_from_cache(name, "config.json")
+        return Path(cached).parent if isinstance(cached, str) else None
     return None
 
 
 def make_stand_in(
-    asked: str,
+    name: str,
     folder: Path,
     *,
-    scores: bool = False,
+    reward_model: bool = False,
     tokenizer_from: str | None = None,
     trust_remote_code: bool = False,
     policy: StandIn | None = None,
     seed: int = 0,
 ) -> StandIn:
-    """A tiny model for `asked` in `folder`; `scores` makes a reward model of it. One that reads the tokens of another
-    stand-in, the `policy`, has its tokenizer."""
-    here = local_folder(asked)
-    config = _own_config(here)
-    family = family_of_config(config) if config is not None else family_of_name(asked)
-    words_from = local_folder(tokenizer_from) if tokenizer_from else here
-    tokenizer = _own_tokenizer(policy.path if policy is not None else words_from, trust_remote_code)
-    own_tokenizer, own_template = tokenizer is not None, bool(tokenizer is not None and tokenizer.chat_template)
+    """Write a tiny model for `name` to `folder`. It shares the tokenizer of `policy`, another stand-in, if given."""
+    local = local_folder(name)
+    config = _load_config(local)
+    family = family_of_config(config) if config is not None else family_of_name(name)
+    tokenizer_folder = local_folder(tokenizer_from) if tokenizer_from else local
+    tokenizer = _load_tokenizer(policy.path if policy is not None else tokenizer_folder, trust_remote_code)
+    real_tokenizer, real_template = tokenizer is not None, bool(tokenizer is not None and tokenizer.chat_template)
     if tokenizer is None:
         tokenizer = byte_tokenizer(family.chat)
-    same = config is not None and config.get_text_config().model_type == family.name
-    shrunk = tiny_config(family, tokenizer, config.get_text_config() if same else None)
-    if scores:
-        shrunk.num_labels = 1
-        shrunk.mean, shrunk.std = 0.0, 1.0  # as OpenRLHF saves them, for reward_model.normalize
+    text_config = None if config is None else config.get_text_config()
+    real_config = text_config is not None and text_config.model_type == family.name
+    tiny = tiny_config(family, tokenizer, text_config if real_config else None)
+    if reward_model:
+        tiny.num_labels = 1
+        tiny.mean, tiny.std = 0.0, 1.0  # OpenRLHF's names, for reward_model.normalize
     torch.manual_seed(seed)
-    maker = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
-    model = maker.from_config(shrunk)
-    if not scores:
+    model_class = AutoModelForSequenceClassification if reward_model else AutoModelForCausalLM
+    model = model_class.from_config(tiny)
+    if not reward_model:
         model.generation_config = GenerationConfig(
-            eos_token_id=shrunk.eos_token_id, pad_token_id=shrunk.pad_token_id, bos_token_id=shrunk.bos_token_id
+            eos_token_id=tiny.eos_token_id, pad_token_id=tiny.pad_token_id, bos_token_id=tiny.bos_token_id
         )
     with quiet_transformers():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if policy is not None:
-        own_tokenizer, own_template = policy.own_tokenizer, policy.own_template
-    return StandIn(folder, family, same, own_tokenizer, own_template)
+        real_tokenizer, real_template = policy.real_tokenizer, policy.real_template
+    return StandIn(folder, family, real_config, real_tokenizer, real_template)
 
 
-def tiny_config(family: Family, tokenizer: PreTrainedTokenizerBase, own: PretrainedConfig | None) -> PretrainedConfig:
-    """The family's config in a size for a CPU. From `own` all that is no size stays: windows, caps, RoPE, tying."""
-    config = copy.deepcopy(own) if own is not None else AutoConfig.for_model(family.name)
+def tiny_config(family: Family, tokenizer: PreTrainedTokenizerBase, real: PretrainedConfig | None) -> PretrainedConfig:
+    """A config small enough for a CPU. Everything in `real` but its sizes stays: windows, softcaps, RoPE, tying."""
+    config = copy.deepcopy(real) if real is not None else AutoConfig.for_model(family.name)
     ratio = family.heads_per_kv
-    if own is not None:
-        ratio = max(
-            1, own.num_attention_heads // (getattr(own, "num_key_value_heads", None) or own.num_attention_heads)
-        )
+    if real is not None:
+        kv_heads = getattr(real, "num_key_value_heads", None) or real.num_attention_heads
+        ratio = max(1, real.num_attention_heads // kv_heads)
     kv_heads = 2 if ratio <= 2 else 1
     heads = min(ratio, 8) * kv_heads
     head_dim = 16 if heads <= 4 else 8
@@ -140,15 +138,15 @@ def tiny_config(family: Family, tokenizer: PreTrainedTokenizerBase, own: Pretrai
     config.eos_token_id = tokenizer.eos_token_id
     config.pad_token_id = tokenizer.pad_token_id
     if getattr(config, "quantization_config", None) is not None:
-        del config.quantization_config
+        delattr(config, "quantization_config")
     config.architectures = None
     config.dtype = torch.float32
     return config
 
 
 def byte_tokenizer(chat: Chat) -> PreTrainedTokenizerFast:
-    """One token per byte and the family's markers: any text can be written, and nothing is downloaded."""
-    special = [PAD, *chat.markers]
+    """One token per byte, and the family's special tokens: encodes any text without a download."""
+    special = [PAD, *chat.special_tokens]
     tokens = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -156,25 +154,25 @@ def byte_tokenizer(chat: Chat) -> PreTrainedTokenizerFast:
     tokenizer.add_special_tokens(special)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        eos_token=chat.end,
+        eos_token=chat.eos,
         pad_token=PAD,
-        bos_token=chat.begin,
+        bos_token=chat.bos,
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = chat.template
     return fast
 
 
-def _own_config(folder: Path | None) -> PretrainedConfig | None:
+def _load_config(folder: Path | None) -> PretrainedConfig | None:
     if folder is None:
         return None
     try:
         return AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError):  # code of its own, or a family that this transformers does not know
+    except (OSError, ValueError, KeyError):  # remote code, or an architecture that this transformers does not support
         return None
 
 
-def _own_tokenizer(folder: Path | None, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
+def _load_tokenizer(folder: Path | None, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
     if folder is None or not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
     try:
@@ -184,11 +182,11 @@ def _own_tokenizer(folder: Path | None, trust_remote_code: bool) -> PreTrainedTo
 
 
 def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Every id that it can give."""
+    """The vocabulary size that covers every token id."""
     return max([len(tokenizer), *(number + 1 for number in tokenizer.get_vocab().values())])
 
 
-def describe(value: Any) -> str:
-    """A model as the user named it, short."""
+def shortened(value: Any) -> str:
+    """The user's name of a model, without the beginning of a long path."""
     text = str(value).rstrip("/")
     return text if len(text) <= 60 else "..." + text[-57:]

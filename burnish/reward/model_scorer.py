@@ -12,13 +12,13 @@ import torch
 
 from burnish.batch import Batch, Ragged
 from burnish.errors import UserError
-from burnish.reward.reward_model import CustomRewardModel, RewardModel
 from burnish.reward.sample import Score
 from burnish.reward.score import ON_ERROR
 from burnish.reward.trajectories import ScoredTrajectory, add_scores
 
 if TYPE_CHECKING:
     from burnish.config.reward import RewardConfig, RewardModelConfig
+    from burnish.training.protocols import RewardModelRole
 
 # Columns of a prompt that a reward model may read.
 PROMPT_COLUMNS = ("prompt_ids", "raw_prompt", "uid", "data_source", "ground_truth", "extra_info")
@@ -56,7 +56,7 @@ class RewardModelScorer:
 
     def __init__(
         self,
-        model: RewardModel | CustomRewardModel,
+        model: RewardModelRole,
         reward: RewardConfig,
         weights: ScoreWeights,
         notices: tuple[str, ...] = (),  # for the start of the run

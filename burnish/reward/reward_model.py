@@ -11,7 +11,7 @@ from burnish.errors import UserError
 from burnish.reward.reward_model_input import RewardInput
 from burnish.training.backend import Backend
 from burnish.training.inference import compute_scores
-from burnish.training.packing import Cut
+from burnish.training.packing import MicroBatchSize
 
 CLASS_KEY = "reward_model.model.custom_cls.path"
 
@@ -23,7 +23,7 @@ class RewardModel:
         self,
         backend: Backend,
         inputs: RewardInput,
-        cut: Cut,
+        micro_batch: MicroBatchSize,
         *,
         max_length: int | None = None,
         mean: float = 0.0,
@@ -31,7 +31,7 @@ class RewardModel:
     ) -> None:
         self.backend = backend
         self.inputs = inputs
-        self.cut = cut.on(backend.device)
+        self.micro_batch = micro_batch.for_device(backend.device)
         self.max_length = max_length
         self.mean = mean
         self.std = std
@@ -41,7 +41,7 @@ class RewardModel:
     def compute_scores(self, batch: Batch) -> list[float]:
         """One score per row; NaN or infinite if the model fails."""
         rows = self._truncate(batch, self.inputs.ids(batch))
-        scores = compute_scores(self.backend, Ragged.of(rows), self.cut)
+        scores = compute_scores(self.backend, Ragged.of(rows), self.micro_batch)
         return ((scores - self.mean) / self.std).tolist()
 
     def take(self) -> dict[str, float]:

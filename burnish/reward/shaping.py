@@ -14,7 +14,6 @@ from torch import Tensor
 
 from burnish.algos.shaping import BatchMoments, RunningMoments, overlong_penalty, stop_properly
 from burnish.batch import Batch, Ragged
-from burnish.log.metrics import row_sums
 from burnish.reward.trajectories import last_sampled_tokens
 
 
@@ -68,15 +67,15 @@ class Shaper:
         if not self.changes:
             return batch, {}
         raw, columns, metrics = batch["token_level_scores"], {}, {}
-        shaped = self.shape_rows(row_sums(raw).float(), raw.lengths, batch["finish_reason"])
+        shaped = self.shape_rows(raw.sums().float(), raw.lengths, batch["finish_reason"])
         greedy = None
         if "greedy_scores" in batch:
             greedy = self.shape_rows(batch["greedy_scores"], batch["greedy_lengths"], batch["greedy_finish_reason"])
         if self.normalizer is not None:
             moments = self.normalizer.of(shaped)
             metrics |= {"reward/mean": moments.mean, "reward/std": moments.std}
-            shaped = moments.standardise(shaped)
-            greedy = None if greedy is None else moments.standardise(greedy)
+            shaped = moments.standardize(shaped)
+            greedy = None if greedy is None else moments.standardize(greedy)
         columns["shaped_scores"] = on_last_token(batch, raw, self._clipped(shaped))
         if greedy is not None:
             columns["shaped_greedy_scores"] = self._clipped(greedy)
@@ -102,6 +101,6 @@ def on_last_token(batch: Batch, raw: Ragged, scores: Tensor) -> Ragged:
     """Token scores whose rows sum to `scores`: the difference goes to the last sampled token."""
     flat = raw.flat.clone()
     last, has_tokens = last_sampled_tokens(batch)
-    others = row_sums(raw).float()[has_tokens] - flat[last]
+    others = raw.sums().float()[has_tokens] - flat[last]
     flat[last] = scores[has_tokens] - others
     return Ragged.like(flat, raw)

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from burnish.errors import UserError, nearest
-from burnish.registry import Entry, load_user_attribute
+from burnish.registry import Entry
 from burnish.reward.call import ARGUMENTS, Caller, parameters_of
 from burnish.reward.callers import QueryCaller
 from burnish.reward.rules import REWARDS, check_needs, find_rule
 from burnish.reward.verifiers import VERIFIERS, weighted
+from burnish.user_code import load_user_attribute
 
 
 class RewardSource(Protocol):

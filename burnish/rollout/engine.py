@@ -1,4 +1,4 @@
-"""The engine protocol: token ids in, token ids and log-probs out. A service, not a function."""
+"""The engine protocol: model inputs in, token ids and log-probs out, as a service with requests in flight."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from burnish.models.model_input import ModelInput
 from burnish.registry import Entry, Registry
 
 ENGINES = Registry("rollout engine", key="actor_rollout_ref.rollout.name")
-ENGINES.register_lazy("builtin", "burnish.rollout.engines.builtin.choice:builtin_engine")
+ENGINES.register_lazy("builtin", "burnish.rollout.engines.builtin.engine:BuiltinEngine")
 ENGINES.register_lazy("hf", "burnish.rollout.engines.hf:HfEngine")
-# `library`: what must be installed for it.
+# `library`: what must be installed for it. `as_server`: the engine for rollout.mode=async.
 ENGINES.register_lazy(
     "vllm",
     "burnish.rollout.engines.vllm.engine:VllmEngine",
     library="vllm",
-    as_server="burnish.rollout.engines.vllm.server:VllmServer",  # where rollout.mode=async
+    as_server="burnish.rollout.engines.vllm.server:VllmServer",
 )
-# `out_of_process`: it lives in a process of its own, which may die without us (see rollout/supervised.py).
+# `out_of_process`: a separate process, which may die; engines/supervised.py restarts it.
 ENGINES.register_lazy("sglang", "burnish.rollout.engines.sglang.engine:SglangEngine", out_of_process=True)
 
 
 def engine_row(name: str, mode: str) -> Entry:
-    """The row of that name; where the engine can also be a server, the one that rollout.mode asks for."""
-    row = ENGINES[name]
-    if mode != "async" or "as_server" not in row.metadata:
-        return row
-    return Entry(name, row.metadata["as_server"], metadata={"out_of_process": True})
+    """The registry entry of an engine: its server for rollout.mode=async, if it has one."""
+    entry = ENGINES[name]
+    if mode != "async" or "as_server" not in entry.metadata:
+        return entry
+    return Entry(name, entry.metadata["as_server"], metadata={"out_of_process": True})
 
 
 FinishReason = Literal["stop", "length", "abort"]
 
 
 class EngineDied(RuntimeError):
-    """The engine is gone: its process ended, or it no longer answers. What it was asked is lost with it."""
+    """The engine's process has exited or no longer answers; its requests are lost."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a response is sampled and when it ends, as vLLM's SamplingParams has it. Temperature 0 is greedy."""
+    """How a response is sampled and when it ends, like vLLM's SamplingParams. Temperature 0 is greedy."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -60,13 +60,13 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     bad_words: tuple[tuple[int, ...], ...] = ()  # as tokens
-    logprobs: int | None = None  # how many of the likeliest tokens a completion reports beside the sampled one
+    logprobs: int | None = None  # top tokens that a completion reports besides the sampled one
     fire: bool = False
-    seed: int | None = None  # in the place of the run's seed
-    room: int | None = None  # prompt and response together: a response gets no more than its prompt leaves
+    seed: int | None = None  # overrides the run's seed
+    room: int | None = None  # limit for prompt and response together; shortens responses to long prompts
 
     def after(self, num_prompt: int) -> Sampling:
-        """The same after a prompt of this length."""
+        """The same for a prompt of this length: max_tokens limited to what `room` leaves."""
         if self.room is None or num_prompt + self.max_tokens <= self.room:
             return self
         left = self.room - num_prompt
@@ -77,25 +77,25 @@ class Sampling:
         return not self.do_sample or self.temperature == 0
 
     @property
-    def penalised(self) -> bool:
+    def penalized(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
     def restricts(self) -> bool:
-        """Are only some tokens drawn from: the likeliest, by number or by probability?"""
+        """Whether top_k, top_p or min_p exclude tokens."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
     def looks_back(self) -> bool:
-        """Does the choice of a token depend on those before it by more than the model?"""
-        return self.penalised or self.min_tokens > 0 or bool(self.bad_words)
+        """Whether sampling depends on earlier tokens other than through the model."""
+        return self.penalized or self.min_tokens > 0 or bool(self.bad_words)
 
     @property
     def biases(self) -> list[str]:
-        """What makes tokens be drawn from another distribution than the one whose log-probs are reported."""
+        """Settings that make the sampling distribution differ from the one whose log-probs are reported."""
         if self.greedy:
             return []
-        found = {
+        settings = {
             "top_k": self.top_k > 0,
             "top_p": self.top_p < 1,
             "min_p": self.min_p > 0,
@@ -106,17 +106,17 @@ class Sampling:
             "bad_words": bool(self.bad_words),
             "use_fire_sampling": self.fire,
         }
-        return [name for name, there in found.items() if there]
+        return [name for name, is_set in settings.items() if is_set]
 
     @property
     def restricted(self) -> bool:
-        """Are importance ratios biased, because sampling leaves out or bends part of the distribution?"""
+        """Whether importance ratios are biased, because the sampling distribution differs from the reported one."""
         return bool(self.biases)
 
 
 @dataclass(frozen=True)
 class Request:
-    """One response to generate. The noise of token t is a function of (seed, t) alone.
+    """One response to generate. The noise of token t depends on (seed, t) alone.
 
     Requests of a session extend each other: where the engine can, it keeps the KV of a finished request's prompt and
     response for the session's next request, until `Engine.end_session`.
@@ -135,34 +135,35 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """The response tokens, log-softmax(logits / temperature) of each, and the weights' version that sampled each."""
+    """The response tokens, and for each log-softmax(logits / temperature) and the version of the weights."""
 
     ids: list[int]
     log_probs: list[float]
     versions: list[int]
     finish_reason: FinishReason
     stop_reason: str | int | None = None  # the stop string or stop token that ended it; None for EOS
-    top_log_probs: list[list[tuple[int, float]]] | None = None  # per token the likeliest (id, log-prob), best first
+    top_log_probs: list[list[tuple[int, float]]] | None = None  # per token the top (id, log-prob) pairs, best first
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can promise. `addressed` says how far noise is fixed by the request alone."""
+    """What an engine supports. `addressed`: whether noise is fixed per token, per request, or not at all."""
 
     addressed: Literal["token", "request", "none"]
     invariant: bool
     log_probs: bool = True
     score: bool = False
-    score_at: float | None = None  # the one temperature at which it can; None: any
+    score_at: float | None = None  # the only temperature at which `score` works; None: any
     abort: bool = False
     sleep: bool = False
-    remarks: tuple[str, ...] = ()  # what else a run should say at its start
-    digests: bool = False  # can it say what weights it holds?
+    remarks: tuple[str, ...] = ()  # reported at the start of a run
+    digests: bool = False  # `digests` works
+    sessions: bool = False  # keeps the KV of a session's requests until `end_session`
 
 
 @dataclass
 class EngineOptions:
-    """What every engine is built from; an engine that cannot honour an option says so."""
+    """What every engine is built from; an engine refuses options that it does not support."""
 
     model: Any  # ModelSource
     dtype: Any  # torch.dtype
@@ -173,36 +174,38 @@ class EngineOptions:
     max_num_batched_tokens: int = 8192
     memory_share: float = 0.5
     invariant: bool | None = None
-    own_thread: bool = True  # False: the caller drives it by `turn` (see rollout/builtin/worker.py)
+    own_thread: bool = True  # False: the caller calls `step` (engines/builtin/worker.py)
     chunked_prefill: bool = True
     prefix_caching: bool = False
     decode: Callable[[Sequence[int]], str] | None = None  # response tokens to text; stop strings need it
     eager: bool = True  # no CUDA graphs
-    sleeps: bool = True  # memory is given back between two generations
-    beside: bool = False  # a trainer in the same process uses the device meanwhile
+    sleeps: bool = True  # `sleep` is used between two rollouts
+    beside: bool = False  # a trainer in the same process shares the device
     tensor_parallel: int = 1
     data_parallel: int = 1
     expert_parallel: int = 1
     pipeline_parallel: int = 1
-    capture_sizes: list[int] | None = None  # batch sizes that CUDA graphs are captured for
-    device_loop: bool | None = None  # decode many tokens between two looks of the host; None: as the device has it
-    load_format: str = "dummy"  # of a foreign engine's first weights
+    capture_sizes: list[int] | None = None  # batch sizes with a captured CUDA graph
+    device_loop: bool | None = None  # decode several tokens between two host syncs; None: on GPUs
+    load_format: str = "dummy"  # of an external engine's first weights
     bucket_megabytes: int = 512  # of weights sent at once to an engine in another process
-    extra: dict[str, Any] = field(default_factory=dict)  # what engine_kwargs has for this engine
-    section: str = "actor_rollout_ref.rollout"  # the key that the options stand under, to name in errors
+    extra: dict[str, Any] = field(default_factory=dict)  # the engine's entries of engine_kwargs
+    section: str = "actor_rollout_ref.rollout"  # config section of the options, for error messages
 
 
 def check_requests(requests: Sequence[Request], options: EngineOptions) -> None:
-    """Refuse what no engine can answer: an empty prompt, no new token, or more of both than fits."""
+    """Refuse requests that no engine can answer: an empty prompt, no new token, or more of both than fits."""
     for request in requests:
-        num_prompt, num_new, num_least = len(request.ids), request.sampling.max_tokens, request.sampling.min_tokens
+        num_prompt, num_new, num_min = len(request.input), request.sampling.max_tokens, request.sampling.min_tokens
+        if request.input.media:
+            raise UserError("images and videos in a prompt are not supported yet (vision)")
         if num_prompt == 0:
             raise UserError("a request needs at least one prompt token")
         if num_new < 1:
             raise UserError("a request needs at least one new token", key="data.max_response_length", value=num_new)
-        if num_least > num_new:
+        if num_min > num_new:
             key = "actor_rollout_ref.rollout.min_tokens"
-            raise UserError(f"is more than the {num_new} tokens that a response may have", key=key, value=num_least)
+            raise UserError(f"exceeds the maximum response length of {num_new} tokens", key=key, value=num_min)
         if request.sampling.stop and options.decode is None:
             raise ValueError("stop strings need EngineOptions.decode")
         if num_prompt + num_new > options.max_model_len:
@@ -215,14 +218,14 @@ def check_requests(requests: Sequence[Request], options: EngineOptions) -> None:
 
 
 def check_engine(engine: Any, extra: Mapping[str, Any], device: Any, section: str) -> None:
-    """Refuse, before a model is loaded, an engine that is not installed, or told what it does not know."""
+    """Refuse, before a model is loaded, an engine that is not installed or has unknown arguments."""
     check = getattr(engine, "check", None)
     if check is not None:
         check(extra, device, section)
 
 
 def check_sampling(engine: Any, sampling: Sampling, section: str) -> None:
-    """The same for ways to sample that it does not have, each by its key's name."""
+    """Refuse sampling settings that the engine does not support, each by its key."""
     refusals = getattr(engine, "refusals", None)
     if refusals is not None:
         raise_all(list(refusals(sampling, section)))
@@ -234,33 +237,40 @@ class Engine(Protocol):
     capabilities: Capabilities
 
     def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
-        """Start these; requests with equal ids share one prefill where the engine can."""
+        """Start these; requests with equal inputs share one prefill where the engine can."""
         ...
 
     def abort(self, futures: Iterable[Future[Completion]]) -> None:
-        """Finish these now with what they have (finish reason `abort`)."""
+        """Finish these now with the tokens they have (finish reason `abort`)."""
+        ...
+
+    def end_session(self, session: str) -> None:
+        """No more requests of this session will come: its KV can go."""
         ...
 
     def pause(self) -> None:
-        """Stop making tokens, keep all requests; returns when the engine stands still."""
+        """Stop generating but keep all requests; returns when the engine is idle."""
         ...
 
     def resume(self) -> None: ...
 
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights; caches computed with the old ones are dropped."""
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> float | None:
+        """Load new weights; drops all KV that later requests could reuse, sessions included.
+
+        Returns the seconds spent comparing them, where the engine does that itself.
+        """
         ...
 
     def digests(self) -> dict[str, Tensor]:
-        """A number for every weight it holds (rollout/digests.py), where capabilities.digests."""
+        """A checksum of every weight (engines/digests.py), where capabilities.digests."""
         ...
 
     def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Log-prob of each token given those before it (the first token of a row has none and gets 0)."""
+        """Log-prob of each token given those before it (0 for the first token of a row)."""
         ...
 
     def sleep(self, level: int = 1) -> None:
-        """Give memory back: level 1 the cache, level 2 the weights too."""
+        """Free memory: level 1 the cache, level 2 the weights too."""
         ...
 
     def wake(self) -> None: ...
@@ -270,7 +280,7 @@ class Engine(Protocol):
         ...
 
     def step(self) -> bool:
-        """One token for everybody, by an engine without a thread of its own; False if there is nothing to drive."""
+        """One step of an engine without a thread of its own; False if there is nothing to do."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""When a response is over, and what its reader sees of it."""
+"""When a response ends, and its visible text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from burnish.rollout.engine import FinishReason, Sampling
 
 Decode = Callable[[Sequence[int]], str]
 
-CONTEXT = 16  # tokens decoded before a stop string could begin: the first tokens of a text may lose a space or a byte
-HALF_A_CHARACTER = "\ufffd"  # how a text ends whose last character is not complete yet
+CONTEXT = 16  # tokens decoded before a stop string could start: decoding may drop a space or byte of the first tokens
+INCOMPLETE_CHARACTER = "\ufffd"  # at the end of a text whose last character is still incomplete
 
 
 class Finish(NamedTuple):
@@ -19,30 +19,30 @@ class Finish(NamedTuple):
 
 
 def finish(tokens: Sequence[int], sampling: Sampling, eos_ids: Collection[int], decode: Decode | None) -> Finish | None:
-    """Does the newest token end the response? It was not over before."""
+    """Why the newest token ends the response; None if it does not. No earlier token may have ended it."""
     newest = tokens[-1]
     if newest in eos_ids and not sampling.ignore_eos:
         return Finish("stop")
     if newest in sampling.stop_token_ids:
         return Finish("stop", newest)
-    if sampling.stop and len(tokens) > sampling.min_tokens:
-        found = stop_string(tokens, sampling.stop, decode)
-        if found is not None:
-            return Finish("stop", found)
+    if sampling.stop and decode is not None and len(tokens) > sampling.min_tokens:
+        text = stop_string(tokens, sampling.stop, decode)
+        if text is not None:
+            return Finish("stop", text)
     return Finish("length") if len(tokens) >= sampling.max_tokens else None
 
 
 def stop_string(tokens: Sequence[int], stop: Sequence[str], decode: Decode) -> str | None:
     """The first of these strings that the newest token completes."""
-    longest = max(len(text.encode()) for text in stop)  # a token has at least a byte
+    longest = max(len(text.encode()) for text in stop)  # bytes; a token has at least one
     tail = tokens[-(longest + CONTEXT) :]
     return next((text for text in stop if completed_at(tail, text, decode) >= 0), None)
 
 
 def completed_at(tokens: Sequence[int], stop: str, decode: Decode) -> int:
-    """Where in the tokens' text the stop string begins that the last token completes; -1 if it does not."""
-    known = len(decode(tokens[:-1]).rstrip(HALF_A_CHARACTER))
-    return decode(tokens).find(stop, max(0, known - len(stop) + 1))
+    """Index in the tokens' text of the stop string that the last token completes; -1 if it completes none."""
+    num_before = len(decode(tokens[:-1]).rstrip(INCOMPLETE_CHARACTER))
+    return decode(tokens).find(stop, max(0, num_before - len(stop) + 1))
 
 
 def visible_text(ids: Sequence[int], stop_reason: str | int | None, decode: Decode) -> str:

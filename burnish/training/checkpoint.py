@@ -1,4 +1,4 @@
-"""Checkpoint folders: written beside their final name, hashed, synced, then renamed. A killed save harms nothing.
+"""Checkpoint folders: written under a temporary name, hashed, synced, then renamed, so that a killed save does no harm.
 
 run folder/
   global_step_40/
@@ -6,7 +6,7 @@ run folder/
     trainer.json           step, sampler position, KL controller, seed
     manifest.json          size and SHA-256 of every file
   latest_checkpointed_iteration.txt
-  best_checkpointed_iteration.txt  the step whose validation was best, where trainer.best_metric_key asks
+  best_checkpointed_iteration.txt  the step with the best validation (trainer.best_metric_key)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PREFIX = "global_step_"
 
 
 class SaveFailed(UserError):
-    """The disk did not take a checkpoint. What is there is untouched, and so is the run."""
+    """A checkpoint could not be written. Earlier checkpoints and the run are unaffected."""
 
 
 @dataclass(frozen=True)
@@ -43,23 +43,23 @@ class Checkpoints:
         return self.folder / f"{PREFIX}{step}"
 
     def steps(self) -> list[int]:
-        """Steps that have a finished folder, oldest first."""
-        found = self.folder.glob(f"{PREFIX}*") if self.folder.is_dir() else []
-        names = [path.name.removeprefix(PREFIX) for path in found if path.is_dir()]
+        """Steps with a complete folder, oldest first."""
+        folders = self.folder.glob(f"{PREFIX}*") if self.folder.is_dir() else []
+        names = [path.name.removeprefix(PREFIX) for path in folders if path.is_dir()]
         return sorted(int(name) for name in names if name.isdigit())
 
     def own_steps(self) -> list[int]:
-        """Those up to the one saved last; later ones lie there from before a run that started anew."""
+        """Steps up to the one saved last; later ones are of an earlier run in the same folder."""
         steps, last = self.steps(), self._pointer(LATEST)
         return steps if last is None else [step for step in steps if step <= last] or steps
 
     def best(self) -> int | None:
-        """The step whose validation was best, if it is known and there."""
+        """The step with the best validation, if its checkpoint exists."""
         step = self._pointer(BEST)
         return step if step in self.steps() else None
 
     def mark_best(self, step: int | None) -> None:
-        """From now on this is the best one, or there is none. One that could not be written replaces no other."""
+        """Record the best step; None removes the record. A step without a checkpoint changes nothing."""
         if step is None:
             (self.folder / BEST).unlink(missing_ok=True)
         elif self.path(step).is_dir():
@@ -79,13 +79,13 @@ class Checkpoints:
         best: int | None = None,
         newest: int | None = None,
     ) -> Path:
-        """Let every role write its part, then make the whole appear at once. On failure nothing old is touched.
+        """Let every role write its part, then rename the folder. A failure leaves earlier checkpoints as they are.
 
-        `best` is the best step so far, perhaps this one; `newest` is the one to go on from, where that is not this one.
+        `best` is the best step so far, perhaps this one; `newest` is the step to resume from, if not this one.
         """
         final, partial = self.path(step), self.folder / f".{PREFIX}{step}.partial"
-        for killed in self.folder.glob(f".{PREFIX}*.partial"):
-            shutil.rmtree(killed, ignore_errors=True)
+        for leftover in self.folder.glob(f".{PREFIX}*.partial"):
+            shutil.rmtree(leftover, ignore_errors=True)
         try:
             partial.mkdir(parents=True)
             for role, write in roles.items():
@@ -101,8 +101,8 @@ class Checkpoints:
             _sync(self.folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
-            kept = self.own_steps()
-            last = f"the last good checkpoint is {self.path(kept[-1])}" if kept else "there is no earlier checkpoint"
+            steps = self.own_steps()
+            last = f"the last good checkpoint is {self.path(steps[-1])}" if steps else "there is no earlier checkpoint"
             raise SaveFailed(
                 f"the checkpoint of step {step} could not be written ({error}); {last}",
                 key="trainer.default_local_dir",
@@ -112,19 +112,19 @@ class Checkpoints:
         return final
 
     def latest_good(self) -> tuple[Path | None, list[str]]:
-        """The newest checkpoint whose files are whole, and a line for each damaged one that was passed over."""
+        """The newest intact checkpoint, and a line for each damaged one that was skipped."""
         damaged = []
         for step in reversed(self.own_steps()):
             problem = damage(self.path(step))
             if problem is None:
                 return self.path(step), damaged
-            damaged.append(f"checkpoint {self.path(step)} is damaged ({problem}); going back to the one before it")
+            damaged.append(f"checkpoint {self.path(step)} is damaged ({problem}); trying the one before it")
         return None, damaged
 
     def keep(self, actor: int | None, critic: int | None) -> None:
-        """Forget old ones: all but the last `actor` folders, and the critic's part of all but the last `critic`.
+        """Delete all but the last `actor` checkpoints, and the critic's part of all but the last `critic`.
 
-        The best one stays whole, however old it is.
+        The best one is always kept in full.
         """
         best, steps = self.best(), self.own_steps()
         if actor is not None:
@@ -139,24 +139,24 @@ class Checkpoints:
 
     def _drop_role(self, folder: Path, role: str) -> None:
         if (folder / role).is_dir():
-            files = {name: fact for name, fact in read_manifest(folder).items() if not name.startswith(f"{role}/")}
+            files = {name: entry for name, entry in read_manifest(folder).items() if not name.startswith(f"{role}/")}
             replace_text(folder / MANIFEST, json.dumps({"files": files}, indent=1))
             shutil.rmtree(folder / role)
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint folder, or None."""
+    """What is wrong with a checkpoint folder; None if it is intact."""
     if not (folder / MANIFEST).is_file():
         return f"no {MANIFEST}"
     try:
         files = read_manifest(folder)
     except (ValueError, KeyError, TypeError) as error:
         return f"{MANIFEST} cannot be read: {error}"
-    for name, fact in files.items():
+    for name, entry in files.items():
         file = folder / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != fact["bytes"] or _sha256(file) != fact["sha256"]:
+        if file.stat().st_size != entry["bytes"] or _sha256(file) != entry["sha256"]:
             return f"{name} has changed"
     return None
 
@@ -171,8 +171,8 @@ def read_trainer(folder: Path) -> dict[str, Any]:
 
 def _write_manifest(folder: Path) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    facts = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in files}
-    (folder / MANIFEST).write_text(json.dumps({"files": facts}, indent=1))
+    entries = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in files}
+    (folder / MANIFEST).write_text(json.dumps({"files": entries}, indent=1))
     for path in [*files, folder / MANIFEST]:
         _sync(path)
     for directory in [path for path in folder.rglob("*") if path.is_dir()] + [folder]:
@@ -185,7 +185,7 @@ def _sha256(file: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Push to the disk, so that a rename never outlives the content behind it."""
+    """fsync, so that a rename never reaches the disk before the content."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -194,7 +194,7 @@ def _sync(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a small file whole or not at all."""
+    """Replace a small file atomically."""
     temporary = path.with_name(f".{path.name}.partial")
     temporary.write_text(text)
     _sync(temporary)

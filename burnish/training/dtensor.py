@@ -1,9 +1,10 @@
-"""Tensors that are split over ranks: the part of this rank, and the whole."""
+"""DTensors: this rank's part, and the full tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
@@ -12,26 +13,27 @@ Rewrap = Callable[[Tensor], Tensor]
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds, in the same memory."""
+    """This rank's part, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def rewrap(tensor: Tensor) -> Rewrap:
-    """How to make such a tensor again from this rank's part of it; the tensor itself is not kept alive by that."""
+    """A function that makes such a tensor from this rank's part; it does not keep the tensor alive."""
     if not isinstance(tensor, DTensor):
-        return _as_it_is
-    how = {"shape": tensor.shape, "stride": tensor.stride(), "run_check": False}
-    return partial(DTensor.from_local, device_mesh=tensor.device_mesh, placements=tensor.placements, **how)
+        return _identity
+    layout = {"shape": tensor.shape, "stride": tensor.stride(), "run_check": False}
+    wrap = partial(DTensor.from_local, device_mesh=tensor.device_mesh, placements=tensor.placements, **layout)
+    return cast(Rewrap, wrap)
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
+def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of it, on every rank that holds a part; to be called on all of them.
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The full tensor, on every rank that holds a part; all of them must call it.
 
-    One dimension of the mesh after the other, in the order opposite to that in which it was split.
+    Gathers one mesh dimension after the other, in reverse order of the sharding.
     """
     if not isinstance(tensor, DTensor):
         return tensor

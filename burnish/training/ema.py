@@ -1,4 +1,4 @@
-"""An exponential moving average of a role's weights: smoother than the weights themselves, and never trained on."""
+"""Exponential moving average of a role's weights: kept beside them and never trained on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class MovingAverage:
-    """average <- beta average + (1 - beta) weights, in float32, of every weight that is trained."""
+    """average <- beta average + (1 - beta) weights, in float32, of every trained weight."""
 
     def __init__(self, module: nn.Module, beta: float) -> None:
         self.module = module
@@ -18,21 +18,24 @@ class MovingAverage:
         return [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
 
     @torch.no_grad()
-    def update(self, taken: Tensor) -> None:
-        """One optimizer step was made, or none where `taken` is false: the device knows, the host need not ask."""
-        share = taken * (1 - self.beta)
+    def update(self, applied: Tensor) -> None:
+        """After an optimizer update. `applied` is a tensor, so that the host need not wait; false: it was skipped."""
+        share = applied * (1 - self.beta)
         for name, parameter in self._trained():
             average = self.weights[name]
             average.lerp_(parameter.to(average), share.to(average))
 
     @torch.no_grad()
-    def restart(self) -> None:
-        """From the weights as they are, where a checkpoint has no average."""
+    def reset(self) -> None:
+        """Restart from the current weights, where a checkpoint has no average."""
         for name, parameter in self._trained():
             self.weights[name].copy_(parameter)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The module's, with the average in place of what is trained; tied weights stay one tensor."""
+        """The module's state dict with averages in place of trained weights; tied weights stay one tensor."""
         averages = {id(p): self.weights[name].to(p.dtype) for name, p in self._trained()}
-        owners = {name: id(p) for name, p in self.module.named_parameters(remove_duplicate=False)}
-        return {name: averages.get(owners.get(name), kept) for name, kept in self.module.state_dict().items()}
+        parameters = {name: id(p) for name, p in self.module.named_parameters(remove_duplicate=False)}
+        return {
+            name: averages[parameters[name]] if parameters.get(name) in averages else tensor
+            for name, tensor in self.module.state_dict().items()
+        }

@@ -1,73 +1,83 @@
-"""Reading a model: columns of the whole batch from micro-batches without gradients."""
+"""Columns of a whole batch computed without gradients: log-probs, values, scores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from burnish.batch import Batch, Ragged
-from burnish.models.exact_kl import exact_kl
-from burnish.training.backend import Backend
-from burnish.training.packing import Cut, PackedRows, row_lengths
-from burnish.training.parallel import IDLE
+from burnish.training.backend import Backend, HeadFn, MicroBatch, ModelOutput, Output
+from burnish.training.packing import MicroBatchSize, row_lengths
 
 if TYPE_CHECKING:
     from burnish.training.reference import Reference
 
 
 def compute_log_probs(
-    backend: Backend, batch: Batch, temperature: float, cut: Cut, with_entropy: bool
+    backend: Backend,
+    batch: Batch,
+    temperature: float,
+    size: MicroBatchSize,
+    with_entropy: bool,
+    *,
+    adapters: bool = True,
 ) -> tuple[Ragged, Ragged | None]:
     """Log-probs (and entropies) of the responses, in row order."""
-    parts = _read(backend, batch, cut, lambda rows: backend.log_probs(rows, temperature, with_entropy))
-    log_probs = in_row_order([(index, found[0]) for index, found in parts], batch["responses"])
+
+    def head(output: ModelOutput) -> tuple[Tensor, Tensor | None]:
+        return output.log_probs(temperature, with_entropy)
+
+    results = _forward(backend, batch, size, head, adapters=adapters)
+    log_probs = in_row_order([(rows, log_probs) for rows, (log_probs, _) in results], batch["responses"])
     if not with_entropy:
         return log_probs, None
-    return log_probs, in_row_order([(index, found[1]) for index, found in parts], batch["responses"])
+    entropies = [(rows, entropy) for rows, (_, entropy) in results if entropy is not None]
+    return log_probs, in_row_order(entropies, batch["responses"])
 
 
-def compute_exact_kl(policy: Backend, reference: Reference, batch: Batch, temperature: float, cut: Cut) -> Ragged:
-    """The KL of the policy to the reference over the whole vocabulary, at each response token."""
+def compute_exact_kl(
+    policy: Backend, reference: Reference, batch: Batch, temperature: float, size: MicroBatchSize
+) -> Ragged:
+    """KL of the policy to the reference over the whole vocabulary, at each response token."""
 
-    def read(rows: PackedRows) -> Tensor:
-        inputs = policy.head_input(rows), reference.head_input(rows)
-        return exact_kl(*inputs, temperature, kernel=policy.options.head)
+    def head(output: ModelOutput) -> Tensor:
+        policy_head = output.head_input()
+        return output.exact_kl(reference.head_input(output.micro_batch), temperature, policy_head)
 
-    with reference.backend.at_work():
-        return in_row_order(_read(policy, batch, cut, read), batch["responses"])
+    with reference.backend.on_device():
+        return in_row_order(_forward(policy, batch, size, head), batch["responses"])
 
 
-def compute_values(backend: Backend, batch: Batch, cut: Cut) -> Ragged:
+def compute_values(backend: Backend, batch: Batch, size: MicroBatchSize) -> Ragged:
     """The critic's value before each response token."""
-    return in_row_order(_read(backend, batch, cut, backend.values), batch["responses"])
+    return in_row_order(_forward(backend, batch, size, lambda output: output.values()), batch["responses"])
 
 
-def compute_scores(backend: Backend, rows: Ragged, cut: Cut) -> Tensor:
+def compute_scores(backend: Backend, rows: Ragged, size: MicroBatchSize) -> Tensor:
     """A reward model's score at the last token of each row: float32 [rows] on the CPU."""
     empty = Ragged(rows.flat[:0], torch.zeros_like(rows.lengths))
     scores = torch.empty(len(rows))
-    for index, found in _read(backend, Batch(prompt_ids=rows, responses=empty), cut, backend.scores):
-        scores[index] = found.float().cpu()
+    batch = Batch(prompt_ids=rows, responses=empty)
+    for numbers, values in _forward(backend, batch, size, lambda output: output.scores()):
+        scores[numbers] = values.float().cpu()
     return scores
 
 
 def in_row_order(parts: list[tuple[list[int], Tensor]], like: Ragged) -> Ragged:
     """Flat results of micro-batches, put back into the batch's row order, on the CPU."""
-    order = torch.tensor([row for index, _ in parts for row in index], dtype=torch.int64)
+    order = torch.tensor([row for rows, _ in parts for row in rows], dtype=torch.int64)
     joined = Ragged(torch.cat([flat.detach().cpu() for _, flat in parts]), like.lengths[order])
     return joined.select(torch.argsort(order))
 
 
-def _read(backend: Backend, batch: Batch, cut: Cut, read: Callable) -> list[tuple[list[int], Tensor]]:
-    """(rows, what was read of them) of all micro-batches, also of those that other ranks read."""
-    backend.model.eval()
+def _forward(
+    backend: Backend, batch: Batch, size: MicroBatchSize, head: HeadFn[Output], *, adapters: bool = True
+) -> list[tuple[list[int], Output]]:
+    """(rows, output) of all micro-batches, including those of other ranks."""
     parallel = backend.parallel
-    with torch.no_grad(), backend.at_work():
-        found = [
-            (index, read(PackedRows.of(batch.select(index or IDLE), backend.device)))
-            for index in parallel.shard_batch(row_lengths(batch), cut)
-        ]
-    return parallel.collect([part for part in found if part[0]])
+    batches = [MicroBatch.select(batch, rows) for rows in parallel.shard_batch(row_lengths(batch), size)]
+    outputs = backend.forward(batches, head, adapters=adapters)
+    pairs = zip(batches, outputs, strict=True) if parallel.has_results else ()
+    return parallel.gather_lists([(micro_batch.rows, output) for micro_batch, output in pairs if micro_batch.rows])

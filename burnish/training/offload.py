@@ -1,4 +1,4 @@
-"""Offloading: tensors that live in CPU memory, and are on the device only while somebody works with them."""
+"""Offloading: tensors that live in CPU memory and are on the device only while in use."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ CPU = torch.device("cpu")
 
 
 def has_own_memory(device: torch.device) -> bool:
-    """Is there anything to gain by offloading from it?"""
+    """Whether offloading from the device gains anything."""
     return device.type != "cpu"
 
 
-class Parked:
-    """Something that waits in CPU memory, and is on the device while somebody works with it."""
+class Offloaded:
+    """Something that lives in CPU memory and is on the device while in use."""
 
-    users = 0
+    num_users = 0
 
     @contextlib.contextmanager
-    def fetched(self) -> Iterator[None]:
-        """On the device inside; several may be inside at once."""
-        if self.users == 0:
-            self.fetch()
-        self.users += 1
+    def on_device(self) -> Iterator[None]:
+        """On the device inside; contexts may nest."""
+        if self.num_users == 0:
+            self.load()
+        self.num_users += 1
         try:
             yield
         finally:
-            self.users -= 1
-            if self.users == 0:
-                self.park()
+            self.num_users -= 1
+            if self.num_users == 0:
+                self.unload()
 
-    def fetch(self) -> None:
+    def load(self) -> None:
         raise NotImplementedError
 
-    def park(self) -> None:
+    def unload(self) -> None:
         raise NotImplementedError
 
 
-class Offload(Parked):
-    """The tensors that `tensors()` names wait in CPU memory between phases; `changes` says which must be brought back.
+class TensorOffload(Offloaded):
+    """Offloads the tensors that `tensors()` yields; only those that `changes` accepts are copied back.
 
-    Only their storage moves: a parameter stays the same object, so that optimizers and hooks keep hold of it.
+    Only their storage moves: a parameter stays the same object, so optimizers and hooks keep referring to it.
     """
 
     def __init__(
@@ -59,38 +59,37 @@ class Offload(Parked):
         self.tensors = tensors
         self.device = device
         self.changes = changes
-        self.homes: dict[int, Tensor] = {}
+        self.cpu_copies: dict[int, Tensor] = {}
 
-    def fetch(self) -> None:
+    def load(self) -> None:
         for tensor in self.tensors():
-            if self.device.type != "cuda" or tensor.data.is_pinned():  # else it finds a pinned home when it is parked
-                self.homes[id(tensor)] = tensor.data
+            if self.device.type != "cuda" or tensor.data.is_pinned():  # else `unload` allocates a pinned copy
+                self.cpu_copies[id(tensor)] = tensor.data
             tensor.data = tensor.data.to(self.device, non_blocking=True, copy=True)
 
-    def park(self) -> None:
-        """To CPU memory, and the device's memory back to whoever wants it."""
-        homes = {}
+    def unload(self) -> None:
+        copies = {}
         for tensor in self.tensors():
-            home = self.homes.get(id(tensor))
-            if home is None or home.shape != tensor.shape or home.dtype != tensor.dtype:
-                home = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self.device.type == "cuda")
-                home.copy_(tensor.data)
+            copy = self.cpu_copies.get(id(tensor))
+            if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self.device.type == "cuda")
+                copy.copy_(tensor.data)
             elif self.changes(tensor):
-                home.copy_(tensor.data, non_blocking=True)
-            homes[id(tensor)] = home
+                copy.copy_(tensor.data, non_blocking=True)
+            copies[id(tensor)] = copy
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for tensor in self.tensors():
-            tensor.data = homes[id(tensor)]
-        self.homes = homes
+            tensor.data = copies[id(tensor)]
+        self.cpu_copies = copies
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # the engine sizes its cache by what the driver calls free
+            torch.cuda.empty_cache()  # the engine sizes its KV cache by what the driver reports as free
 
 
 @contextlib.contextmanager
 def updated_on_cpu(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Weights and gradients are in CPU memory inside, where the optimizer's state lives; the weights go back after."""
-    places = [parameter.data for parameter in parameters]
+    """Keep weights and gradients in CPU memory inside, beside the optimizer's state; then copy the weights back."""
+    device_data = [parameter.data for parameter in parameters]
     for parameter in parameters:
         gradient, parameter.grad = parameter.grad, None
         parameter.data = parameter.data.to(CPU, copy=True)
@@ -98,33 +97,33 @@ def updated_on_cpu(parameters: list[nn.Parameter]) -> Iterator[None]:
     try:
         yield
     finally:
-        for parameter, place in zip(parameters, places, strict=True):
+        for parameter, data in zip(parameters, device_data, strict=True):
             parameter.grad = None
-            parameter.data = place.copy_(parameter.data)
+            parameter.data = data.copy_(parameter.data)
 
 
 def activations_on_cpu(module: nn.Module, device: torch.device) -> AbstractContextManager:
-    """What the forward pass saves for the backward pass waits in CPU memory; weights stay where they are."""
+    """Keep what the forward pass saves for the backward pass in CPU memory; weights stay on the device."""
     weights = {local_part(parameter.detach()).data_ptr() for parameter in module.parameters()}
 
     def pack(tensor: Tensor) -> tuple[Rewrap | None, Tensor, tuple[int, ...]]:
-        held = local_part(tensor.detach())
-        base = held if held._base is None else held._base
-        if base.data_ptr() in weights or not held.is_floating_point():
+        local = local_part(tensor.detach())
+        base = local if local._base is None else local._base
+        if base.data_ptr() in weights or not local.is_floating_point():
             return None, tensor, ()
-        home = torch.empty_like(held, device="cpu", pin_memory=device.type == "cuda")
-        home.copy_(held, non_blocking=device.type == "cuda")
-        return rewrap(tensor), home, held.stride()
+        copy = torch.empty_like(local, device="cpu", pin_memory=device.type == "cuda")
+        copy.copy_(local, non_blocking=device.type == "cuda")
+        return rewrap(tensor), copy, local.stride()
 
     def unpack(packed: tuple[Rewrap | None, Tensor, tuple[int, ...]]) -> Tensor:
         wrap, tensor, stride = packed
-        return tensor if wrap is None else wrap(_laid_out(tensor.to(device, non_blocking=True), stride))
+        return tensor if wrap is None else wrap(_with_stride(tensor.to(device, non_blocking=True), stride))
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
-def _laid_out(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """As it lay before: a compiled program reads its tensors by the strides it was compiled for."""
+def _with_stride(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """Compiled code requires the strides it was compiled for."""
     if tensor.stride() == stride or 0 in stride:
         return tensor
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

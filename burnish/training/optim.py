@@ -1,23 +1,25 @@
-"""The optimizer of one role, its schedule, and the guard in front of every update."""
+"""The optimizer of one role: AdamW on sharded weights, gradient clipping, skipped updates, offloaded state."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 
-from burnish.training.adamw import AdamW
+from burnish.training.dtensor import local_part
 from burnish.training.ema import MovingAverage
-from burnish.training.norms import clip
-from burnish.training.offload import CPU, Offload, updated_on_cpu
-from burnish.training.rate import LearningRate
-from burnish.training.scale import LossScale
+from burnish.training.learning_rate import LearningRate
+from burnish.training.loss_scale import LossScale
+from burnish.training.offload import CPU, TensorOffload, updated_on_cpu
 
 if TYPE_CHECKING:
     from burnish.config.optim import OptimConfig
@@ -25,19 +27,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """Where the optimizer's state lives and what its gradients are computed in."""
+    """Where the optimizer's state lives, and whether the loss is scaled."""
 
     device: torch.device | None = None  # of the updates; None is where the weights are
     offload: bool = False  # the state waits in CPU memory between phases
-    on_cpu: bool = False  # the state never leaves CPU memory, and updates are made there
-    scale_loss: bool = False  # float16 gradients
+    on_cpu: bool = False  # the state never leaves CPU memory, and updates run there
+    scale_loss: bool = False  # for float16 gradients
 
 
-PLAIN = OptimizerOptions()
+DEFAULT_OPTIONS = OptimizerOptions()
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW on this rank's parts of sharded weights.
+
+    AdamW works element by element, so ranks need not communicate. As DTensors, weights on different meshes could not
+    go into one fused update.
+    """
+
+    found_inf: Tensor  # nonzero skips the update
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
+        """Fills the lists with weights, gradients and state of the group; here with this rank's parts of them."""
+        is_complex = super()._init_group(group, *lists)
+        for tensors in lists:
+            tensors[:] = [local_part(tensor) for tensor in tensors]
+        return is_complex
 
 
 class Optimizer:
-    """AdamW with a learning rate that is a pure function of how many steps or updates were made."""
+    """AdamW with a learning rate that depends only on the number of steps or updates so far."""
 
     def __init__(
         self,
@@ -45,53 +64,57 @@ class Optimizer:
         config: OptimConfig,
         total_steps: int,
         updates_per_step: int,
-        options: OptimizerOptions = PLAIN,
+        options: OptimizerOptions = DEFAULT_OPTIONS,
     ) -> None:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.config = config
         self.on_cpu = options.on_cpu
         self.scale = LossScale(options.scale_loss)
-        self.offload = Offload(self._state, options.device) if options.offload else None
-        self.home = home = CPU if options.offload or options.on_cpu else options.device
-        # `fused` does the whole update in one kernel, on the CPU too; the learning rate is set before each update.
-        self.adamw = AdamW(self._groups(), lr=config.lr, betas=tuple(config.betas), fused=True)
+        self.offload = None
+        if options.offload:
+            assert options.device is not None
+            self.offload = TensorOffload(self._state, options.device)
+        self.state_device = state_device = CPU if options.offload or options.on_cpu else options.device
+        # `fused` is one kernel for the whole update, also on the CPU. `update` sets the learning rate.
+        self.adamw = AdamW(self._groups(), lr=config.lr, betas=(config.betas[0], config.betas[1]), fused=True)
         for parameter in self.parameters:
-            # Made now: else the first save would make it, by an update that AdamW counts and the run does not.
+            # Created now: else DCP creates it at the first save by an update, which AdamW would count.
+            device = state_device or parameter.device
             self.adamw.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=home or parameter.device),
-                "exp_avg": torch.zeros_like(parameter, device=home or parameter.device),
-                "exp_avg_sq": torch.zeros_like(parameter, device=home or parameter.device),
+                "step": torch.zeros((), dtype=torch.float32, device=device),
+                "exp_avg": torch.zeros_like(parameter, device=device),
+                "exp_avg_sq": torch.zeros_like(parameter, device=device),
             }
         self.rate = LearningRate(config, total_steps, updates_per_step)
-        self.steps = 0  # turns of the loop in which this role was taught
+        self.steps = 0  # loop steps in which this role was updated
         self.updates = 0
         self._skipped = 0
-        self._unseen: list[Tensor] = []  # norms of updates that the host has not looked at
-        self.average: MovingAverage | None = None  # of the weights, where one is wanted
+        self._pending_norms: list[Tensor] = []  # of updates whose norm the host has not fetched
+        self.average: MovingAverage | None = None  # of the weights (ema_beta)
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The parameters with their weight decay."""
-        fewest = 2 if self.config.decay_matrices_only else 0  # dimensions of a parameter that decays
-        decaying = [parameter for parameter in self.parameters if parameter.ndim >= fewest]
-        spared = [parameter for parameter in self.parameters if parameter.ndim < fewest]
-        groups = ((decaying, self.config.weight_decay), (spared, 0.0))
+        """Parameter groups by weight decay."""
+        min_ndim = 2 if self.config.decay_matrices_only else 0
+        decaying = [parameter for parameter in self.parameters if parameter.ndim >= min_ndim]
+        others = [parameter for parameter in self.parameters if parameter.ndim < min_ndim]
+        groups = ((decaying, self.config.weight_decay), (others, 0.0))
         return [{"params": members, "weight_decay": decay} for members, decay in groups if members]
 
     @property
     def lr(self) -> float:
         return self.rate.after(self.steps, self.updates)
 
-    def at_work(self) -> AbstractContextManager:
-        """The state is beside the weights inside; where nothing is offloaded it always is."""
-        return contextlib.nullcontext() if self.offload is None else self.offload.fetched()
+    def on_device(self) -> AbstractContextManager[None]:
+        """Keep an offloaded state beside the weights inside."""
+        return contextlib.nullcontext() if self.offload is None else self.offload.on_device()
 
-    def settle(self) -> None:
-        """After a load, which puts the state beside the weights wherever those are: back to where it belongs."""
+    def restore_placement(self) -> None:
+        """After a load, which puts the state beside the weights: move it back to where it lives."""
         if self.offload is not None:
-            self.offload.park()
-        elif self.home is not None:
+            self.offload.unload()
+        elif self.state_device is not None:
             for tensor in self._state():
-                tensor.data = tensor.data.to(self.home)
+                tensor.data = tensor.data.to(self.state_device)
 
     def _state(self) -> Iterator[Tensor]:
         for values in self.adamw.state.values():
@@ -99,25 +122,25 @@ class Optimizer:
 
     @property
     def loss_scale(self) -> list[float]:
-        """The scale's state, as a checkpoint has it."""
-        return [float(self.scale.factor), int(self.scale.good)]
+        """The scale's state, as a checkpoint stores it."""
+        return [float(self.scale.factor), int(self.scale.num_finite)]
 
     @loss_scale.setter
     def loss_scale(self, state: list[float]) -> None:
-        self.scale.factor, self.scale.good = state[0], int(state[1])
+        self.scale.factor, self.scale.num_finite = state[0], int(state[1])
 
     def backward(self, loss: Tensor) -> None:
         self.scale.scaled(loss).backward()
 
     def update(self, grad_clip: float) -> Tensor:
-        """Clip and apply the gradients; one that is not finite changes nothing. Returns its norm, still on the device.
+        """Clip and apply the gradients; skip the update if they are not finite. Returns their norm, on the device.
 
-        The host decides nothing here, so it need not wait: AdamW itself looks at `found_inf`.
+        The host decides nothing here, so it need not wait: AdamW itself reads `found_inf`.
         """
         self.scale.unscale(self.parameters)
-        norm = clip(self.parameters, grad_clip if grad_clip > 0 else float("inf"))
+        norm = clip_gradients(self.parameters, grad_clip if grad_clip > 0 else float("inf"))
         finite = norm.isfinite()
-        self.scale.score(finite)
+        self.scale.update(finite)
         self.adamw.found_inf = (~finite).float()
         for group in self.adamw.param_groups:
             group["lr"] = self.lr
@@ -127,22 +150,62 @@ class Optimizer:
             self.average.update(finite)
         self.adamw.zero_grad(set_to_none=True)
         self.updates += 1
-        self._unseen.append(norm)
+        self._pending_norms.append(norm)
         return norm
 
-    def saw(self, norms: Sequence[float]) -> None:
-        """The host knows the norms of the latest updates: those that are not finite were thrown away."""
-        self._unseen.clear()
+    def count_skipped(self, norms: Sequence[float]) -> None:
+        """Take note of the latest updates' norms: updates whose norm is not finite were skipped."""
+        self._pending_norms.clear()
         self._skipped += sum(not math.isfinite(norm) for norm in norms)
 
     @property
     def skipped(self) -> int:
-        """Updates that were thrown away. Waits for the device where nobody has looked at the latest."""
-        if self._unseen:
-            self.saw([float(norm) for norm in self._unseen])
+        """Number of skipped updates. Waits for the device where `count_skipped` has not seen the latest."""
+        if self._pending_norms:
+            self.count_skipped([float(norm) for norm in self._pending_norms])
         return self._skipped
 
     @skipped.setter
     def skipped(self, number: int) -> None:
-        self._unseen.clear()
+        self._pending_norms.clear()
         self._skipped = number
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """Scale gradients down to max_norm; returns the norm before, the same on every rank.
+
+    Weights may be on different meshes (those replicated over tensor ranks are sharded over data ranks only), which no
+    torch operation accepts together. So each rank measures its parts, and parts sharded alike are reduced together; a
+    weight that several ranks hold counts once.
+    """
+    by_groups: dict[tuple[ProcessGroup, ...], list[Tensor]] = {}
+    for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
+        by_groups.setdefault(shard_groups(gradient), []).append(local_part(gradient))
+    norms = [_global_norm(parts, groups) for groups, parts in by_groups.items()]
+    if not norms:
+        return torch.zeros(())
+    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)  # the epsilon of torch's clip_grad_norm_
+    for parts in by_groups.values():
+        torch._foreach_mul_(parts, factor)
+    return total
+
+
+def shard_groups(tensor: Tensor) -> tuple[ProcessGroup, ...]:
+    """The process groups over which a tensor is sharded, one per mesh dimension that shards it."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    dimensions = [number for number, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    return tuple(tensor.device_mesh.get_group(number) for number in dimensions)
+
+
+def _global_norm(parts: list[Tensor], groups: tuple[ProcessGroup, ...]) -> Tensor:
+    """Norm over the parts of this rank and of the groups' other ranks."""
+    norm = get_total_norm(parts)
+    if not groups:
+        return norm
+    square = norm.float() ** 2
+    for group in groups:
+        distributed.all_reduce(square, group=group)
+    return square.sqrt()

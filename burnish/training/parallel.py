@@ -1,7 +1,8 @@
-"""ParallelContext: where this process stands among those that train one role together.
+"""ParallelContext: this rank's position among the ranks that train one role, and the collectives over them.
 
-Ranks differ in three ways: by the rows they see (data), by the part of each row (sequence), and by the part of each
-matrix (tensor). Weights are sharded over data and sequence ranks alike, because both see all of every weight.
+Ranks differ in the rows they see (data), in the part of each row (sequence), and in the part of each matrix (tensor);
+a pipeline backend adds the layers (pipeline). FSDP shards weights over data and sequence ranks alike, because both use
+all of every weight.
 
     rank = (data rank x sequence size + sequence rank) x tensor size + tensor rank
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -21,116 +22,156 @@ from torch.utils._pytree import tree_map_only
 from burnish.algos.batches import balanced_partitions, token_budget_batches, workload
 
 if TYPE_CHECKING:
-    from burnish.training.packing import Cut
+    from burnish.training.packing import MicroBatchSize
 
+Item = TypeVar("Item")
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 
 
 @dataclass(frozen=True)
 class ParallelContext:
-    """One process is SINGLE_PROCESS: it has no mesh, and all rows are its own."""
+    """This rank's position in the device mesh. SINGLE_PROCESS has no mesh and owns all rows."""
 
     data_rank: int = 0
     data_size: int = 1
-    mesh: DeviceMesh | None = None  # that shards the weights: (replicate, shard) or (shard,)
-    sequence: dist.ProcessGroup | None = None  # those that see the same rows, each a part of them
-    tensor: DeviceMesh | None = None  # those that hold parts of the same matrices
-    saving: dist.ProcessGroup | None = None  # for checkpoints, which are written while others compute
-    balance: bool = True  # rows are dealt out by what they cost, else as they come
+    mesh: DeviceMesh | None = None  # over which FSDP shards weights: (replicate, shard) or (shard,)
+    sequence: dist.ProcessGroup | None = None  # ranks that see the same rows, each a part of them
+    tensor: DeviceMesh | None = None  # ranks that hold parts of the same matrices
+    pipeline_rank: int = 0
+    pipeline_size: int = 1
+    checkpoint_group: dist.ProcessGroup | None = None  # separate, so that async saves do not block training collectives
+    balance: bool = True  # shard rows by estimated cost instead of by order
+    backend: str = "single"  # the entry of BACKENDS that runs models on these ranks
 
     @property
-    def alone(self) -> bool:
-        return self.mesh is None
+    def is_distributed(self) -> bool:
+        return self.mesh is not None
 
     @property
-    def first(self) -> bool:
-        """Does this process speak for all?"""
-        return self.alone or dist.get_rank() == 0
+    def is_main(self) -> bool:
+        """Whether this rank writes what exists once for all ranks."""
+        return not self.is_distributed or dist.get_rank() == 0
 
     @property
-    def averaged(self) -> int:
-        """Over how many ranks FSDP averages a gradient."""
+    def has_results(self) -> bool:
+        """Whether this rank runs the last stage, where the model's outputs are."""
+        return self.pipeline_rank == self.pipeline_size - 1
+
+    @property
+    def reports_results(self) -> bool:
+        """Whether this rank returns results to the controller: one of the ranks that have them."""
+        return self.has_results and self.data_rank == self.sequence_rank == self.tensor_rank == 0
+
+    @property
+    def sequence_rank(self) -> int:
+        return 0 if self.sequence is None else self.sequence.rank()
+
+    @property
+    def sequence_size(self) -> int:
+        return 1 if self.sequence is None else self.sequence.size()
+
+    @property
+    def tensor_rank(self) -> int:
+        return 0 if self.tensor is None else self.tensor.get_local_rank()
+
+    @property
+    def tensor_size(self) -> int:
+        return 1 if self.tensor is None else self.tensor.size()
+
+    @property
+    def grad_average_size(self) -> int:
+        """The number of ranks over which FSDP averages a gradient."""
         return 1 if self.mesh is None else self.mesh.size()
 
-    def shard_batch(self, lengths: Tensor, cut: Cut) -> list[list[int]]:
-        """This rank's micro-batches. All ranks make equally many, some perhaps empty: they compute in step."""
-        cut = cut.shared(1 if self.sequence is None else self.sequence.size())
-        if self.data_size == 1:
-            return cut.micro_batches(lengths)
-        parts = self._parts(lengths.tolist())
-        cuts = [_cut_part(part, lengths, cut) for part in parts]
-        most = max(map(len, cuts))
-        if cut.tokens is not None:  # rather smaller micro-batches than idle ranks
-            cuts = [_cut_part(part, lengths, cut, at_least=most) for part in parts]
-            most = max(map(len, cuts))
-        own = cuts[self.data_rank]
-        return own + [[]] * (most - len(own))
+    def shard_batch(self, lengths: Tensor, size: MicroBatchSize) -> list[list[int]]:
+        """Row numbers of each of this rank's micro-batches.
 
-    def _parts(self, lengths: Sequence[int]) -> list[list[int]]:
-        size = min(self.data_size, len(lengths))
+        All ranks get equally many, because they run collectives together; some may be empty.
+        """
+        size = size.times(self.sequence_size)
+        if self.data_size == 1:
+            return size.split(lengths)
+        shards = self._shard_rows(lengths.tolist())
+        micro_batches = [_split_shard(rows, lengths, size) for rows in shards]
+        count = max(map(len, micro_batches))
+        if size.tokens is not None:  # smaller micro-batches are better than idle ranks
+            micro_batches = [_split_shard(rows, lengths, size, at_least=count) for rows in shards]
+            count = max(map(len, micro_batches))
+        local = micro_batches[self.data_rank]
+        return local + [[]] * (count - len(local))
+
+    def _shard_rows(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Row numbers of each data rank."""
+        num_shards = min(self.data_size, len(lengths))
         if self.balance:
-            parts = balanced_partitions([workload(length) for length in lengths], size)
+            shards = balanced_partitions([workload(length) for length in lengths], num_shards)
         else:
-            each = -(-len(lengths) // size)
-            parts = [list(range(start, min(start + each, len(lengths)))) for start in range(0, each * size, each)]
-        return parts + [[]] * (self.data_size - len(parts))
+            each = -(-len(lengths) // num_shards)
+            starts = range(0, each * num_shards, each)
+            shards = [list(range(start, min(start + each, len(lengths)))) for start in starts]
+        return shards + [[]] * (self.data_size - len(shards))
 
     def sum(self, numbers: Tensor) -> Tensor:
-        """Over all rows, of numbers that each data rank has of its own."""
-        if self.alone:
+        """Sum over data ranks; ranks that see the same rows must pass the same numbers."""
+        if not self.is_distributed:
             return numbers
         total = numbers.clone()
         dist.all_reduce(total)
         return total * (self.data_size / dist.get_world_size())
 
-    def collect(self, own: list[Any]) -> list[Any]:
-        """The lists of all data ranks as one, on every rank."""
-        if self.data_size == 1:
-            return own
-        own = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), own)
-        everybody: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everybody, own)
-        # Ranks that share rows have equal lists: the first of each counts.
-        return [entry for part in everybody[:: dist.get_world_size() // self.data_size] for entry in part]
+    def gather_lists(self, items: list[Item]) -> list[Item]:
+        """Concatenate the lists of all data ranks, on every rank. Only ranks that have results contribute."""
+        if self.data_size == self.pipeline_size == 1:
+            return items
+        items = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), items)
+        gathered: list[tuple[int, list[Item]] | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, (self.data_rank, items) if self.has_results else None)
+        # Sequence and tensor ranks have equal lists: take one per data rank.
+        by_data_rank = dict(entry for entry in reversed(gathered) if entry is not None)
+        return [item for rank in range(self.data_size) for item in by_data_rank[rank]]
 
 
 SINGLE_PROCESS = ParallelContext()
-IDLE = [0]  # a rank without rows of its own computes this one in step with the others, and forgets it
 
 
 def build_mesh(
     device: torch.device, *, fsdp_size: int = -1, sequence_size: int = 1, tensor_size: int = 1, balance: bool = True
 ) -> ParallelContext:
     """Called by all ranks together, with the same sizes. `fsdp_size` ranks share one copy of the weights; -1 is all."""
-    world, rank = dist.get_world_size(), dist.get_rank()
-    sharding = world // tensor_size
-    shard = sharding if fsdp_size <= 0 or fsdp_size >= sharding else fsdp_size
-    mesh = init_device_mesh(
-        device.type, (sharding // shard, shard, tensor_size), mesh_dim_names=(REPLICATE, SHARD, TENSOR)
-    )
-    group = None
-    for start in range(0, world, sequence_size * tensor_size):
+    world_size, rank = dist.get_world_size(), dist.get_rank()
+    num_fsdp_ranks = world_size // tensor_size
+    shard_size = num_fsdp_ranks if fsdp_size <= 0 or fsdp_size >= num_fsdp_ranks else fsdp_size
+    shape = (num_fsdp_ranks // shard_size, shard_size, tensor_size)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD, TENSOR))
+    sequence = None
+    for start in range(0, world_size, sequence_size * tensor_size):
         for tensor_rank in range(tensor_size):
             members = [start + tensor_rank + tensor_size * number for number in range(sequence_size)]
-            made = dist.new_group(members) if sequence_size > 1 else None
-            group = made if rank in members else group
+            group = _new_group(members) if sequence_size > 1 else None
+            sequence = group if rank in members else sequence
     return ParallelContext(
         data_rank=rank // (sequence_size * tensor_size),
-        data_size=world // (sequence_size * tensor_size),
-        mesh=mesh[SHARD] if shard == sharding else mesh[REPLICATE, SHARD],
-        sequence=group,
+        data_size=world_size // (sequence_size * tensor_size),
+        mesh=mesh[SHARD] if shard_size == num_fsdp_ranks else mesh[REPLICATE, SHARD],
+        sequence=sequence,
         tensor=mesh[TENSOR] if tensor_size > 1 else None,
-        saving=dist.new_group(backend="gloo"),
+        checkpoint_group=_new_group(backend="gloo"),
         balance=balance,
+        backend="fsdp",
     )
 
 
-def _cut_part(part: list[int], lengths: Tensor, cut: Cut, at_least: int = 1) -> list[list[int]]:
-    if not part:
+def _new_group(ranks: list[int] | None = None, backend: str | None = None) -> dist.ProcessGroup:
+    return cast(dist.ProcessGroup, dist.new_group(ranks, backend=backend))
+
+
+def _split_shard(rows: list[int], lengths: Tensor, size: MicroBatchSize, at_least: int = 1) -> list[list[int]]:
+    """Micro-batches of one data rank's rows."""
+    if not rows:
         return []
-    own = lengths[part]
-    if cut.tokens is not None:
-        found = token_budget_batches(own.tolist(), cut.tokens, at_least=at_least)
+    local = lengths[rows]
+    if size.tokens is not None:
+        micro_batches = token_budget_batches(local.tolist(), size.tokens, at_least=at_least)
     else:
-        found = cut.micro_batches(own)
-    return [[part[row] for row in rows] for rows in found]
+        micro_batches = size.split(local)
+    return [[rows[index] for index in micro_batch] for micro_batch in micro_batches]

@@ -1,4 +1,4 @@
-"""The state of one taught role on disk: DCP shards, counters, and a Hugging Face folder beside them."""
+"""The state of one trained role on disk: DCP shards, counters, and a Hugging Face folder beside them."""
 
 from __future__ import annotations
 
@@ -9,76 +9,80 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from burnish.errors import UserError
 from burnish.models.load import quiet_transformers
 from burnish.models.plain import plain_config, plain_model
 from burnish.training.backend import Backend
-from burnish.training.dtensor import local_part, whole
+from burnish.training.dtensor import full_tensor, local_part
 from burnish.training.optim import Optimizer
 
 EXTRA = "extra.json"
 HUB = "huggingface"
 HUB_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 ADAPTER = "adapter"  # peft's files, in place of the weights of a role that trains adapters
+MODEL, AVERAGE = "model", "average"  # parts of the DCP shards
 
 
 def save_role(
     folder: Path,
     backend: Backend,
-    optimizer: Optimizer,
     contents: Collection[str],
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
-    """Write what `contents` names; the config and tokenizer always, so that the folder explains itself."""
-    writer_of(backend, optimizer, contents, tokenizer)(folder)
+    """Write the parts that `contents` names, and always config and tokenizer, so that the folder explains itself."""
+    role_writer(backend, contents, tokenizer)(folder)
 
 
-def writer_of(
+def role_writer(
     backend: Backend,
-    optimizer: Optimizer,
     contents: Collection[str],
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     copy: bool = False,
 ) -> Callable[[Path], None]:
-    """What save_role does, to be done later. With `copy` the state is that of now, else that of when it is done.
+    """`save_role` for later. With `copy` it writes the state of now, else that of when it is called.
 
-    Where several ranks share the role all of them write their shards, and the first writes what is whole.
+    All ranks write their shards; the main rank also writes what exists once.
     """
-    parallel = backend.parallel
-    state: dict[str, Any] = {"shards": _state(backend, optimizer, contents)}
+    parallel, optimizer, adapters = backend.parallel, _optimizer(backend), backend.adapters
+    state: dict[str, Any] = {"shards": backend.state_dict(contents)}
     if "hf_model" in contents:
-        state["weights"] = hub_weights(backend, optimizer)
-    if "model" in contents and backend.adapters is not None:
-        state["adapter"] = {name: whole(tensor) for name, tensor in backend.adapters.state().items()}
-    counters = {"steps": optimizer.steps, "updates": optimizer.updates, "skipped": optimizer.skipped}
-    if optimizer.scale.on:
+        state["weights"] = hub_weights(backend)
+    if "model" in contents and adapters is not None:
+        state["adapter"] = {name: full_tensor(tensor) for name, tensor in adapters.state().items()}
+    counters: dict[str, Any] = {
+        "steps": optimizer.steps,
+        "updates": optimizer.updates,
+        "skipped": optimizer.skipped,
+    }
+    if optimizer.scale.enabled:
         counters["loss_scale"] = optimizer.loss_scale
     if copy:
-        state = in_memory(state, {})
+        state = copy_to_cpu(state, {})
 
     def write(folder: Path) -> None:
         if state["shards"]:
-            with quiet_dcp(), _disk_errors():
-                dcp.save(state["shards"], checkpoint_id=folder, no_dist=parallel.alone, process_group=parallel.saving)
-        if not parallel.first:
+            with quiet_dcp(), _as_os_errors():
+                dcp.save(
+                    state["shards"],
+                    checkpoint_id=folder,
+                    no_dist=not parallel.is_distributed,
+                    process_group=parallel.checkpoint_group,
+                )
+        if not parallel.is_main:
             return
-        if "adapter" in state:
-            with _disk_errors():
-                backend.adapters.write(folder / ADAPTER, state["adapter"])
+        if adapters is not None and "adapter" in state:
+            with _as_os_errors():
+                adapters.write(folder / ADAPTER, state["adapter"])
         if "extra" in contents:
             (folder / EXTRA).write_text(json.dumps(counters))
         write_hub(folder / HUB, backend, tokenizer, state.get("weights"))
@@ -89,9 +93,9 @@ def writer_of(
 def write_hub(
     folder: Path, backend: Backend, tokenizer: PreTrainedTokenizerBase | None, weights: Mapping[str, Tensor] | None
 ) -> None:
-    """A Hugging Face folder; without weights, only what explains them."""
+    """Write a Hugging Face folder; without weights, only config and tokenizer."""
     if weights is not None:
-        with _disk_errors(), quiet_transformers():
+        with _as_os_errors(), quiet_transformers():
             plain_model(backend.model, weights).save_pretrained(folder)
     else:
         plain_config(backend.model).save_pretrained(folder)
@@ -101,110 +105,121 @@ def write_hub(
         tokenizer.save_pretrained(folder)
 
 
-def hub_weights(backend: Backend, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The weights as a plain model has them: averaged where an average is kept, adapters merged."""
+def hub_weights(backend: Backend) -> dict[str, Tensor]:
+    """Full weights under Hugging Face names: the moving average where there is one, adapters merged."""
+    average = _optimizer(backend).average
     if backend.adapters is None:
-        held = (optimizer.average or backend.model).state_dict()
-        return {name: whole(tensor) for name, tensor in held.items()}
-    kept = backend.model.get_input_embeddings().weight.dtype
-    with holding(backend.model, {} if optimizer.average is None else optimizer.average.weights):
-        return {name: tensor.to(kept) for name, tensor in backend.weights()}
+        state = (average or backend.model).state_dict()
+        return {name: full_tensor(tensor) for name, tensor in state.items()}
+    dtype = backend.model.get_input_embeddings().weight.dtype
+    with swapped_weights(backend.model, {} if average is None else average.weights):
+        return {name: tensor.to(dtype) for name, tensor in backend.weights()}
 
 
 @contextmanager
-def holding(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """The module holds these weights, by the names of its parameters, for as long as this lasts."""
-    own = dict(module.named_parameters())
-    kept = {name: own[name].data for name in weights}
+def swapped_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Give the module these weights, by parameter name, inside the context."""
+    parameters = dict(module.named_parameters())
+    saved = {name: parameters[name].data for name in weights}
     for name, tensor in weights.items():
-        own[name].data = tensor.to(own[name].device, own[name].dtype)
+        parameters[name].data = tensor.to(parameters[name].device, parameters[name].dtype)
     try:
         yield
     finally:
-        for name, tensor in kept.items():
-            own[name].data = tensor
+        for name, tensor in saved.items():
+            parameters[name].data = tensor
 
 
-def in_memory(state: Any, copies: dict[tuple, Tensor]) -> Any:
-    """A copy of every tensor in CPU memory. Tensors that were one (tied weights) stay one."""
+def copy_to_cpu(state: Any, copies: dict[tuple, Tensor]) -> Any:
+    """Copy every tensor to CPU memory. Tensors that share memory (tied weights) share their copy."""
     if isinstance(state, Tensor):
         key = (local_part(state).data_ptr(), state.shape, state.dtype)
         if key not in copies:
             copies[key] = state.detach().to("cpu", copy=True)
         return copies[key]
     if isinstance(state, Mapping):
-        return {name: in_memory(entry, copies) for name, entry in state.items()}
+        return {name: copy_to_cpu(entry, copies) for name, entry in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(in_memory(entry, copies) for entry in state)
+        return type(state)(copy_to_cpu(entry, copies) for entry in state)
     return state
 
 
-def load_role(folder: Path, backend: Backend, optimizer: Optimizer, contents: Collection[str], *, key: str) -> None:
-    """Read back what `contents` names into the live objects. `key` is the config key that says what to load."""
+def load_role(folder: Path, backend: Backend, contents: Collection[str], *, key: str) -> None:
+    """Load the parts that `contents` names into the live objects. `key` is the config key that names them."""
     if not folder.is_dir():
         raise UserError("the checkpoint has no such role", key="trainer.resume_from_path", value=str(folder))
-    # A Hugging Face folder is another copy of the weights: read only where it is the only one asked for.
-    wanted = [part for part in contents if part != "hf_model" or "model" not in contents]
+    # hf_model is another copy of the weights: loaded only where "model" is not requested too.
+    parts = [part for part in contents if part != "hf_model" or "model" not in contents]
     saved = _saved_parts(folder)
-    missing = sorted(set(wanted) - saved)
+    missing = sorted(set(parts) - saved)
     if missing:
         problem = f"the checkpoint {folder} was saved without {', '.join(missing)}"
         raise UserError(problem, key=key, value=list(contents))
-    _check_adapters(folder, backend, wanted, key)
-    state = _state(backend, optimizer, wanted)
-    if "average" not in saved:
-        state.pop("average", None)
+    _check_adapters(folder, backend, parts, key)
+    optimizer, parallel = _optimizer(backend), backend.parallel
+    state = backend.state_dict(parts)
+    if AVERAGE not in saved:
+        state.pop(AVERAGE, None)
     if state:
         with quiet_dcp():
-            dcp.load(state, checkpoint_id=folder, no_dist=backend.parallel.alone, process_group=backend.parallel.saving)
-        if "model" in state:
-            set_model_state_dict(backend.model, state["model"])
-        if "optimizer" in state:
-            set_optimizer_state_dict(backend.model, optimizer.adamw, state["optimizer"])
-            optimizer.settle()
-    if "model" in wanted and backend.adapters is not None:
+            dcp.load(
+                state,
+                checkpoint_id=folder,
+                no_dist=not parallel.is_distributed,
+                process_group=parallel.checkpoint_group,
+            )
+        backend.load_state_dict(state)
+    if "model" in parts and backend.adapters is not None:
         backend.adapters.load(folder / ADAPTER, key)
-    if "hf_model" in wanted:
-        read = _read_hub(hub_folder(folder), type(backend.model), key)
-        set_model_state_dict(backend.model, read, options=StateDictOptions(full_state_dict=not backend.parallel.alone))
-    if optimizer.average is not None and "average" not in state:
-        optimizer.average.restart()
-    if "extra" in wanted:
+    if "hf_model" in parts:
+        weights: dict[str, Any] = _load_hub(hub_folder(folder), type(backend.model), key)
+        options = StateDictOptions(full_state_dict=parallel.is_distributed)
+        set_model_state_dict(backend.model, weights, options=options)
+    if optimizer.average is not None and AVERAGE not in state:
+        optimizer.average.reset()
+    if "extra" in parts:
         for name, value in json.loads((folder / EXTRA).read_text()).items():
             setattr(optimizer, name, value)
 
 
 def hub_folder(folder: Path) -> Path:
-    """A role's Hugging Face folder; a folder of another system may be one itself."""
+    """A role's Hugging Face folder; a checkpoint of another system may be one itself."""
     return folder / HUB if (folder / HUB).is_dir() else folder
 
 
-def _read_hub(folder: Path, family: type[PreTrainedModel], key: str) -> dict[str, Tensor]:
-    """All weights of the model: transformers would make up those that are not there."""
+def _optimizer(backend: Backend) -> Optimizer:
+    assert backend.optimizer is not None
+    return backend.optimizer
+
+
+def _load_hub(folder: Path, family: type[PreTrainedModel], key: str) -> dict[str, Any]:
+    """All weights of the model; missing ones are an error, because transformers would initialize them at random."""
     with quiet_transformers():
-        model, found = family.from_pretrained(folder, output_loading_info=True)
-    wrong = sorted({*found["missing_keys"], *found["unexpected_keys"], *(str(one) for one in found["mismatched_keys"])})
+        loaded: Any = family.from_pretrained(folder, output_loading_info=True)
+    model, info = loaded
+    wrong = sorted({*info["missing_keys"], *info["unexpected_keys"], *(str(one) for one in info["mismatched_keys"])})
     if wrong:
         problem = f"its weights are not those of this model ({family.__name__}): {', '.join(wrong[:3])}"
         raise UserError(problem, key=key, value=str(folder))
     return model.state_dict()
 
 
-def _check_adapters(folder: Path, backend: Backend, wanted: Collection[str], key: str) -> None:
-    """Adapters go on from adapters, and whole weights from whole weights."""
+def _check_adapters(folder: Path, backend: Backend, parts: Collection[str], key: str) -> None:
+    """Adapters resume from adapters, full weights from full weights."""
     adapted = backend.adapters is not None
-    if "model" in wanted and (folder / ADAPTER).is_dir() != adapted:
-        problem = f"the checkpoint {folder} holds {'whole weights' if adapted else 'LoRA adapters'}, this run the other"
+    if "model" in parts and (folder / ADAPTER).is_dir() != adapted:
+        saved, trained = ("full weights", "LoRA adapters") if adapted else ("LoRA adapters", "full weights")
+        problem = f"the checkpoint {folder} holds {saved}, but this run trains {trained}"
         raise UserError(problem, key=key, hint="the lora keys of the run that saved it, or trainer.resume_mode=disable")
-    if "hf_model" in wanted and adapted:
+    if "hf_model" in parts and adapted:
         hint = "a run without adapters, or actor_rollout_ref.model.path=... of that folder to train adapters over it"
-        raise UserError("whole weights cannot be taken apart into a model and its adapters", key=key, hint=hint)
+        raise UserError("full weights cannot be split into a base model and adapters", key=key, hint=hint)
 
 
 def _saved_parts(folder: Path) -> set[str]:
-    """What save_contents was when this was written."""
+    """The `save_contents` with which the folder was written."""
     parts = {"extra"} if (folder / EXTRA).is_file() else set()
-    if (folder / ADAPTER).is_dir():
+    if has_adapter(folder):
         parts.add("model")
     if any(any(hub_folder(folder).glob(pattern)) for pattern in HUB_WEIGHTS):
         parts.add("hf_model")
@@ -214,17 +229,59 @@ def _saved_parts(folder: Path) -> set[str]:
     return parts
 
 
+# Weights read without the model that wrote them
+
+
+def has_adapter(folder: Path) -> bool:
+    return (folder / ADAPTER).is_dir()
+
+
+def read_shards(folder: Path, part: str = MODEL) -> dict[str, Tensor]:
+    """The tensors of one part of the role's DCP shards, by name; {} where the folder has no such part."""
+    if not (folder / ".metadata").is_file():
+        return {}
+    metadata = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    state = {
+        name.removeprefix(f"{part}."): torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in metadata.items()
+        if name.startswith(f"{part}.") and isinstance(entry, TensorStorageMetadata)
+    }
+    if state:
+        with quiet_dcp():
+            dcp.load({part: state}, checkpoint_id=folder, no_dist=True)
+    return state
+
+
+def read_weights(folder: Path, average: bool = False) -> dict[str, Tensor]:
+    """A role's weights, or with `average` their moving average."""
+    weights = read_shards(folder)
+    if not weights:
+        raise UserError("the checkpoint was saved without its model", key="CHECKPOINT", value=str(folder))
+    if not average:
+        return weights
+    averages = read_average(folder)  # a tied weight has one name here; the model ties it again
+    return weights | {name: tensor.to(weights[name].dtype) for name, tensor in averages.items()}
+
+
+def read_average(folder: Path) -> dict[str, Tensor]:
+    averages = read_shards(folder, AVERAGE)
+    if not averages:
+        problem = "the checkpoint holds no moving average (actor_rollout_ref.actor.ema_beta)"
+        raise UserError(problem, key="--ema", hint="leave --ema out")
+    return averages
+
+
 @contextmanager
 def quiet_dcp() -> Iterator[None]:
-    """DCP warns that one process is one process."""
+    """DCP warns when it runs in a single process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 @contextmanager
-def _disk_errors() -> Iterator[None]:
-    """DCP and safetensors wrap what the disk said in exceptions of their own."""
+def _as_os_errors() -> Iterator[None]:
+    """DCP and safetensors wrap disk errors in exceptions of their own; raise OSError instead."""
     try:
         yield
     except CheckpointException as error:
@@ -232,15 +289,3 @@ def _disk_errors() -> Iterator[None]:
         raise OSError(str(first)) from error
     except SafetensorError as error:
         raise OSError(str(error)) from error
-
-
-def _state(backend: Backend, optimizer: Optimizer, contents: Collection[str]) -> dict[str, Any]:
-    state: dict[str, Any] = {}
-    if "model" in contents:
-        if backend.adapters is None:
-            state["model"] = get_model_state_dict(backend.model)
-        if optimizer.average is not None:
-            state["average"] = optimizer.average.weights
-    if "optimizer" in contents:
-        state["optimizer"] = get_optimizer_state_dict(backend.model, optimizer.adamw)
-    return state

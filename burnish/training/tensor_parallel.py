@@ -1,8 +1,8 @@
-"""Tensor parallelism: ranks that share one layer's matrices, each with some of its heads and of its inner columns.
+"""Tensor parallelism: each rank holds some attention heads and some of the MLP's intermediate columns.
 
-Attention and MLP go column by column in and row by row out, so a layer costs two sums over the ranks in each direction.
-Embedding, norms and head are whole on every rank: the fused head takes a few tokens and the whole vocabulary at a time,
-and a part of the vocabulary would need a sum over ranks for each of its chunks.
+Attention and MLP are column-parallel in and row-parallel out, so a layer costs two all-reduces in each direction.
+Embedding, norms and head are replicated: the fused head processes a few tokens and the whole vocabulary at a time, and
+a sharded vocabulary would need an all-reduce for each of its chunks.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from transformers import PretrainedConfig, PreTrainedModel
 from burnish.errors import UserError
 from burnish.models.parts import backbone
 
-# What a mixture calls the number of its experts.
+# Config attributes with the number of experts of a mixture.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A module by its parts: matrices whose outputs are shared out, then matrices whose inputs are."""
+    """How to parallelize one kind of module, by the names of its submodules."""
 
     columns: tuple[str, ...]
     rows: tuple[str, ...]
-    inputs: PrepareModuleInput  # one conversion for all columns: the backward pass sums over ranks once, not for each
-    norms: tuple[str, ...] = ()  # of one head's width, the same for every head
+    inputs: PrepareModuleInput  # one for all columns, so that the backward pass has one all-reduce
+    norms: tuple[str, ...] = ()  # over head_dim, shared by all heads
 
-    def fits(self, module: nn.Module) -> bool:
+    def matches(self, module: nn.Module) -> bool:
         return all(type(getattr(module, name, None)) is nn.Linear for name in (*self.columns, *self.rows))
 
     def plan(self, module: nn.Module) -> dict[str, ParallelStyle]:
-        """How each part of the module is shared out."""
+        """The parallel style of each submodule."""
         return {
             **{name: ColwiseParallel() for name in self.columns},
             **{name: RowwiseParallel() for name in self.rows},
-            **{name: OwnHeads() for name in self.norms if hasattr(module, name)},
+            **{name: LocalHeadsNorm() for name in self.norms if hasattr(module, name)},
         }
 
 
-# transformers hands a layer's input to the attention by name, and to the MLP by position.
+# transformers passes a layer's input to the attention by keyword, to the MLP by position.
 BLOCKS = (
     Block(
         columns=("q_proj", "k_proj", "v_proj"),
@@ -73,10 +73,10 @@ BLOCKS = (
 )
 
 
-def parallelize(model: PreTrainedModel, mesh: DeviceMesh, key: str) -> PreTrainedModel:
-    """Share the layers' matrices out over the ranks of a mesh of one dimension; every rank holds the same model before.
+def apply_tp(model: PreTrainedModel, mesh: DeviceMesh, key: str) -> PreTrainedModel:
+    """Shard the layers' matrices over a one-dimensional mesh; before, every rank holds the same full model.
 
-    Comes before FSDP, which then shards what is left over the data dimension. `key` is that of the size, for errors.
+    To be called before FSDP, which shards the rest over the data dimension. `key` sets the size, for error messages.
     """
     if mesh.size() == 1:
         return model
@@ -85,62 +85,62 @@ def parallelize(model: PreTrainedModel, mesh: DeviceMesh, key: str) -> PreTraine
         blocks = list(_blocks(layer))
         _check_covered(layer, blocks, f"layer {number} of {type(model).__name__}", key, mesh.size())
         for module, block in blocks:
-            # Without a source rank nothing is sent: each rank cuts its part out of what it has.
+            # Without a source rank nothing is broadcast: each rank slices its own copy.
             parallelize_module(module, mesh, block.plan(module), src_data_rank=None)
             parallelize_module(module, mesh, block.inputs)
     return model
 
 
 def check_sizes(config: PretrainedConfig, size: int, key: str) -> None:
-    """Refuse, before any weight is read, what so many ranks cannot share evenly."""
+    """Raise, before any weight is loaded, where the model does not divide by the number of ranks."""
     config = config.get_text_config()
     if size == 1:
         return
     if any((getattr(config, name, None) or 0) > 1 for name in EXPERTS):
-        problem = "the experts of a mixture are not shared out over ranks yet"
+        problem = "not supported yet for mixtures of experts"
         raise UserError(problem, key=key, value=size, hint=f"{key}=1")
     parts = {
         "attention heads": config.num_attention_heads,
         "key-value heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        "inner columns": config.intermediate_size,
+        "intermediate columns": config.intermediate_size,
     }
     if any(count % size for count in parts.values()):
-        shared = math.gcd(*parts.values())
-        sizes = [number for number in range(1, shared + 1) if shared % number == 0]
+        divisor = math.gcd(*parts.values())
+        sizes = [number for number in range(1, divisor + 1) if divisor % number == 0]
         counts = ", ".join(f"{count} {name}" for name, count in parts.items())
-        problem = f"the model's {counts} do not share out evenly over {size} ranks"
+        problem = f"the model's {counts} do not divide evenly over {size} ranks"
         raise UserError(problem, key=key, value=size, allowed=sizes, hint=f"{key}={_nearest(sizes, size)}")
 
 
 def _nearest(sizes: list[int], size: int) -> int:
-    """The largest size that works and is not above the one asked for."""
-    return max(one for one in sizes if one <= size)
+    """The largest supported size up to `size`."""
+    return max(other for other in sizes if other <= size)
 
 
 def layers_of(model: PreTrainedModel, key: str) -> nn.ModuleList:
     layers = getattr(backbone(model), "layers", None)
     if not isinstance(layers, nn.ModuleList):
-        raise UserError(f"the layers of {type(model).__name__} cannot be told apart", key=key, hint=f"{key}=1")
+        raise UserError(f"{type(model).__name__} has no list of layers", key=key, hint=f"{key}=1")
     return layers
 
 
 def _blocks(layer: nn.Module) -> Iterator[tuple[nn.Module, Block]]:
-    """The modules of a layer that are shared out, each with how."""
+    """The modules of a layer to parallelize."""
     for module in layer.modules():
-        yield from ((module, block) for block in BLOCKS if block.fits(module))
+        yield from ((module, block) for block in BLOCKS if block.matches(module))
 
 
 def _check_covered(layer: nn.Module, blocks: list[tuple[nn.Module, Block]], where: str, key: str, size: int) -> None:
-    """Every matrix of a layer is shared out, and every norm among the heads is of one head."""
+    """Check that every matrix of a layer is sharded, and that norms are per head."""
     planned = {getattr(module, name) for module, block in blocks for name in (*block.columns, *block.rows)}
     left = [name for name, module in layer.named_modules() if _has_matrix(module) and module not in planned]
     if left:
-        problem = f"{where} has matrices that no plan knows how to share out: {', '.join(left)}"
+        problem = f"{where} has matrices that no plan covers: {', '.join(left)}"
         raise UserError(problem, key=key, value=size, hint=f"{key}=1")
     for module, block in blocks:
         for norm in (getattr(module, name) for name in block.norms if hasattr(module, name)):
             if any(weight.shape != (module.head_dim,) for weight in norm.parameters()):
-                problem = f"{where} norms all heads together, which ranks with some of the heads cannot"
+                problem = f"{where} normalizes over all heads, of which a rank has only some"
                 raise UserError(problem, key=key, value=size, hint=f"{key}=1")
 
 
@@ -148,9 +148,8 @@ def _has_matrix(module: nn.Module) -> bool:
     return any(weight.dim() > 1 for weight in module.parameters(recurse=False))
 
 
-class OwnHeads(ParallelStyle):
-    """A norm of each head's values. Its weight is whole on every rank, but the rank's heads teach it only their part:
-    so its gradient is summed over the ranks, and is the same on all of them, like that of every whole weight."""
+class LocalHeadsNorm(ParallelStyle):
+    """A per-head norm with a replicated weight. A rank's heads give only part of its gradient, so it is all-reduced."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module.forward = partial(_forward_with_summed_gradients, module, module.forward, device_mesh.get_group())
@@ -160,17 +159,17 @@ class OwnHeads(ParallelStyle):
 def _forward_with_summed_gradients(
     module: nn.Module, forward: Callable[..., Tensor], group: distributed.ProcessGroup, *args: Any, **named: Any
 ) -> Tensor:
-    """The module's own forward, with a view of each weight whose gradient is summed on its way back."""
-    kept = dict(module._parameters)
-    module._parameters.update({name: _SummedGradient.apply(weight, group) for name, weight in kept.items()})
+    """The module's forward, with weights whose gradients are all-reduced."""
+    parameters = dict(module._parameters)
+    module._parameters.update({name: _SummedGradient.apply(weight, group) for name, weight in parameters.items()})
     try:
         return forward(*args, **named)
     finally:
-        module._parameters.update(kept)
+        module._parameters.update(parameters)
 
 
 class _SummedGradient(torch.autograd.Function):
-    """The same tensor; its gradient is the sum over a group."""
+    """Identity whose gradient is summed over a group."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: distributed.ProcessGroup) -> Tensor:

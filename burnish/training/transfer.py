@@ -1,4 +1,4 @@
-"""Between the host's memory and the device's, without making either wait longer than it must."""
+"""Copies between host and device with as few synchronizations as possible."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """On the device. From pinned memory the copy is made while the host goes on."""
+    """Copy to the device. From pinned memory, the host does not wait for the copy."""
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def to_host(tree: Any) -> Any:
-    """Lists, tuples and dicts of tensors as they are, with every tensor on the CPU: the host waits once for all."""
-    leaves, shape = tree_flatten(tree)
-    return tree_unflatten(_all_to_host(leaves), shape)
+    """Copy every tensor of nested lists, tuples and dicts to the CPU, with one synchronization for all."""
+    leaves, structure = tree_flatten(tree)
+    return tree_unflatten(_all_to_host(leaves), structure)
 
 
 def _all_to_host(leaves: list[Any]) -> list[Any]:
-    """What is no tensor, or on the CPU already, stays what it is."""
-    streams = {leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
-    homes = [_copied(leaf) if isinstance(leaf, Tensor) and leaf.is_cuda else leaf for leaf in leaves]
-    for device in streams:
+    """Other objects, and tensors on the CPU, stay as they are."""
+    devices = {leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
+    copies = [_start_copy(leaf) if isinstance(leaf, Tensor) and leaf.is_cuda else leaf for leaf in leaves]
+    for device in devices:
         torch.cuda.current_stream(device).synchronize()
-    return [home.detach() if isinstance(home, Tensor) else home for home in homes]
+    return [copy.detach() if isinstance(copy, Tensor) else copy for copy in copies]
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    home = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return home.copy_(tensor.detach(), non_blocking=True)
+def _start_copy(tensor: Tensor) -> Tensor:
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor.detach(), non_blocking=True)

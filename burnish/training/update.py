@@ -1,10 +1,9 @@
-"""The loop that every taught role shares: epochs, mini-batches, micro-batches, one optimizer update per mini-batch."""
+"""The update loop of trained roles: epochs, mini-batches, micro-batches, one optimizer update per mini-batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,102 +12,125 @@ from burnish.algos.aggregate import Totals, totals
 from burnish.algos.masked import Metrics, add_metrics
 from burnish.batch import Batch
 from burnish.seeding import derive_seed
-from burnish.training.optim import Optimizer
-from burnish.training.packing import Cut, row_lengths
-from burnish.training.parallel import IDLE, SINGLE_PROCESS, ParallelContext
+from burnish.training.backend import Backend, MicroBatch, ModelOutput
+from burnish.training.packing import MicroBatchSize, row_lengths
+from burnish.training.parallel import ParallelContext
 from burnish.training.transfer import to_host
 
 
 @dataclass(frozen=True)
 class UpdatePlan:
-    """How a batch is walked through. `mini_rows` rows make one update; `shuffle_seed` None keeps their order."""
+    """How a batch is split. `mini_rows` rows make one update; `shuffle_seed` None keeps their order."""
 
     epochs: int
     mini_rows: int
-    cut: Cut
+    micro_batch: MicroBatchSize
     grad_clip: float
     shuffle_seed: int | None = None
-    couples_rows: bool = False  # the loss compares rows: every rank sees the whole mini-batch
-
-    def shares(self, lengths: Tensor, parallel: ParallelContext) -> list[tuple[list[int], float]]:
-        """This rank's micro-batches of a mini-batch, and what each counts: FSDP averages what should be a sum."""
-        if self.couples_rows:
-            return [(list(range(len(lengths))), parallel.averaged / parallel.data_size)]
-        return [(rows, parallel.averaged if rows else 0.0) for rows in parallel.shard_batch(lengths, self.cut)]
-
-    def counts(self, parallel: ParallelContext) -> bool:
-        """Does this rank report its losses? Not where others see the same rows."""
-        return not self.couples_rows or parallel.data_rank == 0
+    couples_rows: bool = False  # the loss compares rows: every data rank runs the whole mini-batch
 
     def mini_batches(self, num_rows: int, step: int, epoch: int) -> list[list[int]]:
+        """Row numbers of each mini-batch."""
         order = list(range(num_rows))
         if self.shuffle_seed is not None:
             generator = torch.Generator().manual_seed(derive_seed(self.shuffle_seed, "mini-batches", step, epoch))
             order = torch.randperm(num_rows, generator=generator).tolist()
         return [order[start : start + self.mini_rows] for start in range(0, num_rows, self.mini_rows)]
 
+    def micro_batches(self, mini: Batch, numbers: list[int], parallel: ParallelContext) -> list[MicroBatch]:
+        """This rank's micro-batches of a mini-batch, whose rows have these numbers in the whole batch."""
+        if self.couples_rows:
+            whole = MicroBatch.select(mini, list(range(len(mini))), numbers)
+            return [replace(whole, num_replicas=parallel.data_size)]
+        shards = parallel.shard_batch(row_lengths(mini), self.micro_batch)
+        return [MicroBatch.select(mini, rows, numbers) for rows in shards]
+
+    def contributes(self, parallel: ParallelContext) -> bool:
+        """Whether this rank's outputs count: not where another rank has run the same rows."""
+        return parallel.has_results and (not self.couples_rows or parallel.data_rank == 0)
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """What a role's loss function reports of one micro-batch."""
+
+    loss: Tensor  # its part of the mini-batch's reported loss
+    metrics: Metrics = field(default_factory=dict)
+    columns: dict[str, Tensor] = field(default_factory=dict)  # flat, of the micro-batch's rows; kept for the batch
+
 
 @dataclass
-class Updates:
-    """What the updates of one step left behind."""
+class UpdateOutput:
+    """Results of all updates of one step."""
 
     metrics: list[Metrics] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)  # one per micro-batch; a mini-batch's parts sum to its loss
-    norms: list[float] = field(default_factory=list)  # of each update; not finite where it was thrown away
+    losses: list[Tensor] = field(default_factory=list)  # per micro-batch; those of a mini-batch sum to its loss
+    columns: list[tuple[list[int], dict[str, Tensor]]] = field(default_factory=list)  # (rows, their columns)
+    grad_norms: list[float] = field(default_factory=list)  # per update; not finite where the update was skipped
 
-    def joined(self, parallel: ParallelContext) -> Updates:
-        """With what other ranks computed of the same updates. The norm is that of all of them already."""
-        if parallel.data_size == 1:
+    def gathered(self, parallel: ParallelContext) -> UpdateOutput:
+        """With what other ranks computed. The gradient norm is global already."""
+        if parallel.data_size == parallel.pipeline_size == 1:
             return self
-        return Updates(parallel.collect([add_metrics(self.metrics)]), parallel.collect(self.losses), self.norms)
+        return UpdateOutput(
+            parallel.gather_lists([add_metrics(self.metrics)]),
+            parallel.gather_lists(self.losses),
+            parallel.gather_lists(self.columns),
+            self.grad_norms,
+        )
 
-    def numbers(self, role: str, loss_name: str) -> dict[str, float]:
-        """Means over the step, under the role's name."""
-        found = {f"{role}/{name}": share.mean() for name, share in add_metrics(self.metrics).items()}
-        loss = float(torch.stack(self.losses).sum()) / len(self.norms)
-        return found | {f"{role}/{loss_name}": loss, f"{role}/grad_norm": sum(self.norms) / len(self.norms)}
+    def summary(self, role: str, loss_name: str) -> dict[str, float]:
+        """Means over the step, named after the role."""
+        means = {f"{role}/{name}": share.mean() for name, share in add_metrics(self.metrics).items()}
+        loss = float(torch.stack(self.losses).sum()) / len(self.grad_norms)
+        grad_norm = sum(self.grad_norms) / len(self.grad_norms)
+        return means | {f"{role}/{loss_name}": loss, f"{role}/grad_norm": grad_norm}
 
 
-# (micro-batch, its row numbers in the batch, totals of its mini-batch) -> loss to descend, loss to report, metrics
-LossOf = Callable[[Batch, list[int], Totals], tuple[Tensor, Tensor, Metrics]]
+# (output of a micro-batch, totals of its mini-batch) -> (loss to differentiate, what to report)
+UpdateLossFn = Callable[[ModelOutput, Totals], tuple[Tensor, LossOutput]]
 
 
-def run_updates(
-    batch: Batch,
-    step: int,
-    plan: UpdatePlan,
-    optimizer: Optimizer,
-    loss_of: LossOf,
-    parallel: ParallelContext = SINGLE_PROCESS,
-    read: list[Any] | None = None,
-) -> Updates:
-    """Teach one role. Totals are counted over the mini-batch of all ranks: no way to cut it changes a gradient.
+def run_updates(batch: Batch, step: int, plan: UpdatePlan, backend: Backend, loss_fn: UpdateLossFn) -> UpdateOutput:
+    """Run all optimizer updates of one step for one role.
 
-    The host waits for the device once, at the end; tensors that the loss has put into `read` then come along.
+    Losses are normalized by token counts of the global mini-batch, so gradients do not depend on how it is split into
+    micro-batches. Metrics stay on the device until the end, when one host sync fetches them.
     """
-    done, norms = Updates(), []
-    for epoch in range(plan.epochs):
-        for index in plan.mini_batches(len(batch), step, epoch):
-            mini = batch.select(index)
-            count = totals(loss_mask(mini), mini["responses"].lengths, row_weights(mini))
-            for rows, weight in plan.shares(row_lengths(mini), parallel):
-                loss, reported, metrics = loss_of(mini.select(rows or IDLE), [index[row] for row in rows], count)
-                optimizer.backward(loss * weight)
-                if rows and plan.counts(parallel):
-                    done.losses.append(reported.detach())
-                    done.metrics.append(metrics)
-            norms.append(optimizer.update(plan.grad_clip))
-    optimizer.steps += 1
-    done.metrics, done.losses, norms, came = to_host((done.metrics, done.losses, norms, read))
-    done.norms = [float(norm) for norm in norms]
-    optimizer.saw(done.norms)
-    if read is not None:
-        read[:] = came
-    return done.joined(parallel)
+    optimizer, parallel = backend.optimizer, backend.parallel
+    assert optimizer is not None
+    result, grad_norms = UpdateOutput(), []
+    with backend.on_device(), optimizer.on_device():
+        for epoch in range(plan.epochs):
+            for numbers in plan.mini_batches(len(batch), step, epoch):
+                mini = batch.select(numbers)
+                count = totals(loss_mask(mini), mini["responses"].lengths, row_weights(mini))
+                batches = plan.micro_batches(mini, numbers, parallel)
+                outputs = backend.forward_backward(batches, lambda output, count=count: loss_fn(output, count))
+                if plan.contributes(parallel):
+                    _record(result, batches, outputs, with_columns=epoch == 0)
+                grad_norms.append(backend.step(plan.grad_clip))
+        optimizer.steps += 1
+        fetched = to_host((result.metrics, result.losses, result.columns, grad_norms))
+        result.metrics, result.losses, result.columns, grad_norms = fetched
+    result.grad_norms = [float(norm) for norm in grad_norms]
+    optimizer.count_skipped(result.grad_norms)
+    return result.gathered(parallel)
+
+
+def _record(result: UpdateOutput, batches: list[MicroBatch], outputs: list[LossOutput], *, with_columns: bool) -> None:
+    """Columns are kept of the first epoch only: later ones have other weights."""
+    for micro_batch, output in zip(batches, outputs, strict=True):
+        if not micro_batch.rows:
+            continue
+        result.losses.append(output.loss.detach())
+        result.metrics.append(output.metrics)
+        if with_columns and output.columns:
+            result.columns.append((micro_batch.rows, output.columns))
 
 
 def loss_mask(batch: Batch) -> Tensor:
-    """Tokens in the loss: the model's own, less those that were rejected. Flat."""
+    """Tokens in the loss: those the policy sampled, less rejected ones. Flat."""
     mask = batch["response_mask"].flat
     return mask * batch["loss_mask"].flat if "loss_mask" in batch else mask
 

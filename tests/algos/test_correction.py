@@ -78,10 +78,10 @@ def test_bounds_are_inclusive(bound):
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_normalised_weights_have_mean_one(case, level):
+def test_normalized_weights_have_mean_one(case, level):
     columns = case[2]
     plain = ran(case, weighting=Weighting(level, high=1.5)).weights
-    found = ran(case, weighting=Weighting(level, high=1.5, normalise=True))
+    found = ran(case, weighting=Weighting(level, high=1.5, normalize=True))
     own = columns.mask.bool()
     torch.testing.assert_close(found.weights / plain.where(own, torch.ones_like(plain)), (own / factor(found)))
     per_row = [
@@ -183,7 +183,7 @@ def test_permuting_rows_permutes_the_correction(case, level):
     def moved(flat):
         return torch.cat([flat.split(columns.lengths.tolist())[i] for i in order])
 
-    asked = {"weighting": Weighting(level, 0.5, 1.5, normalise=True), "rejections": [Rejection("geometric", 0.9, 1.2)]}
+    asked = {"weighting": Weighting(level, 0.5, 1.5, normalize=True), "rejections": [Rejection("geometric", 0.9, 1.2)]}
     there = ran(case, **asked)
     here = correct(moved(trainer), moved(rollout), moved(columns.mask), columns.lengths[order], **asked)
     torch.testing.assert_close(here.weights, moved(there.weights))
@@ -194,7 +194,7 @@ def test_equal_probabilities_change_nothing(case):
     trainer, _, columns = case
     every = [Rejection(name, None, 1.001) for name in REJECTIONS.names()]
     same = (trainer, trainer, columns.mask, columns.lengths)
-    found = correct(*same, Weighting("sequence", normalise=True), every, veto=0.99)
+    found = correct(*same, Weighting("sequence", normalize=True), every, veto=0.99)
     assert torch.equal(found.weights, columns.mask.double())
     assert found.kept.min() == 1
 
@@ -209,7 +209,7 @@ def test_an_impossible_token_is_held(case):
 
 def test_no_tokens_at_all():
     nothing = torch.empty(0)
-    found = correct(nothing, nothing, nothing, torch.zeros(2, dtype=torch.int64), Weighting(normalise=True), veto=0.5)
+    found = correct(nothing, nothing, nothing, torch.zeros(2, dtype=torch.int64), Weighting(normalize=True), veto=0.5)
     assert found.weights.shape == found.kept.shape == (0,)
 
 
@@ -224,7 +224,7 @@ def test_one_long_row_costs_no_memory(long_row, largest_tensor):
     every = [Rejection(name, None, 2.0) for name in REJECTIONS.names()]
     with largest_tensor:
         for level in ("token", "sequence"):
-            correct(trainer, rollout, long_row.mask, long_row.lengths, Weighting(level, normalise=True), every, 0.1)
+            correct(trainer, rollout, long_row.mask, long_row.lengths, Weighting(level, normalize=True), every, 0.1)
     assert largest_tensor.entries <= len(trainer)
 
 

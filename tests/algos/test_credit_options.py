@@ -69,9 +69,9 @@ def test_a_penalty_after_comparing_is_paid_token_by_token(name, credit, penalty)
 
 
 def test_the_baseline_estimator_whitens_what_the_penalty_left(credit, penalty):
-    centred, _ = run("dr_grpo", replace(credit, penalty=penalty))
+    centered, _ = run("dr_grpo", replace(credit, penalty=penalty))
     advantages, _ = run("reinforce_plus_plus_baseline", replace(credit, penalty=penalty, whitening="biased"))
-    kept = own(centred, credit)
+    kept = own(centered, credit)
     scale = math.sqrt(mean([(x - mean(kept)) ** 2 for x in kept]))
     assert own(advantages, credit) == pytest.approx([(x - mean(kept)) / scale for x in kept])
 
@@ -151,10 +151,10 @@ def test_without_observations_walking_is_skipping(credit):
 
 @pytest.mark.parametrize("name", ["grpo", "grpo_vectorized"])
 def test_the_epsilon_of_the_group(name, credit):
-    centred, _ = run("dr_grpo", credit)
+    centered, _ = run("dr_grpo", credit)
     near, far = (run(name, replace(credit, std_eps=eps))[0] for eps in (1e-9, EPS))
-    spread = torch.where(near == 0, torch.ones_like(near), centred / near)  # std_g + 1e-9
-    torch.testing.assert_close(far, centred / (spread + EPS), rtol=1e-6, atol=1e-9)
+    spread = torch.where(near == 0, torch.ones_like(near), centered / near)  # std_g + 1e-9
+    torch.testing.assert_close(far, centered / (spread + EPS), rtol=1e-6, atol=1e-9)
 
 
 def test_passk_has_the_epsilon_too():

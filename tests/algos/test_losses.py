@@ -150,7 +150,7 @@ def covariance(inputs):
     return ((adv - adv[kept].mean()) * (logp - logp[kept].mean())).masked_fill(~kept, -math.inf)
 
 
-def test_kl_cov_penalises_the_tokens_of_highest_covariance(inputs):
+def test_kl_cov_penalizes_the_tokens_of_highest_covariance(inputs):
     logp, old, adv, mask, _ = inputs
     loss, _ = LOSSES["kl_cov"].load()(*inputs, OPTIONS)
     extra = loss + adv * (logp - old).exp()

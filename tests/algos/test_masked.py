@@ -78,7 +78,7 @@ def test_reverse_scan_is_the_loop(columns, decay):
     assert m.reverse_scan(x, columns.lengths, decay).tolist() == pytest.approx(expected, rel=1e-12)
 
 
-def test_reverse_scan_of_a_row_does_not_depend_on_its_neighbours():
+def test_reverse_scan_of_a_row_does_not_depend_on_its_neighbors():
     row = torch.randn(37, generator=torch.Generator().manual_seed(0))
     alone = m.reverse_scan(row, torch.tensor([37]), 0.97)
     joined = m.reverse_scan(torch.cat([torch.randn(5), row, torch.randn(200)]), torch.tensor([5, 37, 200]), 0.97)

@@ -31,9 +31,9 @@ def test_a_response_that_did_not_stop_keeps_a_share_or_gets_the_coefficient(coef
     torch.testing.assert_close(stop_properly(scores, truncated, coefficient), torch.tensor(expected))
 
 
-def test_the_batch_is_standardised_by_its_own_moments():
+def test_the_batch_is_standardized_by_its_own_moments():
     scores = torch.tensor([1.0, 2.0, 3.0, 6.0])
-    shaped = BatchMoments().of(scores).standardise(scores)
+    shaped = BatchMoments().of(scores).standardize(scores)
     torch.testing.assert_close(shaped, (scores - scores.mean()) / scores.std())
 
 
@@ -42,9 +42,9 @@ def test_scores_that_do_not_differ_are_not_divided(scores):
     scores = torch.tensor(scores)
     for normalizer in (BatchMoments(), RunningMoments()):
         torch.testing.assert_close(
-            normalizer.of(scores).standardise(scores), torch.zeros(len(scores)), atol=1e-6, rtol=0
+            normalizer.of(scores).standardize(scores), torch.zeros(len(scores)), atol=1e-6, rtol=0
         )
-    assert Moments(0.0, 1e-12).standardise(torch.tensor([1.0])).item() == 1.0
+    assert Moments(0.0, 1e-12).standardize(torch.tensor([1.0])).item() == 1.0
 
 
 def test_running_moments_are_those_of_everything_so_far():
@@ -67,6 +67,6 @@ def test_running_moments_go_on_from_their_state():
     assert second.of(parts[2]) == expected
 
 
-def test_a_normaliser_that_forgets_has_no_state():
+def test_a_normalizer_that_forgets_has_no_state():
     assert BatchMoments().state_dict() == {}
     assert SCORE_NORMALIZERS.names() == ["batch", "running"]

@@ -83,7 +83,7 @@ def test_jsonl_without_answers(lines, tmp_path, capsys):
     burnish_data("jsonl", raw, out, "--no-answer", "--data-source", "mine")
     assert "reward_model" not in read_file(str(out)).row(0)
     assert burnish_data("check", out) == 0
-    assert "warning: there is no column 'reward_model'" in capsys.readouterr().out
+    assert "warning: no column 'reward_model'" in capsys.readouterr().out
 
 
 def test_bad_rows_stop_unless_skipped(lines, tmp_path, capsys):
@@ -124,7 +124,7 @@ def test_check_with_tokenizer(lines, tokenizer_folder, capsys):
     assert burnish_data("check", file, "--tokenizer", tokenizer_folder) == 0
     assert "prompt tokens: shortest 4, median 10" in capsys.readouterr().out
     assert burnish_data("check", file, "--tokenizer", tokenizer_folder, "--max-prompt-length", 9) == 1
-    assert "longer than 9 tokens: 1 rows (1)" in capsys.readouterr().out
+    assert "more than 9 tokens: 1 rows (1)" in capsys.readouterr().out
 
 
 def test_check_of_lengths_requires_a_tokenizer(lines, tmp_path):

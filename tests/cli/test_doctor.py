@@ -62,7 +62,7 @@ def test_command_that_fits(capsys, tmp_path):
     assert output["arithmetic"]["responses_per_step"] == 8192
     assert output["arithmetic"]["steps_per_epoch"] == 2
     assert output["memory"]["phases"][0]["phase"] == "rollout"
-    assert output["memory"]["shapes"]["policy"] == "the known shape of qwen2.5-0.5b"
+    assert output["memory"]["shapes"]["policy"] == "the built-in shape of qwen2.5-0.5b"
 
 
 def test_out_of_memory_gives_status_three_and_fixes(capsys):
@@ -136,7 +136,7 @@ def test_shape_from_a_model_library_entry(capsys, tmp_path):
     )
     _, output = as_json(capsys, "--no-files", str(file))
     assert output["understood"]["dialect"] == "mindspeed"
-    assert output["memory"]["shapes"]["policy"] == "the known shape of qwen2.5-7b"
+    assert output["memory"]["shapes"]["policy"] == "the built-in shape of qwen2.5-7b"
 
 
 @pytest.mark.parametrize("words", [["ls", "-l"], ["python3", "-m", "http.server"], ["no_such_file.sh"]])

@@ -1,6 +1,7 @@
-"""Users' files import from verl and OpenRLHF here; nothing else does."""
+"""Users' files may import from verl and OpenRLHF: stand-ins are found where the real packages are not installed."""
 
 import asyncio
+import importlib
 import pickle
 import subprocess
 import sys
@@ -9,17 +10,31 @@ from types import SimpleNamespace
 
 import pytest
 
-from burnish.compat.shims.imports import _module
-from burnish.compat.shims.names import STAND_INS
 from burnish.config.data import CustomClassConfig, DataConfig
 from burnish.data.files import write_parquet
 from burnish.data.load import load_train
 from burnish.demo.tiny import make_tokenizer
 from burnish.errors import UserError
-from burnish.registry import load_user_attribute, load_user_module
 from burnish.reward.sample import Sample
 from burnish.reward.score import Scorer
 from burnish.reward.settings import RewardSettings
+from burnish.user_code import STAND_INS, load_user_attribute, load_user_module, stand_in_modules
+
+ROOTS = ("verl", "openrlhf")
+
+
+@pytest.fixture(autouse=True)
+def fresh_imports(monkeypatch):
+    """Each test starts and ends without stand-ins."""
+
+    def forget():
+        for name in [name for name in sys.modules if name.partition(".")[0] in ROOTS]:
+            del sys.modules[name]
+
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(STAND_INS)])
+    forget()
+    yield
+    forget()
 
 
 @pytest.fixture
@@ -66,11 +81,23 @@ def test_a_reward_file_works_in_a_worker(user_file):
     ]  # fmt: skip
 
 
-def test_outside_users_files_there_is_no_verl(user_file):
-    load(user_file("import verl.utils.reward_score\nfrom verl.tools.base_tool import BaseTool\n"))
-    assert [name for name in sys.modules if name.split(".")[0] in {"verl", "openrlhf"}] == []
+def test_stand_ins_are_found_only_once_a_user_file_is_loaded(user_file):
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'verl'$"):
         import verl  # noqa: F401
+    load(user_file("import verl.utils.reward_score\nfrom verl.tools.base_tool import BaseTool\n"))
+    assert sys.path[-1] == str(STAND_INS) and sys.path.count(str(STAND_INS)) == 1
+    load(user_file("import openrlhf.utils.agent\n", "second.py"))
+    assert sys.path.count(str(STAND_INS)) == 1
+
+
+def test_importing_burnish_leaves_sys_path_and_builtins_alone():
+    modules = "burnish, burnish.registry, burnish.user_code, burnish.compat.shims.tools, burnish.reward.score"
+    code = (
+        "import builtins, sys\nbefore = list(sys.path), list(sys.meta_path), builtins.__import__\n"
+        f"import {modules}\nprint(before == (sys.path, sys.meta_path, builtins.__import__))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "True", done.stderr
 
 
 def test_a_file_beside_is_a_users_file_too(user_file, tmp_path, monkeypatch):
@@ -101,9 +128,10 @@ def test_a_real_package_wins(user_file, tmp_path, monkeypatch):
     (real / "verl").mkdir(parents=True)
     (real / "verl" / "__init__.py").write_text("here = 'the real one'\n")
     monkeypatch.syspath_prepend(str(real))
-    module = load(user_file("import verl\n"))
-    sys.modules.pop("verl")
-    assert module.verl.here == "the real one"
+    assert load(user_file("import verl\n")).verl.here == "the real one"
+    with pytest.raises(UserError, match=r"No module named 'verl\.tools'") as raised:
+        load(user_file("import verl.tools.base_tool\n", "other.py"))
+    assert "stand-in" not in str(raised.value)
 
 
 def test_a_mere_folder_is_no_package(user_file, tmp_path, monkeypatch):
@@ -116,26 +144,37 @@ def test_a_mere_folder_is_no_package(user_file, tmp_path, monkeypatch):
     ("line", "said"),
     [
         ("import verl.utils.reward_scores", "Did you mean verl.utils.reward_score"),
-        ("from verl import DataProto", "no stand-in for it. It has .*verl.tools.base_tool"),
+        ("from verl import DataProto", "no stand-in for it. Available: .*verl.tools.base_tool"),
         ("from verl.utils.reward_score import prime_code", "verl is not installed"),
-        ("import openrlhf.trainer.ray_launcher_of_all", "It has openrlhf.utils.agent"),
+        ("import openrlhf.trainer.ray_launcher_of_all", "Did you mean openrlhf.utils.agent"),
     ],
 )
-def test_what_is_not_there_is_said(user_file, line, said):
+def test_an_unknown_module_names_the_stand_ins(user_file, line, said):
     with pytest.raises(UserError, match=said):
         load(user_file(line))
 
 
-def test_every_stand_in_holds_what_it_names():
-    assert len(STAND_INS) > 10
-    for name, (_, names) in STAND_INS.items():
-        module = _module(name)
-        assert all(callable(getattr(module, public)) for public in names), name
+def test_an_unknown_module_of_a_module_beside(user_file, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    user_file("import verl.tools.base_tools\n", "burnish_test_broken.py")
+    with pytest.raises(UserError, match=r"Did you mean verl\.tools\.base_tool"):
+        load_user_module("pkg://burnish_test_broken", key="k")
+
+
+def test_every_stand_in_holds_what_it_names(user_file):
+    names = [name for root in ROOTS for name in stand_in_modules(root)]
+    assert len(names) == 16 and "verl.utils.reward_score" in names and "verl.utils" not in names
+    load(user_file(""))
+    for name in names:
+        module = importlib.import_module(name)
+        public = getattr(module, "__all__", None) or [one for one in vars(module) if not one.startswith("_")]
+        assert any(callable(getattr(module, one)) for one in public), name
+        assert all(hasattr(module, one) for one in public), name
 
 
 def test_no_torch_for_a_reward(user_file):
     path = user_file("from verl.utils.reward_score import gsm8k, math_dapo, geo3k, search_r1_like_qa_em\n")
-    code = f"import sys; from burnish.registry import load_user_module; load_user_module({path!r}, key='k')"
+    code = f"import sys; from burnish.user_code import load_user_module; load_user_module({path!r}, key='k')"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; print('torch' in sys.modules)"], capture_output=True, text=True
     )

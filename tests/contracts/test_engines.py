@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from burnish.errors import UserError
-from burnish.models.model_input import ModelInput
+from burnish.models.model_input import Media, ModelInput
 from burnish.rollout.engine import ENGINES, Request, Sampling
 from burnish.seeding import derive_seed
 
@@ -22,7 +22,12 @@ def loadable():
     return [name for name in ENGINES.names() if "library" not in ENGINES[name].metadata]
 
 
-@pytest.fixture(params=loadable())
+def engine_id(name):
+    """A stand-in answers for SGLang's server (tests/standins), and the ids of its tests say so."""
+    return f"{name}-standin-server" if name == "sglang" else name
+
+
+@pytest.fixture(params=loadable(), ids=engine_id)
 def engine(request, make_engine, tiny_folder):
     return make_engine(tiny_folder, request.param)
 
@@ -87,7 +92,7 @@ def test_ignore_eos(engine):
 LETTERS = "".join(chr(97 + token) for token in range(26))
 
 
-@pytest.fixture(params=loadable())
+@pytest.fixture(params=loadable(), ids=engine_id)
 def reader(request, make_engine, tiny_folder):
     """An engine that can read its tokens: one letter each, EOS none."""
     return make_engine(
@@ -350,6 +355,29 @@ def test_sleep_and_wake(engine):
     engine.wake()
     after = respond(engine, requests(Sampling(12, do_sample=False)))
     assert [c.ids for c in after] == [c.ids for c in before]
+
+
+def test_sessions_change_no_result(engine):
+    """Engines that keep no KV for a session accept it all the same. Its requests may extend each other or not."""
+    greedy = Sampling(8, do_sample=False, ignore_eos=True)
+    prompt = ModelInput(PROMPTS[2])
+    (first,) = respond(engine, [Request(prompt, greedy, 1, session="a")])
+    extended = prompt.extend((*first.ids, 7, 8))
+    for following in (extended, ModelInput(PROMPTS[4])):
+        results = [respond(engine, [Request(following, greedy, 2, session=session)]) for session in ("a", None)]
+        assert results[0][0].ids == results[1][0].ids
+    engine.end_session("a")
+    engine.end_session("never heard of")
+    if engine.capabilities.sessions:
+        engine.stats()
+        respond(engine, [Request(prompt, greedy, 1, session="a"), Request(extended, greedy, 1, session="a")])
+        assert engine.stats()["prefill_tokens"] <= len(prompt) + len(extended)
+
+
+def test_media_are_refused(engine):
+    image = Media("image", b"digest", 0, num_tokens=2)
+    with pytest.raises(UserError, match=r"not supported yet \(vision\)"):
+        engine.generate([Request(ModelInput((5, 6, 7), (image,)), Sampling(3), 1)])
 
 
 def test_stats_count_since_the_last_call(engine):

@@ -1,4 +1,4 @@
-"""A byte-level tokenizer made in code, the data section, and tiny files."""
+"""A byte-level tokenizer, the data section, and tiny files."""
 
 import json
 from dataclasses import replace

@@ -26,11 +26,11 @@ def test_a_good_file_has_no_errors(sums):
         ({"prompt": [{"role": "user", "content": " "}]}, "the prompt is empty: 1 rows (2)"),
         ({"prompt": [{"role": "human", "content": "x"}]}, "unknown role 'human'"),
         ({"prompt": [{"from": "human"}]}, "message 0 of the prompt must be an object with 'role' and 'content'"),
-        ({"data_source": None}, "'data_source' must be a name, it is nothing: 1 rows (2)"),
-        ({"data_source": 3}, "'data_source' must be a name, it is number"),
+        ({"data_source": None}, "'data_source' must be a name, not nothing: 1 rows (2)"),
+        ({"data_source": 3}, "'data_source' must be a name, not number"),
         ({"reward_model": {"style": "rule"}}, "reward_model.ground_truth is missing: 1 rows (2)"),
-        ({"reward_model": "5"}, "'reward_model' must be an object, it is text"),
-        ({"extra_info": [1]}, "'extra_info' must be an object, it is list"),
+        ({"reward_model": "5"}, "'reward_model' must be an object, not text"),
+        ({"extra_info": [1]}, "'extra_info' must be an object, not list"),
     ],
 )
 def test_errors_name_their_rows(change, problem, sums):
@@ -44,7 +44,7 @@ def test_errors_name_their_rows(change, problem, sums):
 def test_missing_columns(sums):
     rows = [{"question": row["prompt"]} for row in sums(2)]
     report = check_rows(ListRows(rows))
-    assert list(report.errors) == ["there is no column 'prompt'", "there is no column 'data_source'"]
+    assert list(report.errors) == ["no column 'prompt'", "no column 'data_source'"]
     assert any("reward_model" in problem for problem in report.warnings)
 
 
@@ -53,8 +53,8 @@ def test_warnings_are_not_errors(sums):
     rows[1]["prompt"].append({"role": "assistant", "content": "hm"})
     report = check_rows(ListRows(rows))
     assert not report.errors
-    assert "warning: the prompt was there before: 1 rows (3)" in text_of(report)
-    assert "warning: the prompt ends with the assistant's turn: 1 rows (1)" in text_of(report)
+    assert "warning: duplicate prompt: 1 rows (3)" in text_of(report)
+    assert "warning: the prompt ends with an assistant turn: 1 rows (1)" in text_of(report)
 
 
 def test_many_rows_are_counted_and_a_few_shown(sums):
@@ -70,7 +70,7 @@ def test_lengths_with_a_tokenizer(sums, tokenizer):
     short = len(encoder.ids(check_prompt("0+0=")))
     assert f"prompt tokens: shortest {short}, median {short}" in text_of(report)
     assert f"longest {short + 36}" in text_of(report)
-    assert "error: the prompt is longer than 30 tokens: 1 rows (9)" in text_of(report)
+    assert "error: the prompt has more than 30 tokens: 1 rows (9)" in text_of(report)
     assert any("the chat template failed: " in problem and "no narrators" in problem for problem in report.errors)
 
 

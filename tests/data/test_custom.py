@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 class Rows(Dataset):
-    """Rows of verl's schema, with a prompt of its own making."""
+    """Rows of verl's schema, with a custom prompt."""
     def __init__(self, data_files, tokenizer, config, processor=None):
         self.numbers = json.load(open(data_files[0]))
         self.limit = config.get("no_such_key", config.max_prompt_length)
@@ -21,8 +21,8 @@ class Rows(Dataset):
         truth = {"ground_truth": str(n + 1)}
         return {"prompt": f"{n}+1=", "data_source": "sums", "reward_model": truth, "limit": self.limit}
 
-class Tokenised(Rows):
-    """The items of verl's own dataset: left-padded ids, a mask, the ids without padding."""
+class Tokenized(Rows):
+    """The items of verl's dataset: left-padded ids, a mask, the ids without padding."""
     def __init__(self, data_files, tokenizer, config, processor=None, max_samples=-1):
         super().__init__(data_files, tokenizer, config)
         self.tokenizer = tokenizer
@@ -85,28 +85,28 @@ def test_rows_of_a_class(custom, tokenizer):
 
 
 def test_tokens_of_a_class_lose_their_padding(custom, tokenizer):
-    batch = load_val(custom("Tokenised", return_full_prompt=True), tokenizer, run_seed=0).batch([1], 0)
+    batch = load_val(custom("Tokenized", return_full_prompt=True), tokenizer, run_seed=0).batch([1], 0)
     assert batch["prompt_ids"].lists() == [tokenizer("5+1=")["input_ids"]]
     assert batch["raw_prompt"] == [None]
     assert batch["full_prompts"] == ["5+1="]
 
 
 def test_tokens_are_filtered_and_cut_as_others_are(custom, tokenizer):
-    cut = load_train(custom("Tokenised", max_prompt_length=2, truncation="left"), tokenizer, run_seed=0)
+    cut = load_train(custom("Tokenized", max_prompt_length=2, truncation="left"), tokenizer, run_seed=0)
     assert tokenizer.decode(cut.batch([0], 0)["prompt_ids"].lists()[0]) == "1="
     with pytest.raises(UserError, match="kept 0 of 4"):
-        load_train(custom("Tokenised", max_prompt_length=2, filter_overlong_prompts=True), tokenizer, run_seed=0)
+        load_train(custom("Tokenized", max_prompt_length=2, filter_overlong_prompts=True), tokenizer, run_seed=0)
 
 
 def test_tokens_have_no_raw_input_ids(custom, tokenizer):
-    dataset = load_train(custom("Tokenised", return_raw_input_ids=True), tokenizer, run_seed=0)
+    dataset = load_train(custom("Tokenized", return_raw_input_ids=True), tokenizer, run_seed=0)
     with pytest.raises(UserError, match="tokens but no messages"):
         dataset.batch([0], 0)
 
 
 def test_max_samples_goes_to_the_class_that_takes_it_else_to_us(custom, tokenizer):
-    own = load_train(custom("Tokenised", train_max_samples=2, shuffle=False), tokenizer, run_seed=0)
-    assert own.batch(range(2), 0)["ground_truth"] == ["8", "10"]
+    limited = load_train(custom("Tokenized", train_max_samples=2, shuffle=False), tokenizer, run_seed=0)
+    assert limited.batch(range(2), 0)["ground_truth"] == ["8", "10"]
     ours = load_train(custom("Rows", train_max_samples=2, shuffle=False), tokenizer, run_seed=0)
     assert ours.batch(range(2), 0)["ground_truth"] == ["4", "6"]
 
@@ -114,7 +114,7 @@ def test_max_samples_goes_to_the_class_that_takes_it_else_to_us(custom, tokenize
 def test_the_fingerprint_is_of_class_and_files(custom, tokenizer, write):
     first = load_train(custom("Rows"), tokenizer, run_seed=0).fingerprint
     assert load_train(custom("Rows"), tokenizer, run_seed=0).fingerprint == first
-    assert load_train(custom("Tokenised"), tokenizer, run_seed=0).fingerprint != first
+    assert load_train(custom("Tokenized"), tokenizer, run_seed=0).fingerprint != first
     cfg = custom("Rows")
     cfg.train_files = [write("others.json", [1, 2, 3, 4])]
     assert load_train(cfg, tokenizer, run_seed=0).fingerprint != first
@@ -126,10 +126,10 @@ def test_the_fingerprint_is_of_class_and_files(custom, tokenizer, write):
         ("NotADataset", r"data\.custom_cls\.name='NotADataset': not a dataset class.*__len__ and __getitem__"),
         ("function", "not a dataset class"),
         ("Missing", "has no 'Missing'.*Rows"),
-        (None, r"data\.custom_cls\.name: the class in this file is not named"),
+        (None, r"data\.custom_cls\.name: no class name for this file"),
         ("Broken", r"Broken\(data_files=.*\) raised RuntimeError: no luck"),
         ("OtherArguments", "raised TypeError"),
-        ("Empty", "Empty has no rows"),
+        ("Empty", "the dataset has no rows"),
         ("Tuples", "Tuples, item 0 is tuple, not a dict"),
     ],
 )

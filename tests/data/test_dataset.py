@@ -1,5 +1,4 @@
 import logging
-import os
 
 import pytest
 import torch
@@ -8,6 +7,7 @@ from burnish.data import dataset as dataset_module
 from burnish.data.dataset import PromptDataset
 from burnish.data.encode import PromptEncoder
 from burnish.data.files import read_files
+from burnish.data.measure import measure
 from burnish.data.prompt import Prompt
 from burnish.errors import UserError
 
@@ -18,7 +18,7 @@ def length_of(tokenizer, text):
     )
 
 
-def test_a_batch_has_the_columns_of_room_one(tokenizer, config, sums, write):
+def test_a_batch_has_the_prompt_columns(tokenizer, config, sums, write):
     dataset = PromptDataset(read_files([write("a.parquet", sums(6))]), tokenizer, config())
     batch = dataset.batch([4, 1], epoch=2)
     assert list(batch) == ["prompt_ids", "uid", "data_source", "ground_truth", "extra_info", "raw_prompt"]
@@ -114,15 +114,20 @@ def test_the_filter_drops_long_prompts_and_keeps_row_numbers(tokenizer, config, 
     assert dataset.batch([2], 0)["ground_truth"] == ["4"]
 
 
-def test_the_filter_is_the_same_with_two_workers(tokenizer, config, sums, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+def test_the_filter_uses_the_configured_workers(tokenizer, config, sums, monkeypatch):
+    """test_measure shows that two workers give the same lengths."""
+    calls = []
+
+    def measure_here(prompts, encoder, workers):
+        calls.append(workers)
+        return measure(prompts, encoder, workers=1)
+
+    monkeypatch.setattr(dataset_module, "measure", measure_here)
     rows = [row for count in range(60) for row in sums(3, text="x" * count)]
-    kept = []
-    for workers in (1, 2):
-        cfg = config(filter_overlong_prompts=True, max_prompt_length=50, filter_overlong_prompts_workers=workers)
-        kept.append(PromptDataset(rows, tokenizer, cfg).kept)
-    assert kept[0] == kept[1]
-    assert 0 < len(kept[0]) < len(rows)
+    cfg = config(filter_overlong_prompts=True, max_prompt_length=50, filter_overlong_prompts_workers=2)
+    kept = PromptDataset(rows, tokenizer, cfg).kept
+    assert calls == [2]
+    assert 0 < len(kept) < len(rows)
 
 
 def test_an_empty_dataset_says_what_was_dropped_and_why(tokenizer, config, sums):
@@ -161,7 +166,7 @@ def test_a_missing_column_names_those_present(key, column, tokenizer, config, su
     rows = [{name: value for name, value in row.items() if name != column} for row in sums(2)]
     present = ", ".join(sorted(rows[0]))
     with pytest.raises(
-        UserError, match=rf"data\.{key}='{column}': .*a\.parquet has no such column\. Allowed: its columns {present}"
+        UserError, match=rf"data\.{key}='{column}': .*no such column in .*a\.parquet\. Allowed: {present}"
     ):
         PromptDataset(read_files([write("a.parquet", rows)]), tokenizer, config())
 
@@ -170,9 +175,9 @@ def test_a_missing_column_names_those_present(key, column, tokenizer, config, su
     ("change", "problem"),
     [
         ({"prompt": None}, "row 1: the prompt must be a list"),
-        ({"data_source": None}, "row 1 has no 'data_source'"),
-        ({"reward_model": "rule"}, "row 1: 'reward_model' must be an object, it is str"),
-        ({"extra_info": [1]}, "row 1: 'extra_info' must be an object, it is list"),
+        ({"data_source": None}, "row 1: no 'data_source'"),
+        ({"reward_model": "rule"}, "row 1: 'reward_model' must be an object, not str"),
+        ({"extra_info": [1]}, "row 1: 'extra_info' must be an object, not list"),
         ({"images": ["x.png"]}, "row 1 has images; only text prompts"),
     ],
 )
@@ -202,7 +207,7 @@ def test_a_raw_string_is_the_prompt(tokenizer, config):
 def test_braces_of_a_prompt_stay(tokenizer, config):
     rows = [{"prompt": "{x} {}", "data_source": "sums"}]
     cfg = config(apply_chat_template=False, input_template="{y} {}")
-    assert PromptDataset(rows, tokenizer, cfg).encoder.text(Prompt([], written="{x} {}")) == "{y} {x} {}"
+    assert PromptDataset(rows, tokenizer, cfg).encoder.text(Prompt([], plain_text="{x} {}")) == "{y} {x} {}"
 
 
 def test_messages_without_the_template_that_was_switched_off_are_named(tokenizer, config, sums):
@@ -220,19 +225,19 @@ def test_labels_are_the_ground_truth_of_rows_without_one(tokenizer, config, sums
 
 def test_a_missing_label_is_named(tokenizer, config):
     rows = [{"prompt": "1", "data_source": "x", "label": "1"}, {"prompt": "1", "data_source": "x"}]
-    with pytest.raises(UserError, match=r"data\.label_key='label': dataset, row 1 has no 'label'"):
+    with pytest.raises(UserError, match=r"data\.label_key='label': dataset, row 1: no 'label'"):
         PromptDataset(rows, tokenizer, config(label_key="label")).batch([1], 0)
-    with pytest.raises(UserError, match=r"data\.label_key='answer': dataset has no such column"):
+    with pytest.raises(UserError, match=r"data\.label_key='answer': no such column in dataset"):
         PromptDataset(rows, tokenizer, config(label_key="answer"))
 
 
 def test_rows_can_be_looked_at(tokenizer, config, sums):
-    data = PromptDataset(sums(5), tokenizer, config(), picked=[1, 3])
+    data = PromptDataset(sums(5), tokenizer, config(), selected=[1, 3])
     assert data[1] == sums(5)[3] and [row["prompt"] for row in data] == [sums(5)[n]["prompt"] for n in (1, 3)]
 
 
 def test_new_rows_come_after_all_others(tokenizer, config, sums):
-    data = PromptDataset(sums(3), tokenizer, config(), picked=[0, 2])
+    data = PromptDataset(sums(3), tokenizer, config(), selected=[0, 2])
     before = [data.uid(index, 0) for index in range(2)]
     new = [{"prompt": "7+7=", "data_source": "sums", "reward_model": {"ground_truth": "14"}}]
     assert data.append(new, "rows of Maker") == [0]
@@ -252,5 +257,5 @@ def test_new_rows_are_measured(tokenizer, config, sums):
     strict = PromptDataset(sums(3), tokenizer, config(max_prompt_length=40))
     with pytest.raises(UserError, match=r"M, row 0 has 5\d\d tokens"):
         strict.append([long], "M")
-    with pytest.raises(UserError, match=r"data\.datagen\.name: M, row 0 has no 'data_source'"):
+    with pytest.raises(UserError, match=r"data\.datagen\.name: M, row 0: no 'data_source'"):
         strict.append([{"prompt": "9"}], "M")

@@ -6,7 +6,7 @@ from burnish.data.prompt import Prompt
 from burnish.errors import UserError
 
 CHAT = Prompt([{"role": "user", "content": "hi"}])
-STRING = Prompt([{"role": "user", "content": "hi"}], written="hi")
+STRING = Prompt([{"role": "user", "content": "hi"}], plain_text="hi")
 
 
 def test_the_template_ends_with_the_header_of_the_answer(tokenizer):
@@ -31,7 +31,7 @@ def test_template_kwargs_that_the_encoder_decides_are_refused(tokenizer):
         PromptEncoder(tokenizer, {"tokenize": True})
 
 
-def test_without_a_template_strings_are_tokenised_as_they_are(bare_tokenizer):
+def test_without_a_template_strings_are_tokenized_as_they_are(bare_tokenizer):
     encoder = PromptEncoder(bare_tokenizer, {})
     assert encoder.text(STRING) == "hi"
     assert encoder.ids(STRING) == bare_tokenizer("hi")["input_ids"]
@@ -59,9 +59,9 @@ def test_tokens_that_are_given_are_kept(tokenizer):
     assert encoder.text(Prompt(None, ids=ids)) == "given"
 
 
-def test_plain_ids_have_no_template(tokenizer):
+def test_content_ids_have_no_template(tokenizer):
     chat = Prompt([{"role": "system", "content": "ab"}, {"role": "user", "content": "c"}])
-    assert tokenizer.decode(PromptEncoder(tokenizer, {}).plain_ids(chat)) == "abc"
+    assert tokenizer.decode(PromptEncoder(tokenizer, {}).content_ids(chat)) == "abc"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import fsspec
@@ -77,11 +75,9 @@ def test_fingerprint_of_joined_files_depends_on_their_order(write, sums):
     assert read_files([a, b]).fingerprint != read_files([b, a]).fingerprint
 
 
-def test_fingerprint_of_a_list_is_the_same_in_another_process():
+def test_the_fingerprint_of_a_list_is_the_same_in_every_process():
     rows = [{"a": {"y": 1, "x": b"bytes"}, "b": {"k": [1.5, None]}}]
-    code = f"from burnish.data.files import ListRows; print(ListRows({rows!r}).fingerprint)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ListRows(rows).fingerprint
+    assert ListRows(rows).fingerprint == "a1b44b3b3770"
 
 
 def test_missing_file(tmp_path):
@@ -90,7 +86,7 @@ def test_missing_file(tmp_path):
 
 
 def test_no_files():
-    with pytest.raises(UserError, match=r"no data files are named.*data\.train_files="):
+    with pytest.raises(UserError, match=r"no data files.*data\.train_files="):
         read_files([])
 
 

@@ -64,7 +64,7 @@ def test_a_data_source_of_the_raw_rows_stays(config, tokenizer, write):
         ({"problem": "1"}, {"map_keys": DEEPSCALER}, r"raw\.json has no column 'answer' for the response.*problem"),
         ({"output": "1"}, {}, r"raw\.json has no column 'instruction' for the prompt"),
         ({"instruction": "", "output": "1"}, {}, r"raw\.json, row 0: 'instruction' is empty"),
-        ({"instruction": 5, "output": "1"}, {}, r"raw\.json, row 0: 'instruction' must be text, it is int"),
+        ({"instruction": 5, "output": "1"}, {}, r"raw\.json, row 0: 'instruction' must be text, not int"),
         ({"instruction": "5", "output": None}, {}, r"raw\.json, row 0: 'output' is empty"),
         ({"instruction": "5", "output": "1"}, {"map_keys": {"chosen": "a"}}, "chosen cannot be mapped"),
         ({"instruction": "5", "output": "1"}, {"name": MATH}, "row 0: the prompt must be a list of messages"),

@@ -14,10 +14,10 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
 
 
 def test_rows_of_a_split_and_errors_of_the_library(monkeypatch):
-    asked = []
+    calls = []
 
     def load_dataset(name, subset, split):
-        asked.append((name, subset, split))
+        calls.append((name, subset, split))
         if split == "nowhere":
             raise ValueError("unknown split")
         return [{"question": "a", "answer": "#### 1"}]
@@ -26,6 +26,6 @@ def test_rows_of_a_split_and_errors_of_the_library(monkeypatch):
     library.load_dataset = load_dataset
     monkeypatch.setitem(sys.modules, "datasets", library)
     assert raw_rows("openai/gsm8k", subset="main", split="test").row(0) == {"question": "a", "answer": "#### 1"}
-    assert asked == [("openai/gsm8k", "main", "test")]
+    assert calls == [("openai/gsm8k", "main", "test")]
     with pytest.raises(UserError, match=r"cannot load split 'nowhere'.*ValueError: unknown split"):
         raw_rows("openai/gsm8k", subset="main", split="nowhere")

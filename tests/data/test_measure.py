@@ -5,7 +5,7 @@ import pytest
 
 from burnish.data import measure as measure_module
 from burnish.data.encode import PromptEncoder
-from burnish.data.measure import Measured, Ruler, measure
+from burnish.data.measure import LengthCounter, PromptLength, measure
 from burnish.data.prompt import Prompt
 from burnish.errors import UserError
 
@@ -22,13 +22,13 @@ def test_two_workers_measure_what_one_does(tokenizer, monkeypatch):
     alone = measure(prompts(300), encoder, workers=1)
     assert measure(prompts(300), encoder, workers=2) == alone
     assert len(alone) == 300
-    assert alone[3] == Measured(len(encoder.ids(Prompt([{"role": "user", "content": "xxx"}]))))
+    assert alone[3] == PromptLength(len(encoder.ids(Prompt([{"role": "user", "content": "xxx"}]))))
     assert "no narrators" in alone[57].failure
 
 
-def test_a_ruler_survives_pickling(tokenizer):
-    ruler = Ruler(PromptEncoder(tokenizer, {}))
-    assert pickle.loads(pickle.dumps(ruler))(list(prompts(20))) == ruler(list(prompts(20)))
+def test_a_length_counter_can_be_pickled(tokenizer):
+    counter = LengthCounter(PromptEncoder(tokenizer, {}))
+    assert pickle.loads(pickle.dumps(counter))(list(prompts(20))) == counter(list(prompts(20)))
 
 
 def test_no_worker_is_started_for_one(tokenizer, monkeypatch):

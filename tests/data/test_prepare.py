@@ -70,10 +70,10 @@ def test_math_rows_have_the_schema():
 def test_generic_rows():
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     raw = ListRows([{"q": "hi", "a": 1}, {"q": chat, "a": {"any": "thing"}}])
-    made = recipe(
+    options = recipe(
         "jsonl", prompt_key="q", answer_key="a", data_source="mine", instruction="Be brief.", system="You are kind."
     )
-    first, second = prepare("jsonl", raw, made).rows
+    first, second = prepare("jsonl", raw, options).rows
     assert first["prompt"] == [
         {"role": "system", "content": "You are kind."},
         {"role": "user", "content": "hi\n\nBe brief."},
@@ -92,13 +92,13 @@ def test_bad_rows_are_listed_with_why():
     raw = ListRows(
         [{"question": "a", "answer": "#### 1"}, {"question": "", "answer": "#### 2"}, {"question": "b", "answer": "3"}]
     )
-    made = prepare("gsm8k", raw, recipe("gsm8k"))
-    assert len(made.rows) == 1
-    assert made.bad == [(1, "'question' is empty"), (2, "the answer has no '#### number'")]
+    prepared = prepare("gsm8k", raw, recipe("gsm8k"))
+    assert len(prepared.rows) == 1
+    assert prepared.bad == [(1, "'question' is empty"), (2, "the answer has no '#### number'")]
 
 
 def test_missing_columns_and_names():
-    with pytest.raises(UserError, match=r"no column 'question'.*its columns problem"):
+    with pytest.raises(UserError, match=r"no column 'question'.*Allowed: problem"):
         prepare("gsm8k", ListRows([{"problem": "a"}]), recipe("gsm8k"))
     with pytest.raises(UserError, match="--data-source"):
         prepare("jsonl", ListRows([{"prompt": "a", "answer": "b"}]), recipe("jsonl"))

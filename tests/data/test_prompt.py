@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-from burnish.data.prompt import given_ids, read_prompt, text_of
+from burnish.data.prompt import read_prompt, text_of, token_ids
 from burnish.errors import UserError
 
 
 def test_a_string_is_one_user_message():
     prompt = read_prompt({"prompt": "hello"}, "prompt", "here")
     assert prompt.messages == [{"role": "user", "content": "hello"}]
-    assert prompt.written == "hello"
+    assert prompt.plain_text == "hello"
 
 
 def test_fields_that_parquet_fills_in_are_dropped():
@@ -44,12 +44,12 @@ def test_bad_prompts_name_the_row(value, problem):
     ],
 )
 def test_tokens_that_a_row_brings(row):
-    assert given_ids(row) == [5, 6]
+    assert token_ids(row) == [5, 6]
     assert read_prompt(row, "prompt", "here").ids == [5, 6]
 
 
 def test_input_ids_alone_are_not_a_prompt():
-    assert given_ids({"input_ids": [1, 2]}) is None
+    assert token_ids({"input_ids": [1, 2]}) is None
 
 
 def test_contents_join_the_text_of_all_messages():

@@ -1,6 +1,4 @@
 import random
-import subprocess
-import sys
 
 import pytest
 
@@ -30,14 +28,13 @@ def test_an_order_is_a_permutation_that_depends_on_seed_and_epoch():
     assert epoch_order(50, False, 1, 2) == list(range(50))
 
 
-def test_an_order_is_the_same_in_another_process():
-    code = "from burnish.data.sampler import epoch_order; print(epoch_order(20, True, 11, 3))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(epoch_order(20, True, 11, 3))
+def test_an_order_is_the_same_in_every_process_and_version():
+    order = [4, 9, 0, 15, 8, 11, 1, 5, 6, 3, 19, 18, 2, 10, 7, 17, 14, 16, 12, 13]
+    assert epoch_order(20, True, 11, 3) == order
 
 
 def walk(sampler, steps, chooser):
-    """A run of batches and single draws, as a loop that turns prompts down would make it."""
+    """A run of batches and single draws, like that of a loop that rejects prompts."""
     return [sampler.next() if chooser.random() < 0.6 else sampler.draw(chooser.randint(1, 9)) for _ in range(steps)]
 
 
@@ -114,14 +111,14 @@ def test_the_batch_size_may_change_on_resume():
 )
 def test_a_position_in_other_data_is_refused(arguments, key):
     state = PromptSampler(10, 4, True, 1).state_dict()
-    with pytest.raises(UserError, match=f"{key}.*the checkpoint was made with"):
+    with pytest.raises(UserError, match=f"{key}.*the checkpoint has"):
         PromptSampler(*arguments).load_state_dict(state)
 
 
 def test_a_batch_larger_than_the_data_is_refused():
-    with pytest.raises(UserError, match=r"data\.train_batch_size=11: .*\(10\).*Type: data\.train_batch_size=10"):
+    with pytest.raises(UserError, match=r"data\.train_batch_size=11: .*10 prompts.*Type: data\.train_batch_size=10"):
         PromptSampler(10, 11, True, 0)
-    with pytest.raises(UserError, match="at least one prompt"):
+    with pytest.raises(UserError, match="must be at least 1"):
         PromptSampler(10, 0, True, 0)
 
 

@@ -26,7 +26,7 @@ def test_a_folder_never_mixes_training_and_test_rows(tmp_path, write):
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
         (tmp_path / split / "1.json").write_text('{"a": 1}')
-    with pytest.raises(UserError, match=r"several sets of rows: name one.*Allowed: test, train"):
+    with pytest.raises(UserError, match=r"several datasets; choose one.*Allowed: test, train"):
         rows_of(tmp_path)
     write("train.jsonl", [{"a": 1}])
     with pytest.raises(UserError, match=r"Allowed: train\.jsonl"):

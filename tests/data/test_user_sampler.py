@@ -100,7 +100,7 @@ def test_what_was_given_back_is_in_the_state():
 
 
 def test_a_state_of_another_sampler_is_refused():
-    with pytest.raises(UserError, match="made with another sampler"):
+    with pytest.raises(UserError, match="is of another sampler"):
         UserSampler(Shuffled(), TEN, 4).load_state_dict({"epoch": 0, "offset": 4, "num_rows": 10})
 
 
@@ -123,7 +123,7 @@ def test_bad_indices_are_named(indices, problem):
 def test_a_state_that_cannot_be_read_back_is_told_when_it_is_saved():
     curriculum = Curriculum()
     curriculum.level = object()
-    with pytest.raises(UserError, match=r"data\.sampler\.class_name: its state_dict cannot be saved"):
+    with pytest.raises(UserError, match=r"data\.sampler\.class_name: the state_dict cannot be saved"):
         UserSampler(curriculum, TEN, 4).state_dict()
 
 
@@ -135,8 +135,8 @@ def test_who_forgets():
         def __iter__(self):
             return iter(TEN)
 
-    (told,) = UserSampler(Forgetful(), TEN, 4).notices()
-    assert "a resumed run forgets what it learned" in told
+    (notice,) = UserSampler(Forgetful(), TEN, 4).notices()
+    assert "its state is lost when the run resumes" in notice
     assert UserSampler(Curriculum(), TEN, 4).notices() == UserSampler(Shuffled(), TEN, 4).notices() == []
 
 

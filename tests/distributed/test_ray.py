@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from burnish.distributed.group import Group
 from burnish.distributed.ray import RayActors, RayCluster, RayOptions
+from burnish.distributed.worker_group import WorkerGroup
 from burnish.errors import UserError, WorkerDied
 
 THING = "tests.distributed.things:Thing"
@@ -20,10 +20,10 @@ LOCAL = {"address": "local", "include_dashboard": False, "log_to_driver": False}
 def test_actors_answer_die_and_are_ended(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
     timeline = tmp_path / "timeline.json"
-    options = RayOptions(num_cpus=2, options=LOCAL, timeline=str(timeline), patience=60)
+    options = RayOptions(num_cpus=2, options=LOCAL, timeline=str(timeline), timeout=60)
     cluster = RayCluster(options)
     try:
-        group = Group(["rank 0", "rank 1"], RayActors(cluster), host=cluster.host, patience=60)
+        group = WorkerGroup(["rank 0", "rank 1"], RayActors(cluster), host=cluster.host, timeout=60)
         group.build(THING, [(0, 10), (1, 10)])
         assert group.call("add", 5) == [15, 16]
         with pytest.raises(WorkerDied, match="rank 1 died"):
@@ -32,9 +32,9 @@ def test_actors_answer_die_and_are_ended(tmp_path, monkeypatch):
         group.close()
         _wait_for_free_cpus(cluster, 2)
 
-        crowded = RayActors(RayCluster(RayOptions(patience=1)), resource="GPU")
-        with pytest.raises(UserError, match=r"found no place for 1 x .*GPU.* within 1 s") as caught:
-            Group(["rank 0"], crowded, host=cluster.host)
+        crowded = RayActors(RayCluster(RayOptions(timeout=1)), resource="GPU")
+        with pytest.raises(UserError, match=r"could not reserve 1 x .*GPU.* within 1 s") as caught:
+            WorkerGroup(["rank 0"], crowded, host=cluster.host)
         assert (caught.value.key, caught.value.value) == ("trainer.n_gpus_per_node", 1)
     finally:
         cluster.close()

@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from burnish.distributed.torchrun import Torchrun, launched, serve_if_not_first
+from burnish.distributed.torchrun import Torchrun, launched, serve_if_not_main
 
 SCRIPT = """
-from burnish.distributed.group import Group
-from burnish.distributed.torchrun import Torchrun, launched, serve_if_not_first
+from burnish.distributed.worker_group import WorkerGroup
+from burnish.distributed.torchrun import Torchrun, launched, serve_if_not_main
 
 assert launched()
-serve_if_not_first()
-group = Group(["rank 0", "rank 1"], Torchrun(), patience=60)
+serve_if_not_main()
+group = WorkerGroup(["rank 0", "rank 1"], Torchrun(), timeout=60)
 group.build("tests.distributed.things:Thing", [(0, 10), (1, 10)])
 print("answers:", group.call("add", 5), flush=True)
 group.close()
@@ -36,10 +36,10 @@ def test_the_first_process_is_the_controller_of_all(tmp_path):
 def test_a_process_that_it_did_not_start_goes_its_own_way(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert not launched()
-    serve_if_not_first()
+    serve_if_not_main()
 
 
 def test_its_processes_are_as_many_as_the_ranks(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ValueError, match="started 3 processes, the run has 2 ranks"):
+    with pytest.raises(ValueError, match="started 3 processes, but the run has 2 ranks"):
         Torchrun().start(["rank 0", "rank 1"], ("127.0.0.1", 1), b"")

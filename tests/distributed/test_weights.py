@@ -6,7 +6,7 @@ import socket
 
 import torch
 
-from burnish.distributed.weights import Link, _buckets, receive, send
+from burnish.distributed.weights import Endpoint, _buckets, receive, send
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -19,10 +19,10 @@ WEIGHTS = {
 
 
 def transfer(rank: int, port: int):
-    link = Link(f"127.0.0.1:{port}", rank, 3, "gloo", bucket_bytes=5000)
+    endpoint = Endpoint(f"127.0.0.1:{port}", rank, 3, "gloo", bucket_bytes=5000)
     if rank == 0:
-        return send(WEIGHTS.items(), link, CPU)
-    return list(receive(link, CPU))
+        return send(WEIGHTS.items(), endpoint, CPU)
+    return list(receive(endpoint, CPU))
 
 
 def test_every_party_gets_every_tensor_bit_for_bit():

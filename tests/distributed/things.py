@@ -7,7 +7,9 @@ import signal
 import threading
 import time
 from concurrent.futures import Future
+from typing import Any
 
+from burnish.distributed.channel import NO_RESULT
 from burnish.errors import UserError
 
 
@@ -19,14 +21,34 @@ class Thing:
     def __init__(self, rank: int, base: int = 0) -> None:
         self.rank = rank
         self.base = base
+        self.num_calls = 0
         self.released = threading.Event()
+        self.streams: list[Future[str]] = []
 
     def add(self, number: int) -> int:
         return self.base + self.rank + number
 
+    def add_on(self, rank: int, number: int) -> Any:
+        return self.add(number) if self.rank == rank else NO_RESULT
+
+    def nothing(self) -> None:
+        pass
+
     def order(self) -> int:
-        self.base += 1
-        return self.base
+        self.num_calls += 1
+        return self.num_calls
+
+    def stream(self) -> list[Future[str]]:
+        self.streams = [Future() for _ in range(3)]
+        self.streams[0].set_result("first")
+        return self.streams
+
+    def finish_stream(self) -> None:
+        self.streams[1].set_result("second")
+        self.streams[2].set_exception(UserError("the third failed"))
+
+    def nothing_to_stream(self) -> list[Future[str]]:
+        return []
 
     def mistype(self) -> None:
         raise UserError("no such thing", key="a.key", value=3, hint="a.key=4")
@@ -34,7 +56,7 @@ class Thing:
     def fail_on(self, rank: int) -> None:
         if self.rank == rank:
             raise ValueError("the worker's own words")
-        time.sleep(60)
+        time.sleep(600)
 
     def break_with(self, rank: int) -> None:
         """One dies amid a collective; the others hear that it is broken before anybody hears of the death."""

@@ -1,10 +1,10 @@
-"""Plans are of a GPU's memory: the small models that are measured on a CPU attend as they would there."""
+"""Plans are for GPUs, so the small models, measured on a CPU, use torch's attention instead of the C kernel."""
 
 import pytest
 
-from burnish.native import attention
+from burnish.models.cpu import attention
 
 
 @pytest.fixture(autouse=True)
-def torchs_own_attention(monkeypatch):
-    monkeypatch.setattr(attention, "fits", lambda query: False)
+def torch_attention(monkeypatch):
+    monkeypatch.setattr(attention, "is_supported", lambda query: False)

@@ -10,7 +10,7 @@ from burnish.config import load
 from burnish.data.files import write_parquet
 from burnish.demo.tiny import make_model, make_tokenizer
 from burnish.doctor import files
-from burnish.doctor.files import UserFile, check_template, check_user_file, look_at_data, look_at_examples, user_files
+from burnish.doctor.files import UserFile, check_data, check_examples, check_template, check_user_file, user_files
 from burnish.doctor.rules import REFUSED, WARNING
 
 ROW = {
@@ -20,56 +20,56 @@ ROW = {
 }
 
 
-def look(tmp_path, rows, *overrides, name="t.parquet"):
+def check(tmp_path, rows, *overrides, name="t.parquet"):
     write_parquet(rows, tmp_path / name)
     cfg = load([f"data.train_files={tmp_path / name}", *overrides], check=False).cfg
-    return look_at_data(cfg.data, "data.train_files", cfg.data.train_files)
+    return check_data(cfg.data, "data.train_files", cfg.data.train_files)
 
 
 def test_good_rows_are_counted(tmp_path):
-    seen = look(tmp_path, [ROW] * 7)
-    assert (seen.num_rows, seen.findings) == (7, ())
-    assert seen.first == ROW
+    result = check(tmp_path, [ROW] * 7)
+    assert (result.num_rows, result.findings) == (7, ())
+    assert result.first == ROW
 
 
 def test_a_missing_column_is_refused(tmp_path):
-    (finding,) = look(tmp_path, [ROW], "data.prompt_key=question").findings
+    (finding,) = check(tmp_path, [ROW], "data.prompt_key=question").findings
     assert finding.severity == REFUSED
-    assert "no column 'question'; it has prompt, data_source, reward_model" in finding.text
+    assert "no column 'question'; the columns are prompt, data_source, reward_model" in finding.text
 
 
-def test_a_missing_truth_is_refused_unless_a_label_stands_in(tmp_path):
+def test_a_missing_ground_truth_is_refused_without_a_label_key(tmp_path):
     broken = {**ROW, "reward_model": {"style": "rule", "ground_truth": ""}, "answer": "2"}
-    assert "ground_truth is missing" in look(tmp_path, [broken]).findings[0].text
-    assert look(tmp_path, [broken], "data.label_key=answer").findings == ()
+    assert "ground_truth is missing" in check(tmp_path, [broken]).findings[0].text
+    assert check(tmp_path, [broken], "data.label_key=answer").findings == ()
 
 
-def test_rows_without_truth_or_source(tmp_path):
-    (finding,) = look(tmp_path, [{"prompt": "1+1?"}]).findings
+def test_rows_without_ground_truth_or_source(tmp_path):
+    (finding,) = check(tmp_path, [{"prompt": "1+1?"}]).findings
     assert finding.severity == WARNING
     assert "no ground truth" in finding.text
 
 
 def test_a_missing_file_is_a_warning(tmp_path):
     cfg = load([f"data.train_files={tmp_path}/no.parquet"], check=False).cfg
-    seen = look_at_data(cfg.data, "data.train_files", cfg.data.train_files)
-    assert seen.num_rows is None
-    assert [finding.severity for finding in seen.findings] == [WARNING]
+    result = check_data(cfg.data, "data.train_files", cfg.data.train_files)
+    assert result.num_rows is None
+    assert [finding.severity for finding in result.findings] == [WARNING]
 
 
 def test_an_unreadable_file_is_refused(tmp_path):
     (tmp_path / "t.parquet").write_bytes(b"no parquet")
     cfg = load([f"data.train_files={tmp_path}/t.parquet"], check=False).cfg
-    seen = look_at_data(cfg.data, "data.train_files", cfg.data.train_files)
-    assert [finding.severity for finding in seen.findings] == [REFUSED]
+    result = check_data(cfg.data, "data.train_files", cfg.data.train_files)
+    assert [finding.severity for finding in result.findings] == [REFUSED]
 
 
 def test_examples_of_supervised_training_have_their_columns(tmp_path):
     write_parquet([{"question": "a", "answer": "b"}], tmp_path / "t.parquet")
     cfg = load([f"data.train_files={tmp_path}/t.parquet"], job="sft", check=False).cfg
-    assert look_at_examples(cfg, "data.train_files", cfg.data.train_files).findings == ()
+    assert check_examples(cfg, "data.train_files", cfg.data.train_files).findings == ()
     cfg.data.response_key = "reply"
-    (finding,) = look_at_examples(cfg, "data.train_files", cfg.data.train_files).findings
+    (finding,) = check_examples(cfg, "data.train_files", cfg.data.train_files).findings
     assert "no column 'reply'" in finding.text
 
 
@@ -93,26 +93,26 @@ def test_all_python_files_of_a_config_are_found():
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ("def compute_score(): return 1", None),
         ("def other(): return 1", "has no 'compute_score'"),
         ("import no_such_module", "No module named 'no_such_module'"),
-        ("raise SystemExit(3)", "ended with status"),
+        ("raise SystemExit(3)", "exited with status"),
     ],
 )
-def test_python_files_are_imported_elsewhere(tmp_path, code, said):
+def test_python_files_are_imported_in_a_child_process(tmp_path, code, message):
     path = tmp_path / "mine.py"
     path.write_text(code)
     finding = check_user_file(UserFile("custom_reward_function.path", str(path), "compute_score"))
-    assert (finding is None) == (said is None)
+    assert (finding is None) == (message is None)
     if finding is not None:
         assert finding.severity == REFUSED
-        assert said in finding.text
+        assert message in finding.text
 
 
-def test_a_file_that_never_ends_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "SECONDS", 1.5)
+def test_an_import_has_a_timeout(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "IMPORT_TIMEOUT", 1.5)
     path = tmp_path / "mine.py"
     path.write_text("while True: pass")
     finding = check_user_file(UserFile("custom_reward_function.path", str(path), "compute_score"))
@@ -131,7 +131,7 @@ def model(tmp_path_factory):
     return folder
 
 
-def test_the_template_is_tried_on_the_first_row(model):
+def test_the_template_renders_the_first_row(model):
     cfg = load([f"actor_rollout_ref.model.path={model}"], check=False).cfg
     assert check_template(cfg, ROW) is None
     cfg.data.max_prompt_length = 3
@@ -146,7 +146,7 @@ def test_a_template_that_fails_is_refused(model):
     assert "fails on the first row" in finding.text
 
 
-def test_without_a_tokenizer_nothing_is_tried(tmp_path):
+def test_without_a_tokenizer_no_template_is_rendered(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({}))
     cfg = load([f"actor_rollout_ref.model.path={tmp_path}"], check=False).cfg
     assert check_template(cfg, ROW) is None

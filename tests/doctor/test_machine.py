@@ -1,4 +1,4 @@
-"""The machine: what is installed is what can be imported."""
+"""The description of this machine."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from burnish.config import load
 from burnish.config.names import ENGINES, LOGGERS
 from burnish.doctor import machine
-from burnish.doctor.machine import cpu_bf16, cuda_devices, look, missing_for
+from burnish.doctor.machine import cpu_bf16, cuda_devices, describe_machine, missing_for
 
 
-def test_it_says_what_is_here():
-    found = look()
-    assert found.python == platform.python_version()
-    assert found.libraries["torch"] == torch.__version__
-    assert found.engines["builtin"] and found.loggers["console"]
-    assert found.memory > 0 and found.free_disk > 0
-    assert found.isolation
-    assert len(found.devices) == torch.cuda.device_count()
+def test_the_description_is_of_this_machine():
+    machine_info = describe_machine()
+    assert machine_info.python == platform.python_version()
+    assert machine_info.libraries["torch"] == torch.__version__
+    assert machine_info.engines["builtin"] and machine_info.loggers["console"]
+    assert machine_info.memory > 0 and machine_info.free_disk > 0
+    assert machine_info.isolation
+    assert len(machine_info.devices) == torch.cuda.device_count()
 
 
 def test_it_knows_every_engine_and_logger():
@@ -35,11 +35,11 @@ def test_devices_are_those_of_torch():
 
 
 def test_bf16_is_safe_without_amx():
-    assert cpu_bf16("flags: avx2 avx512_bf16") == "safe: this CPU claims no AMX"
+    assert cpu_bf16("flags: avx2 avx512_bf16") == "safe: no AMX on this CPU"
 
 
 @pytest.mark.long
-def test_bf16_is_tried_where_it_could_fail():
+def test_bf16_is_tested_where_it_could_fail():
     assert cpu_bf16("flags: amx_bf16 amx_tile").split(":")[0] in ("safe", "guarded")
 
 

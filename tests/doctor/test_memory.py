@@ -1,4 +1,4 @@
-"""The memory plan: its bytes are those of real models, and its phases follow the keys."""
+"""The memory plan: its bytes are those of real models, and its phases follow the config."""
 
 from __future__ import annotations
 
@@ -8,29 +8,21 @@ import torch
 from burnish.config import load
 from burnish.config.adapters import adapter_of
 from burnish.config.optim import OptimConfig
-from burnish.doctor import engine
-from burnish.doctor.activations import Pass, forward_space
-from burnish.doctor.arithmetic import CPU_TOKENS
-from burnish.doctor.engine import CACHE_BLOCK, engine_plan
+from burnish.doctor.activations import MicroBatch, forward_temporaries
+from burnish.doctor.engine import checksum_words, engine_plan
 from burnish.doctor.head import HeadPlan
-from burnish.doctor.memory import GIB, Phase, Plan, Shapes, generate_plan, sft_plan, train_plan, worst_moment
-from burnish.doctor.roles import Spread, adapter_parameters, four_bit_bytes, taught, weight_bytes
+from burnish.doctor.memory import Phase, Plan, Shapes, generate_plan, sft_plan, train_plan, update_peak
+from burnish.doctor.roles import Shards, adapter_parameters, four_bit_bytes, trained_role, weight_bytes
 from burnish.doctor.shapes import find_shape
-from burnish.models import wide
-from burnish.models.chunks import BUDGET, chunk_rows
 from burnish.models.fourbit import four_bits, is_packed
 from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.lora import add_adapters
 from burnish.models.recompute import enable_recompute
 from burnish.rollout.engine import EngineOptions
-from burnish.rollout.engines.builtin import loop_runner
-from burnish.rollout.engines.builtin import plan as plan_of_loop
-from burnish.rollout.engines.builtin.blocks import BLOCK
-from burnish.rollout.engines.builtin.cache import CacheShape
-from burnish.rollout.engines.builtin.loop_runner import LoopRunner
-from burnish.rollout.engines.builtin.plan import LoopPlan
+from burnish.rollout.engines.builtin.graph_decode import GraphDecoder
+from burnish.rollout.engines.builtin.kv_cache import CacheShape
 from burnish.rollout.engines.digests import sums_of
-from burnish.training import packing
+from burnish.sizing import CACHE_BLOCK, GIB, LOGIT_CHUNK_BYTES, max_chunk_rows
 from burnish.training.ema import MovingAverage
 from burnish.training.optim import Optimizer
 
@@ -48,18 +40,18 @@ def bytes_of(tensors) -> int:
 def role_of(small: Small, *overrides: str, head: bool = True):
     cfg = load([f"{MODEL}.path=m", *overrides], check=False).cfg
     model, fsdp = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.actor.fsdp_config
-    # Counted on a CPU, but planned as for a GPU, where keys about memory act.
-    return taught(
+    # Measured on a CPU but planned for a GPU, where the memory keys have an effect.
+    return trained_role(
         "policy",
         small.shape,
         model,
         fsdp,
-        Spread(),
+        Shards(),
         key=MODEL,
         on_cpu=False,
         head=head,
         logits=HeadPlan("cpu"),
-        average=True,
+        ema=True,
     )
 
 
@@ -72,7 +64,7 @@ def test_weights_gradients_and_optimizer_are_exact(form, dtype):
     assert role.weights == bytes_of(small.model.parameters())
     assert role.gradients == bytes_of(p.grad for p in small.model.parameters())
     assert role.optimizer == bytes_of(optimizer._state())
-    assert role.average == bytes_of(MovingAverage(small.model, 0.9).weights.values())
+    assert role.ema == bytes_of(MovingAverage(small.model, 0.9).weights.values())
 
 
 @pytest.mark.parametrize("targets", ["all-linear", "[q_proj,v_proj]"])
@@ -90,92 +82,88 @@ def test_adapters_are_exact(targets):
 
 def test_four_bit_weights_are_exact(tmp_path):
     Small("qwen2", hidden_size=64, head_dim=16, intermediate_size=128).model.save_pretrained(tmp_path)
-    quantised = load_causal_lm(
+    quantized = load_causal_lm(
         ModelSource(str(tmp_path)),
         None,
         torch.float32,
         quantization_config=four_bits(torch.float32, ("lm_head",), MODEL),
         device_map={"": "cpu"},
     )
-    found = find_shape(str(tmp_path)).shape
-    whole = 0
-    for parameter in quantised.parameters():
-        whole += parameter.numel() * parameter.element_size()
+    shape = find_shape(str(tmp_path)).shape
+    total = 0
+    for parameter in quantized.parameters():
+        total += parameter.numel() * parameter.element_size()
         if is_packed(parameter):
             state = parameter.quant_state
-            whole += bytes_of([state.absmax, state.state2.absmax])
-    assert weight_bytes(found, 4, found.parameters, four_bit=True) == whole
+            total += bytes_of([state.absmax, state.state2.absmax])
+    assert weight_bytes(shape, 4, shape.parameters, four_bit=True) == total
     assert four_bit_bytes(64 * 256) == 64 * 128 + 256 + 4
 
 
-def test_the_cache_is_that_of_the_engine():
+def test_the_cache_has_the_size_of_the_engines_cache():
     small = Small("qwen2")
     cfg = load([f"{MODEL}.path=m", f"{ROLLOUT}.dtype=bf16"], check=False).cfg
     plan = engine_plan(cfg.actor_rollout_ref.rollout, small.shape, 1, on_cpu=True)
     real = CacheShape(small.shape.layers, small.shape.kv_heads, small.shape.head_dim, torch.bfloat16)
-    assert CACHE_BLOCK == BLOCK
-    assert plan.token * BLOCK == real.block_bytes
-    assert plan.sequence == 4 * real.block_bytes  # 512 + 512 tokens
-    assert CPU_TOKENS == packing.CPU_TOKENS
+    assert plan.token_bytes * CACHE_BLOCK == real.block_bytes
+    assert plan.sequence_bytes == 4 * real.block_bytes  # 512 + 512 tokens
 
 
-def test_the_cache_and_the_rows_of_windows_are_those_of_the_engine(tmp_path):
-    """The engine with a GPU's loop, on a CPU, where it takes the same memory."""
+def test_memory_of_the_device_loop_is_that_of_the_engine(tmp_path):
+    """The device loop runs on a CPU here, where it allocates the same memory."""
     small = Small("qwen2")
     small.model.save_pretrained(tmp_path)
     cfg = load([f"{MODEL}.path=m", f"{ROLLOUT}.dtype=fp32", f"{ROLLOUT}.max_num_seqs=5"], check=False).cfg
-    found = engine_plan(cfg.actor_rollout_ref.rollout, small.shape, 1, on_cpu=False)
+    planned = engine_plan(cfg.actor_rollout_ref.rollout, small.shape, 1, on_cpu=False)
     options = EngineOptions(
         *(ModelSource(str(tmp_path)), torch.float32, torch.device("cpu"), (0,)), max_model_len=1024, max_num_seqs=5
     )
-    runner = LoopRunner(options, [0])
-    runner.open_cache()
-    assert found.cache(1 << 40, 1 << 40)[0] == runner._taken.num_blocks * runner.shape.block_bytes
-    rows = runner.rows
-    mirrors = [rows.ints, rows.floats, rows.tables, rows.tokens, rows.log_probs, rows.ends]
-    assert found.room == bytes_of([runner._taken.logits]) == 5 * small.shape.vocab * 4
-    pool = forward_space(small.shape, small.width, Pass.of([1] * 5, 0))
-    assert found.lasting == bytes_of(mirror.device for mirror in mirrors) + pool
-    runner.close_cache()
-    assert (LoopPlan.block, LoopPlan.look_in) == (engine.LOOP_BLOCK, engine.LOOK_IN)
-    assert engine.GRAPH_SAFE == plan_of_loop.GRAPH_SAFE and engine.WIDE_FAMILIES == wide.WIDE_FAMILIES
-    assert engine.FIRST_AT_ONCE == loop_runner.FIRST_AT_ONCE
+    decoder = GraphDecoder(options)
+    decoder.open_cache()
+    assert planned.cache(1 << 40, 1 << 40)[0] == decoder.blocks.pool.num_blocks * decoder.runner.shape.block_bytes
+    batch = decoder.batch
+    mirrors = [batch.ints, batch.floats, batch.tables, batch.tokens, batch.log_probs, batch.end_ids]
+    assert planned.logits_buffer == bytes_of([decoder.memory.logits]) == 5 * small.shape.vocab * 4
+    pool = forward_temporaries(small.shape, small.itemsize, MicroBatch.of([1] * 5, 0))
+    assert planned.decode_state == bytes_of(mirror.device for mirror in mirrors) + pool
+    decoder.close_cache()
 
 
-def test_digests_of_weights_are_planned():
+def test_weight_checksums_are_planned():
     small = Small("qwen2")
     sums = [sums_of(parameter) for _, parameter in small.model.named_parameters(remove_duplicate=False)]
     real = sum(len(part) for parts in sums for part in parts)
-    assert engine.digest_entries(small.shape, 4) == pytest.approx(real, rel=0.15)
+    assert checksum_words(small.shape, 4) == pytest.approx(real, rel=0.15)
     off = phases(plan(*GRPO, f"{ROLLOUT}.verify_weights=false"))["weight sync"]
     assert (
-        part(off, "engine", "sums of weights")
+        part(off, "engine", "weight comparison")
         == 0
-        < part(phases(plan(*GRPO))["weight sync"], "engine", "sums of weights")
+        < part(phases(plan(*GRPO))["weight sync"], "engine", "weight comparison")
     )
 
 
-def test_graphs_stay_while_the_policy_is_taught():
-    found = phases(plan(*GRPO))
-    assert part(found["update actor"], "engine", "CUDA graphs") > 1024 * 4864 * 2  # what the largest batch is inside
+def test_cuda_graphs_stay_during_updates():
+    asleep = phases(plan(*GRPO))
+    mlp = 1024 * 4864 * 2  # an MLP activation of the largest batch
+    assert part(asleep["update actor"], "engine", "CUDA graphs") > mlp
     eager = phases(plan(*GRPO, f"{ROLLOUT}.enforce_eager=true"))
     assert part(eager["update actor"], "engine", "CUDA graphs") < GIB // 1024
     awake = phases(plan(*GRPO, f"{ROLLOUT}.free_cache_engine=false"))
-    for name in ("KV cache", "room for logits"):
-        assert part(found["update actor"], "engine", name) == 0
+    for name in ("KV cache", "logits buffer"):
+        assert part(asleep["update actor"], "engine", name) == 0
         assert part(awake["update actor"], "engine", name) == part(awake["rollout"], "engine", name) > 0
 
 
-def test_room_for_logits_has_a_limit():
-    def room(rows: int) -> int:
-        return part(phases(plan(*GRPO, f"{ROLLOUT}.max_num_seqs={rows}"))["rollout"], "engine", "room for logits")
+def test_the_logits_buffer_has_a_limit():
+    def buffer(rows: int) -> int:
+        return part(phases(plan(*GRPO, f"{ROLLOUT}.max_num_seqs={rows}"))["rollout"], "engine", "logits buffer")
 
     vocabulary = find_shape("qwen2.5-7b").shape.vocab
-    assert room(1024) == 1024 * vocabulary * 2
-    assert room(16384) == chunk_rows(vocabulary, 2, "cuda") * vocabulary * 2 <= BUDGET["cuda"]
+    assert buffer(1024) == 1024 * vocabulary * 2
+    assert buffer(16384) == max_chunk_rows(vocabulary, 2, "cuda") * vocabulary * 2 <= LOGIT_CHUNK_BYTES["cuda"]
 
 
-def test_compiled_layers_follow_the_keys():
+def test_compiled_layers_follow_the_config():
     def activations(*overrides: str, model: str = "qwen2.5-0.5b") -> int:
         keep = f"{MODEL}.enable_gradient_checkpointing=false"
         return part(phases(plan(*GRPO, keep, *overrides, model=model))["update actor"], "policy", "activations")
@@ -194,21 +182,21 @@ def test_compiled_layers_follow_the_keys():
 @pytest.mark.parametrize("form", ["fp32", "mixed", "bf16"])
 @pytest.mark.parametrize("vocab", [16, 3000])
 def test_the_peak_of_an_update_is_near_the_plan(form, recompute, vocab):
-    """Also what is alive for a moment: counted over a whole forward and backward pass."""
+    """With temporaries: measured over a whole forward and backward pass."""
     small = Small("qwen2", form, (150, 150), vocab_size=vocab, hidden_size=64, head_dim=16, intermediate_size=256)
     if recompute:
         enable_recompute(small.model, None, None, "model")
-    kept = {"fp32": "fp32", "mixed": "fp32", "bf16": "bf16"}[form]
-    computed = {"fp32": "fp32", "mixed": "bf16", "bf16": "bf16"}[form]
+    weights = {"fp32": "fp32", "mixed": "fp32", "bf16": "bf16"}[form]
+    compute = {"fp32": "fp32", "mixed": "bf16", "bf16": "bf16"}[form]
     fsdp = f"{ACTOR}.fsdp_config"
     role = role_of(
         small,
-        f"{fsdp}.model_dtype={kept}",
-        f"{fsdp}.mixed_precision.param_dtype={computed}",
+        f"{fsdp}.model_dtype={weights}",
+        f"{fsdp}.mixed_precision.param_dtype={compute}",
         f"{MODEL}.enable_gradient_checkpointing={recompute}",
     )
-    assert role.width == small.width
-    assert sum(worst_moment(role, small.passed).values()) == pytest.approx(small.peak_of_update(), rel=0.12)
+    assert role.itemsize == small.itemsize
+    assert sum(update_peak(role, small.micro_batch).values()) == pytest.approx(small.peak_of_update(), rel=0.12)
 
 
 def plan(*overrides: str, model: str = "qwen2.5-7b", capacity: int = 80, **shapes) -> Plan:
@@ -226,16 +214,17 @@ def phases(plan: Plan) -> dict[str, Phase]:
 
 def test_phases_follow_the_roles():
     assert list(phases(plan(*GRPO))) == ["rollout", "old log-probs", "update actor", "weight sync"]
-    judge = find_shape("llama-3-8b").shape
-    whole = plan(f"{ACTOR}.use_kl_loss=true", "reward_model.enable=true", reward_model=judge)
+    reward_model = find_shape("llama-3-8b").shape
+    whole = plan(f"{ACTOR}.use_kl_loss=true", "reward_model.enable=true", reward_model=reward_model)
     assert list(phases(whole)) == [
         *("rollout", "reward model", "old log-probs", "reference", "values", "update critic", "update actor"),
         "weight sync",
     ]
-    assert part(phases(whole)["reward model"], "reward model", "weights") == 2 * (judge.backbone + judge.hidden + 1)
+    num_parameters = reward_model.backbone + reward_model.hidden + 1
+    assert part(phases(whole)["reward model"], "reward model", "weights") == 2 * num_parameters
 
 
-def test_offloading_empties_the_other_phases():
+def test_offloading_frees_memory_in_other_phases():
     before = phases(plan(*GRPO))
     fsdp = f"{ACTOR}.fsdp_config"
     after = phases(plan(*GRPO, f"{fsdp}.param_offload=true", f"{fsdp}.optimizer_offload=true"))
@@ -266,67 +255,68 @@ def test_ranks_divide_and_gather():
     assert part(one["update actor"], "policy", "gathered weights") == 0
     assert part(eight["rollout"], "engine", "weights") == part(one["rollout"], "engine", "weights")
     spread = [f"{ROLLOUT}.tensor_model_parallel_size=4", f"{ROLLOUT}.name=vllm"]
-    for more, share in (([], 4), (["trainer.n_gpus_per_node=8"], 1)):  # among ranks every device has a whole engine
-        found = phases(plan(*GRPO, *spread, *more))
-        assert part(found["rollout"], "engine", "weights") == part(one["rollout"], "engine", "weights") // share
+    # With several ranks, every device has a whole engine.
+    for more, share in (([], 4), (["trainer.n_gpus_per_node=8"], 1)):
+        sharded = phases(plan(*GRPO, *spread, *more))
+        assert part(sharded["rollout"], "engine", "weights") == part(one["rollout"], "engine", "weights") // share
 
 
-def test_tensor_ranks_divide_the_layers_and_hold_the_ends_whole():
+def test_tensor_ranks_divide_the_layers_only():
     eight = "trainer.n_gpus_per_node=8"
     sizes = [f"{ACTOR}.strategy=megatron", f"{ACTOR}.megatron.tensor_model_parallel_size=2"]
-    found = phases(plan(*GRPO, *sizes, eight))["update actor"]
+    tensor = phases(plan(*GRPO, *sizes, eight))["update actor"]
     plain = phases(plan(*GRPO, eight))["update actor"]
     shape = find_shape("qwen2.5-7b").shape
     inside = shape.layers * shape.layer
-    ends = shape.parameters - inside
-    assert part(found, "policy", "weights") == pytest.approx(4 * (inside / 8 + ends / 4), rel=1e-6)
-    assert part(found, "policy", "optimizer") == pytest.approx(8 * (inside / 8 + ends / 4), rel=1e-3)
-    saved = part(plain, "policy", "gathered weights") - part(found, "policy", "gathered weights")
+    outside = shape.parameters - inside
+    assert part(tensor, "policy", "weights") == pytest.approx(4 * (inside / 8 + outside / 4), rel=1e-6)
+    assert part(tensor, "policy", "optimizer") == pytest.approx(8 * (inside / 8 + outside / 4), rel=1e-3)
+    saved = part(plain, "policy", "gathered weights") - part(tensor, "policy", "gathered weights")
     assert saved == pytest.approx(2 * shape.layer, rel=1e-6)
 
 
 def test_checkpointing_and_micro_batches_change_the_activations():
     def activations(*overrides: str) -> int:
-        found = phases(plan(*GRPO, *overrides))["update actor"]
-        return sum(part.bytes for part in found.parts if part.name in ("activations", "weight copies"))
+        phase = phases(plan(*GRPO, *overrides))["update actor"]
+        return sum(part.bytes for part in phase.parts if part.name in ("activations", "weight copies"))
 
     rows = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
     assert activations(f"{rows}=8") < activations(f"{rows}=32")
     assert activations(f"{rows}=32") < activations(f"{rows}=32", f"{MODEL}.enable_gradient_checkpointing=false") / 3
 
 
-def test_gradients_of_a_single_micro_batch_come_while_activations_go():
-    def update(micro: int, *overrides: str) -> Phase:
+def test_gradients_of_a_single_micro_batch_replace_activations():
+    def update(micro: int, *more: str) -> Phase:
         batch = ("data.train_batch_size=4", f"{ACTOR}.ppo_mini_batch_size=4")
-        given = (*GRPO, *batch, f"{ACTOR}.ppo_micro_batch_size_per_gpu={micro}", *overrides)
-        return phases(plan(*given, model="qwen2.5-0.5b"))["update actor"]
+        overrides = (*GRPO, *batch, f"{ACTOR}.ppo_micro_batch_size_per_gpu={micro}", *more)
+        return phases(plan(*overrides, model="qwen2.5-0.5b"))["update actor"]
 
     def gradients(phase: Phase) -> int:
         return part(phase, "policy", "gradients")
 
     assert gradients(update(16)) > 0 == gradients(update(32))
     short = ("data.max_prompt_length=8", "data.max_response_length=8")
-    # Few activations: the end of the pass is the worst, where all gradients are.
+    # With few activations the peak is at the end of the backward pass, where all gradients exist.
     assert gradients(update(32, *short)) == gradients(update(16, *short)) > 0
     assert update(32, *short).bytes < update(32).bytes
 
 
-def test_engines_reserve_by_their_own_rule():
-    ours, foreign = (
+def test_external_engines_reserve_a_share_of_the_gpu():
+    builtin, vllm = (
         phases(plan(*GRPO, f"{ROLLOUT}.name={name}", model="qwen2.5-0.5b")) for name in ("builtin", "vllm")
     )
-    reserved = sum(part.bytes for part in foreign["rollout"].parts if part.role == "engine")
+    reserved = sum(part.bytes for part in vllm["rollout"].parts if part.role == "engine")
     assert reserved == pytest.approx(0.5 * 80 * GIB, rel=1e-6)
-    assert part(foreign["update actor"], "engine", "weights") == 0
-    assert part(ours["update actor"], "engine", "weights") > 0
-    assert "1024 sequences" in ours["rollout"].note
+    assert part(vllm["update actor"], "engine", "weights") == 0
+    assert part(builtin["update actor"], "engine", "weights") > 0
+    assert "1024 sequences" in builtin["rollout"].note
 
 
-def test_what_does_not_fit_is_named():
+def test_phases_that_do_not_fit_are_named():
     assert [phase.name for phase in plan(*GRPO, model="qwen2.5-0.5b").too_big] == []
     too_big = plan(*GRPO).too_big
     assert "update actor" in {phase.name for phase in too_big}
-    assert plan(*GRPO).plain()["fits"] is False
+    assert plan(*GRPO).to_json()["fits"] is False
 
 
 def test_other_jobs_have_plans():
@@ -334,5 +324,5 @@ def test_other_jobs_have_plans():
     sft = sft_plan(load(["model.partial_pretrain=m"], job="sft", check=False).cfg, shape, 80 * GIB)
     assert [phase.name for phase in sft.phases] == ["update"]
     assert part(sft.phases[0], "model", "gradients") == 4 * shape.parameters
-    made = generate_plan(load(["model.path=m"], job="generate", check=False).cfg, shape, 80 * GIB)
-    assert [phase.name for phase in made.phases] == ["rollout"]
+    generate = generate_plan(load(["model.path=m"], job="generate", check=False).cfg, shape, 80 * GIB)
+    assert [phase.name for phase in generate.phases] == ["rollout"]

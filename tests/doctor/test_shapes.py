@@ -14,7 +14,7 @@ from burnish.errors import UserError
 
 from .meter import Small
 
-# Billions of parameters, as their model cards say.
+# Billions of parameters, from the model cards.
 PUBLISHED = {
     "qwen2.5-0.5b": 0.49,
     "qwen2.5-1.5b": 1.54,
@@ -59,7 +59,7 @@ def test_biases_are_counted(family):
     assert small.shape.parameters == sum(parameter.numel() for parameter in small.model.parameters())
 
 
-def test_a_value_model_is_the_backbone_and_one_number():
+def test_a_value_model_is_the_backbone_and_a_value_head():
     small = Small("qwen2")
     small.model.config.num_labels = 1
     critic = AutoModelForTokenClassification.from_config(small.model.config)
@@ -108,13 +108,13 @@ def test_a_hub_name_is_found_in_the_local_cache(tmp_path, monkeypatch):
     assert find_shape("some/thing").shape.family == "llama"
 
 
-def test_a_mixture_counts_all_experts_and_passes_through_some():
+def test_all_experts_count_and_some_are_active():
     shape = Shape(**KNOWN["qwen3-30b-a3b"])
     assert not shape.exact
     assert shape.active_intermediate == 8 * 768
 
 
-def test_an_unknown_model_says_what_to_type():
+def test_the_error_of_an_unknown_model_names_the_option():
     with pytest.raises(UserError, match=r"--shape qwen2\.5-7b"):
         find_shape("my-own-model")
 

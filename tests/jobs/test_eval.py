@@ -1,4 +1,4 @@
-"""burnish eval: a file of responses, scored; and everything that can be wrong with one."""
+"""burnish eval: scoring files of responses, and invalid files."""
 
 import json
 
@@ -59,7 +59,7 @@ def test_parquet_and_several_files(jsonl, tmp_path):
     assert both.sources == whole.sources
 
 
-def test_a_function_of_ones_own(jsonl, tmp_path):
+def test_a_custom_function(jsonl, tmp_path):
     (tmp_path / "mine.py").write_text(
         "def graded(data_source, solution_str, ground_truth, extra_info, bonus):\n"
         "    right = solution_str.endswith(ground_truth)\n"
@@ -75,7 +75,7 @@ def test_a_function_of_ones_own(jsonl, tmp_path):
     assert [extras["row"] for extras in report.scored[1].extras] == [1, 1, 1]
 
 
-def test_a_hostile_function_harms_nobody_but_itself(jsonl, tmp_path):
+def test_a_hostile_function_fails_its_samples_only(jsonl, tmp_path):
     (tmp_path / "hostile.py").write_text(
         "import os\n"
         "def compute_score(solution_str):\n"
@@ -94,7 +94,7 @@ def test_a_hostile_function_harms_nobody_but_itself(jsonl, tmp_path):
     assert report.failed_sources == []
 
 
-def test_a_failing_function_can_stop_it(jsonl, tmp_path):
+def test_on_error_stop(jsonl, tmp_path):
     (tmp_path / "broken.py").write_text("def compute_score(solution_str):\n    raise ValueError('no idea')\n")
     own = [f"custom_reward_function.path={tmp_path / 'broken.py'}", INLINE]
     assert evaluate([f"data.path={jsonl(ROWS)}", *own]).failed_sources == ["openai/gsm8k", "lighteval/MATH"]
@@ -165,7 +165,7 @@ def test_scored_rows_are_written_as_json_lines(jsonl, tmp_path):
     assert written[2]["data_source"] == "lighteval/MATH"
 
 
-def test_an_output_that_cannot_be_is_refused_before_anything_is_scored(jsonl, tmp_path):
+def test_an_invalid_output_is_refused_before_scoring(jsonl, tmp_path):
     def never():
         raise AssertionError("nothing is scored")
 
@@ -180,7 +180,7 @@ def test_an_output_that_cannot_be_is_refused_before_anything_is_scored(jsonl, tm
 # what can be wrong
 
 
-def test_a_missing_column_is_named_with_what_is_there(jsonl):
+def test_a_missing_column_is_named_with_the_existing_ones(jsonl):
     rows = [{"response": ["a"], "data_source": "x", "reward_model": {}}]
     with pytest.raises(UserError, match="Did you mean 'response'") as caught:
         evaluate([f"data.path={jsonl(rows)}"])
@@ -190,37 +190,37 @@ def test_a_missing_column_is_named_with_what_is_there(jsonl):
 
 
 @pytest.mark.parametrize(
-    ("responses", "there_is"), [([], "nothing"), (None, "nothing"), ([1, "a"], "a list with int"), (5, "int")]
+    ("responses", "actual"), [([], "nothing"), (None, "nothing"), ([1, "a"], "a list with int"), (5, "int")]
 )
-def test_responses_that_are_no_texts_are_told_with_their_row(jsonl, responses, there_is):
+def test_invalid_responses_are_reported_with_their_row(jsonl, responses, actual):
     path = jsonl([ROWS[0], {**ROWS[1], "responses": responses}])
-    with pytest.raises(UserError, match=f"row 1: the responses must be .* there is {there_is}"):
+    with pytest.raises(UserError, match=f"row 1: the responses must be .* not {actual}"):
         evaluate([f"data.path={path}"])
 
 
 def test_a_data_source_without_a_rule_is_refused(jsonl):
-    with pytest.raises(UserError, match="no built-in rule scores this data source"):
+    with pytest.raises(UserError, match="no built-in rule for this data source"):
         evaluate([f"data.path={jsonl([row(1, 'a', source='mine')])}", INLINE])
 
 
-def test_a_row_without_a_data_source_is_told(jsonl):
+def test_a_row_without_a_data_source_is_reported(jsonl):
     with pytest.raises(UserError, match="row 1 has no 'data_source'"):
         evaluate([f"data.path={jsonl([ROWS[0], {**ROWS[1], 'data_source': None}])}", INLINE])
 
 
-def test_an_extra_info_that_is_no_object_is_told(jsonl):
+def test_an_invalid_extra_info_is_reported(jsonl):
     with pytest.raises(UserError, match="'extra_info' must be an object"):
         evaluate([f"data.path={jsonl([row(1, 'a', extra_info='b')])}", INLINE])
 
 
 @pytest.mark.parametrize(("path", "problem"), [("", "no data files"), ("nowhere.parquet", "no such file")])
-def test_a_file_that_is_not_there(path, problem):
+def test_a_missing_file(path, problem):
     with pytest.raises(UserError, match=problem) as caught:
         evaluate([f"data.path={path}"] if path else [])
     assert caught.value.key == "data.path"
 
 
-def test_more_responses_than_may_be_on_their_way(jsonl, monkeypatch):
-    monkeypatch.setattr("burnish.jobs.eval.run.IN_FLIGHT", 3)
+def test_more_responses_than_may_be_pending(jsonl, monkeypatch):
+    monkeypatch.setattr("burnish.jobs.eval.run.MAX_PENDING", 3)
     report = evaluate([f"data.path={jsonl(ROWS * 4)}", INLINE])
     assert [one.scores for one in report.scored] == [[1.0, 0.0], [1.0, 1.0], [1.0, 0.0]] * 4

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from burnish.jobs.eval.measure import (
-    SUBSETS,
+    MAX_SUBSETS,
     ScoredRow,
     best_of,
     interval,
@@ -48,7 +48,7 @@ def test_no_answer_is_an_answer_too():
 
 def test_of_very_many_ways_some_are_drawn_and_always_the_same():
     values, answers = [1.0] * 15 + [0.0] * 15, ["a"] * 15 + ["b"] * 15
-    assert math.comb(30, 8) > SUBSETS
+    assert math.comb(30, 8) > MAX_SUBSETS
     assert majority_of(values, answers, 8) == majority_of(values, answers, 8)
     assert majority_of(values, answers, 8) == pytest.approx(0.5, abs=0.1)
 

@@ -13,7 +13,7 @@ from burnish.cli.main import main
 from burnish.demo.tiny import make_model, make_tokenizer
 from burnish.errors import UserError
 from burnish.jobs.export import ExportOptions, export, role_folder
-from burnish.models.load import aligned
+from burnish.models.load import align_weights
 
 IDS = {"input_ids": torch.arange(3, 11)[None], "use_cache": False}
 LORA = ("actor_rollout_ref.model.lora_rank=4", "critic.model.lora_rank=4")
@@ -69,7 +69,7 @@ def train(model_folder, out, overrides):
 
 
 def logits(folder, family=AutoModelForCausalLM):
-    return aligned(family.from_pretrained(folder)).eval()(**IDS).logits
+    return align_weights(family.from_pretrained(folder)).eval()(**IDS).logits
 
 
 def live(model_folder, run, role, *overrides):
@@ -118,14 +118,14 @@ def test_the_policy_of_a_run_a_checkpoint_or_a_role(run_folder, model_folder, tm
 def test_equal_weights_give_equal_bits(run_folder, model_folder, tmp_path):
     """Computed as the policy is, the exported model is the policy, to the last bit."""
     from burnish.models.attention import PACKED
-    from burnish.models.compiled import compute_in_c
+    from burnish.models.compiled import use_cpu_kernels
     from burnish.models.load import ModelSource, load_causal_lm
 
     run = run_folder()
     export(run, tmp_path / "out")
     own, _ = live(model_folder, run, "policy")
     again = load_causal_lm(ModelSource(str(tmp_path / "out")), PACKED, torch.float32).eval()
-    compute_in_c(again)
+    use_cpu_kernels(again)
     assert torch.equal(again(**IDS, segments=[8]).logits, own)
 
 
@@ -207,7 +207,7 @@ def test_a_checkpoint_that_holds_only_a_hugging_face_model(run_folder, tmp_path)
     [
         (ExportOptions(adapter=True), "no adapter"),
         (ExportOptions(average=True), "no moving average"),
-        (ExportOptions(dtype="int3"), "no such number format"),
+        (ExportOptions(dtype="int3"), "unknown dtype"),
     ],
 )
 def test_what_a_checkpoint_has_not_is_refused(run_folder, tmp_path, options, words):
@@ -219,7 +219,7 @@ def test_what_a_checkpoint_has_not_is_refused(run_folder, tmp_path, options, wor
 def test_folders_that_are_no_checkpoint(run_folder, tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         role_folder(tmp_path / "nowhere", "actor")
-    with pytest.raises(UserError, match="is no checkpoint"):
+    with pytest.raises(UserError, match="not a checkpoint"):
         role_folder(tmp_path, "actor")
     full = tmp_path / "full"
     full.mkdir()

@@ -23,9 +23,10 @@ from burnish.jobs.sft.build import build, model_source
 from burnish.jobs.sft.fit import fit, resume, start
 from burnish.log.file import read_metrics
 from burnish.loop import backends
-from burnish.training import backend, optim
+from burnish.training import optim
 from burnish.training.backend import has_dropout
-from burnish.training.offload import Offload
+from burnish.training.backends import module as backend
+from burnish.training.offload import TensorOffload
 from burnish.training.packing import PackedRows
 
 HEADER = "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -232,9 +233,9 @@ def checkpointed(kit: Kit, more: tuple[str, ...]) -> int:
 def moved(kit: Kit, more: tuple[str, ...]) -> dict[str, int]:
     """What an update brings to the device, or does on the CPU, where the device has a memory of its own."""
     found = {"weights": 0, "state": 0, "on the CPU": 0, "activations": 0}
-    fetch, on_cpu, saving = Offload.fetch, optim.updated_on_cpu, backend.activations_on_cpu
+    fetch, on_cpu, saving = TensorOffload.load, optim.updated_on_cpu, backend.activations_on_cpu
 
-    def counted(offload: Offload) -> None:
+    def counted(offload: TensorOffload) -> None:
         found["weights" if offload is run.model.backend.offload else "state"] += 1
         fetch(offload)
 
@@ -248,7 +249,7 @@ def moved(kit: Kit, more: tuple[str, ...]) -> dict[str, int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends, "has_own_memory", lambda device: True)
         run = kit.run(more)
-        patch.setattr(Offload, "fetch", counted)
+        patch.setattr(TensorOffload, "load", counted)
         patch.setattr(optim, "updated_on_cpu", counting("on the CPU", on_cpu))
         patch.setattr(backend, "activations_on_cpu", counting("activations", saving))
         run.model.update(run.train_data.batch(range(4)), 1)
@@ -308,10 +309,15 @@ ROWS = [
     ("data.train_max_samples", "5", of_run(lambda run: len(run.train_data)), ()),
     ("data.val_max_samples", "2", of_run(lambda run: len(run.val_data)), ("val",)),
     ("data.train_batch_size", "2", of_run(lambda run: run.sampler.batch_size), ()),
-    ("data.micro_batch_size", "1", of_run(lambda run: run.model.plan.cut), ()),
-    ("data.micro_batch_size_per_gpu", "2", of_run(lambda run: run.model.plan.cut), ()),
-    ("data.use_dynamic_bsz", "true", of_run(lambda run: run.model.plan.cut), ()),
-    ("data.max_token_len_per_gpu", "99", of_run(lambda run: run.model.plan.cut), ("data.use_dynamic_bsz=true",)),
+    ("data.micro_batch_size", "1", of_run(lambda run: run.model.plan.micro_batch), ()),
+    ("data.micro_batch_size_per_gpu", "2", of_run(lambda run: run.model.plan.micro_batch), ()),
+    ("data.use_dynamic_bsz", "true", of_run(lambda run: run.model.plan.micro_batch), ()),
+    (
+        "data.max_token_len_per_gpu",
+        "99",
+        of_run(lambda run: run.model.plan.micro_batch),
+        ("data.use_dynamic_bsz=true",),
+    ),
     ("data.prompt_key", "asked", ids, ()),
     ("data.response_key", "said", ids, ()),
     ("data.prompt_dict_keys", "[in]", ids, ("data.prompt_key=nested",)),

@@ -43,11 +43,11 @@ def in_shared_memory(*names: str) -> Observe:
 
     def observe(case: Case) -> bool:
         with pytest.MonkeyPatch.context() as patch:
-            parallel = case.kit.root / f"shm{len(list(case.kit.root.glob('shm*')))}"
-            parallel.mkdir()
-            patch.setattr(burnish.storage, "SHARED_MEMORY", parallel)
+            shm = case.kit.root / f"shm{len(list(case.kit.root.glob('shm*')))}"
+            shm.mkdir()
+            patch.setattr(burnish.storage, "SHARED_MEMORY", shm)
             build(case.cfg).close()
-            return any(list(parallel.rglob(name)) for name in names)
+            return any(list(shm.rglob(name)) for name in names)
 
     return observe
 

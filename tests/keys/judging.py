@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 from burnish.demo.tiny import make_tokenizer
-from burnish.log.metrics import row_sums
 
 from ..conftest import CHARACTERS
 from ..reward_models import make_reward_model
@@ -43,7 +42,7 @@ def scores(case: Case) -> list[float]:
     batch = step_batch(case)
     if case.run.learner.reward_model is not None:
         batch = case.run.learner.reward_model.score(batch)
-    return row_sums(batch["token_level_scores"]).tolist()
+    return batch["token_level_scores"].sums().tolist()
 
 
 def judge_class(case: Case) -> str:

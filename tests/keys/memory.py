@@ -19,12 +19,12 @@ import torch.nn.functional as F
 import burnish.loop.backends
 import burnish.models.compiled
 import burnish.models.logits
-import burnish.training.backend
+import burnish.training.backends.module
 import burnish.training.optim
 from burnish.models.fourbit import is_packed
 from burnish.models.kernels.head import TritonKernel
 from burnish.models.parts import backbone
-from burnish.training.offload import Offload
+from burnish.training.offload import TensorOffload
 
 from .kit import Case, Kit, _edit, fixed_batch
 from .row import Observe
@@ -56,16 +56,16 @@ def adapter(role: str, *names: str) -> Observe:
             return None
         layer = next(iter(adapters.layers.values()))
         found = {
-            "rank": layer.lora_A["default"].weight.shape[0],
-            "scaling": _scaling(layer),
-            "dropout": _dropped(layer),
-            "modules": sorted({name.rpartition(".")[2] for name in adapters.layers}),
-            "dora": bool(layer.lora_magnitude_vector),
-            "dtype": str(layer.lora_A["default"].weight.dtype),
-            "A": float(layer.lora_A["default"].weight.double().abs().sum()),
-            "B": float(layer.lora_B["default"].weight.double().abs().sum()),
+            "rank": lambda: layer.lora_A["default"].weight.shape[0],
+            "scaling": lambda: _scaling(layer),
+            "dropout": lambda: _dropped(layer),
+            "modules": lambda: sorted({name.rpartition(".")[2] for name in adapters.layers}),
+            "dora": lambda: bool(layer.lora_magnitude_vector),
+            "dtype": lambda: str(layer.lora_A["default"].weight.dtype),
+            "A": lambda: float(layer.lora_A["default"].weight.double().abs().sum()),
+            "B": lambda: float(layer.lora_B["default"].weight.double().abs().sum()),
         }
-        return {name: found[name] for name in names}
+        return {name: found[name]() for name in names}
 
     return facts
 
@@ -181,9 +181,11 @@ def offloaded_passes(role: str) -> Observe:
 
     def count(case: Case) -> int:
         passes: list[int] = []
-        real = burnish.training.backend.activations_on_cpu
+        real = burnish.training.backends.module.activations_on_cpu
         with as_on_a_gpu() as patch:
-            patch.setattr(burnish.training.backend, "activations_on_cpu", lambda *a: passes.append(1) or real(*a))
+            patch.setattr(
+                burnish.training.backends.module, "activations_on_cpu", lambda *a: passes.append(1) or real(*a)
+            )
             update(case, role)
         return len(passes)
 
@@ -196,9 +198,9 @@ def moves(role: str) -> Observe:
 
     def count(case: Case) -> dict[str, int]:
         found = {"weights": 0, "state": 0, "updates on the CPU": 0}
-        fetch, on_cpu = Offload.fetch, burnish.training.optim.updated_on_cpu
+        fetch, on_cpu = TensorOffload.load, burnish.training.optim.updated_on_cpu
 
-        def counted(offload: Offload) -> None:
+        def counted(offload: TensorOffload) -> None:
             found["weights" if offload is weights else "state"] += 1
             fetch(offload)
 
@@ -208,7 +210,7 @@ def moves(role: str) -> Observe:
 
         with as_on_a_gpu() as patch:
             weights = backend(case, role).offload
-            patch.setattr(Offload, "fetch", counted)
+            patch.setattr(TensorOffload, "load", counted)
             patch.setattr(burnish.training.optim, "updated_on_cpu", updated)
             batch = fixed_batch(case.run)
             model = case.run.learner.reward_model.model if role == "judge" else getattr(case.run.learner, role)

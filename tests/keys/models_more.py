@@ -116,7 +116,7 @@ ROWS = [
         f"{POLICY}.use_liger",
         "true",
         see.policy_class,
-        expected="Liger's kernels run on GPUs only",
+        expected="Liger kernels run on GPUs only",
         refused=True,
     ),
     Row(

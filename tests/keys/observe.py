@@ -26,7 +26,7 @@ from burnish.loop.run import Run
 from burnish.loop.state import save
 from burnish.models.parts import backbone
 from burnish.reward.sample import Sample
-from burnish.rollout.engines.builtin.plan import loop_plan, uses_loop
+from burnish.rollout.engines.builtin.decode_plan import decode_plan, uses_device_loop
 
 from .kit import PROMPTS, Case, fixed_batch, recorded
 from .row import Observe
@@ -176,17 +176,18 @@ def engine_dtype(case: Case) -> str:
 
 def cache_blocks(case: Case) -> int:
     """Blocks of the engine's KV cache."""
-    case.run.rollout.engine.runner.open_cache()
-    return case.run.rollout.engine.runner.pool.num_free
+    engine = case.run.rollout.engine
+    engine.decoder.open_cache()
+    return engine.scheduler.blocks.pool.num_free
 
 
 def padded_batches(case: Case) -> tuple[int, ...]:
     """The batch size to which a GPU engine pads 1 to 16 sequences for its CUDA graphs; empty without graphs."""
     options = replace(case.run.rollout.engine.options, device=torch.device("cuda"))
-    if not uses_loop(options):
+    if not uses_device_loop(options):
         return ()
-    plan = loop_plan(options, "qwen2")
-    return tuple(plan.bucket(number) or number for number in range(1, 17)) if plan.captured else ()
+    plan = decode_plan(options, "qwen2")
+    return tuple(plan.capture_size(number) or number for number in range(1, 17)) if plan.captured else ()
 
 
 def decode_steps(case: Case) -> float:

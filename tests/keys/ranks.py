@@ -21,23 +21,24 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import burnish.distributed.group
+import burnish.distributed.process_group
 import burnish.distributed.ray
 import burnish.distributed.weights
-import burnish.distributed.world
+import burnish.distributed.worker_group
 import burnish.loop.launch
 from burnish.batch import Batch, Ragged
-from burnish.distributed.group import Group
-from burnish.distributed.host import RankInfo
-from burnish.distributed.weights import Link, _buckets
+from burnish.distributed.process_group import RankInfo
+from burnish.distributed.weights import Endpoint, _buckets
+from burnish.distributed.worker_group import WorkerGroup
 from burnish.errors import WorkerDied
-from burnish.loop.launch import Launched, launch
+from burnish.loop.handles import RemoteWeights
+from burnish.loop.launch import LaunchedRoles, launch
 from burnish.loop.pools import pools
 from burnish.loop.roles import load_run_tokenizer, policy_source
 from burnish.loop.worker import Worker
 from burnish.rollout.engine import Capabilities
 from burnish.training.backend import Backend
-from burnish.training.packing import Cut, PackedRows
+from burnish.training.packing import MicroBatchSize, PackedRows
 
 from .kit import Case
 from .models_more import GAE, JUDGED, KL
@@ -64,8 +65,8 @@ BY_SIZE = {"reward_model": ("500", {"Qwen2Attention", "Qwen2MLP"})}  # which is 
 def one_rank(case: Case) -> Iterator[Worker]:
     """The first of two, before it builds its roles."""
     worker = object.__new__(Worker)
-    worker.cfg, worker.device, worker.meshes, worker.roles, worker.notices = case.cfg, CPU, {}, {}, []
-    worker.seat = RankInfo(rank=0, size=2, local_rank=0, address="")
+    worker.cfg, worker.device, worker.contexts, worker.roles, worker.notices = case.cfg, CPU, {}, {}, []
+    worker.info = RankInfo(rank=0, size=2, local_rank=0, address="")
     worker.source = policy_source(case.cfg)
     worker.tokenizer = load_run_tokenizer(case.cfg, worker.source)
     new_group = dist.new_group
@@ -180,7 +181,9 @@ def dealt(case: Case) -> list[list[int]]:
     """The first rank's rows, of which some are longer than others."""
     with one_rank(case) as worker:
         actor = case.cfg.actor_rollout_ref.actor
-        return worker._parallel(actor, actor.fsdp_config).shard_batch(torch.tensor([90, 60, 20, 10]), Cut(rows=4))
+        return worker._parallel(actor, actor.fsdp_config).shard_batch(
+            torch.tensor([90, 60, 20, 10]), MicroBatchSize(rows=4)
+        )
 
 
 # what processes are told
@@ -191,15 +194,15 @@ class Recorder:
 
     made: list[Recorder] = []
 
-    def __init__(self, names: list[str], starter: Any, *, host: str, patience: float) -> None:
-        self.names, self.starter, self.patience, self.size = names, starter, patience, len(names)
+    def __init__(self, names: list[str], starter: Any, *, host: str, timeout: float) -> None:
+        self.names, self.starter, self.timeout, self.size = names, starter, timeout, len(names)
         Recorder.made.append(self)
 
-    def meeting_place(self) -> str:
+    def free_address(self) -> str:
         return "somewhere:1"
 
     def build(self, factory: str, args: list[tuple]) -> None:
-        self.seats, self.roles = [own[0] for own in args], args[0][2]
+        self.infos, self.roles = [own[0] for own in args], args[0][2]
 
     def call(self, method: str) -> list[Any]:
         return {"take_notices": [[]], "engine_capabilities": [Capabilities(addressed="token", invariant=True)]}[method]
@@ -253,12 +256,12 @@ class Joined(Exception):
 
 
 @contextlib.contextmanager
-def launched(case: Case) -> Iterator[tuple[Launched, list[Recorder], RayStandIn]]:
+def launched(case: Case) -> Iterator[tuple[LaunchedRoles, list[Recorder], RayStandIn]]:
     """A run's processes, as far as they would be told what to do."""
     ray = RayStandIn()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recorder, "made", [])
-        patch.setattr(burnish.loop.launch, "Group", Recorder)
+        patch.setattr(burnish.loop.launch, "WorkerGroup", Recorder)
         patch.setattr(burnish.loop.launch, "pick_device", torch.device)
         patch.setattr(burnish.distributed.ray, "_ray", lambda: ray)
         patch.delenv("RAY_ADDRESS", raising=False)
@@ -268,7 +271,7 @@ def launched(case: Case) -> Iterator[tuple[Launched, list[Recorder], RayStandIn]
 def seats(case: Case) -> dict[str, list[int]]:
     """The devices of every pool's processes, each with the roles that it holds."""
     with launched(case) as (_, groups, _):
-        return {", ".join(group.roles): [seat.local_rank for seat in group.seats] for group in groups}
+        return {", ".join(group.roles): [info.local_rank for info in group.infos] for group in groups}
 
 
 def nodes(case: Case) -> list[int]:
@@ -289,9 +292,9 @@ def timeouts(case: Case) -> list[float]:
         init_process_group=lambda *arguments, **options: calls.append(options["timeout"].total_seconds()),
     )
     with launched(case) as (_, groups, _), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(burnish.distributed.world, "dist", library)
+        patch.setattr(burnish.distributed.process_group, "dist", library)
         for group in groups:
-            burnish.distributed.world.join(group.seats[0], CPU)
+            burnish.distributed.process_group.init_process_group(group.infos[0], CPU)
     return calls
 
 
@@ -302,12 +305,12 @@ def patience(case: Case) -> tuple[float, str]:
             groups[0].starter.start(groups[0].names, ("10.0.0.1", 1), b"")
         event = SimpleNamespace(set=lambda: None, wait=lambda seconds: False)
         patch.setattr(
-            burnish.distributed.group, "threading", SimpleNamespace(Event=lambda: event, Thread=threading.Thread)
+            burnish.distributed.worker_group, "threading", SimpleNamespace(Event=lambda: event, Thread=threading.Thread)
         )
-        group = object.__new__(Group)
-        group.names, group.starter = ["rank 0"], SimpleNamespace(why_dead=lambda name: None, stop=lambda: None)
+        group = object.__new__(WorkerGroup)
+        group.names, group.starter = ["rank 0"], SimpleNamespace(exit_reason=lambda name: None, stop=lambda: None)
         with pytest.raises(WorkerDied) as caught:
-            group._meet(SimpleNamespace(accept=lambda: (_ for _ in ()).throw(OSError())), groups[0].patience)
+            group._accept_workers(SimpleNamespace(accept=lambda: (_ for _ in ()).throw(OSError())), groups[0].timeout)
         return ray.waits[0], caught.value.why
 
 
@@ -344,15 +347,15 @@ def transport(case: Case) -> str:
         ProcessGroupGloo=joined("gloo"),
     )
     library.ProcessGroupNCCL.Options = SimpleNamespace
-    policy = SimpleNamespace(meeting_place=lambda: "10.0.0.1:1", size=1, submit=lambda rank, method, link: send(link))
+    policy = SimpleNamespace(free_address=lambda: "10.0.0.1:1", size=1, submit=lambda rank, method, link: send(link))
 
-    def send(link: Link) -> None:
+    def send(link: Endpoint) -> None:
         burnish.distributed.weights.send([], link, CPU)
 
     with launched(case) as (run, _, _), pytest.MonkeyPatch.context() as patch:
         patch.setattr(burnish.distributed.weights, "dist", library)
         with pytest.raises(Joined) as caught:
-            run.rollout.engine(case.cfg).load_weights(SimpleNamespace(group=policy), version=1)
+            run.engine(case.cfg).load_weights(RemoteWeights(policy), version=1)
         return caught.value.args[0]
 
 
@@ -360,7 +363,7 @@ def parcels(case: Case) -> int:
     """In how many parts three megabytes of weights travel."""
     with launched(case) as (run, _, _):
         weights = [(name, torch.zeros(1 << 18)) for name in "abc"]
-        return len(list(_buckets(weights, run.rollout.engine(case.cfg).bucket_bytes)))
+        return len(list(_buckets(weights, run.engine(case.cfg).bucket_bytes)))
 
 
 def notices_another_weight(case: Case) -> bool:
@@ -396,7 +399,7 @@ ROWS = [
     Row("trainer.nnodes", "2", nodes, RAY, expected=[2]),
     Row("trainer.n_gpus_per_node", "4", seats, TWO, expected={"policy, engine": [0, 1, 2, 3]}),
     Row("trainer.launcher", "processes", starter, TWO, expected="Processes"),
-    Row("trainer.ray_wait_register_center_timeout", "7", patience, RAY, expected=(7, "did not call within 7 s")),
+    Row("trainer.ray_wait_register_center_timeout", "7", patience, RAY, expected=(7, "did not connect within 7 s")),
     Row("actor_rollout_ref.nccl_timeout", "700", timeouts, TWO, expected=[700.0]),
     Row("critic.nccl_timeout", "700", timeouts, (*GAE, *TWO), expected=[700.0]),
     Row("reward_model.nccl_timeout", "500", timeouts, JUDGE_APART, expected=[600.0, 500.0]),

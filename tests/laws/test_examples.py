@@ -12,7 +12,7 @@ import torch
 from burnish.algos.advantages import ADVANTAGES, Credit
 from burnish.config import load
 from burnish.data.custom import load_custom_rows
-from burnish.registry import load_user_attribute
+from burnish.user_code import load_user_attribute
 
 from .source import ROOT, commands, python_trainings, resolve
 

@@ -9,7 +9,7 @@ import pytest
 
 from .source import imported, modules, python
 
-GROUND = {"batch", "registry", "errors", "seeding", "storage"}
+GROUND = {"batch", "registry", "errors", "seeding", "sizing", "storage", "user_code"}
 COMMON = GROUND | {"config"}
 MIDDLE = {"algos", "models", "data", "rollout", "reward", "training", "distributed", "log"}
 
@@ -19,19 +19,20 @@ MAY_IMPORT = {
     "errors": set(),
     "seeding": set(),
     "batch": set(),
-    "registry": {"errors"},
+    "sizing": set(),
+    "user_code": {"errors"},
+    "registry": {"errors", "user_code"},
     "storage": {"errors"},
-    "config": {"registry", "errors"},
+    "config": {"registry", "errors", "user_code"},
     "dialects": {"config", "registry", "errors"},
     "algos": {"registry"},
-    "native": set(),
-    "models": {"errors", "storage", "native"},
+    "models": {"errors", "storage", "sizing"},
     "compat": {"algos", "registry", "batch", "errors", "data", "reward"},
     "data": COMMON,
     "reward": COMMON | {"algos", "models", "training", "rollout", "log"},
     "distributed": COMMON,
     "log": COMMON,
-    "rollout": COMMON | {"models", "native"},
+    "rollout": COMMON | {"models"},
     "training": COMMON | {"models", "algos"},
     "loop": COMMON | MIDDLE,
     "jobs": COMMON | MIDDLE | {"loop"},
@@ -40,11 +41,6 @@ MAY_IMPORT = {
     "view": {"log"},
     "demo": COMMON | MIDDLE | {"loop", "compat", "view"},
     "cli": COMMON | MIDDLE | {"loop", "jobs", "compat", "view", "demo", "dialects", "doctor", "rehearsal"},
-}
-
-# A user's file is loaded with stand-ins for the modules it imports from other systems.
-BACK_DOORS = {
-    ("burnish/registry.py", "burnish.compat.shims.imports"),
 }
 
 HEAVY = (
@@ -84,9 +80,7 @@ def test_rooms_import_only_what_they_may(room):
         for module in modules()
         if module.room == room
         for name, line in module.imports()
-        if name.split(".")[0] == "burnish"
-        and name.split(".")[1] not in allowed
-        and (module.where, name) not in BACK_DOORS
+        if name.split(".")[0] == "burnish" and name.split(".")[1] not in allowed
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -9,7 +9,7 @@ import torch
 
 from burnish.batch import Batch, Ragged
 from burnish.log.clock import PER_RESPONSE_TOKEN, PER_TOKEN
-from burnish.log.metrics import batch_metrics, row_sums
+from burnish.log.metrics import batch_metrics
 from burnish.log.step_warnings import step_warnings
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -112,11 +112,6 @@ def test_only_empty_responses():
     assert metrics["critic/score/mean"] == 0.0
     assert metrics["response_length/max"] == 0.0
     assert not any(name.startswith(("critic/advantages", "training/")) for name in metrics)
-
-
-def test_row_sums_of_half_precision_on_rows_of_any_length():
-    column = Ragged.of([[], [0.5, 0.25], [], [1.0], []], torch.bfloat16)
-    assert row_sums(column).tolist() == [0.0, 0.75, 0.0, 1.0, 0.0]
 
 
 def test_equal_scores_are_found_by_the_console():

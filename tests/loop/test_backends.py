@@ -112,7 +112,7 @@ def test_a_resumed_run_with_adapters_ends_in_the_same_bits(launch, make_run, tmp
     whole, parts = (make_run(*both, "trainer.total_training_steps=4", out=out) for out in ("whole", "parts"))
     assert whole.step == parts.step == 4
     for role in ("policy", "critic"):
-        assert equal(weights(getattr(whole, role)), weights(getattr(parts, role)))
+        assert equal(weights(getattr(whole.learner, role)), weights(getattr(parts.learner, role)))
 
 
 def test_a_checkpoint_holds_the_adapters_alone(make_run, next_prompts, model_folder):
@@ -154,7 +154,7 @@ def test_the_hugging_face_folder_holds_the_merged_model(make_run, next_prompts):
 
 def test_adapters_and_whole_weights_do_not_go_on_from_each_other(launch):
     launch("trainer.save_freq=1", "trainer.total_training_steps=1")
-    with pytest.raises(UserError, match="whole weights"):
+    with pytest.raises(UserError, match="holds full weights, but this run trains LoRA adapters"):
         launch(*LORA, "trainer.total_training_steps=2")
 
 
@@ -210,7 +210,7 @@ def test_training_in_sixteen_bits_comes_near_the_same_gradient(make_run, compute
     key = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
     other, run = gradient(f"{key}={compute}", out=compute)
     assert other != plain and other == pytest.approx(plain, rel=0.1)
-    assert run.learner.policy.optimizer.scale.on == (compute == "fp16")
+    assert run.learner.policy.optimizer.scale.enabled == (compute == "fp16")
     assert next(run.learner.policy.backend.model.parameters()).dtype == torch.float32
 
 
@@ -246,7 +246,7 @@ def test_a_number_format_is_asked_for_once():
         load(["actor_rollout_ref.model.path=m", "actor_rollout_ref.model.torch_dtype=fp16"], given=given)
     cfg = load(overrides, given=given).cfg
     fsdp = cfg.actor_rollout_ref.actor.fsdp_config
-    assert Precision.of(fsdp, "k", CPU, "bf16").kept == torch.bfloat16
+    assert Precision.of(fsdp, "k", CPU, "bf16").weights == torch.bfloat16
     assert Precision.of(fsdp, "k", CPU) == Precision(torch.float32, torch.float32, torch.float32)
 
 
@@ -263,8 +263,8 @@ def test_another_model_may_be_the_reference(make_run, next_prompts, tmp_path, mo
     adapted = make_run(
         *KL, *LORA, f"actor_rollout_ref.ref.model.path={tmp_path / 'other'}", out="adapted", reward=varied
     )
-    assert adapted.reference.backend is not adapted.policy.backend
-    assert not any(p.requires_grad for p in adapted.reference.backend.model.parameters())
+    assert adapted.learner.reference.backend is not adapted.learner.policy.backend
+    assert not any(p.requires_grad for p in adapted.learner.reference.backend.model.parameters())
 
 
 def test_what_cannot_run_here_is_refused_before_a_model_is_loaded(launch, monkeypatch):
@@ -276,7 +276,7 @@ def test_what_cannot_run_here_is_refused_before_a_model_is_loaded(launch, monkey
     for override, words in (
         (f"{model}.attn_implementation=flash_attention_2", "NVIDIA GPUs only"),
         (f"+{model}.override_config.attn_implementation=flash_attention_2", "NVIDIA GPUs only"),
-        (f"{model}.attn_implementation=flex_attention", "does not work on packed rows"),
+        (f"{model}.attn_implementation=flex_attention", "not supported for packed sequences"),
         (f"+{model}.override_config.attn_implementation=fastest", "no such attention"),
         (f"{model}.use_liger=true", "GPUs only"),
     ):

@@ -14,7 +14,8 @@ from burnish.loop.build_reward_model import build_reward_model_scorer
 from burnish.models.device import pick_device
 from burnish.reward.reward_model import CustomRewardModel
 from burnish.reward.reward_model_input import PolicyTokens, RewardModelTemplate
-from burnish.training.packing import CPU_TOKENS, Cut
+from burnish.sizing import CPU_MICRO_BATCH_TOKENS
+from burnish.training.packing import MicroBatchSize
 
 from ..reward_models import make_reward_model
 
@@ -59,15 +60,18 @@ def test_the_tokenizer_of_the_reward_model_itself_may_be_named(made, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "cut"),
     [
-        (("reward_model.micro_batch_size_per_gpu=3",), Cut(rows=3)),
-        (("reward_model.micro_batch_size=2",), Cut(rows=2)),
-        (("reward_model.micro_batch_size_per_gpu=3", "reward_model.use_dynamic_bsz=true"), Cut(tokens=CPU_TOKENS)),
-        (("reward_model.forward_max_token_len_per_gpu=40",), Cut(tokens=40)),
-        (("critic.forward_max_token_len_per_gpu=50",), Cut(tokens=50)),
+        (("reward_model.micro_batch_size_per_gpu=3",), MicroBatchSize(rows=3)),
+        (("reward_model.micro_batch_size=2",), MicroBatchSize(rows=2)),
+        (
+            ("reward_model.micro_batch_size_per_gpu=3", "reward_model.use_dynamic_bsz=true"),
+            MicroBatchSize(tokens=CPU_MICRO_BATCH_TOKENS),
+        ),
+        (("reward_model.forward_max_token_len_per_gpu=40",), MicroBatchSize(tokens=40)),
+        (("critic.forward_max_token_len_per_gpu=50",), MicroBatchSize(tokens=50)),
     ],
 )
 def test_how_reading_is_cut(made, overrides, cut):
-    assert made(*overrides).model.cut == cut
+    assert made(*overrides).model.micro_batch == cut
 
 
 def test_precedence_is_said(made):
@@ -123,7 +127,7 @@ def test_a_missing_template_is_told_before_the_model_is_loaded(made, tmp_path, m
 
 
 def test_a_model_without_a_score_stops_a_run_before_the_policy_is_loaded(settings, rows, model_folder, monkeypatch):
-    monkeypatch.setattr("burnish.loop.cast.build_policy", None)
+    monkeypatch.setattr("burnish.loop.roles.build_policy", None)
     assert AutoModelForCausalLM.from_pretrained(model_folder)
     overrides = settings("reward_model.enable=true", f"reward_model.model.path={model_folder}")
     cfg = load(overrides, given=["data.train_files"]).cfg
@@ -158,10 +162,13 @@ def test_a_class_of_ones_own(made, class_file):
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        ((), "is not named"),
+        ((), "the name of the class is missing"),
         (("reward_model.model.custom_cls.name=Width",), "has no 'Width'"),
         (("reward_model.model.custom_cls.name=function",), "is no class"),
-        (("reward_model.model.custom_cls.name=Length", "reward_model.normalize=true"), "a class of your own"),
+        (
+            ("reward_model.model.custom_cls.name=Length", "reward_model.normalize=true"),
+            "not supported with reward_model.model.custom_cls",
+        ),
     ],
 )
 def test_a_class_that_cannot_be(made, class_file, more, problem):

@@ -30,7 +30,7 @@ def asked(*overrides):
             ("rollout_is=token", "rollout_is_threshold=5", "rollout_is_threshold_lower=0.5"),
             Weighting("token", 0.5, 5.0),
         ),
-        (("rollout_is=token", "rollout_is_batch_normalize=true"), Weighting("token", normalise=True)),
+        (("rollout_is=token", "rollout_is_batch_normalize=true"), Weighting("token", normalize=True)),
         (("rollout_is=token", "bypass_mode=true"), None),
         (("rollout_is=token", "bypass_mode=true", "use_policy_gradient=true"), Weighting("token")),
     ],

@@ -38,11 +38,11 @@ class Group:
     made: list[Group] = []
     fails = ""
 
-    def __init__(self, names, starter, *, host, patience):
+    def __init__(self, names, starter, *, host, timeout):
         self.names, self.starter, self.host, self.closed = names, starter, host, False
         Group.made.append(self)
 
-    def meeting_place(self):
+    def free_address(self):
         return "there:5"
 
     def build(self, factory, args):
@@ -59,7 +59,7 @@ class Group:
 
 @pytest.fixture
 def groups(monkeypatch):
-    monkeypatch.setattr(burnish.loop.launch, "Group", Group)
+    monkeypatch.setattr(burnish.loop.launch, "WorkerGroup", Group)
     monkeypatch.setattr(Group, "made", [])
     return Group
 
@@ -69,17 +69,17 @@ def started(*overrides):
     return launch(cfg, pools(cfg), total_steps=7)
 
 
-def test_every_process_has_a_device_and_a_seat_in_its_pool(groups):
+def test_every_process_has_a_device_and_a_rank_in_its_pool(groups):
     run = started(TWO, *APART, "trainer.launcher=processes", "actor_rollout_ref.nccl_timeout=77")
     policy, engine = groups.made
     assert policy.names == ["trainer rank 0 of 2", "trainer rank 1 of 2"]
-    seats = [seat for group in groups.made for seat, *_ in group.args]
-    assert [(seat.rank, seat.size, seat.local_rank) for seat in seats] == [(0, 2, 0), (1, 2, 1), (0, 2, 2), (1, 2, 3)]
-    assert {(seat.address, seat.timeout) for seat in seats} == {("there:5", 77)}
+    infos = [info for group in groups.made for info, *_ in group.args]
+    assert [(info.rank, info.size, info.local_rank) for info in infos] == [(0, 2, 0), (1, 2, 1), (0, 2, 2), (1, 2, 3)]
+    assert {(info.address, info.timeout) for info in infos} == {("there:5", 77)}
     assert [own[2:] for own in policy.args] == [(("policy",), 7)] * 2
     assert run.groups == {"policy": policy, "engine": engine}
-    assert run.recorder.notices == ["said by trainer rank 0 of 2", "said by rollout rank 0 of 2"]
-    assert (run.learner.critic(), run.learner.reference(), run.learner.reward_model()) == (None, None, None)
+    assert run.notices == ["said by trainer rank 0 of 2", "said by rollout rank 0 of 2"]
+    assert (run.critic(), run.reference(), run.reward_model()) == (None, None, None)
 
 
 def test_a_launch_that_fails_leaves_nothing_behind(groups, monkeypatch):
@@ -109,7 +109,7 @@ def test_without_ray_the_ranks_are_plain_processes_and_that_is_said(groups, monk
     run = started(TWO)
     assert isinstance(groups.made[0].starter, Processes)
     assert groups.made[0].host == "127.0.0.1"
-    assert "Ray is not installed" in run.recorder.notices[0]
+    assert "Ray is not installed" in run.notices[0]
 
 
 @pytest.mark.parametrize("nodes", [("trainer.nnodes=2",), (*APART, "rollout.nnodes=2")])
@@ -146,7 +146,7 @@ def test_equally_many_are_let_through(torchrun, size, asked):
 def test_nccl_sends_between_gpus():
     key = "actor_rollout_ref.rollout.checkpoint_engine.backend"
     cfg = load([*GIVEN, *APART, f"{key}=nccl"]).cfg
-    with pytest.raises(UserError, match="between GPUs") as caught:
+    with pytest.raises(UserError, match="nccl requires CUDA devices") as caught:
         check_launcher(cfg, pools(cfg))
     assert (caught.value.key, caught.value.hint) == (key, f"{key}=gloo")
     for fits in ((*APART, f"{key}=gloo"), (f"{key}=nccl",)):  # or nothing is sent at all

@@ -7,10 +7,10 @@ import torch
 
 from burnish.config import load
 from burnish.errors import UserError
-from burnish.loop.memory import PHASES, explained
+from burnish.loop.memory import PHASES, explain
 from burnish.rollout.engines.builtin.engine import BuiltinEngine
-from burnish.training.backend import Backend
-from burnish.training.owners import OutOfMemory
+from burnish.training.backends.module import ModuleBackend
+from burnish.training.device_memory import OutOfMemory
 
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 
@@ -23,13 +23,13 @@ def run_out(*_, **__):
     ("owner", "method", "phase", "given", "typed"),
     [
         (
-            Backend,
+            ModuleBackend,
             "log_probs",
             "update actor",
             f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
             "ppo_micro_batch_size_per_gpu=1",
         ),
-        (Backend, "values", "values", "algorithm.adv_estimator=gae", "critic.forward_max_token_len_per_gpu=21"),
+        (ModuleBackend, "values", "values", "algorithm.adv_estimator=gae", "critic.forward_max_token_len_per_gpu=21"),
         (BuiltinEngine, "generate", "rollout", f"{ROLLOUT}.gpu_memory_utilization=0.9", "gpu_memory_utilization=0.5"),
     ],
     ids=["teaching", "reading values", "generating"],
@@ -39,7 +39,7 @@ def test_the_phase_the_owners_and_the_next_key(launch, monkeypatch, owner, metho
     with pytest.raises(UserError) as caught:
         launch(given)
     text = caught.value.text()
-    assert f"ran out of memory in the phase '{phase}', when 3.00 GiB more were wanted" in text
+    assert f"ran out of memory in the phase '{phase}', allocating 3.00 GiB more" in text
     assert "policy weights 0.00 GiB" in text and "policy optimizer 0.00 GiB" in text and "engine weights" in text
     assert f"{typed}  (" in caught.value.hint
     assert isinstance(caught.value.__cause__, OutOfMemory)
@@ -48,14 +48,14 @@ def test_the_phase_the_owners_and_the_next_key(launch, monkeypatch, owner, metho
 def test_the_largest_owner_comes_first_and_nothing_may_be_left_to_try():
     cfg = load(["actor_rollout_ref.model.path=m"], check=False).cfg
     held = {"policy weights": 2 << 30, "activations and the rest": 100 << 30, "engine cache": 30 << 30}
-    text = explained(cfg, "old log-probs", OutOfMemory("", held, None, 140 << 30)).text()
+    text = explain(cfg, "old log-probs", OutOfMemory("", held, None, 140 << 30)).text()
     assert "of 140.0 GiB" in text
     assert (
         text.index("activations and the rest 100.00 GiB")
         < text.index("engine cache 30")
         < text.index("policy weights 2")
     )
-    assert explained(cfg, "adv", OutOfMemory("", held, None, None)).key is not None
+    assert explain(cfg, "adv", OutOfMemory("", held, None, None)).key is not None
 
 
 def test_every_phase_with_a_model_has_its_name():

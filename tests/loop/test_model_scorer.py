@@ -9,7 +9,6 @@ import torch
 import burnish
 from burnish.demo.tiny import make_tokenizer
 from burnish.errors import UserError
-from burnish.log.metrics import row_sums
 from burnish.loop.validate import validate
 
 from ..reward_models import make_reward_model
@@ -43,10 +42,10 @@ def test_the_models_score_stands_on_the_last_token(make_run, next_prompts, with_
     run = make_run(*with_model, reward=never)
     batch = judged(run, next_prompts(run))
     scores = batch["token_level_scores"]
-    assert row_sums(scores).tolist() == pytest.approx(expected_scores(run, batch), abs=1e-6)
+    assert scores.sums().tolist() == pytest.approx(expected_scores(run, batch), abs=1e-6)
     for row in scores.rows():
         assert torch.count_nonzero(row[:-1]) == 0
-    assert len({round(score, 4) for score in row_sums(scores).tolist()}) > 2
+    assert len({round(score, 4) for score in scores.sums().tolist()}) > 2
     assert batch["reward_problem"] == [None] * 8
 
 
@@ -55,7 +54,7 @@ def test_a_function_is_not_called_where_its_score_cannot_matter(launch, with_mod
     assert result.metrics["reward/failed"] == 0
     assert "timing_s/reward" in result.metrics
     said = capsys.readouterr().out
-    assert "scores are the reward model's alone: test_judge.py:never" in " ".join(said.split())
+    assert "scores are the reward model's alone: test_model_scorer.py:never" in " ".join(said.split())
 
 
 def test_a_data_source_without_a_rule_will_do(launch, with_model):
@@ -81,7 +80,7 @@ def test_weights_mix(make_run, next_prompts, with_model, weights, by_model, by_f
     read = expected_scores(run, batch)
     lengths = [float(len(text)) for text in batch["response_text"]]
     mixed = [by_model * one + by_function * other for one, other in zip(read, lengths, strict=True)]
-    assert row_sums(batch["token_level_scores"]).tolist() == pytest.approx(mixed, abs=1e-5)
+    assert batch["token_level_scores"].sums().tolist() == pytest.approx(mixed, abs=1e-5)
     assert [extras["function_score"] for extras in batch["reward_extras"]] == lengths
     assert [extras["model_score"] for extras in batch["reward_extras"]] == pytest.approx(read, abs=1e-6)
     assert [extras["length"] for extras in batch["reward_extras"]] == lengths
@@ -90,7 +89,7 @@ def test_weights_mix(make_run, next_prompts, with_model, weights, by_model, by_f
 def test_a_function_of_no_weight_is_not_called(make_run, next_prompts, with_model):
     run = make_run(*with_model, "reward.function_weight=0", reward=never)
     batch = judged(run, next_prompts(run))
-    assert row_sums(batch["token_level_scores"]).tolist() == pytest.approx(expected_scores(run, batch), abs=1e-6)
+    assert batch["token_level_scores"].sums().tolist() == pytest.approx(expected_scores(run, batch), abs=1e-6)
 
 
 def test_a_greedy_baseline_is_scored_too(make_run, next_prompts, with_model):
@@ -105,9 +104,9 @@ def test_filtered_groups_are_judged_by_the_model(make_run, with_model):
     filtered = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score")
     run = make_run(*with_model, *filtered, reward=never)
     batch = judged(run, run.rollout.next_prompts())
-    assert row_sums(batch["token_level_scores"]).tolist() == pytest.approx(expected_scores(run, batch), abs=1e-6)
+    assert batch["token_level_scores"].sums().tolist() == pytest.approx(expected_scores(run, batch), abs=1e-6)
     groups = {}
-    for uid, score in zip(batch["uid"], row_sums(batch["token_level_scores"]).tolist(), strict=True):
+    for uid, score in zip(batch["uid"], batch["token_level_scores"].sums().tolist(), strict=True):
         groups.setdefault(uid, []).append(score)
     assert len(groups) == 4
     assert all(max(scores) > min(scores) for scores in groups.values())
@@ -125,29 +124,31 @@ def test_validation_is_scored_by_the_model(make_run, rows, with_model):
 
 def test_the_engine_sleeps_while_the_model_reads(make_run, next_prompts, with_model):
     run = make_run(*with_model, reward=never)
-    seen, read = [], run.learner.reward_model.model.read
-    run.learner.reward_model.model.read = lambda batch: seen.append(run.rollout.engine.stats()["sleeps"]) or read(batch)
+    seen, read = [], run.learner.reward_model.model.compute_scores
+    run.learner.reward_model.model.compute_scores = lambda batch: (
+        seen.append(run.rollout.engine.stats()["sleeps"]) or read(batch)
+    )
     one_step(run)
     assert seen == [1]
 
 
 def test_scores_that_are_no_numbers_fall_back(make_run, next_prompts, with_model):
     run = make_run(*with_model, "reward.fallback_score=-2", reward=never)
-    run.learner.reward_model.model.read = lambda batch: [math.nan, 1.0] * 4
+    run.learner.reward_model.model.compute_scores = lambda batch: [math.nan, 1.0] * 4
     batch = judged(run, next_prompts(run))
-    assert row_sums(batch["token_level_scores"]).tolist() == [-2.0, 1.0] * 4
-    assert batch["reward_problem"][:2] == ["the reward model gave nan", None]
+    assert batch["token_level_scores"].sums().tolist() == [-2.0, 1.0] * 4
+    assert batch["reward_problem"][:2] == ["the reward model returned nan", None]
     numbers = run.learner.reward_model.take_metrics()
     assert numbers["reward_model/failed"] == 4
-    (said,) = run.learner.reward_model.news(numbers)
-    assert "4 scores of the reward model are no numbers" in said
-    assert run.learner.reward_model.news(numbers) == [], "once is enough"
+    (said,) = run.learner.reward_model.new_warnings(numbers)
+    assert "4 scores of the reward model are not finite" in said
+    assert run.learner.reward_model.new_warnings(numbers) == [], "once is enough"
 
 
 def test_scores_that_are_no_numbers_stop_the_run_if_asked(make_run, next_prompts, with_model):
     run = make_run(*with_model, "reward.on_error=stop", reward=never)
-    run.learner.reward_model.model.read = lambda batch: [math.inf] * 8
-    with pytest.raises(UserError, match="the reward model gave inf"):
+    run.learner.reward_model.model.compute_scores = lambda batch: [math.inf] * 8
+    with pytest.raises(UserError, match="the reward model returned inf"):
         judged(run, next_prompts(run))
 
 
@@ -156,7 +157,7 @@ def test_inputs_over_the_limit_are_counted_and_said_once(launch, with_model, met
     counted = [numbers["reward_model/overlong_inputs"] for _, numbers in metric_lines()]
     assert counted == [8.0, 8.0]
     said = " ".join(capsys.readouterr().out.split())
-    assert said.count("inputs are longer than reward_model.max_length") == 1
+    assert said.count("inputs exceed reward_model.max_length") == 1
 
 
 def test_a_policy_learns_from_a_reward_model(launch, with_model, rollouts, tmp_path):

@@ -3,7 +3,7 @@ import pytest
 from burnish.config import load
 from burnish.errors import UserError
 from burnish.loop.roles import eos_ids, policy_source
-from burnish.training.packing import Cut
+from burnish.training.packing import MicroBatchSize
 
 
 def test_a_run_without_a_model_asks_which():
@@ -32,9 +32,13 @@ def test_each_role_is_cut_by_its_own_keys(make_run):
         "critic.ppo_micro_batch_size_per_gpu=8",
         "critic.forward_micro_batch_size_per_gpu=5",
     )
-    assert run.learner.policy.plan.cut == Cut(rows=2) and run.learner.policy.inference_cut == Cut(rows=3)
-    assert run.learner.reference.cut == Cut(rows=4)
-    assert run.learner.critic.plan.cut == Cut(rows=8) and run.learner.critic.inference_cut == Cut(rows=5)
+    assert run.learner.policy.plan.micro_batch == MicroBatchSize(
+        rows=2
+    ) and run.learner.policy.inference_micro_batch == MicroBatchSize(rows=3)
+    assert run.learner.reference.micro_batch == MicroBatchSize(rows=4)
+    assert run.learner.critic.plan.micro_batch == MicroBatchSize(
+        rows=8
+    ) and run.learner.critic.inference_micro_batch == MicroBatchSize(rows=5)
 
 
 def test_mini_batches_count_prompts_with_all_their_responses(make_run):
@@ -50,9 +54,12 @@ def test_gradient_checkpointing_follows_its_key(make_run):
         "critic.model.enable_gradient_checkpointing=false",
         out="off",
     )
-    assert on.policy.backend.model.is_gradient_checkpointing and on.critic.backend.model.is_gradient_checkpointing
-    assert not off.policy.backend.model.is_gradient_checkpointing
-    assert not off.critic.backend.model.is_gradient_checkpointing
+    assert (
+        on.learner.policy.backend.model.is_gradient_checkpointing
+        and on.learner.critic.backend.model.is_gradient_checkpointing
+    )
+    assert not off.learner.policy.backend.model.is_gradient_checkpointing
+    assert not off.learner.critic.backend.model.is_gradient_checkpointing
 
 
 def test_a_schedule_in_updates_counts_those_of_a_step(make_run):

@@ -88,7 +88,7 @@ def test_the_run_says_what_biases_its_ratios(make_run):
     ],
 )
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(make_run, monkeypatch, override, problem):
-    monkeypatch.setattr("burnish.loop.cast.build_policy", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("burnish.loop.roles.build_policy", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(UserError, match=problem) as caught:
         make_run(f"{ROLLOUT}.{override}")
     assert caught.value.key == f"{ROLLOUT}.{override.partition('=')[0]}"

@@ -3,7 +3,6 @@ import json
 import pytest
 import torch
 
-from burnish.algos.advantages import ADVANTAGES
 from burnish.algos.shaping import BatchMoments, RunningMoments
 from burnish.batch import Batch, Ragged
 from burnish.loop.fit import fit
@@ -123,7 +122,7 @@ def test_advantages_are_those_of_shaped_scores(make_run, next_prompts):
 
 def test_a_greedy_baseline_is_shaped_alike(make_run, next_prompts):
     run = make_run("reward.scale=10", *BUFFERED)
-    run.learner.estimator = ADVANTAGES["remax"]
+    run.rollout.greedy_baseline = True
     batch = run.rollout.collect(next_prompts(run), step=1)
     batch, _ = run.learner.shaper.shape(batch)
     penalty = run.learner.shaper.overlong.penalty(batch["greedy_lengths"])

@@ -48,7 +48,7 @@ def test_every_role_says_its_own(said, tmp_path, tiny_folder):
     assert lines == [
         f"{ACTOR}.{SIZE}=2: Ulysses, 2 of 4 heads on each rank.",
         f"{REF}.{SIZE}=4: Ulysses, 1 of 4 heads on each rank, the 2 KV heads repeated 2 times.",
-        f"critic.{SIZE}=3: 3 ranks do not divide 4 heads, so keys and values travel between them (ring attention).",
+        f"critic.{SIZE}=3: ring attention, because 4 heads are not divisible by 3 ranks.",
         f"reward_model.{SIZE}=2: Ulysses, 1 of 2 heads on each rank.",
     ]
 
@@ -56,7 +56,7 @@ def test_every_role_says_its_own(said, tmp_path, tiny_folder):
 def test_what_neither_way_serves_is_refused(said):
     dropout = "actor_rollout_ref.model.override_config={attention_dropout:0.1}"
     assert len(said(dropout, f"{ACTOR}.{SIZE}=4")) == 1
-    with pytest.raises(UserError, match=f"{ACTOR}.{SIZE}=3: 3 ranks do not divide 4 heads") as refused:
+    with pytest.raises(UserError, match=f"{ACTOR}.{SIZE}=3: 4 heads") as refused:
         said(dropout, f"{ACTOR}.{SIZE}=3")
     assert (refused.value.allowed, refused.value.hint) == ([1, 2, 4], f"{ACTOR}.{SIZE}=2")
 

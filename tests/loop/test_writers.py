@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from burnish.loop.handles import LearnerHandle
+from burnish.loop.handles import TrainedRoleHandle
 from burnish.loop.worker import Worker
 
 
@@ -49,7 +49,7 @@ def worker():
 
 
 def test_each_writer_has_the_state_of_its_own_time(worker, tmp_path):
-    handle = LearnerHandle(Here(worker), "policy")
+    handle = TrainedRoleHandle(Here(worker), "policy")
     writers = []
     for number in (1, 2):
         worker.roles["policy"].number = number
@@ -62,16 +62,16 @@ def test_each_writer_has_the_state_of_its_own_time(worker, tmp_path):
 
 
 def test_what_nobody_will_write_is_forgotten(worker):
-    handle = LearnerHandle(Here(worker), "policy")
+    handle = TrainedRoleHandle(Here(worker), "policy")
     kept, given_up = handle.writer(["model"], copy=True), handle.writer(["model"], copy=True)
     assert len(worker._writers) == 2
     del given_up
     gc.collect()
-    assert list(worker._writers) == [kept.number]
+    assert list(worker._writers) == [kept.id]
 
 
 def test_a_full_disk_is_told_and_may_be_tried_again(worker, tmp_path):
-    write = LearnerHandle(Here(worker), "policy").writer(["model"], copy=True)
+    write = TrainedRoleHandle(Here(worker), "policy").writer(["model"], copy=True)
     worker.roles["policy"].full = True
     with pytest.raises(OSError, match="No space left on device"):
         write(tmp_path)

@@ -65,7 +65,7 @@ def test_gradients_equal(family_folder, packed_model, their_model, rows):
     assert max(float(p.grad.abs().max()) for p in packed_model.parameters()) > 1e-3
 
 
-def test_a_row_is_deaf_to_its_neighbours(packed_model, rows):
+def test_a_row_is_deaf_to_its_neighbors(packed_model, rows):
     before = run_packed(packed_model, rows).split(LENGTHS)
     rows[3] = (rows[3] + 1) % 53
     after = run_packed(packed_model, rows).split(LENGTHS)

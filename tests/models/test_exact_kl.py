@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from burnish.models import chunks
+from burnish import sizing
 from burnish.models.exact_kl import HeadInput, exact_kl
 
 ROWS, HIDDEN, REF_HIDDEN, VOCABULARY = 23, 16, 12, 101
@@ -85,7 +85,7 @@ def test_chunk_size_changes_nothing(inputs, monkeypatch, entries):
         return [found.detach(), *(leaf.grad for leaf in leaves)]
 
     whole = everything()
-    monkeypatch.setitem(chunks.BUDGET, "cpu", 8 * entries)
+    monkeypatch.setitem(sizing.LOGIT_CHUNK_BYTES, "cpu", 8 * entries)
     for got, want in zip(everything(), whole, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
@@ -106,7 +106,7 @@ def test_never_the_full_logits(monkeypatch):
     rows, vocabulary = 4096, 512
     leaves = [torch.randn(n, HIDDEN, requires_grad=True) for n in (rows, vocabulary)]
     others = [torch.randn(n, HIDDEN) for n in (rows, vocabulary)]
-    monkeypatch.setitem(chunks.BUDGET, "cpu", 8 * 128 * vocabulary)
+    monkeypatch.setitem(sizing.LOGIT_CHUNK_BYTES, "cpu", 8 * 128 * vocabulary)
     with LargestTensor() as largest:
         chunked(*leaves, *others, 1.0, 30.0).sum().backward()
     assert largest.entries <= max(128 * vocabulary, rows * HIDDEN)
@@ -119,5 +119,5 @@ def test_no_rows(inputs):
 
 
 def test_vocabularies_must_agree(inputs):
-    with pytest.raises(ValueError, match="vocabularies of 101 and 50"):
+    with pytest.raises(ValueError, match="different vocabulary sizes: 101 and 50"):
         chunked(inputs[0], inputs[1], inputs[2], inputs[3][:50])

@@ -32,10 +32,10 @@ def row_by_row(query, key, value, window: int) -> torch.Tensor:
 def test_rows_and_their_gradients(window):
     pull = torch.randn(11, 4, 8, dtype=torch.float64)
     ours, theirs = stream(), stream()
-    output, normaliser = packed_product(*ours, STARTS, max(LENGTHS), 0.3, window)
+    output, normalizer = packed_product(*ours, STARTS, max(LENGTHS), 0.3, window)
     expected = row_by_row(*theirs, window)
     torch.testing.assert_close(output, expected)
-    assert normaliser.shape == (4, 11)
+    assert normalizer.shape == (4, 11)
     (output * pull).sum().backward()
     (expected * pull).sum().backward()
     for one, other in zip(ours, theirs, strict=True):

@@ -7,7 +7,7 @@ import torch
 
 from burnish.errors import UserError
 from burnish.models.attention import PACKED
-from burnish.models.fourbit import four_bits, is_packed, steady, unpacked
+from burnish.models.fourbit import disable_inference_kernels, four_bits, is_packed, unpacked
 from burnish.models.load import ModelSource, load_causal_lm
 
 INPUTS = {"input_ids": torch.arange(3, 9)[None], "segments": [6], "use_cache": False}
@@ -16,7 +16,7 @@ INPUTS = {"input_ids": torch.arange(3, 9)[None], "segments": [6], "use_cache": F
 @pytest.fixture
 def packed(tiny_folder):
     how = {"quantization_config": four_bits(torch.float32, ("lm_head",), "m"), "device_map": {"": "cpu"}}
-    return steady(load_causal_lm(ModelSource(tiny_folder), PACKED, torch.float32, **how))
+    return disable_inference_kernels(load_causal_lm(ModelSource(tiny_folder), PACKED, torch.float32, **how))
 
 
 def test_unpacked_weights_are_those_the_model_computes_with(packed, tiny_folder):

@@ -6,7 +6,7 @@ import torch
 from burnish.config.model import FusedKernelConfig
 from burnish.errors import UserError
 from burnish.models.head_kernels import HEAD_KERNELS, NEEDS_TRITON, check_head_kernel
-from burnish.models.kernels import door
+from burnish.models.kernels import lazy_triton
 from burnish.models.kernels.head import TritonKernel
 from burnish.models.logits import TorchKernel
 
@@ -22,7 +22,7 @@ def test_every_name_of_the_key_has_a_kernel():
 
 
 def test_without_triton_a_gpu_run_is_refused_and_says_what_to_type(monkeypatch):
-    monkeypatch.setattr(door, "available", lambda: False)
+    monkeypatch.setattr(lazy_triton, "available", lambda: False)
     check_head_kernel("torch", torch.device("cuda"), KEY)
     check_head_kernel("triton", torch.device("cpu"), KEY)
     with pytest.raises(UserError, match=f"pip install triton.*{KEY}=torch"):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from burnish.models import chunks, logits, logprobs
+from burnish import sizing
+from burnish.models import logits, logprobs
 from burnish.models.device import make_cpu_bf16_safe
 from burnish.models.logits import TorchKernel
 from burnish.models.logprobs import chunk_logits, token_log_probs
@@ -88,7 +89,7 @@ def test_chunk_size_changes_nothing(inputs, monkeypatch, entries):
         return [log_probs.detach(), entropy.detach(), *(leaf.grad for leaf in leaves)]
 
     whole = everything()
-    monkeypatch.setitem(chunks.BUDGET, "cpu", 8 * entries)
+    monkeypatch.setitem(sizing.LOGIT_CHUNK_BYTES, "cpu", 8 * entries)
     for got, want in zip(everything(), whole, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
@@ -110,7 +111,7 @@ def test_never_the_full_logits(monkeypatch):
     hidden = torch.randn(rows, HIDDEN, requires_grad=True)
     weight = torch.randn(vocabulary, HIDDEN, requires_grad=True)
     tokens = torch.randint(0, vocabulary, (rows,))
-    monkeypatch.setitem(chunks.BUDGET, "cpu", 8 * 128 * vocabulary)
+    monkeypatch.setitem(sizing.LOGIT_CHUNK_BYTES, "cpu", 8 * 128 * vocabulary)
     with LargestTensor() as largest:
         log_probs, entropy = token_log_probs(hidden, weight, tokens, with_entropy=True, softcap=30.0)
         (log_probs.sum() + entropy.sum()).backward()
@@ -170,20 +171,20 @@ def test_a_frozen_head_gets_no_gradient():
 
 
 @pytest.mark.parametrize("entropy_weight", [None, 0.0, 0.3])
-@pytest.mark.parametrize("taught", [True, False])
+@pytest.mark.parametrize("trainable", [True, False])
 @pytest.mark.parametrize(("temperature", "softcap"), SETTINGS)
-def test_in_float64_it_is_the_naive_head(inputs, monkeypatch, temperature, softcap, taught, entropy_weight):
+def test_in_float64_it_is_the_naive_head(inputs, monkeypatch, temperature, softcap, trainable, entropy_weight):
     """Values and gradients, over several chunks; also of a frozen head, whose gradient the forward pass knows."""
-    monkeypatch.setitem(chunks.BUDGET, "cpu", 8 * 2 * 10 * VOCABULARY)
+    monkeypatch.setitem(sizing.LOGIT_CHUNK_BYTES, "cpu", 8 * 2 * 10 * VOCABULARY)
     tokens = inputs[2]
-    hidden, weight = inputs[0].double().requires_grad_(), inputs[1].double().requires_grad_(taught)
+    hidden, weight = inputs[0].double().requires_grad_(), inputs[1].double().requires_grad_(trainable)
     pull = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
 
     def everything(function: Callable) -> list[Tensor]:
         log_probs, entropy = function()
         loss = (log_probs * pull).sum() + (entropy_weight * (entropy * pull.flip(0)).sum() if entropy_weight else 0.0)
         found = [log_probs] if entropy_weight is None else [log_probs, entropy]
-        return found + list(torch.autograd.grad(loss, [hidden, weight] if taught else [hidden]))
+        return found + list(torch.autograd.grad(loss, [hidden, weight] if trainable else [hidden]))
 
     asked = entropy_weight is not None
     ours = everything(lambda: token_log_probs(hidden, weight, tokens, temperature, asked, softcap))
@@ -195,11 +196,11 @@ def test_in_float64_it_is_the_naive_head(inputs, monkeypatch, temperature, softc
 def test_a_frozen_head_needs_one_product_less(inputs):
     """The backward pass of a head that learns makes the logits again; that of a frozen one only scales."""
     products = {}
-    for taught in (True, False):
-        hidden, weight = inputs[0].clone().requires_grad_(), inputs[1].clone().requires_grad_(taught)
+    for trainable in (True, False):
+        hidden, weight = inputs[0].clone().requires_grad_(), inputs[1].clone().requires_grad_(trainable)
         with Products() as found:
             token_log_probs(hidden, weight, inputs[2])[0].sum().backward()
-        products[taught] = found.count
+        products[trainable] = found.count
     assert products == {True: 4, False: 2}
     with torch.no_grad(), Products() as found:
         token_log_probs(inputs[0].clone().requires_grad_(), inputs[1], inputs[2])
@@ -219,7 +220,7 @@ class Products(TorchDispatchMode):
 def test_weights_in_float32_get_a_gradient_that_is_summed_in_float32(inputs, monkeypatch):
     """Masters in float32 under products in bfloat16: the shares of the chunks are added in float32 and stay there."""
     make_cpu_bf16_safe()
-    monkeypatch.setitem(chunks.BUDGET, "cpu", 6 * 10 * VOCABULARY)
+    monkeypatch.setitem(sizing.LOGIT_CHUNK_BYTES, "cpu", 6 * 10 * VOCABULARY)
     hidden, weight = inputs[0].bfloat16().requires_grad_(), inputs[1].clone().requires_grad_()
     token_log_probs(hidden, weight, inputs[2])[0].sum().backward()
     rounded = inputs[1].bfloat16().double().requires_grad_()
@@ -235,8 +236,8 @@ def test_the_peak_is_an_eighth_of_the_naive_heads(monkeypatch, with_entropy):
     rows, hidden_size, vocabulary = 2048, 16, 4096
     hidden, weight = torch.randn(rows, hidden_size), torch.randn(vocabulary, hidden_size)
     tokens = torch.randint(0, vocabulary, (rows,))
-    budget = chunks.BUDGET["cuda"] * rows * vocabulary // (16384 * 151_936)
-    monkeypatch.setitem(chunks.BUDGET, "cpu", budget)
+    budget = sizing.LOGIT_CHUNK_BYTES["cuda"] * rows * vocabulary // (16384 * 151_936)
+    monkeypatch.setitem(sizing.LOGIT_CHUNK_BYTES, "cpu", budget)
 
     def peak(head: Callable) -> int:
         leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]

@@ -49,7 +49,7 @@ def test_softcap_is_read_from_the_config(packed, family_folder):
 def test_check_head_sees_a_cap_that_only_we_apply(tiny_folder):
     model = load_causal_lm(ModelSource(tiny_folder), PACKED, torch.float32).eval()
     model.config.final_logit_softcapping = 0.5  # Qwen2's own code knows no cap
-    with pytest.raises(UserError, match="scales its logits"):
+    with pytest.raises(UserError, match="computes its logits"):
         check_head(model, segments=[4])
 
 
@@ -61,7 +61,7 @@ def test_check_head_sees_a_cap_that_only_we_apply(tiny_folder):
 def test_scaled_logits_are_refused(config):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(UserError, match=f"{type(model).__name__} scales its logits") as caught:
+    with pytest.raises(UserError, match=f"{type(model).__name__} computes its logits") as caught:
         check_head(model)
     assert caught.value.key == "actor_rollout_ref.model.path"
 
@@ -73,7 +73,7 @@ def test_scale_of_one_is_accepted():
 
 def test_a_head_with_a_bias_is_refused():
     model = AutoModelForCausalLM.from_config(PhiConfig(**SIZES))
-    with pytest.raises(UserError, match="no plain linear head"):
+    with pytest.raises(UserError, match="no linear head without bias"):
         head_weight(model)
 
 

@@ -13,7 +13,7 @@ INPUTS = {"input_ids": torch.arange(3, 12)[None], "segments": [4, 5], "use_cache
 INPUTS["position_ids"] = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
 
 
-def taught(folder, recompute=None):
+def train_step(folder, recompute=None):
     """(gradients, number of tensors kept for the backward pass, passes through each layer's norm)."""
     model = load_causal_lm(ModelSource(folder), PACKED, torch.float32).train()
     if recompute is not None:
@@ -29,7 +29,7 @@ def taught(folder, recompute=None):
 
 
 def test_no_method_changes_a_gradient_and_each_keeps_less(family_folder):
-    plain, all_kept, once = taught(family_folder)
+    plain, all_kept, once = train_step(family_folder)
     assert once == [1, 1]
     counts = {}
     for method, layers, passes in (
@@ -40,7 +40,7 @@ def test_no_method_changes_a_gradient_and_each_keeps_less(family_folder):
         ("block", 1, [2, 1]),
         ("block", None, [2, 2]),
     ):
-        gradients, counts[method, layers], found = taught(family_folder, (method, layers))
+        gradients, counts[method, layers], found = train_step(family_folder, (method, layers))
         assert found == passes, (method, layers)
         for one, other in zip(plain, gradients, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -58,5 +58,5 @@ def test_reading_runs_every_layer_once(tiny_folder):
 def test_layers_that_cannot_be_told_apart(tiny_folder):
     model = load_causal_lm(ModelSource(tiny_folder), PACKED, torch.float32)
     model.model.layers = nn.Sequential(*model.model.layers)
-    with pytest.raises(UserError, match="cannot be told apart"):
+    with pytest.raises(UserError, match="cannot be found"):
         decoder_layers(model, "actor_rollout_ref.model.recompute.method")

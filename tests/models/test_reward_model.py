@@ -112,7 +112,7 @@ def test_a_head_that_was_not_saved_is_refused(saved):
 
 def test_rope_that_depends_on_the_batch_is_refused(saved):
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    with pytest.raises(UserError, match="longest row"):
+    with pytest.raises(UserError, match="longest sequence"):
         loaded(saved("sequence", num_labels=1, rope_parameters=rope))
 
 

@@ -10,7 +10,14 @@ import torch
 from burnish.errors import UserError
 from burnish.models import attention
 from burnish.models.attention import PACKED_VARLEN, causal_attention, packed_function, register, varlen_attention
-from burnish.models.varlen import AttentionShape, Segments, check_varlen, own_kernel_fits, own_product, varlen_product
+from burnish.models.varlen import (
+    AttentionShape,
+    Segments,
+    check_varlen,
+    torch_attention,
+    torch_kernel_applies,
+    varlen_product,
+)
 
 GPU = torch.device("cuda")
 KEY = "actor_rollout_ref.model.attn_implementation"
@@ -56,7 +63,7 @@ def test_the_packed_function_hands_on_its_stream(library):
 
 def test_float32_is_refused(library):
     stream = torch.randn(3, 2, 8)
-    with pytest.raises(UserError, match="16 bits only"):
+    with pytest.raises(UserError, match="16-bit dtypes only"):
         varlen_product(2, stream, stream, stream, [3], AttentionShape(1.0), 0.0)
 
 
@@ -72,14 +79,14 @@ def test_names_of_products(library):
     register()
     assert packed_function("flash_attention_2", GPU, KEY) == PACKED_VARLEN[2]
     assert packed_function(None, GPU, KEY) == packed_function("sdpa", torch.device("cpu"), KEY)
-    with pytest.raises(UserError, match="does not work on packed rows"):
+    with pytest.raises(UserError, match="not supported for packed sequences"):
         packed_function("flex_attention", GPU, KEY)
 
 
 def test_packed_attention_uses_torchs_own_kernel_where_it_fits(monkeypatch):
     calls = []
-    monkeypatch.setattr(attention, "own_product", lambda *given: calls.append(given[3]) or own_product(*given))
-    monkeypatch.setattr(attention, "own_kernel_fits", lambda query, shape, dropout: shape.softcap is None)
+    monkeypatch.setattr(attention, "torch_attention", lambda *given: calls.append(given[3]) or torch_attention(*given))
+    monkeypatch.setattr(attention, "torch_kernel_applies", lambda query, shape, dropout: shape.softcap is None)
     query, key = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8)
     found = [
         attention.packed_attention(torch.nn.Identity(), query, key, key, None, segments=[4, 5], scaling=0.5, **options)[
@@ -92,7 +99,7 @@ def test_packed_attention_uses_torchs_own_kernel_where_it_fits(monkeypatch):
 
 
 def test_queries_are_in_the_format_of_autocast(monkeypatch):
-    monkeypatch.setattr(attention, "own_kernel_fits", lambda query, shape, dropout: query.dtype == torch.bfloat16)
+    monkeypatch.setattr(attention, "torch_kernel_applies", lambda query, shape, dropout: query.dtype == torch.bfloat16)
     query, value = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8).bfloat16()
     given = (torch.nn.Identity(), query, value.float(), value, None)
     with torch.autocast("cpu", torch.bfloat16):
@@ -105,12 +112,12 @@ def test_where_torchs_own_kernel_fits():
         device, dtype, shape = torch.device("cuda"), torch.bfloat16, (1, 2, 9, 64)
 
     plain = AttentionShape(1.0)
-    assert own_kernel_fits(Query, plain, 0.0)
-    assert not own_kernel_fits(Query, plain, 0.1)
-    assert not own_kernel_fits(Query, AttentionShape(1.0, softcap=30.0), 0.0)
+    assert torch_kernel_applies(Query, plain, 0.0)
+    assert not torch_kernel_applies(Query, plain, 0.1)
+    assert not torch_kernel_applies(Query, AttentionShape(1.0, softcap=30.0), 0.0)
     others = {"device": torch.device("cpu"), "dtype": torch.float32}
     for name, value in (*others.items(), ("shape", (1, 2, 9, 60)), ("shape", (1, 2, 9, 512))):
-        assert not own_kernel_fits(type("Other", (Query,), {name: value}), plain, 0.0)
+        assert not torch_kernel_applies(type("Other", (Query,), {name: value}), plain, 0.0)
 
 
 def test_where_rows_start_is_sent_once():

@@ -1,4 +1,4 @@
-"""verl's correction functions with padded arguments: its documented behaviour, and the flat functions' numbers."""
+"""verl's correction functions with padded arguments: its documented behavior, and the flat functions' numbers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_both_at_once_are_the_flat_functions():
         ROLLOUT.reshape(-1),
         MASK.reshape(-1),
         torch.tensor([3, 3]),
-        Weighting("sequence", normalise=True),
+        Weighting("sequence", normalize=True),
         [Rejection("geometric", 0.4, 3.0)],
     )
     torch.testing.assert_close(weights.reshape(-1), found.weights)

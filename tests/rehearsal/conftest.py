@@ -1,4 +1,4 @@
-"""Commands to rehearse: a short one of verl's that is right, with real rows of a few prompts beside it."""
+"""A valid verl command to rehearse, and a file of real rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from burnish.dialects.translate import translate_command
 from burnish.rehearsal.rehearse import rehearse
 from burnish.rehearsal.report import Rehearsal
 
-RIGHT = {
+VALID = {
     "algorithm.adv_estimator": "grpo",
     "data.train_files": "/elsewhere/gsm8k/train.parquet",
     "data.val_files": "null",
@@ -31,27 +31,27 @@ RIGHT = {
 
 
 @pytest.fixture
-def words() -> Callable[..., list[str]]:
-    """A verl command: the right one, with these keys changed."""
+def command() -> Callable[..., list[str]]:
+    """The valid command, with these keys changed."""
 
-    def make(**changed: object) -> list[str]:
-        keys = {**RIGHT, **{key.replace("__", "."): value for key, value in changed.items()}}
+    def make(**changes: object) -> list[str]:
+        keys = {**VALID, **{key.replace("__", "."): value for key, value in changes.items()}}
         return ["python3", "-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in keys.items())]
 
     return make
 
 
 @pytest.fixture
-def rehearsed(words: Callable[..., list[str]]) -> Callable[..., Rehearsal]:
-    def make(steps: int = 1, folder: Path | None = None, **changed: object) -> Rehearsal:
-        return rehearse(translate_command(words(**changed)), steps=steps, folder=folder)
+def rehearsed(command: Callable[..., list[str]]) -> Callable[..., Rehearsal]:
+    def make(steps: int = 1, folder: Path | None = None, **changes: object) -> Rehearsal:
+        return rehearse(translate_command(command(**changes)), steps=steps, folder=folder)
 
     return make
 
 
 @pytest.fixture
 def gsm8k(tmp_path: Path) -> Callable[..., Path]:
-    """Rows of a file, in verl's schema."""
+    """Writes a file of rows in verl's schema."""
 
     def make(count: int = 80, **columns: object) -> Path:
         path = tmp_path / "train.jsonl"

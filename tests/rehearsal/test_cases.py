@@ -26,18 +26,18 @@ MORE = (
 )
 
 
-def words_of(dialect, version, name):
+def command_of(dialect, version, name):
     path = CASES / f"{dialect}.jsonl"
     if not path.exists():
         pytest.skip("shared folder is not here")
     rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    found = [row for row in rows if (row["version"], row.get("name")) == (version, name)]
-    assert found, f"no case {name}"
-    return ["python3", "-m", found[0]["entry"], *found[0]["argv"]]
+    cases = [row for row in rows if (row["version"], row.get("name")) == (version, name)]
+    assert cases, f"no case {name}"
+    return ["python3", "-m", cases[0]["entry"], *cases[0]["argv"]]
 
 
 def check(case):
-    report = rehearse(translate_command(words_of(*case)))
+    report = rehearse(translate_command(command_of(*case)))
     assert report.passed, [report.refused, report.findings]
     assert report.seconds < 60 and report.not_tested
 

@@ -1,4 +1,4 @@
-"""One factor, relations kept: what divided before divides after."""
+"""One factor scales all sizes; sizes that divided each other still do."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 
 from burnish.config import load
 from burnish.config.status import check_pending
-from burnish.rehearsal.folded import fold
-from burnish.rehearsal.plan import Plan, in_words
-from burnish.rehearsal.scale import factor_of, parts, scale
+from burnish.rehearsal.folding import fold
+from burnish.rehearsal.plan import Plan, in_user_names
+from burnish.rehearsal.scale import micro_batch_size, scale, scale_factor
 
 
 def plan_of(tmp_path, *keys, job="train"):
@@ -21,18 +21,18 @@ def plan_of(tmp_path, *keys, job="train"):
     [(1024, 256, 4, 1), (1024, 1024, 2, 2), (512, 128, 4, 1), (1024, 16, 4, 1), (96, 32, 3, 1), (2, 1, 2, 1)],
 )
 def test_the_factor(batch, mini, prompts, small):
-    factor = factor_of(batch, mini)
+    factor = scale_factor(batch, mini)
     assert (batch // factor, max(1, mini // factor)) == (prompts, small)
 
 
 @pytest.mark.parametrize(
-    ("whole", "micro", "share", "cut"), [(4, 4, 16, 1), (4, 8, 16, 2), (4, 16, 16, 4), (6, 1, 2, 3)]
+    ("batch", "real_micro", "real_batch", "size"), [(4, 4, 16, 1), (4, 8, 16, 2), (4, 16, 16, 4), (6, 1, 2, 3)]
 )
-def test_micro_batches_are_about_as_many(whole, micro, share, cut):
-    assert parts(whole, micro, share) == cut and whole % cut == 0
+def test_the_number_of_micro_batches_is_kept_roughly(batch, real_micro, real_batch, size):
+    assert micro_batch_size(batch, real_micro, real_batch) == size and batch % size == 0
 
 
-def test_the_scaled_config_keeps_every_rule(tmp_path):
+def test_the_scaled_config_is_valid(tmp_path):
     plan = plan_of(
         tmp_path,
         "actor_rollout_ref.model.path=m",
@@ -52,9 +52,9 @@ def test_the_scaled_config_keeps_every_rule(tmp_path):
         "trainer.n_gpus_per_node=8",
         "trainer.critic_warmup=5",
     )
-    scale(plan, 1, own_tokenizer=False)
+    scale(plan, 1, real_tokenizer=False)
     fold(plan)
-    cfg = plan.load().cfg  # which checks the rules
+    cfg = plan.load().cfg  # checks the rules
     assert (cfg.data.train_batch_size, cfg.actor_rollout_ref.rollout.n, cfg.trainer.total_training_steps) == (4, 2, 1)
     assert cfg.reward_model.overlong_buffer.enable and cfg.reward_model.overlong_buffer.len == 2  # 12 x 4096 / 20480
     assert cfg.actor_rollout_ref.actor.ppo_max_token_len_per_gpu >= cfg.data.max_prompt_length + 12
@@ -64,7 +64,7 @@ def test_the_scaled_config_keeps_every_rule(tmp_path):
 
 def test_streamed_prompts_are_a_mini_batch(tmp_path):
     plan = plan_of(tmp_path, "data.train_batch_size=0", "rollout.nnodes=1", "rollout.n_gpus_per_node=8")
-    scale(plan, 1, own_tokenizer=False)
+    scale(plan, 1, real_tokenizer=False)
     assert plan.settings["data.train_batch_size"] > 0
 
 
@@ -82,16 +82,16 @@ def test_pending_keys_are_dropped_with_a_line_each(tmp_path):
     )
     fold(plan)
     assert len(plan.dropped) == 2 and all("multi_turn" in line and "multi-turn" in line for line in plan.dropped)
-    assert any("sglang" in line for line in plan.folded) and any("all ranks" in line for line in plan.folded)
-    assert plan.settings["actor_rollout_ref.actor.strategy"] == "megatron"  # one process has its schedules too
-    assert any("num_hidden_layers=4 sizes the real model" in line for line in plan.folded)
+    assert any("sglang" in line for line in plan.folded) and any("instead of all ranks" in line for line in plan.folded)
+    assert plan.settings["actor_rollout_ref.actor.strategy"] == "megatron"  # its schedules work in one process too
+    assert any("num_hidden_layers=4 is ignored" in line for line in plan.folded)
     loaded = load([f"{key}={value}" for key, value in plan.settings.items() if "dir" not in key], check=False)
     assert check_pending(loaded.cfg, loaded.settings) == []
     assert plan.settings["trainer.device"] == "cpu" and plan.settings["trainer.resume_mode"] == "disable"
     assert str(plan.settings["trainer.default_local_dir"]).startswith(str(tmp_path))
 
 
-def test_messages_in_the_users_words():
+def test_messages_use_the_users_names():
     words = {"actor_rollout_ref.rollout.n": "--n_samples_per_prompt", "data.train_files": "data.path"}
     text = "actor_rollout_ref.rollout.n=1: see actor_rollout_ref.rollout.name and data.train_files."
-    assert in_words(text, words) == "--n_samples_per_prompt 1: see actor_rollout_ref.rollout.name and data.path."
+    assert in_user_names(text, words) == "--n_samples_per_prompt 1: see actor_rollout_ref.rollout.name and data.path."

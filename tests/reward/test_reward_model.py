@@ -14,8 +14,8 @@ from burnish.models.load import ModelSource
 from burnish.models.reward_model import load_reward_model
 from burnish.reward.reward_model import CustomRewardModel, RewardModel
 from burnish.reward.reward_model_input import PolicyTokens, RewardModelTemplate, decoder_for
-from burnish.training.backend import Backend
-from burnish.training.packing import Cut
+from burnish.training.backends.single import SingleBackend
+from burnish.training.packing import MicroBatchSize
 
 from ..conftest import FAMILIES, sharpen
 
@@ -48,9 +48,12 @@ def rows():
     return Batch(prompt_ids=ids([a for a, _ in LENGTHS]), responses=ids([b for _, b in LENGTHS]))
 
 
-def reward_model(folder, cut=Cut(tokens=64), inputs=None, **options):  # noqa: B008 - a Cut is frozen
+SIZE = MicroBatchSize(tokens=64)
+
+
+def reward_model(folder, micro_batch=SIZE, inputs=None, **options):
     model = load_reward_model(ModelSource(folder), torch.float32)
-    return RewardModel(Backend(model, CPU, torch.float32), inputs or PolicyTokens(), cut, **options)
+    return RewardModel(SingleBackend(model, CPU, torch.float32), inputs or PolicyTokens(), micro_batch, **options)
 
 
 def padded_scores(folder, rows):
@@ -71,7 +74,16 @@ def test_scores_are_those_of_transformers(scorer_folder, rows):
     assert np.std(expected) > 0.01, "equal scores would show nothing"
 
 
-@pytest.mark.parametrize("cut", [Cut(rows=1), Cut(rows=4), Cut(tokens=1), Cut(tokens=20), Cut(tokens=10_000)])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        MicroBatchSize(rows=1),
+        MicroBatchSize(rows=4),
+        MicroBatchSize(tokens=1),
+        MicroBatchSize(tokens=20),
+        MicroBatchSize(tokens=10_000),
+    ],
+)
 def test_a_score_does_not_depend_on_what_it_is_packed_with(scorer_folder, rows, cut):
     found = reward_model(scorer_folder, cut).compute_scores(rows)
     assert found == pytest.approx(reward_model(scorer_folder).compute_scores(rows), abs=1e-5)

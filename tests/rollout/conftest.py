@@ -53,8 +53,8 @@ def decoding_as_on_a_gpu(monkeypatch):
     """The operation that a GPU's decoding has, one for writing and attending, with plain torch inside."""
     from burnish.models.kernels import paged  # here: the environment of another engine has other libraries
     from burnish.models.paged import attend_tables, write
-    from burnish.rollout.engines.builtin import body
-    from burnish.rollout.engines.builtin.pages import DecodePages
+    from burnish.rollout.engines.builtin import decode_step
+    from burnish.rollout.engines.builtin.paged_attention import DeviceDecode
 
     def in_plain_torch(keys, values, query, key, value, slots, tables, lengths, shape):
         write(keys, values, key, value, slots)
@@ -62,5 +62,5 @@ def decoding_as_on_a_gpu(monkeypatch):
 
     monkeypatch.setattr(paged, "write_and_attend", in_plain_torch)
     monkeypatch.setattr(
-        body, "DecodePages", lambda slots, tables, lengths, _: DecodePages(slots, tables, lengths, True)
+        decode_step, "DeviceDecode", lambda slots, tables, lengths, _: DeviceDecode(slots, tables, lengths, True)
     )

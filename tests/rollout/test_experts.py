@@ -10,7 +10,7 @@ from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.model_input import ModelInput
 from burnish.models.plain import plain_model
 from burnish.rollout.engine import Request, Sampling
-from burnish.training.backend import Backend
+from burnish.training.backends.single import SingleBackend
 from burnish.training.packing import PackedRows
 
 from ..conftest import SIZES, sharpen
@@ -77,7 +77,7 @@ def test_packed_training_gets_transformers_gradients(folder):
         targets=torch.zeros(sum(map(len, rows)), dtype=torch.int64),
         ends=torch.tensor([len(row) for row in rows]).cumsum(0) - 1,
     )
-    new, _ = Backend(ours, CPU, torch.float32).log_probs(packed, 1.0, False)
+    new, _ = SingleBackend(ours, CPU, torch.float32).log_probs(packed, 1.0, False)
     new.sum().backward()
     for row in rows:
         logits = theirs(row[None], use_cache=False).logits[0]

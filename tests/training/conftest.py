@@ -13,10 +13,9 @@ from burnish.config import load
 from burnish.demo.tiny import make_model, make_tokenizer
 from burnish.models.attention import PACKED
 from burnish.models.load import ModelSource, load_causal_lm, load_value_model
-from burnish.training.backend import Backend
+from burnish.training.backends.single import SingleBackend
 from burnish.training.critic import Critic
-from burnish.training.optim import Optimizer
-from burnish.training.packing import Cut
+from burnish.training.packing import MicroBatchSize
 from burnish.training.policy import Policy
 
 CPU = torch.device("cpu")
@@ -50,14 +49,14 @@ def model_folder(tmp_path_factory, tokenizer):
 def backend(model_folder):
     """backend(): the tiny language model, packed; equal at every call."""
     model = load_causal_lm(ModelSource(str(model_folder)), PACKED, torch.float32)
-    return lambda: Backend(copy.deepcopy(model), CPU, torch.float32)
+    return lambda: SingleBackend(copy.deepcopy(model), CPU, torch.float32)
 
 
 @pytest.fixture(scope="session")
 def value_backend(model_folder):
     """The same for the critic, its value head no longer zero."""
     model = with_values(load_value_model(ModelSource(str(model_folder)), torch.float32))
-    return lambda: Backend(copy.deepcopy(model), CPU, torch.float32)
+    return lambda: SingleBackend(copy.deepcopy(model), CPU, torch.float32)
 
 
 @pytest.fixture
@@ -103,14 +102,14 @@ def make_policy(backend):
     def make(*, made=None, seed=1, total_steps=10, updates=1, rows_per_prompt=1, temperature=TEMPERATURE, **changes):
         config = settings("actor_rollout_ref.actor", {"ppo_mini_batch_size": len(PROMPTS), "optim.lr": 1e-2} | changes)
         made = backend() if made is None else made
+        made.create_optimizer(config.optim, total_steps, updates)
         return Policy(
             made,
-            Optimizer(made.model, config.optim, total_steps, updates),
             config,
             temperature=temperature,
             rows_per_prompt=rows_per_prompt,
             max_response_length=12,
-            inference_cut=Cut(rows=4),
+            inference_micro_batch=MicroBatchSize(rows=4),
             seed=seed,
         )
 
@@ -122,9 +121,9 @@ def make_critic(value_backend):
     def make(*, seed=1, **changes):
         config = settings("critic", {"ppo_mini_batch_size": len(PROMPTS), "optim.lr": 1e-2} | changes)
         made = value_backend()
+        made.create_optimizer(config.optim, 10, 1)
         return Critic(
             made,
-            Optimizer(made.model, config.optim, 10, 1),
             config,
             rows_per_prompt=1,
             max_response_length=12,
@@ -136,6 +135,10 @@ def make_critic(value_backend):
 
 @pytest.fixture
 def batch(tokenizer):
+    return make_batch(tokenizer)
+
+
+def make_batch(tokenizer):
     """Six rows: prompts and responses of different lengths, the third response empty, some tokens observed."""
     generator = torch.Generator().manual_seed(7)
 

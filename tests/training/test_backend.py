@@ -2,8 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from burnish.training.backend import has_dropout
+from burnish.training.backend import BACKENDS, MicroBatch, create_backend, has_dropout
+from burnish.training.backends.single import SingleBackend
 from burnish.training.packing import PackedRows
+from burnish.training.parallel import ParallelContext
 
 CPU = torch.device("cpu")
 
@@ -67,3 +69,47 @@ def test_dropout_is_seen_in_layers_and_in_attention(backend, probability, droppi
     model = backend().model
     model.model.layers[1].self_attn.attention_dropout = probability
     assert has_dropout(model) is dropping
+
+
+def test_the_parallel_context_names_the_backend(backend, monkeypatch):
+    model = backend().model
+    assert type(create_backend(model, CPU, torch.float32)) is SingleBackend
+    monkeypatch.setattr(BACKENDS, "entries", dict(BACKENDS.entries))
+    BACKENDS.register("reversed")(Reversed)
+    assert BACKENDS.names() == ["single", "fsdp", "reversed"]
+    made = create_backend(model, CPU, torch.float32, parallel=ParallelContext(backend="reversed"))
+    assert type(made) is Reversed
+
+
+class Reversed(SingleBackend):
+    """Owns the schedule: runs micro-batches last to first, and returns their outputs in the order they were given."""
+
+    def forward_backward(self, batches, loss):
+        return super().forward_backward(batches[::-1], loss)[::-1]
+
+
+def test_a_backend_owns_the_order_of_micro_batches(make_policy, backend, batch, gradients, assert_same):
+    """Gradients and reported numbers do not depend on it."""
+    plain, reverse = (
+        make_policy(made=kind(backend().model, CPU, torch.float32), ppo_micro_batch_size_per_gpu=2)
+        for kind in (SingleBackend, Reversed)
+    )
+    assert_same(gradients(reverse, batch)[0], gradients(plain, batch)[0])
+    seen = []
+    batches = [MicroBatch.select(batch, [row]) for row in (3, 0, 5)]
+
+    def loss(output):
+        seen.append(output.micro_batch.rows)
+        return output.log_probs(1.0, with_entropy=False)[0].sum(), output.micro_batch.rows
+
+    assert reverse.backend.forward_backward(batches, loss) == [[3], [0], [5]] and seen == [[5], [0], [3]]
+
+
+@torch.no_grad()
+def test_a_rank_without_rows_runs_a_dummy_whose_loss_counts_nothing(make_policy, batch):
+    policy = make_policy()
+    with torch.enable_grad():
+        policy.backend.forward_backward(
+            [MicroBatch.select(batch, [])], lambda output: (output.log_probs(1.0, False)[0].sum(), None)
+        )
+    assert all(p.grad is not None and not p.grad.any() for p in policy.backend.model.parameters())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.training.packing import Cut, row_lengths
+from burnish.training.packing import MicroBatchSize, row_lengths
 from burnish.training.reference import Reference
 from burnish.training.sft import SftModel
 from burnish.training.update import UpdatePlan
@@ -46,7 +46,7 @@ def test_the_host_waits_once_for_all_updates_of_a_step(make_policy, batch, witho
 
 def test_the_exact_kl_and_resampled_rows_wait_no_more(make_policy, backend, batch):
     policy = make_policy(use_kl_loss=True, kl_loss_type="full")
-    policy.reference = Reference(backend(), TEMPERATURE, Cut(rows=6))
+    policy.reference = Reference(backend(), TEMPERATURE, MicroBatchSize(rows=6))
     batch = batch.add(weight=torch.arange(1.0, 7.0), importance_weights=batch["values"])
     model = policy.reference.backend.model
     with watched([*device_tensors(policy), *model.parameters(), *model.buffers()]) as waits:
@@ -56,8 +56,8 @@ def test_the_exact_kl_and_resampled_rows_wait_no_more(make_policy, backend, batc
 
 def test_critic_and_imitator_wait_once_too(make_critic, make_policy, batch):
     policy = make_policy()
-    plan = UpdatePlan(epochs=1, mini_rows=6, cut=Cut(rows=2), grad_clip=1.0)
-    for role in (make_critic(ppo_micro_batch_size_per_gpu=2), SftModel(policy.backend, policy.optimizer, plan, seed=1)):
+    plan = UpdatePlan(epochs=1, mini_rows=6, micro_batch=MicroBatchSize(rows=2), grad_clip=1.0)
+    for role in (make_critic(ppo_micro_batch_size_per_gpu=2), SftModel(policy.backend, plan, seed=1)):
         with watched(device_tensors(role)) as waits:
             role.update(batch, 1)
         assert len(waits.found) == 1, "\n".join(waits.found)

@@ -15,7 +15,7 @@ def averaging(make_policy):
 
 def save(folder, role, contents=ALL):
     folder.mkdir()
-    save_role(folder, role.backend, role.optimizer, contents)
+    save_role(folder, role.backend, contents)
 
 
 def equal(one, other):
@@ -66,7 +66,7 @@ def test_a_resumed_average_goes_on_bit_by_bit(averaging, batch, weights, tmp_pat
     trained, fresh = averaging(), averaging()
     trained.update(batch, 1)
     save(tmp_path / "actor", trained)
-    load_role(tmp_path / "actor", fresh.backend, fresh.optimizer, ALL, key=KEY)
+    load_role(tmp_path / "actor", fresh.backend, ALL, key=KEY)
     assert equal(fresh.optimizer.average.weights, trained.optimizer.average.weights)
     for policy in (trained, fresh):
         policy.update(batch, 2)
@@ -78,7 +78,7 @@ def test_without_a_saved_average_it_starts_at_the_loaded_weights(averaging, make
     plain, fresh = make_policy(), averaging()
     plain.update(batch, 1)
     save(tmp_path / "actor", plain)
-    load_role(tmp_path / "actor", fresh.backend, fresh.optimizer, ALL, key=KEY)
+    load_role(tmp_path / "actor", fresh.backend, ALL, key=KEY)
     assert equal(fresh.optimizer.average.weights, weights(plain))
 
 
@@ -86,7 +86,7 @@ def test_a_run_that_keeps_none_loads_a_checkpoint_that_has_one(averaging, make_p
     trained, fresh = averaging(), make_policy()
     trained.update(batch, 1)
     save(tmp_path / "actor", trained)
-    load_role(tmp_path / "actor", fresh.backend, fresh.optimizer, ALL, key=KEY)
+    load_role(tmp_path / "actor", fresh.backend, ALL, key=KEY)
     assert equal(weights(fresh), weights(trained)) and fresh.optimizer.average is None
 
 

@@ -3,14 +3,20 @@ import torch
 
 from burnish.batch import Ragged
 from burnish.training.inference import compute_log_probs, compute_values, in_row_order
-from burnish.training.packing import Cut
+from burnish.training.packing import MicroBatchSize
 
-CUTS = [Cut(rows=1), Cut(rows=4), Cut(tokens=1), Cut(tokens=17), Cut(tokens=1000)]
+CUTS = [
+    MicroBatchSize(rows=1),
+    MicroBatchSize(rows=4),
+    MicroBatchSize(tokens=1),
+    MicroBatchSize(tokens=17),
+    MicroBatchSize(tokens=1000),
+]
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_the_cut_changes_no_log_prob(backend, batch, cut):
-    whole, entropy = compute_log_probs(backend(), batch, 0.7, Cut(rows=len(batch)), with_entropy=True)
+    whole, entropy = compute_log_probs(backend(), batch, 0.7, MicroBatchSize(rows=len(batch)), with_entropy=True)
     parts, part_entropy = compute_log_probs(backend(), batch, 0.7, cut, with_entropy=True)
     assert torch.equal(parts.lengths, batch["responses"].lengths)
     torch.testing.assert_close(parts.flat, whole.flat, rtol=0, atol=1e-5)
@@ -19,23 +25,26 @@ def test_the_cut_changes_no_log_prob(backend, batch, cut):
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_the_cut_changes_no_value(value_backend, batch, cut):
-    whole = compute_values(value_backend(), batch, Cut(rows=len(batch)))
+    whole = compute_values(value_backend(), batch, MicroBatchSize(rows=len(batch)))
     torch.testing.assert_close(compute_values(value_backend(), batch, cut).flat, whole.flat, rtol=0, atol=1e-5)
 
 
 def test_rows_keep_their_own_log_probs_when_reordered(backend, batch):
     order = [4, 2, 0, 5, 3, 1]
-    there = compute_log_probs(backend(), batch, 1.0, Cut(tokens=20), with_entropy=False)[0]
-    here = compute_log_probs(backend(), batch.select(order), 1.0, Cut(tokens=20), with_entropy=False)[0]
+    there = compute_log_probs(backend(), batch, 1.0, MicroBatchSize(tokens=20), with_entropy=False)[0]
+    here = compute_log_probs(backend(), batch.select(order), 1.0, MicroBatchSize(tokens=20), with_entropy=False)[0]
     torch.testing.assert_close(here.flat, there.select(torch.tensor(order)).flat, rtol=0, atol=1e-5)
 
 
 def test_reading_leaves_no_graph_and_turns_dropout_off(backend, batch):
     made = backend()
     made.model.train()
-    log_probs, _ = compute_log_probs(made, batch, 1.0, Cut(rows=2), with_entropy=True)
+    modes = []
+    made.model.register_forward_pre_hook(lambda *_: modes.append(made.model.training))
+    made.model.model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    log_probs, _ = compute_log_probs(made, batch, 1.0, MicroBatchSize(rows=2), with_entropy=True)
     assert not log_probs.flat.requires_grad
-    assert not made.model.training
+    assert modes == [False] * 3 and made.model.training
 
 
 def test_parts_come_back_in_row_order():

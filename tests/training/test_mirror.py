@@ -43,7 +43,7 @@ def put_fails(monkeypatch, url, when):
 def test_a_new_machine_goes_on_from_the_newest_copy(save, url, tmp_path):
     for step in (1, 2):
         checkpoints = save(step)
-        assert Mirror(url).send(checkpoints, step) is None
+        assert Mirror(url).upload(checkpoints, step) is None
     elsewhere = Checkpoints(tmp_path / "new machine")
     folder, damaged = Mirror(url).fetch_latest(elsewhere)
     assert folder == elsewhere.path(2) and damaged == []
@@ -60,26 +60,26 @@ def test_a_failed_copy_is_told_and_made_up_for(save, url, monkeypatch):
     broken = [True]
     put_fails(monkeypatch, url, broken)
     mirror = Mirror(url)
-    told = mirror.send(save(1), 1)
-    assert "step 1 is not copied, and will be with the next one: trainer.default_hdfs_dir=" in told
+    told = mirror.upload(save(1), 1)
+    assert "step 1 was not uploaded, and will be retried with the next one: trainer.default_hdfs_dir=" in told
     assert "OSError: no route" in told
     broken.clear()
-    assert mirror.send(save(2), 2) is None
+    assert mirror.upload(save(2), 2) is None
     assert mirror._steps() == [1, 2]
 
 
 def test_another_process_makes_up_for_it_too(save, url, monkeypatch):
     broken = [True]
     put_fails(monkeypatch, url, broken)
-    assert Mirror(url).send(save(1), 1) is not None
+    assert Mirror(url).upload(save(1), 1) is not None
     broken.clear()
-    assert Mirror(url).send(save(2), 2) is None
+    assert Mirror(url).upload(save(2), 2) is None
     assert Mirror(url)._steps() == [1, 2]
 
 
 def test_a_copy_without_its_manifest_does_not_count(save, url, tmp_path):
     for step in (1, 2):
-        Mirror(url).send(save(step), step)
+        Mirror(url).upload(save(step), step)
     filesystem, root = fsspec.core.url_to_fs(url)
     filesystem.rm(f"{root}/global_step_2/manifest.json")
     folder, _ = Mirror(url).fetch_latest(Checkpoints(tmp_path / "new"))
@@ -88,7 +88,7 @@ def test_a_copy_without_its_manifest_does_not_count(save, url, tmp_path):
 
 def test_a_damaged_copy_is_named_and_the_one_before_it_taken(save, url, tmp_path):
     for step in (1, 2):
-        Mirror(url).send(save(step), step)
+        Mirror(url).upload(save(step), step)
     filesystem, root = fsspec.core.url_to_fs(url)
     filesystem.pipe_file(f"{root}/global_step_2/actor/weights", b"rot")
     folder, damaged = Mirror(url).fetch_latest(Checkpoints(tmp_path / "new"))
@@ -99,26 +99,26 @@ def test_a_damaged_copy_is_named_and_the_one_before_it_taken(save, url, tmp_path
 
 def test_later_copies_of_an_earlier_run_do_not_count(save, url, tmp_path):
     for step in (1, 9):
-        Mirror(url).send(save(step), step)
-    Mirror(url).send(save(2, "anew"), 2)
+        Mirror(url).upload(save(step), step)
+    Mirror(url).upload(save(2, "anew"), 2)
     assert Mirror(url).fetch_latest(Checkpoints(tmp_path / "new"))[0].name == "global_step_2"
 
 
 def test_what_was_copied_is_not_copied_again(save, url, monkeypatch):
     """Forgetting the critic's part changes a local manifest; the copy keeps it."""
     mirror = Mirror(url)
-    mirror.send(save(1), 1)
+    mirror.upload(save(1), 1)
     checkpoints = save(2)
     (checkpoints.path(1) / "manifest.json").write_text('{"files": {}}')
-    mirror.send(checkpoints, 2)
-    Mirror(url).send(save(3), 3)
+    mirror.upload(checkpoints, 2)
+    Mirror(url).upload(save(3), 3)
     assert not mirror.holds(checkpoints.path(1))
-    assert mirror.place.read("global_step_1/actor/weights") == b"w1"
+    assert mirror.remote.read("global_step_1/actor/weights") == b"w1"
 
 
 def test_the_best_one_is_named_there_too(save, url, tmp_path):
     checkpoints = save(1)
     checkpoints.save(2, {}, {"step": 2}, best=1)
     mirror = Mirror(url)
-    assert mirror.send(checkpoints, 2) is None
-    assert mirror.place.read("best_checkpointed_iteration.txt") == b"1"
+    assert mirror.upload(checkpoints, 2) is None
+    assert mirror.remote.read("best_checkpointed_iteration.txt") == b"1"

@@ -5,9 +5,10 @@ import copy
 import pytest
 import torch
 
-from burnish.training.backend import Backend, BackendOptions
-from burnish.training.offload import Offload, activations_on_cpu, has_own_memory, updated_on_cpu
-from burnish.training.optim import Optimizer, OptimizerOptions
+from burnish.training.backend import BackendOptions
+from burnish.training.backends.single import SingleBackend
+from burnish.training.offload import TensorOffload, activations_on_cpu, has_own_memory, updated_on_cpu
+from burnish.training.optim import OptimizerOptions
 from burnish.training.packing import PackedRows
 from burnish.training.state import load_role, save_role
 
@@ -20,24 +21,24 @@ def test_a_cpu_has_nothing_to_offload_from():
 
 def test_tensors_move_and_come_back_with_what_was_done_to_them():
     weight, frozen = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3), requires_grad=False)
-    offload = Offload(lambda: [weight, frozen], CPU, changes=lambda tensor: tensor.requires_grad)
+    offload = TensorOffload(lambda: [weight, frozen], CPU, changes=lambda tensor: tensor.requires_grad)
     places = [weight.data_ptr(), frozen.data_ptr()]
-    with offload.fetched(), offload.fetched():
+    with offload.on_device(), offload.on_device():
         assert weight.data_ptr() != places[0] and frozen.data_ptr() != places[1]
         with torch.no_grad():
             weight.add_(1)
     assert [weight.data_ptr(), frozen.data_ptr()] == places, "they live where they lived"
     assert weight.tolist() == [2, 2, 2] and frozen.tolist() == [1, 1, 1]
-    with offload.fetched():
+    with offload.on_device():
         assert weight.tolist() == [2, 2, 2]
 
 
 def test_what_is_new_finds_a_home_when_it_is_parked():
     tensors = [torch.ones(2)]
-    offload = Offload(lambda: tensors, CPU)
-    with offload.fetched():
+    offload = TensorOffload(lambda: tensors, CPU)
+    with offload.on_device():
         tensors[0] = torch.full((3,), 5.0)
-    with offload.fetched():
+    with offload.on_device():
         assert tensors[0].tolist() == [5, 5, 5]
 
 
@@ -56,8 +57,9 @@ def test_a_policy_learns_the_same_wherever_its_tensors_wait(make_policy, backend
     plain = make_policy()
     numbers = [plain.update(batch, step).metrics for step in (1, 2)]
     model = copy.deepcopy(backend().model)
-    other = make_policy(made=Backend(model, CPU, torch.float32, options=weights))
-    other.optimizer = Optimizer(model, settings("actor_rollout_ref.actor", {"optim.lr": 1e-2}).optim, 10, 1, state)
+    other = make_policy(made=SingleBackend(model, CPU, torch.float32, options=weights))
+    optim = settings("actor_rollout_ref.actor", {"optim.lr": 1e-2}).optim
+    other.backend.create_optimizer(optim, 10, 1, state)
     assert [other.update(batch, step).metrics for step in (1, 2)] == numbers
     unread = batch.keep("prompt_ids", "responses")
     assert torch.equal(
@@ -103,17 +105,17 @@ def test_a_loaded_state_goes_where_it_belongs(backend, batch, make_policy, tmp_p
     contents = ["model", "optimizer", "extra"]
     plain = make_policy()
     plain.update(batch, 1)
-    save_role(tmp_path, plain.backend, plain.optimizer, contents)
+    save_role(tmp_path, plain.backend, contents)
     optim = settings("actor_rollout_ref.actor", {"optim.lr": 1e-2}).optim
     for options in (OptimizerOptions(device=CPU, offload=True), OptimizerOptions(device=CPU, on_cpu=True)):
         other = make_policy()
-        other.optimizer = Optimizer(other.backend.model, optim, 10, 1, options)
-        load_role(tmp_path, other.backend, other.optimizer, contents, key="key")
-        assert other.optimizer.offload is None or len(other.optimizer.offload.homes) == 3 * len(
+        other.backend.create_optimizer(optim, 10, 1, options)
+        load_role(tmp_path, other.backend, contents, key="key")
+        assert other.optimizer.offload is None or len(other.optimizer.offload.cpu_copies) == 3 * len(
             other.optimizer.parameters
         )
         again = make_policy()
-        load_role(tmp_path, again.backend, again.optimizer, contents, key="key")
+        load_role(tmp_path, again.backend, contents, key="key")
         assert other.update(batch, 2).metrics == again.update(batch, 2).metrics
 
 

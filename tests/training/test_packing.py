@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from burnish.batch import Batch, Ragged
-from burnish.training.packing import Cut, PackedRows, row_lengths
+from burnish.training.packing import MicroBatchSize, PackedRows, row_lengths
 
 CPU = torch.device("cpu")
 
@@ -49,12 +49,12 @@ def test_the_model_gets_one_row_without_a_mask(two_rows):
 
 
 def test_a_row_count_cuts_in_order_with_a_short_rest():
-    assert Cut(rows=4).micro_batches(torch.tensor([5] * 10)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert MicroBatchSize(rows=4).split(torch.tensor([5] * 10)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_a_token_budget_holds_every_row_once():
     lengths = torch.tensor([9, 2, 14, 3, 3, 8, 30])
-    cuts = Cut(tokens=16).micro_batches(lengths)
+    cuts = MicroBatchSize(tokens=16).split(lengths)
     assert sorted(row for rows in cuts for row in rows) == list(range(7))
     for rows in cuts:
         assert lengths[rows].sum() <= 16 or rows == [6], "only a row longer than the budget may exceed it, alone"
@@ -62,7 +62,12 @@ def test_a_token_budget_holds_every_row_once():
 
 @pytest.mark.parametrize(
     ("rows", "dynamic", "expected"),
-    [(4, False, Cut(rows=4)), (4, True, Cut(tokens=99)), (None, False, Cut(tokens=99)), (None, True, Cut(tokens=99))],
+    [
+        (4, False, MicroBatchSize(rows=4)),
+        (4, True, MicroBatchSize(tokens=99)),
+        (None, False, MicroBatchSize(tokens=99)),
+        (None, True, MicroBatchSize(tokens=99)),
+    ],
 )
 def test_verls_three_keys_are_one_choice(rows, dynamic, expected):
-    assert Cut.of(rows, dynamic, 99) == expected
+    assert MicroBatchSize.of(rows, dynamic, 99) == expected

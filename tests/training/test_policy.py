@@ -263,4 +263,4 @@ def test_a_null_clip_bound_falls_back_to_clip_ratio(make_policy):
 
 @pytest.mark.parametrize(("shuffle", "own", "seed"), [(False, 5, None), (True, 5, 5), (True, None, 1), (True, 0, 0)])
 def test_the_shuffle_has_its_own_seed_or_the_runs(shuffle, own, seed):
-    assert shuffle_seed(shuffle, own, run=1) == seed
+    assert shuffle_seed(shuffle, own, run_seed=1) == seed

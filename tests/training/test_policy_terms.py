@@ -11,8 +11,9 @@ from burnish.batch import Ragged
 from burnish.errors import UserError
 from burnish.models.attention import PACKED
 from burnish.models.load import ModelSource, load_causal_lm
-from burnish.training.backend import Backend
-from burnish.training.packing import Cut, PackedRows
+from burnish.training.backend import MicroBatch
+from burnish.training.backends.single import SingleBackend
+from burnish.training.packing import MicroBatchSize, PackedRows
 from burnish.training.reference import Reference
 
 CPU = torch.device("cpu")
@@ -129,7 +130,7 @@ def elsewhere(backend):
     with torch.no_grad():
         for parameter in made.model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
-    return Reference(made, TEMPERATURE, Cut(rows=2))
+    return Reference(made, TEMPERATURE, MicroBatchSize(rows=2))
 
 
 def naive_reference(plain_model, reference):
@@ -176,9 +177,8 @@ def test_the_exact_kl_is_reported_and_read(make_policy, plain_model, batch, else
 
 
 def test_the_reference_keeps_its_mode_and_the_policy_its_own(make_policy, batch, elsewhere):
-    rows = PackedRows.of(batch, CPU)
     elsewhere.backend.model.train()
-    found = elsewhere.head_input(rows)
+    found = elsewhere.head_input(MicroBatch.select(batch, list(range(len(batch)))))
     assert not found.hidden.requires_grad and elsewhere.backend.model.training
 
 
@@ -221,7 +221,7 @@ def mixture(tmp_path_factory, tokenizer):
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_routers_balance_is_added_to_the_loss(make_policy, mixture, batch, gradients, assert_same, checkpointing):
     def backend():
-        return Backend(copy.deepcopy(mixture), CPU, torch.float32)
+        return SingleBackend(copy.deepcopy(mixture), CPU, torch.float32)
 
     (without_it,) = gradients(make_policy(made=backend()), batch)
     policy = make_policy(made=backend(), aux_loss_coef=0.5)

@@ -16,11 +16,10 @@ from transformers import (
 )
 
 from burnish.models import attention
-from burnish.training.backend import Backend
+from burnish.training.backend import create_backend
 from burnish.training.critic import Critic
 from burnish.training.inference import compute_scores
-from burnish.training.optim import Optimizer
-from burnish.training.packing import Cut, row_lengths
+from burnish.training.packing import MicroBatchSize, row_lengths
 from burnish.training.parallel import SINGLE_PROCESS, build_mesh
 from burnish.training.policy import Policy
 from burnish.training.reference import Reference
@@ -51,8 +50,8 @@ class Ranks:
         torch.manual_seed(seed)
         model = family.from_config(config, attn_implementation=attention.PACKED)
         sharpen(model, seed)
-        made = Backend(model, CPU, torch.float32, parallel=self.parallel)
-        assert (made.sequence is None) == self.parallel.alone
+        made = create_backend(model, CPU, torch.float32, parallel=self.parallel)
+        assert (made.sequence is None) == (not self.parallel.is_distributed)
         assert made.sequence is None or made.sequence.method.name == self.served
         return made
 
@@ -60,14 +59,14 @@ class Ranks:
 def policy_of(ranks, config, changes, reference=None):
     backend = ranks.backend(AutoModelForCausalLM, config, seed=1)
     actor = settings("actor_rollout_ref.actor", {"ppo_mini_batch_size": 6, "ppo_micro_batch_size_per_gpu": 4} | changes)
+    backend.create_optimizer(actor.optim, 10, 1)
     return Policy(
         backend,
-        Optimizer(backend.model, actor.optim, 10, 1),
         actor,
         temperature=TEMPERATURE,
         rows_per_prompt=1,
         max_response_length=12,
-        inference_cut=Cut(rows=4),
+        inference_micro_batch=MicroBatchSize(rows=4),
         seed=1,
         reference=reference,
     )
@@ -77,8 +76,8 @@ def critic_of(ranks):
     config = ranks.config(num_labels=1, classifier_dropout=0.0)
     backend = ranks.backend(AutoModelForTokenClassification, config, seed=2)
     critic = settings("critic", {"ppo_mini_batch_size": 6, "ppo_micro_batch_size_per_gpu": 4})
-    optimizer = Optimizer(backend.model, critic.optim, 10, 1)
-    return Critic(backend, optimizer, critic, rows_per_prompt=1, max_response_length=12, seed=1)
+    backend.create_optimizer(critic.optim, 10, 1)
+    return Critic(backend, critic, rows_per_prompt=1, max_response_length=12, seed=1)
 
 
 def learned(role, batch):
@@ -98,10 +97,12 @@ def learned(role, batch):
 
 
 def study(rank, batch, served, sizes, balance=0.5):
-    """Everything that roles read and learn. The routers' balance is one of a micro-batch, which data ranks cut."""
+    """All columns and gradients of all roles. The routers' balance is one of a micro-batch, which data ranks split."""
     ranks = Ranks(served, sizes)
     unread = batch.keep(*(name for name in batch if name != "old_log_probs"))
-    reference = Reference(ranks.backend(AutoModelForCausalLM, ranks.config(), seed=5), TEMPERATURE, Cut(rows=4))
+    reference = Reference(
+        ranks.backend(AutoModelForCausalLM, ranks.config(), seed=5), TEMPERATURE, MicroBatchSize(rows=4)
+    )
     policy = policy_of(ranks, ranks.config(), EVERYTHING, reference)
     columns = {
         **policy.compute_log_probs(batch),
@@ -116,8 +117,8 @@ def study(rank, batch, served, sizes, balance=0.5):
     found["critic"] = learned(critic, batch)
     judge = ranks.backend(AutoModelForSequenceClassification, ranks.config(num_labels=1), seed=3)
     found["columns"] = {name: column.flat for name, column in columns.items()}
-    found["columns"]["scores"] = compute_scores(judge, batch["prompt_ids"], Cut(rows=4))
-    found["dealt"] = ranks.parallel.shard_batch(row_lengths(batch), Cut(tokens=7))
+    found["columns"]["scores"] = compute_scores(judge, batch["prompt_ids"], MicroBatchSize(rows=4))
+    found["micro-batches"] = ranks.parallel.shard_batch(row_lengths(batch), MicroBatchSize(tokens=7))
     return found
 
 
@@ -135,13 +136,19 @@ def same(found, expected):
             torch.testing.assert_close(ours[name], gradient, rtol=0, atol=2e-5 * scale, msg=f"{role}: {name}")
 
 
-@pytest.mark.parametrize("served", HEADS)
-def test_two_ranks_share_the_rows(batch, served):
-    expected = study(0, copy.deepcopy(batch), served, None)
-    for found in run_ranks(2, study, batch, served, {"sequence_size": 2}):
-        same(found, expected)
-        assert found["dealt"] == Cut(tokens=14).micro_batches(row_lengths(batch))  # the budgets of both
-        assert len(found["dealt"]) < len(expected["dealt"])
+def study_all(rank, batch):
+    return {served: study(rank, batch, served, {"sequence_size": 2}) for served in HEADS}
+
+
+def test_two_ranks_share_the_rows(batch):
+    ranks = run_ranks(2, study_all, batch)
+    for served in HEADS:
+        expected = study(0, copy.deepcopy(batch), served, None)
+        for rank in ranks:
+            same(rank[served], expected)
+            sharded = rank[served]["micro-batches"]
+            assert sharded == MicroBatchSize(tokens=14).split(row_lengths(batch))  # the budgets of both
+            assert len(sharded) < len(expected["micro-batches"])
 
 
 @pytest.mark.long

@@ -13,13 +13,12 @@ from burnish.config.adapters import AdapterSettings
 from burnish.models.attention import PACKED
 from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.lora import add_adapters
-from burnish.training.backend import Backend
-from burnish.training.optim import Optimizer
-from burnish.training.packing import Cut
+from burnish.training.backend import create_backend
+from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext, build_mesh
 from burnish.training.policy import Policy
 from tests.ranks import run_ranks
-from tests.training.conftest import CPU, TEMPERATURE, settings
+from tests.training.conftest import CPU, TEMPERATURE, make_batch, settings
 
 ALL = ["model", "optimizer", "extra", "hf_model"]
 KEY = "actor_rollout_ref.actor.checkpoint.load_contents"
@@ -41,17 +40,17 @@ ADAPTER = AdapterSettings(
 def make(folder: str, parallel: ParallelContext, adapted: bool, averaged: bool) -> Policy:
     model = load_causal_lm(ModelSource(folder), PACKED, torch.float32)
     adapters = add_adapters(model, ADAPTER, dtype=torch.float32, seed=4) if adapted else None
-    backend = Backend(model, CPU, torch.float32, adapters=adapters, parallel=parallel)
+    backend = create_backend(model, CPU, torch.float32, adapters=adapters, parallel=parallel)
     changes = {"ppo_mini_batch_size": 6, "optim.lr": 1e-2, "ema_beta": 0.5 if averaged else None}
     config = settings("actor_rollout_ref.actor", changes)
+    backend.create_optimizer(config.optim, 10, 1)
     return Policy(
         backend,
-        Optimizer(backend.model, config.optim, 10, 1),
         config,
         temperature=TEMPERATURE,
         rows_per_prompt=1,
         max_response_length=12,
-        inference_cut=Cut(rows=4),
+        inference_micro_batch=MicroBatchSize(rows=4),
         seed=1,
     )
 
@@ -69,9 +68,13 @@ def _whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
 
 
-def teach_and_save(rank: int | None, folder: str, batch, out: str, adapted: bool, averaged: bool):
-    """One step, a checkpoint of a copy, one more step; and what the state was at both."""
-    policy = make(folder, SINGLE_PROCESS if rank is None else build_mesh(CPU), adapted, averaged)
+def parallel_of(rank: int | None) -> ParallelContext:
+    return SINGLE_PROCESS if rank is None else build_mesh(CPU)
+
+
+def update_and_save(rank: int | None, folder: str, batch, out: str, adapted: bool, averaged: bool):
+    """One step, a checkpoint of a copy, one more step; returns the state after each step."""
+    policy = make(folder, parallel_of(rank), adapted, averaged)
     policy.update(batch, 1)
     contents = [part for part in ALL if not (adapted and part == "hf_model")]
     write = policy.writer(contents, copy=True)
@@ -82,12 +85,45 @@ def teach_and_save(rank: int | None, folder: str, batch, out: str, adapted: bool
     return saved, facts(policy)
 
 
-def load_and_teach(rank: int | None, folder: str, batch, out: str, adapted: bool, averaged: bool):
-    policy = make(folder, SINGLE_PROCESS if rank is None else build_mesh(CPU), adapted, averaged)
+def load_and_update(rank: int | None, folder: str, batch, out: str, adapted: bool, averaged: bool):
+    policy = make(folder, parallel_of(rank), adapted, averaged)
     policy.load(Path(out), ["model", "optimizer", "extra"], key=KEY)
     loaded = facts(policy)
     policy.update(batch, 2)
     return loaded, facts(policy)
+
+
+def load_hub(rank: int | None, folder: str, out: str):
+    policy = make(folder, parallel_of(rank), False, False)
+    policy.load(Path(out), ["hf_model"], key=KEY)
+    return facts(policy)["weights"]
+
+
+# adapted, averaged
+CASES = {"full": (False, True), "adapters": (True, False), "plain": (False, False)}
+
+
+def save_all(rank: int, folder: str, batch, out: str):
+    return {name: update_and_save(rank, folder, batch, f"{out}/{name}", *case) for name, case in CASES.items()}
+
+
+def load_all(rank: int, folder: str, batch, out: str):
+    cases = {"full": CASES["full"], "adapters": CASES["adapters"], "one process": CASES["plain"]}
+    found = {name: load_and_update(rank, folder, batch, f"{out}/{name}", *case) for name, case in cases.items()}
+    return found | {"hub": load_hub(rank, folder, f"{out}/plain")}
+
+
+@pytest.fixture(scope="module")
+def ranks(model_folder, tokenizer, tmp_path_factory):
+    """What two ranks and one process save, and what two ranks load of it: (folder, batch, saved, loaded)."""
+    out = tmp_path_factory.mktemp("sharded")
+    for name in (*CASES, "one process"):
+        (out / name).mkdir()
+    batch = make_batch(tokenizer)
+    saved = run_ranks(2, save_all, str(model_folder), batch, str(out))
+    alone = update_and_save(None, str(model_folder), batch, str(out / "one process"), *CASES["plain"])
+    loaded = run_ranks(2, load_all, str(model_folder), batch, str(out))
+    return out, batch, saved, alone, loaded
 
 
 def same(found: dict, expected: dict, exact: bool) -> None:
@@ -99,44 +135,35 @@ def same(found: dict, expected: dict, exact: bool) -> None:
             torch.testing.assert_close(found[part][name], tensor, **tolerance, msg=name)
 
 
-@pytest.mark.parametrize(("adapted", "averaged"), [(False, True), (True, False)], ids=["whole", "adapters"])
-def test_two_ranks_save_what_one_and_two_load(model_folder, batch, tmp_path, adapted, averaged):
-    out = tmp_path / "actor"
-    out.mkdir()
-    how = (str(model_folder), batch, str(out), adapted, averaged)
-    (saved, taught), other = run_ranks(2, teach_and_save, *how)
-    same(other[0], saved, exact=True)
+@pytest.mark.parametrize("name", ["full", "adapters"])
+def test_two_ranks_save_what_one_and_two_load(ranks, model_folder, name):
+    out, batch, (first, second), _, loaded = ranks
+    out, (saved, updated) = out / name, first[name]
+    same(second[name][0], saved, exact=True)
     assert json.loads((out / "extra.json").read_text())["updates"] == 1
-    for loaded, again in [load_and_teach(None, *how), *run_ranks(2, load_and_teach, *how)]:
-        same(loaded, saved, exact=True)
-        same(again, taught, exact=False)
+    alone = load_and_update(None, str(model_folder), batch, str(out), *CASES[name])
+    for found, again in [alone, *(rank[name] for rank in loaded)]:
+        same(found, saved, exact=True)
+        same(again, updated, exact=False)
     exported = AutoModelForCausalLM.from_pretrained(out / "exported").state_dict()
-    expected = taught["average"] if averaged else taught["weights"]
-    for name, tensor in expected.items():
-        torch.testing.assert_close(exported[name], tensor, rtol=0, atol=1e-6, msg=name)
+    averaged = updated["average"] is not None
+    assert averaged == (name == "full")
+    expected = updated["average"] if averaged else updated["weights"]
+    for weight, tensor in expected.items():
+        torch.testing.assert_close(exported[weight], tensor, rtol=0, atol=1e-6, msg=weight)
     if averaged:
         hub = AutoModelForCausalLM.from_pretrained(out / "huggingface").state_dict()
-        assert all(torch.equal(hub[name], tensor) for name, tensor in saved["average"].items())
+        assert all(torch.equal(hub[weight], tensor) for weight, tensor in saved["average"].items())
 
 
-def test_one_process_saves_what_two_ranks_load(model_folder, batch, tmp_path):
-    (tmp_path / "actor").mkdir()
-    how = (str(model_folder), batch, str(tmp_path / "actor"), False, False)
-    saved, taught = teach_and_save(None, *how)
-    for loaded, again in run_ranks(2, load_and_teach, *how):
-        same(loaded, saved, exact=True)
-        same(again, taught, exact=False)
+def test_one_process_saves_what_two_ranks_load(ranks):
+    _, _, _, (saved, updated), loaded = ranks
+    for rank in loaded:
+        same(rank["one process"][0], saved, exact=True)
+        same(rank["one process"][1], updated, exact=False)
 
 
-def load_hub(rank: int | None, folder: str, out: str):
-    policy = make(folder, SINGLE_PROCESS if rank is None else build_mesh(CPU), False, False)
-    policy.load(Path(out), ["hf_model"], key=KEY)
-    return facts(policy)["weights"]
-
-
-def test_a_hugging_face_folder_is_read_into_shards(model_folder, batch, tmp_path):
-    (tmp_path / "actor").mkdir()
-    how = (str(model_folder), batch, str(tmp_path / "actor"), False, False)
-    (saved, _), _ = run_ranks(2, teach_and_save, *how)
-    for found in run_ranks(2, load_hub, str(model_folder), str(tmp_path / "actor")):
-        assert all(torch.equal(found[name], tensor) for name, tensor in saved["weights"].items())
+def test_a_hugging_face_folder_is_read_into_shards(ranks):
+    _, _, (first, _), _, loaded = ranks
+    for rank in loaded:
+        assert all(torch.equal(rank["hub"][name], tensor) for name, tensor in first["plain"][0]["weights"].items())

@@ -7,12 +7,10 @@ import torch
 
 from burnish.models.attention import PACKED
 from burnish.models.load import ModelSource, load_causal_lm
-from burnish.training.backend import Backend, BackendOptions
-from burnish.training.optim import Optimizer
-from burnish.training.packing import Cut
+from burnish.training.backend import BackendOptions, FsdpOptions, create_backend
+from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext, build_mesh
 from burnish.training.policy import Policy
-from burnish.training.sharding import Sharding
 from tests.ranks import run_ranks
 from tests.training.conftest import CPU, TEMPERATURE, settings
 
@@ -27,16 +25,16 @@ def train(rank: int, folder: str, batch, sizes: dict, changes: dict, options: Ba
 
 def train_at(parallel: ParallelContext, folder: str, batch, changes: dict, options: BackendOptions, steps: int = 2):
     model = load_causal_lm(ModelSource(folder), PACKED, torch.float32)
-    backend = Backend(model, CPU, torch.float32, options=options, parallel=parallel)
+    backend = create_backend(model, CPU, torch.float32, options=options, parallel=parallel)
     config = settings("actor_rollout_ref.actor", MINI | {"ppo_max_token_len_per_gpu": 24} | changes)
+    backend.create_optimizer(config.optim, 10, 1)
     policy = Policy(
         backend,
-        Optimizer(backend.model, config.optim, 10, 1),
         config,
         temperature=TEMPERATURE,
         rows_per_prompt=1,
         max_response_length=12,
-        inference_cut=Cut(tokens=20),
+        inference_micro_batch=MicroBatchSize(tokens=20),
         seed=1,
     )
     said, read = [], policy.compute_log_probs(batch)
@@ -70,17 +68,24 @@ def without_old(batch, without):
 CASES = {
     "sharded": ({}, {}, BackendOptions()),
     "replicated": ({"fsdp_size": 1}, {}, BackendOptions()),
-    "kept after forward": ({}, {}, BackendOptions(sharding=Sharding(reshard_after_forward=False, prefetch=True))),
-    "by size": ({}, {}, BackendOptions(sharding=Sharding(min_num_params=500))),
+    "kept after forward": ({}, {}, BackendOptions(fsdp=FsdpOptions(reshard_after_forward=False, prefetch=True))),
+    "by size": ({}, {}, BackendOptions(fsdp=FsdpOptions(min_num_params=500))),
     "rows as they come": ({"balance": False}, {"loss_agg_mode": "seq-mean-token-mean"}, BackendOptions()),
     "by rows": ({}, {"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 1}, BackendOptions()),
     "coupled rows": ({}, {"policy_loss.loss_mode": "clip_cov", "policy_loss.clip_cov_ratio": 0.5}, BackendOptions()),
-    "offloaded": ({}, {}, BackendOptions(sharding=Sharding(offload=True))),
+    "offloaded": ({}, {}, BackendOptions(fsdp=FsdpOptions(offload=True))),
 }
 
 
 def all_cases(rank: int, folder: str, batch, names: list[str]):
-    return {name: train(rank, folder, batch, *CASES[name]) for name in names}
+    return {name: train(rank, folder, batch, *CASES[name]) for name in names} | {"last stage": last_stage(rank)}
+
+
+def last_stage(rank: int):
+    """What a rank of a two-stage pipeline has and reports, and what all ranks gather."""
+    stage = ParallelContext(pipeline_rank=rank, pipeline_size=2)
+    outputs = [f"output of stage {rank}"] if stage.has_results else []
+    return stage.has_results, stage.reports_results, stage.gather_lists(outputs)
 
 
 def test_two_ranks_compute_what_one_does(model_folder, without_old):
@@ -90,6 +95,8 @@ def test_two_ranks_compute_what_one_does(model_folder, without_old):
         for rank in range(2):
             same(found[rank][name], expected)
     assert found[0]["sharded"]["local"] < 0.6 * found[0]["replicated"]["local"]
+    outputs = ["output of stage 1"]
+    assert [rank["last stage"] for rank in found] == [(False, False, outputs), (True, True, outputs)]
 
 
 @pytest.mark.long

@@ -7,18 +7,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from burnish.errors import UserError
 from burnish.training.checkpoint import Checkpoints, damage
-from burnish.training.state import in_memory, load_role, save_role, writer_of
+from burnish.training.state import copy_to_cpu, load_role, role_writer, save_role
 
 ALL = ["model", "optimizer", "extra"]
 
 
 def save(folder, role, contents=ALL, tokenizer=None):
     folder.mkdir()
-    save_role(folder, role.backend, role.optimizer, contents, tokenizer)
+    save_role(folder, role.backend, contents, tokenizer)
 
 
 def load(folder, role, contents=ALL):
-    load_role(folder, role.backend, role.optimizer, contents, key="actor_rollout_ref.actor.checkpoint.load_contents")
+    load_role(folder, role.backend, contents, key="actor_rollout_ref.actor.checkpoint.load_contents")
 
 
 def equal(one, other):
@@ -55,7 +55,7 @@ def test_the_next_update_after_loading_is_bit_identical(trained, fresh, batch, w
 
 def test_a_copy_is_that_of_when_it_was_taken(trained, fresh, batch, weights, tmp_path):
     expected = weights(trained)
-    write = writer_of(trained.backend, trained.optimizer, [*ALL, "hf_model"], copy=True)
+    write = role_writer(trained.backend, [*ALL, "hf_model"], copy=True)
     trained.update(batch, 3)
     (tmp_path / "actor").mkdir()
     write(tmp_path / "actor")
@@ -68,7 +68,7 @@ def test_a_copy_is_that_of_when_it_was_taken(trained, fresh, batch, weights, tmp
 
 def test_tensors_that_are_one_are_copied_once():
     weight = torch.ones(2, 3)
-    copied = in_memory({"a": weight, "b": weight.view(2, 3), "c": [weight.T, 5], "step": torch.zeros(())}, {})
+    copied = copy_to_cpu({"a": weight, "b": weight.view(2, 3), "c": [weight.T, 5], "step": torch.zeros(())}, {})
     assert copied["a"] is copied["b"] is not weight
     weight.add_(1)
     assert copied["a"].sum() == 6 and copied["c"][0].shape == (3, 2) and copied["c"][1] == 5
@@ -201,7 +201,7 @@ def test_a_real_write_error_keeps_the_old_checkpoint(trained, tmp_path, contents
     checkpoints = Checkpoints(tmp_path)
 
     def actor(folder):
-        save_role(folder, trained.backend, trained.optimizer, contents)
+        save_role(folder, trained.backend, contents)
 
     checkpoints.save(1, {"actor": actor}, {"step": 1})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -39,14 +39,16 @@ from burnish.errors import UserError
 from burnish.models import attention
 from burnish.models.parts import backbone
 from burnish.models.recompute import enable_recompute
-from burnish.training.backend import Backend, BackendOptions
-from burnish.training.dtensor import whole
+from burnish.training.backend import BackendOptions
+from burnish.training.backends.single import SingleBackend
+from burnish.training.dtensor import full_tensor
 from burnish.training.optim import Optimizer
 from burnish.training.packing import PackedRows
 from burnish.training.parallel import SINGLE_PROCESS
-from burnish.training.tensor_parallel import check_sizes, parallelize
+from burnish.training.tensor_parallel import apply_tp, check_sizes
 from tests.conftest import FAMILIES, SIZES, sharpen
 from tests.ranks import run_ranks
+from tests.training.conftest import make_batch
 from tests.training.test_sharding import train, train_at
 
 KEY = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size"
@@ -93,11 +95,11 @@ def log_probs(model: PreTrainedModel, given: PackedRows) -> Tensor:
 
 
 def fused(model: PreTrainedModel, given: PackedRows) -> Tensor:
-    return Backend(model, CPU, torch.float32).log_probs(given, 1.0, False)[0]
+    return SingleBackend(model, CPU, torch.float32).log_probs(given, 1.0, False)[0]
 
 
 def values(model: PreTrainedModel, given: PackedRows) -> Tensor:
-    return Backend(model, CPU, torch.float32).values(given)
+    return SingleBackend(model, CPU, torch.float32).values(given)
 
 
 def loss(numbers: Tensor) -> Tensor:
@@ -106,7 +108,7 @@ def loss(numbers: Tensor) -> Tensor:
 
 def spread(model: PreTrainedModel, data: int, tensor: int) -> tuple[PreTrainedModel, DeviceMesh]:
     mesh = init_device_mesh("cpu", (data, tensor), mesh_dim_names=("data", "tensor"))
-    parallelize(model, mesh["tensor"], KEY)
+    apply_tp(model, mesh["tensor"], KEY)
     if data > 1:
         for layer in backbone(model).layers:
             fully_shard(layer, mesh=mesh["data"])
@@ -115,11 +117,11 @@ def spread(model: PreTrainedModel, data: int, tensor: int) -> tuple[PreTrainedMo
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: whole(parameter.detach()) for name, parameter in model.named_parameters()}
+    return {name: full_tensor(parameter.detach()) for name, parameter in model.named_parameters()}
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: whole(parameter.grad) for name, parameter in model.named_parameters()}
+    return {name: full_tensor(parameter.grad) for name, parameter in model.named_parameters()}
 
 
 @dataclass(frozen=True)
@@ -162,19 +164,46 @@ TWO = {
 FOUR = {name: (name, 2, 2, log_probs, AutoModelForCausalLM, False) for name in ("qwen3", "biases everywhere")}
 
 
-@pytest.fixture(scope="module")
-def on_two() -> dict[str, list[Seen]]:
-    return seen_by(2, TWO)
+def on_four_ranks(rank: int, folder: str) -> dict[str, Any]:
+    return {"compared": all_compared(rank, list(FOUR.values())), "updated": updated(rank, folder, 2, 2)}
+
+
+def on_two_ranks(rank: int, folder: str, model_folder: str, batch: Batch) -> dict[str, Any]:
+    return {
+        "compared": all_compared(rank, list(TWO.values())),
+        "loaded": {sizes: loaded(rank, folder, *sizes) for sizes in ((1, 2), (2, 1))},
+        "policies": all_trained(rank, model_folder, batch, policies_on(2)),
+    }
+
+
+def on_one_rank(rank: int, folder: str) -> dict[str, Any]:
+    return {"updated": updated(rank, None, 1, 1), "loaded": {(1, 1): loaded(rank, folder, 1, 1)}}
+
+
+@dataclass(frozen=True)
+class Launches:
+    """What every rank returned, by the number of ranks. The checkpoint is that of the four."""
+
+    one: list[dict[str, Any]]
+    two: list[dict[str, Any]]
+    four: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def on_four() -> dict[str, list[Seen]]:
-    return seen_by(4, FOUR)
+def launches(tmp_path_factory, model_folder, tokenizer) -> Launches:
+    folder = str(tmp_path_factory.mktemp("tensor") / "state")
+    four = run_ranks(4, on_four_ranks, folder)
+    two = run_ranks(2, on_two_ranks, folder, str(model_folder), without_old(tokenizer))
+    return Launches(run_ranks(1, on_one_rank, folder), two, four)
 
 
-def seen_by(size: int, cases: dict[str, tuple]) -> dict[str, list[Seen]]:
-    ranks = run_ranks(size, all_compared, list(cases.values()))
-    return {name: [rank[number] for rank in ranks] for number, name in enumerate(cases)}
+def without_old(tokenizer: Any) -> Batch:
+    batch = make_batch(tokenizer)
+    return batch.keep(*(name for name in batch if name != "old_log_probs"))
+
+
+def seen(ranks: list[dict[str, Any]], cases: dict[str, tuple], name: str) -> list[Seen]:
+    return [rank["compared"][list(cases).index(name)] for rank in ranks]
 
 
 def check(ranks: list[Seen]) -> None:
@@ -191,23 +220,23 @@ def check(ranks: list[Seen]) -> None:
 
 
 @pytest.mark.parametrize("name", TWO)
-def test_two_tensor_ranks_are_the_plain_model(on_two, name):
-    check(on_two[name])
+def test_two_tensor_ranks_are_the_plain_model(launches, name):
+    check(seen(launches.two, TWO, name))
 
 
 @pytest.mark.parametrize("name", FOUR)
-def test_two_by_two_are_the_plain_model(on_four, name):
-    check(on_four[name])
+def test_two_by_two_are_the_plain_model(launches, name):
+    check(seen(launches.four, FOUR, name))
 
 
-def test_matrices_of_layers_are_split_and_nothing_else(on_two):
+def test_matrices_of_layers_are_split_and_nothing_else(launches):
     matrices = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    split = {name.split(".")[-2] for name in on_two["qwen3"][0].split}
-    assert split == matrices
-    assert len(on_two["qwen3"][0].split) == 2 * len(matrices)
+    split = seen(launches.two, TWO, "qwen3")[0].split
+    assert {name.split(".")[-2] for name in split} == matrices
+    assert len(split) == 2 * len(matrices)
 
 
-def taught(rank: int, folder: str | None, data: int, tensor: int) -> dict[str, Any]:
+def updated(rank: int, folder: str | None, data: int, tensor: int) -> dict[str, Any]:
     """Two clipped updates; then everything whole, and a checkpoint where a folder is named."""
     model, mesh = spread(made("qwen3"), data, tensor)
     optimizer = Optimizer(model, OptimConfig(lr=1e-2, weight_decay=0.1), 10, 1)
@@ -228,7 +257,7 @@ def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 def everything(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:
     moments = {
-        moment: {name: whole(optimizer.adamw.state[p][moment]) for name, p in model.named_parameters()}
+        moment: {name: full_tensor(optimizer.adamw.state[p][moment]) for name, p in model.named_parameters()}
         for moment in ("exp_avg", "exp_avg_sq")
     }
     return {"weights": weights_of(model), **moments}
@@ -248,18 +277,11 @@ def loaded(rank: int, folder: str, data: int, tensor: int) -> dict[str, dict[str
     return everything(model, optimizer)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> tuple[str, list[dict[str, Any]]]:
-    """Saved on 2 x 2 ranks after two updates, and what each of them had then."""
-    folder = str(tmp_path_factory.mktemp("tensor") / "state")
-    return folder, run_ranks(4, taught, folder, 2, 2)
-
-
-def test_clipped_updates_are_those_of_one_process(checkpoint):
-    alone = run_ranks(1, taught, None, 1, 1)[0]
-    for rank in checkpoint[1]:
+def test_clipped_updates_are_those_of_one_process(launches):
+    alone, ranks = launches.one[0]["updated"], [rank["updated"] for rank in launches.four]
+    for rank in ranks:
         assert rank["norms"] == pytest.approx(alone["norms"], rel=1e-6)
-        assert rank["norms"] == checkpoint[1][0]["norms"], "ranks must agree to the last bit: all scale by this number"
+        assert rank["norms"] == ranks[0]["norms"], "ranks must agree to the last bit: all scale by this number"
         for moment in ("exp_avg", "exp_avg_sq"):
             for name, expected in alone[moment].items():
                 atol = CLOSE * float(expected.abs().max())
@@ -269,16 +291,16 @@ def test_clipped_updates_are_those_of_one_process(checkpoint):
             clear = alone["exp_avg_sq"][name].sqrt() > 1e-5
             assert clear.any()
             torch.testing.assert_close(rank["weights"][name][clear], expected[clear], rtol=CLOSE, atol=CLOSE, msg=name)
-            assert torch.equal(rank["weights"][name], checkpoint[1][0]["weights"][name]), name
+            assert torch.equal(rank["weights"][name], ranks[0]["weights"][name]), name
 
 
 @pytest.mark.parametrize(("data", "tensor"), [(1, 1), (1, 2), (2, 1)])
-def test_a_checkpoint_of_two_by_two_is_read_by_any_number_of_ranks(checkpoint, data, tensor):
-    folder, saved = checkpoint
-    for rank in run_ranks(data * tensor, loaded, folder, data, tensor):
-        for part, tensors in rank.items():
-            assert tensors.keys() == saved[0][part].keys()
-            assert all(torch.equal(tensor, saved[0][part][name]) for name, tensor in tensors.items()), part
+def test_a_checkpoint_of_two_by_two_is_read_by_any_number_of_ranks(launches, data, tensor):
+    saved = launches.four[0]["updated"]
+    for rank in launches.one if data * tensor == 1 else launches.two:
+        for part, tensors in rank["loaded"][data, tensor].items():
+            assert tensors.keys() == saved[part].keys()
+            assert all(torch.equal(tensor, saved[part][name]) for name, tensor in tensors.items()), part
 
 
 @pytest.mark.parametrize(
@@ -290,7 +312,7 @@ def test_a_checkpoint_of_two_by_two_is_read_by_any_number_of_ranks(checkpoint, d
     ],
 )
 def test_sizes_that_do_not_divide_are_refused_by_arithmetic(sizes, size, allowed, hint):
-    with pytest.raises(UserError, match="do not share out evenly") as caught:
+    with pytest.raises(UserError, match="do not divide evenly") as caught:
         check_sizes(LlamaConfig(**{**SIZES, **sizes}), size, KEY)
     assert (caught.value.key, caught.value.value) == (KEY, size)
     assert (caught.value.allowed, caught.value.hint) == (allowed, hint)
@@ -320,19 +342,19 @@ STRANGE: dict[str, Callable[[], PreTrainedModel]] = {
 @pytest.mark.parametrize(
     ("model", "problem"),
     [
-        ("matrices in one", "no plan knows how to share out: self_attn.o_proj, self_attn.qkv_proj"),
-        ("a norm over all heads", "norms all heads together"),
-        ("adapters", "no plan knows how to share out: self_attn.q_proj.base_layer"),
+        ("matrices in one", "no plan covers: self_attn.o_proj, self_attn.qkv_proj"),
+        ("a norm over all heads", "normalizes over all heads"),
+        ("adapters", "no plan covers: self_attn.q_proj.base_layer"),
     ],
 )
 def test_a_layer_that_no_plan_covers_is_refused(model, problem):
     with pytest.raises(UserError, match=re.escape(problem)) as caught:
-        parallelize(STRANGE[model](), SimpleNamespace(size=lambda: 2), KEY)
+        apply_tp(STRANGE[model](), SimpleNamespace(size=lambda: 2), KEY)
     assert (caught.value.key, caught.value.value) == (KEY, 2)
 
 
 # A policy as the ranks of a run have it: how many, and which of them share what.
-PLACES: dict[str, tuple[int, dict[str, int], BackendOptions]] = {
+POLICIES: dict[str, tuple[int, dict[str, int], BackendOptions]] = {
     "tensor ranks alone": (2, {"tensor_size": 2}, BackendOptions()),
     "activations in CPU memory": (2, {"tensor_size": 2}, BackendOptions(activations_on_cpu=True)),
     "data and tensor ranks": (4, {"tensor_size": 2}, BackendOptions()),
@@ -342,18 +364,29 @@ PLACES: dict[str, tuple[int, dict[str, int], BackendOptions]] = {
 
 
 def all_trained(rank: int, folder: str, batch: Batch, names: list[str]) -> list[dict[str, Any]]:
-    return [train(rank, folder, batch, PLACES[name][1], {}, PLACES[name][2]) for name in names]
+    return [train(rank, folder, batch, POLICIES[name][1], {}, POLICIES[name][2]) for name in names]
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_a_policy_on_tensor_ranks_learns_what_one_process_does(model_folder, batch, without, size):
-    given = without(batch, "old_log_probs")
-    expected = train_at(SINGLE_PROCESS, str(model_folder), given, {}, BackendOptions())
-    names = [name for name, (ranks, _, _) in PLACES.items() if ranks == size]
-    for answers in run_ranks(size, all_trained, str(model_folder), given, names):
+def policies_on(num_ranks: int) -> list[str]:
+    return [name for name, (size, _, _) in POLICIES.items() if size == num_ranks]
+
+
+def check_policies(ranks: list[list[dict[str, Any]]], model_folder: Any, batch: Batch) -> None:
+    expected = train_at(SINGLE_PROCESS, str(model_folder), batch, {}, BackendOptions())
+    for answers in ranks:
         for found in answers:
             alike(found, expected)
             assert found["local"] < expected["local"]
+
+
+def test_a_policy_on_two_tensor_ranks_learns_what_one_process_does(launches, model_folder, tokenizer):
+    check_policies([rank["policies"] for rank in launches.two], model_folder, without_old(tokenizer))
+
+
+@pytest.mark.long
+def test_a_policy_on_four_ranks_learns_what_one_process_does(model_folder, tokenizer):
+    batch = without_old(tokenizer)
+    check_policies(run_ranks(4, all_trained, str(model_folder), batch, policies_on(4)), model_folder, batch)
 
 
 def alike(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -6,13 +6,15 @@ from burnish.algos.aggregate import Totals
 from burnish.algos.masked import masked_share
 from burnish.batch import Batch, Ragged
 from burnish.config.optim import OptimConfig
-from burnish.training.optim import Optimizer
-from burnish.training.packing import Cut
-from burnish.training.update import UpdatePlan, loss_mask, row_weights, run_updates
+from burnish.training.backends.single import SingleBackend
+from burnish.training.packing import MicroBatchSize
+from burnish.training.update import LossOutput, UpdatePlan, loss_mask, row_weights, run_updates
 
 
 def plan(**changes):
-    return UpdatePlan(**{"epochs": 1, "mini_rows": 4, "cut": Cut(rows=2), "grad_clip": 1.0} | changes)
+    return UpdatePlan(
+        **{"epochs": 1, "mini_rows": 4, "micro_batch": MicroBatchSize(rows=2), "grad_clip": 1.0} | changes
+    )
 
 
 def test_without_a_seed_rows_keep_their_order():
@@ -46,30 +48,29 @@ def rows():
 
 
 @pytest.fixture
-def update(rows):
+def run_plan(rows):
     """Run a plan with a loss that is the parameter times each row's number, and write down what was asked."""
 
     def run(**changes):
         module = nn.Linear(1, 1, bias=False)
-        optimizer = Optimizer(module, OptimConfig(lr=0.0), total_steps=1, updates_per_step=1)
+        backend = SingleBackend(module, torch.device("cpu"), torch.float32)
+        optimizer = backend.create_optimizer(OptimConfig(lr=0.0), total_steps=1, updates_per_step=1)
         asked = []
 
-        def loss_of(micro, numbers, count):
-            asked.append((micro["prompt_ids"].flat.tolist(), numbers, count))
+        def loss_fn(output, count):
+            micro = output.micro_batch.batch
+            asked.append((micro["prompt_ids"].flat.tolist(), output.micro_batch.rows, count))
             loss = (module.weight * micro["prompt_ids"].flat.float()).sum() / count.tokens
-            return (
-                loss,
-                torch.tensor(float(len(micro))),
-                {"size": masked_share(torch.ones(len(micro)), torch.ones(len(micro)))},
-            )
+            metrics = {"size": masked_share(torch.ones(len(micro)), torch.ones(len(micro)))}
+            return loss, LossOutput(torch.tensor(float(len(micro))), metrics)
 
-        return run_updates(rows, 5, plan(**changes), optimizer, loss_of), asked, optimizer
+        return run_updates(rows, 5, plan(**changes), backend, loss_fn), asked, optimizer
 
     return run
 
 
-def test_each_micro_batch_knows_its_rows_and_its_mini_batchs_totals(teach):
-    _, asked, optimizer = teach(shuffle_seed=3)
+def test_each_micro_batch_knows_its_rows_and_its_mini_batchs_totals(run_plan):
+    _, asked, optimizer = run_plan(shuffle_seed=3)
     assert all(prompts == numbers for prompts, numbers, _ in asked)
     assert [count.tokens for _, _, count in asked] == [4, 4, 4, 4, 2]
     assert asked[0][2] == Totals(tokens=4, sequences=4)
@@ -77,21 +78,21 @@ def test_each_micro_batch_knows_its_rows_and_its_mini_batchs_totals(teach):
     assert (optimizer.updates, optimizer.steps) == (3, 1)
 
 
-def test_micro_batches_of_one_mini_batch_add_up(teach):
-    done, _, _ = teach(mini_rows=10, cut=Cut(rows=3))
-    assert done.norms == [pytest.approx(sum(range(10)) / 10)]
+def test_micro_batches_of_one_mini_batch_add_up(run_plan):
+    done, _, _ = run_plan(mini_rows=10, micro_batch=MicroBatchSize(rows=3))
+    assert done.grad_norms == [pytest.approx(sum(range(10)) / 10)]
 
 
-def test_numbers_are_means_over_the_updates(teach):
-    done, _, _ = teach(epochs=2)
-    numbers = done.numbers("actor", "pg_loss")
+def test_numbers_are_means_over_the_updates(run_plan):
+    done, _, _ = run_plan(epochs=2)
+    numbers = done.summary("actor", "pg_loss")
     assert numbers["actor/pg_loss"] == pytest.approx(10 * 2 / 6)  # rows of both epochs over six updates
-    assert numbers["actor/grad_norm"] == pytest.approx(sum(done.norms) / 6)
+    assert numbers["actor/grad_norm"] == pytest.approx(sum(done.grad_norms) / 6)
     assert numbers["actor/size"] == 1.0
 
 
-def test_every_epoch_is_shuffled_anew(teach):
-    _, asked, _ = teach(epochs=2, shuffle_seed=3)
+def test_every_epoch_is_shuffled_anew(run_plan):
+    _, asked, _ = run_plan(epochs=2, shuffle_seed=3)
     numbers = [row for _, micro, _ in asked for row in micro]
     assert numbers[:10] != numbers[10:]
 

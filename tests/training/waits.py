@@ -73,9 +73,9 @@ def watched(on_device: Iterable[Tensor]) -> Iterator[Waits]:
     real_to, real_tolist, real_numpy = Tensor.to, Tensor.tolist, Tensor.numpy
 
     def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        parallel = kwargs.get("device", args[0] if args else None)
+        target = kwargs.get("device", args[0] if args else None)
         among_hosts = sys._getframe(1).f_code.co_filename == burnish.batch.__file__  # columns lie on the host
-        moves = isinstance(parallel, str | torch.device) or waits.has(parallel)
+        moves = isinstance(target, str | torch.device) or waits.has(target)
         if among_hosts or waits.has(tensor) or not moves or kwargs.get("non_blocking", False):
             return real_to(tensor, *args, **kwargs)
         waits.wait("to(device)")
@@ -101,8 +101,8 @@ def watched(on_device: Iterable[Tensor]) -> Iterator[Waits]:
         return [_on_host(leaf) if waits.has(leaf) else leaf for leaf in leaves]
 
     with pytest.MonkeyPatch.context() as patch:
-        for room in (critic, packing, policy, sft):
-            patch.setattr(room, "to_device", lambda tensor, device: waits.mark(tensor.clone()))
+        for module in (critic, packing, policy, sft):
+            patch.setattr(module, "to_device", lambda tensor, device: waits.mark(tensor.clone()))
         patch.setattr(transfer, "_all_to_host", all_to_host)
         patch.setattr(Tensor, "to", to)
         patch.setattr(Tensor, "cpu", cpu)

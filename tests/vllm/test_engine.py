@@ -102,7 +102,7 @@ def test_new_weights_reach_every_layer(make_engine, their_model, built, family):
 
 def test_experts_on_a_cpu_are_refused(make_engine, built):
     """vLLM 0.32 takes new weights for them without a word, and goes on with the old ones."""
-    with pytest.raises(UserError, match="leaves the experts"):
+    with pytest.raises(UserError, match="mixture-of-experts models are not supported yet"):
         make_engine(built(lambda: Qwen3MoeConfig(**WIDE, **EXPERTS)))
 
 
@@ -211,5 +211,5 @@ def test_what_vllm_does_not_take_is_said_by_key(tiny_folder):
         build(extra={"max_num_sequences": 3})
     with pytest.raises(UserError, match="rests on it"):
         build(extra={"logprobs_mode": "processed_logprobs"})
-    with pytest.raises(UserError, match=r"vLLM refuses: .*max_model_len"):
+    with pytest.raises(UserError, match=r"vLLM rejected its arguments: .*max_model_len"):
         build(max_model_len=100_000)

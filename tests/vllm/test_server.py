@@ -154,5 +154,5 @@ def test_a_server_that_runs_already(engine, their_model, tiny_folder):
     assert_log_probs(other, engine, Sampling(8, temperature=0.8), 0.8)
     second.close()
     assert engine.core.process.process.poll() is None
-    with pytest.raises(UserError, match=r"engine_kwargs\.vllm\.block_size.*it runs already"):
+    with pytest.raises(UserError, match=r"engine_kwargs\.vllm\.block_size.*no effect on a running server"):
         VllmServer(options(tiny_folder, base_url=url, block_size=64))

@@ -96,8 +96,8 @@ def test_adapters_arrive_merged(learn):
 
 
 def test_what_vllm_cannot_do_is_refused_before_anything_is_loaded(learn, monkeypatch):
-    monkeypatch.setattr("burnish.loop.cast.build_policy", lambda *args, **more: pytest.fail("a model was loaded"))
-    with pytest.raises(UserError, match=r"use_fire_sampling.*the engine vllm cannot do this"):
+    monkeypatch.setattr("burnish.loop.roles.build_policy", lambda *args, **more: pytest.fail("a model was loaded"))
+    with pytest.raises(UserError, match=r"use_fire_sampling.*not supported by the vllm engine"):
         learn("actor_rollout_ref.rollout.use_fire_sampling=true")
     with pytest.raises(UserError, match=r"engine_kwargs\.vllm\.max_num_sekvs.*Did you mean 'max_num_seqs'"):
         learn("+actor_rollout_ref.rollout.engine_kwargs.vllm.max_num_sekvs=3")

@@ -1,1 +1,1 @@
-"""Stand-ins for what users' own files import from verl and OpenRLHF. Only users' files see them: see imports.py."""
+"""What users' files import from verl and OpenRLHF; burnish/compat/stand_ins has the same under their module names."""

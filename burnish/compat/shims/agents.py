@@ -1,4 +1,4 @@
-"""openrlhf.utils.agent: the bases that users' agents are written against."""
+"""openrlhf.utils.agent: base classes of users' agents."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 
 class AgentInstanceBase(ABC):
-    """One conversation: reset once, then a step per response of the model."""
+    """One conversation: reset once, then one step per response of the model."""
 
     async def reset(self, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Of `observation` and `label`: the first observation."""
+        """The first observation, given `observation` and `label`."""
         return {"observation": states["observation"]}
 
     @abstractmethod
     async def step(self, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Of the texts so far: `rewards`, `environment_feedback`, `done`, and what else there is to say."""
+        """`rewards`, `environment_feedback`, `done` and optional entries, given the texts so far."""
 
 
 class AgentExecutorBase(ABC):
@@ -25,11 +25,11 @@ class AgentExecutorBase(ABC):
     async def execute(
         self, prompt: str, label: Any, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any
     ) -> dict[str, Any]:
-        """The whole conversation as tokens, which of them the model said, and its reward."""
+        """Tokens of the whole conversation, the ranges the model sampled, and the reward."""
 
 
 class MultiTurnAgentExecutor(AgentExecutorBase):
-    """The usual way: an instance per sample; the model speaks, the instance answers, until it says that it is done."""
+    """One agent instance per sample; model and instance alternate until the instance returns `done`."""
 
     def __init__(self, agent_instance_cls: type[AgentInstanceBase]) -> None:
         self.agent_instance_cls = agent_instance_cls
@@ -37,68 +37,68 @@ class MultiTurnAgentExecutor(AgentExecutorBase):
     async def execute(
         self, prompt: str, label: Any, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any
     ) -> dict[str, Any]:
-        talk = _Talk(hf_tokenizer, max_length)
+        conversation = _Conversation(hf_tokenizer, max_length)
         agent = self.agent_instance_cls()
-        begin = await agent.reset({"observation": prompt, "label": label})
-        talk.hear(begin["observation"])
+        first = await agent.reset({"observation": prompt, "label": label})
+        conversation.append_text(first["observation"])
         reward, scores, logs, done = 0.0, None, {}, False
-        while not done and talk.room > 0:
-            before, action = talk.text, await talk.speak(llm_engine, sampling_params)
+        while not done and conversation.remaining > 0:
+            before, action = conversation.text, await conversation.generate(llm_engine, sampling_params)
             states = {"observation_text": before, "action_text": action, "label": label}
-            told = await agent.step({**states, "sampling_params": sampling_params})
-            reward += _number(told["rewards"])
-            scores = told.get("scores", scores)
-            logs, done = told.get("extra_logs", logs), bool(told["done"])
-            sampling_params = told.get("sampling_params") or sampling_params
-            talk.hear(told.get("environment_feedback") or "")
+            result = await agent.step({**states, "sampling_params": sampling_params})
+            reward += _number(result["rewards"])
+            scores = result.get("scores", scores)
+            logs, done = result.get("extra_logs", logs), bool(result["done"])
+            sampling_params = result.get("sampling_params") or sampling_params
+            conversation.append_text(result.get("environment_feedback") or "")
         return {
             "prompt": prompt,
             "label": label,
             "reward": reward,
             "scores": reward if scores is None else _number(scores),
-            "observation_tokens": talk.tokens,
-            "action_ranges": talk.spoken,
-            "rollout_log_probs": talk.log_probs,
+            "observation_tokens": conversation.tokens,
+            "action_ranges": conversation.action_ranges,
+            "rollout_log_probs": conversation.log_probs,
             "extra_logs": logs,
             "truncated": not done,
         }
 
 
-class _Talk:
-    """The tokens of a conversation. What is heard is tokenised by itself; what is spoken stays as it was sampled."""
+class _Conversation:
+    """Tokens of a conversation. Observations are tokenized separately; sampled tokens are kept as they are."""
 
     def __init__(self, tokenizer: Any, max_length: int) -> None:
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.text = ""
         self.tokens: list[int] = []
-        self.spoken: list[tuple[int, int]] = []
+        self.action_ranges: list[tuple[int, int]] = []
         self.log_probs: list[float] | None = []
 
     @property
-    def room(self) -> int:
+    def remaining(self) -> int:
         return self.max_length - len(self.tokens)
 
-    def hear(self, text: str) -> None:
+    def append_text(self, text: str) -> None:
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
         self.text += text
         self.tokens += list(ids)
         if self.log_probs is not None:
             self.log_probs += [0.0] * len(ids)
 
-    async def speak(self, engine: Any, sampling_params: Any) -> str:
-        """One response, within the room that is left. The parameters are shared by all samples: a copy is changed."""
+    async def generate(self, engine: Any, sampling_params: Any) -> str:
+        """Sample one response within the remaining length. Copies the parameters, which all samples share."""
         import copy
 
         params = copy.copy(sampling_params)
-        params.max_tokens = self.room if params.max_tokens is None else min(params.max_tokens, self.room)
+        params.max_tokens = self.remaining if params.max_tokens is None else min(params.max_tokens, self.remaining)
         output = (await engine.generate(list(self.tokens), params)).outputs[0]
         start = len(self.tokens)
         self.tokens += list(output.token_ids)
-        self.spoken.append((start, len(self.tokens)))
+        self.action_ranges.append((start, len(self.tokens)))
         if self.log_probs is not None and output.logprobs is not None:
             pairs = zip(output.token_ids, output.logprobs, strict=True)
-            self.log_probs += [float(found[token].logprob) for token, found in pairs]
+            self.log_probs += [float(entry[token].logprob) for token, entry in pairs]
         else:
             self.log_probs = None
         self.text += output.text

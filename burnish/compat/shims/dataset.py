@@ -1,6 +1,6 @@
-"""verl's RLHFDataset, as a base for users' own classes (data.custom_cls): our reading of files underneath.
+"""verl's RLHFDataset as a base class of users' datasets (data.custom_cls), on top of our file readers.
 
-An item is the row itself with its messages; Burnish tokenises, truncates and filters afterwards, as for any other row.
+An item is a row with its messages; Burnish tokenizes, truncates and filters it like any other row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from burnish.data.files import read_files
 
 
 class Frame:
-    """Rows that can be filtered, mapped and selected; every one of these makes a new frame."""
+    """Rows with `filter`, `map` and `select`, each of which returns a new frame."""
 
     def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
         self.rows = list(rows)
@@ -24,7 +24,7 @@ class Frame:
         return (dict(row) for row in self.rows)
 
     def __getitem__(self, which: int | str) -> Any:
-        """A row by its number, a column by its name."""
+        """A row by number, or a column by name."""
         return [row[which] for row in self.rows] if isinstance(which, str) else dict(self.rows[which])
 
     @property
@@ -68,7 +68,7 @@ class RLHFDataset:
         self._read_files_and_tokenize()
 
     def _download(self, **unused: Any) -> None:
-        """The files are here already: Burnish fetched what was remote."""
+        """Does nothing: Burnish has downloaded remote files already."""
 
     def _read_files_and_tokenize(self) -> None:
         rows = read_files(self.data_files, "data.train_files")
@@ -76,7 +76,7 @@ class RLHFDataset:
         self.dataframe = self.maybe_filter_out_long_prompts(Frame([rows.row(number) for number in range(count)]))
 
     def maybe_filter_out_long_prompts(self, dataframe: Frame | None = None) -> Frame:
-        """All of them: Burnish itself filters by data.filter_overlong_prompts, whoever made the rows."""
+        """Does not filter: Burnish applies data.filter_overlong_prompts later."""
         return self.dataframe if dataframe is None else dataframe
 
     def __len__(self) -> int:

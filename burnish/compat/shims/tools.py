@@ -1,4 +1,4 @@
-"""verl.tools and verl.interactions: the bases and the schemas that users' tools are written against."""
+"""verl.tools and verl.interactions: base classes and schemas of users' tools."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 
 
 class Schema:
-    """What users ask of a schema: made from a dict, with nested schemas, and turned into one again."""
+    """The part of pydantic's interface that users need: conversion from and to dicts, with nested schemas."""
 
     @classmethod
     def model_validate(cls, values: Any) -> Any:
-        """From a dict; ValueError for what is missing or unknown."""
+        """Build from a dict; raises ValueError for missing fields and ignores unknown ones."""
         if isinstance(values, cls):
             return values
-        known = {one.name: one for one in dataclasses.fields(cls)}
-        needed = {one.name for one in known.values() if _is_needed(one)}
-        missing = needed - values.keys()
+        fields = {item.name: item for item in dataclasses.fields(cls)}
+        required = {item.name for item in fields.values() if _is_required(item)}
+        missing = required - values.keys()
         if missing:
             raise ValueError(f"{cls.__name__} needs {', '.join(sorted(missing))}")
         hints = typing.get_type_hints(cls)
-        return cls(**{name: _made(hints[name], value) for name, value in values.items() if name in known})
+        return cls(**{name: _convert(hints[name], value) for name, value in values.items() if name in fields})
 
     def model_dump(self, exclude_none: bool = False, **unused: Any) -> dict[str, Any]:
         values = dataclasses.asdict(self)
@@ -35,23 +35,23 @@ class Schema:
         return json.dumps(self.model_dump(**options))
 
 
-def _is_needed(one: dataclasses.Field) -> bool:
-    return one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
+def _is_required(item: dataclasses.Field) -> bool:
+    return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
 
 
-def _made(hint: Any, value: Any) -> Any:
-    """A dict where a schema is asked for becomes one, also inside a dict of them."""
+def _convert(hint: Any, value: Any) -> Any:
+    """Convert a dict to a schema if the type hint says so, also inside a dict of schemas."""
     if isinstance(hint, type) and issubclass(hint, Schema) and isinstance(value, Mapping):
         return hint.model_validate(value)
     inner = typing.get_args(hint)
     if typing.get_origin(hint) is dict and isinstance(value, Mapping):
-        return {name: _made(inner[1], one) for name, one in value.items()}
+        return {name: _convert(inner[1], item) for name, item in value.items()}
     return value
 
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_none(one) for name, one in value.items() if one is not None}
+        return {name: _without_none(item) for name, item in value.items() if item is not None}
     return value
 
 
@@ -86,7 +86,7 @@ class OpenAIFunctionSchema(Schema):
 
 @dataclass
 class OpenAIFunctionToolSchema(Schema):
-    """A tool, as chat templates are told of it."""
+    """A tool in the format of chat templates."""
 
     type: str
     function: OpenAIFunctionSchema
@@ -94,7 +94,7 @@ class OpenAIFunctionToolSchema(Schema):
 
 @dataclass
 class OpenAIFunctionCallSchema(Schema):
-    """A call that a model made."""
+    """A function call by the model."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class OpenAIFunctionCallSchema(Schema):
 
 @dataclass
 class ToolResponse(Schema):
-    """What a tool says: text, and pictures or videos."""
+    """Output of a tool: text, images or videos."""
 
     text: str | None = None
     image: list[Any] | None = None
@@ -116,7 +116,7 @@ class ToolResponse(Schema):
 
 
 class BaseTool:
-    """A tool: created for a trajectory, executed at every call, asked for a reward, released."""
+    """A tool: created once per trajectory, executed at every call, then asked for a reward and released."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | dict[str, Any] | None) -> None:
         self.config = config
@@ -143,7 +143,7 @@ class BaseTool:
 
 
 class BaseInteraction:
-    """Somebody who answers the model: a user, a judge, a game."""
+    """An environment that replies to the model: a simulated user, a judge, a game."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
@@ -155,7 +155,7 @@ class BaseInteraction:
     async def generate_response(
         self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
     ) -> tuple[bool, str, float, dict[str, Any]]:
-        """Is it over, what is said, the score of this turn, more about it."""
+        """(whether the conversation is over, reply, score of this turn, extra info)."""
         raise NotImplementedError(f"{type(self).__name__}.generate_response")
 
     async def calculate_score(self, instance_id: str | None = None, **kwargs: Any) -> float:
@@ -166,5 +166,5 @@ class BaseInteraction:
 
 
 def rollout_trace_op(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Nothing is traced: the function as it is."""
+    """Does nothing: Burnish does not trace tools."""
     return function

@@ -23,8 +23,7 @@ from burnish.models.device import pick_device
 from burnish.models.load import ModelSource, load_config, load_tokenizer, read_chat_template
 from burnish.training.checkpoint import Checkpoints
 from burnish.training.mirror import Mirror
-from burnish.training.optim import Optimizer
-from burnish.training.packing import Cut
+from burnish.training.packing import MicroBatchSize
 from burnish.training.sft import SftModel
 from burnish.training.update import UpdatePlan
 
@@ -75,7 +74,7 @@ def build(cfg: SftConfig, dataset: Rows | None = None, val_dataset: Rows | None 
 def model_source(cfg: SftConfig) -> ModelSource:
     model = cfg.model
     if not model.partial_pretrain:
-        raise UserError("no model given", key=MODEL, hint=f"{MODEL}=Qwen/Qwen2.5-0.5B")
+        raise UserError("no model is set", key=MODEL, hint=f"{MODEL}=Qwen/Qwen2.5-0.5B")
     return ModelSource(
         path=model.partial_pretrain,
         key=MODEL,
@@ -99,11 +98,15 @@ def build_model(cfg: SftConfig, source: ModelSource, device: torch.device, total
         seed=cfg.trainer.seed,
     )
     rows = data.micro_batch_size or data.micro_batch_size_per_gpu
-    cut = Cut.of(rows, data.use_dynamic_bsz, data.max_token_len_per_gpu)
-    plan = UpdatePlan(epochs=1, mini_rows=data.train_batch_size, cut=cut.on(device), grad_clip=cfg.optim.clip_grad)
-    options = optimizer_options(fsdp, backend)
-    optimizer = Optimizer(backend.model, optimizer_config(cfg.optim), total_steps, 1, options)
-    return SftModel(backend, optimizer, plan, seed=cfg.trainer.seed)
+    micro_batch = MicroBatchSize.of(rows, data.use_dynamic_bsz, data.max_token_len_per_gpu)
+    plan = UpdatePlan(
+        epochs=1,
+        mini_rows=data.train_batch_size,
+        micro_batch=micro_batch.for_device(device),
+        grad_clip=cfg.optim.clip_grad,
+    )
+    backend.create_optimizer(optimizer_config(cfg.optim), total_steps, 1, optimizer_options(fsdp, backend))
+    return SftModel(backend, plan, seed=cfg.trainer.seed)
 
 
 def fsdp_config(fsdp: SftFsdpConfig) -> FsdpConfig:

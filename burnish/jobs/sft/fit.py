@@ -17,7 +17,7 @@ from burnish.loop.fit import Result
 from burnish.loop.state import PATH_KEY, RESUME_MODES
 from burnish.loop.stop import stop_request
 from burnish.training.checkpoint import read_trainer
-from burnish.training.foreign import Foreign
+from burnish.training.external_checkpoints import ExternalCheckpoint
 
 
 def sft(
@@ -143,7 +143,7 @@ def save(run: SftRun) -> None:
 
 def _write(run: SftRun, step: int, role: Callable[[Path], None], state: dict[str, Any]) -> None:
     run.checkpoints.save(step, {"actor": role}, state)
-    problem = run.mirror.send(run.checkpoints, step) if run.mirror is not None else None
+    problem = run.mirror.upload(run.checkpoints, step) if run.mirror is not None else None
     if problem is not None:
         run.loggers.note(problem)
     run.checkpoints.keep(run.cfg.trainer.max_ckpt_to_keep, None)
@@ -154,9 +154,9 @@ def resume(run: SftRun) -> None:
     folder = RESUME_MODES[run.cfg.trainer.resume_mode].load()(run)
     if folder is None:
         return
-    if isinstance(folder, Foreign):
+    if isinstance(folder, ExternalCheckpoint):
         run.model.load(folder.actor, ["hf_model"], key=PATH_KEY)
-        run.notices.append(f"loaded weights from {folder.actor} ({folder.whose}); everything else starts anew")
+        run.notices.append(f"loaded weights from {folder.actor} ({folder.system}); everything else starts anew")
         return
     state = read_trainer(folder)
     model, contents = run.model, run.cfg.trainer.checkpoint.load_contents

@@ -1,7 +1,7 @@
-"""The head's chunks in Triton: one pass over a chunk of logits for the statistics, one for the gradients in place.
+"""LogitKernel in Triton: one pass over a chunk of logits for statistics, one for gradients in place.
 
-Products stay with cuBLAS; these kernels only move bytes: a chunk is read once, or read and written once. A row is
-summed up block by block around the largest logit so far, so no second pass is needed.
+Matrix products stay with cuBLAS; these kernels are memory-bound: a chunk is read once, or read and written once. A row
+is reduced block by block with a running maximum (online softmax), so no second pass is needed.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from burnish.models.kernels.door import kernel, tl
+from burnish.models.kernels.lazy_triton import kernel, tl
 from burnish.models.logits import Gap, Measured, Sharpness, statistics_dtype
+from burnish.sizing import triton_entry_bytes
 
-BLOCK = 4096  # entries of a row at once
+BLOCK = 4096  # entries of a row per iteration or program
 WARPS = 8
 
 
 @kernel
 def sharpened(raw: tl.tensor, scale: float, cap: float, CAPPED: tl.constexpr) -> tl.tensor:
-    """A product as a logit; tanh(x) = 2 sigmoid(2 x) - 1."""
+    """Logit of a product: soft cap and temperature; tanh(x) = 2 sigmoid(2 x) - 1."""
     if CAPPED:
         raw = (2 * tl.sigmoid(2 * raw / cap) - 1) * cap
     return raw * scale
@@ -28,7 +29,7 @@ def sharpened(raw: tl.tensor, scale: float, cap: float, CAPPED: tl.constexpr) ->
 def measure_rows(
     product: tl.tensor,  # [rows, vocabulary]
     tokens: tl.tensor,  # [rows], as are all below
-    normaliser: tl.tensor,
+    normalizer: tl.tensor,
     log_prob: tl.tensor,
     entropy: tl.tensor,
     scale: float,
@@ -38,11 +39,11 @@ def measure_rows(
     VOCABULARY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One row for each program."""
-    wide = normaliser.dtype.element_ty
+    """One row per program."""
+    wide = normalizer.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     start = product + row * VOCABULARY
-    largest = tl.full([], -1e30, wide)  # below every logit, and finite: -inf - -inf is no number
+    largest = tl.full([], -1e30, wide)  # below every logit, but finite, because -inf - -inf is NaN
     total = tl.zeros([], wide)  # of exp(logit - largest)
     spread = tl.zeros([], wide)  # of exp(logit - largest) (logit - largest)
     for first in range(0, VOCABULARY, BLOCK):
@@ -58,10 +59,10 @@ def measure_rows(
             spread = kept * (spread + total * (largest - new)) + tl.sum(weight * below, 0)
         total = kept * total + tl.sum(weight, 0)
         largest = new
-    found = largest + tl.log(total)
+    lse = largest + tl.log(total)
     token = tl.load(tokens + row)
-    tl.store(normaliser + row, found)
-    tl.store(log_prob + row, sharpened(tl.load(start + token).to(wide), scale, cap, CAPPED) - found)
+    tl.store(normalizer + row, lse)
+    tl.store(log_prob + row, sharpened(tl.load(start + token).to(wide), scale, cap, CAPPED) - lse)
     if ENTROPY:
         tl.store(entropy + row, tl.log(total) - spread / total)
 
@@ -70,7 +71,7 @@ def measure_rows(
 def differentiate_blocks(
     product: tl.tensor,  # [rows, vocabulary]; gets the gradient
     tokens: tl.tensor,
-    normaliser: tl.tensor,
+    normalizer: tl.tensor,
     entropy: tl.tensor,
     grad: tl.tensor,
     grad_entropy: tl.tensor,
@@ -81,32 +82,32 @@ def differentiate_blocks(
     VOCABULARY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One block of a row for each program."""
-    wide = normaliser.dtype.element_ty
+    """One block of a row per program."""
+    wide = normalizer.dtype.element_ty
     blocks: tl.constexpr = (VOCABULARY + BLOCK - 1) // BLOCK  # of a row
     row = (tl.program_id(0) // blocks).to(tl.int64)
     place = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     inside = place < VOCABULARY
     at = product + row * VOCABULARY + place
     logit = sharpened(tl.load(at, mask=inside, other=0).to(wide), scale, cap, CAPPED)
-    log_p = logit - tl.load(normaliser + row)
-    pull = tl.load(grad + row)
-    force = tl.zeros_like(log_p) + pull
+    log_p = logit - tl.load(normalizer + row)
+    row_grad = tl.load(grad + row)
+    total_grad = tl.zeros_like(log_p) + row_grad
     if ENTROPY:
-        force += tl.load(grad_entropy + row) * (log_p + tl.load(entropy + row))
-    found = tl.where(place == tl.load(tokens + row), pull, 0) - tl.exp(log_p) * force
+        total_grad += tl.load(grad_entropy + row) * (log_p + tl.load(entropy + row))
+    result = tl.where(place == tl.load(tokens + row), row_grad, 0) - tl.exp(log_p) * total_grad
     if CAPPED:
-        share = logit / (cap * scale)
-        found *= 1 - share * share
-    tl.store(at, (found * scale).to(product.dtype.element_ty), mask=inside)
+        capped = logit / (cap * scale)
+        result *= 1 - capped * capped
+    tl.store(at, (result * scale).to(product.dtype.element_ty), mask=inside)
 
 
 @kernel
 def measure_gap_rows(
     product: tl.tensor,  # [rows, vocabulary]
     ref_product: tl.tensor,
-    normaliser: tl.tensor,
-    ref_normaliser: tl.tensor,
+    normalizer: tl.tensor,
+    ref_normalizer: tl.tensor,
     kl: tl.tensor,
     scale: float,
     cap: float,
@@ -116,12 +117,12 @@ def measure_gap_rows(
     VOCABULARY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One row of both models for each program: KL = sum_v p_v (z_v - y_v) - log-sum-exp z + log-sum-exp y."""
-    wide = normaliser.dtype.element_ty
+    """One row of both models per program: KL = sum_v p_v (z_v - y_v) - log-sum-exp z + log-sum-exp y."""
+    wide = normalizer.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     start = row * VOCABULARY
     largest, ref_largest = tl.full([], -1e30, wide), tl.full([], -1e30, wide)
-    total, ref_total, apart = tl.zeros([], wide), tl.zeros([], wide), tl.zeros([], wide)
+    total, ref_total, difference = tl.zeros([], wide), tl.zeros([], wide), tl.zeros([], wide)
     for first in range(0, VOCABULARY, BLOCK):
         place = first + tl.arange(0, BLOCK)
         inside = place < VOCABULARY
@@ -132,23 +133,23 @@ def measure_gap_rows(
         new, ref_new = tl.maximum(largest, tl.max(logit, 0)), tl.maximum(ref_largest, tl.max(ref_logit, 0))
         weight = tl.where(inside, tl.exp(logit - new), 0)
         kept = tl.exp(largest - new)
-        apart = kept * apart + tl.sum(weight * (logit - ref_logit), 0)
+        difference = kept * difference + tl.sum(weight * (logit - ref_logit), 0)
         total = kept * total + tl.sum(weight, 0)
         ref_weight = tl.where(inside, tl.exp(ref_logit - ref_new), 0)
         ref_total = tl.exp(ref_largest - ref_new) * ref_total + tl.sum(ref_weight, 0)
         largest, ref_largest = new, ref_new
-    found, ref_found = largest + tl.log(total), ref_largest + tl.log(ref_total)
-    tl.store(normaliser + row, found)
-    tl.store(ref_normaliser + row, ref_found)
-    tl.store(kl + row, apart / total - found + ref_found)
+    lse, ref_lse = largest + tl.log(total), ref_largest + tl.log(ref_total)
+    tl.store(normalizer + row, lse)
+    tl.store(ref_normalizer + row, ref_lse)
+    tl.store(kl + row, difference / total - lse + ref_lse)
 
 
 @kernel
 def differentiate_gap_blocks(
     product: tl.tensor,  # [rows, vocabulary]; gets the gradient
     ref_product: tl.tensor,
-    normaliser: tl.tensor,
-    ref_normaliser: tl.tensor,
+    normalizer: tl.tensor,
+    ref_normalizer: tl.tensor,
     kl: tl.tensor,
     grad: tl.tensor,
     scale: float,
@@ -159,8 +160,8 @@ def differentiate_gap_blocks(
     VOCABULARY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One block of a row for each program."""
-    wide = normaliser.dtype.element_ty
+    """One block of a row per program."""
+    wide = normalizer.dtype.element_ty
     blocks: tl.constexpr = (VOCABULARY + BLOCK - 1) // BLOCK  # of a row
     row = (tl.program_id(0) // blocks).to(tl.int64)
     place = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -168,24 +169,24 @@ def differentiate_gap_blocks(
     at = row * VOCABULARY + place
     logit = sharpened(tl.load(product + at, mask=inside, other=0).to(wide), scale, cap, CAPPED)
     ref_logit = sharpened(tl.load(ref_product + at, mask=inside, other=0).to(wide), scale, ref_cap, REF_CAPPED)
-    log_p, log_q = logit - tl.load(normaliser + row), ref_logit - tl.load(ref_normaliser + row)
-    found = tl.exp(log_p) * (log_p - log_q - tl.load(kl + row)) * tl.load(grad + row)
+    log_p, log_q = logit - tl.load(normalizer + row), ref_logit - tl.load(ref_normalizer + row)
+    result = tl.exp(log_p) * (log_p - log_q - tl.load(kl + row)) * tl.load(grad + row)
     if CAPPED:
-        share = logit / (cap * scale)
-        found *= 1 - share * share
-    tl.store(product + at, (found * scale).to(product.dtype.element_ty), mask=inside)
+        capped = logit / (cap * scale)
+        result *= 1 - capped * capped
+    tl.store(product + at, (result * scale).to(product.dtype.element_ty), mask=inside)
 
 
 class TritonKernel:
-    """The LogitKernel of the kernels above."""
+    """LogitKernel backed by the kernels above."""
 
     def entry_bytes(self, dtype: torch.dtype, with_entropy: bool) -> int:
-        return dtype.itemsize
+        return triton_entry_bytes(dtype.itemsize, with_entropy)
 
     def measure(self, product: Tensor, tokens: Tensor, shape: Sharpness, with_entropy: bool, keep: bool) -> Measured:
-        found = [_column(product) for _ in range(3)]
-        measure_rows[(len(product),)](product, tokens, *found, *_numbers(shape), with_entropy, **_sizes(product))
-        return Measured(found[0], found[1], found[2] if with_entropy else None)
+        columns = [_column(product) for _ in range(3)]
+        measure_rows[(len(product),)](product, tokens, *columns, *_numbers(shape), with_entropy, **_sizes(product))
+        return Measured(columns[0], columns[1], columns[2] if with_entropy else None)
 
     def differentiate(
         self,
@@ -197,15 +198,15 @@ class TritonKernel:
         grad_entropy: Tensor | None,
     ) -> Tensor:
         grad = grad.contiguous()
-        # Where the entropy has no gradient, the kernel looks at neither.
-        pulls = (grad, grad) if grad_entropy is None else (measured.entropy, grad_entropy.contiguous())
+        # Without a gradient of the entropy, the kernel reads neither of the two.
+        entropies = (grad, grad) if grad_entropy is None else (measured.entropy, grad_entropy.contiguous())
         differentiate_blocks[_blocks(product)](
             product,
             tokens,
-            measured.normaliser,
-            pulls[0],
+            measured.normalizer,
+            entropies[0],
             grad,
-            pulls[1],
+            entropies[1],
             *_numbers(shape),
             grad_entropy is not None,
             **_sizes(product),
@@ -213,11 +214,11 @@ class TritonKernel:
         return product
 
     def measure_gap(self, product: Tensor, ref_product: Tensor, shape: Sharpness, ref_shape: Sharpness) -> Gap:
-        found = Gap(*(_column(product) for _ in range(3)))
+        gap = Gap(*(_column(product) for _ in range(3)))
         measure_gap_rows[(len(product),)](
-            product, ref_product, *found, *_both_numbers(shape, ref_shape), **_sizes(product)
+            product, ref_product, *gap, *_both_numbers(shape, ref_shape), **_sizes(product)
         )
-        return found
+        return gap
 
     def differentiate_gap(
         self, product: Tensor, ref_product: Tensor, shape: Sharpness, ref_shape: Sharpness, gap: Gap, grad: Tensor
@@ -234,7 +235,7 @@ def _column(product: Tensor) -> Tensor:
 
 
 def _numbers(shape: Sharpness) -> tuple[float, float, bool]:
-    """scale, cap and whether there is one, as the kernels take them."""
+    """Scale, cap and whether there is a cap: arguments of the kernels."""
     return 1.0 / shape.temperature, shape.softcap or 1.0, shape.softcap is not None
 
 

@@ -1,8 +1,8 @@
-"""Attention over a paged cache in Triton: one query per row, or many; and the way of new keys and values into it.
+"""Attention over a paged KV cache in Triton, for decoding and prefill, and writing new keys and values into the cache.
 
-The cache of a layer is [blocks, kv_heads, block, head_dim]; a row's block table says where its tokens are, so rows that
-share a prompt share its blocks by pointing at them. A group of query heads that read the same key/value head is one
-program, padded to what the matrix units take; long contexts are split over several programs and put together after.
+A layer's cache is [num_blocks, kv_heads, block_size, head_dim]; a sequence's block table maps its tokens to blocks, so
+sequences share a prompt by having the same blocks in their tables. The query heads of one key/value head are one
+program, padded to the tile size of tensor cores; long contexts are split over several programs and combined after.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from burnish.models.kernels.door import kernel, tl
+from burnish.models.kernels.lazy_triton import kernel, tl
 from burnish.models.varlen import AttentionShape
 
-DOT = 16  # the least rows and columns of a product of the matrix units
-TILE = 64  # keys read at once, fewer where they are wide
-TILE_BYTES = 1 << 15  # of one tile of keys: several must fit into a multiprocessor's own memory
-STAGES = 2  # tiles on their way at once
-QUERIES = 64  # queries of one program in prefill
+DOT = 16  # minimum rows and columns of tl.dot
+TILE = 64  # keys per tile, fewer for large heads
+TILE_BYTES = 1 << 15  # of one tile of keys: several must fit into shared memory
+STAGES = 2  # tiles in flight
+QUERIES = 64  # queries per program in prefill
 PROGRAMS = 1024  # enough to fill the largest GPUs several times over
-BUSY = 264  # programs that keep them busy: two for each multiprocessor
-SHORT = 512  # tokens that one program should have read before the parts of several are put together (not measured)
-MOST_SPLITS = 64
+BUSY = 264  # programs that keep a GPU busy: two per multiprocessor
+SHORT = 512  # contexts below this are not split if the GPU is busy anyway (not measured)
+MAX_SPLITS = 64
 
 
 def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    """key and value [kv_heads, T, d] into the cache; slots [T] are block * block_size + place."""
+    """Write key and value [kv_heads, T, d] into the cache; slots [T] are block * block_size + offset."""
     kv_heads, tokens, dim = key.shape
     _write[(tokens,)](
         keys,
@@ -36,9 +36,9 @@ def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slots: Te
         *(key.stride(0), key.stride(1), value.stride(0), value.stride(1), keys.stride(0), keys.stride(1)),
         BLOCK=keys.shape[2],
         HEADS=kv_heads,
-        HEADS_PAD=_power(kv_heads),
+        HEADS_PAD=_next_power(kv_heads),
         DIM=dim,
-        DIM_PAD=_power(dim),
+        DIM_PAD=_next_power(dim),
     )
 
 
@@ -48,18 +48,18 @@ def write_and_attend(
     query: Tensor,  # [heads, rows, d]
     key: Tensor,  # [kv_heads, rows, d], of the newest tokens
     value: Tensor,
-    slots: Tensor,  # [rows] where they go, as write_kv has them
+    slots: Tensor,  # [rows] where they go, as in write_kv
     tables: Tensor,  # [rows, blocks of the longest] int32
-    lengths: Tensor,  # [rows] tokens to see, the newest included; at least 1
+    lengths: Tensor,  # [rows] tokens to attend to, including the newest; at least 1
     shape: AttentionShape,
 ) -> Tensor:
-    """[rows, heads, d]. The newest token is seen as it comes, and written for the next: one kernel does both."""
+    """[rows, heads, d]. One kernel attends to the newest token directly and writes it into the cache."""
     heads, rows, dim = query.shape
     kv_heads, block = keys.shape[1], keys.shape[2]
     splits = num_splits(rows * kv_heads, tables.shape[1] * block)
     output = torch.empty(rows, heads, dim, dtype=query.dtype, device=query.device)
     if splits == 1:
-        parts, weights = output, output  # one program sees all of a row: nothing to put together
+        parts, weights = output, output  # one program per row: nothing to combine
     else:
         parts = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=query.device)
         weights = torch.empty(rows, heads, splits, dtype=torch.float32, device=query.device)
@@ -81,9 +81,9 @@ def write_and_attend(
         *(keys.stride(0), keys.stride(1), tables.stride(0)),
         HEADS=heads,
         GROUP=group,
-        GROUP_PAD=max(DOT, _power(group)),
+        GROUP_PAD=max(DOT, _next_power(group)),
         DIM=dim,
-        DIM_PAD=max(DOT, _power(dim)),
+        DIM_PAD=max(DOT, _next_power(dim)),
         BLOCK=block,
         TILE=_tile(block, dim, query.dtype),
         SPLITS=splits,
@@ -94,7 +94,14 @@ def write_and_attend(
     )
     if splits > 1:
         _combine[(rows, heads)](
-            parts, weights, output, HEADS=heads, SPLITS=splits, SPLITS_PAD=_power(splits), DIM=dim, DIM_PAD=_power(dim)
+            parts,
+            weights,
+            output,
+            HEADS=heads,
+            SPLITS=splits,
+            SPLITS_PAD=_next_power(splits),
+            DIM=dim,
+            DIM_PAD=_next_power(dim),
         )
     return output
 
@@ -104,11 +111,11 @@ def prefill_attention(
     keys: Tensor,
     values: Tensor,
     tables: Tensor,  # [segments, blocks of the longest] int32
-    segments: Tensor,  # [segments, 3] int32: where its tokens begin in the stream, how many, how many came before
+    segments: Tensor,  # [segments, 3] int32: offset of its tokens in the stream, their number, tokens cached before
     tiles: Tensor,  # [tiles, 2] int32: segment, first token of the tile inside it
     shape: AttentionShape,
 ) -> Tensor:
-    """[T, heads, d]: every new token sees its own prompt up to itself, all of it read from the cache."""
+    """[T, heads, d]: every new token attends to its prompt up to itself, all read from the cache."""
     heads, tokens, dim = query.shape
     kv_heads, block = keys.shape[1], keys.shape[2]
     output = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
@@ -127,7 +134,7 @@ def prefill_attention(
         GROUP=heads // kv_heads,
         QUERIES=QUERIES,
         DIM=dim,
-        DIM_PAD=max(DOT, _power(dim)),
+        DIM_PAD=max(DOT, _next_power(dim)),
         BLOCK=block,
         TILE=_tile(block, dim, query.dtype),
         WINDOW=shape.window or 0,
@@ -139,20 +146,20 @@ def prefill_attention(
 
 
 def num_splits(programs: int, longest: int) -> int:
-    """Into how many parts a row's context is cut so that few rows still fill the GPU; a power of two."""
+    """Parts that a context is split into, so that few rows still fill the GPU; a power of two."""
     if programs >= BUSY and longest < SHORT:
         return 1
-    wanted = min(MOST_SPLITS, PROGRAMS // max(1, programs), longest // TILE)
-    return 1 << max(0, wanted.bit_length() - 1)
+    splits = min(MAX_SPLITS, PROGRAMS // max(1, programs), longest // TILE)
+    return 1 << max(0, splits.bit_length() - 1)
 
 
 def _tile(block: int, dim: int, dtype: torch.dtype) -> int:
-    """Keys of a tile: it divides a block and keeps to its bytes."""
-    return min(TILE, block, max(DOT, TILE_BYTES // (_power(dim) * dtype.itemsize)))
+    """Keys per tile: divides a block and stays within TILE_BYTES."""
+    return min(TILE, block, max(DOT, TILE_BYTES // (_next_power(dim) * dtype.itemsize)))
 
 
-def _power(number: int) -> int:
-    """The next power of two: what Triton's ranges must be."""
+def _next_power(number: int) -> int:
+    """The next power of two, as tl.arange needs it."""
     return 1 << (number - 1).bit_length()
 
 
@@ -175,14 +182,14 @@ def _write(
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
 ) -> None:
-    """One token: all its heads' keys and values."""
+    """One token: keys and values of all heads."""
     token = tl.program_id(0)
     slot = tl.load(slots + token).to(tl.int64)
     heads, dims = tl.arange(0, HEADS_PAD)[:, None], tl.arange(0, DIM_PAD)[None, :]
-    there = (heads < HEADS) & (dims < DIM)
+    valid = (heads < HEADS) & (dims < DIM)
     target = (slot // BLOCK) * cache_block + heads * cache_head + (slot % BLOCK) * DIM + dims
-    tl.store(keys + target, tl.load(key + heads * key_head + token * key_token + dims, mask=there), mask=there)
-    tl.store(values + target, tl.load(value + heads * value_head + token * value_token + dims, mask=there), mask=there)
+    tl.store(keys + target, tl.load(key + heads * key_head + token * key_token + dims, mask=valid), mask=valid)
+    tl.store(values + target, tl.load(value + heads * value_head + token * value_token + dims, mask=valid), mask=valid)
 
 
 @kernel
@@ -220,7 +227,7 @@ def _decode(
     CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One row, one key/value head, one part of the context; the first part has the newest token, too."""
+    """One row, one key/value head, one split of the context; split 0 also has the newest token."""
     row, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + row).to(tl.int32)
     start = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
@@ -232,48 +239,48 @@ def _decode(
 
     members, dims = tl.arange(0, GROUP_PAD), tl.arange(0, DIM_PAD)
     head = kv * GROUP + members
-    asked = (members < GROUP)[:, None] & (dims < DIM)[None, :]
-    q = tl.load(query + head[:, None] * query_head + row * query_row + dims[None, :], mask=asked, other=0.0)
+    valid_q = (members < GROUP)[:, None] & (dims < DIM)[None, :]
+    q = tl.load(query + head[:, None] * query_head + row * query_row + dims[None, :], mask=valid_q, other=0.0)
     slot = tl.load(slots + row).to(tl.int64)
     target = (slot // BLOCK) * cache_block + kv * cache_head + (slot % BLOCK) * DIM
-    new_key = _moved(key + kv * key_head + row * key_row, keys + target, split == 0, dims, DIM)
-    new_value = _moved(value + kv * value_head + row * value_row, values + target, split == 0, dims, DIM)
+    new_key = _load_and_store(key + kv * key_head + row * key_row, keys + target, split == 0, dims, DIM)
+    new_value = _load_and_store(value + kv * value_head + row * value_row, values + target, split == 0, dims, DIM)
     peak, total, mixed = _newest(q, new_key, new_value, split == 0, scaling, softcap, GROUP_PAD, CAPPED)
     for tile in range(begin, end):
-        place = tile * TILE + tl.arange(0, TILE)
-        seen = (place >= start) & (place < cached)
+        key_position = tile * TILE + tl.arange(0, TILE)
+        visible = (key_position >= start) & (key_position < cached)
         block = tl.load(tables + row * table_row + tile * TILE // BLOCK).to(tl.int64)
-        base = block * cache_block + kv * cache_head + (place % BLOCK) * DIM
-        there = seen[:, None] & (dims < DIM)[None, :]
-        k = tl.load(keys + base[:, None] + dims[None, :], mask=there, other=0.0)
-        v = tl.load(values + base[:, None] + dims[None, :], mask=there, other=0.0)
-        scores = _scores(q, k, seen[None, :], scaling, softcap, CAPPED, PRECISION)
+        base = block * cache_block + kv * cache_head + (key_position % BLOCK) * DIM
+        valid = visible[:, None] & (dims < DIM)[None, :]
+        k = tl.load(keys + base[:, None] + dims[None, :], mask=valid, other=0.0)
+        v = tl.load(values + base[:, None] + dims[None, :], mask=valid, other=0.0)
+        scores = _scores(q, k, visible[None, :], scaling, softcap, CAPPED, PRECISION)
         peak, total, mixed = _mix(scores, v, peak, total, mixed, PRECISION)
 
     entry = (row * HEADS + head) * SPLITS + split
     part = (mixed / tl.where(total == 0.0, 1.0, total)[:, None]).to(parts.dtype.element_ty)
-    tl.store(parts + entry[:, None] * DIM + dims[None, :], part, mask=asked)
+    tl.store(parts + entry[:, None] * DIM + dims[None, :], part, mask=valid_q)
     if SPLITS > 1:
         weight = tl.where(total == 0.0, float("-inf"), peak + tl.log(total))
         tl.store(weights + entry, weight, mask=members < GROUP)
 
 
 @kernel
-def _moved(source, target, is_mine, dims, DIM: tl.constexpr):
-    """A vector, written where it belongs by the one program whose it is."""
+def _load_and_store(source, target, owns, dims, DIM: tl.constexpr):
+    """Load a vector; the program that owns it also stores it into the cache."""
     vector = tl.load(source + dims, mask=dims < DIM, other=0.0)
-    tl.store(target + dims, vector, mask=dims < tl.where(is_mine, DIM, 0))
+    tl.store(target + dims, vector, mask=dims < tl.where(owns, DIM, 0))
     return vector
 
 
 @kernel
-def _newest(q, key, value, is_mine, scaling, softcap, GROUP_PAD: tl.constexpr, CAPPED: tl.constexpr):
-    """Peak, sum and mixture of a softmax that has seen one key, or none where that is another program's."""
+def _newest(q, key, value, owns, scaling, softcap, GROUP_PAD: tl.constexpr, CAPPED: tl.constexpr):
+    """Softmax state (maximum, sum, weighted values) after the newest key, or empty if another program owns it."""
     score = tl.sum(q.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scaling
     if CAPPED:
         score = _capped(score, softcap)
-    peak = tl.where(is_mine, score, float("-inf"))
-    total = tl.where(is_mine, tl.full([GROUP_PAD], 1.0, tl.float32), 0.0)
+    peak = tl.where(owns, score, float("-inf"))
+    total = tl.where(owns, tl.full([GROUP_PAD], 1.0, tl.float32), 0.0)
     return peak, total, total[:, None] * value.to(tl.float32)[None, :]
 
 
@@ -288,13 +295,13 @@ def _combine(
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
 ) -> None:
-    """One head of one row: its parts, each by its share of the softmax."""
+    """One head of one row: combine its splits, weighted by their share of the softmax."""
     entry = tl.program_id(0) * HEADS + tl.program_id(1)
     splits, dims = tl.arange(0, SPLITS_PAD), tl.arange(0, DIM_PAD)
     weight = tl.load(weights + entry * SPLITS + splits, mask=splits < SPLITS, other=float("-inf"))
     share = tl.exp(weight - tl.max(weight, 0))
-    there = (splits < SPLITS)[:, None] & (dims < DIM)[None, :]
-    part = tl.load(parts + (entry * SPLITS + splits[:, None]) * DIM + dims[None, :], mask=there, other=0.0)
+    valid = (splits < SPLITS)[:, None] & (dims < DIM)[None, :]
+    part = tl.load(parts + (entry * SPLITS + splits[:, None]) * DIM + dims[None, :], mask=valid, other=0.0)
     mixed = tl.sum(share[:, None] * part, 0) / tl.sum(share, 0)
     tl.store(output + entry * DIM + dims, mixed.to(output.dtype.element_ty), mask=dims < DIM)
 
@@ -326,37 +333,37 @@ def _prefill(
     CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """Some neighbouring tokens of one segment, one head."""
+    """QUERIES neighboring tokens of one segment, one head."""
     number, head = tl.program_id(0), tl.program_id(1)
     segment, offset = tl.load(tiles + number * 2), tl.load(tiles + number * 2 + 1)
     first, count = tl.load(segments + segment * 3), tl.load(segments + segment * 3 + 1)
     before = tl.load(segments + segment * 3 + 2)
 
-    mine = offset + tl.arange(0, QUERIES)  # tokens of the segment
-    position = before + mine
+    tokens_in_segment = offset + tl.arange(0, QUERIES)
+    query_position = before + tokens_in_segment
     dims, inside = tl.arange(0, DIM_PAD), tl.arange(0, TILE)
-    asked = (mine < count)[:, None] & (dims < DIM)[None, :]
-    stream = (first + mine).to(tl.int64)
-    q = tl.load(query + head * query_head + stream[:, None] * query_token + dims[None, :], mask=asked, other=0.0)
+    valid_q = (tokens_in_segment < count)[:, None] & (dims < DIM)[None, :]
+    stream = (first + tokens_in_segment).to(tl.int64)
+    q = tl.load(query + head * query_head + stream[:, None] * query_token + dims[None, :], mask=valid_q, other=0.0)
     peak = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, DIM_PAD], tl.float32)
     end = before + tl.minimum(offset + QUERIES, count)
     begin = tl.maximum(before + offset - WINDOW + 1, 0) // TILE if WINDOW > 0 else 0
     for tile in range(begin, tl.cdiv(end, TILE)):
-        place = tile * TILE + inside
+        key_position = tile * TILE + inside
         block = tl.load(tables + segment * table_row + tile * TILE // BLOCK).to(tl.int64)
-        base = block * cache_block + (head // GROUP) * cache_head + (place % BLOCK) * DIM
-        there = (place < end)[:, None] & (dims < DIM)[None, :]
-        k = tl.load(keys + base[:, None] + dims[None, :], mask=there, other=0.0)
-        v = tl.load(values + base[:, None] + dims[None, :], mask=there, other=0.0)
-        seen = place[None, :] <= position[:, None]
+        base = block * cache_block + (head // GROUP) * cache_head + (key_position % BLOCK) * DIM
+        valid = (key_position < end)[:, None] & (dims < DIM)[None, :]
+        k = tl.load(keys + base[:, None] + dims[None, :], mask=valid, other=0.0)
+        v = tl.load(values + base[:, None] + dims[None, :], mask=valid, other=0.0)
+        visible = key_position[None, :] <= query_position[:, None]
         if WINDOW > 0:
-            seen = seen & (place[None, :] > position[:, None] - WINDOW)
-        scores = _scores(q, k, seen, scaling, softcap, CAPPED, PRECISION)
+            visible = visible & (key_position[None, :] > query_position[:, None] - WINDOW)
+        scores = _scores(q, k, visible, scaling, softcap, CAPPED, PRECISION)
         peak, total, mixed = _mix(scores, v, peak, total, mixed, PRECISION)
     target = output + (stream[:, None] * HEADS + head) * DIM + dims[None, :]
-    tl.store(target, (mixed / total[:, None]).to(output.dtype.element_ty), mask=asked)
+    tl.store(target, (mixed / total[:, None]).to(output.dtype.element_ty), mask=valid_q)
 
 
 @kernel
@@ -365,17 +372,17 @@ def _capped(scores, softcap):
 
 
 @kernel
-def _scores(q, k, seen, scaling, softcap, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
-    """Scaled and capped products; -inf where nothing may be seen."""
+def _scores(q, k, visible, scaling, softcap, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
+    """Scaled and capped scores; -inf where masked."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scaling
     if CAPPED:
         scores = _capped(scores, softcap)
-    return tl.where(seen, scores, float("-inf"))
+    return tl.where(visible, scores, float("-inf"))
 
 
 @kernel
 def _mix(scores, v, peak, total, mixed, PRECISION: tl.constexpr):
-    """One more tile into the running softmax. A query that has seen nothing yet stays at zero."""
+    """Add a tile to the running softmax. A query without a visible key stays at zero."""
     higher = tl.maximum(peak, tl.max(scores, 1))
     finite = tl.where(higher == float("-inf"), 0.0, higher)
     fade = tl.exp(peak - finite)

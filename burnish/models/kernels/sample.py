@@ -1,7 +1,8 @@
-"""Sampling from logits in Triton: one pass over them gives the token, drawn with addressed noise, and its log-prob.
+"""Sampling from logits in Triton: the token, drawn with a counter-based random number, and its log-prob.
 
-The first kernel reads every logit once and leaves of each chunk its largest and its sum of exponentials. The second
-knows from those alone into which chunk the draw falls, and reads that one again. Greedy rows take the largest.
+The first kernel reads all logits once and stores the maximum and the sum of exponentials of each chunk. The second one
+selects the chunk into which the random number falls from those alone, and reads only that chunk again. Greedy rows take
+the maximum.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from burnish.models.kernels.door import kernel, tl
+from burnish.models.kernels.lazy_triton import kernel, tl
 
-CHUNK = 4096  # logits of one program
+CHUNK = 4096  # logits per program
 
 
 def sample_tokens(
@@ -19,7 +20,7 @@ def sample_tokens(
     temperature: Tensor,  # [rows] float32
     greedy: Tensor,  # [rows] int64, 0 or 1
     seed: Tensor,  # [rows] int64
-    index: Tensor,  # [rows] int64: the token's place in its response
+    index: Tensor,  # [rows] int64: the token's position in its response
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Tokens [rows] int64 and log-softmax(logits / temperature) at them, float32."""
@@ -68,7 +69,7 @@ def _measure(
     CAPPED: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """One chunk of one row: its largest logit, where that is, and the sum of exponentials beside it."""
+    """One chunk of one row: its largest logit, the position of it, and the sum of exponentials."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = chunk * CHUNK + tl.arange(0, CHUNK)
     heat = tl.load(temperature + row)
@@ -101,18 +102,18 @@ def _choose(
     CAPPED: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """One row: the chunk into which the draw falls, and the token inside it."""
+    """One row: the chunk into which the random number falls, and the token inside it."""
     row = tl.program_id(0).to(tl.int64)
     number = tl.arange(0, CHUNKS_PAD)
-    there = number < chunks
-    chunk_peak = tl.load(peaks + row * chunks + number, mask=there, other=float("-inf"))
-    chunk_sum = tl.load(sums + row * chunks + number, mask=there, other=0.0)
+    valid = number < chunks
+    chunk_peak = tl.load(peaks + row * chunks + number, mask=valid, other=float("-inf"))
+    chunk_sum = tl.load(sums + row * chunks + number, mask=valid, other=0.0)
     peak, likeliest = tl.max(chunk_peak, 0, return_indices=True)
     mass = chunk_sum * tl.exp(chunk_peak - peak)
     total = tl.sum(mass, 0)
     point = _uniform(tl.load(seed + row), tl.load(index + row)) * total
     reached = tl.cumsum(mass, 0)
-    chosen = tl.sum(((reached <= point) & there).to(tl.int32), 0)
+    chosen = tl.sum(((reached <= point) & valid).to(tl.int32), 0)
     chosen = tl.minimum(chosen, chunks - 1)
     before = tl.sum(tl.where(number < chosen, mass, 0.0), 0)
 
@@ -122,20 +123,20 @@ def _choose(
     weight = tl.exp(x - peak)
     passed = (before + tl.cumsum(weight, 0) > point) & (weight > 0.0)
     drawn = tl.min(tl.where(passed, place, vocabulary), 0)
-    last = tl.max(tl.where(weight > 0.0, place, 0), 0)  # where rounding has let the draw run off the chunk
+    last = tl.max(tl.where(weight > 0.0, place, 0), 0)  # rounding may have let the draw run past the chunk
     drawn = tl.minimum(drawn, last)
 
     largest = tl.load(best + row * chunks + likeliest)
     token = tl.where(tl.load(greedy + row) != 0, largest, drawn)
     token = tl.minimum(tl.maximum(token, 0), vocabulary - 1)
-    found = _scaled(logits + row * logit_row, token, vocabulary, heat, softcap, CAPPED)
+    logit = _scaled(logits + row * logit_row, token, vocabulary, heat, softcap, CAPPED)
     tl.store(tokens + row, token.to(tl.int64))
-    tl.store(log_probs + row, found - peak - tl.log(total))
+    tl.store(log_probs + row, logit - peak - tl.log(total))
 
 
 @kernel
 def _scaled(row, place, vocabulary, heat, softcap, CAPPED: tl.constexpr):
-    """Capped logits by the temperature; -inf beyond the vocabulary."""
+    """Soft-capped logits divided by the temperature; -inf beyond the vocabulary."""
     x = tl.load(row + place, mask=place < vocabulary, other=0.0).to(tl.float32)
     if CAPPED:
         x = (2.0 * tl.sigmoid(2.0 * x / softcap) - 1.0) * softcap  # tanh
@@ -144,14 +145,14 @@ def _scaled(row, place, vocabulary, heat, softcap, CAPPED: tl.constexpr):
 
 @kernel
 def _uniform(seed, index):
-    """The number in [0, 1) of (seed, index): two rounds of the splitmix64 finaliser, as the engine has it on a CPU."""
-    mixed = _finalise(seed + (index + 1) * -7046029254386353131)
-    mixed = _finalise(mixed ^ seed)
+    """The number in [0, 1) of (seed, index): two rounds of the splitmix64 finalizer, as in the engine's CPU sampler."""
+    mixed = _finalize(seed + (index + 1) * -7046029254386353131)
+    mixed = _finalize(mixed ^ seed)
     return ((mixed >> 41) & 0x7FFFFF).to(tl.float32) / 8388608.0
 
 
 @kernel
-def _finalise(x):
+def _finalize(x):
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
     return x ^ ((x >> 31) & 0x1FFFFFFFF)

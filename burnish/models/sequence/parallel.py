@@ -1,4 +1,4 @@
-"""Ranks that share one packed token stream: each holds a slice of it, and attention joins the slices."""
+"""Sequence parallelism: each rank holds a slice of one packed token stream, and attention combines the slices."""
 
 from __future__ import annotations
 
@@ -12,39 +12,38 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from burnish.models.sequence.arithmetic import Method
+from burnish.models.sequence.method import Method
 from burnish.models.sequence.places import Places
 from burnish.models.varlen import AttentionShape
 
 
 @dataclass(frozen=True)
 class SequenceParallel:
-    """This process among those that share a stream. All of them call the same methods in the same order."""
+    """The ranks that share a stream. All of them must call the same methods in the same order."""
 
     group: ProcessGroup
     method: Method
 
     def inputs(self, whole: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of a model for a packed stream -> those for this rank's slice.
+        """Model arguments for a packed stream -> those for this rank's slice.
 
-        Slices are equally long: the stream is filled up by a segment that belongs to nobody. `segments` stay those
-        of the stream.
+        Slices have equal length: the stream is padded by an extra segment. `segments` remain those of the stream.
         """
         tokens, segments = whole["input_ids"].shape[1], whole["segments"]
         share = self._share(tokens)
-        filling = share * self.group.size() - tokens
+        padding = share * self.group.size() - tokens
         mine = slice(self.group.rank() * share, (self.group.rank() + 1) * share)
-        positions = torch.cat([whole["position_ids"][0], torch.arange(filling, device=whole["position_ids"].device)])
+        positions = torch.cat([whole["position_ids"][0], torch.arange(padding, device=whole["position_ids"].device)])
         return {
             **whole,
-            "input_ids": F.pad(whole["input_ids"], (0, filling))[:, mine],
+            "input_ids": F.pad(whole["input_ids"], (0, padding))[:, mine],
             "position_ids": positions[None, mine],
-            "segments": [*segments, filling] if filling else segments,
+            "segments": [*segments, padding] if padding else segments,
             "sequence": self,
         }
 
     def places(self, wanted: Tensor, tokens: int) -> Places:
-        """`wanted` [R] are places of a stream of so many tokens."""
+        """Which of the positions `wanted` [R] of a stream this rank holds."""
         start, share = self.group.rank() * self._share(tokens), self._share(tokens)
         mine = torch.nonzero((wanted >= start) & (wanted < start + share)).squeeze(-1)
         return Places(wanted[mine] - start, mine, len(wanted), self.group)
@@ -59,7 +58,7 @@ class SequenceParallel:
         product: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
         """[1, share, heads, d]; `product` is the attention of whole segments."""
-        if torch.is_autocast_enabled(query.device.type):  # what travels is in the format it is computed on in
+        if torch.is_autocast_enabled(query.device.type):  # communicate in the dtype of the computation
             dtype = torch.get_autocast_dtype(query.device.type)
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         return self.method.attend(self.group, query, key, value, segments, shape, product)

@@ -1,4 +1,4 @@
-"""Places of a packed token stream at which a number is wanted, where ranks may share the stream."""
+"""Positions of a packed token stream at which outputs are needed, with or without sequence parallelism."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.distributed import ProcessGroup
 
 @dataclass(frozen=True)
 class Places:
-    """Places of a stream at which a number is wanted, [R], and those of them that this process holds, [n]."""
+    """Positions of a stream at which outputs are needed [R], and those that this rank holds [n]."""
 
-    local: Tensor | None  # [n], in this process's slice
-    mine: Tensor | None = None  # [n], which of the R they are; None: all of them, the stream is not shared
+    local: Tensor | None  # [n], relative to this rank's slice
+    mine: Tensor | None = None  # [n], indices into the R positions; None: all, without sequence parallelism
     num: int = 0  # R
     group: ProcessGroup | None = None
 
@@ -23,25 +23,25 @@ class Places:
         """[R, ...] -> [n, ...]."""
         return column if self.mine is None else column[self.mine]
 
-    def whole(self, found: Tensor) -> Tensor:
+    def whole(self, local: Tensor) -> Tensor:
         """[n, ...] of every rank -> [R, ...] on every rank.
 
-        Gradients flow through this rank's own entries only: summed over the ranks, each entry's counts once.
+        Gradients flow only through this rank's entries, so that the sum over ranks counts each entry once.
         """
-        return found if self.mine is None else _Whole.apply(found, self.mine, self.num, self.group)
+        return local if self.mine is None else _Whole.apply(local, self.mine, self.num, self.group)
 
 
 ALL_HERE = Places(None)
 
 
 class _Whole(torch.autograd.Function):
-    """Every place belongs to one rank, so that summing over ranks is putting together, bit by bit."""
+    """All-gather by summation: every position belongs to one rank, so that the sum is exact."""
 
     @staticmethod
-    def forward(ctx: Any, found: Tensor, mine: Tensor, num: int, group: ProcessGroup) -> Tensor:
+    def forward(ctx: Any, local: Tensor, mine: Tensor, num: int, group: ProcessGroup) -> Tensor:
         ctx.save_for_backward(mine)
-        whole = found.new_zeros((num, *found.shape[1:]))
-        whole[mine] = found
+        whole = local.new_zeros((num, *local.shape[1:]))
+        whole[mine] = local
         distributed.all_reduce(whole, group=group)
         return whole
 

@@ -1,7 +1,7 @@
-"""Ring attention: slices of keys and values travel from rank to rank, and are attended to where they pass.
+"""Ring attention (arXiv 2310.01889): keys and values are passed from rank to rank. Works for any number of heads.
 
-Any number of heads will do (arXiv 2310.01889). Attention looks back only and not beyond its segment or window, so a
-slice travels from its owner towards later ranks, and no further than somebody sees it.
+Attention is causal and limited to a segment or window, so a slice is passed from its owner to later ranks only, and no
+further than some token attends to it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import P2POp, ProcessGroup, Work
 
-from burnish.models.sequence.tiles import Asked, Gradients, Merged, tiles
+from burnish.models.sequence.tiles import Gradients, Merged, Queries, tiles
 from burnish.models.varlen import AttentionShape
 
 
@@ -27,32 +27,32 @@ def ring_attention(
     shape: AttentionShape,
     product: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Tensor:
-    """[1, share, heads, d]. The product of whole segments is not used: no rank ever has one."""
-    _meet(group, query.device)
+    """[1, share, heads, d]. `product` is not used: no rank ever holds whole segments."""
+    _initialize_group(group, query.device)
     grouped = query[0].unflatten(0, (key.shape[1], -1))
     route = Route(group.rank(), group.size(), segments, query.shape[2], shape.window)
-    with torch.autocast(query.device.type, enabled=False):  # the formats are chosen, for both directions
-        found = _Ring.apply(grouped, key[0], value[0], shape, route, group)
-    return found.flatten(0, 1).transpose(0, 1)[None]
+    with torch.autocast(query.device.type, enabled=False):  # dtypes are explicit, forward and backward
+        output = _Ring.apply(grouped, key[0], value[0], shape, route, group)
+    return output.flatten(0, 1).transpose(0, 1)[None]
 
 
 @functools.cache
-def _meet(group: ProcessGroup, device: torch.device) -> None:
-    """Once: NCCL wants all ranks of a group in its first operation, and a slice may not travel past all of them."""
+def _initialize_group(group: ProcessGroup, device: torch.device) -> None:
+    """NCCL needs all ranks in a group's first operation, and a slice may not reach all of them."""
     distributed.all_reduce(torch.zeros(1, device=device), group=group)
 
 
 class Route:
-    """Which rank sees whose slice. At step s a rank works on the slice of the rank s before it."""
+    """Which rank attends to whose slice. In step s, a rank works on the slice of the rank s before it."""
 
     def __init__(self, rank: int, size: int, segments: list[int], share: int, window: int | None) -> None:
         self.rank, self.size, self.segments, self.share, self.window = rank, size, segments, share, window
-        self.earliest = [self._earliest(one) for one in range(size)]  # never falls from rank to rank
-        # Ranks make the same number of steps: those of the longest way that a slice travels.
+        self.earliest = [self._earliest(one) for one in range(size)]  # non-decreasing
+        # All ranks take the same number of steps: the longest distance that a slice is passed.
         self.steps = max(self.last(owner) - owner for owner in range(size)) + 1
 
     def _earliest(self, rank: int) -> int:
-        """The earliest slice that tokens of this rank see."""
+        """The earliest slice that tokens of this rank attend to."""
         first, start = rank * self.share, 0
         for length in self.segments:
             if first < start + length:
@@ -66,19 +66,19 @@ class Route:
         return rank < self.size and self.earliest[rank] <= owner <= rank
 
     def last(self, owner: int) -> int:
-        """The last rank that sees this slice."""
+        """The last rank that attends to this slice."""
         return max(rank for rank in range(self.size) if self.sees(rank, owner))
 
 
 class _Ring(torch.autograd.Function):
-    """Keeps this rank's slice and its output; in the backward pass the slices travel again, gradients with them."""
+    """Saves this rank's slice and output; the backward pass passes the slices around again, with their gradients."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape, route: Route, group: ProcessGroup
     ) -> Tensor:
         merged = Merged(query, value.shape[-1])
-        held: Tensor | None = torch.cat([key, value], -1)  # travels as one
+        held: Tensor | None = torch.cat([key, value], -1)  # passed as one tensor
         like, width = held, key.shape[-1]
         for step in range(route.steps):
             coming, moving = _pass_on(group, route, step, held, like)
@@ -96,30 +96,30 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple:
         query, like, output, lse = ctx.saved_tensors
         width, shape, route, group = ctx.options
-        asked = Asked(query, lse, grad.to(query.dtype), (grad.float() * output.float()).sum(-1))
+        queries = Queries(query, lse, grad.to(query.dtype), (grad.float() * output.float()).sum(-1))
         grad_query = torch.zeros_like(query, dtype=torch.float32)
         held: Tensor | None = like
-        own = gathered = None
+        own_grad = incoming_grad = None
         returning: list[Work] = []
         for step in range(route.steps):
             coming, moving = _pass_on(group, route, step, held, like)
-            found = None
+            slice_grad = None
             if held is not None:
-                found = torch.zeros_like(held, dtype=torch.float32)
-                gradients = Gradients(grad_query, found[..., :width], found[..., width:])
+                slice_grad = torch.zeros_like(held, dtype=torch.float32)
+                gradients = Gradients(grad_query, slice_grad[..., :width], slice_grad[..., width:])
                 for tile in _tiles_of(route, step, query):
-                    gradients.add(asked, held[..., :width], held[..., width:], shape, tile)
+                    gradients.add(queries, held[..., :width], held[..., width:], shape, tile)
             _finish(returning)
-            if gathered is not None:
-                found += gathered
+            if incoming_grad is not None:
+                slice_grad += incoming_grad
             if step == 0:
-                own = found
-            gathered, home, returning = _pass_back(group, route, step, found, like)
-            own = own if home is None else home
+                own_grad = slice_grad
+            incoming_grad, home, returning = _pass_back(group, route, step, slice_grad, like)
+            own_grad = own_grad if home is None else home
             _finish(moving)
             held = coming
         _finish(returning)
-        grad_key, grad_value = own.to(like.dtype).split([width, like.shape[-1] - width], -1)
+        grad_key, grad_value = own_grad.to(like.dtype).split([width, like.shape[-1] - width], -1)
         return grad_query.to(query.dtype), grad_key, grad_value, None, None, None
 
 
@@ -131,7 +131,7 @@ def _tiles_of(route: Route, step: int, query: Tensor) -> list:
 def _pass_on(
     group: ProcessGroup, route: Route, step: int, held: Tensor | None, like: Tensor
 ) -> tuple[Tensor | None, list[Work]]:
-    """This step's slice goes to the next rank; the next step's comes from the rank before."""
+    """Send this step's slice to the next rank; receive the next step's slice from the previous rank."""
     rank, owner, coming, operations = route.rank, route.rank - step, None, []
     if held is not None and route.sees(rank + 1, owner):
         operations.append(P2POp(distributed.isend, held, group=group, group_peer=rank + 1))
@@ -142,17 +142,17 @@ def _pass_on(
 
 
 def _pass_back(
-    group: ProcessGroup, route: Route, step: int, found: Tensor | None, like: Tensor
+    group: ProcessGroup, route: Route, step: int, slice_grad: Tensor | None, like: Tensor
 ) -> tuple[Tensor | None, Tensor | None, list[Work]]:
-    """A slice's gradients follow it, gathering, and from the last rank that saw it they go home to its owner.
+    """Pass a slice's gradients along with it, accumulating; the last rank that attends to it returns them to its owner.
 
-    -> what earlier ranks found for the next step's slice, and all that was found for this rank's own, if it comes now.
+    -> accumulated gradients for the next step's slice, and the complete ones of this rank's slice if they arrive now.
     """
     rank, owner, coming, home, operations = route.rank, route.rank - step, None, None, []
-    if found is not None and route.sees(rank + 1, owner):
-        operations.append(P2POp(distributed.isend, found, group=group, group_peer=rank + 1))
-    elif found is not None and step > 0:
-        operations.append(P2POp(distributed.isend, found, group=group, group_peer=owner))
+    if slice_grad is not None and route.sees(rank + 1, owner):
+        operations.append(P2POp(distributed.isend, slice_grad, group=group, group_peer=rank + 1))
+    elif slice_grad is not None and step > 0:
+        operations.append(P2POp(distributed.isend, slice_grad, group=group, group_peer=owner))
     if route.sees(rank, owner - 1):
         coming = torch.empty_like(like, dtype=torch.float32)
         operations.append(P2POp(distributed.irecv, coming, group=group, group_peer=rank - 1))

@@ -1,6 +1,6 @@
-"""Attention a tile at a time: part of the keys, merged into what other parts gave, and the way back.
+"""Attention in tiles of keys, merged by log-sum-exp, and its backward pass.
 
-Grouped heads stand together: query [kv_heads, heads per kv_head, tokens, d], key and value [kv_heads, tokens, d].
+Heads are grouped: query [kv_heads, heads per kv_head, tokens, d], key and value [kv_heads, tokens, d].
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ TILE_ENTRIES = 1 << 25
 
 @dataclass(frozen=True)
 class Tile:
-    """A stretch of queries and the stretch of keys they may look at, in places of their slices."""
+    """A range of queries and a range of keys they attend to, relative to their slices."""
 
     queries: slice
     keys: slice
-    gap: int  # place of the first query less that of the first key, in the stream
-    masked: bool  # is part of the tile out of sight: ahead of a query, or behind its window?
+    gap: int  # stream position of the first query minus that of the first key
+    masked: bool  # whether part of the tile is masked: after a query, or before its window
 
 
 class Merged:
@@ -36,7 +36,7 @@ class Merged:
         self.lse = query.new_full(query.shape[:-1], float("-inf"), dtype=torch.float32)
 
     def add(self, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape, tile: Tile) -> None:
-        """The tile's keys join in. A query's own key comes first, so that no later tile finds it empty."""
+        """Merge a tile. The tile with a query's own key comes first, so that lse is finite from then on."""
         scores = tile_scores(query, key, shape, tile)
         before = self.lse[:, :, tile.queries]
         lse = torch.logaddexp(before, scores.logsumexp(-1))
@@ -47,50 +47,50 @@ class Merged:
         self.lse[:, :, tile.queries] = lse
 
 
-class Asked(NamedTuple):
-    """What the forward pass knows of a slice's queries, and what the backward pass asks of them."""
+class Queries(NamedTuple):
+    """Queries of a slice, with what the backward pass needs."""
 
     query: Tensor
     lse: Tensor
     grad: Tensor  # of the output
-    inner: Tensor  # gradient x output, summed over a head's width
+    inner: Tensor  # gradient x output, summed over the head size
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """What is known so far of the gradients of a slice's queries and of a slice's keys and values, in float32."""
+    """Accumulated gradients of a slice's queries and of a slice's keys and values, in float32."""
 
     query: Tensor
     key: Tensor
     value: Tensor
 
-    def add(self, of: Asked, key: Tensor, value: Tensor, shape: AttentionShape, tile: Tile) -> None:
-        """What the tile adds; its scores are made again."""
-        query, lse, grad, inner = of
-        asked, seen = tile.queries, tile.keys
+    def add(self, queries: Queries, key: Tensor, value: Tensor, shape: AttentionShape, tile: Tile) -> None:
+        """Add the gradients of a tile; its scores are recomputed."""
+        query, lse, grad, inner = queries
+        rows, columns = tile.queries, tile.keys
         scores = tile_scores(query, key, shape, tile)
-        weights = torch.exp(scores - lse[:, :, asked, None])
-        grad = grad[:, :, asked]
-        self.value[:, seen] += torch.einsum("ghqk,ghqd->gkd", weights.to(grad.dtype), grad).float()
-        by_weight = torch.einsum("ghqd,gkd->ghqk", grad, value[:, seen]).float()
-        by_score = weights * (by_weight - inner[:, :, asked, None])
-        if shape.softcap is not None:  # d tanh: 1 - (capped / cap)^2; what is out of sight has no weight
+        weights = torch.exp(scores - lse[:, :, rows, None])
+        grad = grad[:, :, rows]
+        self.value[:, columns] += torch.einsum("ghqk,ghqd->gkd", weights.to(grad.dtype), grad).float()
+        grad_weights = torch.einsum("ghqd,gkd->ghqk", grad, value[:, columns]).float()
+        grad_scores = weights * (grad_weights - inner[:, :, rows, None])
+        if shape.softcap is not None:  # d tanh: 1 - (capped / cap)^2; masked entries have weight 0
             capped = scores.masked_fill(scores == float("-inf"), 0.0)
-            by_score = by_score * (1 - (capped / shape.softcap) ** 2)
-        by_score = (by_score * shape.scaling).to(query.dtype)
-        self.query[:, :, asked] += torch.einsum("ghqk,gkd->ghqd", by_score, key[:, seen]).float()
-        self.key[:, seen] += torch.einsum("ghqk,ghqd->gkd", by_score, query[:, :, asked]).float()
+            grad_scores = grad_scores * (1 - (capped / shape.softcap) ** 2)
+        grad_scores = (grad_scores * shape.scaling).to(query.dtype)
+        self.query[:, :, rows] += torch.einsum("ghqk,gkd->ghqd", grad_scores, key[:, columns]).float()
+        self.key[:, columns] += torch.einsum("ghqk,ghqd->gkd", grad_scores, query[:, :, rows]).float()
 
 
 def tile_scores(query: Tensor, key: Tensor, shape: AttentionShape, tile: Tile) -> Tensor:
-    """float32 [kv_heads, heads per kv_head, queries, keys], -inf out of sight."""
+    """float32 [kv_heads, heads per kv_head, queries, keys], -inf where masked."""
     scores = torch.einsum("ghqd,gkd->ghqk", query[:, :, tile.queries], key[:, tile.keys]).float() * shape.scaling
     if shape.softcap is not None:
         scores = torch.tanh(scores / shape.softcap) * shape.softcap
     if not tile.masked:
         return scores
-    asked, seen = (torch.arange(n, device=query.device) for n in scores.shape[2:])
-    distance = asked[:, None] - seen[None, :] + tile.gap
+    rows, columns = (torch.arange(n, device=query.device) for n in scores.shape[2:])
+    distance = rows[:, None] - columns[None, :] + tile.gap
     hidden = distance < 0
     if shape.window is not None:
         hidden |= distance >= shape.window
@@ -100,9 +100,9 @@ def tile_scores(query: Tensor, key: Tensor, shape: AttentionShape, tile: Tile) -
 def tiles(
     segments: list[int], share: int, mine: int, other: int, window: int | None, heads: int, entries: int = TILE_ENTRIES
 ) -> Iterator[Tile]:
-    """Everything that queries of slice `mine` may see of slice `other`, which is not a later one.
+    """Tiles in which queries of slice `mine` attend to keys of slice `other` (not a later one).
 
-    A slice is `share` tokens of the stream. Queries are cut so that no tile has more than `entries` scores.
+    A slice has `share` tokens. Queries are split so that no tile has more than `entries` scores.
     """
     start = 0
     for length in segments:

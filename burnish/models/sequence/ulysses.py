@@ -1,7 +1,7 @@
-"""Ulysses: ranks that share a sequence exchange it for heads around attention (arXiv 2309.14509).
+"""Ulysses sequence parallelism (arXiv 2309.14509): all-to-all from token slices to head slices around attention.
 
-Before the product each rank holds all heads of its slice of the tokens; inside it, its share of the heads of all
-tokens; afterwards all heads of its slice again. So any product over whole segments serves unchanged.
+Before attention, each rank holds all heads of its slice of tokens; inside, its part of the heads for all tokens;
+afterwards, all heads of its slice again. Any attention over whole segments works unchanged.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def ulysses_attention(
     shape: AttentionShape,
     product: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Tensor:
-    """[1, share, heads, d]; `product` is that of whole segments, [1, heads, T, d] -> [1, T, heads, d]."""
+    """[1, share, heads, d]; `product` is the attention of whole segments, [1, heads, T, d] -> [1, T, heads, d]."""
     size = group.size()
     repeats = math.lcm(key.shape[1], size) // key.shape[1]
     if repeats > 1:  # fewer KV heads than ranks, or a count that they do not divide
         key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
-    found = product(*_heads_for_tokens(group, (query, key, value)))[0]
-    parts = _Exchange.apply(found.unflatten(0, (size, -1)), group)  # [size, share, heads / size, d]
+    output = product(*_heads_for_tokens(group, (query, key, value)))[0]
+    parts = _Exchange.apply(output.unflatten(0, (size, -1)), group)  # [size, share, heads / size, d]
     return parts.transpose(0, 1).flatten(1, 2)[None]
 
 
@@ -48,7 +48,7 @@ def _heads_for_tokens(group: ProcessGroup, whole: tuple[Tensor, ...]) -> list[Te
 
 
 class _Exchange(torch.autograd.Function):
-    """[size, ...]: entry r goes to rank r, and what rank r sent becomes entry r. Gradients go back the same way."""
+    """[size, ...]: all-to-all along the first dimension. Gradients take the same exchange."""
 
     @staticmethod
     def forward(ctx: Any, sent: Tensor, group: ProcessGroup) -> Tensor:

@@ -1,6 +1,6 @@
-"""The weight stream as other systems' engines must get it: whole, named as in a checkpoint, tied weights by all names.
+"""The weight stream for external engines: complete, with checkpoint names, tied weights under all of their names.
 
-A tied head that is not sent stays as it was, and nothing says so: vLLM keeps its own copy in the kernels' layout.
+Tied weights matter: vLLM keeps its own copy of a tied head and would silently keep the old one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILE_BYTES = 1 << 30
 
 
 class Weights:
-    """What the model must be given: each weight's names and shape, known without its memory."""
+    """Names and shapes of all weights of a model, without their memory."""
 
     def __init__(self, source: ModelSource) -> None:
         with torch.device("meta"):
@@ -42,42 +42,44 @@ class Weights:
     def has_experts(self) -> bool:
         return any(".experts." in name for name in self.weight_of)
 
-    def stream(self, given: Iterable[Named]) -> CheckedStream:
-        return CheckedStream(self, given)
+    def stream(self, source: Iterable[Named]) -> CheckedStream:
+        return CheckedStream(self, source)
 
 
 class CheckedStream:
-    """The stream on its way. Once it has been read, `missing` names what it left out."""
+    """A weight stream under checkpoint names. After iteration, `missing` has the weights it left out."""
 
-    def __init__(self, weights: Weights, given: Iterable[Named]) -> None:
+    def __init__(self, weights: Weights, source: Iterable[Named]) -> None:
         self.weights = weights
-        self.given = given
+        self.source = source
         self.missing: list[str] = []
 
     def __iter__(self) -> Iterator[Named]:
-        """Layer by layer: one tensor of a checkpoint may be made of several weights of a layer."""
+        """Layer by layer: one checkpoint tensor may consist of several weights of a layer."""
         for _, layer in itertools.groupby(self._whole(), key=lambda item: layer_of(item[0])):
             yield from revert_weight_conversion(self.weights.model, dict(layer)).items()
 
     def check(self) -> None:
         if self.missing:
-            raise ValueError(f"the weight stream left out {self.missing[:5]} ({len(self.missing)} tensors)")
+            raise ValueError(f"the weight stream left out {len(self.missing)} tensors: {self.missing[:5]}")
 
     def _whole(self) -> Iterator[Named]:
-        """What came, then tied weights under the names that did not come."""
-        weights, came, tied = self.weights, set(), {}
-        for name, tensor in self.given:
+        """The source, then tied weights under the names that the source did not have."""
+        weights, seen, tied = self.weights, set(), {}
+        for name, tensor in self.source:
             weight = weights.weight_of.get(name)
             if weight is None:
                 continue
             if tensor.shape != weights.shapes[weight]:
-                raise ValueError(f"{name} came as {list(tensor.shape)}, the model has {list(weights.shapes[weight])}")
-            came.add(name)
+                raise ValueError(
+                    f"{name}: the stream has shape {list(tensor.shape)}, the model {list(weights.shapes[weight])}"
+                )
+            seen.add(name)
             if len(weights.names[weight]) > 1:
                 tied[weight] = tensor
             yield name, tensor.detach()
         for weight, names in weights.names.items():
-            absent = [name for name in names if name not in came]
+            absent = [name for name in names if name not in seen]
             if len(absent) == len(names):
                 self.missing.append(names[0])
             elif weight in tied:
@@ -85,20 +87,20 @@ class CheckedStream:
 
 
 def layer_of(name: str) -> str:
-    """The part of a name up to its layer's number; the whole name outside the layers."""
-    found = LAYER.search(name)
-    return name if found is None else name[: found.end()]
+    """The name up to its layer number; the whole name outside the layers."""
+    match = LAYER.search(name)
+    return name if match is None else name[: match.end()]
 
 
 def write_files(stream: Iterable[Named], folder: Path) -> None:
-    """The stream as safetensors files, for processes that cannot see our memory."""
+    """Write the stream as safetensors files, for workers in other processes."""
     piece: dict[str, Tensor] = {}
     size, number = 0, 0
     for name, tensor in stream:
         if piece and size + tensor.nbytes > FILE_BYTES:
             save_file(piece, folder / f"model-{number:05d}.safetensors")
             piece, size, number = {}, 0, number + 1
-        piece[name] = tensor.to("cpu", copy=True).contiguous()  # a copy: the format takes no two names of one memory
+        piece[name] = tensor.to("cpu", copy=True).contiguous()  # a copy: safetensors does not allow shared memory
         size += tensor.nbytes
     if piece:
         save_file(piece, folder / f"model-{number:05d}.safetensors")

@@ -1,4 +1,4 @@
-"""Digests: a number for every weight, so that what an engine holds can be compared with what it was sent."""
+"""Digests: a checksum of every weight, to verify that an engine holds what it was sent."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from burnish.models.stream import WeightStream
 from burnish.rollout.engine import Engine
+from burnish.sizing import DIGEST_WIDTH as WIDTH
 
-WIDTH = 4096  # words of a row of the table that a weight is laid out in
 WORD = 8  # bytes; sums of whole words need no conversion, which would take ten times as long
-ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed number; odd, so that no multiple of it vanishes
+ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # signed; odd, so that its multiples do not vanish modulo 2^64
 Digests = dict[str, Tensor]
 
 
@@ -22,10 +22,9 @@ Sums = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def sums_of(tensor: Tensor) -> Sums:
-    """What a digest is made of: a weight's words summed up by columns and by rows, and what fills no row or word.
+    """The parts of a digest: column and row sums of a weight's words, words of an incomplete row, leftover bytes.
 
-    Nothing is a view: the weight may be a copy that nobody else needs. And nothing is computed that is empty: a GPU is
-    told of one thing after the other, and that is what takes the time.
+    The parts are no views, so that the weight can be freed. Empty parts launch no kernel: launches dominate the time.
     """
     words, bytes_left = _words(tensor.detach().contiguous().view(-1))
     nothing = _nothing(words.device)
@@ -40,8 +39,8 @@ def sums_of(tensor: Tensor) -> Sums:
 
 
 def _words(data: Tensor) -> tuple[Tensor, Tensor | None]:
-    """A flat tensor in words of 8 bytes, and the bytes behind the last."""
-    if data.storage_offset() * data.element_size() % WORD:  # a part of a tensor, that begins inside a word
+    """A flat tensor as 8-byte words, and the bytes after the last word."""
+    if data.storage_offset() * data.element_size() % WORD:  # a slice that starts inside a word
         data = data.clone()
     size = data.numel() * data.element_size()
     if size % WORD == 0:
@@ -56,37 +55,39 @@ def _nothing(device: torch.device) -> Tensor:
     return torch.empty(0, dtype=torch.int64, device=device)
 
 
-def digests(found: Sequence[Sums]) -> Tensor:
-    """A number of each; it depends on every bit and on where it stands. int64 [weights] on their device, so that nobody
-    waits for it. All weights at once: for each alone, a GPU would take longer to be told than to compute."""
-    flat = torch.cat([part for parts in found for part in parts if len(part)] or [found[0][0]])
-    lengths = tuple(tuple(map(len, parts)) for parts in found)
-    marks, factors, owners = _layout(lengths, flat.device)
+def digests(weights: Sequence[Sums]) -> Tensor:
+    """A digest of each weight, int64 [weights]; it depends on every bit and its position.
+
+    It stays on the device, without a sync. All weights at once, because kernel launches would dominate the time.
+    """
+    flat = torch.cat([part for parts in weights for part in parts if len(part)] or [weights[0][0]])
+    lengths = tuple(tuple(map(len, parts)) for parts in weights)
+    marks, factors, index = _layout(lengths, flat.device)
     scattered = flat + marks
     for shift, factor in ((33, -0x00AE502812AA7333), (29, -0x3B314601E57A13AD)):
         scattered = (scattered ^ (scattered >> shift)) * factor
     scattered = (scattered ^ (scattered >> 32)) * factors
-    return torch.zeros(len(found), dtype=torch.int64, device=flat.device).index_add_(0, owners, scattered)
+    return torch.zeros(len(weights), dtype=torch.int64, device=flat.device).index_add_(0, index, scattered)
 
 
 @lru_cache(maxsize=4)
 def _layout(lengths: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For every entry of all sums one after the other: a mark of its place, the factor of its part, whose it is."""
+    """For every entry of the concatenated sums: a mark of its position, the factor of its part, its weight's index."""
     counts = torch.tensor(lengths).flatten()
     starts = counts.cumsum(0) - counts
-    places = torch.arange(1, int(counts.sum()) + 1) - starts.repeat_interleave(counts)
+    positions = torch.arange(1, int(counts.sum()) + 1) - starts.repeat_interleave(counts)
     parts = torch.arange(len(counts)).repeat_interleave(counts)
-    found = (places * ODD, 2 * (parts % 4) + 1, parts // 4)
-    return tuple(part.to(device) for part in found)
+    marks, factors, index = positions * ODD, 2 * (parts % 4) + 1, parts // 4
+    return marks.to(device), factors.to(device), index.to(device)
 
 
 def digest(tensor: Tensor) -> Tensor:
-    """Of one weight, 0-d."""
+    """The digest of one weight, 0-d."""
     return digests([sums_of(tensor)])[0]
 
 
 def digests_of(model: nn.Module) -> Digests:
-    """Of every parameter, tied ones under all their names."""
+    """The digests of all parameters, tied ones under all of their names."""
     named = dict(model.named_parameters(remove_duplicate=False))
     return dict(zip(named, digests([sums_of(parameter) for parameter in named.values()]), strict=True))
 
@@ -94,12 +95,12 @@ def digests_of(model: nn.Module) -> Digests:
 def sync_weights(
     engine: Engine, stream: Iterable[tuple[str, Tensor]], version: int, dtype: torch.dtype | None
 ) -> float:
-    """Give the engine new weights, and see that it holds them. Seconds that the comparison took.
+    """Load new weights into the engine and verify them; returns the seconds that verification took.
 
-    `dtype` is the format that the engine keeps weights in; without one nothing is compared.
+    `dtype`: the format of the engine's weights; None skips verification.
     """
     if dtype is None or not engine.capabilities.digests:
-        # Engines behind a handle compare for themselves, and it says how long that took.
+        # A remote handle verifies in the engine's process and returns the seconds.
         return engine.load_weights(stream, version) or 0.0
     tally = Tally(dtype)
     engine.load_weights(WeightStream(lambda: tally.over(stream)), version)
@@ -109,7 +110,7 @@ def sync_weights(
 
 
 class Tally:
-    """The digests of a stream, taken while it passes."""
+    """Computes the digests of a stream while it is read."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -124,15 +125,15 @@ class Tally:
             yield name, tensor
 
     def compare(self, held: Digests, version: int) -> None:
-        """Every weight that the engine holds must be one that was sent, bit for bit."""
-        unsent = sorted(held.keys() - self.sums.keys())
+        """Raise unless every weight of the engine equals the one that was sent, bit by bit."""
+        not_sent = sorted(held.keys() - self.sums.keys())
         common = [name for name in held if name in self.sums]
         theirs = torch.stack([held[name] for name in common]).cpu()
         ours = digests([self.sums[name] for name in common]).cpu()
-        other = [name for name, differs in zip(common, (theirs != ours).tolist(), strict=True) if differs]
-        if unsent or other:
-            wrong = [*unsent, *other]
+        different = [name for name, differs in zip(common, (theirs != ours).tolist(), strict=True) if differs]
+        if not_sent or different:
+            wrong = [*not_sent, *different]
             raise RuntimeError(
-                f"after the transfer of version {version} the engine holds other weights than the policy:"
+                f"after sync of version {version} the engine's weights differ from the policy's:"
                 f" {', '.join(wrong[:3])} ({len(wrong)} of {len(held)} tensors)"
             )

@@ -1,11 +1,11 @@
-"""A small HTTP client: JSON to and from one server, any number of calls at once, each with a time limit."""
+"""A minimal asyncio HTTP client for JSON calls to one server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +16,7 @@ Opened = tuple[int, dict[bytes, bytes], asyncio.StreamReader]
 
 
 class Refused(RuntimeError):
-    """The server answered, and said no. `status` is HTTP's."""
+    """The server answered with an HTTP error status."""
 
     def __init__(self, path: str, status: int, text: str) -> None:
         super().__init__(f"the server answered {path} with {status}: {text}")
@@ -26,11 +26,11 @@ class Refused(RuntimeError):
 def check_address(url: str, key: str) -> None:
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
-        raise UserError("is no address of a server", key=key, value=url, hint=f"{key}=http://127.0.0.1:30000")
+        raise UserError("not a server address", key=key, value=url, hint=f"{key}=http://127.0.0.1:30000")
 
 
 class HttpClient:
-    """One connection per call: calls are few and long, and a connection that breaks tells whose server has died."""
+    """One connection per call: calls are few and long, and a broken connection means that the server died."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -41,7 +41,7 @@ class HttpClient:
         return await self._call("GET", path, b"", limit)
 
     async def post(self, path: str, body: dict[str, Any], limit: float | None) -> Any:
-        """What the server answers, read as JSON. Without a limit somebody else must watch the server."""
+        """The server's answer as JSON. `limit` in seconds; without one, the caller must detect a dead server."""
         return await self._call("POST", path, json.dumps(body).encode(), limit)
 
     async def _call(self, method: str, path: str, body: bytes, limit: float | None) -> Any:
@@ -50,17 +50,17 @@ class HttpClient:
                 status, content = await self._exchange(method, path, body)
         except TimeoutError as error:
             raise EngineDied(f"{self.url}{path} did not answer in {limit:g} seconds") from error
-        except (OSError, EOFError, ValueError) as error:  # refused, broken off, or no HTTP
+        except (OSError, EOFError, ValueError) as error:  # connection refused or broken, or not HTTP
             raise EngineDied(f"{self.url}{path}: {type(error).__name__}: {error}") from error
         if status >= 300:
             raise Refused(path, status, _message(content))
         try:
             return json.loads(content)
         except ValueError:
-            return content.decode(errors="replace")  # some calls are answered by a sentence
+            return content.decode(errors="replace")  # some calls answer with plain text
 
     async def lines(self, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
-        """The lines of an answer as they come. Who leaves early closes the connection."""
+        """The lines of a streamed answer. Leaving the iteration early closes the connection."""
         try:
             async with contextlib.aclosing(self._opened("POST", path, json.dumps(body).encode())) as opened:
                 status, headers, reader = await anext(opened)
@@ -79,8 +79,8 @@ class HttpClient:
             status, headers, reader = await anext(opened)
             return status, await _body(reader, headers)
 
-    async def _opened(self, method: str, path: str, body: bytes) -> AsyncIterator[Opened]:
-        """The head of the answer, and where its body comes from; once, and the connection is open until then."""
+    async def _opened(self, method: str, path: str, body: bytes) -> AsyncGenerator[Opened]:
+        """Yields once: status, headers and the body's reader. The connection closes after that."""
         reader, writer = await asyncio.open_connection(self.host, self.port)
         try:
             head = [
@@ -125,13 +125,13 @@ async def _pieces(reader: asyncio.StreamReader, headers: dict[bytes, bytes]) -> 
 
 
 def _message(content: bytes) -> str:
-    """What went wrong, in the server's words: its errors are JSON of one of a few shapes, or plain text."""
+    """The error message of an answer: JSON in one of a few shapes, or plain text."""
     text = content.decode(errors="replace").strip()
     try:
-        told = json.loads(text)
+        error = json.loads(text)
     except ValueError:
         return text
     for name in ("error", "detail", "message"):
-        if isinstance(told, dict) and name in told:
-            told = told[name]
-    return told if isinstance(told, str) else json.dumps(told)
+        if isinstance(error, dict) and name in error:
+            error = error[name]
+    return error if isinstance(error, str) else json.dumps(error)

@@ -1,4 +1,4 @@
-"""A server that we start: one process group, with a log, which ends with us."""
+"""ServerProcess: a server that we start, with a log; it ends when this process ends."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from burnish.rollout.engine import EngineDied
-from burnish.rollout.engines import leash
+from burnish.rollout.engines import parent_guard
 
-LOG_LINES = 30  # of the server's log, in an error
+LOG_LINES = 30  # of the server's log in an error message
 
 
 class ServerProcess:
-    """`name` is whose server it is, for people."""
+    """`name`: of the system, for messages."""
 
     def __init__(self, name: str, command: Sequence[str], url: str, environment: Mapping[str, str]) -> None:
         self.name = name
@@ -28,7 +28,7 @@ class ServerProcess:
         self.folder = Path(tempfile.mkdtemp(prefix=f"burnish-{name.lower()}-"))
         self._log = (self.folder / "server.log").open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, leash.__file__, *command],
+            [sys.executable, parent_guard.__file__, *command],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -37,21 +37,24 @@ class ServerProcess:
         )
 
     def check(self) -> None:
-        """Raise with the end of its log if it is gone."""
+        """Raise EngineDied, with the end of its log, if it has exited."""
         code = self.process.poll()
         if code is not None:
-            raise EngineDied(f"the {self.name} server ended with status {code}. The end of its log:\n{self.log_tail()}")
+            raise EngineDied(
+                f"the {self.name} server exited with status {code}. Last lines of its log:\n{self.log_tail()}"
+            )
 
     def log_tail(self) -> str:
         text = (self.folder / "server.log").read_text(errors="replace")
         return "\n".join(text.splitlines()[-LOG_LINES:])
 
     def close(self) -> None:
-        """End it and all that it started, and remove what it left."""
+        """Kill its process group and remove its folder."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        self.process.stdin.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
         self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -1,7 +1,7 @@
-"""Supervised: an engine that may die. It is made again, filled again, and asked again what it still owes.
+"""Supervised: restarts an engine that dies, loads its weights again, and submits its unfinished requests again.
 
-A caller's future is ours and stays the same whatever happens behind it; the engine's own futures come and go. Each
-request is answered once: by the first engine that completes it.
+Callers hold our futures, which survive a restart; the engine's futures do not. Each request is answered once, by the
+first engine that completes it.
 """
 
 from __future__ import annotations
@@ -21,75 +21,77 @@ from burnish.rollout.engine import Completion, Engine, EngineDied, Request
 
 logger = logging.getLogger(__name__)
 
-RESTARTS = 3  # between two weight syncs: an engine that dies of what it is asked must not be asked for ever
+MAX_RESTARTS = 3  # between two weight syncs: a request that kills every engine must not be repeated forever
 
 
 @dataclass(eq=False)
-class Owed:
-    """A request that is not answered yet, and the engine's future that should answer it."""
+class Pending:
+    """A request without an answer, our future for it, and the current engine's future."""
 
     request: Request
     future: Future[Completion]
-    theirs: Future[Completion] | None = None
+    engine_future: Future[Completion] | None = None
 
 
 class Supervised:
-    """`make` builds the engine, at once and after each death.
+    """`make` builds the engine, at first and after each death.
 
-    Weights come back from the stream of the last `load_weights`: it must be one that can be read again.
+    Weights are loaded again from the stream of the last `load_weights`, which must be re-iterable.
     """
 
-    def __init__(self, make: Callable[[], Engine], restarts: int = RESTARTS) -> None:
+    def __init__(self, make: Callable[[], Engine], restarts: int = MAX_RESTARTS) -> None:
         self._make = make
-        self._allowed = restarts
-        self._used = 0  # since the last weight sync
+        self._max_restarts = restarts
+        self._restarts_since_sync = 0
         self._restarts = 0  # since the last call of `stats`
-        self._cause: BaseException | None = None  # of the first of them
+        self._cause: BaseException | None = None  # of the first death since the last sync
         self._broken: BaseException | None = None  # why there is no engine any more
-        self._mourned: Engine | None = None  # the dead engine that is seen to
+        self._being_replaced: Engine | None = None  # a dead engine that a thread is replacing
         self._closed = False
         self._paused = False
-        self._asleep = 0
+        self._sleep_level = 0
         self._weights: tuple[Iterable[tuple[str, Tensor]], int] | None = None
-        self._owed: dict[Future[Completion], Owed] = {}  # in the order they came
-        self._door = threading.RLock()  # held by who calls the engine or replaces it
-        self._book = (
-            threading.Lock()
-        )  # held for a look at `_owed`; an engine's thread may wait for it, never for the door
+        self._pending: dict[Future[Completion], Pending] = {}  # in order of arrival
+        self._engine_lock = threading.RLock()  # held while calling or replacing the engine
+        # Held while reading or changing `_pending`. An engine's thread may wait for it, but never for `_engine_lock`.
+        self._pending_lock = threading.Lock()
         self._engine = make()
         self.capabilities = self._engine.capabilities
 
     # the protocol
 
     def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
-        """A death while they are handed over is no loss: they stand in the book by then."""
-        owed = [Owed(request, Future()) for request in requests]
-        with self._door:
+        """Requests are recorded first, so that a death during submission loses none."""
+        pending = [Pending(request, Future()) for request in requests]
+        with self._engine_lock:
             self._check()
-            for one in owed:
+            for one in pending:
                 one.future.set_running_or_notify_cancel()
-            with self._book:
-                self._owed |= {one.future: one for one in owed}
+            with self._pending_lock:
+                self._pending |= {one.future: one for one in pending}
             try:
-                self._ask(owed)
+                self._submit(pending)
             except EngineDied as death:
-                self._revive(death)
+                self._restart(death)
             except BaseException:
-                with self._book:
-                    for one in owed:
-                        self._owed.pop(one.future, None)
+                with self._pending_lock:
+                    for one in pending:
+                        self._pending.pop(one.future, None)
                 raise
-        return [one.future for one in owed]
+        return [one.future for one in pending]
 
     def abort(self, futures: Iterable[Future[Completion]]) -> None:
         chosen = list(futures)
 
         def work(engine: Engine) -> None:
-            with self._book:
-                theirs = [self._owed[future].theirs for future in chosen if future in self._owed]
-            engine.abort([future for future in theirs if future is not None])
+            with self._pending_lock:
+                engine_futures = [self._pending[future].engine_future for future in chosen if future in self._pending]
+            engine.abort([future for future in engine_futures if future is not None])
 
         self._call(work)
+
+    def end_session(self, session: str) -> None:
+        self._call(lambda engine: engine.end_session(session))
 
     def pause(self) -> None:
         self._paused = True
@@ -100,29 +102,29 @@ class Supervised:
         self._call(lambda engine: engine.resume())
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """If the engine dies on it, the next one is filled with the same."""
-        with self._door:
+        """If the engine dies meanwhile, its successor gets the same weights."""
+        with self._engine_lock:
             self._check()
-            before = self._weights, self._asleep
-            self._weights, self._asleep = (stream, version), min(self._asleep, 1)
+            before = self._weights, self._sleep_level
+            self._weights, self._sleep_level = (stream, version), min(self._sleep_level, 1)
             try:
                 self._engine.load_weights(stream, version)
             except EngineDied as death:
-                self._revive(death)
+                self._restart(death)
             except BaseException:
-                self._weights, self._asleep = before
+                self._weights, self._sleep_level = before
                 raise
-            self._used = 0
+            self._restarts_since_sync = 0
 
     def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         return self._call(lambda engine: engine.score(rows, temperature))
 
     def sleep(self, level: int = 1) -> None:
         self._call(lambda engine: engine.sleep(level))
-        self._asleep = level
+        self._sleep_level = level
 
     def wake(self) -> None:
-        self._asleep = 0
+        self._sleep_level = 0
         self._call(lambda engine: engine.wake())
 
     def stats(self) -> dict[str, float]:
@@ -134,13 +136,13 @@ class Supervised:
         return self._call(lambda engine: engine.step())
 
     def close(self) -> None:
-        with self._door:
+        with self._engine_lock:
             if not self._closed:
                 self._closed = True
                 self._engine.close()
                 self._fail(RuntimeError("the engine was closed"))
 
-    # the engine of now
+    # the current engine
 
     def _check(self) -> None:
         if self._closed:
@@ -149,95 +151,100 @@ class Supervised:
             raise self._broken
 
     def _call(self, work: Callable[[Engine], Any]) -> Any:
-        """Do it, if need be again with the engine that comes after."""
-        with self._door:
+        """Call the engine, and its successor if it dies."""
+        with self._engine_lock:
             while True:
                 self._check()
                 try:
                     return work(self._engine)
                 except EngineDied as death:
-                    self._revive(death)
+                    self._restart(death)
 
-    def _ask(self, owed: list[Owed]) -> None:
+    def _submit(self, pending: list[Pending]) -> None:
         engine = self._engine
-        for one, theirs in zip(owed, engine.generate([one.request for one in owed]), strict=True):
-            one.theirs = theirs
-        for one in owed:  # only now: an answer that is there already must find its own future in the book
-            one.theirs.add_done_callback(partial(self._answered, one, engine))
+        engine_futures = engine.generate([one.request for one in pending])
+        for one, future in zip(pending, engine_futures, strict=True):
+            one.engine_future = future
+        # Only after all are recorded: a future that is done already calls back at once.
+        for one, future in zip(pending, engine_futures, strict=True):
+            future.add_done_callback(partial(self._on_done, one, engine))
 
-    def _answered(self, one: Owed, engine: Engine, theirs: Future[Completion]) -> None:
-        """By any thread of the engine's. A death is seen to elsewhere: this thread may be part of what died."""
-        error = theirs.exception()
+    def _on_done(self, one: Pending, engine: Engine, engine_future: Future[Completion]) -> None:
+        """Called in a thread of the engine, which may be part of what died: another thread replaces the engine."""
+        error = engine_future.exception()
         if isinstance(error, EngineDied):
-            with self._book:
-                known, self._mourned = self._mourned is engine, engine
-            if not known:
-                threading.Thread(target=self._see_to, args=(engine, error), name="burnish-revive", daemon=True).start()
+            with self._pending_lock:
+                is_known, self._being_replaced = self._being_replaced is engine, engine
+            if not is_known:
+                args = (engine, error)
+                threading.Thread(target=self._replace, args=args, name="burnish-engine-restart", daemon=True).start()
             return
-        with self._book:
-            if one.theirs is not theirs or self._owed.pop(one.future, None) is None:
-                return  # another engine has it now, or it was given up
+        with self._pending_lock:
+            if one.engine_future is not engine_future or self._pending.pop(one.future, None) is None:
+                return  # another engine has it now, or it failed
         if error is None:
-            one.future.set_result(theirs.result())
+            one.future.set_result(engine_future.result())
         else:
             one.future.set_exception(error)
 
-    def _see_to(self, engine: Engine, death: EngineDied) -> None:
-        with self._door:
+    def _replace(self, engine: Engine, death: EngineDied) -> None:
+        with self._engine_lock:
             if engine is self._engine and self._broken is None and not self._closed:
-                with contextlib.suppress(BaseException):  # everybody who waits has been told
-                    self._revive(death)
+                with contextlib.suppress(BaseException):  # all futures have it already
+                    self._restart(death)
 
-    def _revive(self, death: BaseException) -> None:
-        """A new engine in the place of the dead one; raises why the first one died if there have been too many."""
+    def _restart(self, death: BaseException) -> None:
+        """Replace the dead engine. After too many deaths, raise the cause of the first."""
         while True:
-            self._bury()
-            if self._used == 0:
+            self._discard_engine()
+            if self._restarts_since_sync == 0:
                 self._cause = death
-            if self._used >= self._allowed:
-                self._give_up(self._cause)
-            self._used += 1
+            if self._restarts_since_sync >= self._max_restarts:
+                self._give_up(self._cause or death)
+            self._restarts_since_sync += 1
             self._restarts += 1
-            logger.warning("the engine died and is started again (%d of %d): %s", self._used, self._allowed, death)
+            logger.warning(
+                "rollout engine died, restarting (%d of %d): %s", self._restarts_since_sync, self._max_restarts, death
+            )
             try:
-                self._renew()
+                self._start_engine()
                 return
-            except EngineDied as again:
-                death = again
-            except BaseException as error:  # it cannot be made or filled: another try would not help
+            except EngineDied as next_death:
+                death = next_death
+            except BaseException as error:  # it cannot be built or filled: another attempt would not help
                 self._give_up(error)
 
-    def _bury(self) -> None:
-        """Whatever the dead engine still says of what it was asked, nobody listens any more."""
-        with self._book:
-            for one in self._owed.values():
-                one.theirs = None
-        with contextlib.suppress(Exception):  # a dead engine may fail to close too
+    def _discard_engine(self) -> None:
+        """Ignore whatever the dead engine's futures still report."""
+        with self._pending_lock:
+            for one in self._pending.values():
+                one.engine_future = None
+        with contextlib.suppress(Exception):  # closing a dead engine may fail
             self._engine.close()
 
-    def _give_up(self, why: BaseException) -> NoReturn:
-        self._broken = why
-        self._fail(why)
-        raise why
+    def _give_up(self, cause: BaseException) -> NoReturn:
+        self._broken = cause
+        self._fail(cause)
+        raise cause
 
-    def _renew(self) -> None:
-        """Make, fill, put into the state of the one before, ask again."""
+    def _start_engine(self) -> None:
+        """Build it, load weights, restore the state of its predecessor, submit pending requests."""
         self._engine = self._make()
         if self._paused:
             self._engine.pause()
-        if self._weights is not None and self._asleep < 2:
+        if self._weights is not None and self._sleep_level < 2:
             stream, version = self._weights
             if iter(stream) is stream:
-                raise RuntimeError("the engine died, and its weights were given as a stream that is read only once")
+                raise RuntimeError("the engine died, and its weight stream cannot be iterated a second time")
             self._engine.load_weights(stream, version)
-        if self._asleep:
-            self._engine.sleep(self._asleep)
-        with self._book:
-            owed = list(self._owed.values())
-        self._ask(owed)
+        if self._sleep_level:
+            self._engine.sleep(self._sleep_level)
+        with self._pending_lock:
+            pending = list(self._pending.values())
+        self._submit(pending)
 
     def _fail(self, error: BaseException) -> None:
-        with self._book:
-            owed, self._owed = list(self._owed.values()), {}
-        for one in owed:
+        with self._pending_lock:
+            pending, self._pending = list(self._pending.values()), {}
+        for one in pending:
             one.future.set_exception(error)

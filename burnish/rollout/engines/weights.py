@@ -1,4 +1,4 @@
-"""Filling an engine's model from a weight stream."""
+"""Loading a weight stream into an engine's model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RELEASED = "burnish_released_shape"
 
 
 def release_weights(model: nn.Module) -> None:
-    """Give the weights' memory back; the next weight stream takes it again."""
+    """Free the weights' memory until the next `copy_weights`."""
     for parameter in model.parameters():
         if not hasattr(parameter, RELEASED):
             setattr(parameter, RELEASED, parameter.shape)
@@ -20,18 +20,18 @@ def release_weights(model: nn.Module) -> None:
 
 @torch.no_grad()
 def copy_weights(model: nn.Module, stream: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy into the model's fixed storage; every parameter must come, in its own shape."""
-    own = dict(model.named_parameters())
-    missing = set(own)
+    """Copy into the model's storage; the stream must contain every parameter, in its shape."""
+    parameters = dict(model.named_parameters())
+    missing = set(parameters)
     for name, tensor in stream:
-        if name not in own:
-            continue  # a tied head is sent by some trainers under both its names
-        shape = getattr(own[name], RELEASED, own[name].shape)
+        if name not in parameters:
+            continue  # some trainers send a tied head under both of its names
+        shape = getattr(parameters[name], RELEASED, parameters[name].shape)
         if tensor.shape != shape:
-            raise ValueError(f"{name} came as {list(tensor.shape)}, the model has {list(shape)}")
-        if own[name].shape != shape:
-            own[name].data = torch.empty(shape, dtype=own[name].dtype, device=own[name].device)
-        own[name].copy_(tensor)
+            raise ValueError(f"{name}: the stream has shape {list(tensor.shape)}, the model {list(shape)}")
+        if parameters[name].shape != shape:
+            parameters[name].data = torch.empty(shape, dtype=parameters[name].dtype, device=parameters[name].device)
+        parameters[name].copy_(tensor)
         missing.discard(name)
     if missing:
-        raise ValueError(f"the weight stream left out {sorted(missing)[:5]} ({len(missing)} tensors)")
+        raise ValueError(f"the weight stream left out {len(missing)} tensors: {sorted(missing)[:5]}")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnish.models import chunks
+from burnish import sizing
 from burnish.models.exact_kl import HeadInput, exact_kl
 from burnish.models.kernels import head
 from burnish.models.kernels.head import TritonKernel
@@ -25,7 +25,7 @@ SETTINGS = [(1.0, None), (0.7, 2.0)]
 def several_blocks_and_chunks(monkeypatch):
     """A row is three blocks, the last of them not full; the rows are three chunks."""
     monkeypatch.setattr(head, "BLOCK", 64)
-    monkeypatch.setitem(chunks.BUDGET, "cpu", 8 * 3 * VOCABULARY)
+    monkeypatch.setitem(sizing.LOGIT_CHUNK_BYTES, "cpu", 8 * 3 * VOCABULARY)
 
 
 def tensors(dtype: torch.dtype, *shapes: tuple[int, int]) -> list[Tensor]:
@@ -110,14 +110,14 @@ def compiled(kernel, pointers, numbers, flags):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": head.WARPS}).asm["ptx"]
 
 one = ("scale", "cap")
-measured = compiled(head.measure_rows, ("product", "tokens", "normaliser", "log_prob", "entropy"), one,
+measured = compiled(head.measure_rows, ("product", "tokens", "normalizer", "log_prob", "entropy"), one,
                     ("CAPPED", "ENTROPY"))
 gradient = compiled(head.differentiate_blocks,
-                    ("product", "tokens", "normaliser", "entropy", "grad", "grad_entropy"), one, ("CAPPED", "ENTROPY"))
-gap = compiled(head.measure_gap_rows, ("product", "ref_product", "normaliser", "ref_normaliser", "kl"),
+                    ("product", "tokens", "normalizer", "entropy", "grad", "grad_entropy"), one, ("CAPPED", "ENTROPY"))
+gap = compiled(head.measure_gap_rows, ("product", "ref_product", "normalizer", "ref_normalizer", "kl"),
                (*one, "ref_cap"), ("CAPPED", "REF_CAPPED"))
 slope = compiled(head.differentiate_gap_blocks,
-                 ("product", "ref_product", "normaliser", "ref_normaliser", "kl", "grad"), (*one, "ref_cap"),
+                 ("product", "ref_product", "normalizer", "ref_normalizer", "kl", "grad"), (*one, "ref_cap"),
                  ("CAPPED", "REF_CAPPED"))
 for ptx in (measured, gradient, gap, slope):
     assert "ld.global.v4.b32" in ptx, "a chunk is read in pieces of less than 16 bytes"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from burnish.models.kernels import paged as kernels
-from burnish.models.paged import Segments, attend_tables, write_and_decode, write_and_prefill
+from burnish.models.paged import PagedSegments, attend_tables, write_and_decode, write_and_prefill
 from burnish.models.varlen import AttentionShape
 
 
@@ -137,7 +137,9 @@ def prefill_scene(parts, heads, kv_heads, dim, block, shape, triton, seed=3):
         spans.append((first, new, before))
         tiles += [(number, offset) for offset in range(0, new, kernels.QUERIES)]
         first += new
-    segments = Segments(scene.tables, torch.tensor(spans, dtype=torch.int32), torch.tensor(tiles, dtype=torch.int32))
+    segments = PagedSegments(
+        scene.tables, torch.tensor(spans, dtype=torch.int32), torch.tensor(tiles, dtype=torch.int32)
+    )
     found = write_and_prefill(scene.keys, scene.values, query, key, value, torch.tensor(slots), segments, shape, triton)
     return scene, query, found
 
@@ -161,7 +163,7 @@ def test_prefill_sees_what_came_before(shape, triton):
 
 def test_few_rows_are_split_and_many_are_not():
     assert kernels.num_splits(2 * 1024, 2048) == 1
-    assert kernels.num_splits(2, 32768) == kernels.MOST_SPLITS
+    assert kernels.num_splits(2, 32768) == kernels.MAX_SPLITS
     assert kernels.num_splits(64, 32768) == 16
     assert kernels.num_splits(1, 128) == 2
     assert kernels.num_splits(512, 448) == 1 and kernels.num_splits(512, 512) == kernels.num_splits(256, 448) // 2 == 2

@@ -8,15 +8,16 @@ import torch
 from burnish.models.kernels import sample
 from burnish.models.kernels.sample import sample_tokens
 from burnish.rollout.engine import Sampling
-from burnish.rollout.engines.builtin.sampling import SamplingRows, choose
+from burnish.rollout.engines.builtin.sampling import SamplingBatch
+from burnish.rollout.engines.builtin.sampling import sample as sample_on_cpu
 
 CPU = torch.device("cpu")
 
 
 def drawn(logits, temperature, greedy, seed, index, softcap=None):
     settings = [Sampling(1, temperature=t, do_sample=not g) for t, g in zip(temperature, greedy, strict=True)]
-    rows = SamplingRows.of(settings, seed, CPU)
-    expected = choose(logits if softcap is None else torch.tanh(logits / softcap) * softcap, rows, index)
+    rows = SamplingBatch.of(settings, seed, CPU)
+    expected = sample_on_cpu(logits if softcap is None else torch.tanh(logits / softcap) * softcap, rows, index)
     found = sample_tokens(logits, rows.temperature, rows.greedy.long(), rows.seed, index, softcap)
     return found, expected
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from burnish.models import attention
 from burnish.models.logprobs import token_log_probs
 from burnish.models.parts import backbone, head_weight, logit_softcap
-from burnish.models.sequence.arithmetic import RING, ULYSSES
+from burnish.models.sequence.method import RING, ULYSSES
 from burnish.models.sequence.parallel import SequenceParallel
 from burnish.models.sequence.places import Places
 

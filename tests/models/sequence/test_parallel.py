@@ -62,10 +62,10 @@ def test_four_ranks_are_one(on_ranks, case):
 
 
 def assert_the_same(found):
-    for read, taught, scale in found:
+    for log_prob_error, gradient_error, scale in found:
         assert scale > 1e-2, "no gradient: the comparison would show nothing"
-        assert read < 2e-5
-        assert taught < 2e-5
+        assert log_prob_error < 2e-5
+        assert gradient_error < 2e-5
 
 
 def test_alone_every_place_is_here():

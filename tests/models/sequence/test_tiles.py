@@ -7,7 +7,7 @@ import torch
 
 from burnish.models.attention import eager_attention
 from burnish.models.sequence.ring import Route
-from burnish.models.sequence.tiles import Asked, Gradients, Merged, tile_scores, tiles
+from burnish.models.sequence.tiles import Gradients, Merged, Queries, tile_scores, tiles
 from burnish.models.varlen import AttentionShape
 
 SEGMENTS = [5, 26, 1, 9, 17, 2]
@@ -74,7 +74,7 @@ def test_merged_tiles_are_the_plain_product(window, softcap):
     torch.testing.assert_close(merged.output, plain.detach(), rtol=0, atol=1e-6)
 
     found = Gradients(torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value))
-    asked = Asked(query, merged.lse, grad, (grad * merged.output).sum(-1))
+    asked = Queries(query, merged.lse, grad, (grad * merged.output).sum(-1))
     for other, tile in cut:
         start = other * SHARE
         part = Gradients(found.query, found.key[:, start : start + SHARE], found.value[:, start : start + SHARE])

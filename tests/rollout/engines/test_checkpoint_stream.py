@@ -40,7 +40,7 @@ def test_a_gap_and_a_wrong_shape_are_told(weights, their_model, tiny_folder):
     assert len(list(stream)) == len(given)  # one is missing, the tied head is added
     with pytest.raises(ValueError, match="left out"):
         stream.check()
-    with pytest.raises(ValueError, match="came as"):
+    with pytest.raises(ValueError, match="the stream has shape"):
         list(weights.stream([(given[0][0], given[0][1][:2])]))
 
 

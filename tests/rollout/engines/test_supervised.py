@@ -24,7 +24,7 @@ class Mortal:
         self.dead = self.paused = False
         self.silent = False  # it does not even fail what it was asked, until it is closed
         self.asleep, self.weights, self.version = 0, None, None
-        self.waiting = []
+        self.waiting, self.ended = [], []
         self.lock = threading.RLock()
         hospital.engines.append(self)
         self._live("make")
@@ -68,6 +68,10 @@ class Mortal:
         for pair in [pair for pair in self.waiting if pair[1] in chosen]:
             self.waiting.remove(pair)
             pair[1].set_result(Completion([], [], [], "abort"))
+
+    def end_session(self, session):
+        self._live("end_session")
+        self.ended.append(session)
 
     def pause(self):
         self._live("pause")
@@ -238,7 +242,7 @@ def test_weights_that_cannot_be_read_again():
     engine.load_weights(iter([("w", WEIGHTS)]), version=1)
     (future,) = engine.generate(requests(1))
     hospital.engines[0].kill()
-    with pytest.raises(RuntimeError, match="read only once"):
+    with pytest.raises(RuntimeError, match="a second time"):
         future.result(PATIENCE)
 
 
@@ -249,6 +253,14 @@ def test_a_stream_that_is_refused_is_not_remembered():
     hospital.engines[0].kill()
     engine.stats()
     assert hospital.engines[1].version == 7
+
+
+def test_sessions_end_in_the_engine_of_now():
+    hospital, engine = supervised()
+    engine.end_session("a")
+    hospital.engines[0].kill()
+    engine.end_session("b")
+    assert [one.ended for one in hospital.engines] == [["a"], ["b"]]
 
 
 def test_pause_and_sleep_outlive_it():
@@ -333,7 +345,7 @@ def test_a_bad_request_is_the_callers():
     hospital.engines[0].generate = lambda requests: (_ for _ in ()).throw(ValueError("too long"))
     with pytest.raises(ValueError, match="too long"):
         engine.generate(requests(1))
-    assert len(hospital.engines) == 1 and not engine._owed
+    assert len(hospital.engines) == 1 and not engine._pending
 
 
 def test_close():

@@ -1,4 +1,4 @@
-"""Graphs: the body of every batch size, captured as a CUDA graph or, where there is none, called as it is."""
+"""StepGraphs: the decode step of every batch size, captured as a CUDA graph or called eagerly."""
 
 from __future__ import annotations
 
@@ -10,101 +10,102 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from burnish.models.compiled import own_forwards
+from burnish.models.compiled import copied_forwards
 from burnish.models.parts import backbone
-from burnish.rollout.engines.builtin.device_rows import Mode
-from burnish.rollout.engines.builtin.plan import LoopPlan
+from burnish.rollout.engines.builtin.decode_plan import DecodePlan
+from burnish.rollout.engines.builtin.device_batch import SamplingMode
 
-WARM_UPS = 2  # before a capture: libraries make their handles, Triton and inductor compile
+WARM_UPS = 2  # before a capture: libraries create their handles, Triton and inductor compile
 
 
 class Runnable(Protocol):
     def run(self) -> None: ...
 
 
-class Eager:
-    """The body, called."""
-
-    def __init__(self, body: Callable[[], None]) -> None:
-        self.body = body
+class EagerStep:
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.step = step
 
     def run(self) -> None:
-        self.body()
+        self.step()
 
 
-class Captured:
-    """The body's kernels, launched by the driver in one go. All graphs share one pool: they never run together."""
+class CapturedStep:
+    """A CUDA graph of the step. All graphs share one memory pool, because they never run concurrently."""
 
-    def __init__(self, body: Callable[[], None], pool: Any) -> None:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+    def __init__(self, step: Callable[[], None], pool: Any) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
-                body()
-        torch.cuda.current_stream().wait_stream(side)
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile: what they do is not part of this.
+        # thread_local: work that other threads submit meanwhile does not invalidate the capture.
         with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-            body()
+            step()
 
     def run(self) -> None:
         self.graph.replay()
 
 
-class Graphs:
-    """`make_body` makes the body of a size; `quiet` lets no row be active, so that trying it changes nothing."""
+class StepGraphs:
+    """`make_step` builds the step of a batch size; `deactivate` empties the batch, so that captures have no effect."""
 
     def __init__(
         self,
         model: PreTrainedModel,
-        plan: LoopPlan,
-        make_body: Callable[[int, Mode], Callable[[], None]],
-        quiet: Callable[[], None],
+        plan: DecodePlan,
+        make_step: Callable[[int, SamplingMode], Callable[[], None]],
+        deactivate: Callable[[], None],
     ) -> None:
-        self.plan, self.make_body, self.quiet = plan, make_body, quiet
+        self.plan, self.make_step, self.deactivate = plan, make_step, deactivate
         self.layers = CompiledLayers(model) if plan.compiled else None
-        self.known: dict[tuple[int, Mode], Runnable] = {}
+        self.steps: dict[tuple[int, SamplingMode], Runnable] = {}
         self._pool: Any = None
 
-    def find(self, rows: int, mode: Mode) -> tuple[Runnable, bool]:
-        """What makes one token for so many rows, and whether it is one of the known sizes."""
-        size = self.plan.bucket(rows)
+    def get(self, batch_size: int, mode: SamplingMode) -> tuple[Runnable, bool]:
+        """The step for a batch, and whether it is one of the capture sizes."""
+        size = self.plan.capture_size(batch_size)
         if size is None:
-            return Eager(self.make_body(rows, mode)), False
-        mode = mode._replace(slow=min(mode.slow, size))
-        if (size, mode) not in self.known:
-            self.known[size, mode] = self._make(size, mode)
-        return self.known[size, mode], True
+            return EagerStep(self.make_step(batch_size, mode)), False
+        mode = mode._replace(num_slow=min(mode.num_slow, size))
+        if (size, mode) not in self.steps:
+            self.steps[size, mode] = self._build(size, mode)
+        return self.steps[size, mode], True
 
     def clear(self) -> None:
-        """Addresses have changed."""
-        self.known.clear()
+        """Tensors have moved to other addresses."""
+        self.steps.clear()
         self._pool = None
 
-    def _make(self, size: int, mode: Mode) -> Runnable:
-        body = self.make_body(size, mode)
+    def _build(self, size: int, mode: SamplingMode) -> Runnable:
+        step = self.make_step(size, mode)
         if not self.plan.captured:
-            return Eager(body if self.layers is None else self.layers.around(body))
+            return EagerStep(step if self.layers is None else self.layers.around(step))
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        self.quiet()
+        self.deactivate()
         with contextlib.nullcontext() if self.layers is None else self.layers.compiled():
-            return Captured(body, self._pool)
+            return CapturedStep(step, self._pool)
 
 
 class CompiledLayers:
-    """The decoder layers through torch.compile. All layers run the same compiled code, made for one batch size and, at
-    the second, once more for every size; inductor keeps it on disk for the next start."""
+    """The decoder layers through torch.compile.
+
+    All layers run the same compiled code: one program for the first batch size, then one with a dynamic batch size.
+    Inductor caches both on disk.
+    """
 
     def __init__(self, model: PreTrainedModel, backend: str = "inductor") -> None:
-        self.layers: list[nn.Module] = list(backbone(model).layers)
+        self.layers: list[nn.Module] = list(backbone(model).get_submodule("layers").children())
         self.forwards = [
-            torch.compile(forward, backend=backend, fullgraph=True) for forward in own_forwards(self.layers)
+            torch.compile(forward, backend=backend, fullgraph=True) for forward in copied_forwards(self.layers)
         ]
 
     @contextlib.contextmanager
     def compiled(self) -> Iterator[None]:
-        """Prefill, outside of this, runs the layers as they are."""
+        """Prefill, outside of this context, runs the layers uncompiled."""
         for layer, forward in zip(self.layers, self.forwards, strict=True):
             layer.forward = forward
         try:
@@ -113,9 +114,9 @@ class CompiledLayers:
             for layer in self.layers:
                 del layer.forward
 
-    def around(self, body: Callable[[], None]) -> Callable[[], None]:
+    def around(self, step: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
             with self.compiled():
-                body()
+                step()
 
         return run

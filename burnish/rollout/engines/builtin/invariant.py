@@ -1,11 +1,13 @@
-"""Invariant mode: a response's bits do not depend on what else is in the batch.
+"""Invariant mode: the bits of a response do not depend on the rest of the batch.
 
-A matrix product of 7 rows and one of 256 rows may use different code in the CPU's library, and so differ in the last
-bit of the same row. In invariant mode every product has the same number of rows: the token stream is padded to a
-multiple of TILE, and each linear layer works tile by tile.
+A matrix product of 7 rows and one of 256 rows may run different code in the CPU's library and so differ in the last bit
+of the same row. In invariant mode every product has the same number of rows: the token stream is padded to a multiple
+of TILE, and each linear layer works tile by tile.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -16,36 +18,36 @@ TILE = 32
 def make_invariant(model: nn.Module) -> None:
     """Let every linear layer of this instance work in tiles of a fixed number of rows."""
     for module in model.modules():
-        if type(module) is nn.Linear:  # those that are joined have their own way to the product
+        if type(module) is nn.Linear:  # joined layers call the tiled product themselves
             module.forward = _tiled(module)
 
 
 def can_be_invariant(model: nn.Module) -> bool:
-    """Are all products those of linear layers? Experts multiply as many rows as were sent to them."""
+    """Whether all products are those of linear layers. Experts multiply as many rows as are routed to them."""
     known = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding)}
     return all(parameter.dim() < 2 or id(parameter) in known for parameter in model.parameters())
 
 
-def _tiled(linear: nn.Linear):  # noqa: ANN202
-    return lambda rows: tiled_product(rows, linear.weight, linear.bias)
+def _tiled(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
+    return lambda input: tiled_product(input, linear.weight, linear.bias)
 
 
 def tiled_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A linear layer, a tile of rows at a time."""
-    flat = rows.reshape(-1, rows.shape[-1]).to(weight.dtype)  # a stream may be wider than its weights
+    """A linear layer, one tile of rows at a time."""
+    flat = rows.reshape(-1, rows.shape[-1]).to(weight.dtype)  # the residual stream may be wider than the weights
     count = flat.shape[0]
     if count % TILE:
-        raise ValueError(f"{count} rows are no multiple of {TILE}")
-    output, turned = flat.new_empty(count, weight.shape[0]), weight.t()
-    tiles, places = (part.view(-1, TILE, part.shape[1]).unbind() for part in (flat, output))
-    for tile, place in zip(tiles, places, strict=True):
+        raise ValueError(f"{count} rows are not a multiple of {TILE}")
+    output, transposed = flat.new_empty(count, weight.shape[0]), weight.t()
+    tiles, targets = (part.view(-1, TILE, part.shape[1]).unbind() for part in (flat, output))
+    for tile, target in zip(tiles, targets, strict=True):
         if bias is None:
-            torch.mm(tile, turned, out=place)
+            torch.mm(tile, transposed, out=target)
         else:
-            torch.addmm(bias, tile, turned, out=place)
+            torch.addmm(bias, tile, transposed, out=target)
     return output.view(*rows.shape[:-1], -1)
 
 
 def padding(rows: int, multiple: int) -> int:
-    """How many rows to append so that their number is a multiple of this."""
+    """How many rows to append to reach a multiple."""
     return -rows % multiple

@@ -1,4 +1,4 @@
-"""How much memory is free for the cache."""
+"""Free memory of a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def free_bytes(device: torch.device) -> int:
-    """What the device, or on a CPU the machine (or its container), can still give."""
+    """Free memory of a GPU; on a CPU, of the machine or its container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_system_free(), _container_free())
@@ -21,7 +21,7 @@ def _system_free() -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    # macOS has no figure for "available"; half of what is installed is a cautious one.
+    # macOS reports no "available" memory; assume half of what is installed.
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 

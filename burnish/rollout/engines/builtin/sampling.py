@@ -1,4 +1,4 @@
-"""Choosing the next token with addressed noise: the same (seed, index) gives the same draw, whoever is in the batch."""
+"""Sampling with counter-based noise: the same (seed, index) gives the same token, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -9,58 +9,62 @@ import torch
 from torch import Tensor
 
 from burnish.rollout.engine import Sampling
-from burnish.rollout.engines.builtin.past import Past, bend
+from burnish.rollout.engines.builtin.penalties import PenaltyState, apply_penalties
 
-UNIFORM_BITS = 23  # k / 2^23 times a float32 total stays below that total, so a draw never falls off the end
+UNIFORM_BITS = 23  # k / 2^23 times a float32 total stays below that total, so a sample is never past the end
 FIRE_TEMPERATURE, FIRE_TOP_K = 30.0, 16
 
 
 @dataclass(frozen=True)
-class SamplingRows:
-    """The sampling settings of the running rows as tensors [B]."""
+class SamplingBatch:
+    """Sampling settings of a batch as tensors [B]."""
 
-    temperature: Tensor  # of the log-probs
-    heat: Tensor | None  # of the draw, where some row's is another
+    temperature: Tensor  # of the reported log-probs
+    sample_temperature: Tensor | None  # where it differs for some sequence (FIRE)
     top_k: Tensor
     top_p: Tensor
-    min_p: Tensor | None  # None: nobody asked
+    min_p: Tensor | None  # None: not used
     greedy: Tensor
     seed: Tensor
-    pasts: list[tuple[int, Past]]  # of the rows whose past matters
+    penalties: list[tuple[int, PenaltyState]]  # (index in the batch, state) where there are any
     any_greedy: bool
     any_restricted: bool
-    num_top: list[int] | None  # likeliest tokens to report per row; None: nobody asked
+    num_top: list[int] | None  # top tokens to report per sequence; None: not used
 
     @staticmethod
     def of(
         settings: Sequence[Sampling],
         seeds: Sequence[int],
         device: torch.device,
-        pasts: Sequence[Past | None] = (),
+        penalties: Sequence[PenaltyState | None] = (),
         first: bool = False,
-    ) -> SamplingRows:
-        """`first`: for the first token of responses, which FIRE draws in its own way."""
-        drawn = [first_token(s) for s in settings] if first else settings
+    ) -> SamplingBatch:
+        """`first`: for the first token of a response, where FIRE changes the settings."""
+        effective = [fire_settings(s) for s in settings] if first else settings
         temperature = [1.0 if s.greedy else s.temperature for s in settings]
-        heat = [1.0 if s.greedy else s.temperature for s in drawn]
+        sample_temperature = [1.0 if s.greedy else s.temperature for s in effective]
         greedy = [s.greedy for s in settings]
-        return SamplingRows(
+        return SamplingBatch(
             temperature=torch.tensor(temperature, device=device),
-            heat=None if heat == temperature else torch.tensor(heat, device=device),
-            top_k=torch.tensor([s.top_k for s in drawn], device=device),
-            top_p=torch.tensor([s.top_p for s in drawn], device=device),
-            min_p=torch.tensor([s.min_p for s in drawn], device=device) if any(s.min_p for s in drawn) else None,
+            sample_temperature=None
+            if sample_temperature == temperature
+            else torch.tensor(sample_temperature, device=device),
+            top_k=torch.tensor([s.top_k for s in effective], device=device),
+            top_p=torch.tensor([s.top_p for s in effective], device=device),
+            min_p=torch.tensor([s.min_p for s in effective], device=device)
+            if any(s.min_p for s in effective)
+            else None,
             greedy=torch.tensor(greedy, device=device),
             seed=torch.tensor(list(seeds), dtype=torch.int64, device=device),
-            pasts=[(row, past) for row, past in enumerate(pasts) if past is not None],
+            penalties=[(row, state) for row, state in enumerate(penalties) if state is not None],
             any_greedy=any(greedy),
-            any_restricted=any(not s.greedy and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0) for s in drawn),
+            any_restricted=any(not s.greedy and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0) for s in effective),
             num_top=[s.logprobs or 0 for s in settings] if any(s.logprobs for s in settings) else None,
         )
 
 
-def first_token(sampling: Sampling) -> Sampling:
-    """FIRE (arXiv 2410.21236): the first token is drawn almost evenly among the few likeliest ones."""
+def fire_settings(sampling: Sampling) -> Sampling:
+    """FIRE (arXiv 2410.21236): the first token is sampled almost uniformly from the top few."""
     if not sampling.fire or sampling.greedy:
         return sampling
     top_k = sampling.top_k if sampling.top_k > 0 else FIRE_TOP_K
@@ -68,65 +72,68 @@ def first_token(sampling: Sampling) -> Sampling:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """One token per row, its log-prob, and the likeliest tokens where they were asked for."""
+class SampledTokens:
+    """One token per sequence, its log-prob, and the top tokens where requested."""
 
     tokens: list[int]
     log_probs: list[float]
     top: list[list[tuple[int, float]]] | None
 
 
-def draw(logits: Tensor, rows: SamplingRows, index: Tensor) -> Drawn:
-    """What `choose` chooses, on the host."""
-    tokens, log_probs = choose(logits, rows, index)
-    return Drawn(tokens.tolist(), log_probs.tolist(), likeliest(logits, rows))
+def sample_to_host(logits: Tensor, batch: SamplingBatch, index: Tensor) -> SampledTokens:
+    tokens, log_probs = sample(logits, batch, index)
+    return SampledTokens(tokens.tolist(), log_probs.tolist(), top_tokens(logits, batch))
 
 
-def choose(logits: Tensor, rows: SamplingRows, index: Tensor) -> tuple[Tensor, Tensor]:
-    """logits [B, V] -> tokens [B] and log-softmax(logits / temperature) at them; `index` is the token's place [B]."""
-    log_probs = torch.log_softmax(logits.float() / rows.temperature[:, None], -1)
-    weights = _draw_weights(logits, log_probs, rows) if rows.pasts or rows.heat is not None else log_probs
-    return pick(log_probs, weights, rows, index)
+def sample(logits: Tensor, batch: SamplingBatch, index: Tensor) -> tuple[Tensor, Tensor]:
+    """logits [B, V] -> tokens [B] and their log-softmax(logits / temperature); `index` [B]: place in the response."""
+    log_probs = torch.log_softmax(logits.float() / batch.temperature[:, None], -1)
+    changed = batch.penalties or batch.sample_temperature is not None
+    weights = _sample_log_probs(logits, log_probs, batch) if changed else log_probs
+    return sample_from(log_probs, weights, batch, index)
 
 
-def pick(log_probs: Tensor, weights: Tensor, rows: SamplingRows, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw by `weights`, report `log_probs`; both are log-probs [B, V]. Asks the host nothing."""
-    kept = restrict(weights, rows.top_k, rows.top_p, rows.min_p) if rows.any_restricted else weights
+def sample_from(log_probs: Tensor, weights: Tensor, batch: SamplingBatch, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample from `weights` and report `log_probs`; both are log-probs [B, V]. Never synchronizes with the host."""
+    kept = restrict(weights, batch.top_k, batch.top_p, batch.min_p) if batch.any_restricted else weights
     cumulative = kept.exp().cumsum(-1)
-    point = uniform(rows.seed, index)[:, None] * cumulative[:, -1:]
+    point = uniform(batch.seed, index)[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, point, right=True).squeeze(-1)
-    tokens = tokens.clamp(max=log_probs.shape[-1] - 1)  # a sum made in parallel may end below one of its parts
-    if rows.any_greedy:
-        tokens = torch.where(rows.greedy, weights.argmax(-1), tokens)
+    tokens = tokens.clamp(max=log_probs.shape[-1] - 1)  # a parallel sum may end below one of its partial sums
+    if batch.any_greedy:
+        tokens = torch.where(batch.greedy, weights.argmax(-1), tokens)
     return tokens, log_probs.gather(-1, tokens[:, None]).squeeze(-1)
 
 
-def _draw_weights(logits: Tensor, log_probs: Tensor, rows: SamplingRows) -> Tensor:
-    """Log-probs to draw by, where FIRE or a row's past makes them other than those to report."""
-    heat = rows.temperature if rows.heat is None else rows.heat
-    weights = log_probs if rows.heat is None else torch.log_softmax(logits.float() / heat[:, None], -1)
-    if rows.pasts:
-        numbers = torch.tensor([row for row, _ in rows.pasts], device=logits.device)
-        bent = bend(logits[numbers].float(), [past for _, past in rows.pasts])
-        weights = weights.index_copy(0, numbers, torch.log_softmax(bent / heat[numbers, None], -1))
+def _sample_log_probs(logits: Tensor, log_probs: Tensor, batch: SamplingBatch) -> Tensor:
+    """Log-probs to sample from where FIRE or penalties make them differ from the reported ones."""
+    if batch.sample_temperature is None:
+        temperature, weights = batch.temperature, log_probs
+    else:
+        temperature = batch.sample_temperature
+        weights = torch.log_softmax(logits.float() / temperature[:, None], -1)
+    if batch.penalties:
+        rows = torch.tensor([row for row, _ in batch.penalties], device=logits.device)
+        penalized = apply_penalties(logits[rows].float(), [state for _, state in batch.penalties])
+        weights = weights.index_copy(0, rows, torch.log_softmax(penalized / temperature[rows, None], -1))
     return weights
 
 
-def likeliest(logits: Tensor, rows: SamplingRows) -> list[list[tuple[int, float]]] | None:
-    """Per row the (token, log-prob) pairs that it asked for, best first."""
-    if rows.num_top is None:
+def top_tokens(logits: Tensor, batch: SamplingBatch) -> list[list[tuple[int, float]]] | None:
+    """Per sequence the requested number of (token, log-prob) pairs, best first."""
+    if batch.num_top is None:
         return None
-    log_probs = torch.log_softmax(logits.float() / rows.temperature[:, None], -1)
-    values, ids = log_probs.topk(min(max(rows.num_top), logits.shape[-1]), dim=-1)
-    pairs = zip(ids.tolist(), values.tolist(), rows.num_top, strict=True)
-    return [list(zip(tokens[:count], found[:count], strict=True)) for tokens, found, count in pairs]
+    log_probs = torch.log_softmax(logits.float() / batch.temperature[:, None], -1)
+    values, ids = log_probs.topk(min(max(batch.num_top), logits.shape[-1]), dim=-1)
+    columns = zip(ids.tolist(), values.tolist(), batch.num_top, strict=True)
+    return [list(zip(tokens[:count], tops[:count], strict=True)) for tokens, tops, count in columns]
 
 
 def restrict(log_probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor | None = None) -> Tensor:
-    """-inf outside what min_p, then top_k, then top_p leave.
+    """-inf for tokens that min_p, then top_k, then top_p exclude.
 
-    min_p keeps tokens that are at least so likely beside the likeliest, top_k the likeliest ones, top_p the smallest
-    set that holds so much of the rest.
+    min_p keeps tokens with at least that fraction of the top token's probability, top_k the most likely ones, top_p the
+    smallest set that holds that share of what is left.
     """
     ordered, order = log_probs.sort(dim=-1, descending=True, stable=True)
     if min_p is not None:
@@ -136,14 +143,14 @@ def restrict(log_probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor | No
     ordered = ordered.masked_fill(rank >= limit, float("-inf"))
     probs = ordered.softmax(-1)
     before = probs.cumsum(-1) - probs
-    # top_p = 1 restricts nothing, not even where the sum before a token rounds to 1: a row must not feel its neighbours
+    # top_p = 1 excludes nothing, even where the sum before a token rounds to 1: other sequences must not matter.
     outside = (before >= top_p[:, None]) & (top_p < 1)[:, None] & (rank > 0)
     ordered = ordered.masked_fill(outside, float("-inf"))
     return torch.empty_like(log_probs).scatter_(-1, order, ordered)
 
 
 def uniform(seed: Tensor, index: Tensor) -> Tensor:
-    """One number in [0, 1) per row, a hash of (seed, index): two rounds of the splitmix64 finaliser."""
+    """One number in [0, 1) per sequence, a hash of (seed, index): two rounds of the splitmix64 finalizer."""
     mixed = _mix(seed + (index + 1) * -7046029254386353131)
     mixed = _mix(mixed ^ seed)
     return _shift_right(mixed, 64 - UNIFORM_BITS).float() / float(1 << UNIFORM_BITS)
@@ -156,5 +163,5 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift of int64: torch's own keeps the sign."""
+    """Logical shift of int64; torch's shift is arithmetic."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,7 +1,7 @@
-"""Region: memory that can be given back to the device and taken again at the same addresses.
+"""Region: memory that can be released and restored at the same addresses.
 
-A captured CUDA graph holds raw addresses. On a GPU the driver can take the memory behind a range of addresses away and
-put other memory there (its virtual memory functions); on a CPU the system can do the same with the pages of a mapping.
+A captured CUDA graph holds raw addresses. On a GPU, the CUDA virtual memory functions unmap and map memory behind a
+reserved address range; on a CPU the system does the same with the pages of a mapping.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-ALIGNMENT = 256  # bytes, at which every tensor begins
+ALIGNMENT = 256  # bytes, of every tensor
 
 
 class Region(Protocol):
-    """Zeros at first, and zeros again after each `restore`."""
+    """Contains zeros at first and after each `restore`."""
 
     def carve(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The next tensor of it."""
+        """Allocate the next tensor."""
         ...
 
     def release(self) -> None: ...
@@ -31,46 +31,46 @@ class Region(Protocol):
     def restore(self) -> None: ...
 
 
-def region_of(device: torch.device, num_bytes: int, parts: int = 1, beside: bool = False) -> Region:
-    """Room for so many bytes, in at most so many tensors. `beside`: a trainer takes turns with it in this process."""
-    room = num_bytes + parts * ALIGNMENT
-    return DeviceRegion(device, room, beside) if device.type == "cuda" else HostRegion(room)
+def allocate_region(device: torch.device, num_bytes: int, num_tensors: int = 1, beside: bool = False) -> Region:
+    """A region for tensors of `num_bytes` in total. `beside`: a trainer in this process alternates with the engine."""
+    size = num_bytes + num_tensors * ALIGNMENT
+    return DeviceRegion(device, size, beside) if device.type == "cuda" else HostRegion(size)
 
 
-class Carving:
-    """Tensors one after the other out of one run of bytes."""
+class BumpAllocator:
+    """Tensors one after the other out of one buffer."""
 
-    def __init__(self, room: Tensor) -> None:
-        self.room = room  # uint8
+    def __init__(self, buffer: Tensor) -> None:
+        self.buffer = buffer  # uint8
         self._used = 0
 
     def carve(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         start, num_bytes = self._used, math.prod(size) * dtype.itemsize
-        if start + num_bytes > len(self.room):
-            raise ValueError(f"{num_bytes} bytes more do not fit behind {start} of {len(self.room)}")
+        if start + num_bytes > len(self.buffer):
+            raise ValueError(f"{num_bytes} more bytes do not fit: {start} of {len(self.buffer)} are used")
         self._used = -(-(start + num_bytes) // ALIGNMENT) * ALIGNMENT
-        return self.room[start : start + num_bytes].view(dtype).view(size)
+        return self.buffer[start : start + num_bytes].view(dtype).view(size)
 
 
-class HostRegion(Carving):
-    """An anonymous mapping: pages are there once they are written, and gone when the system is told so."""
+class HostRegion(BumpAllocator):
+    """An anonymous mapping: pages are backed on first write and dropped by madvise."""
 
     def __init__(self, num_bytes: int) -> None:
-        # A private one: of a shared one the system would keep the contents.
+        # Private: the system would keep the contents of a shared mapping.
         self._mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         super().__init__(torch.frombuffer(self._mapping, dtype=torch.uint8))
 
     def release(self) -> None:
         if sys.platform == "linux":
             self._mapping.madvise(mmap.MADV_DONTNEED)
-        else:  # other systems may keep the pages: zeros are all that is promised there
-            self.room.zero_()
+        else:  # other systems may keep the pages; only the zeros are guaranteed there
+            self.buffer.zero_()
 
     def restore(self) -> None:
-        """Reading a page that was let go gives zeros."""
+        """A dropped page reads as zeros."""
 
 
-# Of cuda.h.
+# Constants of cuda.h.
 DEVICE, PINNED, READ_WRITE, MINIMUM = 1, 1, 3, 0
 
 
@@ -101,19 +101,19 @@ class _Access(ctypes.Structure):
     _fields_ = [("location", _Location), ("flags", ctypes.c_int)]
 
 
-SPARE = 2 << 30  # bytes that stay free for what asks the driver itself: libraries, other processes
+SPARE = 2 << 30  # bytes that stay free for allocations outside torch: libraries, other processes
 
 
-class DeviceRegion(Carving):
-    """A reserved range of addresses, with one piece of the GPU's memory behind it or none.
+class DeviceRegion(BumpAllocator):
+    """A reserved address range with GPU memory mapped behind it, or none.
 
-    Around it torch keeps memory that nobody uses, to give it out again without asking the driver, which takes long. A
-    trainer in this process finds it there after every turn; in a process without one, it goes back to the device.
+    torch's caching allocator keeps unused memory, because allocating from the driver is slow. With a trainer in this
+    process, the cache stays for it; without one, it is emptied when the region is released.
     """
 
     def __init__(self, device: torch.device, num_bytes: int, beside: bool) -> None:
         self.beside = beside
-        torch.zeros(1, device=device)  # the driver's context is there from here on
+        torch.zeros(1, device=device)  # creates the CUDA context
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self._where = _Location(DEVICE, self.device.index)
         self._what = _Allocation(type=PINNED, location=self._where)
@@ -124,11 +124,11 @@ class DeviceRegion(Carving):
         zero = ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_ulonglong(0)
         _call("cuMemAddressReserve", ctypes.byref(self._address), self._size, *zero)
         self._memory = ctypes.c_ulonglong()
-        self._take()
+        self._map()
         super().__init__(torch.as_tensor(_Bytes(self._address.value, self._size.value), device=self.device))
-        self.room.zero_()
+        self.buffer.zero_()
 
-    def _take(self) -> None:
+    def _map(self) -> None:
         nothing = ctypes.c_ulonglong(0)
         _call("cuMemCreate", ctypes.byref(self._memory), self._size, ctypes.byref(self._what), nothing)
         _call("cuMemMap", self._address, self._size, ctypes.c_size_t(0), self._memory, nothing)
@@ -145,12 +145,12 @@ class DeviceRegion(Carving):
     def restore(self) -> None:
         if torch.cuda.mem_get_info(self.device)[0] < self._size.value + SPARE:
             torch.cuda.empty_cache()
-        self._take()
-        self.room.zero_()
+        self._map()
+        self.buffer.zero_()
 
 
 class _Bytes:
-    """How torch is told of memory that it does not own."""
+    """Memory that torch does not own, in the form that `torch.as_tensor` accepts."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__: dict[str, Any] = {
@@ -163,7 +163,7 @@ class _Bytes:
 
 
 def _call(name: str, *arguments: object) -> None:
-    """A function of the driver; anything but success is an error."""
+    """Call a function of the CUDA driver; raises if it fails."""
     library = ctypes.CDLL("libcuda.so.1")
     function: Callable[..., int] = getattr(library, name)
     status = function(*arguments)

@@ -1,8 +1,8 @@
-"""Who runs the engine: a thread of its own, or the caller's.
+"""Which thread runs the engine: its own, or the caller's.
 
-A thread of its own is the rule: requests may arrive while others run. On a CPU the training loop drives the engine from
-its own thread instead: two threads that both compute in parallel have two pools of helpers, more than there are cores,
-and the helpers then sleep between any two products instead of waiting for the next. That costs more than it brings.
+By default the engine has a thread of its own, so that requests can arrive while others run. On a CPU the training loop
+drives the engine from its own thread instead: two threads that both compute in parallel have two OpenMP pools, more
+workers than cores, and the workers then sleep between products instead of spinning, which costs more than it gains.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 
 class Worker(Protocol):
-    """`do` runs a piece of work between two tokens and returns its result; `post` does not wait for it."""
+    """`do` runs a function between two steps and returns its result; `post` does not wait for it."""
 
     def do(self, work: Callable[[], Any]) -> Any: ...
 
@@ -24,15 +24,15 @@ class Worker(Protocol):
     def close(self) -> None: ...
 
 
-class CallersThread:
-    """Work is done at once, by whoever asks, one at a time; somebody must call the engine's `turn`."""
+class CallerThread:
+    """Functions run at once, in the caller's thread, one at a time; somebody must call the engine's `step`."""
 
     def __init__(self) -> None:
         self.open = True
-        self._one_at_a_time = threading.RLock()
+        self._lock = threading.RLock()
 
     def do(self, work: Callable[[], Any]) -> Any:
-        with self._one_at_a_time:
+        with self._lock:
             if not self.open:
                 raise RuntimeError("the engine is closed")
             return work()
@@ -40,16 +40,16 @@ class CallersThread:
     post = do
 
     def close(self) -> None:
-        with self._one_at_a_time:  # a turn that another thread takes comes to its end
+        with self._lock:  # waits for a step in another thread
             self.open = False
 
 
 class DrivenFuture(Future):
-    """Waiting for its result drives the engine, so that nobody waits for ever on an engine that nobody drives."""
+    """Waiting for its result drives the engine, so that `result` cannot block on an engine that nobody steps."""
 
-    def __init__(self, turn: Callable[[], bool]) -> None:
+    def __init__(self, step: Callable[[], bool]) -> None:
         super().__init__()
-        self._step = turn
+        self._step = step
 
     def result(self, timeout: float | None = None) -> Any:
         while not self.done() and self._step():
@@ -57,27 +57,27 @@ class DrivenFuture(Future):
         return super().result(timeout)
 
 
-class OwnThread:
-    """Takes turns while there is something to do, and what was posted between two of them."""
+class EngineThread:
+    """Steps while there is something to do, and runs posted functions between two steps."""
 
-    def __init__(self, is_idle: Callable[[], bool], turn: Callable[[], None]) -> None:
+    def __init__(self, is_idle: Callable[[], bool], step: Callable[[], None]) -> None:
         self._is_idle = is_idle
-        self._step = turn
+        self._step = step
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._live, name="burnish-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="burnish-engine", daemon=True)
         self._thread.start()
 
     def do(self, work: Callable[[], Any]) -> Any:
-        answer: Future[Any] = Future()
+        result: Future[Any] = Future()
 
         def run() -> None:
             try:
-                answer.set_result(work())
+                result.set_result(work())
             except BaseException as error:
-                answer.set_exception(error)
+                result.set_exception(error)
 
         self.post(run)
-        return answer.result()
+        return result.result()
 
     def post(self, work: Callable[[], None]) -> None:
         if not self._thread.is_alive():
@@ -88,11 +88,11 @@ class OwnThread:
         if self._thread.is_alive():
             self._inbox.put(None)
             self._thread.join()
-        while not self._inbox.empty():  # what came while the thread ended: nobody must wait for it
+        while not self._inbox.empty():  # posted while the thread ended; its callers must not wait forever
             if (work := self._inbox.get()) is not None:
                 work()
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         while True:
             try:
                 work = self._inbox.get(block=self._is_idle())

@@ -1,7 +1,7 @@
-"""SglangEngine: SGLang's HTTP server, and its native generate call. Token ids go in and come out.
+"""SglangEngine: SGLang's HTTP server through its native /generate call, with token ids.
 
-One thread runs an event loop in which every response is a task: ask, wait, keep. The server is ours, started here and
-ended with us, or one that runs already (engine_kwargs.sglang.base_url).
+One thread runs an event loop in which every response is a task. The server is started by us and ends with us, or runs
+already (engine_kwargs.sglang.base_url).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import resource
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -30,29 +30,30 @@ from burnish.rollout.engine import (
 )
 from burnish.rollout.engines.checkpoint_stream import Weights
 from burnish.rollout.engines.http import HttpClient, Refused
-from burnish.rollout.engines.sglang.requests import Asked, ending, refusals, score_of, scoring_body
+from burnish.rollout.engines.sglang.requests import RunningRequest, find_end, refusals, score_of, scoring_body
 from burnish.rollout.engines.sglang.server import (
-    ANSWERING,
-    POLL,
+    CALL_TIMEOUT,
+    POLL_INTERVAL,
     Server,
     check_server,
     launch_arguments,
     wait_for_server,
 )
-from burnish.rollout.engines.sglang.weights import WAYS, way_to_send
+from burnish.rollout.engines.sglang.weights import WEIGHT_SYNCS, weight_sync_method
 from burnish.rollout.stop import Finish
 
 # Seconds.
-STARTING, ATTACHING = 600.0, 60.0  # until a server answers: one that we start, one that runs already
-LOADING = 1800.0  # for new weights
-WATCHING = 10.0  # between two looks at a server that makes tokens
-MISSES = 3  # of such answers in a row: it is dead
-ERRANDS = 32  # short calls at once
-SPARE_FILES = 128  # that this process may open beside its long calls
+START_TIMEOUT, ATTACH_TIMEOUT = 600.0, 60.0  # until a server answers: one that we start, a running one
+LOAD_TIMEOUT = 1800.0  # for new weights
+HEALTH_INTERVAL = 10.0  # between two health checks of a server that generates
+
+MAX_MISSED = 3  # health checks in a row: the server is dead
+MAX_SHORT_CALLS = 32  # concurrent
+SPARE_FILES = 128  # that this process may open besides its long calls
 
 
 class SglangEngine:
-    """Public methods are called from any thread; what they wait for happens in the engine's own."""
+    """Methods may be called from any thread; the work happens in the event loop of the engine's own thread."""
 
     check = staticmethod(check_server)
     refusals = staticmethod(refusals)
@@ -61,12 +62,12 @@ class SglangEngine:
         self.options = options
         self.eos_ids = frozenset(options.eos_ids)
         self.version = 0
-        self.counts: Counter[str] = Counter()
+        self.counts: defaultdict[str, float] = defaultdict(int)
         self.closed = False
-        self._holds: set[str] = set()  # why no token is made now: pause, sleep, load
-        self._asleep = 0
-        self._asked: dict[Future[Completion], Asked] = {}
-        self._flying: dict[str, Asked] = {}  # calls that the server works on, by their rid
+        self._holds: set[str] = set()  # why generation is on hold: pause, sleep, load
+        self._sleep_level = 0
+        self._requests: dict[Future[Completion], RunningRequest] = {}
+        self._calls: dict[str, RunningRequest] = {}  # in progress at the server, by rid
         check_server(options.extra, options.device, options.section)
         self._server = None if "base_url" in options.extra else Server(launch_arguments(options))
         self._http = HttpClient(options.extra["base_url"] if self._server is None else self._server.url)
@@ -74,33 +75,33 @@ class SglangEngine:
         self._thread = threading.Thread(target=self._loop.run_forever, name="burnish-sglang-engine", daemon=True)
         self._thread.start()
         try:
-            self._way = WAYS[way_to_send(options.extra, options.device, options.section)]
+            self._weight_sync = WEIGHT_SYNCS[weight_sync_method(options.extra, options.device, options.section)]
             self.capabilities = self._do(self._prepare())
             self._weights = Weights(options.model)
         except BaseException:
             self.close()
             raise
 
-    # the start
-
     async def _prepare(self) -> Capabilities:
-        """Wait until the server answers; what it is like."""
+        """Wait until the server is healthy; returns its capabilities."""
         self._go = asyncio.Event()
         self._go.set()
         self._death: asyncio.Future[None] = self._loop.create_future()
-        self._places = asyncio.Semaphore(min(self.options.max_num_seqs, most_connections()))
-        self._errands = asyncio.Semaphore(ERRANDS)
-        patience = self.options.extra.get("start_timeout", ATTACHING if self._server is None else STARTING)
-        info = await wait_for_server(self._http, self._server, patience)
-        longest = info.get("context_length")
-        if longest is not None and longest < self.options.max_model_len:
+        self._slots = asyncio.Semaphore(min(self.options.max_num_seqs, max_connections()))
+        self._short_calls = asyncio.Semaphore(MAX_SHORT_CALLS)
+        timeout = self.options.extra.get("start_timeout", ATTACH_TIMEOUT if self._server is None else START_TIMEOUT)
+        info = await wait_for_server(self._http, self._server, timeout)
+        context = info.get("context_length")
+        if context is not None and context < self.options.max_model_len:
             key, value = f"{self.options.section}.max_model_len", self.options.max_model_len
-            raise UserError("is more than the server's context", key=key, value=value, allowed=f"up to {longest}")
+            raise UserError("exceeds the server's context length", key=key, value=value, allowed=f"up to {context}")
         self._watcher = self._loop.create_task(self._watch())
         self._sleeps = bool(info.get("enable_memory_saver"))
-        exact = bool(info.get("enable_deterministic_inference"))  # else the server takes no notice of a seed
-        addressed = "request" if exact else "none"
-        return Capabilities(addressed, invariant=exact, score=True, score_at=1.0, abort=True, sleep=self._sleeps)
+        deterministic = bool(info.get("enable_deterministic_inference"))  # else the server ignores seeds
+        addressed = "request" if deterministic else "none"
+        return Capabilities(
+            addressed, invariant=deterministic, score=True, score_at=1.0, abort=True, sleep=self._sleeps
+        )
 
     # the protocol
 
@@ -109,14 +110,17 @@ class SglangEngine:
         for sampling in {request.sampling for request in requests}:
             check_sampling(self, sampling, self.options.section)
         self._check_open()
-        asked = [Asked(request, Future()) for request in requests]
-        for one in asked:
+        running = [RunningRequest(request, Future()) for request in requests]
+        for one in running:
             one.future.set_running_or_notify_cancel()  # from here on only `abort` ends it early
-        self._loop.call_soon_threadsafe(self._begin, asked)
-        return [one.future for one in asked]
+        self._loop.call_soon_threadsafe(self._begin, running)
+        return [one.future for one in running]
 
     def abort(self, futures: Iterable[Future[Completion]]) -> None:
         self._do(self._abort(list(futures)))
+
+    def end_session(self, session: str) -> None:
+        """The server's radix cache keeps what later turns share, and evicts it by itself."""
 
     def pause(self) -> None:
         self._do(self._hold("pause"))
@@ -125,14 +129,14 @@ class SglangEngine:
         self._do(self._release("pause"))
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Responses in the making are broken off, and go on with the new weights from where they are."""
+        """Running calls are aborted; their responses continue with the new weights."""
         self._do(self._hold("load"))
         try:
-            if self._asleep == 2:
+            if self._sleep_level == 2:
                 self._memory("resume", "weights")
-                self._asleep = 1
-            self._way.load()(self._weights.stream(stream), self.options, self._post_weights)
-            if not self._asleep:  # a sleeping server has no cache to drop
+                self._sleep_level = 1
+            self._weight_sync.load()(self._weights.stream(stream), self.options, self._post_weights)
+            if not self._sleep_level:  # a sleeping server has no cache to drop
                 self._do(self._flush())
             self.version = version
         finally:
@@ -144,28 +148,29 @@ class SglangEngine:
         return self._do(self._score(rows))
 
     def sleep(self, level: int = 1) -> None:
-        self._do(self._lie_down())
+        self._do(self._hold_for_sleep())
         if self._sleeps:
             self._do(self._flush())
             self._memory("release", *(["kv_cache", "weights"] if level >= 2 else ["kv_cache"]))
-            self._asleep = min(level, 2)
+            self._sleep_level = min(level, 2)
         self.counts["sleeps"] += 1
 
     def wake(self) -> None:
-        if self._asleep:
-            self._memory("resume", *(["weights", "kv_cache"] if self._asleep == 2 else ["kv_cache"]))
-            self._asleep = 0
+        if self._sleep_level:
+            self._memory("resume", *(["weights", "kv_cache"] if self._sleep_level == 2 else ["kv_cache"]))
+            self._sleep_level = 0
         self._do(self._release("sleep"))
 
     def stats(self) -> dict[str, float]:
-        counts, self.counts = dict(self.counts), Counter()
+        counts = dict(self.counts)
+        self.counts = defaultdict(int)
         return counts
 
     def step(self) -> bool:
         return False
 
     def close(self) -> None:
-        """What is still asked fails."""
+        """Unfinished requests fail."""
         if not self.closed:
             self.closed = True
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
@@ -188,33 +193,33 @@ class SglangEngine:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _post_weights(self, path: str, body: dict[str, Any]) -> Any:
-        return self._do(self._http.post(path, body, LOADING))
+        return self._do(self._http.post(path, body, LOAD_TIMEOUT))
 
-    def _memory(self, way: str, *tags: str) -> None:
-        self._do(self._http.post(f"/{way}_memory_occupation", {"tags": list(tags)}, ANSWERING))
+    def _memory(self, action: str, *tags: str) -> None:
+        self._do(self._http.post(f"/{action}_memory_occupation", {"tags": list(tags)}, CALL_TIMEOUT))
 
     # in the engine's thread
 
-    def _begin(self, asked: list[Asked]) -> None:
-        for one in sorted(asked, key=lambda one: one.request.priority):
-            self._asked[one.future] = one
-            one.task = self._loop.create_task(self._answer(one))
+    def _begin(self, running: list[RunningRequest]) -> None:
+        for one in sorted(running, key=lambda one: one.request.priority):
+            self._requests[one.future] = one
+            one.task = self._loop.create_task(self._run(one))
 
-    async def _answer(self, one: Asked) -> None:
-        """From the request to its completion, through as many calls as pauses make of it."""
+    async def _run(self, one: RunningRequest) -> None:
+        """From the request to its completion, in as many calls as pauses make necessary."""
         try:
             end = None
             while end is None:
-                async with self._places:
+                async with self._slots:
                     await self._go.wait()
-                    end = Finish("abort") if one.unwanted else await self._ask(one)
-            self._settle(one, one.completion(end))
-        except Exception as error:  # nobody must wait for ever on a future of a broken engine
-            self._settle(one, error)
+                    end = Finish("abort") if one.aborted else await self._generate(one)
+            self._complete(one, one.completion(end))
+        except Exception as error:  # without this, the caller would wait forever
+            self._complete(one, error)
 
-    def _settle(self, one: Asked, outcome: Completion | Exception) -> None:
-        if self._asked.pop(one.future, None) is None:
-            return  # it was aborted or closed meanwhile
+    def _complete(self, one: RunningRequest, outcome: Completion | Exception) -> None:
+        if self._requests.pop(one.future, None) is None:
+            return  # it was aborted, or the engine closed
         if isinstance(outcome, Completion):
             self.counts["tokens"] += len(outcome.ids)
             self.counts["finished"] += 1
@@ -222,42 +227,42 @@ class SglangEngine:
         else:
             one.future.set_exception(outcome)
 
-    async def _ask(self, one: Asked) -> Finish | None:
-        """One call, and a second one for its score where the log-probs of the first are bent; None if broken off."""
-        sampling, version, known = one.request.sampling, self.version, len(one.ids)
-        reply = await self._fly(one, one.body(sorted(self.eos_ids), self.capabilities.addressed != "none"))
+    async def _generate(self, one: RunningRequest) -> Finish | None:
+        """One call, and a second one for log-probs that penalties have changed; None if the call was aborted."""
+        sampling, version, num_before = one.request.sampling, self.version, len(one.ids)
+        reply = await self._call(one, one.body(sorted(self.eos_ids), self.capabilities.addressed != "none"))
         self.counts["prompt_tokens"] += reply["meta_info"].get("prompt_tokens", 0)
         self.counts["prefix_hit_tokens"] += reply["meta_info"].get("cached_tokens", 0)
-        theirs = one.take(reply, version)
-        ours = ending(one.ids, known, sampling, self.eos_ids, self.options.decode)
+        end = one.take(reply, version)
+        ours = find_end(one.ids, num_before, sampling, self.eos_ids, self.options.decode)
         if ours is not None:
-            one.cut(ours[0])
-        end = ours[1] if ours is not None else theirs
-        if end is None and one.unwanted:
+            length, end = ours
+            one.truncate(length)
+        if end is None and one.aborted:
             end = Finish("abort")
         if end is None and not self._holds:
-            raise RuntimeError(f"SGLang broke off a response: {reply['meta_info']['finish_reason']}")
+            raise RuntimeError(f"SGLang aborted a response: {reply['meta_info']['finish_reason']}")
         if sampling.looks_back and (end is None or not await self._score_again(one)):
-            one.forget()
+            one.restart()
             return None
         return end
 
-    async def _score_again(self, one: Asked) -> bool:
-        """False if it was broken off."""
+    async def _score_again(self, one: RunningRequest) -> bool:
+        """Replace the log-probs; False if the call was aborted."""
         if not one.ids:
             return True
-        prompt = len(one.request.ids)
-        body = scoring_body([*one.request.ids, *one.ids], prompt, one.request.sampling.logprobs or 0)
+        prompt = one.request.input.ids
+        body = scoring_body([*prompt, *one.ids], len(prompt), one.request.sampling.logprobs or 0)
         one.rid = body["rid"]
-        score = score_of(await self._fly(one, body), len(one.ids))
+        score = score_of(await self._call(one, body), len(one.ids))
         if score is not None:
             one.log_probs, one.top = score.log_probs, score.top
         return score is not None
 
-    async def _fly(self, one: Asked, body: dict[str, Any]) -> dict[str, Any]:
-        """The reply, or the server's death if that comes first. It may take hours: the watch is its time limit."""
+    async def _call(self, one: RunningRequest, body: dict[str, Any]) -> dict[str, Any]:
+        """The reply; raises if the server dies first. It may take hours, so `_watch` replaces a time limit."""
         call = self._loop.create_task(self._http.post("/generate", body, None))
-        self._flying[one.rid] = one
+        self._calls[one.rid] = one
         try:
             await asyncio.wait({call, self._death}, return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
@@ -265,101 +270,101 @@ class SglangEngine:
                 self._death.result()
             return call.result()
         finally:
-            del self._flying[one.rid]
+            del self._calls[one.rid]
 
     async def _score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         async def one(row: Sequence[int]) -> list[float]:
-            async with self._places:
-                reply = await self._http.post("/generate", scoring_body(row, 0), LOADING)
+            async with self._slots:
+                reply = await self._http.post("/generate", scoring_body(row, 0), LOAD_TIMEOUT)
             score = score_of(reply, len(row) - 1)
             if score is None:
-                raise RuntimeError(f"SGLang broke off a score: {reply['meta_info']['finish_reason']}")
+                raise RuntimeError(f"SGLang aborted a score: {reply['meta_info']['finish_reason']}")
             return [0.0, *score.log_probs]
 
         return await asyncio.gather(*map(one, rows))
 
     async def _abort(self, futures: list[Future[Completion]]) -> None:
-        chosen = [self._asked[future] for future in futures if future in self._asked]
+        chosen = [self._requests[future] for future in futures if future in self._requests]
         for one in chosen:
-            one.unwanted = True
-            if one.rid not in self._flying:
-                self._settle(one, one.completion(Finish("abort")))
-        while any(one.future in self._asked for one in chosen):
-            await self._break_off([one for one in chosen if one.rid in self._flying])
+            one.aborted = True
+            if one.rid not in self._calls:
+                self._complete(one, one.completion(Finish("abort")))
+        while any(one.future in self._requests for one in chosen):
+            await self._abort_calls([one for one in chosen if one.rid in self._calls])
 
-    async def _hold(self, why: str) -> None:
-        """No new call; returns when the last one is back."""
-        self._holds.add(why)
+    async def _hold(self, reason: str) -> None:
+        """Start no calls, and abort those in progress; returns when there are none."""
+        self._holds.add(reason)
         self._go.clear()
-        while self._flying:
-            await self._break_off(list(self._flying.values()))
+        while self._calls:
+            await self._abort_calls(list(self._calls.values()))
 
-    async def _lie_down(self) -> None:
-        if self._asked:
+    async def _hold_for_sleep(self) -> None:
+        if self._requests:
             raise RuntimeError("the engine cannot sleep while requests are in flight")
         await self._hold("sleep")
 
-    async def _release(self, why: str) -> None:
-        self._holds.discard(why)
+    async def _release(self, reason: str) -> None:
+        self._holds.discard(reason)
         if not self._holds:
             self._go.set()
 
-    async def _break_off(self, calls: list[Asked]) -> None:
-        """Ask the server to, and give it a moment. Once may be too early, when a call has not reached it yet."""
+    async def _abort_calls(self, calls: list[RunningRequest]) -> None:
+        """Ask the server to abort them, and wait a moment. Callers repeat it: a call may not have reached it yet."""
 
-        async def one(rid: str) -> None:
-            async with self._errands:
-                await self._http.post("/abort_request", {"rid": rid}, ANSWERING)
+        async def abort(rid: str) -> None:
+            async with self._short_calls:
+                await self._http.post("/abort_request", {"rid": rid}, CALL_TIMEOUT)
 
         rids = [call.rid for call in calls]
-        with contextlib.suppress(EngineDied):  # then the calls themselves end, and say why
-            await asyncio.gather(*map(one, rids))
-        end = time.monotonic() + POLL
-        while time.monotonic() < end and any(rid in self._flying for rid in rids):
-            await asyncio.sleep(POLL / 20)
+        with contextlib.suppress(EngineDied):  # then the calls themselves fail
+            await asyncio.gather(*map(abort, rids))
+        end = time.monotonic() + POLL_INTERVAL
+        while time.monotonic() < end and any(rid in self._calls for rid in rids):
+            await asyncio.sleep(POLL_INTERVAL / 20)
 
     async def _flush(self) -> None:
-        """Empty the prefix cache. The server refuses until it knows itself that its last request has ended."""
-        end = time.monotonic() + ANSWERING
+        """Empty the prefix cache. The server refuses while it still counts a request as running."""
+        end = time.monotonic() + CALL_TIMEOUT
         while True:
             try:
-                await self._http.post("/flush_cache", {}, ANSWERING)
+                await self._http.post("/flush_cache", {}, CALL_TIMEOUT)
                 return
             except Refused:
                 if time.monotonic() > end:
                     raise
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(POLL_INTERVAL)
 
     async def _watch(self) -> None:
-        """A server whose process ends, or that answers no more while it should make tokens, is dead."""
-        missed, looked = 0, time.monotonic()
+        """Detect a dead server: its process has exited, or it misses health checks while it should generate."""
+        missed, last_check = 0, time.monotonic()
         while True:
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(POLL_INTERVAL)
             try:
                 if self._server is not None:
                     self._server.check()
-                if self._flying and time.monotonic() - looked > WATCHING:
-                    looked = time.monotonic()
-                    await self._http.get("/health", ANSWERING)
+                if self._calls and time.monotonic() - last_check > HEALTH_INTERVAL:
+                    last_check = time.monotonic()
+                    await self._http.get("/health", CALL_TIMEOUT)
                     missed = 0
             except (EngineDied, Refused) as error:
                 missed += 1
-                gone = self._server is not None and self._server.process.poll() is not None
-                if gone or missed >= MISSES:
+                exited = self._server is not None and self._server.process.poll() is not None
+                if exited or missed >= MAX_MISSED:
                     self._death.set_exception(EngineDied(str(error)))
-                    self._death.exception()  # seen, even if nobody waits
+                    self._death.exception()  # mark it as retrieved
                     return
 
     async def _end(self) -> None:
-        for one in list(self._asked.values()):
-            self._settle(one, RuntimeError("the engine was closed"))
+        for one in list(self._requests.values()):
+            self._complete(one, RuntimeError("the engine was closed"))
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
 
-def most_connections() -> int:
-    """Each is an open file, and a process may have so many."""
+def max_connections() -> int:
+    """Limited by the number of open files of a process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 20 if soft == resource.RLIM_INFINITY else max(1, soft - SPARE_FILES)

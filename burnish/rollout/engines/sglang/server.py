@@ -1,4 +1,4 @@
-"""The server's process: its command line, its start, its log, its end. The only file that imports `sglang`."""
+"""SGLang's server process and its arguments. The only file that imports `sglang`."""
 
 from __future__ import annotations
 
@@ -19,69 +19,74 @@ from burnish.models.load import flat_overrides, load_config
 from burnish.rollout.engine import EngineDied, EngineOptions
 from burnish.rollout.engines.http import HttpClient, Refused, check_address
 from burnish.rollout.engines.process import ServerProcess, free_port
-from burnish.rollout.engines.sglang.weights import way_to_send
+from burnish.rollout.engines.sglang.weights import weight_sync_method
 
-OWN = ("base_url", "weight_sync", "weight_dir", "start_timeout")  # entries of engine_kwargs.sglang that are ours
-ANSWERING = 60.0  # seconds for a call that makes no token
-POLL = 0.2  # seconds between two looks at something that will happen soon
-SPARE_TOKENS = 8  # of its context: the server takes a few for itself
+OWN = (
+    "base_url",
+    "weight_sync",
+    "weight_dir",
+    "start_timeout",
+)  # entries of engine_kwargs.sglang that the server does not get
+CALL_TIMEOUT = 60.0  # seconds, for calls that generate nothing
+POLL_INTERVAL = 0.2  # seconds
+SPARE_TOKENS = 8  # of the context, which the server reserves for itself
 
 
 class Server(ServerProcess):
-    """A server that we started."""
+    """A server started by us."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         command = [sys.executable, "-m", "sglang.launch_server", *command_line(arguments)]
         super().__init__("SGLang", command, f"http://{arguments['host']}:{arguments['port']}", environment())
 
 
-async def wait_for_server(http: HttpClient, server: Server | None, patience: float) -> dict[str, Any]:
-    """What the server says of itself, once it is up; `server` is None for one that we did not start."""
-    end = time.monotonic() + patience
+async def wait_for_server(http: HttpClient, server: Server | None, timeout: float) -> dict[str, Any]:
+    """The server's info once it is healthy; `server` is None for one that we did not start."""
+    end = time.monotonic() + timeout
     while True:
         if server is not None:
             server.check()
         try:
-            await http.get("/health", ANSWERING)
+            await http.get("/health", CALL_TIMEOUT)
             return await server_info(http)
         except (EngineDied, Refused) as error:
             if time.monotonic() > end:
-                log = "" if server is None else f". The end of its log:\n{server.log_tail()}"
-                problem = f"no SGLang server answers at {http.url} after {patience:g} seconds"
+                log = "" if server is None else f". Last lines of its log:\n{server.log_tail()}"
+                problem = f"no SGLang server answered at {http.url} within {timeout:g} s"
                 raise EngineDied(f"{problem} ({error}){log}") from error
-        await asyncio.sleep(POLL)
+        await asyncio.sleep(POLL_INTERVAL)
 
 
 async def server_info(http: HttpClient) -> dict[str, Any]:
     try:
-        return await http.get("/get_server_info", ANSWERING)
+        return await http.get("/get_server_info", CALL_TIMEOUT)
     except Refused as refused:
         if refused.status != 404:
             raise
-        return await http.get("/server_info", ANSWERING)  # its later name
+        return await http.get("/server_info", CALL_TIMEOUT)  # its later name
 
 
 def check_server(extra: Mapping[str, Any], device: torch.device, section: str) -> None:
-    """Is there a server to be had: one that runs, or an installed SGLang that knows these arguments?"""
+    """Check that a running server is configured, or that SGLang is installed and knows these arguments."""
     key = f"{section}.engine_kwargs.sglang"
-    asked = {name: value for name, value in extra.items() if name not in OWN}
+    arguments = {name: value for name, value in extra.items() if name not in OWN}
     if "base_url" in extra:
         check_address(extra["base_url"], f"{key}.base_url")
-        for name, value in asked.items():
-            problem = f"cannot be told to the server that {key}.base_url names: it runs already"
+        for name, value in arguments.items():
+            problem = f"has no effect on a running server ({key}.base_url)"
             raise UserError(problem, key=f"{key}.{name}", value=value)
     elif importlib.util.find_spec("sglang") is None:
-        problem = "SGLang is not installed, and no running server is named"
+        problem = "SGLang is not installed, and no running server is configured"
         hint = f"pip install burnish[sglang], or {key}.base_url=http://host:port"
         raise UserError(problem, key=f"{section}.name", value="sglang", hint=hint)
     else:
-        check_arguments(asked, key)
-    way_to_send(extra, device, section)
+        check_arguments(arguments, key)
+    weight_sync_method(extra, device, section)
 
 
 def launch_arguments(options: EngineOptions) -> dict[str, Any]:
-    """The server's arguments, from our keys; engine_kwargs.sglang has the last word."""
-    asked = {name: value for name, value in options.extra.items() if name not in OWN}
+    """The server's arguments from our options; entries of engine_kwargs.sglang win."""
+    extra = {name: value for name, value in options.extra.items() if name not in OWN}
     source, on_cpu = options.model, options.device.type == "cpu"
     overrides = flat_overrides(source.override_config)
     return {
@@ -89,7 +94,7 @@ def launch_arguments(options: EngineOptions) -> dict[str, Any]:
         "tokenizer_path": source.tokenizer_path,
         "trust_remote_code": source.trust_remote_code,
         "json_model_override_args": overrides or None,
-        "load_format": "dummy",  # the first weight sync fills it
+        "load_format": "dummy",  # the first weight sync loads the weights
         "dtype": str(options.dtype).removeprefix("torch."),
         "device": options.device.type,
         "base_gpu_id": None if on_cpu else options.device.index or 0,
@@ -109,31 +114,31 @@ def launch_arguments(options: EngineOptions) -> dict[str, Any]:
         "enable_memory_saver": options.sleeps and not on_cpu,
         "enable_deterministic_inference": bool(options.invariant),
         "log_level": "warning",
-        **asked,
+        **extra,
     }
 
 
-def check_arguments(asked: dict[str, Any], key: str) -> None:
+def check_arguments(arguments: dict[str, Any], key: str) -> None:
     """Refuse names that the installed SGLang does not know."""
     from sglang.srt.server_args import ServerArgs
 
     known = [field.name for field in dataclasses.fields(ServerArgs)]
-    for name, value in asked.items():
+    for name, value in arguments.items():
         if name not in known:
-            meant = nearest(name, [*known, *OWN])
-            problem = "the installed SGLang has no such argument." + (f" Did you mean {meant!r}?" if meant else "")
-            hint = f"{key}.{meant}={value}" if meant else None
+            similar = nearest(name, [*known, *OWN])
+            problem = "the installed SGLang has no such argument." + (f" Did you mean {similar!r}?" if similar else "")
+            hint = f"{key}.{similar}={value}" if similar else None
             raise UserError(problem, key=f"{key}.{name}", value=value, hint=hint)
 
 
 def context_length(options: EngineOptions) -> int:
-    """A little more than the longest row, where the model has room for more."""
-    most = getattr(load_config(options.model).get_text_config(), "max_position_embeddings", options.max_model_len)
-    return max(options.max_model_len, min(options.max_model_len + SPARE_TOKENS, most))
+    """A little more than max_model_len, if the model allows it."""
+    limit = getattr(load_config(options.model).get_text_config(), "max_position_embeddings", options.max_model_len)
+    return max(options.max_model_len, min(options.max_model_len + SPARE_TOKENS, limit))
 
 
 def command_line(arguments: dict[str, Any]) -> list[str]:
-    """`--name value` of each; true is a bare flag, false and null are left out, mappings are JSON."""
+    """`--name value` for each; true is a bare flag, false and null are left out, mappings are JSON."""
     words: list[str] = []
     for name, value in arguments.items():
         if value is None or value is False:
@@ -149,5 +154,5 @@ def command_line(arguments: dict[str, Any]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Ours, but for a switch that would make the server report log-probs before the temperature."""
+    """Our environment, without a variable that makes the server report log-probs before the temperature."""
     return {name: value for name, value in os.environ.items() if name != "SGLANG_RETURN_ORIGINAL_LOGPROB"}

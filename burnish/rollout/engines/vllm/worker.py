@@ -1,7 +1,7 @@
-"""What we add to vLLM's workers. vLLM mixes this class into its own; the methods run where the model is.
+"""Extension of vLLM's workers: vLLM mixes this class into its own; the methods run in the worker's process.
 
-vLLM knows two kinds of log-probs: of the logits as they are, and of what its sampler draws from, after temperature,
-penalties and cuts. Ours are of logits / temperature over all tokens, so we hand its sampler the missing kind.
+vLLM reports log-probs either of the raw logits or of what it samples from, after temperature, penalties and top-k or
+top-p. Ours are log-softmax(logits / temperature) over all tokens, so we patch that into its sampler.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-GREEDY = 1e-5  # below this temperature vLLM takes the likeliest token; its log-prob is that at temperature 1
+GREEDY = 1e-5  # below this temperature vLLM is greedy; we report its log-prob at temperature 1
 
 
 class WorkerExtension:
-    """`model_runner` and `reload_weights` are vLLM's own worker's."""
+    """`model_runner` and `reload_weights` are attributes of vLLM's worker."""
 
     model_runner: Any
     reload_weights: Callable[..., None]
@@ -27,11 +27,11 @@ class WorkerExtension:
         report_at_temperature(self.model_runner.sampler)
 
     def burnish_score_at(self, temperature: str) -> None:
-        """The temperature of the log-probs of prompts, from now on. As text: a server's calls carry nothing else."""
+        """Set the temperature of prompt log-probs. As text, because calls to a server carry strings only."""
         self.model_runner.sampler.burnish_prompts_at = float(temperature)
 
     def burnish_load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        """New weights into the storage of the old ones, whatever layout the kernels want them in."""
+        """Load into the storage of the old weights, in the layout that the kernels use."""
         self.reload_weights(weights_iterator=stream)
 
     def burnish_load_files(self, folder: str) -> None:
@@ -39,30 +39,30 @@ class WorkerExtension:
 
 
 def report_at_temperature(sampler: Any) -> None:
-    """From now on the sampler reports log-softmax(logits / temperature), and prompts at a temperature of their own."""
+    """Let the sampler report log-softmax(logits / temperature), and prompts at `burnish_prompts_at`."""
     if not hasattr(sampler, "compute_logprobs"):
-        raise RuntimeError(f"vLLM's {type(sampler).__qualname__} is not the sampler of its first model runner")
+        raise RuntimeError(f"vLLM's {type(sampler).__qualname__} is not the sampler of the V1 model runner")
     if hasattr(sampler, "burnish_prompts_at"):
         return
-    own_forward, own_log_probs = sampler.forward, sampler.compute_logprobs
+    original_forward, original_log_probs = sampler.forward, sampler.compute_logprobs
     sampler.burnish_prompts_at = 1.0
 
-    def of_prompts(logits: Tensor) -> Tensor:
-        at = sampler.burnish_prompts_at
-        return own_log_probs(logits if at == 1 else logits.float() / at)
+    def prompt_log_probs(logits: Tensor) -> Tensor:
+        temperature = sampler.burnish_prompts_at
+        return original_log_probs(logits if temperature == 1 else logits.float() / temperature)
 
     def forward(logits: Tensor, sampling_metadata: Any, *more: Any, **named: Any) -> Any:
-        at = sampling_metadata.temperature  # [rows], or None where all are greedy
-        if at is None:
-            return own_forward(logits, sampling_metadata, *more, **named)
-        divisor = torch.where(at < GREEDY, 1.0, at)[:, None]
-        sampler.compute_logprobs = lambda given: own_log_probs(given.float() / divisor)
+        temperature = sampling_metadata.temperature  # [B], or None where all are greedy
+        if temperature is None:
+            return original_forward(logits, sampling_metadata, *more, **named)
+        divisor = torch.where(temperature < GREEDY, 1.0, temperature)[:, None]
+        sampler.compute_logprobs = lambda logits: original_log_probs(logits.float() / divisor)
         try:
-            return own_forward(logits, sampling_metadata, *more, **named)
+            return original_forward(logits, sampling_metadata, *more, **named)
         finally:
-            sampler.compute_logprobs = of_prompts
+            sampler.compute_logprobs = prompt_log_probs
 
-    sampler.compute_logprobs = of_prompts
+    sampler.compute_logprobs = prompt_log_probs
     sampler.forward = forward
 
 
@@ -70,5 +70,5 @@ def read_files(folder: str) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of every safetensors file of a folder, one tensor in memory at a time."""
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
+            for name in file.keys():  # noqa: SIM118 - a safetensors file is not a mapping
                 yield name, file.get_tensor(name)

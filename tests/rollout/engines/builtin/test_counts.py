@@ -1,4 +1,4 @@
-"""What the decode loop may cost, in counts that no clock can blur."""
+"""Costs of the device loop in counts: host syncs, graph replays, blocks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ WINDOW = 16
 
 @pytest.fixture
 def count(tiny_folder, make_engine, prompt):
-    """count(samples, tokens, **options): the statistics of so many samples of two prompts."""
+    """count(samples, tokens, **options): statistics of `samples` responses to each of two prompts."""
 
     def run(samples, tokens, **options):
-        engine = make_engine(tiny_folder, **{**LOOP, "extra": {"block": 16, "look_in": WINDOW}, **options})
+        engine = make_engine(tiny_folder, **{**LOOP, "extra": {"block_size": 16, "sync_interval": WINDOW}, **options})
         engine.pause()
         requests = [
             Request(ModelInput(prompt(length)), Sampling(tokens, ignore_eos=True), seed)
@@ -32,20 +32,20 @@ def count(tiny_folder, make_engine, prompt):
     return run
 
 
-def test_the_host_waits_once_a_window(count):
-    """The first tokens, then 96 more in six windows: however many rows there are."""
+def test_one_host_sync_per_window(count):
+    """The first tokens, then 96 more in six windows, whatever the batch size."""
     few, many = count(1, 97), count(12, 97)
     assert few["host_syncs"] == many["host_syncs"] == 1 + 6
     assert many["tokens"] == 24 * 97
     assert 100 * many["host_syncs"] / 97 < 8  # per 100 tokens of a row
 
 
-def test_one_replay_a_token(count):
+def test_one_replay_per_token(count):
     stats = count(8, 50)
     assert stats["graph_replays"] == stats["decode_steps"] == 49
 
 
-def test_no_replays_where_everything_is_eager(count):
+def test_no_replays_in_eager_mode(count):
     stats = count(4, 20, eager=True)
     assert stats["graph_replays"] == 0 and stats["decode_steps"] == 19
 
@@ -60,13 +60,12 @@ def test_samples_prefill_once(count):
 
 
 def test_full_blocks_of_a_prompt_are_held_once(count):
-    """40 tokens are two full blocks and a part, 33 the same; each row ends with 19 tokens in the cache behind them:
-    its own part and one block more."""
+    """40 and 33 tokens: two full blocks and a partial one. Each sequence then fills its partial block and one more."""
     assert count(6, 20)["blocks_in_use"] == 1 + 2 * 2 + 12 * 2
 
 
-def test_a_window_ends_with_its_longest_row(tiny_folder, make_engine, prompt):
-    engine = make_engine(tiny_folder, own_thread=False, **LOOP, extra={"look_in": WINDOW})
+def test_a_window_ends_with_its_longest_sequence(tiny_folder, make_engine, prompt):
+    engine = make_engine(tiny_folder, own_thread=False, **LOOP, extra={"sync_interval": WINDOW})
     futures = engine.generate([Request(ModelInput(prompt(9)), Sampling(n, ignore_eos=True), n) for n in (3, 5, 8)])
     while engine.step():
         pass
@@ -74,10 +73,14 @@ def test_a_window_ends_with_its_longest_row(tiny_folder, make_engine, prompt):
     assert engine.stats()["decode_steps"] == 7
 
 
-def test_prompts_that_wait_for_a_pass_shorten_the_window(tiny_folder, make_engine, prompt):
+def test_waiting_prompts_shorten_the_window(tiny_folder, make_engine, prompt):
     """Three passes of a prompt each: one token between two of them, and whole windows after the last."""
     engine = make_engine(
-        tiny_folder, own_thread=False, **LOOP, max_num_batched_tokens=32, extra={"look_in": WINDOW, "block": 16}
+        tiny_folder,
+        own_thread=False,
+        **LOOP,
+        max_num_batched_tokens=32,
+        extra={"sync_interval": WINDOW, "block_size": 16},
     )
     engine.generate([Request(ModelInput(prompt(30, salt)), Sampling(40, ignore_eos=True), salt) for salt in range(3)])
     steps = []
@@ -86,14 +89,14 @@ def test_prompts_that_wait_for_a_pass_shorten_the_window(tiny_folder, make_engin
     assert steps[:3] == [1, 1, WINDOW]
 
 
-def test_no_room_does_not_shorten_the_window(tiny_folder, make_engine, prompt):
+def test_a_full_cache_does_not_shorten_the_window(tiny_folder, make_engine, prompt):
     engine = make_engine(
         tiny_folder,
         own_thread=False,
         **LOOP,
         memory_share=0.0,
         max_model_len=80,
-        extra={"look_in": WINDOW, "block": 16},
+        extra={"sync_interval": WINDOW, "block_size": 16},
     )
     engine.generate([Request(ModelInput(prompt(30, salt)), Sampling(40, ignore_eos=True), salt) for salt in range(4)])
     engine.step()

@@ -1,4 +1,4 @@
-"""The scheduler: who shares, who waits, who is put back, and what happens in between."""
+"""Scheduling: shared prompts, limits, preemption, and what interrupts a run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from burnish.errors import UserError
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
-from burnish.rollout.engines.builtin.blocks import BLOCK
+from burnish.rollout.engines.builtin.kv_cache import BLOCK_SIZE
 
 PATIENCE = 60.0
 TEN = Sampling(10, ignore_eos=True)
 
 
 def all_blocks_are_free(engine):
-    return engine.runner.pool.num_free == engine.runner.pool.num_blocks > 0
+    return engine.scheduler.blocks.pool.num_free == engine.scheduler.blocks.pool.num_blocks > 0
 
 
 class TestSharing:
@@ -34,8 +34,8 @@ class TestSharing:
         ask(engine, [prompt(30)] * 8, TEN)
         assert engine.stats()["prefill_tokens"] == 30
 
-    @pytest.mark.parametrize("length", [300, BLOCK, BLOCK - 3])
-    def test_shared_blocks_give_what_own_blocks_give(self, tiny_folder, make_engine, prompt, ask, length):
+    @pytest.mark.parametrize("length", [300, BLOCK_SIZE, BLOCK_SIZE - 3])
+    def test_shared_blocks_give_the_same_tokens(self, tiny_folder, make_engine, prompt, ask, length):
         sampling = Sampling(16, ignore_eos=True)
         together = ask(make_engine(tiny_folder), [prompt(length)] * 6, sampling)
         assert together == ask(make_engine(tiny_folder, max_num_seqs=1), [prompt(length)] * 6, sampling)
@@ -48,42 +48,42 @@ class TestSharing:
         )
         wait_for_tokens(engine, 8)
         engine.pause()
-        used = engine.runner.pool.num_blocks - engine.runner.pool.num_free
+        used = engine.scheduler.blocks.pool.num_blocks - engine.scheduler.blocks.pool.num_free
         assert used == 1 + 4  # the common full block, and a partial one for each
         engine.abort(futures)
         assert all_blocks_are_free(engine)
 
 
 class TestFewBlocks:
-    """memory_share=0 leaves the cache the least there is: the blocks of one row of max_model_len, and one more."""
+    """memory_share=0 gives the smallest cache: the blocks of one sequence of max_model_len, and one more."""
 
     @pytest.fixture
     def crowd(self, prompt):
-        """Rows that cross into a second block at different times, some from a common prompt."""
+        """Sequences that need a second block at different times, some with a common prompt."""
         return [prompt(length) for length in (250, 250, 252, 240, 254, 20, 250, 256, 257, 20)]
 
     def test_preemption_gives_the_same_tokens(self, tiny_folder, make_engine, crowd, ask):
         sampling = Sampling(20, ignore_eos=True)
         poor = make_engine(tiny_folder, memory_share=0.0)
         poorly = ask(poor, crowd, sampling)
-        assert poor.runner.pool.num_blocks == 3
+        assert poor.scheduler.blocks.pool.num_blocks == 3
         assert poor.stats()["preemptions"] > 0
         assert all_blocks_are_free(poor)
         rich = make_engine(tiny_folder)
         assert ask(rich, crowd, sampling) == poorly
         assert "preemptions" not in rich.stats()
 
-    def test_prompts_never_take_the_last_block_from_the_first_row(self, tiny_folder, make_engine, prompt, ask):
-        """More different prompts than blocks, each wanted again later: somebody must always be able to start."""
+    def test_prompts_never_take_the_last_block_from_the_first_sequence(self, tiny_folder, make_engine, prompt, ask):
+        """More different prompts than blocks, each needed again later: one sequence can always start."""
         engine = make_engine(tiny_folder, memory_share=0.0, max_model_len=200, max_num_seqs=16)
         prompts = [prompt(20, salt) for salt in range(8)] * 3
         completions = ask(engine, prompts, TEN)
-        assert engine.runner.pool.num_blocks == 2
+        assert engine.scheduler.blocks.pool.num_blocks == 2
         assert completions == ask(make_engine(tiny_folder), prompts, TEN)
         assert all_blocks_are_free(engine)
 
-    def test_one_row_as_long_as_the_model(self, tiny_folder, make_engine, prompt, ask):
-        engine = make_engine(tiny_folder, memory_share=0.0, max_model_len=2 * BLOCK)
+    def test_one_sequence_of_maximum_length(self, tiny_folder, make_engine, prompt, ask):
+        engine = make_engine(tiny_folder, memory_share=0.0, max_model_len=2 * BLOCK_SIZE)
         (completion,) = ask(engine, [prompt(300)], Sampling(212, ignore_eos=True))
         assert len(completion.ids) == 212 and "preemptions" not in engine.stats()
 
@@ -149,7 +149,7 @@ class TestInFlight:
         again = Request(ModelInput(prompt(9)), replace(self.LONG, max_tokens=len(partial.ids)), 1)
         assert engine.generate([again])[0].result(PATIENCE).ids == partial.ids
 
-    def test_paused_engines_stand_still(self, engine, prompt):
+    def test_a_paused_engine_is_idle(self, engine, prompt):
         engine.pause()
         (future,) = engine.generate([Request(ModelInput(prompt(9)), TEN, 1)])
         time.sleep(0.05)
@@ -181,7 +181,7 @@ class TestInFlight:
         engine.load_weights(their_model(tiny_folder).named_parameters(), version=8)
         assert engine.generate([request])[0].result(PATIENCE).ids == old.result(0).ids[:switch]
 
-    def test_a_future_cannot_be_taken_back_behind_the_engine(self, engine, prompt, ask):
+    def test_a_future_cannot_be_canceled(self, engine, prompt, ask):
         """asyncio cancels futures on a timeout; the engine's thread must survive it."""
         engine.pause()
         (future,) = engine.generate([Request(ModelInput(prompt(9)), TEN, 1)])
@@ -215,9 +215,9 @@ class TestWeightsAndSleep:
     def test_sleep_frees_the_cache(self, tiny_folder, make_engine, prompt, ask):
         engine = make_engine(tiny_folder)
         before = ask(engine, [prompt(30)] * 3, TEN)
-        assert engine.runner.cache is not None
+        assert engine.scheduler.blocks.cache is not None
         engine.sleep()
-        assert engine.runner.cache is None and engine.stats()["sleeps"] == 1
+        assert engine.scheduler.blocks.cache is None and engine.stats()["sleeps"] == 1
         (future,) = engine.generate([Request(ModelInput(prompt(30)), TEN, 0)])
         time.sleep(0.05)
         assert not future.done()
@@ -245,8 +245,8 @@ class TestWeightsAndSleep:
         assert len(future.result(PATIENCE).ids) == 10
 
 
-class TestDrivenByTheCaller:
-    def test_turns_make_the_same_tokens_as_a_thread(self, tiny_folder, make_engine, prompt, ask):
+class TestCallerThread:
+    def test_steps_give_the_same_tokens_as_a_thread(self, tiny_folder, make_engine, prompt, ask):
         threaded, driven = make_engine(tiny_folder), make_engine(tiny_folder, own_thread=False)
         prompts = [prompt(30), prompt(7)]
         assert ask(driven, prompts, TEN) == ask(threaded, prompts, TEN)
@@ -267,7 +267,7 @@ class TestDrivenByTheCaller:
 
 
 class TestTrouble:
-    def test_an_exception_in_a_turn_reaches_the_futures(self, tiny_folder, make_engine, prompt, ask):
+    def test_an_exception_in_a_step_reaches_the_futures(self, tiny_folder, make_engine, prompt, ask):
         engine = make_engine(tiny_folder)
         futures = engine.generate(
             [Request(ModelInput(prompt(5)), TEN, 0), Request(ModelInput((3, 999_999)), TEN, 0)]
@@ -277,7 +277,7 @@ class TestTrouble:
         assert len(ask(engine, [prompt(5)], TEN)[0].ids) == 10  # the engine goes on
         assert all_blocks_are_free(engine)
 
-    def test_an_exception_while_asking_reaches_the_caller(self, tiny_folder, make_engine):
+    def test_an_exception_in_a_call_reaches_the_caller(self, tiny_folder, make_engine):
         with pytest.raises(IndexError):
             make_engine(tiny_folder).score([[3, 999_999]])
 

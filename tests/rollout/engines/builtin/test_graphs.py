@@ -1,4 +1,4 @@
-"""Bodies can be held by a CUDA graph: they ask the host nothing; and all layers share one compiled program."""
+"""Decode steps can be captured: they never synchronize with the host, and all layers share one compiled program."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
 from burnish.rollout.engines.builtin import graphs
-from burnish.rollout.engines.builtin.device_rows import PLAIN, Mode
-from burnish.rollout.engines.builtin.graphs import CompiledLayers, Graphs
-from burnish.rollout.engines.builtin.plan import LoopPlan
+from burnish.rollout.engines.builtin.decode_plan import DecodePlan
+from burnish.rollout.engines.builtin.device_batch import PLAIN, SamplingMode
+from burnish.rollout.engines.builtin.graphs import CompiledLayers, StepGraphs
 
 # On a GPU each of these waits for the device, because the host must know a value or the size of a result.
-WAITING = {
+SYNCS = {
     "aten::_local_scalar_dense",
     "aten::nonzero",
     "aten::masked_select",
@@ -25,11 +25,11 @@ WAITING = {
     "aten::repeat_interleave",
     "aten::bincount",
 }
-LOOP = {"device_loop": True, "eager": False, "extra": {"block": 16, "look_in": 4}}
+LOOP = {"device_loop": True, "eager": False, "extra": {"block_size": 16, "sync_interval": 4}}
 
 
-class NoWaiting(TorchDispatchMode):
-    """Notes every operation that a capture would refuse: waits, and tensors made from numbers of the host."""
+class SyncRecorder(TorchDispatchMode):
+    """Records every operation that a capture would refuse: synchronizations, and tensors made from host numbers."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ class NoWaiting(TorchDispatchMode):
         masked = name in ("aten::index", "aten::index_put_", "aten::index_put") and any(
             index is not None and index.dtype is torch.bool for index in args[1]
         )
-        if name in WAITING or made or masked:
+        if name in SYNCS or made or masked:
             self.seen.add(name)
         return function(*args, **(kwargs or {}))
 
@@ -50,7 +50,7 @@ def ready(engine, prompt, sampling):
     """An engine in the middle of a response to two requests."""
     engine.generate([Request(ModelInput(prompt(20)), sampling, 1), Request(ModelInput(prompt(7)), sampling, 2)])
     engine.step()
-    return engine.runner
+    return engine.decoder
 
 
 @pytest.mark.parametrize(
@@ -62,33 +62,33 @@ def ready(engine, prompt, sampling):
     ],
     ids=["plain", "restricted", "looks back"],
 )
-def test_a_body_asks_the_host_nothing(mode, tiny_folder, make_engine, prompt):
-    runner = ready(make_engine(tiny_folder, own_thread=False, **LOOP), prompt, mode)
-    body, known = runner.graphs.find(2, runner.rows.mode)
-    with NoWaiting() as watch:
+def test_a_step_never_syncs_with_the_host(mode, tiny_folder, make_engine, prompt):
+    decoder = ready(make_engine(tiny_folder, own_thread=False, **LOOP), prompt, mode)
+    body, known = decoder.graphs.get(2, decoder.batch.mode)
+    with SyncRecorder() as recorder:
         body.run()
-    assert known and watch.seen == set()
+    assert known and recorder.seen == set()
 
 
-def test_no_family_asks_the_host(family_folder, make_engine, prompt):
-    runner = ready(make_engine(family_folder, own_thread=False, **LOOP), prompt, Sampling(30, ignore_eos=True))
-    body, known = runner.graphs.find(2, PLAIN)
-    with NoWaiting() as watch:
+def test_no_family_syncs_with_the_host(family_folder, make_engine, prompt):
+    decoder = ready(make_engine(family_folder, own_thread=False, **LOOP), prompt, Sampling(30, ignore_eos=True))
+    body, known = decoder.graphs.get(2, PLAIN)
+    with SyncRecorder() as recorder:
         body.run()
-    assert known and watch.seen == set()
+    assert known and recorder.seen == set()
 
 
-def test_the_watch_sees_a_wait():
-    with NoWaiting() as watch:
+def test_the_recorder_sees_a_sync():
+    with SyncRecorder() as recorder:
         torch.arange(3)[torch.tensor([True, False, True])]
         assert torch.arange(3).sum().item() == 3
-    assert watch.seen >= {"aten::index", "aten::_local_scalar_dense", "aten::lift_fresh"}
+    assert recorder.seen >= {"aten::index", "aten::_local_scalar_dense", "aten::lift_fresh"}
 
 
-def test_trying_a_body_changes_nothing(tiny_folder, make_engine, prompt, monkeypatch):
-    """A capture runs the body a few times first; the rows in flight must not feel it."""
+def test_capturing_changes_nothing(tiny_folder, make_engine, prompt, monkeypatch):
+    """A capture runs the step a few times first; running sequences must not change."""
 
-    class Tried(graphs.Eager):
+    class WarmedUp(graphs.EagerStep):
         def __init__(self, body, pool):
             super().__init__(body)
             for _ in range(graphs.WARM_UPS + 1):
@@ -98,31 +98,31 @@ def test_trying_a_body_changes_nothing(tiny_folder, make_engine, prompt, monkeyp
     requests = [Request(ModelInput(prompt(20)), one, seed) for seed, one in enumerate(sampling * 3)]
     plain = make_engine(tiny_folder, **LOOP)
     expected = [future.result(60) for future in plain.generate(requests)]
-    monkeypatch.setattr(graphs, "Captured", Tried)
+    monkeypatch.setattr(graphs, "CapturedStep", WarmedUp)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     tried = make_engine(tiny_folder, **LOOP)
-    object.__setattr__(tried.runner.graphs.plan, "captured", True)
+    object.__setattr__(tried.decoder.graphs.plan, "captured", True)
     assert [future.result(60) for future in tried.generate(requests)] == expected
-    assert all(isinstance(body, Tried) for body in tried.runner.graphs.known.values())
+    assert all(isinstance(body, WarmedUp) for body in tried.decoder.graphs.steps.values())
 
 
 @pytest.mark.long
 def test_all_layers_and_sizes_share_few_programs(family_folder, make_engine, prompt, decoding_as_on_a_gpu):
-    """One for the first size and one for all others, for each kind of layer; none is broken into pieces."""
+    """One for the first size and one for all others, per kind of layer, without graph breaks."""
     torch._dynamo.reset()
-    runner = ready(make_engine(family_folder, own_thread=False, **LOOP), prompt, Sampling(30, ignore_eos=True))
+    decoder = ready(make_engine(family_folder, own_thread=False, **LOOP), prompt, Sampling(30, ignore_eos=True))
     counter = CompileCounterWithBackend("aot_eager")
-    layers = CompiledLayers(runner.model, backend=counter)
+    layers = CompiledLayers(decoder.runner.model, backend=counter)
     for size in (3, 5, 6):
-        body = runner._body(size, PLAIN)
-        runner.rows.quiet()
+        body = decoder._make_step(size, PLAIN)
+        decoder.batch.deactivate()
         body()
-        expected = runner.rows.log_probs.device[:2, 0].clone()
-        runner.rows.log_probs.device.zero_()
-        runner.rows.quiet()
+        expected = decoder.batch.log_probs.device[:2, 0].clone()
+        decoder.batch.log_probs.device.zero_()
+        decoder.batch.deactivate()
         layers.around(body)()
-        assert torch.allclose(runner.rows.log_probs.device[:2, 0], expected, atol=1e-5)
-    kinds = len(set(getattr(runner.model.config, "layer_types", None) or ["all"]))
+        assert torch.allclose(decoder.batch.log_probs.device[:2, 0], expected, atol=1e-5)
+    kinds = len(set(getattr(decoder.runner.model.config, "layer_types", None) or ["all"]))
     assert counter.frame_count == 2 * kinds
     assert all("forward" not in vars(layer) for layer in layers.layers)
 
@@ -133,28 +133,28 @@ class TestSizes:
             made.append((size, mode))
             return lambda: None
 
-        return Graphs(None, LoopPlan(**plan), body, lambda: None)
+        return StepGraphs(None, DecodePlan(**plan), body, lambda: None)
 
-    def test_a_batch_takes_the_next_size(self):
+    def test_a_batch_uses_the_next_larger_size(self):
         made = []
-        bodies = self.make(made, buckets=(1, 2, 4, 8))
-        found = [bodies.find(rows, PLAIN) for rows in (1, 3, 4, 5, 8, 9, 9)]
+        bodies = self.make(made, capture_sizes=(1, 2, 4, 8))
+        found = [bodies.get(rows, PLAIN) for rows in (1, 3, 4, 5, 8, 9, 9)]
         assert [known for _, known in found] == [True] * 5 + [False] * 2
         assert [size for size, _ in made] == [1, 4, 8, 9, 9]  # no graph is large enough for nine
         assert found[1][0] is found[2][0]
 
-    def test_ways_to_sample_have_their_own(self):
+    def test_sampling_modes_have_their_own_graph(self):
         made = []
-        bodies = self.make(made, buckets=(4, 8))
-        bodies.find(3, Mode(slow=8, restricted=True))
-        bodies.find(3, PLAIN)
-        bodies.find(4, Mode(slow=4, restricted=True))
-        assert made == [(4, Mode(slow=4, restricted=True)), (4, PLAIN)]
+        bodies = self.make(made, capture_sizes=(4, 8))
+        bodies.get(3, SamplingMode(num_slow=8, restricted=True))
+        bodies.get(3, PLAIN)
+        bodies.get(4, SamplingMode(num_slow=4, restricted=True))
+        assert made == [(4, SamplingMode(num_slow=4, restricted=True)), (4, PLAIN)]
 
     def test_clear(self):
         made = []
-        bodies = self.make(made, buckets=(4,))
-        bodies.find(3, PLAIN)
+        bodies = self.make(made, capture_sizes=(4,))
+        bodies.get(3, PLAIN)
         bodies.clear()
-        bodies.find(3, PLAIN)
+        bodies.get(3, PLAIN)
         assert len(made) == 2

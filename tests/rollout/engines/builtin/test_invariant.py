@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
 from burnish.rollout.engines.builtin.invariant import TILE, make_invariant, padding
-from burnish.rollout.engines.builtin.runner import Runner
+from burnish.rollout.engines.builtin.model_runner import ModelRunner
 from burnish.seeding import derive_seed
 
 PROMPT_LENGTHS = [*range(1, 61), 250, 256, 257, 290]
@@ -19,7 +19,7 @@ NUM_RESPONSES = 500
 
 @pytest.fixture
 def requests(prompt):
-    """500 requests over 64 prompts, shuffled; lengths, temperatures and limits differ from row to row."""
+    """500 requests over 64 prompts, shuffled; with different lengths, temperatures and limits."""
     prompts = [prompt(length) for length in PROMPT_LENGTHS]
     order = torch.randperm(NUM_RESPONSES, generator=torch.Generator().manual_seed(0)).tolist()
     settings = [{}, {}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"do_sample": False}]
@@ -46,9 +46,9 @@ def two_threads():
 
 @pytest.fixture(params=["native", "torch"])
 def both_ways(request, monkeypatch):
-    """With products in C, and as it is without a compiler."""
+    """With the C kernels, and without a compiler."""
     if request.param == "torch":
-        monkeypatch.setattr(Runner, "_compiled", lambda runner, group: None)
+        monkeypatch.setattr(ModelRunner, "_compile", lambda runner, group: None)
 
 
 def test_alone_and_in_batches_are_equal(tiny_folder, make_engine, requests, both_ways):
@@ -74,7 +74,7 @@ def test_two_threads(tiny_folder, make_engine, requests, two_threads, both_ways)
 
 
 def test_every_family(family_folder, make_engine, requests, both_ways):
-    """Windows and soft caps take other roads through the attention."""
+    """Windows and soft caps use other attention code."""
     some = requests[:40]
     alone = respond(make_engine(family_folder, max_num_seqs=1), some)
     assert respond(make_engine(family_folder, max_num_seqs=40), some) == alone
@@ -86,7 +86,7 @@ def test_padding():
 
 
 class ProductRows(TorchDispatchMode):
-    """Notes how many rows each matrix product has."""
+    """Records the number of rows of each matrix product."""
 
     def __init__(self):
         super().__init__()
@@ -111,7 +111,7 @@ def test_every_product_has_the_same_number_of_rows():
 
 
 def test_the_engine_uses_it_where_it_says_so(tiny_folder, make_engine, monkeypatch):
-    monkeypatch.setattr(Runner, "_compiled", lambda runner, group: None)
+    monkeypatch.setattr(ModelRunner, "_compile", lambda runner, group: None)
     for invariant in (True, False):
         engine = make_engine(tiny_folder, invariant=invariant)
         assert engine.capabilities.invariant is invariant
@@ -132,5 +132,5 @@ def test_tiled_layers_compute_the_same():
         tiled = plain(x)
         assert torch.equal(plain(x[:, TILE : 2 * TILE]), tiled[:, TILE : 2 * TILE])
         torch.testing.assert_close(tiled, expected, rtol=1e-5, atol=1e-6)
-        with pytest.raises(ValueError, match="no multiple"):
+        with pytest.raises(ValueError, match="not a multiple"):
             plain(x[:, :5])

@@ -9,8 +9,8 @@ import torch
 
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
-from burnish.rollout.engines.builtin.past import Past
-from burnish.rollout.engines.builtin.sampling import SamplingRows, choose, likeliest, restrict, uniform
+from burnish.rollout.engines.builtin.penalties import PenaltyState
+from burnish.rollout.engines.builtin.sampling import SamplingBatch, restrict, sample, top_tokens, uniform
 from burnish.seeding import derive_seed
 
 CPU = torch.device("cpu")
@@ -19,8 +19,8 @@ LOGITS = torch.tensor([1.0, 3.0, 0.0, 2.0, -1.0, 2.5, 0.5])
 
 def draw(logits, sampling, seeds, index=0):
     """One draw per seed from the same logits."""
-    rows = SamplingRows.of([sampling] * len(seeds), seeds, CPU)
-    return choose(logits.expand(len(seeds), -1), rows, torch.full((len(seeds),), index))
+    rows = SamplingBatch.of([sampling] * len(seeds), seeds, CPU)
+    return sample(logits.expand(len(seeds), -1), rows, torch.full((len(seeds),), index))
 
 
 def chi_square(counts, probabilities):
@@ -98,11 +98,11 @@ def test_restricted_neighbours_change_nothing():
     peaked = torch.cat([torch.tensor([30.0]), torch.linspace(5, 14, 400)]).expand(300, -1)
     seeds = [derive_seed("tail", i) for i in range(300)]
     free, limited = Sampling(1, temperature=3.0), Sampling(1, top_k=2, top_p=0.9)
-    alone, alone_log_probs = choose(
-        peaked, SamplingRows.of([free] * 300, seeds, CPU), torch.zeros(300, dtype=torch.int64)
+    alone, alone_log_probs = sample(
+        peaked, SamplingBatch.of([free] * 300, seeds, CPU), torch.zeros(300, dtype=torch.int64)
     )
     settings = [free, limited] * 150
-    mixed, mixed_log_probs = choose(peaked, SamplingRows.of(settings, seeds, CPU), torch.zeros(300, dtype=torch.int64))
+    mixed, mixed_log_probs = sample(peaked, SamplingBatch.of(settings, seeds, CPU), torch.zeros(300, dtype=torch.int64))
     assert torch.equal(alone[::2], mixed[::2]) and torch.equal(alone_log_probs[::2], mixed_log_probs[::2])
     kept = restrict(torch.log_softmax(peaked[:1], -1), torch.tensor([-1]), torch.tensor([1.0]))
     assert torch.isfinite(kept).all()  # the sum before the last tokens rounds to 1; they stay all the same
@@ -135,9 +135,9 @@ def test_settings_are_per_row():
         Sampling(1, top_k=1),
         Sampling(1, temperature=9.0),
     ]
-    rows = SamplingRows.of(settings, [1, 2, 3, 4], CPU)
+    rows = SamplingBatch.of(settings, [1, 2, 3, 4], CPU)
     assert rows.any_greedy and rows.any_restricted
-    tokens, log_probs = choose(LOGITS.expand(4, -1), rows, torch.zeros(4, dtype=torch.int64))
+    tokens, log_probs = sample(LOGITS.expand(4, -1), rows, torch.zeros(4, dtype=torch.int64))
     assert tokens[0] == tokens[2] == 1
     temperatures = torch.tensor([1.0, 0.1, 1.0, 9.0])[:, None]
     expected = torch.log_softmax(LOGITS / temperatures, -1).gather(-1, tokens[:, None]).squeeze(-1)
@@ -180,11 +180,11 @@ def reference(logits, sampling, past=()):
 )
 def test_draws_follow_the_reference(settings):
     sampling, past = Sampling(20, **settings), [1, 5, 1]
-    rows = SamplingRows.of(
+    rows = SamplingBatch.of(
         [sampling] * 20_000, [derive_seed("ref", i) for i in range(20_000)], CPU, [a_past(sampling, past)]
     )
-    rows = replace(rows, pasts=[(row, rows.pasts[0][1]) for row in range(20_000)] if rows.pasts else [])
-    tokens, log_probs = choose(LOGITS.expand(20_000, -1), rows, torch.full((20_000,), 3))
+    rows = replace(rows, penalties=[(row, rows.penalties[0][1]) for row in range(20_000)] if rows.penalties else [])
+    tokens, log_probs = sample(LOGITS.expand(20_000, -1), rows, torch.full((20_000,), 3))
     probabilities = reference(LOGITS, sampling, past)
     counts = torch.bincount(tokens, minlength=len(LOGITS)).double()
     assert (counts[probabilities == 0] == 0).all() and (probabilities > 0).any()
@@ -195,7 +195,7 @@ def test_draws_follow_the_reference(settings):
 
 
 def a_past(sampling, tokens):
-    past = Past.of(Request(ModelInput((3,)), sampling, 0), eos_ids=())
+    past = PenaltyState.of(Request(ModelInput((3,)), sampling, 0), eos_ids=())
     for token in tokens if past is not None else ():
         past.add(token)
     return past
@@ -214,14 +214,14 @@ def test_min_p_keeps_what_is_near_the_best():
     assert kept(0.2, top_k=2) == [1, 3]
 
 
-def test_fire_draws_the_first_token_among_the_likeliest():
+def test_fire_draws_the_first_token_among_the_top_tokens():
     logits = torch.linspace(0, 9, 40)
     seeds = [derive_seed("fire", i) for i in range(20_000)]
 
     def drawn(first, **settings):
         sampling = Sampling(9, fire=True, **settings)
-        rows = SamplingRows.of([sampling] * len(seeds), seeds, CPU, first=first)
-        return choose(logits.expand(len(seeds), -1), rows, torch.zeros(len(seeds), dtype=torch.int64))
+        rows = SamplingBatch.of([sampling] * len(seeds), seeds, CPU, first=first)
+        return sample(logits.expand(len(seeds), -1), rows, torch.zeros(len(seeds), dtype=torch.int64))
 
     tokens, log_probs = drawn(first=True)
     counts = torch.bincount(tokens, minlength=40)[-16:].float()
@@ -230,21 +230,21 @@ def test_fire_draws_the_first_token_among_the_likeliest():
     assert torch.equal(log_probs, torch.log_softmax(logits, -1)[tokens])
     assert set(drawn(first=True, top_k=3, top_p=0.5)[0].tolist()) == {37, 38, 39}
     assert (drawn(first=True, do_sample=False)[0] == 39).all()
-    assert torch.equal(drawn(first=False)[0], choose_plainly(logits, seeds))
+    assert torch.equal(drawn(first=False)[0], sample_plainly(logits, seeds))
 
 
-def choose_plainly(logits, seeds):
+def sample_plainly(logits, seeds):
     return draw(logits, Sampling(9), seeds)[0]
 
 
 def test_likeliest_tokens_are_reported_beside_the_sampled_one():
     settings = [Sampling(1, logprobs=2, temperature=0.5), Sampling(1), Sampling(1, logprobs=99, top_k=1)]
-    rows = SamplingRows.of(settings, [1, 2, 3], CPU)
-    two, none, every = likeliest(LOGITS.expand(3, -1), rows)
+    rows = SamplingBatch.of(settings, [1, 2, 3], CPU)
+    two, none, every = top_tokens(LOGITS.expand(3, -1), rows)
     assert [token for token, _ in two] == [1, 5] and none == []
     assert [value for _, value in two] == pytest.approx(torch.log_softmax(LOGITS / 0.5, -1)[[1, 5]].tolist())
     assert [token for token, _ in every] == LOGITS.argsort(descending=True).tolist()
-    assert likeliest(LOGITS[None], SamplingRows.of([Sampling(1)], [1], CPU)) is None
+    assert top_tokens(LOGITS[None], SamplingBatch.of([Sampling(1)], [1], CPU)) is None
 
 
 def test_no_option_of_a_row_is_felt_by_another():
@@ -259,20 +259,20 @@ def test_no_option_of_a_row_is_felt_by_another():
         Sampling(9, temperature=0.7, top_p=0.9),
     ]
     logits = torch.randn(len(settings), 300, generator=torch.Generator().manual_seed(0))
-    pasts = [a_past(sampling, [1, 2]) for sampling in settings]
+    penalties = [a_past(sampling, [1, 2]) for sampling in settings]
     seeds = [derive_seed("alone", row) for row in range(len(settings))]
-    together = choose(
-        logits, SamplingRows.of(settings, seeds, CPU, pasts, first=True), torch.zeros(7, dtype=torch.int64)
+    together = sample(
+        logits, SamplingBatch.of(settings, seeds, CPU, penalties, first=True), torch.zeros(7, dtype=torch.int64)
     )
     for row, sampling in enumerate(settings):
-        rows = SamplingRows.of([sampling], [seeds[row]], CPU, [pasts[row]], first=True)
-        token, log_prob = choose(logits[row : row + 1], rows, torch.zeros(1, dtype=torch.int64))
+        rows = SamplingBatch.of([sampling], [seeds[row]], CPU, [penalties[row]], first=True)
+        token, log_prob = sample(logits[row : row + 1], rows, torch.zeros(1, dtype=torch.int64))
         assert token == together[0][row] and log_prob == together[1][row]
 
 
 def test_nothing_is_computed_that_nobody_asked_for():
-    rows = SamplingRows.of(
+    rows = SamplingBatch.of(
         [Sampling(9), Sampling(9, do_sample=False, stop=("x",))], [1, 2], CPU, [None, None], first=True
     )
-    assert rows.pasts == [] and rows.heat is None and rows.min_p is None and rows.num_top is None
+    assert rows.penalties == [] and rows.sample_temperature is None and rows.min_p is None and rows.num_top is None
     assert not rows.any_restricted

@@ -17,10 +17,10 @@ from burnish.models.model_input import ModelInput
 from burnish.models.parts import backbone
 from burnish.models.wide import is_wide
 from burnish.rollout.engine import EngineOptions, Request, Sampling
-from burnish.rollout.engines.builtin.choice import builtin_engine
-from burnish.rollout.engines.builtin.device_rows import PLAIN
+from burnish.rollout.engines.builtin.device_batch import PLAIN
+from burnish.rollout.engines.builtin.engine import BuiltinEngine
 from burnish.rollout.engines.builtin.graphs import CompiledLayers
-from burnish.training.backend import Backend
+from burnish.training.backends.single import SingleBackend
 from burnish.training.packing import PackedRows
 
 BF16 = torch.bfloat16
@@ -54,7 +54,7 @@ def deep(tmp_path_factory):
 @contextlib.contextmanager
 def opened(deep, **way):
     folder, model = deep
-    engine = builtin_engine(EngineOptions(ModelSource(str(folder)), BF16, CPU, eos_ids=(2,), max_model_len=80, **way))
+    engine = BuiltinEngine(EngineOptions(ModelSource(str(folder)), BF16, CPU, eos_ids=(2,), max_model_len=80, **way))
     try:
         engine.load_weights(model.named_parameters(), 1)
         yield engine
@@ -73,7 +73,7 @@ def gap(deep, prompt, ask, **way) -> float:
         responses=Ragged.of([answer.ids for answer in answers], torch.int64),
     )
     with torch.no_grad():
-        found, _ = Backend(model, CPU, BF16).log_probs(PackedRows.of(rows, CPU), 1.0, False)
+        found, _ = SingleBackend(model, CPU, BF16).log_probs(PackedRows.of(rows, CPU), 1.0, False)
     told = torch.tensor([value for answer in answers for value in answer.log_probs])
     return float((found - told).abs().mean())
 
@@ -81,7 +81,7 @@ def gap(deep, prompt, ask, **way) -> float:
 @pytest.mark.parametrize("way", WAYS, ids=["by token", "in windows", "invariant"])
 def test_engine_and_trainer_come_closer(way, deep, prompt, ask, monkeypatch):
     widely = gap(deep, prompt, ask, **way)
-    monkeypatch.setattr(wide, "WIDE_FAMILIES", frozenset())
+    monkeypatch.setattr(wide, "FLOAT32_RESIDUAL_FAMILIES", frozenset())
     narrowly = gap(deep, prompt, ask, **way)
     assert 0 < widely < 0.75 * narrowly
 
@@ -92,7 +92,7 @@ def test_the_stream_is_wide_and_the_cache_is_not(deep, prompt, ask):
         for layer in backbone(engine.runner.model).layers:
             layer.register_forward_pre_hook(lambda layer, given: seen.append(given[0].dtype))
         (answer,) = ask(engine, [prompt(9)], Sampling(4, ignore_eos=True))
-        kept = {tensor.dtype for tensor in engine.runner.cache.keys}
+        kept = {tensor.dtype for tensor in engine.scheduler.blocks.cache.keys}
     assert len(answer.ids) == 4 and set(seen) == {torch.float32} and kept == {BF16}
 
 
@@ -107,14 +107,14 @@ def test_a_layer_stays_one_program(deep, prompt):
     """Formats are changed inside it: where rotations and norms end, and where products begin."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    with opened(deep, device_loop=True, own_thread=False, extra={"block": 16, "look_in": 4}) as engine:
+    with opened(deep, device_loop=True, own_thread=False, extra={"block_size": 16, "sync_interval": 4}) as engine:
         engine.generate([Request(ModelInput(prompt(20)), Sampling(30, ignore_eos=True), seed) for seed in (1, 2)])
         engine.step()
-        runner = engine.runner
-        layers = CompiledLayers(runner.model, backend=counter)
+        decoder = engine.decoder
+        layers = CompiledLayers(engine.runner.model, backend=counter)
         for size in (3, 5, 6):
-            body = runner._body(size, PLAIN)
-            runner.rows.quiet()
+            body = decoder._make_step(size, PLAIN)
+            decoder.batch.deactivate()
             layers.around(body)()
-            assert runner.rows.log_probs.device[:2].isfinite().all()
+            assert decoder.batch.log_probs.device[:2].isfinite().all()
     assert counter.frame_count == 2  # for the first size, and for all others

@@ -49,7 +49,7 @@ def test_a_pause_changes_nothing(make_engine, tiny_folder):
     for _ in range(3):
         time.sleep(0.05)
         engine.pause()
-        assert not engine._flying
+        assert not engine._calls
         engine.resume()
     stirred = [future.result(PATIENCE) for future in futures]
     assert [made.ids for made in stirred] == [made.ids for made in calm]
@@ -121,12 +121,12 @@ def test_requests_are_checked_before_anything_is_sent(make_engine, tiny_folder):
     engine.stats()
     with pytest.raises(UserErrors, match="use_fire_sampling"):
         engine.generate([Request(ModelInput((5,)), Sampling(3, fire=True, repetition_penalty=1.5), 0)])
-    assert not engine._asked
+    assert not engine._requests
 
 
 def test_a_server_that_hangs_is_dead(make_engine, sglang_server, monkeypatch, tiny_folder):
     engine = make_engine(tiny_folder, "sglang")
-    for name, seconds in (("WATCHING", 0.1), ("ANSWERING", 0.2)):
+    for name, seconds in (("HEALTH_INTERVAL", 0.1), ("CALL_TIMEOUT", 0.2)):
         monkeypatch.setattr(f"burnish.rollout.engines.sglang.engine.{name}", seconds)
     futures = engine.generate(asks(3, 250))
     sglang_server.process.send_signal(signal.SIGSTOP)

@@ -13,7 +13,7 @@ from ....sglang_server import free_port
 
 @pytest.mark.parametrize("url", ["127.0.0.1:30000", "https://host:1", "http://", "http://host:1/v1"])
 def test_no_address(url):
-    with pytest.raises(UserError, match="no address of a server"):
+    with pytest.raises(UserError, match="not a server address"):
         check_address(url, "key")
 
 

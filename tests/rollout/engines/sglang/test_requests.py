@@ -1,16 +1,16 @@
-"""What /generate is asked, and what is made of its answers."""
+"""What /generate is request, and what is made of its answers."""
 
 import pytest
 
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
-from burnish.rollout.engines.sglang.requests import Asked, ending, refusals, sampling_params, score_of
+from burnish.rollout.engines.sglang.requests import RunningRequest, find_end, refusals, sampling_params, score_of
 from burnish.rollout.stop import Finish
 
 
 def test_sampling_in_their_words():
     sampling = Sampling(9, 0.7, top_k=5, top_p=0.9, min_p=0.1, stop=("a",), stop_token_ids=(7,), logprobs=2)
-    body = Asked(Request(ModelInput((4, 5)), sampling, 2**62), None).body([2, 3], seeded=True)
+    body = RunningRequest(Request(ModelInput((4, 5)), sampling, 2**62), None).body([2, 3], seeded=True)
     assert body["input_ids"] == [4, 5] and body["return_logprob"] and body["top_logprobs_num"] == 2
     assert body["sampling_params"] == {
         "max_new_tokens": 9,
@@ -39,25 +39,26 @@ def test_what_there_is_no_word_for():
 
 
 def test_a_broken_off_response_goes_on_behind_what_it_has():
-    asked = Asked(Request(ModelInput((4, 5)), Sampling(9), 1), None)
-    first = asked.body([2], seeded=True)
+    request = RunningRequest(Request(ModelInput((4, 5)), Sampling(9), 1), None)
+    first = request.body([2], seeded=True)
     reply = {"output_token_logprobs": [[-0.5, 7, None], [-0.25, 8, None]], "finish_reason": {"type": "abort"}}
-    assert asked.take({"meta_info": reply}, version=3) is None
-    second = asked.body([2], seeded=True)
+    assert request.take({"meta_info": reply}, version=3) is None
+    second = request.body([2], seeded=True)
     assert second["input_ids"] == [4, 5, 7, 8] and second["sampling_params"]["max_new_tokens"] == 7
     assert second["rid"] != first["rid"] and len(second["rid"]) == len(first["rid"])
     more = {"output_token_logprobs": [[-1.0, 2, None]], "finish_reason": {"type": "stop", "matched": 2}}
-    assert asked.take({"meta_info": more}, version=4) == Finish("stop", 2)
-    made = asked.completion(Finish("stop"))
+    assert request.take({"meta_info": more}, version=4) == Finish("stop", 2)
+    made = request.completion(Finish("stop"))
     assert (made.ids, made.log_probs, made.versions) == ([7, 8, 2], [-0.5, -0.25, -1.0], [3, 3, 4])
 
 
 def test_nothing_came_before_it_was_broken_off():
-    asked = Asked(Request(ModelInput((4,)), Sampling(9, logprobs=1), 1), None)
+    request = RunningRequest(Request(ModelInput((4,)), Sampling(9, logprobs=1), 1), None)
     assert (
-        asked.take({"meta_info": {"finish_reason": {"type": "abort", "message": "Abort in waiting queue"}}}, 1) is None
+        request.take({"meta_info": {"finish_reason": {"type": "abort", "message": "Abort in waiting queue"}}}, 1)
+        is None
     )
-    assert asked.completion(Finish("abort")).top_log_probs == []
+    assert request.completion(Finish("abort")).top_log_probs == []
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_what_is_not_refused():
 
 def test_where_a_response_ends():
     def end(ids, *arguments, **settings):
-        return ending(
+        return find_end(
             ids, 0, Sampling(*arguments, **settings), {2}, lambda ids: "".join(chr(97 + token) for token in ids)
         )
 
@@ -104,5 +105,5 @@ def test_a_score_with_a_gap_is_refused():
         "meta_info": {"finish_reason": {"type": "length"}, "input_token_logprobs": [[None, 3, None], [-1.0, 4, None]]}
     }
     assert score_of(reply, 1).log_probs == [-1.0]
-    with pytest.raises(RuntimeError, match="scored"):
+    with pytest.raises(RuntimeError, match="log-probs of"):
         score_of(reply, 2)

@@ -96,21 +96,21 @@ def test_sglang_is_not_installed():
 
 
 def test_a_server_that_runs_takes_no_arguments():
-    with pytest.raises(UserError, match="runs already"):
+    with pytest.raises(UserError, match="no effect on a running server"):
         check_server({"base_url": "http://127.0.0.1:1", "tp_size": 2}, CPU, SECTION)
 
 
 def test_a_server_that_does_not_start(standin, monkeypatch, tiny_folder):
     before = threading.active_count()
     monkeypatch.setattr("burnish.rollout.engines.sglang.server.check_arguments", lambda asked, key: None)
-    with pytest.raises(EngineDied, match=r"(?s)ended with status 2.*unrecognized arguments: --kv-cache-dtype"):
+    with pytest.raises(EngineDied, match=r"(?s)exited with status 2.*unrecognized arguments: --kv-cache-dtype"):
         SglangEngine(options_for(tiny_folder, extra={"kv_cache_dtype": "auto"}))
     assert threading.active_count() == before
 
 
 def test_a_server_that_is_not_there(tiny_folder):
     extra = {"base_url": f"http://127.0.0.1:{free_port()}", "start_timeout": 0.3}
-    with pytest.raises(EngineDied, match="no SGLang server answers"):
+    with pytest.raises(EngineDied, match="no SGLang server answered"):
         SglangEngine(options_for(tiny_folder, extra=extra))
 
 
@@ -142,7 +142,7 @@ def test_what_is_promised_is_what_the_server_can(tiny_folder):
         engine.sleep(1)  # nothing to give back
         engine.wake()
         engine.close()
-    with says(context_length=200) as extra, pytest.raises(UserError, match="more than the server's context") as caught:
+    with says(context_length=200) as extra, pytest.raises(UserError, match="the server's context length") as caught:
         SglangEngine(options_for(tiny_folder, extra=extra))
     assert caught.value.key == f"{SECTION}.max_model_len"
 

@@ -7,21 +7,21 @@ import pytest
 import torch
 
 from burnish.errors import UserError
-from burnish.rollout.engines.sglang.weights import WAYS, buckets, way_to_send
+from burnish.rollout.engines.sglang.weights import WEIGHT_SYNCS, buckets, weight_sync_method
 
 from .kit import CPU, SECTION
 
 
 def test_how_weights_travel():
     gpu = torch.device("cuda", 0)
-    assert way_to_send({}, CPU, SECTION) == "disk"
-    assert way_to_send({}, gpu, SECTION) == "disk"
-    assert way_to_send({"weight_sync": "tensor"}, gpu, SECTION) == "tensor"
+    assert weight_sync_method({}, CPU, SECTION) == "disk"
+    assert weight_sync_method({}, gpu, SECTION) == "disk"
+    assert weight_sync_method({"weight_sync": "tensor"}, gpu, SECTION) == "tensor"
     for extra, device in (({}, CPU), ({"base_url": "http://h:1"}, gpu)):
         with pytest.raises(UserError, match="weight_sync"):
-            way_to_send({"weight_sync": "tensor", **extra}, device, SECTION)
+            weight_sync_method({"weight_sync": "tensor", **extra}, device, SECTION)
     with pytest.raises(UserError, match="Did you mean 'disk'"):
-        way_to_send({"weight_sync": "disc"}, CPU, SECTION)
+        weight_sync_method({"weight_sync": "disc"}, CPU, SECTION)
 
 
 def test_buckets():
@@ -44,7 +44,7 @@ def test_memory_handed_to_the_server(make_engine, their_model, tiny_folder):
     torch.multiprocessing.set_sharing_strategy("file_system")
     try:
         options = dataclasses.replace(engine.options, bucket_megabytes=0)  # a piece for each tensor
-        WAYS["tensor"].load()(engine._weights.stream(other.items()), options, post)
+        WEIGHT_SYNCS["tensor"].load()(engine._weights.stream(other.items()), options, post)
     finally:
         torch.multiprocessing.set_sharing_strategy(before)
     assert posts == ["/update_weights_from_tensor"] * (len(other) + 1)  # a tied head comes under its own name too
@@ -63,7 +63,9 @@ def test_the_bucket_is_the_size_of_a_file(make_engine, their_model, tiny_folder)
 
     for size in (0, 512):
         options = dataclasses.replace(engine.options, bucket_megabytes=size)
-        WAYS["disk"].load()(engine._weights.stream(model.named_parameters()), options, post)
+        WEIGHT_SYNCS["disk"].load()(engine._weights.stream(model.named_parameters()), options, post)
     assert counts == [len(list(model.parameters())) + 1, 1]  # a tied head comes under its own name too
-    with pytest.raises(RuntimeError, match="did not take the weights"):
-        WAYS["disk"].load()(engine._weights.stream(model.named_parameters()), engine.options, lambda path, body: None)
+    with pytest.raises(RuntimeError, match="rejected the weights"):
+        WEIGHT_SYNCS["disk"].load()(
+            engine._weights.stream(model.named_parameters()), engine.options, lambda path, body: None
+        )

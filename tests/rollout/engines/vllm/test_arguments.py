@@ -100,7 +100,7 @@ def test_unknown_arguments_are_named():
         "Type: rollout.engine_kwargs.vllm.block_size=..."
     )
     for name in (*FIXED, "model"):
-        with pytest.raises(UserError, match="rests on it"):
+        with pytest.raises(UserError, match="Burnish sets this argument itself"):
             check_kwargs([name], [*known, name], "rollout", "0.32.0")
 
 

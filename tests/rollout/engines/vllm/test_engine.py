@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from burnish.errors import UserError
 from burnish.models.load import ModelSource
-from burnish.rollout.engine import ENGINES, EngineOptions
+from burnish.models.model_input import ModelInput
+from burnish.rollout.engine import ENGINES, EngineOptions, Request, Sampling
 from burnish.rollout.engines.vllm import library
 from burnish.rollout.engines.vllm.engine import VllmEngine
 
@@ -22,9 +24,14 @@ class Recorded:
     def __init__(self, *arguments):
         self.calls = []
 
-    def hold(self):
-        self.calls.append("hold")
+    def pause(self):
+        self.calls.append("pause")
         return []
+
+    def step(self):
+        """A token for every request that was added."""
+        names = [call.split()[1] for call in self.calls if call.startswith("add")]
+        return [library.StepOutput(name, [7], [-1.5], [[]], 0, None, False) for name in names]
 
     def rpc(self, method, stream):
         self.calls.append(f"{method} {len(list(stream))}")
@@ -56,8 +63,8 @@ def test_asleep_it_takes_weights_before_it_takes_room_for_the_cache(engine, thei
     engine.sleep(2)
     engine.wake()
     assert engine.core.calls == [
-        *("hold", f"burnish_load {count}", "label 1", "forget_prefixes", "go_on"),
-        *("sleep 1", "wake ['weights']", f"burnish_load {count}", "label 2", "wake ['kv_cache']"),
+        *("pause", f"burnish_load {count}", "set_version 1", "reset_prefix_cache", "resume"),
+        *("sleep 1", "wake ['weights']", f"burnish_load {count}", "set_version 2", "wake ['kv_cache']"),
         *("sleep 2", "wake ['weights', 'kv_cache']"),
     ]
     assert engine.capabilities.sleep and engine.stats() == {"sleeps": 2}
@@ -79,5 +86,51 @@ def test_versions(monkeypatch, found, fits):
     if fits:
         assert library.check_installed("rollout") is None
     else:
-        with pytest.raises(UserError, match=rf"vLLM {found} is installed.*0\.26 to 0\.32"):
+        with pytest.raises(UserError, match=rf"vLLM {found} is not supported.*0\.26 to 0\.32"):
             library.check_installed("rollout")
+
+
+def test_a_step_submits_what_waits_and_appends_what_comes(engine):
+    engine.end_session("never heard of")  # ignored: vLLM's prefix cache needs no sessions
+    request = Request(ModelInput((3, 4)), Sampling(2), seed=5, session="a")
+    (future,) = engine.generate([request])
+    assert engine.step() and not future.done()
+    assert engine.step() and future.result(0).ids == [7, 7] and future.result(0).finish_reason == "length"
+    assert not engine.step() and engine.core.calls[-1] == "abort ['0']"
+
+
+class StandInClient:
+    """Stands in for vLLM's in-process client: 0.32 has a finalizer, 0.26 has none."""
+
+    def __init__(self, has_finalizer):
+        self.calls = []
+        self.engine_core = self
+        if has_finalizer:
+            self._finalizer = SimpleNamespace(detach=lambda: self.calls.append("detach"))
+        self.model_executor = SimpleNamespace(shutdown=lambda: self.calls.append("executor"))
+        self.scheduler = SimpleNamespace(shutdown=lambda: self.calls.append("scheduler"))
+
+    def shutdown(self):
+        self.calls.append("core")
+
+
+@pytest.mark.parametrize("has_finalizer", [False, True], ids=["0.26", "0.32"])
+def test_closing_the_in_process_engine(has_finalizer):
+    """The whole core, or, while others use the process groups, all of it but those; never twice."""
+    detached = ["detach"] if has_finalizer else []
+    for keep_groups, expected in ((False, ["core"]), (True, ["executor", "scheduler"])):
+        client = StandInClient(has_finalizer)
+        library.shut_down(client, keep_groups)
+        assert client.calls == [*detached, *expected]
+
+
+@pytest.mark.parametrize("has_finalizer", [False, True], ids=["0.26", "0.32"])
+def test_the_last_core_of_a_process_takes_the_groups_down(has_finalizer, monkeypatch):
+    monkeypatch.setattr(library.Core, "open_cores", 2)
+    monkeypatch.setattr(library.Core, "groups_are_ours", False)
+    cores = [object.__new__(library.Core) for _ in range(2)]
+    clients = [StandInClient(has_finalizer) for _ in cores]
+    for core, client in zip(cores, clients, strict=True):
+        core.engine = SimpleNamespace(engine_core=client)
+        core.close()
+    assert "core" not in clients[0].calls and clients[1].calls[-1] == "core"

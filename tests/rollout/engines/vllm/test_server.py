@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from burnish.errors import UserError
 from burnish.models.load import ModelSource
 from burnish.rollout.engine import ENGINES, EngineDied, EngineOptions, Sampling, engine_row
 from burnish.rollout.engines.http import HttpClient, Refused
-from burnish.rollout.engines.vllm.remote import events, news_of
+from burnish.rollout.engines.vllm.remote import events, step_output
 from burnish.rollout.engines.vllm.server import VllmServer, command_line, environment, server_refusals
 
 CPU = torch.device("cpu")
@@ -43,13 +45,14 @@ def test_a_server_sees_the_engine_s_gpus_only(monkeypatch, visible, device, para
     options = EngineOptions(ModelSource("m"), torch.float32, torch.device(device), (2,), 64, tensor_parallel=parallel)
     assert environment(options).get("CUDA_VISIBLE_DEVICES") == expected
     assert environment(options)["VLLM_SERVER_DEV_MODE"] == "1"
+    assert (Path(environment(options)["PYTHONPATH"].split(os.pathsep)[0]) / "burnish" / "__init__.py").is_file()
 
 
 def test_a_server_that_runs_can_be_told_nothing():
     VllmServer.check({"base_url": "http://host:1", "start_timeout": 3}, CPU, "rollout")
-    with pytest.raises(UserError, match=r"rollout\.engine_kwargs\.vllm\.block_size.*runs already"):
+    with pytest.raises(UserError, match=r"rollout\.engine_kwargs\.vllm\.block_size.*no effect on a running server"):
         VllmServer.check({"base_url": "http://host:1", "block_size": 3}, CPU, "rollout")
-    with pytest.raises(UserError, match="is no address"):
+    with pytest.raises(UserError, match="not a server address"):
         VllmServer.check({"base_url": "host"}, CPU, "rollout")
 
 
@@ -65,8 +68,8 @@ def test_an_event_is_read():
         "logprob": -2.0,
         "top_logprobs": [{"token_id": 4, "logprob": -2.0}, {"token_id": 1, "logprob": -1}],
     }
-    news = news_of("n", {"token_ids": [4], "logprobs": {"content": [place]}}, ended=True)
-    assert (news.tokens, news.log_probs, news.top, news.finished) == ([4], [-2.0], [[(1, -1), (4, -2.0)]], True)
+    output = step_output("n", {"token_ids": [4], "logprobs": {"content": [place]}}, ended=True)
+    assert (output.tokens, output.log_probs, output.top, output.finished) == ([4], [-2.0], [[(1, -1), (4, -2.0)]], True)
 
 
 async def streamed(pieces, ends=True):

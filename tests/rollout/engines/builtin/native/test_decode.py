@@ -1,4 +1,4 @@
-"""The kernel in C attends as torch does, row by row."""
+"""The C decode kernel equals torch, sequence by sequence."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from burnish.models.attention import AttentionShape, eager_attention
-from burnish.rollout.engines.builtin.cache import CacheShape, KVCache
-from burnish.rollout.engines.builtin.native.decode import NativeDecodeContext, decode_function
+from burnish.rollout.engines.builtin.kv_cache import CacheShape, KVCache
+from burnish.rollout.engines.builtin.native.decode import CpuDecode, decode_function
 
-KV_HEADS, GROUP, HEAD_DIM, BLOCK = 2, 3, 24, 16
+KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE = 2, 3, 24, 16
 LENGTHS = [0, 1, 15, 16, 17, 40]  # tokens before the new one
 SHAPES = {
     "plain": AttentionShape(0.2),
@@ -20,18 +20,18 @@ SHAPES = {
 
 def filled(generator):
     """A cache, the rows' tables in shuffled blocks, and a row's keys and values in order."""
-    cache = KVCache(CacheShape(1, KV_HEADS, HEAD_DIM, torch.float32, BLOCK), 32, torch.device("cpu"))
+    cache = KVCache(CacheShape(1, KV_HEADS, HEAD_DIM, torch.float32, BLOCK_SIZE), 32, torch.device("cpu"))
     for pool in (*cache.keys, *cache.values):
         pool.normal_(generator=generator)
     free = torch.randperm(32, generator=generator).tolist()
-    tables = [[free.pop() for _ in range(length // BLOCK + 1)] for length in LENGTHS]
+    tables = [[free.pop() for _ in range(length // BLOCK_SIZE + 1)] for length in LENGTHS]
     return cache, tables
 
 
 def attend(cache, tables, lengths, new, shape, pad=0):
-    context = NativeDecodeContext(cache, decode_function(GROUP, HEAD_DIM, BLOCK), tables, lengths, pad)
+    context = CpuDecode(cache, decode_function(GROUP, HEAD_DIM), tables, lengths, pad)
     padded = [torch.nn.functional.pad(part, (0, 0, 0, pad)) for part in new]
-    return context.attend(0, *padded, shape)
+    return context.attend(cache.keys[0], cache.values[0], *padded, shape)
 
 
 def in_order(pool, table, length):
@@ -54,7 +54,7 @@ def test_equals_torch(name):
         torch.testing.assert_close(found[row], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_row_does_not_feel_the_others():
+def test_a_sequence_does_not_depend_on_the_batch():
     generator = torch.Generator().manual_seed(1)
     cache, tables = filled(generator)
     new = [torch.randn(n, len(LENGTHS), HEAD_DIM, generator=generator) for n in (KV_HEADS * GROUP, KV_HEADS, KV_HEADS)]

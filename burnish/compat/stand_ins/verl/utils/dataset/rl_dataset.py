@@ -1,0 +1,9 @@
+"""Stand-in for verl.utils.dataset.rl_dataset."""
+
+from __future__ import annotations
+
+from burnish.compat.shims.dataset import RLHFDataset
+
+__all__ = [
+    "RLHFDataset",
+]

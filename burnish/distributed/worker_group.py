@@ -1,0 +1,213 @@
+"""WorkerGroup: the controller's view of worker processes that each host one object."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass, field
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Listener
+from typing import Any, NoReturn, Protocol
+
+from burnish.distributed.channel import NO_RESULT, Call, Channel, PendingCalls, serialize
+from burnish.distributed.host import BUILD, CLOSE, FREE_ADDRESS, STACKS
+from burnish.errors import UserError, WorkerDied
+
+NOT_RESPONDING = "does not respond"
+EXIT_DELAY = 2.0  # seconds between the end of a process and the time its exit code is known
+
+
+class Starter(Protocol):
+    """Starts worker processes, which then connect to the controller."""
+
+    def start(self, names: Sequence[str], address: tuple[str, int], secret: bytes) -> None:
+        """One process per name; each connects to `address` and sends its name."""
+        ...
+
+    def exit_reason(self, name: str) -> str | None:
+        """Why a process has ended; None while it runs."""
+        ...
+
+    def stop(self) -> None:
+        """End all processes that still run after CLOSE."""
+        ...
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        ...
+
+
+@dataclass
+class Worker:
+    """One process of a group."""
+
+    name: str
+    channel: Channel
+    pending: PendingCalls = field(default_factory=PendingCalls)
+
+
+class WorkerGroup:
+    """`call` runs a method on all workers, `submit` on one. Calls to a worker that dies raise WorkerDied."""
+
+    def __init__(
+        self, names: Sequence[str], starter: Starter, *, host: str = "127.0.0.1", timeout: float = 300
+    ) -> None:
+        self.names = list(names)
+        self.starter = starter
+        self._next_id = 0
+        self._id_lock = threading.Lock()
+        self._closing = False
+        self._killed: WorkerDied | None = None
+        secret = secrets.token_bytes(32)
+        with Listener((host, 0), backlog=len(self.names), authkey=secret) as listener:
+            address: Any = listener.address
+            starter.start(self.names, address, secret)
+            self.workers = self._accept_workers(listener, timeout)
+        for worker in self.workers:
+            threading.Thread(target=self._listen, args=(worker,), daemon=True, name=f"burnish-{worker.name}").start()
+
+    @property
+    def size(self) -> int:
+        return len(self.workers)
+
+    def build(self, factory: str, args: Sequence[tuple[Any, ...]]) -> None:
+        """Each worker builds its object: "module:name", called with the arguments of its rank."""
+        self.gather([self.submit(rank, BUILD, factory, *rank_args) for rank, rank_args in enumerate(args)])
+
+    def free_address(self) -> str:
+        """host:port, free now, of rank 0: where the ranks, or a weight transfer, can rendezvous."""
+        return self.submit(0, FREE_ADDRESS).result()
+
+    def submit(self, rank: int, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call a method of one worker."""
+        (future,) = self._send(self.workers[rank], Call(self._new_id(), method, args, kwargs))
+        return future
+
+    def submit_streaming(self, rank: int, num_results: int, method: str, *args: Any) -> list[Future[Any]]:
+        """Call a method of one worker that returns futures; each result arrives as soon as it is there."""
+        return self._send(self.workers[rank], Call(self._new_id(num_results), method, args, {}, num_results))
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of all workers and wait; the results of those ranks that have one, in rank order."""
+        call = Call(self._new_id(), method, args, kwargs)
+        message = serialize(call)  # once for all workers
+        results = self.gather([self._send(worker, call, message)[0] for worker in self.workers])
+        return [result for result in results if result is not NO_RESULT]
+
+    def stacks(self, timeout: float = 5.0) -> dict[str, str]:
+        """Stack traces of every worker's threads, by name; NOT_RESPONDING for a worker that does not answer."""
+        futures = {worker.name: self.submit(rank, STACKS) for rank, worker in enumerate(self.workers)}
+        wait(futures.values(), timeout=timeout)
+        return {name: _stack_or_error(future) for name, future in futures.items()}
+
+    def kill(self, who: str, why: str) -> None:
+        """End all workers at once; pending calls raise WorkerDied(who, why)."""
+        self._killed = WorkerDied(who, why)
+        self.starter.kill()
+
+    def close(self) -> None:
+        """Ask all workers to end, then end those that do not."""
+        if self._closing:
+            return
+        self._closing = True
+        for worker in self.workers:
+            with contextlib.suppress(OSError, ValueError):
+                worker.channel.send(Call(self._new_id(), CLOSE))
+        self.starter.stop()
+        for worker in self.workers:
+            worker.channel.close()
+
+    def gather(self, futures: list[Future[Any]]) -> list[Any]:
+        """All results. If one rank fails, the others would wait in a collective for ever, so the group is stopped."""
+        wait(futures, return_when=FIRST_EXCEPTION)
+        if any(future.done() and future.exception() is not None for future in futures):
+            self._raise_cause(futures)
+        return [future.result() for future in futures]
+
+    def _raise_cause(self, futures: list[Future[Any]]) -> NoReturn:
+        """A UserError first; then a death, of which other ranks may report consequences before it is known."""
+        done, running = wait(futures, timeout=EXIT_DELAY)  # all ranks may be about to raise the same error
+        errors = [error for future in done if (error := future.exception()) is not None]
+        user_errors = [error for error in errors if isinstance(error, UserError)]
+        deaths = [] if self._closing else [worker.pending.error for worker in self.workers if worker.pending.error]
+        if running or len(user_errors) < len(errors):
+            self._closing = True
+            self.starter.kill()  # a rank in a collective never ends by itself
+            self.starter.stop()
+        raise [*user_errors, *deaths, *errors][0]
+
+    def _new_id(self, count: int = 1) -> int:
+        with self._id_lock:
+            first = self._next_id
+            self._next_id += count
+        return first
+
+    def _send(self, worker: Worker, call: Call, message: bytes | None = None) -> list[Future[Any]]:
+        futures = worker.pending.add(call.ids)
+        try:
+            worker.channel.send_bytes(serialize(call) if message is None else message)
+        except (OSError, ValueError):
+            worker.pending.fail_all(self._death(worker))
+        return futures
+
+    def _accept_workers(self, listener: Listener, timeout: float) -> list[Worker]:
+        """Wait until all workers have connected; one that ends before is named at once."""
+        workers: dict[str, Worker] = {}
+        finished = threading.Event()
+        errors: list[BaseException] = []
+
+        def accept() -> None:
+            try:
+                while len(workers) < len(self.names):
+                    with contextlib.suppress(AuthenticationError):  # not one of our workers
+                        channel = Channel(listener.accept())
+                        name = channel.receive()
+                        workers[name] = Worker(name, channel)
+            except BaseException as error:
+                errors.append(error)
+            finished.set()
+
+        threading.Thread(target=accept, daemon=True, name="burnish-accept").start()
+        waited = 0.0
+        while not finished.wait(0.5):
+            waited += 0.5
+            missing = [name for name in self.names if name not in workers]
+            ended = [(name, reason) for name in missing if (reason := self.starter.exit_reason(name))]
+            if ended or waited > timeout:
+                self.starter.stop()
+                raise WorkerDied(
+                    *(ended[0] if ended else (", ".join(missing), f"did not connect within {timeout:g} s"))
+                )
+        if errors:
+            self.starter.stop()
+            missing = [name for name in self.names if name not in workers]
+            raise WorkerDied(", ".join(missing), f"did not connect: {errors[0]}")
+        return [workers[name] for name in self.names]
+
+    def _listen(self, worker: Worker) -> None:
+        try:
+            while True:
+                worker.pending.resolve(worker.channel.receive())
+        except (EOFError, OSError):
+            worker.pending.fail_all(self._death(worker))
+
+    def _death(self, worker: Worker) -> WorkerDied:
+        if self._killed is not None:
+            return self._killed
+        deadline = time.monotonic() + EXIT_DELAY / 2
+        while not (reason := self.starter.exit_reason(worker.name)) and not self._closing:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return WorkerDied(worker.name, "was stopped" if self._closing else reason or "closed its connection")
+
+
+def _stack_or_error(future: Future[str]) -> str:
+    if not future.done():
+        return NOT_RESPONDING
+    error = future.exception()
+    return future.result() if error is None else str(error)

@@ -1,0 +1,214 @@
+"""Replace modules of a Hugging Face model by the modules of modules.py.
+
+The Hugging Face class stays the definition of the model. A module is replaced only if its own code and the replacement
+agree on probe inputs; anything else stays as it is. Probes have small random weights and leave the global random state
+alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from burnish.models.cpu.modules import (
+    ATTENTIONS,
+    ROTATE,
+    CpuGatedMLP,
+    CpuLinear,
+    CpuRMSNorm,
+    Kernels,
+)
+
+MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+PROBE = "burnish_probe"  # the attention function that probes run with
+PROBE_HIDDEN, PROBE_TOKENS = 6, 3
+# (training, scale of the input): large inputs reveal a family that clips its activations.
+PROBE_MODES = ((False, 1.0), (True, 1.0), (False, 1000.0))
+TOLERANCE = 1e-5
+# What a module may raise that expects other inputs than the probe's.
+MISMATCH = (TypeError, RuntimeError, AttributeError, ValueError, KeyError, IndexError)
+
+
+def replace_with_cpu_kernels(model: nn.Module, kernels: Kernels) -> int:
+    """Replace supported submodules by equivalents backed by C kernels; returns how many were replaced.
+
+    Without a matrix product in `kernels` (training), linear layers stay. `JoinedLinear` layers stay as well: they call
+    the product that they were joined with.
+    """
+    replacements: dict[nn.Module, nn.Module | None] = {}
+    _replace_children(model, kernels, replacements)
+    return sum(module is not None for module in replacements.values())
+
+
+def _replace_children(parent: nn.Module, kernels: Kernels, replacements: dict[nn.Module, nn.Module | None]) -> None:
+    """Depth first, so that a replaced attention takes over norms that are replaced already."""
+    for name, child in list(parent._modules.items()):
+        if child is None:
+            continue
+        if child not in replacements:
+            _replace_children(child, kernels, replacements)
+            replacements[child] = _replacement(child, kernels)
+        replacement = replacements[child]
+        if replacement is not None:
+            setattr(parent, name, replacement)
+
+
+def _replacement(child: nn.Module, kernels: Kernels) -> nn.Module | None:
+    for build in (_linear, _norm, _mlp, _attention):
+        replacement = build(child, kernels)
+        if replacement is not None:
+            return replacement
+    return None
+
+
+def _linear(child: nn.Module, kernels: Kernels) -> nn.Module | None:
+    if type(child) is not nn.Linear or kernels.product is None:
+        return None
+    return CpuLinear.from_module(child, kernels)
+
+
+def _norm(child: nn.Module, kernels: Kernels) -> nn.Module | None:
+    weight = child._parameters.get("weight")
+    eps = getattr(child, "variance_epsilon", None) or getattr(child, "eps", None)
+    if weight is None or weight.dim() != 1 or len(child._parameters) != 1 or not isinstance(eps, float):
+        return None
+    probe, rows = copy.deepcopy(child), _random(PROBE_TOKENS, len(weight))
+    probe.weight.data = _random(len(weight)).to(weight.dtype)
+    expected = _run(probe, rows)
+    for offset in (0.0, 1.0):
+        if _agree(expected, kernels.norm(rows, probe.weight, offset, eps)):
+            return CpuRMSNorm.from_module(child, offset, eps, kernels)
+    return None
+
+
+def _mlp(child: nn.Module, kernels: Kernels) -> nn.Module | None:
+    if set(child._modules) | {"act_fn"} != MLP_PARTS or child._parameters:
+        return None
+    sizes = {"gate_proj": (PROBE_HIDDEN, 10), "up_proj": (PROBE_HIDDEN, 10), "down_proj": (10, PROBE_HIDDEN)}
+    probe = _with_small_layers(child, {name: _Projection(*size) for name, size in sizes.items()})
+    rows = _random(PROBE_TOKENS, PROBE_HIDDEN)
+    return (
+        CpuGatedMLP.from_module(child, kernels)
+        if _agree(_run(probe, rows), CpuGatedMLP.from_module(probe, kernels)(rows))
+        else None
+    )
+
+
+def _attention(child: nn.Module, kernels: Kernels) -> nn.Module | None:
+    rotates = hasattr(sys.modules.get(type(child).__module__), ROTATE)
+    candidates = [kind for kind in ATTENTIONS if kind.submodules == set(child._modules)]
+    if not candidates or child._parameters or not rotates or not hasattr(child, "attention_dropout"):
+        return None
+    try:
+        probe = _attention_probe(child)
+        calls = [_call(probe, *mode) for mode in PROBE_MODES]
+        options = {name: value for name, value in calls[0].options.items() if name != "dropout"}
+        for kind in candidates:
+            replaced = kind.from_module(probe, options, kernels)
+            if all(_call(replaced, *mode).agrees(call) for mode, call in zip(PROBE_MODES, calls, strict=True)):
+                return kind.from_module(child, options, kernels)
+    except MISMATCH:
+        return None
+    return None
+
+
+class _Call:
+    """One forward pass of an attention module: what reached the attention function, and the result."""
+
+    def __init__(self) -> None:
+        self.tensors: tuple[Tensor, ...] = ()
+        self.options: dict[str, Any] = {}
+
+    def agrees(self, other: _Call) -> bool:
+        tensors = zip(self.tensors, other.tensors, strict=True)
+        return self.options == other.options and all(_agree(one, two) for one, two in tensors)
+
+
+def _call(attention: nn.Module, training: bool, scale: float) -> _Call:
+    call, attention.training = _Call(), training
+    rows = _random(1, PROBE_TOKENS, PROBE_HIDDEN) * scale
+    angles = tuple(_random(1, PROBE_TOKENS, attention.head_dim, seed=seed) for seed in range(2))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a family may drop out part of its output
+        output, _ = attention(rows, position_embeddings=angles, attention_mask=None, call=call)
+    call.tensors = (*call.tensors, output)
+    return call
+
+
+def _record(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    call: _Call,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The attention function of probes: records its arguments and returns the queries."""
+    call.tensors, call.options = (query, key, value), options
+    return query.transpose(1, 2), None
+
+
+def _attention_probe(child: nn.Module) -> nn.Module:
+    """A copy with the same sizes of heads, a small hidden size and `_record` as its attention function."""
+    AttentionInterface.register(PROBE, _record)
+    config = copy.deepcopy(child.config)
+    config._attn_implementation = PROBE
+    query, key = (heads * child.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
+    widths = {"q_proj": query, "k_proj": key, "v_proj": key, "qkv_proj": query + 2 * key}
+    layers: dict[str, nn.Module] = {name: _Projection(PROBE_HIDDEN, width) for name, width in widths.items()}
+    layers["o_proj"] = _Projection(query, PROBE_HIDDEN)
+    layers |= {name: _LayoutNorm() for name in ("q_norm", "k_norm", "query_layernorm", "key_layernorm")}
+    probe = _with_small_layers(child, {name: layers[name] for name in child._modules})
+    probe.config = config
+    return probe
+
+
+def _with_small_layers(child: nn.Module, layers: dict[str, nn.Module]) -> nn.Module:
+    probe = copy.copy(child)
+    probe.__dict__["_modules"] = {**child._modules, **layers}
+    return probe
+
+
+class _Projection(nn.Module):
+    """A linear layer with reproducible random weights."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = _random(outputs, inputs, seed=outputs)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows @ self.weight.T
+
+
+class _LayoutNorm(nn.Module):
+    """In place of a norm: its result depends on the order of the input's rows and on their length."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        position = torch.arange(rows.numel()).view(rows.shape) / rows.numel()
+        return rows * (1 + position) / (1 + rows.abs().mean(-1, keepdim=True))
+
+
+def _random(*size: int, seed: int = 0) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+def _run(module: nn.Module, rows: Tensor) -> Tensor | None:
+    """The module's output, or None if it does not map one tensor to one tensor."""
+    try:
+        output = module(rows)
+    except MISMATCH:
+        return None
+    return output if isinstance(output, Tensor) else None
+
+
+def _agree(expected: Tensor | None, actual: Tensor) -> bool:
+    if expected is None or expected.shape != actual.shape:
+        return False
+    atol = TOLERANCE * max(1.0, float(expected.detach().abs().max()))
+    return torch.allclose(expected, actual, rtol=TOLERANCE, atol=atol)

@@ -1,0 +1,71 @@
+"""Import Triton when a kernel is first launched. No other file imports it.
+
+A kernel file writes
+
+    from burnish.models.kernels.lazy_triton import kernel, tl
+
+    @kernel
+    def add(x, y, BLOCK: tl.constexpr): ...
+
+and launches `add[grid](...)`. Until then `tl` is None and `add` a plain function, so that importing the file needs no
+Triton. With TRITON_INTERPRET=1 in the environment before Triton is loaded, kernels run on CPU tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from burnish.errors import UserError
+
+# Kernel files import this as `tl`; the first launch replaces it by triton.language in their globals.
+tl: Any = None
+
+
+class Kernel:
+    """A function that Triton compiles at its first launch, together with the kernels it calls."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+        self._jitted: Any = None
+
+    def __getitem__(self, grid: object) -> Callable[..., Any]:
+        return self.jitted()[grid]
+
+    def jitted(self) -> Any:
+        if self._jitted is None:
+            triton, language = _triton()
+            self._jitted = triton.jit(self.function)
+            # Triton looks names up in the file's globals when it compiles, so they must be resolved by then.
+            scope = self.function.__globals__
+            scope["tl"] = language
+            for name, value in list(scope.items()):
+                if isinstance(value, Kernel):
+                    scope[name] = value.jitted()
+        return self._jitted
+
+
+def kernel(function: Callable[..., None]) -> Kernel:
+    """Mark a function as a Triton kernel, or as a part that kernels call."""
+    return Kernel(function)
+
+
+def available() -> bool:
+    """Whether Triton is installed."""
+    try:
+        _triton()
+    except UserError:
+        return False
+    return True
+
+
+@cache
+def _triton() -> tuple[Any, Any]:
+    try:
+        import triton
+        import triton.language as language
+    except ImportError as missing:
+        raise UserError("Triton is not installed", hint="pip install triton") from missing
+    return triton, language

@@ -1,0 +1,67 @@
+"""Choose the sequence-parallel method for a model from its number of heads, before its weights are loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from burnish.errors import UserError
+from burnish.models.sequence.ring import ring_attention
+from burnish.models.sequence.ulysses import ulysses_attention
+
+# Layers in which only attention mixes tokens.
+SHAREABLE_LAYERS = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A sequence-parallel attention."""
+
+    name: str
+    attend: Callable[..., Tensor]
+
+
+ULYSSES = Method("Ulysses", ulysses_attention)
+RING = Method("ring", ring_attention)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The method for a model, and the notice that explains it."""
+
+    method: Method
+    notice: str
+
+
+def choose_method(config: PretrainedConfig, size: int, key: str, tensor_size: int = 1) -> Choice:
+    """Ulysses if the number of ranks divides the number of heads, else ring attention; refuses what neither supports.
+
+    `key` sets `size` ranks; with tensor parallelism each rank has only a part of the heads.
+    """
+    config = config.get_text_config()
+    heads = config.num_attention_heads // tensor_size
+    kv_heads = max(1, (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) // tensor_size)
+    unsupported = sorted({*(getattr(config, "layer_types", None) or ())}.difference(SHAREABLE_LAYERS))
+    if unsupported:
+        problem = f"sequence parallelism does not support layers of type {', '.join(unsupported)}"
+        raise UserError(problem, key=key, value=size, allowed="1", hint=f"{key}=1")
+    if heads % size == 0:
+        repeats = math.lcm(kv_heads, size) // kv_heads
+        how = f", the {kv_heads} KV heads repeated {repeats} times" if repeats > 1 else ""
+        return Choice(ULYSSES, f"{key}={size}: Ulysses, {heads // size} of {heads} heads on each rank{how}.")
+    dropout = getattr(config, "attention_dropout", 0.0)
+    if dropout:
+        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise UserError(
+            f"{heads} heads ({kv_heads} KV heads) are not divisible by {size} ranks, and ring attention"
+            f" does not support attention dropout (attention_dropout={dropout:g})",
+            key=key,
+            value=size,
+            allowed=divisors,
+            hint=f"{key}={max(n for n in divisors if n < size)}",
+        )
+    return Choice(RING, f"{key}={size}: ring attention, because {heads} heads are not divisible by {size} ranks.")

@@ -1,0 +1,142 @@
+"""Synthetic rows in place of a dataset that is not local, with the columns that the config names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from burnish.reward.rules import find_rule
+
+# Pattern of a dataset's name -> the data source whose rule scores it, and a question. The first match wins.
+_SUBJECTS: tuple[tuple[str, str, str], ...] = (
+    (r"gsm8k", "openai/gsm8k", "Ann sells {n} apples at 2 coins each. How many coins does she get?"),
+    (r"geo3k|geometry", "hiyouga/geometry3k", "A square has sides of {n}. How long is its diagonal?"),
+    (r"search|nq|hotpot|trivia", "searchR1_nq", "Who wrote book number {n}?"),
+    (r"eurus|numina", "numina_synthetic_math", "Expand the square of a binomial, number {n}."),
+    (r"code|taco|apps|contest|leetcode", "codecontests", "Write a program that adds {n} to a number."),
+    (r"dapo|aime|deepscaler|math.?17k|orz|amc|r1_bench|retool", "math_dapo", "What is {n} + 5?"),
+    (r"math", "DigitalLearningGmbH/MATH-lighteval", "Solve for x: 2x = {n}."),
+    (r"hh|rlhf|chat|prompt-collection|ultra|alpaca|orca|preference|pokemon", "", "Tell me fact number {n}."),
+)
+_DEFAULT = ("openai/gsm8k", "What is {n} + 5?")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The data source of a dataset, and a question with its answers."""
+
+    source: str
+    question: str
+    ground_truth: Any
+    right: str
+    wrong: str
+
+    @property
+    def name(self) -> str:
+        return f"data source {self.source}"
+
+
+def subject_of(name: str) -> Subject:
+    """The subject by a dataset's name."""
+    matches = ((source, question) for pattern, source, question in _SUBJECTS if re.search(pattern, name.lower()))
+    source, question = next(matches, _DEFAULT)
+    rule = find_rule(source) if source else None
+    if rule is None:
+        stem = name.rstrip("/").rpartition("/")[2].removesuffix(".parquet").removesuffix(".jsonl")
+        return Subject(source or stem or "chat", question, "It is so.", "It is so.", "It is not so.")
+    example = rule.metadata["example"]
+    return Subject(source, question, example.ground_truth, example.right, example.wrong)
+
+
+def prompts(cfg: Any, name: str, count: int) -> tuple[list[dict[str, Any]], str]:
+    """Rows in verl's schema, or raw rows where a data handler is configured."""
+    about = subject_of(name)
+    has_handler = cfg.data.handler.name is not None
+    return [(_raw if has_handler else _prompt)(cfg, about, number) for number in range(count)], about.name
+
+
+def _prompt(cfg: Any, about: Subject, number: int) -> dict[str, Any]:
+    data, question = cfg.data, about.question.format(n=number + 2)
+    messages = [{"role": "user", "content": question}]
+    row: dict[str, Any] = {
+        "reward_model": {"style": "rule", "ground_truth": about.ground_truth},
+        "extra_info": {"index": number, "split": "train", "question": question, "answer": about.right},
+        data.reward_fn_key: about.source,
+        data.prompt_key: messages if data.apply_chat_template else question,
+    }
+    if data.label_key is not None and data.label_key not in row:
+        row[data.label_key] = about.ground_truth if isinstance(about.ground_truth, str) else about.right
+    return row
+
+
+def _raw(cfg: Any, about: Subject, number: int) -> dict[str, Any]:
+    """The columns of a MindSpeed handler, under the user's names."""
+    columns = {"prompt": "instruction", "query": "input", "response": "output", "system": "system"}
+    columns |= dict(cfg.data.handler.map_keys)
+    question = about.question.format(n=number + 2)
+    chat = "math17k" in cfg.data.handler.name.lower()
+    parts: dict[str, Any] = {
+        "prompt": [{"role": "user", "content": question}] if chat else question,
+        "query": "",
+        "response": {"ground_truth": about.ground_truth} if chat else about.ground_truth,
+        "system": "",
+    }
+    return {columns[part]: value for part, value in parts.items() if columns.get(part)}
+
+
+def examples(cfg: Any, name: str, count: int) -> tuple[list[dict[str, Any]], str]:
+    """Questions with answers, or conversations."""
+    about = subject_of(name)
+    return [_example(cfg.data, about, number) for number in range(count)], about.name
+
+
+def _example(data: Any, about: Subject, number: int) -> dict[str, Any]:
+    question = about.question.format(n=number + 2)
+    if data.multiturn.enable:
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": about.right}]
+        return {data.multiturn.messages_key: messages}
+    row: dict[str, Any] = {}
+    _set_nested(row, [data.prompt_key, *data.prompt_dict_keys], question)
+    if data.response_key:
+        _set_nested(row, [data.response_key, *data.response_dict_keys], about.right)
+    return row
+
+
+def _set_nested(row: dict[str, Any], keys: list[str], value: str) -> None:
+    """Put a value under nested keys."""
+    for key in keys[:-1]:
+        row = row.setdefault(key, {})
+    row[keys[-1]] = value
+
+
+def questions(cfg: Any, name: str, count: int) -> tuple[list[dict[str, Any]], str]:
+    about = subject_of(name)
+    prompts = [about.question.format(n=number + 2) for number in range(count)]
+    rows = [{cfg.data.prompt_key: [{"role": "user", "content": text}], "data_source": about.source} for text in prompts]
+    return rows, about.name
+
+
+def responses(cfg: Any, name: str, count: int) -> tuple[list[dict[str, Any]], str]:
+    """Rows with a right and a wrong response."""
+    about, data = subject_of(name), cfg.data
+    rows = [
+        {
+            data.prompt_key: [{"role": "user", "content": about.question.format(n=number + 2)}],
+            data.response_key: [about.right, about.wrong],
+            data.data_source_key: about.source,
+            (data.reward_model_key or "reward_model"): {"style": "rule", "ground_truth": about.ground_truth},
+        }
+        for number in range(count)
+    ]
+    return rows, about.name
+
+
+# By job: (config, dataset name, row count) -> rows, and their description.
+SYNTHETIC_ROWS: dict[str, Callable[[Any, str, int], tuple[list[dict[str, Any]], str]]] = {
+    "train": prompts,
+    "sft": examples,
+    "generate": questions,
+    "eval": responses,
+}

@@ -1,0 +1,129 @@
+"""DecodeStep: one more token for every sequence, from the newest tokens to the end-of-sequence test.
+
+A step reads and writes tensors at fixed addresses and never synchronizes with the host, so a CUDA graph can capture it;
+called directly, it does the same without a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from burnish.models.kernels.sample import sample_tokens
+from burnish.models.parts import head_weight, logit_softcap
+from burnish.models.positions import positions_for
+from burnish.models.wide import hidden_states
+from burnish.rollout.engines.builtin.decode_plan import DecodePlan
+from burnish.rollout.engines.builtin.device_batch import DeviceBatch, SamplingMode
+from burnish.rollout.engines.builtin.device_sampling import sample_slots, slot_settings
+from burnish.rollout.engines.builtin.paged_attention import DeviceDecode
+from burnish.rollout.engines.builtin.sampling import sample_from
+
+
+class StepBuffers(NamedTuple):
+    """Tensors that all steps of an engine share."""
+
+    batch: DeviceBatch
+    logits: Tensor  # [rows at once, vocabulary], reused by every part of a batch
+    block_size: int
+    dummy_slot: int  # a slot of the cache that no sequence reads: inactive slots write there
+
+
+class DecodeStep:
+    """For the first `size` slots of the batch."""
+
+    def __init__(
+        self, model: PreTrainedModel, buffers: StepBuffers, size: int, mode: SamplingMode, plan: DecodePlan
+    ) -> None:
+        self.model, self.size, self.plan = model, size, plan
+        self.batch, self.logits, self.block_size, self.dummy_slot = buffers
+        self.positions = positions_for(model.config.get_text_config().model_type)
+        self.mode = mode._replace(num_slow=min(mode.num_slow, size))
+        self.head, self.softcap = head_weight(model), logit_softcap(model)
+        self.tables = self.batch.tables.device[:size]
+        self.token, self.length, self.num_tokens, self.active, self.limit = (
+            self.batch.tensor(name, size) for name in ("token", "length", "num_tokens", "active", "limit")
+        )
+
+    @torch.inference_mode()
+    def __call__(self) -> None:
+        active = self.active.bool()
+        hidden = self._forward(active)
+        sampled = [self._sample(part, start) for start, part in self._parts(hidden)]
+        tokens, log_probs = sampled[0] if len(sampled) == 1 else map(torch.cat, zip(*sampled, strict=True))
+        self._advance(tokens, log_probs, active)
+
+    def _forward(self, active: Tensor) -> Tensor:
+        block_size = self.block_size
+        number = (self.length // block_size).clamp(max=self.tables.shape[1] - 1)
+        slots = self.tables.gather(1, number[:, None]).squeeze(1) * block_size + self.length % block_size
+        # An inactive slot attends to one token and writes to the dummy slot.
+        attention = DeviceDecode(
+            torch.where(active, slots, self.dummy_slot),
+            self.tables,
+            torch.where(active, self.length + 1, 1),
+            self.plan.triton,
+        )
+        return hidden_states(self.model, self.token, self.positions.decode(self.length), attention)
+
+    def _parts(self, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """(first slot, hidden states) of as many slots at once as the logits buffer holds."""
+        at_once = len(self.logits)
+        return zip(range(0, self.size, at_once), hidden.split(at_once), strict=True)
+
+    def _sample(self, hidden: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        logits = torch.mm(hidden, self.head.t(), out=self.logits[: len(hidden)])
+        tokens, log_probs = self._sample_plain(logits, start)
+        num_slow = min(self.mode.num_slow - start, len(hidden))
+        return self._sample_slow(logits[:num_slow], start, tokens, log_probs) if num_slow > 0 else (tokens, log_probs)
+
+    def _sample_plain(self, logits: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Every slot, by its temperature alone."""
+        slots = slice(start, start + len(logits))
+        if self.plan.triton:
+            temperature, greedy, seed, index = (
+                self.batch.tensor(name, self.size)[slots] for name in ("temperature", "greedy", "seed", "num_tokens")
+            )
+            return sample_tokens(logits, temperature, greedy, seed, index, self.softcap)
+        settings = slot_settings(self.batch, start, len(logits), restricted=False)
+        log_probs = torch.log_softmax(self._capped(logits) / settings.temperature[:, None], -1)
+        return sample_from(log_probs, log_probs, settings, self.num_tokens[slots])
+
+    def _sample_slow(self, logits: Tensor, start: int, tokens: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """The first slots again, with all of their settings."""
+        num_slow = len(logits)
+        sampled = sample_slots(self._capped(logits), self.batch, self.mode, start)
+        if sampled.top_ids is not None and sampled.top_values is not None:
+            slots = slice(start, start + num_slow)
+            self.batch.top_ids.device[slots].index_copy_(1, self.batch.step, sampled.top_ids[:, None])
+            self.batch.top_values.device[slots].index_copy_(1, self.batch.step, sampled.top_values[:, None])
+        return torch.cat([sampled.tokens, tokens[num_slow:]]), torch.cat([sampled.log_probs, log_probs[num_slow:]])
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        logits = logits.float()
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    def _advance(self, tokens: Tensor, log_probs: Tensor, active: Tensor) -> None:
+        """Record the tokens, and deactivate sequences that have ended, by a token or by their length."""
+        batch, step = self.batch, self.batch.step
+        batch.tokens.device[: self.size].index_copy_(1, step, tokens[:, None])
+        batch.log_probs.device[: self.size].index_copy_(1, step, log_probs[:, None])
+        step.add_(1).remainder_(batch.sync_interval)  # stays in range however often a capture runs the step
+        if self.mode.looks_back:
+            self._append_history(tokens[: self.mode.num_slow], active[: self.mode.num_slow])
+        self.num_tokens.add_(self.active)
+        self.length.add_(self.active)
+        self.token.copy_(torch.where(active, tokens, self.token))
+        ended = (tokens[:, None] == batch.end_ids.device[: self.size]).any(-1) | (self.num_tokens >= self.limit)
+        self.active.mul_(~ended)
+
+    def _append_history(self, tokens: Tensor, active: Tensor) -> None:
+        num_slow = self.mode.num_slow
+        history = self.batch.history.device[:num_slow]
+        position = self.batch.tensor("num_prompt", num_slow) + self.num_tokens[:num_slow]
+        position = torch.where(active, position, history.shape[1] - 1)
+        history.scatter_(1, position[:, None], tokens[:, None])

@@ -1,0 +1,340 @@
+"""GraphDecoder: decode loop that runs on the device, with CUDA graphs where there are some.
+
+The host synchronizes every `sync_interval` tokens to retire and admit sequences, and processes a window of tokens while
+the device generates the next. Between two steps the device is idle, so pause, abort and new weights can act at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnish.models.load import load_config
+from burnish.models.paged import PagedAttention
+from burnish.models.parts import head_weight
+from burnish.rollout.engine import EngineOptions
+from burnish.rollout.engines.builtin.block_manager import BlockManager
+from burnish.rollout.engines.builtin.decode_plan import decode_plan
+from burnish.rollout.engines.builtin.decode_step import DecodeStep, StepBuffers
+from burnish.rollout.engines.builtin.device_batch import DeviceBatch, SamplingMode
+from burnish.rollout.engines.builtin.graphs import StepGraphs
+from burnish.rollout.engines.builtin.kv_cache import KVCache, Segment, blocks_for
+from burnish.rollout.engines.builtin.memory import free_bytes
+from burnish.rollout.engines.builtin.model_runner import ModelRunner
+from burnish.rollout.engines.builtin.paged_attention import DevicePrefill
+from burnish.rollout.engines.builtin.sampling import SampledTokens, sample, top_tokens
+from burnish.rollout.engines.builtin.scheduler import Scheduler
+from burnish.rollout.engines.builtin.sequence import NO_SLOT, PromptState, SequenceState
+from burnish.rollout.engines.builtin.vmm import Region, allocate_region
+from burnish.rollout.stop import Finish, finish
+from burnish.sizing import FIRST_TOKEN_BATCH, cache_blocks, max_chunk_rows
+
+
+class DeviceMemory(NamedTuple):
+    """Tensors that keep their addresses for the lifetime of the engine."""
+
+    region: Region
+    cache: KVCache
+    logits: Tensor
+    batch: DeviceBatch
+
+
+class BatchState(NamedTuple):
+    """[sequences] each, as of the last sync; the host's token lists may lag behind."""
+
+    slot: np.ndarray  # NO_SLOT: not on the device yet
+    length: np.ndarray  # cached tokens
+    remaining: np.ndarray  # tokens until max_tokens
+
+    @staticmethod
+    def of(sequences: Sequence[SequenceState], batch: DeviceBatch) -> BatchState:
+        slot = np.array([sequence.slot for sequence in sequences], dtype=np.int64)
+        length, num_tokens, limit = (batch.column(name)[slot] for name in ("length", "num_tokens", "limit"))
+        remaining = limit - num_tokens
+        for number in np.flatnonzero(slot == NO_SLOT).tolist():
+            sequence = sequences[number]
+            length[number] = sequence.num_cached
+            remaining[number] = sequence.max_tokens - len(sequence.tokens)
+        return BatchState(slot, length, remaining)
+
+    @property
+    def has_new(self) -> bool:
+        return bool((self.slot == NO_SLOT).any())
+
+    def missing_blocks(self, num_steps: int, num_blocks: np.ndarray, block_size: int) -> Iterator[tuple[int, int]]:
+        """(index, tokens to hold) of sequences whose blocks may not hold their next tokens.
+
+        `num_blocks`: of every slot; a new sequence is always included.
+        """
+        needed = self.length + np.minimum(num_steps, self.remaining)
+        short = np.flatnonzero((needed > num_blocks[self.slot] * block_size) | (self.slot == NO_SLOT))
+        return zip(short.tolist(), needed[short].tolist(), strict=True)
+
+
+class WindowTokens(NamedTuple):
+    """What a window generated for one sequence."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    top: list[list[tuple[int, float]]] | None
+    ended: bool  # by a token or by its length, as the device tests it
+
+
+class Window:
+    """The tokens of one window; valid until the next one is synchronized, even after the batch was rearranged.
+
+    Converted to lists sequence by sequence: a thousand small lists at once would trigger the garbage collector.
+    """
+
+    def __init__(self, batch: DeviceBatch, num_tokens_before: np.ndarray) -> None:
+        self.sequences = batch.sequences  # by slot
+        slots = slice(len(self.sequences))
+        self.num_tokens: list[int] = (batch.column("num_tokens") - num_tokens_before)[slots].tolist()
+        self.active: list[int] = batch.column("active")[slots].tolist()
+        self._tokens, self._log_probs = batch.tokens.host, batch.log_probs.host
+        self._top = (batch.top_ids.host, batch.top_values.host) if batch.mode.top else None
+
+    @property
+    def ended(self) -> list[SequenceState]:
+        return [sequence for sequence, active in zip(self.sequences, self.active, strict=True) if not active]
+
+    def __iter__(self) -> Iterator[tuple[SequenceState, WindowTokens]]:
+        for slot, (sequence, count, active) in enumerate(
+            zip(self.sequences, self.num_tokens, self.active, strict=True)
+        ):
+            tokens, log_probs = self._tokens[slot, :count].tolist(), self._log_probs[slot, :count].tolist()
+            num_top = sequence.request.sampling.logprobs or 0
+            top = None if self._top is None else self._top_tokens(*self._top, slot, count, num_top)
+            yield sequence, WindowTokens(tokens, log_probs, top, not active)
+
+    @staticmethod
+    def _top_tokens(
+        ids: np.ndarray, values: np.ndarray, slot: int, count: int, num_top: int
+    ) -> list[list[tuple[int, float]]]:
+        columns = (part[slot, :count, :num_top].tolist() for part in (ids, values))
+        return [list(zip(*pair, strict=True)) for pair in zip(*columns, strict=True)]
+
+
+class GraphDecoder:
+    """Blocks for the tokens of a window are allocated before it; tables and settings are sent only when they change."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.options = options
+        self.plan = decode_plan(options, load_config(options.model).get_text_config().model_type)
+        self.runner = ModelRunner(
+            options, self._prefill_attention, block_size=self.plan.block_size, invariant=False, use_cpu_kernels=False
+        )
+        self.blocks = BlockManager(self.plan.block_size, options.prefix_caching, exact_only=False)
+        self.eos_ids = frozenset(options.eos_ids)
+        self.graphs = StepGraphs(self.runner.model, self.plan, self._make_step, self._deactivate)
+        self.memory: DeviceMemory | None = None
+        self.host_syncs = self.graph_replays = 0
+        self._dummy_slot = 0
+        self._running: list[SequenceState] | None = None  # the scheduler's list that the device's batch was made from
+        self._grown: list[SequenceState] = []  # sequences with new blocks that the device does not have
+        self._unread: Window | None = None  # synchronized, but not appended to the sequences yet
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        return self.plan.remarks
+
+    @property
+    def allocated(self) -> DeviceMemory:
+        if self.memory is None:
+            raise RuntimeError("the KV cache is not open")
+        return self.memory
+
+    @property
+    def batch(self) -> DeviceBatch:
+        return self.allocated.batch
+
+    # memory
+
+    def open_cache(self) -> None:
+        """The first time, allocate the configured share of free memory; later, the same at the same addresses."""
+        if self.memory is None:
+            self.memory = self._allocate()
+            self.runner.bind(self.memory.cache)
+        else:
+            self.memory.region.restore()
+        self.blocks.open(self.memory.cache)
+        self._dummy_slot = self.blocks.pool.take() * self.blocks.block_size
+        self._running, self._grown = None, []
+
+    def _allocate(self) -> DeviceMemory:
+        options, shape, device = self.options, self.runner.shape, self.options.device
+        row_blocks = blocks_for(options.max_model_len, shape.block_size)
+        least, most = cache_blocks(options.max_model_len, options.max_num_seqs, shape.block_size, device_loop=True)
+        num_slots = max(options.max_num_seqs, *self.plan.capture_sizes, 1)
+        model = self.runner.model
+        vocabulary, dtype = head_weight(model).shape[0], model.dtype
+        logits_rows = min(num_slots, max_chunk_rows(vocabulary, dtype.itemsize, device.type))
+        logits_bytes = logits_rows * vocabulary * dtype.itemsize
+        affordable = (int(free_bytes(device) * options.memory_share) - logits_bytes) // shape.block_bytes
+        num_blocks = max(least, min(most, affordable))  # one sequence always fits
+        num_bytes, num_tensors = num_blocks * shape.block_bytes + logits_bytes, 2 * shape.layers + 1
+        region = allocate_region(device, num_bytes, num_tensors, beside=options.beside)
+        cache = KVCache(shape, num_blocks, device, region.carve)
+        logits = region.carve((logits_rows, vocabulary), dtype)
+        batch = DeviceBatch(
+            num_slots, row_blocks + 1, options.max_model_len, vocabulary, self.plan.sync_interval, device
+        )
+        return DeviceMemory(region, cache, logits, batch)
+
+    def close_cache(self) -> None:
+        """Free the memory but keep its addresses, so that captured graphs stay valid."""
+        if self.blocks.cache is not None and self.memory is not None:
+            self.memory.region.release()
+        self.blocks.close()  # the model keeps its references to the released tensors, as captured graphs do
+        self._running, self._grown = None, []
+
+    def wake(self) -> None:
+        """Take the memory now, so that the time counts as waking and not as the first request."""
+        if self.memory is not None and self.blocks.cache is None:
+            self.open_cache()
+
+    def release_weights(self) -> None:
+        """New weights will be at other addresses."""
+        self.runner.release_weights()
+        self.graphs.clear()
+
+    # passes
+
+    def _prefill_attention(self, segments: list[Segment]) -> PagedAttention:
+        return DevicePrefill(self.allocated.cache, segments, self.plan.triton)
+
+    @torch.inference_mode()
+    def first_tokens(self, sequences: Sequence[SequenceState], prompts: Sequence[PromptState]) -> SampledTokens:
+        """Sample each sequence's first token from its prompt's logits; one host sync."""
+        parts, top = [], []
+        for start in range(0, len(sequences), FIRST_TOKEN_BATCH):
+            part = slice(start, start + FIRST_TOKEN_BATCH)
+            logits = torch.stack([prompt.first_logits for prompt in prompts[part]])
+            settings = self.runner.sampling_batch(sequences[part], first=True)
+            sampled = sample(logits, settings, torch.zeros_like(settings.seed))
+            parts.append(torch.stack([column.double() for column in sampled]))
+            top += top_tokens(logits, settings) or [[] for _ in sequences[part]]
+        tokens, log_probs = torch.cat(parts, dim=1).tolist()
+        self.host_syncs += 1
+        return SampledTokens([int(token) for token in tokens], log_probs, top if any(top) else None)
+
+    def step(self, scheduler: Scheduler) -> None:
+        """One window of tokens for every running sequence."""
+        sequences = scheduler.running
+        state = BatchState.of(sequences, self.batch)
+        if state.has_new:  # the whole batch may have to be written again, from the sequences' lists
+            self.flush(scheduler)
+        num_steps = self._num_steps(scheduler, int(state.remaining.max()))
+        missing = state.missing_blocks(num_steps, self.batch.num_blocks, self.blocks.block_size)
+        self._grown += scheduler.grow({sequences[number]: count for number, count in missing})
+        if scheduler.running:
+            scheduler.counts["blocks_in_use"] = max(scheduler.counts["blocks_in_use"], self.blocks.num_used)
+            num_tokens_before = self.launch(scheduler.running, num_steps)
+            self.flush(scheduler)
+            self._take_window(scheduler, self.sync(num_tokens_before))
+            scheduler.counts["decode_steps"] += num_steps
+
+    def _num_steps(self, scheduler: Scheduler, remaining: int) -> int:
+        """Tokens until the next sync: fewer if every sequence ends before; one while prompts wait for their prefill."""
+        has_slots = len(scheduler.running) < self.options.max_num_seqs
+        waits = scheduler.waiting and has_slots and not scheduler.out_of_blocks
+        return 1 if waits else min(self.plan.sync_interval, remaining)
+
+    def launch(self, sequences: list[SequenceState], num_steps: int) -> np.ndarray:
+        """Start `num_steps` steps, for which blocks are allocated; returns the response lengths before them."""
+        if self._running is not sequences:
+            if self.batch.arrange(sequences, self._end_ids):
+                self.graphs.clear()
+            self._running = sequences
+        self.batch.write_tables(sequence for sequence in self._grown if sequence.slot != NO_SLOT)
+        self._grown = []
+        step, is_captured = self.graphs.get(len(sequences), self.batch.mode)
+        num_tokens_before = self.batch.column("num_tokens").copy()
+        self.batch.push()
+        for _ in range(num_steps):
+            step.run()
+        self.graph_replays += num_steps if is_captured else 0
+        return num_tokens_before
+
+    def sync(self, num_tokens_before: np.ndarray) -> Window:
+        """Wait for the device."""
+        self.batch.pull()
+        self.host_syncs += 1
+        return Window(self.batch, num_tokens_before)
+
+    def _take_window(self, scheduler: Scheduler, window: Window) -> None:
+        """Free ended sequences at once; the tokens are read during the next window, unless the host needs them now."""
+        self._unread = window
+        scheduler.counts["tokens"] += sum(window.num_tokens)
+        ended = window.ended
+        for sequence in ended:
+            if sequence.session is None:  # which KV a session keeps depends on the tokens
+                self.blocks.free(sequence)
+        if ended:
+            scheduler.remove(set(ended))
+        if not scheduler.running or any(sequence.needs_host_readback for sequence in window.sequences):
+            self.flush(scheduler)
+
+    def flush(self, scheduler: Scheduler) -> None:
+        """Append the tokens of the last window, and complete the sequences that it ended."""
+        if self._unread is None:
+            return
+        stopped = set()
+        for sequence, output in self._unread:
+            append = self._append_until_stop if sequence.request.sampling.stop else self._append
+            end = append(scheduler, sequence, output)
+            if end is not None:
+                if not output.ended:
+                    stopped.add(sequence)
+                scheduler.finish(sequence, end)
+                scheduler.counts["finished"] += 1
+        self._unread = None
+        if stopped:
+            scheduler.remove(stopped)
+
+    def take_counts(self) -> dict[str, int]:
+        counts = {"host_syncs": self.host_syncs, "graph_replays": self.graph_replays}
+        self.host_syncs = self.graph_replays = 0
+        return counts
+
+    def fail(self, scheduler: Scheduler) -> None:
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            scheduler.remove(set(unread.sequences))
+            scheduler.running += unread.sequences
+
+    def _append(self, scheduler: Scheduler, sequence: SequenceState, output: WindowTokens) -> Finish | None:
+        sequence.tokens += output.tokens
+        sequence.log_probs += output.log_probs
+        sequence.versions += [scheduler.version] * len(output.tokens)
+        sequence.top += output.top or []
+        return finish(sequence.tokens, sequence.request.sampling, self.eos_ids, None) if output.ended else None
+
+    def _append_until_stop(self, scheduler: Scheduler, sequence: SequenceState, output: WindowTokens) -> Finish | None:
+        """The device cannot match stop strings: tokens generated beyond one are dropped."""
+        for number, (token, log_prob) in enumerate(zip(output.tokens, output.log_probs, strict=True)):
+            sequence.tokens.append(token)
+            sequence.log_probs.append(log_prob)
+            sequence.versions.append(scheduler.version)
+            sequence.top += output.top[number : number + 1] if output.top else []
+            end = finish(sequence.tokens, sequence.request.sampling, self.eos_ids, self.options.decode)
+            if end is not None:
+                scheduler.counts["tokens"] -= len(output.tokens) - number - 1
+                return end
+        return None
+
+    def _end_ids(self, sequence: SequenceState) -> list[int]:
+        sampling = sequence.request.sampling
+        return sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos_ids)})
+
+    def _make_step(self, size: int, mode: SamplingMode) -> DecodeStep:
+        memory = self.allocated
+        buffers = StepBuffers(memory.batch, memory.logits, memory.cache.block_size, self._dummy_slot)
+        return DecodeStep(self.runner.model, buffers, size, mode, self.plan)
+
+    def _deactivate(self) -> None:
+        self.batch.deactivate()

@@ -1,0 +1,178 @@
+"""ModelRunner: the model and its passes over prompts (prefill, score). Decoders (step_decode, graph_decode) use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from burnish.errors import UserError
+from burnish.models.attention import PAGED
+from burnish.models.cpu.library import CannotCompileError
+from burnish.models.cpu.replace import replace_with_cpu_kernels
+from burnish.models.joined import Joined, Linear, join_products
+from burnish.models.load import load_causal_lm
+from burnish.models.logprobs import chunk_logits
+from burnish.models.model_input import ModelInput
+from burnish.models.paged import PagedAttention, bind_cache
+from burnish.models.parts import head_weight, logit_softcap
+from burnish.models.positions import positions_for
+from burnish.models.wide import hidden_states
+from burnish.rollout.engine import EngineOptions
+from burnish.rollout.engines.builtin.invariant import TILE, can_be_invariant, make_invariant, padding, tiled_product
+from burnish.rollout.engines.builtin.kv_cache import CacheShape, KVCache, Segment
+from burnish.rollout.engines.builtin.native.kernels import ROW_MULTIPLE, CpuKernels, compile_kernels
+from burnish.rollout.engines.builtin.paged_attention import Uncached
+from burnish.rollout.engines.builtin.sampling import SamplingBatch
+from burnish.rollout.engines.builtin.sequence import PromptState, SequenceState, split_chunks
+from burnish.rollout.engines.weights import release_weights
+
+CPU_TOKENS = 2048  # per forward pass on a CPU; measured: activations of more tokens do not stay in its caches
+
+PrefillAttention = Callable[[list[Segment]], PagedAttention]
+
+
+class ModelRunner:
+    """Owns the model and runs prompts through it. `use_cpu_kernels`: compute in C what can be."""
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        prefill_attention: PrefillAttention,
+        *,
+        block_size: int,
+        invariant: bool,
+        use_cpu_kernels: bool,
+    ) -> None:
+        self.device = options.device
+        self.prefill_attention = prefill_attention
+        self.model = load_causal_lm(options.model, PAGED, options.dtype, empty=True).to(options.device).eval()
+        self.model.requires_grad_(False)
+        self.invariant = invariant and can_be_invariant(self.model)
+        if options.invariant and not self.invariant:
+            raise UserError(
+                f"{type(self.model).__name__} has experts; their matrix products depend on the batch",
+                key="actor_rollout_ref.rollout.invariant",
+                value=True,
+                hint="actor_rollout_ref.rollout.invariant=null",
+            )
+        config = self.model.config.get_text_config()
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.shape = CacheShape(
+            config.num_hidden_layers, config.num_key_value_heads, head_dim, options.dtype, block_size
+        )
+        self.positions = positions_for(config.model_type)
+        self.cache: KVCache | None = None
+        self.remarks: tuple[str, ...] = ()  # reported at the start of a run
+        self.cpu_kernels: CpuKernels | None = None
+        if use_cpu_kernels:
+            self.cpu_kernels = self._compile(config.num_attention_heads // config.num_key_value_heads)
+        self._prepare_products()
+
+    def _compile(self, group: int) -> CpuKernels | None:
+        try:
+            return compile_kernels(self.shape, group, self.device)
+        except CannotCompileError as error:
+            self.remarks = (f"CPU decode kernels are not available; torch decodes at about half the speed: {error}",)
+            return None
+
+    def _prepare_products(self) -> None:
+        """Join matrix products into fewer, wider ones; in invariant mode make their bits independent of the batch."""
+        self.product: Linear = tiled_product if self.invariant else F.linear
+        self.row_multiple = TILE if self.invariant else 1  # tokens of a pass are padded to a multiple of this
+        if self.cpu_kernels is not None:
+            self.product, self.row_multiple = self.cpu_kernels.layers.product, ROW_MULTIPLE if self.invariant else 1
+        self.joined: list[Joined] = join_products(self.model, self.product)
+        if self.cpu_kernels is not None:
+            replace_with_cpu_kernels(self.model, self.cpu_kernels.layers)
+        elif self.invariant:
+            make_invariant(self.model)
+
+    # memory
+
+    def bind(self, cache: KVCache) -> None:
+        self.cache = cache
+        bind_cache(self.model, cache.keys, cache.values)
+
+    def unbind(self) -> None:
+        if self.cache is not None:
+            nothing = [None] * self.shape.layers
+            bind_cache(self.model, nothing, nothing)
+        self.cache = None
+        if self.cpu_kernels is not None:
+            self.cpu_kernels.layers.forget()
+
+    def release_weights(self) -> None:
+        """Free the weights' memory until new ones are loaded."""
+        for group in self.joined:
+            group.part()
+        self.joined = []
+        release_weights(self.model)
+
+    def after_load(self) -> None:
+        """Drop what was derived from the old weights."""
+        if not self.joined:  # the weights were released
+            self.joined = join_products(self.model, self.product)
+        if self.cpu_kernels is not None:
+            self.cpu_kernels.layers.forget()
+
+    # passes
+
+    @torch.inference_mode()
+    def prefill(self, chunks: Sequence[tuple[PromptState, int]]) -> None:
+        """Compute each prompt's last `count` scheduled tokens; after a prompt's last token, keep its logits."""
+        for part in split_chunks(chunks, CPU_TOKENS if self.device.type == "cpu" else None):
+            self._prefill(part)
+
+    def _prefill(self, chunks: Sequence[tuple[PromptState, int]]) -> None:
+        segments = [Segment(count, prompt.num_scheduled - count, prompt.blocks) for prompt, count in chunks]
+        inputs = [prompt.input for prompt, _ in chunks]
+        hidden = self._forward(inputs, segments, self.prefill_attention)
+        ends = torch.tensor([segment.length for segment in segments]).cumsum(0) - 1
+        finished = [number for number, (prompt, _) in enumerate(chunks) if prompt.num_remaining == 0]
+        if finished:
+            logits = self.logits(hidden[ends[finished].to(self.device)])
+            for number, row in zip(finished, logits, strict=True):
+                chunks[number][0].logits = row
+
+    @torch.inference_mode()
+    def score(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+        """Log-prob of every token given those before it."""
+        inputs = [ModelInput(tuple(row)) for row in rows]
+        hidden = self._forward(inputs, [Segment(len(row)) for row in rows], Uncached)
+        scores, start = [], 0
+        for row in rows:
+            logits = self.logits(hidden[start : start + len(row)]).float() / temperature
+            tokens = torch.tensor(row[1:], device=self.device)
+            log_probs = torch.log_softmax(logits[:-1], -1).gather(-1, tokens[:, None]).squeeze(-1)
+            scores.append([0.0, *log_probs.tolist()])
+            start += len(row)
+        return scores
+
+    def _forward(self, inputs: Sequence[ModelInput], segments: list[Segment], attention: PrefillAttention) -> Tensor:
+        """[tokens, hidden] of the inputs' segments, packed, and of the padding behind them."""
+        spans = [(input, s.start, s.start + s.length) for input, s in zip(inputs, segments, strict=True)]
+        tokens = [token for input, start, stop in spans for token in input.ids[start:stop]]
+        positions = [self.positions.prefill(*span) for span in spans]
+        if pad := padding(len(tokens), self.row_multiple):
+            tokens += [0] * pad
+            segments = [*segments, Segment(pad)]
+            positions.append(self.positions.packed([pad]))
+        ids = torch.tensor(tokens, device=self.device)
+        return hidden_states(self.model, ids, torch.cat(positions, dim=-1).to(self.device), attention(segments))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, V] float32, by the same matrix product as the layers."""
+        if self.product is F.linear:
+            return chunk_logits(hidden, head_weight(self.model), 1.0, logit_softcap(self.model))
+        pad = padding(len(hidden), self.row_multiple)
+        logits = self.model.get_output_embeddings()(F.pad(hidden, (0, 0, 0, pad)))[: len(hidden)].float()
+        cap = logit_softcap(self.model)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def sampling_batch(self, sequences: Sequence[SequenceState], first: bool = False) -> SamplingBatch:
+        requests = [sequence.request for sequence in sequences]
+        seeds, penalties = [request.seed for request in requests], [sequence.penalties for sequence in sequences]
+        return SamplingBatch.of([request.sampling for request in requests], seeds, self.device, penalties, first)

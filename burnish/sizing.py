@@ -1,0 +1,132 @@
+"""Constants and rules that determine how much memory a run uses: block sizes, chunk sizes, dtypes, model families.
+
+The engine and the trainer allocate by them, and `burnish doctor` plans by them. The doctor must not load torch, so
+nothing here imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+GIB = 1 << 30
+FLOAT32_BYTES = 4
+INT64_BYTES = 8
+
+# Dtypes
+
+# Every accepted spelling -> torch's name.
+DTYPE_NAMES = {
+    "float32": "float32",
+    "fp32": "float32",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "float16": "float16",
+    "fp16": "float16",
+    "half": "float16",
+}
+_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def dtype_bytes(name: str) -> int:
+    """Bytes per element of a dtype, by any accepted spelling."""
+    return _ITEMSIZE[DTYPE_NAMES[name]]
+
+
+def default_dtype(on_cpu: bool) -> str:
+    """The dtype where the config names none."""
+    return "float32" if on_cpu else "bfloat16"
+
+
+# Model families, by their config's model_type
+
+# torch.compile turns a layer of these into one graph. Others break it, for instance by routing tokens to experts.
+COMPILED_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "smollm3", "olmo2"})
+# Their forward pass never synchronizes with the host, so a CUDA graph can capture it; others decode eagerly.
+CUDA_GRAPH_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"})
+# The built-in engine keeps their residual stream in float32 under autocast, which handles plain linear layers only.
+FLOAT32_RESIDUAL_FAMILIES = COMPILED_FAMILIES
+
+
+def flash_attention_fits(itemsize: int, head_dim: int, softcap: bool) -> bool:
+    """Whether torch's flash kernel supports the attention of a model: 16 bits, no softcap, a supported head size."""
+    return itemsize == 2 and not softcap and head_dim % 8 == 0 and head_dim <= 256
+
+
+# Training
+
+# A CPU's token budget per micro-batch. Measured: the activations of a layer with more tokens do not fit its caches.
+CPU_MICRO_BATCH_TOKENS = 3072
+
+# The language-model head: logits are computed in chunks of rows
+
+# Bytes of one chunk's logits and their temporaries. A CPU gains nothing beyond its caches; a GPU needs a few thousand
+# rows to saturate a matrix product.
+LOGIT_CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 1280 << 20}
+LOGIT_TILE = 128  # rows of a GPU matrix product's tile
+# Devices whose matrix product adds 16-bit operands into a float32 accumulator; others need a second tensor.
+FLOAT32_ACCUMULATING_DEVICES = frozenset({"cuda"})
+
+
+def max_chunk_rows(vocabulary: int, entry_bytes: int, device_type: str) -> int:
+    """Rows of logits that the chunk budget allows, in whole tiles on a GPU."""
+    budget = LOGIT_CHUNK_BYTES.get(device_type, LOGIT_CHUNK_BYTES["cuda"])
+    rows = max(1, budget // (vocabulary * entry_bytes))
+    return rows if device_type == "cpu" or rows < LOGIT_TILE else rows // LOGIT_TILE * LOGIT_TILE
+
+
+def chunk_rows(num_rows: int, vocabulary: int, entry_bytes: int, device_type: str) -> int:
+    """Rows per chunk when `num_rows` rows are divided into equal chunks within the budget."""
+    limit = max_chunk_rows(vocabulary, entry_bytes, device_type)
+    num_chunks = max(1, -(-num_rows // limit))
+    rows = -(-num_rows // num_chunks)
+    tiled = rows if device_type == "cpu" else -(-rows // LOGIT_TILE) * LOGIT_TILE
+    return min(limit, max(1, tiled))
+
+
+def torch_entry_bytes(itemsize: int, with_entropy: bool) -> int:
+    """Bytes alive per logit: the product, its copy in float32 unless it is that, and probabilities for the entropy."""
+    statistics = max(itemsize, FLOAT32_BYTES)
+    return itemsize + (statistics if statistics != itemsize else 0) + (statistics if with_entropy else 0)
+
+
+def triton_entry_bytes(itemsize: int, with_entropy: bool) -> int:
+    """Bytes alive per logit: the kernel overwrites the product in place."""
+    return itemsize
+
+
+# By the head kernel's name.
+ENTRY_BYTES: dict[str, Callable[[int, bool], int]] = {"torch": torch_entry_bytes, "triton": triton_entry_bytes}
+
+# The built-in engine
+
+CACHE_BLOCK = 256  # tokens; the longest run for which CPU attention is bitwise equal however much of it is masked
+DEVICE_LOOP_BLOCK = 64  # tokens of a cache block where decoding runs on the device
+SYNC_INTERVAL = 16  # tokens decoded on the device between two host synchronizations
+FIRST_TOKEN_BATCH = 128  # sequences whose first tokens are sampled together: limits the memory
+DIGEST_WIDTH = 4096  # 8-byte words per row of the matrix that a weight's checksum is computed from
+
+# Per-sequence decode state on the device. The device updates the first columns; only the host writes the others.
+UPDATED_COLUMNS = ("token", "length", "num_tokens", "active")
+INT_COLUMNS = (*UPDATED_COLUMNS, "limit", "seed", "greedy", "top_k", "min_tokens", "num_prompt")
+FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")
+NUM_STOP_TOKENS = 8  # stop-token slots of a sequence before they have to grow
+
+
+def cache_blocks(max_model_len: int, max_num_seqs: int, block: int, *, device_loop: bool) -> tuple[int, int]:
+    """The fewest blocks with which a sequence of full length can run, and the most that all sequences can use."""
+    per_sequence = -(-max_model_len // block)
+    if not device_loop:
+        return per_sequence + 1, per_sequence * (max_num_seqs + 1)
+    # Each sequence may hold one more, the partial last block of a prompt that other samples still wait for. Inactive
+    # rows write into one block that belongs to no sequence.
+    return per_sequence + 2, (per_sequence + 1) * (max_num_seqs + 1)
+
+
+def capture_sizes(max_num_seqs: int, requested: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Batch sizes with a CUDA graph: those requested up to the limit; else more of the small ones, where padding to
+    the next size costs most."""
+    if requested is not None:
+        return tuple(sorted({size for size in requested if size <= max_num_seqs}))
+    steps = [*(1, 2, 4, 8, 16, 24, 32, 48), *range(64, 512, 32), *range(512, 1024, 64), *range(1024, 4096, 256)]
+    steps += [*range(4096, 8192, 512), *range(8192, max(max_num_seqs, 8193), 1024)]
+    return (*(size for size in steps if size < max_num_seqs), max_num_seqs)

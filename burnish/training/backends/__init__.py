@@ -1,0 +1,1 @@
+"""Backends: how a model is held and run, one file per kind of parallelism."""
