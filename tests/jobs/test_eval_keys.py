@@ -1,4 +1,4 @@
-"""Every key of `burnish eval` acts, or says why it does not."""
+"""Every key of `burnish eval` acts, or the run reports why it has no effect."""
 
 import pytest
 
@@ -7,12 +7,12 @@ from burnish.config.status import status_of
 from burnish.config.tree import tree
 from burnish.jobs.eval.run import settings_of
 
-# What tests/jobs/test_eval.py shows acting.
-SHOWN = {f"data.{name}" for name in ("path", "prompt_key", "response_key", "data_source_key", "reward_model_key")}
-SHOWN |= {"data.output_path"}
+# Tested in tests/jobs/test_eval.py.
+TESTED = {f"data.{name}" for name in ("path", "prompt_key", "response_key", "data_source_key", "reward_model_key")}
+TESTED |= {"data.output_path"}
 
-# The others are handed to the scorer, which tests/keys shows acting under the same names.
-HANDED_ON = {
+# The others are passed to the scorer; tests/keys tests them under the same names.
+PASSED_ON = {
     "custom_reward_function.path": "mine.py",
     "custom_reward_function.name": "graded",
     "custom_reward_function.reward_kwargs": "{bonus:1}",
@@ -39,15 +39,15 @@ HANDED_ON = {
 }
 
 
-def test_no_key_is_forgotten():
+def test_all_keys_are_tested():
     acting = {key for key in tree("eval").leaves if status_of(key, job="eval").kind == "acts"}
-    assert acting == SHOWN | set(HANDED_ON)
+    assert acting == TESTED | set(PASSED_ON)
 
 
-@pytest.mark.parametrize("key", HANDED_ON)
-def test_what_is_set_reaches_the_scorer(key):
+@pytest.mark.parametrize("key", PASSED_ON)
+def test_settings_reach_the_scorer(key):
     before, after = (
-        settings_of(load(overrides, job="eval", check=False).cfg) for overrides in ([], [f"{key}={HANDED_ON[key]}"])
+        settings_of(load(overrides, job="eval", check=False).cfg) for overrides in ([], [f"{key}={PASSED_ON[key]}"])
     )
     assert before != after
 
@@ -56,10 +56,10 @@ def test_what_is_set_reaches_the_scorer(key):
     ("override", "reason"),
     [
         ("ray_init.num_cpus=2", "without Ray"),
-        ("reward.scale=2", "what the reward gave"),
+        ("reward.scale=2", "raw scores"),
         ("reward.model_weight=2", "no reward model"),
     ],
 )
-def test_what_cannot_act_says_why(override, reason):
+def test_keys_without_effect_are_reported(override, reason):
     (notice,) = load(["data.path=a.jsonl", override], job="eval").notices
     assert reason in notice

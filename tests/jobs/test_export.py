@@ -1,5 +1,6 @@
-"""Checkpoints of ours and of verl become folders that transformers loads and continues exactly."""
+"""burnish export: checkpoints become folders that transformers loads, with exactly the same weights."""
 
+import functools
 import json
 import shutil
 
@@ -28,14 +29,14 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def run_folder(model_folder, tmp_path_factory):
-    """run_folder(*overrides): a run of two steps that saved both, made once for equal overrides."""
-    made = {}
+    """run_folder(*overrides): a run of two steps that saved both, created once for equal overrides."""
+    folders = {}
 
     def make(*overrides):
-        if overrides not in made:
-            made[overrides] = tmp_path_factory.mktemp("run")
-            train(model_folder, made[overrides], overrides)
-        return made[overrides]
+        if overrides not in folders:
+            folders[overrides] = tmp_path_factory.mktemp("run")
+            train(model_folder, folders[overrides], overrides)
+        return folders[overrides]
 
     return make
 
@@ -72,8 +73,9 @@ def logits(folder, family=AutoModelForCausalLM):
     return align_weights(family.from_pretrained(folder)).eval()(**IDS).logits
 
 
-def live(model_folder, run, role, *overrides):
-    """The role's model as the run had it: built and resumed."""
+@functools.cache
+def live(model_folder, run, *overrides):
+    """Logits and weights of policy and critic in the resumed run, by role."""
     from burnish.config import load
     from burnish.loop.build import build
     from burnish.loop.state import resume
@@ -92,41 +94,44 @@ def live(model_folder, run, role, *overrides):
     ]
     loaded = load([*settings, *overrides], given=["data.train_files"])
     row = {"prompt": [{"role": "user", "content": "1"}], "data_source": "any", "reward_model": {"ground_truth": "1"}}
-    made = build(loaded.cfg, lambda solution_str: 0.0, [row] * 8)
+    resumed = build(loaded.cfg, lambda solution_str: 0.0, [row] * 8)
     try:
-        resume(made)
-        assert made.step == 2
-        model = getattr(made, role).backend.model.eval()
-        return model(**IDS, segments=[8]).logits, dict(getattr(made, role).backend.weights())
+        resume(resumed)
+        assert resumed.step == 2
+        backends = {"policy": resumed.learner.policy.backend, "critic": resumed.learner.critic.backend}
+        return {
+            role: (backend.model.eval()(**IDS, segments=[8]).logits, dict(backend.weights()))
+            for role, backend in backends.items()
+        }
     finally:
-        made.close()
+        resumed.close()
 
 
-@pytest.mark.parametrize("where", ["", "global_step_2", "global_step_2/actor"])
-def test_the_policy_of_a_run_a_checkpoint_or_a_role(run_folder, model_folder, tmp_path, where):
+@pytest.mark.parametrize("path", ["", "global_step_2", "global_step_2/actor"])
+def test_the_policy_of_a_run_a_checkpoint_or_a_role(run_folder, model_folder, tmp_path, path):
     run = run_folder()
-    export(run / where, tmp_path / "out")
-    own, weights = live(model_folder, run, "policy")
+    export(run / path, tmp_path / "out")
+    expected, weights = live(model_folder, run)["policy"]
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert all(torch.equal(p, weights[name]) for name, p in exported.named_parameters())
-    torch.testing.assert_close(logits(tmp_path / "out"), own, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits(tmp_path / "out"), expected, rtol=0, atol=1e-5)
     assert exported.generation_config.eos_token_id == exported.config.eos_token_id == 2
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(model_folder).chat_template
 
 
 def test_equal_weights_give_equal_bits(run_folder, model_folder, tmp_path):
-    """Computed as the policy is, the exported model is the policy, to the last bit."""
+    """With the policy's kernels, the exported model computes the same logits, bit by bit."""
     from burnish.models.attention import PACKED
     from burnish.models.compiled import use_cpu_kernels
     from burnish.models.load import ModelSource, load_causal_lm
 
     run = run_folder()
     export(run, tmp_path / "out")
-    own, _ = live(model_folder, run, "policy")
-    again = load_causal_lm(ModelSource(str(tmp_path / "out")), PACKED, torch.float32).eval()
-    use_cpu_kernels(again)
-    assert torch.equal(again(**IDS, segments=[8]).logits, own)
+    expected, _ = live(model_folder, run)["policy"]
+    exported = load_causal_lm(ModelSource(str(tmp_path / "out")), PACKED, torch.float32).eval()
+    use_cpu_kernels(exported)
+    assert torch.equal(exported(**IDS, segments=[8]).logits, expected)
 
 
 def test_an_earlier_step_is_another_model(run_folder, tmp_path):
@@ -137,14 +142,14 @@ def test_an_earlier_step_is_another_model(run_folder, tmp_path):
 
 def test_the_critic(run_folder, model_folder, tmp_path):
     export(run_folder(), tmp_path / "out", ExportOptions(critic=True))
-    own, weights = live(model_folder, run_folder(), "critic")
+    expected, weights = live(model_folder, run_folder())["critic"]
     exported = AutoModelForTokenClassification.from_pretrained(tmp_path / "out")
     assert exported.config.num_labels == 1
     assert all(torch.equal(p, weights[name]) for name, p in exported.named_parameters())
-    torch.testing.assert_close(logits(tmp_path / "out", AutoModelForTokenClassification), own, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits(tmp_path / "out", AutoModelForTokenClassification), expected, rtol=0, atol=1e-5)
 
 
-def test_another_number_format(run_folder, tmp_path):
+def test_dtype(run_folder, tmp_path):
     export(run_folder(), tmp_path / "out", ExportOptions(dtype="bf16"))
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
     assert {p.dtype for p in exported.parameters()} == {torch.bfloat16}
@@ -155,23 +160,23 @@ def test_another_number_format(run_folder, tmp_path):
 def test_adapters_are_merged(run_folder, model_folder, tmp_path, more):
     run = run_folder(*LORA, *more)
     export(run, tmp_path / "out")
-    _, weights = live(model_folder, run, "policy", *LORA, *more)
+    _, weights = live(model_folder, run, *LORA, *more)["policy"]
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert all(torch.equal(p, weights[name]) for name, p in exported.named_parameters())
     export(run, tmp_path / "critic", ExportOptions(critic=True))
-    _, weights = live(model_folder, run, "critic", *LORA, *more)
+    _, weights = live(model_folder, run, *LORA, *more)["critic"]
     values = AutoModelForTokenClassification.from_pretrained(tmp_path / "critic")
     assert all(torch.equal(p, weights[name]) for name, p in values.named_parameters())
 
 
-def test_an_adapter_alone(run_folder, model_folder, tmp_path):
+def test_exporting_the_adapter(run_folder, model_folder, tmp_path):
     export(run_folder(*LORA), tmp_path / "adapter", ExportOptions(adapter=True))
     export(run_folder(*LORA), tmp_path / "merged")
     theirs = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), tmp_path / "adapter")
     torch.testing.assert_close(theirs.eval()(**IDS).logits, logits(tmp_path / "merged"), rtol=0, atol=1e-5)
 
 
-def test_a_base_that_has_moved(run_folder, model_folder, tmp_path):
+def test_base_option(run_folder, model_folder, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(run_folder(*LORA) / "global_step_2" / "actor", run)
     config = run / "adapter" / "adapter_config.json"
@@ -203,20 +208,20 @@ def test_a_checkpoint_that_holds_only_a_hugging_face_model(run_folder, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "text"),
     [
         (ExportOptions(adapter=True), "no adapter"),
         (ExportOptions(average=True), "no moving average"),
         (ExportOptions(dtype="int3"), "unknown dtype"),
     ],
 )
-def test_what_a_checkpoint_has_not_is_refused(run_folder, tmp_path, options, words):
-    with pytest.raises(UserError, match=words):
+def test_options_that_the_checkpoint_does_not_support(run_folder, tmp_path, options, text):
+    with pytest.raises(UserError, match=text):
         export(run_folder(), tmp_path / "out", options)
     assert not (tmp_path / "out").exists()
 
 
-def test_folders_that_are_no_checkpoint(run_folder, tmp_path):
+def test_invalid_folders(run_folder, tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         role_folder(tmp_path / "nowhere", "actor")
     with pytest.raises(UserError, match="not a checkpoint"):

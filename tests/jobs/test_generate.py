@@ -59,7 +59,7 @@ def settings(tiny_folder, prompts, tmp_path):
 
 @pytest.fixture
 def responses(settings):
-    """responses(*overrides): what the file that was written holds in its column."""
+    """responses(*overrides): the responses that were written."""
     return lambda *more: pq.read_table(generate(settings(*more))).column("responses").to_pylist()
 
 
@@ -83,7 +83,7 @@ def test_json_lines_and_plain_strings(settings, tmp_path, rows):
     assert [len(group) for group in table.column("responses").to_pylist()] == [2] * 5
 
 
-def test_batches_change_nothing(responses):
+def test_batch_size_does_not_change_responses(responses):
     whole = responses()
     assert responses("data.batch_size=2") == whole
     assert responses("data.n_samples=3") != whole
@@ -133,8 +133,8 @@ def test_long_prompts(responses, settings):
     assert cuts[0] != cuts[1] and all(len(group) == 2 for cut in cuts for group in cut)
 
 
-def test_a_short_model_length_limits_what_is_left(responses):
-    """Each response may be as long as its own prompt leaves room for."""
+def test_max_model_len_limits_the_responses(responses):
+    """Longer prompts leave fewer tokens for the response."""
     texts = responses("rollout.max_model_len=21", "rollout.ignore_eos=true", "rollout.response_length=20")
     assert len({max(map(len, group)) for group in texts}) > 1
 
@@ -158,23 +158,23 @@ def test_a_short_model_length_limits_what_is_left(responses):
         (["rollout.stop_token_ids=[4000]"], "rollout.stop_token_ids"),
     ],
 )
-def test_what_is_wrong_is_told_before_a_model_is_loaded(settings, monkeypatch, overrides, key):
+def test_errors_are_reported_before_a_model_is_loaded(settings, monkeypatch, overrides, key):
     monkeypatch.setattr("burnish.jobs.generate.load_causal_lm", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(UserError) as caught:
         generate(settings(*overrides))
     assert caught.value.key == key
 
 
-def test_a_column_of_responses_is_not_lost(settings):
+def test_an_existing_responses_column_is_refused(settings):
     out = generate(settings())
     with pytest.raises(UserError, match="already"):
         generate(settings(f"data.path={out}", out="again.parquet"))
 
 
-def test_a_failure_leaves_the_old_file(settings, monkeypatch):
+def test_a_failure_keeps_the_old_file(settings, monkeypatch):
     out = generate(settings())
     before = out.read_bytes()
-    monkeypatch.setattr("burnish.jobs.generate.answer", lambda *_: 1 / 0)
+    monkeypatch.setattr("burnish.jobs.generate.respond", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         generate(settings())
     assert out.read_bytes() == before and [file.name for file in out.parent.glob(".*")] == []
@@ -185,9 +185,9 @@ def test_the_command(settings, capsys, tmp_path):
         main(["generate", *settings("data.batch_size=2", "actor.strategy=fsdp2", "rollout.disable_log_stats=false")])
         == 0
     )
-    said = capsys.readouterr().out
-    assert "4/5 prompts" in said and f"wrote 5 rows with 2 responses each to {tmp_path / 'out.parquet'}" in said
-    assert "actor.strategy=fsdp2 has no effect here" in said and "prefill_tokens" in said
+    output = capsys.readouterr().out
+    assert "4/5 prompts" in output and f"wrote 5 rows with 2 responses each to {tmp_path / 'out.parquet'}" in output
+    assert "actor.strategy=fsdp2 has no effect here" in output and "prefill_tokens" in output
     assert main(["generate", "--cfg", *settings()]) == 0
     assert "output_path" in capsys.readouterr().out
     assert main(["generate", "model.path=m"]) == 1
@@ -200,4 +200,4 @@ def test_status_of_every_key():
     assert kinds["actor.strategy"] == kinds["ray_init.num_cpus"] == kinds["rollout.n"] == "inert"
     assert kinds["trainer.nnodes"] == "pending"
     notices = load(["model.path=m", "data.path=p", "rollout.name=hf", "rollout.invariant=true"], job="generate").notices
-    assert any("paged cache" in notice for notice in notices)
+    assert any("paged KV cache" in notice for notice in notices)

@@ -1,4 +1,4 @@
-"""burnish sft: the model learns its examples, cuts change nothing, and an interrupted run goes on exactly."""
+"""burnish sft: learning, micro-batches, resuming, and invalid data."""
 
 from __future__ import annotations
 
@@ -67,16 +67,19 @@ def test_a_model_learns_its_examples(model, tmp_path):
     assert (tmp_path / "curves.png").is_file() and (tmp_path / "global_step_200/actor").is_dir()
 
 
-@pytest.mark.parametrize(
-    "cut", [("data.micro_batch_size_per_gpu=1",), ("data.use_dynamic_bsz=true", "data.max_token_len_per_gpu=70")]
-)
-def test_the_cut_changes_nothing(model, tmp_path, cut):
-    sft(overrides(model, tmp_path / "a", "trainer.total_training_steps=3"), dataset=ROWS)
-    sft(overrides(model, tmp_path / "b", "trainer.total_training_steps=3", *cut), dataset=ROWS)
-    one, other = lines(tmp_path / "a"), lines(tmp_path / "b")
-    for step in (1, 2, 3):
-        assert one[step]["train/loss"] == pytest.approx(other[step]["train/loss"], rel=1e-5)
-        assert one[step]["train/grad_norm"] == pytest.approx(other[step]["train/grad_norm"], rel=1e-4)
+def test_micro_batches_do_not_change_the_result(model, tmp_path):
+    settings = {
+        "four rows": (),
+        "one row": ("data.micro_batch_size_per_gpu=1",),
+        "dynamic": ("data.use_dynamic_bsz=true", "data.max_token_len_per_gpu=70"),
+    }
+    for name, more in settings.items():
+        sft(overrides(model, tmp_path / name, "trainer.total_training_steps=3", *more), dataset=ROWS)
+    expected, *others = (lines(tmp_path / name) for name in settings)
+    for other in others:
+        for step in (1, 2, 3):
+            assert expected[step]["train/loss"] == pytest.approx(other[step]["train/loss"], rel=1e-5)
+            assert expected[step]["train/grad_norm"] == pytest.approx(other[step]["train/grad_norm"], rel=1e-4)
 
 
 def test_the_loss_is_the_mean_cross_entropy_of_the_answers(model, tmp_path):
@@ -85,9 +88,9 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_answers(model, tmp_path):
     tokenizer = load_tokenizer(str(model), key="model.partial_pretrain")
     total = count = 0.0
     for row in ROWS[:8]:
-        asked = [{"role": "user", "content": row["question"]}]
+        messages = [{"role": "user", "content": row["question"]}]
         if tokenizer.chat_template:
-            text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         else:
             text = row["question"]
         prompt = tokenizer(text, add_special_tokens=not tokenizer.chat_template)["input_ids"]
@@ -98,7 +101,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_answers(model, tmp_path):
     assert lines(tmp_path)[1]["train/loss"] == pytest.approx(total / count, rel=1e-5)
 
 
-def test_an_interrupted_run_goes_on_exactly(model, tmp_path):
+def test_a_resumed_run_is_identical(model, tmp_path):
     more = ("trainer.total_training_steps=6", "trainer.save_freq=2", "optim.lr_scheduler=wsd")
     sft(overrides(model, tmp_path / "whole", *more), dataset=ROWS, val_dataset=ROWS[:4])
     sft(overrides(model, tmp_path / "parts", *more), dataset=ROWS, val_dataset=ROWS[:4])
@@ -115,7 +118,7 @@ def test_after_each_epoch(model, tmp_path):
     assert [path.name for path in tmp_path.glob("global_step_*")] == ["global_step_4"]
 
 
-def test_conversations_teach_the_assistant_only(model, tmp_path):
+def test_conversations_train_on_assistant_turns_only(model, tmp_path):
     chat = [
         {"role": "user", "content": "1 + 1 ="},
         {"role": "assistant", "content": "2"},
@@ -129,12 +132,12 @@ def test_conversations_teach_the_assistant_only(model, tmp_path):
         dataset=rows,
     )
     numbers = lines(tmp_path)[1]
-    # "2<|im_end|>\n" and "4<|im_end|>\n" teach; everything else is context.
+    # "2<|im_end|>\n" and "4<|im_end|>\n" are trained on; everything else is context.
     assert 0 < numbers["train/taught_tokens"] < numbers["train/tokens"] / 2
 
 
 @pytest.mark.parametrize(
-    ("rows", "more", "said"),
+    ("rows", "more", "text"),
     [
         ([{"a": "x", "b": "y"}] * 8, (), "data.prompt_key"),
         ([{"question": "x", "answer": 3}] * 8, (), "data.response_key"),
@@ -144,23 +147,23 @@ def test_conversations_teach_the_assistant_only(model, tmp_path):
         (ROWS, ("data.train_batch_size=100",), "data.train_batch_size"),
     ],
 )
-def test_bad_rows_are_named_before_a_model_is_loaded(model, tmp_path, monkeypatch, rows, more, said):
+def test_invalid_rows_are_reported_before_the_model_is_loaded(model, tmp_path, monkeypatch, rows, more, text):
     monkeypatch.setattr(
         "burnish.jobs.sft.build.trained_language_model", lambda *a, **k: pytest.fail("the model was loaded")
     )
     with pytest.raises(UserError) as caught:
         sft(overrides(model, tmp_path, *more), dataset=rows)
-    assert said in caught.value.text()
+    assert text in caught.value.text()
 
 
-def test_long_examples_are_cut_where_asked(model, tmp_path):
+def test_truncation(model, tmp_path):
     rows = [{"question": "a" * 90, "answer": "y"}] * 8
     sft(overrides(model, tmp_path, "data.truncation=left", "trainer.total_training_steps=1"), dataset=rows)
     assert lines(tmp_path)[1]["train/tokens"] == 8 * 64
 
 
-def test_weights_of_another_system_are_taken(model, tmp_path):
-    """A Hugging Face folder as OpenRLHF leaves one: the first loss is that of its weights, at step 1."""
+def test_loading_weights_of_another_system(model, tmp_path):
+    """A Hugging Face folder as OpenRLHF saves it: the first loss is that of its weights, at step 1."""
     trained = tmp_path / "global_step9_hf"
     short = ("trainer.total_training_steps=2", "optim.lr=1e-2")
     sft(overrides(model, tmp_path / "first", *short, f"trainer.export_dir={trained}"), dataset=ROWS[:8])
@@ -168,11 +171,11 @@ def test_weights_of_another_system_are_taken(model, tmp_path):
     sft(overrides(model, tmp_path / "on", "trainer.total_training_steps=1", "optim.lr=0", *path), dataset=ROWS[:8])
     sft(overrides(trained, tmp_path / "same", "trainer.total_training_steps=1", "optim.lr=0"), dataset=ROWS[:8])
     assert lines(tmp_path / "on")[1]["train/loss"] == lines(tmp_path / "same")[1]["train/loss"]
-    assert "all else starts anew" in (tmp_path / "on" / "notes.txt").read_text()
+    assert "everything else starts anew" in (tmp_path / "on" / "notes.txt").read_text()
 
 
-@pytest.mark.parametrize("beside", ["false", "true"])
-def test_a_full_disk_is_told_and_tried_again(model, tmp_path, monkeypatch, beside):
+@pytest.mark.parametrize("async_save", ["false", "true"])
+def test_a_full_disk_is_reported_and_saving_is_retried(model, tmp_path, monkeypatch, async_save):
     write = checkpoint._write_manifest
 
     def refuse(folder):
@@ -181,7 +184,7 @@ def test_a_full_disk_is_told_and_tried_again(model, tmp_path, monkeypatch, besid
         write(folder)
 
     monkeypatch.setattr("burnish.training.checkpoint._write_manifest", refuse)
-    steps = ("trainer.total_training_steps=4", "trainer.save_freq=2", f"trainer.checkpoint.async_save={beside}")
+    steps = ("trainer.total_training_steps=4", "trainer.save_freq=2", f"trainer.checkpoint.async_save={async_save}")
     result = sft(overrides(model, tmp_path, *steps), dataset=ROWS)
     assert result.step == 4 and (tmp_path / "global_step_4").is_dir() and not (tmp_path / "global_step_2").exists()
     assert "No space left on device" in (tmp_path / "notes.txt").read_text()

@@ -62,7 +62,7 @@ def isolation_row(key: str, value: str, name: str, *, network: bool, read_only: 
     given = (*OURS, function(name))
     if isolation_problem(network=network, read_only=read_only) is None:
         return Row(key, value, see.score_problem, given)
-    return Row(key, value, see.score_problem, given, expected="this system cannot do it", refused=True)
+    return Row(key, value, see.score_problem, given, expected="not supported on this system", refused=True)
 
 
 ROWS = [

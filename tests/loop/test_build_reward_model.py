@@ -54,7 +54,7 @@ def test_the_tokenizer_of_the_reward_model_itself_may_be_named(made, tmp_path):
     other = make_reward_model(tmp_path, make_tokenizer("abcdefghijklmnopqrstuvwxyz 0123456789"))
     judge = made(f"reward_model.model.input_tokenizer={other}", path=other)
     assert judge.model.inputs.decoder.get_vocab() == make_tokenizer(CHARACTERS).get_vocab()
-    assert "another vocabulary" in judge.notices[1]
+    assert "a vocabulary other than the policy's" in judge.notices[1]
 
 
 @pytest.mark.parametrize(
