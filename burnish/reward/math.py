@@ -69,7 +69,7 @@ def same_answer(one: str, other: str) -> bool:
 
 
 def normalize(answer: str) -> str:
-    r"""One spelling for the many ways to write an answer: spaces, \left, \dfrac12, units, degrees, percent, 1,000."""
+    r"""Normalize the spelling of an answer: spaces, \left, \dfrac12, units, degrees, percent, 1,000."""
     text = answer.strip().replace("−", "-").replace(r"\$", "").replace("$", "").replace(r"\%", "").replace("%", "")
     text = text.replace(r"\!", "")
     if not set("([") & set(text):  # (1,000) is a point, and "1, 000" with its space is a list

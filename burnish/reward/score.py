@@ -218,7 +218,7 @@ def _check_conflicts(settings: RewardSettings, reward: Callable[..., Any] | None
     }
     names = [name for name, value in is_set.items() if value]
     if len(names) > 1:
-        problem = f"{' and '.join(names)} are both set; only one can score"
+        problem = f"{' and '.join(names)} are set together; only one can score"
         raise UserError(problem, key=names[-1], hint=f"set only {names[0]}")
 
 

@@ -65,13 +65,13 @@ def test_a_custom_function(jsonl, tmp_path):
         "    right = solution_str.endswith(ground_truth)\n"
         "    return {'score': right + bonus, 'acc': right, 'pred': solution_str[-1], 'row': extra_info['index']}\n"
     )
-    own = [f"custom_reward_function.path={tmp_path / 'mine.py'}", "custom_reward_function.name=graded"]
+    custom = [f"custom_reward_function.path={tmp_path / 'mine.py'}", "custom_reward_function.name=graded"]
     rows = [row(2, "4", "4", "5", source="anything"), row(3, "6", "1", "1", source="anything")]
-    report = evaluate([f"data.path={jsonl(rows)}", *own, "custom_reward_function.reward_kwargs.bonus=10", INLINE])
-    found = report.sources["anything"]
-    assert (found.score, found.acc) == (10.5, 0.5)
-    assert found.pass_at[3] == 1.0
-    assert found.maj_at[3] == 0.5, "most say 4, which is right; most say 1, which is wrong"
+    report = evaluate([f"data.path={jsonl(rows)}", *custom, "custom_reward_function.reward_kwargs.bonus=10", INLINE])
+    summary = report.sources["anything"]
+    assert (summary.score, summary.acc) == (10.5, 0.5)
+    assert summary.pass_at[3] == 1.0
+    assert summary.maj_at[3] == 0.5, "the majority answer is 4 (correct) in one row and 1 (wrong) in the other"
     assert [extras["row"] for extras in report.scored[1].extras] == [1, 1, 1]
 
 
@@ -85,9 +85,9 @@ def test_a_hostile_function_fails_its_samples_only(jsonl, tmp_path):
         "    return 1.0\n"
     )
     rows = [row(1, "raise", "fine", "die"), row(2, "fine", "hang", "fine")]
-    own = f"custom_reward_function.path={tmp_path / 'hostile.py'}"
+    custom = f"custom_reward_function.path={tmp_path / 'hostile.py'}"
     limits = ["reward.num_workers=1", "reward.timeout=1", "reward.fallback_score=-1"]
-    report = evaluate([f"data.path={jsonl(rows)}", own, *limits])
+    report = evaluate([f"data.path={jsonl(rows)}", custom, *limits])
     assert [one.scores for one in report.scored] == [[-1.0, 1.0, -1.0], [1.0, -1.0, 1.0]]
     assert report.overall.failed == 3
     assert sum(problem.count for problem in report.problems) == 3
@@ -96,10 +96,10 @@ def test_a_hostile_function_fails_its_samples_only(jsonl, tmp_path):
 
 def test_on_error_stop(jsonl, tmp_path):
     (tmp_path / "broken.py").write_text("def compute_score(solution_str):\n    raise ValueError('no idea')\n")
-    own = [f"custom_reward_function.path={tmp_path / 'broken.py'}", INLINE]
-    assert evaluate([f"data.path={jsonl(ROWS)}", *own]).failed_sources == ["openai/gsm8k", "lighteval/MATH"]
+    custom = [f"custom_reward_function.path={tmp_path / 'broken.py'}", INLINE]
+    assert evaluate([f"data.path={jsonl(ROWS)}", *custom]).failed_sources == ["openai/gsm8k", "lighteval/MATH"]
     with pytest.raises(UserError, match="no idea"):
-        evaluate([f"data.path={jsonl(ROWS)}", *own, "reward.on_error=stop"])
+        evaluate([f"data.path={jsonl(ROWS)}", *custom, "reward.on_error=stop"])
 
 
 def test_rows_and_a_function_from_python():
@@ -109,8 +109,8 @@ def test_rows_and_a_function_from_python():
 
 def test_one_string_is_one_response(jsonl):
     rows = [{**row(1), "responses": "#### 2"}, {**row(2), "responses": "#### 5"}]
-    found = evaluate([f"data.path={jsonl(rows)}", INLINE]).overall
-    assert (found.responses, found.score, found.best_at) == (2, 0.5, {})
+    summary = evaluate([f"data.path={jsonl(rows)}", INLINE]).overall
+    assert (summary.responses, summary.score, summary.best_at) == (2, 0.5, {})
 
 
 def test_columns_of_other_names(jsonl):
@@ -121,8 +121,8 @@ def test_columns_of_other_names(jsonl):
 
 def test_a_reward_that_needs_no_ground_truth(jsonl):
     rows = [{"responses": ["abc"], "data_source": "any"}]
-    given = [f"data.path={jsonl(rows)}", "data.reward_model_key=null", INLINE]
-    assert evaluate(given, reward=lambda solution_str, ground_truth: ground_truth is None).overall.score == 1.0
+    settings = [f"data.path={jsonl(rows)}", "data.reward_model_key=null", INLINE]
+    assert evaluate(settings, reward=lambda solution_str, ground_truth: ground_truth is None).overall.score == 1.0
 
 
 def test_a_remote_reward_reads_the_prompt(jsonl, tmp_path):
@@ -132,11 +132,11 @@ def test_a_remote_reward_reads_the_prompt(jsonl, tmp_path):
         "    return [float(q == p + '#### 2' and p == '1+1' and label == '2') for q, p, label in rows]\n"
     )
     rows = [{**row(1, "#### 2", "#### 3"), "question": "9+9"}]
-    given = [f"data.path={jsonl(rows)}", f"reward.remote_url={tmp_path / 'remote.py'}", INLINE]
-    assert evaluate(given).scored[0].scores == [1.0, 0.0]
-    assert evaluate([*given, "data.prompt_key=question"]).scored[0].scores == [0.0, 0.0]
+    settings = [f"data.path={jsonl(rows)}", f"reward.remote_url={tmp_path / 'remote.py'}", INLINE]
+    assert evaluate(settings).scored[0].scores == [1.0, 0.0]
+    assert evaluate([*settings, "data.prompt_key=question"]).scored[0].scores == [0.0, 0.0]
     with pytest.raises(UserError, match="no such column") as caught:
-        evaluate([*given, "data.prompt_key=task"])
+        evaluate([*settings, "data.prompt_key=task"])
     assert caught.value.key == "data.prompt_key"
 
 
@@ -173,7 +173,7 @@ def test_an_invalid_output_is_refused_before_scoring(jsonl, tmp_path):
         evaluate([f"data.path={jsonl(ROWS)}", "data.output_path=scored.txt", INLINE], reward=never)
     assert caught.value.hint == "data.output_path=scored.parquet"
     twice = jsonl([{**one, "scores": [1]} for one in ROWS])
-    with pytest.raises(UserError, match="'scores' already"):
+    with pytest.raises(UserError, match="already has a column 'scores'"):
         evaluate([f"data.path={twice}", f"data.output_path={tmp_path / 'o.parquet'}", INLINE], reward=never)
 
 

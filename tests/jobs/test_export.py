@@ -172,8 +172,8 @@ def test_adapters_are_merged(run_folder, model_folder, tmp_path, more):
 def test_exporting_the_adapter(run_folder, model_folder, tmp_path):
     export(run_folder(*LORA), tmp_path / "adapter", ExportOptions(adapter=True))
     export(run_folder(*LORA), tmp_path / "merged")
-    theirs = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), tmp_path / "adapter")
-    torch.testing.assert_close(theirs.eval()(**IDS).logits, logits(tmp_path / "merged"), rtol=0, atol=1e-5)
+    adapted = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), tmp_path / "adapter")
+    torch.testing.assert_close(adapted.eval()(**IDS).logits, logits(tmp_path / "merged"), rtol=0, atol=1e-5)
 
 
 def test_base_option(run_folder, model_folder, tmp_path):

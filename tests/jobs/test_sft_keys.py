@@ -1,4 +1,4 @@
-"""Every key of `burnish sft` that acts: one value, and what one sees change."""
+"""Every key of `burnish sft` that acts: one value, and the effect to observe."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Kit:
         self.begun = folder / "begun"
 
     def checkpoint(self, step: int) -> str:
-        """Of a run that was made once."""
+        """A checkpoint of a run that is created once."""
         if not self.begun.exists():
             self.fit((f"trainer.default_local_dir={self.begun}", "trainer.save_freq=1"))
         return str(self.begun / f"global_step_{step}")
@@ -146,7 +146,7 @@ def surroundings(kit, monkeypatch):
 
 
 def ids(kit: Kit, more: tuple[str, ...]) -> Any:
-    """The tokens of the first example, and how many examples there are."""
+    """The tokens of the first example, and the number of examples."""
     try:
         data = kit.run(more).train_data
     except UserError as error:
@@ -172,7 +172,7 @@ def files(run: Any, metrics: dict) -> list[str]:
 
 
 def exported(kit: Kit, more: tuple[str, ...]) -> list[str]:
-    """Files of a folder that was not there, after a run."""
+    """Files of the export folder after a run."""
     folder = kit.folder / "exported"
     shutil.rmtree(folder, ignore_errors=True)
     kit.fit(more)
@@ -215,7 +215,7 @@ def first_adapter(kit: Kit, more: tuple[str, ...]) -> float:
 
 
 def checkpointed(kit: Kit, more: tuple[str, ...]) -> int:
-    """How many tensors a forward pass keeps for the backward pass."""
+    """Number of tensors that a forward pass saves for the backward pass."""
     run, count = kit.run(more), 0
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -231,17 +231,17 @@ def checkpointed(kit: Kit, more: tuple[str, ...]) -> int:
 
 
 def moved(kit: Kit, more: tuple[str, ...]) -> dict[str, int]:
-    """What an update brings to the device, or does on the CPU, where the device has a memory of its own."""
-    found = {"weights": 0, "state": 0, "on the CPU": 0, "activations": 0}
+    """Offload operations of an update, as if the device had its own memory."""
+    counts = {"weights": 0, "state": 0, "on the CPU": 0, "activations": 0}
     fetch, on_cpu, saving = TensorOffload.load, optim.updated_on_cpu, backend.activations_on_cpu
 
     def counted(offload: TensorOffload) -> None:
-        found["weights" if offload is run.model.backend.offload else "state"] += 1
+        counts["weights" if offload is run.model.backend.offload else "state"] += 1
         fetch(offload)
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            found[name] += 1
+            counts[name] += 1
             return function(*args)
 
         return call
@@ -253,11 +253,11 @@ def moved(kit: Kit, more: tuple[str, ...]) -> dict[str, int]:
         patch.setattr(optim, "updated_on_cpu", counting("on the CPU", on_cpu))
         patch.setattr(backend, "activations_on_cpu", counting("activations", saving))
         run.model.update(run.train_data.batch(range(4)), 1)
-    return found
+    return counts
 
 
 def in_shm(kit: Kit, more: tuple[str, ...]) -> int:
-    """Copies that the cache in shared memory holds, when it is empty at first."""
+    """Number of files in the shared-memory cache, starting with an empty one."""
     shutil.rmtree(kit.shm)
     kit.shm.mkdir()
     kit.run(more)
@@ -276,8 +276,8 @@ def resumed(kit: Kit, more: tuple[str, ...]) -> tuple[int, int]:
     return run.step, run.model.optimizer.updates
 
 
-def threads_used(kit: Kit, more: tuple[str, ...]) -> bool:
-    """Was a checkpoint written by another thread?"""
+def saved_by_main_thread(kit: Kit, more: tuple[str, ...]) -> bool:
+    """Whether the main thread wrote the checkpoint."""
     run = build(load(kit.overrides(more), job="sft").cfg)
     writers: list[str] = []
     original = run.checkpoints.save
@@ -302,7 +302,7 @@ ODD = (
 )
 MORE_STEPS = ("trainer.total_training_steps=6", "optim.warmup_steps_ratio=0")
 
-# key, value (or a file of the kit), what one sees, what else is given
+# key, value (or a file of the kit), effect to observe, other overrides
 ROWS = [
     ("data.train_files", lambda kit: kit.path("val.jsonl"), of_run(lambda run: len(run.train_data)), ()),
     ("data.val_files", lambda kit: kit.path("val.jsonl"), of_run(lambda run: run.val_data is not None), ()),
@@ -380,7 +380,7 @@ ROWS = [
     ("trainer.resume_mode", "disable", resumed, ("begun",)),
     ("trainer.resume_from_path", lambda kit: kit.checkpoint(1), resumed, ("from", "trainer.resume_mode=resume_path")),
     ("trainer.checkpoint.load_contents", "[model]", resumed, ("begun",)),
-    ("trainer.checkpoint.async_save", "true", threads_used, ()),
+    ("trainer.checkpoint.async_save", "true", saved_by_main_thread, ()),
     ("trainer.device", "cuda", ids, ("trainer.device=cpu",)),
     ("model.partial_pretrain", lambda kit: kit.path("other"), losses, ()),
     ("model.override_config", "{attention_dropout: 0.5}", losses, ()),
@@ -424,7 +424,7 @@ def test_every_acting_key_has_one_row():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_the_key_acts(kit, row):
-    key, value, observe, given = row
+    key, value, observe, settings = row
     known = {
         "saved": f"data.train_files={kit.path('saved')}",
         "saved val": f"data.val_files={kit.path('saved')}",
@@ -434,6 +434,6 @@ def test_the_key_acts(kit, row):
         "classes": f"data.custom_cls.path={kit.path('classes.py')}",
         "named": f"trainer.default_local_dir={kit.folder}/${{trainer.project_name}}-${{trainer.experiment_name}}",
     }
-    given = tuple(known.get(text, text) for text in given)
+    settings = tuple(known.get(text, text) for text in settings)
     written = value if isinstance(value, str) else value(kit)
-    assert observe(kit, given) != observe(kit, (*given, f"{key}={written}")), f"{key}={written} changes nothing"
+    assert observe(kit, settings) != observe(kit, (*settings, f"{key}={written}")), f"{key}={written} changes nothing"

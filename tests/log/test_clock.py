@@ -38,7 +38,7 @@ def test_nesting_counts_each_phase_once():
     assert clock.take() == {"timing_s/step": 3.0, "timing_s/gen": 2.0}
 
 
-def test_open_phase_loses_no_time():
+def test_an_active_phase_is_split_between_calls():
     time = Time()
     clock = Clock(time)
     with clock("step"):
@@ -48,7 +48,7 @@ def test_open_phase_loses_no_time():
     assert clock.take() == {"timing_s/step": 2.0}
 
 
-def test_exception_closes_the_phase():
+def test_an_exception_ends_the_phase():
     time = Time()
     clock = Clock(time)
     with pytest.raises(KeyError), clock("gen"):
@@ -58,7 +58,7 @@ def test_exception_closes_the_phase():
     assert clock.take() == {"timing_s/gen": 1.0}
 
 
-def test_threads_in_one_phase_are_wall_time():
+def test_threads_in_one_phase_count_wall_time_once():
     time = Time()
     clock = Clock(time)
     barrier = threading.Barrier(3)
@@ -95,7 +95,7 @@ def test_speed_metrics_of_an_empty_step():
     assert metrics == {"perf/total_num_tokens": 0.0, "perf/time_per_step": 0.0}
 
 
-def test_the_clock_knows_where_it_stands():
+def test_active_phases_and_transitions():
     clock = Clock()
     assert clock.active_phases() == "" and clock.num_transitions == 0
     with clock("step"):

@@ -42,7 +42,7 @@ def test_one_plain_line_per_step():
     assert line == shown
 
 
-def test_what_is_missing_is_not_shown_and_a_resume_is_said():
+def test_missing_metrics_are_omitted_and_a_resume_is_reported():
     lines = run_lines(plain_console(), {"critic/score/mean": 1.0}, resume=99).splitlines()
     assert lines == ["proj/exp: 100 steps, from step 99, in runs/x", "step 100/100  score 1.000"]
 
@@ -56,7 +56,7 @@ def test_validation_and_warnings_have_their_own_lines():
     assert "were truncated" in lines[3]
 
 
-def test_text_is_shown_as_it_is():
+def test_text_is_not_interpreted_as_markup():
     console = plain_console()
     logger = ConsoleLogger(console)
     logger.note("[/bold] :smile: [red]x")
@@ -67,7 +67,7 @@ def test_text_is_shown_as_it_is():
     assert "x" * 300 + " ...\n" in text and "x" * 301 not in text
 
 
-def test_a_terminal_gets_a_bar_with_the_lines_above_it():
+def test_a_terminal_shows_a_bar_below_the_lines():
     console = Console(file=io.StringIO(), width=120, force_terminal=True, force_interactive=True, legacy_windows=False)
     console.file.isatty = lambda: True
     console._environ = {"TERM": "xterm-256color"}
@@ -97,7 +97,7 @@ def test_the_console_loads_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_counting_says_so_where_there_is_no_terminal():
+def test_progress_counter_prints_lines_without_a_terminal():
     console = Console(file=io.StringIO(), force_terminal=False)
     with progress_counter("prompts", 5, console) as done:
         done(2)
@@ -105,7 +105,7 @@ def test_counting_says_so_where_there_is_no_terminal():
     assert console.file.getvalue().splitlines() == ["2/5 prompts", "5/5 prompts"]
 
 
-def test_counting_moves_a_bar_on_a_terminal():
+def test_progress_counter_moves_a_bar_on_a_terminal():
     console = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"})
     with progress_counter("prompts", 5, console) as done:
         done(5)

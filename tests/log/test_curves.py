@@ -15,7 +15,7 @@ def write_metrics(path, *steps):
     return path
 
 
-def test_panels_that_exist_are_drawn(tmp_path):
+def test_panels_with_metrics_are_plotted(tmp_path):
     before = matplotlib.pyplot.get_fignums()
     metrics = write_metrics(
         tmp_path / "metrics.jsonl",
@@ -30,7 +30,7 @@ def test_panels_that_exist_are_drawn(tmp_path):
     assert matplotlib.pyplot.get_fignums() == before
 
 
-def test_nothing_to_draw_makes_no_picture(tmp_path):
+def test_no_file_without_metrics(tmp_path):
     assert draw_curves(write_metrics(tmp_path / "m.jsonl", {"other": 1.0}), tmp_path / "x.png") == []
     assert not (tmp_path / "x.png").exists()
 
@@ -49,7 +49,7 @@ def test_terminal_curve_keeps_its_size(count):
     assert max(len(line) for line in lines) - label == min(count, 60)
 
 
-def test_terminal_curve_of_nothing_of_nan_and_of_one_value():
+def test_terminal_curve_edge_cases():
     assert terminal_curve([]) == "" and terminal_curve([math.nan]) == ""
     assert terminal_curve([0.5, math.nan, 0.5], height=2).splitlines() == ["0.5 ┤", "0.5 ┤▁▁"]
 

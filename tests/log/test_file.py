@@ -18,7 +18,7 @@ def started(folder: Path, resume_step: int | None = None) -> FileLogger:
     return logger
 
 
-def test_a_line_is_on_disk_before_the_logger_is_closed(tmp_path):
+def test_lines_are_written_immediately(tmp_path):
     logger = started(tmp_path / "run")
     logger.log(1, {"a": 0.5, "b": math.nan})
     line = (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -28,7 +28,7 @@ def test_a_line_is_on_disk_before_the_logger_is_closed(tmp_path):
     logger.close()
 
 
-def test_metrics_of_one_step_share_a_line(tmp_path):
+def test_metrics_of_one_step_are_merged(tmp_path):
     logger = started(tmp_path)
     logger.log(0, {"val": 1.0})
     logger.log(1, {"a": 123456.0, "b": 2.0})
@@ -43,7 +43,7 @@ def test_metrics_of_one_step_share_a_line(tmp_path):
     ]
 
 
-def test_a_resume_drops_later_steps_and_a_cut_off_line(tmp_path):
+def test_a_resume_drops_later_steps_and_an_incomplete_line(tmp_path):
     logger = started(tmp_path)
     for step in (1, 2, 3, 4):
         logger.log(step, {"old": float(step)})
@@ -56,7 +56,7 @@ def test_a_resume_drops_later_steps_and_a_cut_off_line(tmp_path):
     assert read_metrics(path) == {1: {"old": 1.0}, 2: {"old": 2.0}, 3: {"new": 3.0}}
 
 
-def test_a_new_run_in_an_old_folder_keeps_the_old_numbers(tmp_path):
+def test_a_new_run_in_an_old_folder_keeps_the_old_metrics(tmp_path):
     for value in (1.0, 2.0, 3.0):
         logger = started(tmp_path)
         logger.log(1, {"a": value})
@@ -92,7 +92,7 @@ def disk(monkeypatch):
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_lines_that_a_full_disk_refused_come_with_the_next_one(tmp_path, disk):
+def test_lines_are_retried_after_the_disk_was_full(tmp_path, disk):
     logger = started(tmp_path)
     logger.log(1, {"a": 1.0})
     whole = (tmp_path / "metrics.jsonl").read_bytes()
@@ -112,7 +112,7 @@ def test_lines_that_a_full_disk_refused_come_with_the_next_one(tmp_path, disk):
     assert lines[2]["data"] == {"a": 3.0, "b": 3.5} and lines[3]["data"] == {"a": 4.0, "b": 4.5}
 
 
-def test_closing_writes_what_is_left(tmp_path, disk):
+def test_closing_writes_pending_lines(tmp_path, disk):
     logger = started(tmp_path)
     disk(0)
     with pytest.raises(OSError):
@@ -122,7 +122,7 @@ def test_closing_writes_what_is_left(tmp_path, disk):
     assert read_metrics(tmp_path / "metrics.jsonl") == {1: {"a": 1.0}}
 
 
-def test_a_line_of_an_earlier_step_is_never_touched(tmp_path, monkeypatch):
+def test_lines_of_earlier_steps_are_not_changed(tmp_path, monkeypatch):
     """A process killed while it writes a line has lost no other."""
     logger = started(tmp_path)
     logger.log(1, {"a": 1.0})

@@ -23,13 +23,13 @@ def test_describe_writes_config_command_and_environment_without_secrets(tmp_path
     assert not any("hunter2" in path.read_text() for path in folder.path.iterdir())
 
 
-def test_config_text_loses_its_secrets(tmp_path):
+def test_secrets_are_removed_from_the_config(tmp_path):
     folder = RunFolder(tmp_path)
     folder.describe("lr: 1.0\nreward:\n  api_key: hunter2\n", [])
     assert folder.config.read_text() == "lr: 1.0\nreward:\n  api_key: <hidden>\n"
 
 
-def test_a_file_in_the_way_is_the_users_to_mend(tmp_path):
+def test_an_existing_file_is_a_user_error(tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(UserError, match=r"trainer\.default_local_dir="):
         RunFolder(tmp_path / "taken" / "run")
@@ -37,7 +37,7 @@ def test_a_file_in_the_way_is_the_users_to_mend(tmp_path):
         RunFolder(tmp_path / "taken")
 
 
-def test_environment_names_no_device_when_none_is_given():
+def test_environment_without_a_device():
     assert "device" not in environment()
 
 
@@ -61,7 +61,7 @@ def test_a_row_without_a_score_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_id_is_kept_for_a_resume_only(tmp_path):
+def test_persistent_id_is_reused_only_on_resume(tmp_path):
     first = persistent_id(tmp_path, "wandb", new_id, resume=False)
     assert persistent_id(tmp_path, "wandb", new_id, resume=True) == first
     assert persistent_id(tmp_path, "mlflow", new_id, resume=True) != first

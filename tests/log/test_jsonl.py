@@ -43,7 +43,7 @@ def test_a_line_separator_inside_a_text_does_not_end_a_line(tmp_path):
     assert list(read(path)) == [{"text": "a\u2028b\nc"}]
 
 
-def test_a_cut_off_last_line_is_left_out_and_a_broken_middle_is_named(tmp_path):
+def test_an_incomplete_last_line_is_skipped_and_other_invalid_lines_are_errors(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n{"a": ')
     assert list(read(path)) == [{"a": 1}]
@@ -52,7 +52,7 @@ def test_a_cut_off_last_line_is_left_out_and_a_broken_middle_is_named(tmp_path):
         list(read(path))
 
 
-def test_writing_replaces_whole_files_and_leaves_nothing_beside(tmp_path):
+def test_writing_is_atomic_and_leaves_no_temporary_file(tmp_path):
     path = tmp_path / "deep" / "x.txt"
     write_atomically(path, "one")
     write_atomically(path, "two \udc80")

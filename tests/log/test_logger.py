@@ -61,7 +61,7 @@ def run_in(folder: Path) -> RunInfo:
     return RunInfo("p", "n", folder, {"api_key": "hunter2", "lr": 1.0}, 2)
 
 
-def test_a_users_own_logger_gets_everything_without_secrets(file, tmp_path):
+def test_a_custom_logger_gets_everything_without_secrets(file, tmp_path):
     loggers = Loggers([f"{file}:Mine"])
     with loggers:
         loggers.start(run_in(tmp_path), resume_step=3)
@@ -79,7 +79,7 @@ def test_a_users_own_logger_gets_everything_without_secrets(file, tmp_path):
     assert type(logger.seen[1][2]["x"]) is float
 
 
-def test_a_failing_logger_is_named_once_and_the_others_go_on(file, tmp_path, capsys):
+def test_a_failing_logger_is_reported_once_and_the_others_continue(file, tmp_path, capsys):
     loggers = Loggers([f"{file}:FailsLater", "file"])
     loggers.start(run_in(tmp_path))
     loggers.log(1, {"x": 1.0})
@@ -91,20 +91,20 @@ def test_a_failing_logger_is_named_once_and_the_others_go_on(file, tmp_path, cap
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_logger_that_cannot_start_is_the_users_to_mend_and_the_others_are_closed(file, tmp_path):
+def test_a_logger_that_cannot_start_is_a_user_error_and_the_others_are_closed(file, tmp_path):
     loggers = Loggers([f"{file}:Mine", f"{file}:FailsAtStart"])
     with pytest.raises(UserError, match=r"trainer\.logger=.*FailsAtStart.*ConnectionError: no route"):
         loggers.start(run_in(tmp_path))
     assert loggers.loggers[f"{file}:Mine"].seen[-1] == ("close",)
 
 
-def test_unknown_names_are_told_together():
+def test_unknown_names_are_reported_together():
     with pytest.raises(UserErrors) as caught:
         Loggers(["wandbb", "console", "fiel"])
     assert "Did you mean 'wandb'?" in str(caught.value) and "Did you mean 'file'?" in str(caught.value)
 
 
-def test_a_name_given_twice_is_one_logger(tmp_path):
+def test_duplicate_names_are_one_logger(tmp_path):
     loggers = Loggers(["file", "file"])
     loggers.start(run_in(tmp_path))
     loggers.log(1, {"x": 1.0})
@@ -129,7 +129,7 @@ def little_patience(monkeypatch):
     monkeypatch.setattr("burnish.log.tracker_thread.LIMIT", 0.1)
 
 
-def test_a_tracker_that_never_answers_is_named_once_and_costs_little(file, tmp_path, capsys, little_patience):
+def test_a_hanging_tracker_is_reported_once_and_does_not_block(file, tmp_path, capsys, little_patience):
     loggers = Loggers([f"{file}:NeverAnswers", "file"])
     loggers.start(run_in(tmp_path))
     begun = time.monotonic()
@@ -143,7 +143,7 @@ def test_a_tracker_that_never_answers_is_named_once_and_costs_little(file, tmp_p
     assert read_metrics(tmp_path / "metrics.jsonl") == {step: {"x": float(step)} for step in range(1, 4)}
 
 
-def test_a_tracker_that_comes_back_gets_the_numbers_again(file, tmp_path, little_patience):
+def test_a_tracker_that_recovers_gets_metrics_again(file, tmp_path, little_patience):
     loggers = Loggers([f"{file}:AnswersLate", "file"])
     loggers.start(run_in(tmp_path))
     (tracker,) = [one for one in loggers.loggers.values() if type(one).__name__ == "AnswersLate"]
@@ -161,8 +161,8 @@ def test_a_tracker_that_comes_back_gets_the_numbers_again(file, tmp_path, little
     assert set(read_metrics(tmp_path / "metrics.jsonl")) == {1, 2, 3}
 
 
-def test_numbers_that_a_tracker_did_not_take_are_in_the_run_folder(file, tmp_path, capsys):
-    """Also where nobody asked for the file logger."""
+def test_metrics_that_a_tracker_did_not_accept_are_in_the_run_folder(file, tmp_path, capsys):
+    """Even without the file logger in trainer.logger."""
     loggers = Loggers(["console", f"{file}:FailsLater"])
     loggers.start(run_in(tmp_path))
     for step in (1, 2):
@@ -172,7 +172,7 @@ def test_numbers_that_a_tracker_did_not_take_are_in_the_run_folder(file, tmp_pat
     assert f"metrics are written to {tmp_path} from step 1 on" in capsys.readouterr().out.replace("\n", "")
 
 
-def test_a_resumed_run_goes_on_without_a_tracker_that_cannot_start(file, tmp_path, capsys):
+def test_a_resumed_run_continues_without_a_tracker_that_cannot_start(file, tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "data": {"x": 3.0}}\n{"step": 4, "data": {"x": 0.0}}\n')
     loggers = Loggers([f"{file}:FailsAtStart", f"{file}:Mine"])
     loggers.start(run_in(tmp_path), resume_step=3)
@@ -184,7 +184,7 @@ def test_a_resumed_run_goes_on_without_a_tracker_that_cannot_start(file, tmp_pat
     assert ("log", 4, {"x": 4.0}) in loggers.loggers[f"{file}:Mine"].seen
 
 
-def test_a_trackers_own_timeout_is_its_own(tmp_path):
+def test_a_timeout_error_of_the_tracker_is_passed_on(tmp_path):
     class Slow:
         def log(self):
             raise TimeoutError("of the server")

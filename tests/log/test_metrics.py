@@ -85,7 +85,7 @@ def test_equal_probabilities_correlate_fully():
     assert metrics["training/rollout_actor_probs_pearson_corr"] == pytest.approx(1.0)
 
 
-def test_only_what_the_columns_say():
+def test_metrics_of_missing_columns_are_omitted():
     assert batch_metrics(Batch()) == {}
     assert batch_metrics(Batch(data_source=["x"])) == {}
     assert set(batch_metrics(Batch(responses=Ragged.of([[1, 2]])))) == {
@@ -114,7 +114,7 @@ def test_only_empty_responses():
     assert not any(name.startswith(("critic/advantages", "training/")) for name in metrics)
 
 
-def test_equal_scores_are_found_by_the_console():
+def test_equal_scores_give_a_warning():
     batch = Batch(uid=["a", "a"], token_level_scores=Ragged.of([[0.0, 0.3], [0.3]]))
     assert step_warnings(batch_metrics(batch)) == ["the only group has equal scores: no learning signal in this step"]
 

@@ -63,7 +63,7 @@ def test_secret_names(name):
         ("url", "http://localhost:8000/v1"),
     ],
 )
-def test_what_is_no_secret_stays(name, value):
+def test_other_values_are_kept(name, value):
     assert redact({name: value}) == {name: value}
 
 
@@ -78,7 +78,7 @@ def test_values_that_look_like_secrets(secret):
     assert config["a"]["b"][1]["c"] == secret  # the config itself is not touched
 
 
-def test_redacting_twice_changes_nothing():
+def test_redaction_is_idempotent():
     once = redact({"api_key": "x", "url": f"https://u:p@host/?token={HF}", "header": "Bearer abcdefghijk"})
     assert redact(once) == once
     assert "u:p" not in once["url"] and "host" in once["url"]

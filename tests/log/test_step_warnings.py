@@ -5,13 +5,13 @@ import math
 from burnish.log.step_warnings import step_warnings
 
 
-def test_a_good_step_has_no_trouble():
+def test_a_good_step_has_no_warnings():
     good = {"rollout/zero_variance_groups": 0.97, "rollout/truncated": 0.5, "actor/skipped_updates": 0.0}
     assert step_warnings(good | {"reward/failed": 0.0, "actor/pg_loss": -1.0}) == []
     assert step_warnings({}) == []
 
 
-def test_each_trouble_is_named():
+def test_each_warning():
     assert step_warnings({"rollout/zero_variance_groups": 1.0, "rollout/num_groups": 32.0}) == [
         "all 32 groups have equal scores: no learning signal in this step"
     ]
@@ -22,7 +22,7 @@ def test_each_trouble_is_named():
     assert step_warnings({"reward/failed": 3.0}) == ["the reward function failed on 3 responses"]
 
 
-def test_numbers_that_are_not_finite_are_listed_shortly():
+def test_non_finite_metrics_are_listed():
     assert step_warnings({"actor/pg_loss": math.nan, "x": 1.0}) == ["non-finite metrics: actor/pg_loss"]
     (text,) = step_warnings({f"m{i}": math.inf for i in range(7)})
     assert text == "non-finite metrics: m0, m1, m2, m3, m4 and 2 more"

@@ -11,7 +11,7 @@ from burnish.log.swanlab import SwanlabLogger
 pytestmark = pytest.mark.long
 
 
-def test_the_command_line_is_kept_only_without_a_secret(tmp_path, monkeypatch):
+def test_a_command_line_with_a_secret_is_not_recorded(tmp_path, monkeypatch):
     monkeypatch.setenv("SWANLAB_MODE", "offline")
     monkeypatch.delenv("SWANLAB_LOG_DIR", raising=False)
     commands = {}

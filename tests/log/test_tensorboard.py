@@ -6,7 +6,7 @@ from burnish.log.logger import RunInfo
 from burnish.log.tensorboard import TensorboardLogger
 
 
-def test_tensorboard_dir_wins_and_a_table_is_markdown(tmp_path, monkeypatch):
+def test_tensorboard_dir_and_markdown_tables(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "elsewhere"))
     logger = TensorboardLogger()
     logger.start(RunInfo("p", "n", tmp_path / "run", {"lr": 1e-6}, 3))
@@ -22,7 +22,7 @@ def test_tensorboard_dir_wins_and_a_table_is_markdown(tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "tensorboard").exists()
 
 
-def test_points_of_steps_made_again_are_hidden(tmp_path, monkeypatch):
+def test_points_of_repeated_steps_are_hidden(tmp_path, monkeypatch):
     monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
     run = RunInfo("p", "n", tmp_path, {}, 3)
     for resume_step, steps in ((None, (1, 2, 3)), (1, (2,))):

@@ -11,7 +11,7 @@ from burnish.log.trackio import TrackioLogger
 pytestmark = pytest.mark.long
 
 
-def test_a_second_folder_in_one_process_is_said(tmp_path, monkeypatch, capsys):
+def test_a_second_folder_in_one_process_is_reported(tmp_path, monkeypatch, capsys):
     import trackio
 
     monkeypatch.delenv("TRACKIO_DIR", raising=False)

@@ -13,7 +13,7 @@ def test_one_response_per_prompt_has_only_a_mean():
     assert metrics == {"val-core/gsm8k/reward/mean@1": 0.75}
 
 
-def test_sources_are_apart_and_acc_is_core():
+def test_sources_are_separate_and_acc_is_core():
     metrics = validation_metrics(
         ["a", "a", "b"], ["p", "q", "p"], [1.0, -1.0, 0.5], {"acc": [True, False, None], "note": ["x", "y", "z"]}
     )
@@ -36,7 +36,7 @@ def test_names_with_three_responses_and_answers():
     }
 
 
-def test_bootstrap_equals_the_loop_it_stands_for():
+def test_bootstrap_equals_a_plain_loop():
     """One draw after another from a legacy generator seeded with 42, as the definition says."""
     scores, answers = [1.0, 0.0, 0.25, 0.5, 0.75], ["a", "b", "b", "c", "a"]
     metrics = validation_metrics(["m"] * 5, ["p"] * 5, scores, {"pred": answers})
@@ -55,7 +55,7 @@ def test_bootstrap_equals_the_loop_it_stands_for():
             assert metrics[f"{section}/m/reward/{kind}@{size}/std"] == pytest.approx(np.std(values), abs=1e-12)
 
 
-def test_resamples_are_the_same_every_time():
+def test_resampling_is_deterministic():
     first = _resamples(4, 4).copy()
     _resamples.cache_clear()
     assert np.array_equal(first, _resamples(4, 4))
@@ -68,7 +68,7 @@ def test_missing_answer_means_no_majority():
     assert metrics["val-core/m/reward/mean@2"] == 0.5
 
 
-def test_nothing_validated():
+def test_empty_validation():
     assert validation_metrics([], [], []) == {}
 
 
@@ -77,7 +77,7 @@ def test_columns_of_different_lengths_are_refused():
         validation_metrics(["m"] * 2, ["p"] * 2, [1.0, 0.0], {"acc": [1.0]})
 
 
-def test_generations_are_the_same_whatever_the_order():
+def test_generations_do_not_depend_on_order():
     inputs = [f"prompt {i}" for i in range(20)]
     outputs = [f"answer {i}" for i in range(20)]
     scores = [float(i) for i in range(20)]

@@ -31,7 +31,7 @@ def test_a_resumed_run_keeps_its_id_and_a_new_run_does_not(tmp_path):
     assert [count for count, _ in counts] == [1, 2] and first[1] != counts[1][1]
 
 
-def test_the_command_line_is_kept_only_without_a_secret(tmp_path, monkeypatch):
+def test_a_command_line_with_a_secret_is_not_recorded(tmp_path, monkeypatch):
     secret, plain = "x.api_key=hunter2hunter2", "trainer.total_epochs=2"
     for name, command in (("open", [plain]), ("hidden", [plain, secret])):
         monkeypatch.setattr(sys, "argv", ["burnish", *command])

@@ -1,4 +1,4 @@
-"""Reward functions that misbehave, each under the name that a sample's response calls it by. Imported by workers."""
+"""Hostile reward functions; the response of a sample names the one to run. Imported by workers."""
 
 import contextlib
 import ctypes
@@ -102,7 +102,7 @@ def closes_files(*_):
 
 
 def pipes():
-    """Our end of the pipe to the run, found among the open files."""
+    """The worker's end of the pipe to the run, from the open descriptors."""
     for descriptor in range(3, 50):
         with contextlib.suppress(OSError):
             if socket.socket(fileno=os.dup(descriptor)).family == socket.AF_UNIX:

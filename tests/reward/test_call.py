@@ -15,7 +15,7 @@ def call(function, **kwargs):
     return Caller(function, kwargs, label="f.py:f", key="reward")(VALUES)
 
 
-def test_a_function_gets_only_what_it_takes():
+def test_only_accepted_arguments_are_passed():
     assert call(lambda solution_str: solution_str) == "response"
     assert call(lambda ground_truth, data_source: (ground_truth, data_source)) == ("truth", "src")
     assert call(lambda **everything: everything) == VALUES
@@ -23,13 +23,13 @@ def test_a_function_gets_only_what_it_takes():
     assert call(lambda *positional, extra_info: extra_info) == {"index": 3}
 
 
-def test_reward_kwargs_reach_the_function_and_win():
+def test_reward_kwargs_override_arguments():
     assert call(lambda solution_str, bonus=2: bonus, bonus=5) == 5
     assert call(lambda solution_str, **more: more["bonus"], bonus=5) == 5
     assert call(lambda solution_str, ground_truth: ground_truth, ground_truth="mine") == "mine"
 
 
-def test_what_cannot_be_called_is_refused_when_it_is_built():
+def test_an_invalid_function_is_refused_at_construction():
     with pytest.raises(UserError, match=r"f.py:f requires 'completion', which is not available"):
         call(lambda completion, ground_truth: 0)
     with pytest.raises(UserError, match=r"reward_kwargs.bonsu=1: f.py:f does not accept 'bonsu'. Did you mean 'bonus'"):
@@ -38,7 +38,7 @@ def test_what_cannot_be_called_is_refused_when_it_is_built():
         call(3.0)
 
 
-def test_async_is_seen_through_objects_and_partials():
+def test_async_is_detected_in_objects_and_partials():
     import functools
 
     async def judge(solution_str, bonus=1):
@@ -56,7 +56,7 @@ def test_async_is_seen_through_objects_and_partials():
 @pytest.mark.parametrize(
     "result", [1, 1.0, True, np.float32(1), np.int64(1), np.bool_(True), np.array(1.0), torch.tensor(1.0)]
 )
-def test_numbers_of_all_kinds(result):
+def test_accepted_numbers(result):
     outcome = parse_result(result, "f.py:f")
     assert (outcome.value, type(outcome.value), outcome.kind) == (1.0, float, None)
 
@@ -78,13 +78,13 @@ def test_numbers_of_all_kinds(result):
         ({"score": None}, "returned NoneType instead of a number"),
     ],
 )
-def test_what_is_not_a_score(result, text):
+def test_invalid_results(result, text):
     outcome = parse_result(result, "f.py:f")
     assert outcome.kind == "invalid result"
     assert text in outcome.text
 
 
-def test_extras_become_plain_values():
+def test_extras_are_converted_to_json_types():
     class Colour(enum.Enum):
         RED = 1
 
@@ -122,11 +122,11 @@ def test_an_exception_is_reported_with_its_location():
     assert "call.py" not in outcome.text.replace("test_call.py", "")
 
 
-def test_a_missing_secret_says_why_it_is_missing():
+def test_a_withheld_secret_is_explained():
     outcome = describe_exception(KeyError("MY_TOKEN"), "f.py:f", memory_mb=1, withheld=["MY_TOKEN"])
     assert "MY_TOKEN looks like a secret and is withheld from reward workers" in outcome.text
 
 
-def test_long_texts_keep_their_end():
+def test_long_texts_are_trimmed_at_the_start():
     assert trimmed("x" * 5000 + "end").endswith("end")
     assert len(trimmed("x" * 5000)) < 2100

@@ -17,7 +17,7 @@ def make(caller, function, **kwargs):
     return caller(function, kwargs, label="f.py:f", key="custom_reward_function.path")
 
 
-def test_prime_passes_by_position_whatever_the_names():
+def test_prime_passes_arguments_by_position():
     assert make(PositionalCaller, lambda task, text, truth, extra: (task, text, truth, extra["index"]))(VALUES) == (
         "src",
         "response",
@@ -31,7 +31,7 @@ def test_prime_passes_by_position_whatever_the_names():
     assert make(PositionalCaller, functools.partial(lambda a, b, c, d, bonus=1: bonus, bonus=7))(VALUES) == 7
 
 
-def test_prime_refuses_what_it_cannot_call():
+def test_prime_refuses_incompatible_functions():
     with pytest.raises(UserError, match="requires 5 positional arguments"):
         make(PositionalCaller, lambda a, b, c, d, e: 0)
     with pytest.raises(UserError, match="does not accept 'bonus'"):
@@ -51,7 +51,7 @@ def test_batch_passes_plural_names():
 @pytest.mark.parametrize(
     "result", [[1.0, {"score": 0.5, "acc": 1}], (1.0, {"score": 0.5, "acc": 1})], ids=["list", "tuple"]
 )
-def test_a_batch_has_an_outcome_each(result):
+def test_a_batch_has_one_outcome_per_sample(result):
     first, second = make(BatchCaller, lambda **_: 0).parse(result, 2).extras["outcomes"]
     assert first[0] == 1.0
     assert second[:2] == [0.5, {"acc": 1}]
@@ -63,7 +63,7 @@ def test_arrays_of_scores_are_lists():
         assert [one[0] for one in outcome.extras["outcomes"]] == [1.0, 0.0]
 
 
-def test_one_bad_result_of_a_batch_is_its_own():
+def test_one_invalid_result_of_a_batch():
     good, bad = make(BatchCaller, lambda **_: 0).parse([1.0, None], 2).extras["outcomes"]
     assert good[2] is None
     assert bad[2] == "invalid result"

@@ -21,31 +21,31 @@ from burnish.reward.cases import extract_code, read_cases
         ("", None),
     ],
 )
-def test_the_last_block_is_the_answer(response, code):
+def test_the_last_code_block_is_used(response, code):
     assert extract_code(response) == code
 
 
-def test_the_block_of_the_language_comes_first():
+def test_blocks_of_the_language_take_precedence():
     response = "```cpp\na\n```\n```python\nb\n```"
     assert extract_code(response, "cpp") == "a\n"
     assert extract_code(response) == "b\n"
 
 
-def test_fences_by_the_thousand_are_found_quickly():
+def test_many_fences_are_parsed_quickly():
     started = time.process_time()  # our own work: a busy machine must not fail this
     extract_code("```python\n" * 50_000)
     extract_code("`" * 500_000)
     assert time.process_time() - started < 1
 
 
-def test_programs_get_the_input_and_are_never_shown_the_output():
+def test_programs_get_only_the_input():
     _, cases = read_cases(json.dumps({"inputs": ["in"] * 12, "outputs": ["out"] * 12}), 10)
     assert len(cases) == 10
     assert (cases[0].wrap("code"), cases[0].stdin) == ("code", "in")
     assert cases[0].is_correct("out\n") and not cases[0].is_correct("in")
 
 
-def test_lines_may_be_given_as_a_list():
+def test_lists_of_lines():
     _, cases = read_cases({"inputs": [["a", "b"]], "outputs": [["1", 2]]}, 10)
     assert cases[0].stdin == "a\nb" and cases[0].is_correct("1\n2\n")
 

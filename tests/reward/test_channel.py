@@ -53,7 +53,7 @@ def test_an_invalid_length_closes_the_channel(ends, length):
         channel_end.take()
 
 
-def test_the_end_comes_after_the_last_message(ends):
+def test_eof_comes_after_the_last_message(ends):
     channel_end, worker_end = ends
     worker_end.send_bytes(b"last")
     worker_end.close()

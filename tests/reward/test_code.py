@@ -1,4 +1,4 @@
-"""The code reward as a plain function; tests/reward/test_programs.py has it in a run."""
+"""The code reward as a plain function; tests/reward/test_sandbox_pool.py tests it in a scorer."""
 
 import json
 
@@ -20,7 +20,7 @@ def scored(program, truth):
     return None
 
 
-def test_the_score_is_the_share_of_passed_cases():
+def test_the_score_is_the_fraction_of_passed_cases():
     assert scored("print(sum(map(int, input().split())))", SUMS) in (
         {"score": 2 / 3, "acc": False, "cases": "PPW"},
         None,
@@ -32,7 +32,7 @@ def test_a_program_that_fails_passes_nothing(program):
     assert scored(program, SUMS) in ({"score": 0.0, "acc": False, "cases": "EEE"}, None)
 
 
-def test_an_answer_without_code_scores_zero():
+def test_a_response_without_code_scores_zero():
     assert code("I do not know", SUMS) == {"score": 0.0, "acc": False, "cases": ""}
 
 
@@ -100,6 +100,6 @@ print("found" if found or wanted in str(sys.argv) else "nothing", found)
 """
 
 
-def test_the_expected_output_is_nowhere_to_be_found():
+def test_the_expected_output_is_not_visible_to_the_program():
     result = scored(SEARCH, {"inputs": ["", ""], "outputs": ["SECRET" + "ANSWER", "nothing []"]})
     assert result is None or result["cases"] == "WP"

@@ -9,7 +9,7 @@ def evaluator(function, timeout=5.0, before_each=lambda address: None):
     return Evaluator(Setup(FromCallable(function), {}, timeout, 0, []), before_each)
 
 
-def test_each_sample_announces_its_address(sample):
+def test_before_each_gets_the_seed_key(sample):
     seen = []
     one = evaluator(lambda solution_str: 1.0, before_each=seen.append)
     one.evaluate(pack(sample(uid="row-7", number=3)))
@@ -17,7 +17,7 @@ def test_each_sample_announces_its_address(sample):
     one.loop.close()
 
 
-def test_whatever_is_raised_becomes_an_outcome(sample):
+def test_exceptions_become_outcomes(sample):
     class Rude(Exception):
         def __str__(self):
             raise RuntimeError("no text")
@@ -40,14 +40,14 @@ def test_whatever_is_raised_becomes_an_outcome(sample):
     one.loop.close()
 
 
-def test_a_sample_that_cannot_be_unpickled_is_contained():
+def test_a_sample_that_cannot_be_unpickled():
     one = evaluator(lambda solution_str: 1.0)
     assert one.evaluate(b"no pickle").kind == "raised"
     assert "in the sample" in one.evaluate(b"no pickle").text
     one.loop.close()
 
 
-def test_async_samples_run_side_by_side_each_with_its_time_limit(sample):
+def test_async_samples_run_concurrently_with_individual_time_limits(sample):
     async def nap(extra_info):
         await asyncio.sleep(extra_info["seconds"])
         return extra_info["seconds"]
@@ -65,7 +65,7 @@ def test_async_samples_run_side_by_side_each_with_its_time_limit(sample):
     one.loop.close()
 
 
-def test_a_timeout_of_the_functions_own_is_not_ours(sample):
+def test_a_timeout_error_of_the_function_is_an_exception(sample):
     async def gives_up(solution_str):
         raise TimeoutError("the judge did not answer")
 

@@ -16,7 +16,7 @@ THOUGHT = "<think>By Pythagoras.</think>"
         ("", 0.0),
     ],
 )
-def test_nine_tenths_answer_and_one_tenth_format(response, score):
+def test_answer_and_format_weights(response, score):
     result = geometry3k(response, r"2\sqrt{2}")
     assert result["score"] == pytest.approx(score)
     assert result["score"] == pytest.approx(0.9 * result["acc"] + 0.1 * result["format"])

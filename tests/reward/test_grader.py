@@ -23,7 +23,7 @@ from burnish.reward.grader import check_installed, is_cheap_to_parse, same_value
         (r"\text{even}", "even"),
     ],
 )
-def test_the_same_value_in_another_form(answer, truth):
+def test_equal_values(answer, truth):
     assert same_value(answer, truth)
 
 
@@ -38,7 +38,7 @@ def test_the_same_value_in_another_form(answer, truth):
         ("1" * 500, "1"),
     ],
 )
-def test_another_value(answer, truth):
+def test_different_values(answer, truth):
     assert not same_value(answer, truth)
 
 
@@ -61,14 +61,14 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("answer", BOMBS.values(), ids=BOMBS.keys())
-def test_a_bomb_never_reaches_the_library(answer):
+def test_expensive_formulas_are_not_parsed(answer):
     started = time.perf_counter()
     assert not is_cheap_to_parse(answer)
     assert not same_value(answer, "3")
     assert time.perf_counter() - started < 0.5
 
 
-def test_what_takes_too_long_is_not_equal(monkeypatch):
+def test_a_slow_comparison_is_not_equal(monkeypatch):
     before = signal.getsignal(signal.SIGVTALRM)
     monkeypatch.setattr(grader, "_SECONDS", 0.1)
     monkeypatch.setattr(grader, "_library", lambda: (lambda text: text, lambda one, other: _for_ever()))
@@ -87,7 +87,7 @@ def _for_ever():
             continue
 
 
-def test_the_librarys_first_use_is_no_answers_time(monkeypatch):
+def test_initialization_does_not_count_towards_the_time_limit(monkeypatch):
     counted, counting = [], []
     parse = math_verify.parse
     monkeypatch.setattr(math_verify, "parse", lambda *a, **k: counted.append(bool(counting)) or parse(*a, **k))
@@ -106,15 +106,15 @@ def test_the_librarys_first_use_is_no_answers_time(monkeypatch):
     assert counted[0] is False and counted[-2:] == [True, True]
 
 
-def test_it_works_in_a_thread_too():
-    found = []
-    thread = threading.Thread(target=lambda: found.append(same_value("x+1", "1+x")))
+def test_it_works_in_a_thread():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(same_value("x+1", "1+x")))
     thread.start()
     thread.join()
-    assert found == [True]
+    assert results == [True]
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch):
+def test_a_missing_library_is_reported(monkeypatch):
     monkeypatch.setattr(grader.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install burnish\[math\]"):
         check_installed()

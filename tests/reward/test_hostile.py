@@ -1,4 +1,4 @@
-"""One list of attacks by reward functions, one by model text. Others score as if nothing had happened."""
+"""Hostile reward functions and hostile model output. Other samples must not be affected."""
 
 import os
 import re
@@ -87,10 +87,10 @@ class Field:
         (self.outside / "precious").write_text("still here")
         self.extra = {"kept": True}
         path = str(Path(__file__).with_name("attacks.py"))
-        given = {"path": path, "num_workers": 4, "timeout": 1.5, "memory_mb": 400, "fallback_score": FALLBACK}
-        with Scorer(RewardSettings(**(given | settings))) as scorer:
-            asked = [Sample("any", text, "42", self.extra, name, 0) for name in attacks for text in (name, "fine")]
-            scores = iter(scorer.score(asked))
+        defaults = {"path": path, "num_workers": 4, "timeout": 1.5, "memory_mb": 400, "fallback_score": FALLBACK}
+        with Scorer(RewardSettings(**(defaults | settings))) as scorer:
+            samples = [Sample("any", text, "42", self.extra, name, 0) for name in attacks for text in (name, "fine")]
+            scores = iter(scorer.score(samples))
             self.scores = {name: (next(scores), next(scores)) for name in attacks}
             self.problems = scorer.drain_problems()
 
@@ -132,22 +132,22 @@ def check(field, name, expected):
     assert any(problem.first.uid == name or problem.count > 1 for problem in field.problems)  # the log can name it
 
 
-def test_there_are_many_attacks():
+def test_the_number_of_attacks():
     assert len({**ATTACKS, **BY_PROCESSES, **BEYOND}) >= 50
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_costs_only_its_own_sample(field, name):
+def test_an_attack_fails_only_its_own_sample(field, name):
     check(field, name, ATTACKS[name])
 
 
 @pytest.mark.parametrize("name", BY_PROCESSES if ISOLATED else [])
-def test_an_attack_on_other_processes_reaches_none(processes, name):
+def test_an_attack_does_not_reach_other_processes(processes, name):
     check(processes, name, BY_PROCESSES[name])
 
 
 @pytest.mark.parametrize("name", BEYOND if ISOLATED else [])
-def test_beyond_its_folder_it_can_only_read(closed, name):
+def test_outside_its_folder_a_worker_can_only_read(closed, name):
     check(closed, name, BEYOND[name])
 
 
@@ -199,7 +199,7 @@ def graded(tmp_path_factory):
             Scorer(RewardSettings(num_workers=2)) as rules,
             Scorer(RewardSettings(num_workers=1, verifiers=names)) as verifiers,
         ):
-            asked = {
+            futures = {
                 (text, rule): rules.submit(Sample(rule, TEXTS[text], "34", {}, "u", 0))
                 for text in TEXTS
                 for rule in RULES
@@ -208,12 +208,12 @@ def graded(tmp_path_factory):
                 text: verifiers.submit(Sample("any", TEXTS[text], "34", {"num_tool_calls": 0}, "u", 0))
                 for text in TEXTS
             }
-            scores = {key: future.result(60) for key, future in asked.items()}
+            scores = {key: future.result(60) for key, future in futures.items()}
             return scores, {text: future.result(60) for text, future in verified.items()}, os.listdir()
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_no_text_is_worth_anything_or_takes_long(graded, text):
+def test_hostile_text_scores_nothing_and_is_fast(graded, text):
     scores, verified, _ = graded
     for rule, wrong in RULES.items():
         assert (scores[text, rule].value, scores[text, rule].problem) == (wrong, None), rule
@@ -222,5 +222,5 @@ def test_no_text_is_worth_anything_or_takes_long(graded, text):
     assert verified[text].extras["base_acc"] == verified[text].extras["acc_for_ppo"] == 0.0
 
 
-def test_no_text_is_run(graded):
+def test_text_is_never_executed(graded):
     assert graded[2] == []

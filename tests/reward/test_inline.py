@@ -18,14 +18,14 @@ def test_it_runs_in_this_process_and_needs_no_pickling(scorer, sample):
     assert scores[0].extras == {"process": os.getpid()}
 
 
-def test_problems_are_told_as_in_workers(scorer, sample):
+def test_problems_are_reported_as_in_workers(scorer, sample):
     one = scorer(lambda solution_str: float("nan"), num_workers=0, fallback_score=-1.0)
     score = one.score([sample()])[0]
     assert score.value == -1.0
     assert "returned nan" in score.problem
 
 
-def test_the_global_generator_is_left_alone(scorer, sample):
+def test_the_global_generator_is_not_seeded(scorer, sample):
     random.seed(5)
     expected = random.random()
     random.seed(5)

@@ -46,7 +46,7 @@ def test_environment_of_a_worker():
     assert withheld == ["HF_TOKEN"]
 
 
-def test_memory_limit_is_enforced_or_says_that_it_is_not():
+def test_memory_limit_is_enforced_or_returns_false():
     code = (
         "from burnish.reward.limits import limit_memory; print(limit_memory(256)); bytearray(2**20); bytearray(2**29)"
     )

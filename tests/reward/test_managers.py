@@ -8,7 +8,7 @@ ONE = RewardSettings(num_workers=1)
 
 
 @pytest.mark.parametrize("name", REWARD_MANAGERS.names())
-def test_every_manager_scores_by_the_rules(name, sample):
+def test_every_manager_uses_the_built_in_rules(name, sample):
     with make_scorer(name, {}, ONE, None) as scorer:
         assert [score.value for score in scorer.score([sample("42"), sample("1")])] == [1.0, 0.0]
 
@@ -22,12 +22,12 @@ def test_every_manager_scores_by_the_rules(name, sample):
         ("batch", lambda solution_strs: [0.25 for _ in solution_strs]),
     ],
 )
-def test_every_manager_calls_a_function_in_its_way(name, function, sample):
+def test_calling_conventions(name, function, sample):
     with make_scorer(name, {}, ONE, function) as scorer:
         assert [score.value for score in scorer.score([sample(), sample()])] == [0.25, 0.25]
 
 
-def test_prime_contains_failures_one_by_one(sample):
+def test_prime_fails_samples_individually(sample):
     def fussy(task, text, truth, extra):
         import time
 

@@ -94,12 +94,12 @@ def test_different(one, other):
     assert not same_answer(one, other)
 
 
-def test_normalising_twice_changes_nothing():
+def test_normalize_is_idempotent():
     for answer in (r"\dfrac12", "x = 1,000.", r"5\text{ cm}^2", r"\left(\sqrt3, .5\right)"):
         assert normalize(normalize(answer)) == normalize(answer)
 
 
-def test_rational_reads_plain_numbers_only():
+def test_rational_parses_plain_numbers_only():
     assert rational("-2.50") == Fraction(-5, 2)
     assert rational(r"-1\frac{1}{2}") == Fraction(-3, 2)
     for text in ("", "1e9", "2**3", r"\frac{1}{0}", "1" * 200, "inf", "nan", "0x10"):

@@ -25,11 +25,11 @@ from burnish.reward.minerva import normalize
         ("", ""),
     ],
 )
-def test_one_spelling(answer, expected):
+def test_normalize(answer, expected):
     assert normalize(answer) == expected
 
 
-def test_equal_after_normalising():
+def test_equal_after_normalization():
     assert normalize(r"$\frac12$") == normalize(r"\frac{1}{2}")
     assert normalize("1,000 meters") == normalize("1000")
     assert normalize("1000") != normalize("1001")

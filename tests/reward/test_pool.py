@@ -13,7 +13,7 @@ from burnish.errors import UserError
 from burnish.reward.process import WorkerProcess
 
 
-def test_a_hanging_sample_costs_only_itself(scorer, sample):
+def test_a_hanging_sample_fails_only_itself(scorer, sample):
     def hang_on_b(solution_str):
         if solution_str == "b":
             time.sleep(60)
@@ -39,7 +39,7 @@ def test_a_catastrophic_regular_expression_is_stopped(scorer, sample):
 
 
 @pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)", "ctypes.string_at(0)"])
-def test_a_dying_worker_costs_only_its_sample(scorer, sample, reward_file, end):
+def test_a_dying_worker_fails_only_its_sample(scorer, sample, reward_file, end):
     path = reward_file(
         f"""
         import ctypes, os
@@ -81,7 +81,7 @@ def test_a_worker_killed_while_idle_is_replaced(scorer, sample):
     assert after.extras["process"] != process
 
 
-def test_a_sample_whose_worker_was_killed_by_others_is_tried_again(scorer, sample, tmp_path):
+def test_a_sample_is_retried_if_something_else_killed_its_worker(scorer, sample, tmp_path):
     def killed_the_first_time(solution_str):
         mark = tmp_path / solution_str
         if not mark.exists():

@@ -20,7 +20,7 @@ def jobs(sample, *responses):
     return [Job(sample(response), pack(sample(response)), future=None) for response in responses]
 
 
-def test_replies_are_matched_and_the_deadline_moves(sample):
+def test_replies_are_matched_and_the_deadline_is_extended(sample):
     worker = start(lambda solution_str: len(solution_str))
     assert worker.idle
     assert worker.deadline is None

@@ -18,7 +18,7 @@ from burnish.reward.protocol import parse_response
         0.5,
     ],
 )
-def test_the_score_is_the_reward_where_there_is_none(answer):
+def test_the_score_defaults_to_the_reward(answer):
     outcome = parse_response(answer, "f")
     assert (outcome.value, outcome.extras, outcome.kind) == (0.5, {"scores": 0.5}, None)
 
@@ -47,7 +47,7 @@ def test_logs_are_extras():
         ({"rewards": [1], "extra_logs": [1]}, "returned list instead of a mapping as extra_logs"),
     ],
 )
-def test_what_is_no_answer(answer, text):
+def test_invalid_responses(answer, text):
     outcome = parse_response(answer, "f")
     assert outcome.kind == "invalid result"
     assert text in outcome.text

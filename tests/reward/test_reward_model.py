@@ -1,4 +1,4 @@
-"""The reward model: its score is transformers' own at the last token, however rows are packed, cut and templated."""
+"""RewardModel: scores equal those of transformers, for any packing, truncation and template."""
 
 import math
 
@@ -57,7 +57,7 @@ def reward_model(folder, micro_batch=SIZE, inputs=None, **options):
 
 
 def padded_scores(folder, rows):
-    """transformers' own: each row padded on the right and masked, one at a time."""
+    """Scores of transformers, one padded and masked row at a time."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     scores = []
     for prompt, response in zip(rows["prompt_ids"].lists(), rows["responses"].lists(), strict=True):
@@ -69,8 +69,8 @@ def padded_scores(folder, rows):
 
 
 def test_scores_are_those_of_transformers(scorer_folder, rows):
-    found, expected = reward_model(scorer_folder).compute_scores(rows), padded_scores(scorer_folder, rows)
-    assert found == pytest.approx(expected, abs=1e-5)
+    scores, expected = reward_model(scorer_folder).compute_scores(rows), padded_scores(scorer_folder, rows)
+    assert scores == pytest.approx(expected, abs=1e-5)
     assert np.std(expected) > 0.01, "equal scores would show nothing"
 
 
@@ -84,12 +84,12 @@ def test_scores_are_those_of_transformers(scorer_folder, rows):
         MicroBatchSize(tokens=10_000),
     ],
 )
-def test_a_score_does_not_depend_on_what_it_is_packed_with(scorer_folder, rows, cut):
-    found = reward_model(scorer_folder, cut).compute_scores(rows)
-    assert found == pytest.approx(reward_model(scorer_folder).compute_scores(rows), abs=1e-5)
+def test_scores_do_not_depend_on_packing(scorer_folder, rows, cut):
+    scores = reward_model(scorer_folder, cut).compute_scores(rows)
+    assert scores == pytest.approx(reward_model(scorer_folder).compute_scores(rows), abs=1e-5)
     backwards = list(reversed(range(len(rows))))
     assert reward_model(scorer_folder, cut).compute_scores(rows.select(backwards)) == pytest.approx(
-        found[::-1], abs=1e-5
+        scores[::-1], abs=1e-5
     )
 
 
@@ -105,13 +105,13 @@ def tiny_scorer(tmp_path_factory):
     return str(folder)
 
 
-def test_normalising(tiny_scorer, rows):
+def test_normalization(tiny_scorer, rows):
     raw = reward_model(tiny_scorer).compute_scores(rows)
     normal = reward_model(tiny_scorer, mean=0.5, std=4.0).compute_scores(rows)
     assert normal == pytest.approx([(score - 0.5) / 4.0 for score in raw], abs=1e-6)
 
 
-def test_long_inputs_keep_their_end_and_are_counted(tiny_scorer, rows):
+def test_long_inputs_are_truncated_and_counted(tiny_scorer, rows):
     model = reward_model(tiny_scorer, max_length=10)
     ends = [[*p, *r][-10:] for p, r in zip(rows["prompt_ids"].lists(), rows["responses"].lists(), strict=True)]
     empty = Ragged.of([[] for _ in ends], torch.int64)
@@ -159,7 +159,7 @@ def conversation(tokenizer, answers):
     )
 
 
-def test_the_answer_is_decoded_and_written_in_the_other_template(policy_tokenizer, their_tokenizer):
+def test_the_response_is_rendered_with_the_reward_models_template(policy_tokenizer, their_tokenizer):
     """From the policy's tokens to text to the reward model's tokens."""
     batch = conversation(policy_tokenizer, ["0", "2<|im_end|>"])
     inputs = RewardModelTemplate(policy_tokenizer, their_tokenizer)
@@ -170,7 +170,7 @@ def test_the_answer_is_decoded_and_written_in_the_other_template(policy_tokenize
     assert their_tokenizer.decode(direct[1]) != written[1], "fed as they are, the tokens mean something else there"
 
 
-def test_with_one_template_for_both_only_the_end_may_differ(policy_tokenizer):
+def test_equal_templates_differ_only_at_the_end(policy_tokenizer):
     """An answer that ended is the same either way; one that was cut off gets the end that the template writes."""
     assert policy_tokenizer.chat_template == CHAT_TEMPLATE
     batch = conversation(policy_tokenizer, ["0<|im_end|>", "22"])
@@ -179,13 +179,13 @@ def test_with_one_template_for_both_only_the_end_may_differ(policy_tokenizer):
     assert templated[1] == [*direct[1], policy_tokenizer.eos_token_id]
 
 
-def test_only_the_end_of_the_policy_is_removed(policy_tokenizer):
+def test_only_the_policys_eos_is_removed(policy_tokenizer):
     inputs = RewardModelTemplate(policy_tokenizer, policy_tokenizer)
     ids = policy_tokenizer("1<|im_start|>2<|im_end|>")["input_ids"]
     assert inputs.answer(ids) == "1<|im_start|>2"
 
 
-def test_the_length_of_an_answer_is_counted_in_the_models_own_tokens(policy_tokenizer, their_tokenizer):
+def test_response_length_is_in_reward_model_tokens(policy_tokenizer, their_tokenizer):
     batch = conversation(policy_tokenizer, ["123<|im_end|>"])
     assert RewardModelTemplate(policy_tokenizer, their_tokenizer).response_length(batch, 0) == 3
     assert PolicyTokens().response_length(batch, 0) == 4
@@ -199,21 +199,21 @@ def test_a_tokenizer_without_a_template_is_refused(policy_tokenizer):
     assert "input_tokenizer=null" in caught.value.hint
 
 
-def test_a_template_that_fails_is_told_with_the_prompt(policy_tokenizer):
+def test_a_failing_template_is_reported_with_the_prompt(policy_tokenizer):
     strict = make_tokenizer("01")
     strict.chat_template = "{{ raise_exception('no user messages, please') }}"
     with pytest.raises(UserError, match=r"prompt 0.*no user messages"):
         RewardModelTemplate(policy_tokenizer, strict).ids(conversation(policy_tokenizer, ["1"]))
 
 
-def test_prompts_without_messages_cannot_be_templated(policy_tokenizer):
+def test_prompts_without_messages_are_refused(policy_tokenizer):
     batch = conversation(policy_tokenizer, ["1"])
     tokens_only = batch.keep("prompt_ids", "responses", "uid").add(raw_prompt=[None])
     with pytest.raises(UserError, match="without messages"):
         RewardModelTemplate(policy_tokenizer, policy_tokenizer).ids(tokens_only)
 
 
-def test_responses_are_decoded_by_a_tokenizer_that_knows_their_tokens(policy_tokenizer, their_tokenizer):
+def test_decoder_has_the_policys_vocabulary(policy_tokenizer, their_tokenizer):
     same = make_tokenizer("0123456789+=?")
     assert decoder_for(policy_tokenizer, same) == (same, None)
     decoder, notice = decoder_for(policy_tokenizer, their_tokenizer)
@@ -221,7 +221,7 @@ def test_responses_are_decoded_by_a_tokenizer_that_knows_their_tokens(policy_tok
     assert "a vocabulary other than the policy's" in notice
 
 
-# a class of the user's own
+# a user's class
 
 
 class Counts:
@@ -235,7 +235,7 @@ class Counts:
         return [len(row["response"]) + len(row["prompt_ids"]) / 100 for row in rows]
 
 
-def test_a_class_of_ones_own_scores(policy_tokenizer):
+def test_custom_class(policy_tokenizer):
     batch = conversation(policy_tokenizer, ["0", "22<|im_end|>"])
     model = CustomRewardModel(Counts, "folder", CPU, policy_tokenizer)
     length = len(batch["prompt_ids"][0])
@@ -251,19 +251,19 @@ def test_a_class_of_ones_own_scores(policy_tokenizer):
     ("scores", "expected"),
     [([np.float32(1.5)], [1.5]), ([torch.tensor(2.5)], [2.5]), ([True], [1.0])],
 )
-def test_whatever_is_a_number_counts(policy_tokenizer, scores, expected):
-    made_by = type("Given", (Counts,), {"score": lambda self, rows: scores})
-    model = CustomRewardModel(made_by, None, CPU, policy_tokenizer)
+def test_numbers_are_converted(policy_tokenizer, scores, expected):
+    model_class = type("Given", (Counts,), {"score": lambda self, rows: scores})
+    model = CustomRewardModel(model_class, None, CPU, policy_tokenizer)
     assert model.compute_scores(conversation(policy_tokenizer, ["1"])) == expected
 
 
 @pytest.mark.parametrize("score", ["good", None, torch.ones(2), math.nan])
-def test_what_is_no_number_fails_its_row(policy_tokenizer, score):
-    made_by = type("Given", (Counts,), {"score": lambda self, rows: [score]})
-    (found,) = CustomRewardModel(made_by, None, CPU, policy_tokenizer).compute_scores(
+def test_invalid_scores_are_nan(policy_tokenizer, score):
+    model_class = type("Given", (Counts,), {"score": lambda self, rows: [score]})
+    (scores,) = CustomRewardModel(model_class, None, CPU, policy_tokenizer).compute_scores(
         conversation(policy_tokenizer, ["1"])
     )
-    assert math.isnan(found)
+    assert math.isnan(scores)
 
 
 def raises(*_):
@@ -279,8 +279,10 @@ def raises(*_):
         ({"score": lambda self, rows: [1.0, 2.0]}, "2 scores for 1 rows"),
     ],
 )
-def test_what_a_class_does_wrong_is_told(policy_tokenizer, methods, problem):
-    made_by = type("Given", (Counts,), methods)
+def test_errors_of_a_custom_class_are_reported(policy_tokenizer, methods, problem):
+    model_class = type("Given", (Counts,), methods)
     with pytest.raises(UserError, match=problem) as caught:
-        CustomRewardModel(made_by, None, CPU, policy_tokenizer).compute_scores(conversation(policy_tokenizer, ["1"]))
+        CustomRewardModel(model_class, None, CPU, policy_tokenizer).compute_scores(
+            conversation(policy_tokenizer, ["1"])
+        )
     assert caught.value.key == "reward_model.model.custom_cls.path"

@@ -24,7 +24,7 @@ def test_rules_by_data_source(scorer, sample):
     assert [score.value for score in scores] == [1.0, 0.0, 1.0]
 
 
-def test_an_unknown_source_is_never_a_fallback_score(scorer, sample):
+def test_an_unknown_source_is_an_error(scorer, sample):
     one = scorer()
     with pytest.raises(UserError, match="no built-in rule for this data source"):
         one.check_sources(["mine/own"])

@@ -25,7 +25,7 @@ def test_the_last_answer_counts(response, score):
     assert search_qa(response, TRUTH) == score
 
 
-def test_ground_truths_of_all_shapes():
+def test_ground_truth_formats():
     for truth in ({"target": np.array(["7", "seven"])}, ["7", "seven"], "seven", {"target": "Seven"}):
         assert search_qa("<answer>seven</answer>", truth) == 1.0
 

@@ -2,11 +2,11 @@ from burnish.config.reward import CustomRewardFunctionConfig, RewardConfig
 from burnish.reward.settings import RewardSettings
 
 
-def test_the_defaults_are_the_configs():
+def test_defaults_equal_those_of_the_config():
     assert RewardSettings.of(CustomRewardFunctionConfig(), RewardConfig()) == RewardSettings()
 
 
-def test_every_key_arrives():
+def test_keys_are_copied():
     function = CustomRewardFunctionConfig(path="f.py", name="g", reward_kwargs={"a": 1})
     reward = RewardConfig(num_workers=5, timeout=3.0, memory_mb=99, on_error="stop", fallback_score=-1.0)
     reward.pass_env = ["HF_TOKEN"]
@@ -14,11 +14,11 @@ def test_every_key_arrives():
     assert RewardSettings.of(function, reward) == arrived
 
 
-def test_no_name_is_the_usual_name():
+def test_default_function_name():
     assert RewardSettings.of(CustomRewardFunctionConfig(name=None), RewardConfig()).name == "compute_score"
 
 
-def test_every_key_of_the_newer_ones_arrives():
+def test_verifier_and_remote_keys_are_copied():
     reward = RewardConfig(
         isolate=True,
         network=False,

@@ -17,7 +17,7 @@ def module_level(solution_str):
     return BONUS + len(solution_str)
 
 
-def test_a_file_is_imported_where_it_is_called(reward_file):
+def test_a_file_is_imported_in_the_worker(reward_file):
     source = FromFile(
         reward_file("def compute_score(solution_str, bonus=0): return len(solution_str) + bonus"), "compute_score"
     )
@@ -25,7 +25,7 @@ def test_a_file_is_imported_where_it_is_called(reward_file):
     assert pickle.loads(pickle.dumps(source)).callers({"bonus": 1})("any")(VALUES) == 3
 
 
-def test_a_callable_travels_by_value_when_nobody_else_could_import_it():
+def test_a_callable_that_is_not_importable_is_pickled_by_value():
     factor = 7
     for function, expected in ((lambda solution_str: factor * len(solution_str), 14), (module_level, 5.0)):
         payload = pickle.dumps(FromCallable(function))
@@ -34,20 +34,20 @@ def test_a_callable_travels_by_value_when_nobody_else_could_import_it():
         assert done.stdout.strip() == str(expected), done.stderr
 
 
-def test_an_importable_callable_travels_by_name():
+def test_an_importable_callable_is_pickled_by_name():
     from burnish.reward.exact import exact
 
     assert len(pickle.dumps(FromCallable(exact))) < 300
     assert FromCallable(exact).label("any") == "exact.py:exact"
 
 
-def test_a_callable_that_cannot_travel_is_refused():
+def test_a_callable_that_cannot_be_pickled_is_refused():
     lock = threading.Lock()
     with pytest.raises(UserError, match=r"cannot be sent to a worker process.*custom_reward_function.path="):
         pickle.dumps(FromCallable(lambda solution_str: lock.locked()))
 
 
-def test_rules_know_their_sources():
+def test_unknown_data_sources_are_refused():
     FromRules().check_sources(["openai/gsm8k", "burnish/sums"], {})
     with pytest.raises(UserError) as caught:
         FromRules().check_sources(["burnish/sums", "openai/gsm8"], {})
@@ -63,7 +63,7 @@ def test_a_data_source_never_names_code_to_run(reward_file):
         FromRules().check_sources([f"{path}:compute_score"], {})
 
 
-def test_rules_take_the_kwargs_that_are_theirs():
+def test_rules_get_the_kwargs_they_accept():
     rules = FromRules()
     rules.check_sources(["openai/gsm8k", "burnish/sums"], {"method": "flexible"})
     values = VALUES | {"solution_str": "it is 42", "data_source": "openai/gsm8k"}

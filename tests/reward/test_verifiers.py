@@ -1,4 +1,4 @@
-"""MindSpeed RL's truth table, label 34, and what lies around it."""
+"""MindSpeed RL's truth table for the label 34, and edge cases."""
 
 import pytest
 
@@ -30,8 +30,8 @@ TABLE = {
 @pytest.mark.parametrize("name", TABLE)
 def test_the_truth_table(name):
     verify = weighted([name], [1.0])
-    found = [verify(text, "34", {"num_tool_calls": 3})["score"] for text in TEXTS.values()]
-    assert found == pytest.approx(TABLE[name])
+    scores = [verify(text, "34", {"num_tool_calls": 3})["score"] for text in TEXTS.values()]
+    assert scores == pytest.approx(TABLE[name])
 
 
 def test_the_table_is_complete():
@@ -68,7 +68,7 @@ def test_acc_finds_an_answer(text, score):
         "<answer>\\boxed{34}</answer><think>late</think></answer>",
     ],
 )
-def test_strict_format_takes_nothing_else(text):
+def test_strict_format_rejects_other_formats(text):
     assert weighted(["strict_format"], [1.0])(text, "34", {})["score"] == -0.5
 
 
@@ -87,11 +87,11 @@ def test_steps_are_counted_up_to_three():
         ({}, "", -1.0),
     ],
 )
-def test_tool_calls_soften_a_wrong_answer(extra_info, text, score):
+def test_tool_calls_reduce_the_penalty(extra_info, text, score):
     assert weighted(["retool_reward"], [1.0])(text, "34", extra_info)["score"] == pytest.approx(score)
 
 
-def test_retool_looks_at_the_last_hundred_characters():
+def test_retool_uses_the_last_hundred_characters():
     assert weighted(["retool_reward"], [1.0])(r"\boxed{34}" + " " * 95, "34", {})["score"] == -1.0
 
 
@@ -109,9 +109,9 @@ def test_verifiers_score_in_workers_for_any_data_source(scorer, sample):
     assert score.problem is None
 
 
-@pytest.mark.parametrize("given", [{"path": "f.py"}, {"remote_url": ("http://localhost:1/",)}])
-def test_another_source_beside_them_is_refused(scorer, given):
+@pytest.mark.parametrize("settings", [{"path": "f.py"}, {"remote_url": ("http://localhost:1/",)}])
+def test_verifiers_with_another_reward_are_refused(scorer, settings):
     with pytest.raises(UserError, match=r"reward.verifiers.*only one can score"):
-        scorer(verifiers=("acc",), **given)
+        scorer(verifiers=("acc",), **settings)
     with pytest.raises(UserError, match=r"a reward function and reward.verifiers"):
         scorer(lambda solution_str: 1.0, verifiers=("acc",))

@@ -92,7 +92,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("response", BAD.values(), ids=BAD.keys())
-def test_a_bad_answer_is_a_problem_and_not_asked_for_again(response):
+def test_an_invalid_response_is_not_retried(response):
     result, num_requests = respond(response)
     assert result.problem.startswith("the sandbox service failed") and len(result.problem) < 700
     assert num_requests == 1 and not result.ok

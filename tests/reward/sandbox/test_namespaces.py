@@ -107,9 +107,9 @@ for path in sys.argv[1:]:
 @pytest.mark.parametrize("mode", ISOLATED)
 def test_the_network_is_shared_only_on_request(mode, spawn):
     code = "import os; print(os.readlink('/proc/self/ns/net'))"
-    ours = os.readlink("/proc/self/ns/net")
-    assert spawn(code, mode, network=True)[1].strip() == ours
-    assert spawn(code, mode)[1].strip() not in ("", ours)
+    namespace = os.readlink("/proc/self/ns/net")
+    assert spawn(code, mode, network=True)[1].strip() == namespace
+    assert spawn(code, mode)[1].strip() not in ("", namespace)
 
 
 @pytest.mark.parametrize("mode", MODES)
