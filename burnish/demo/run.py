@@ -120,8 +120,12 @@ def reinforce(
         f"trainer.validation_data_dir={folder / 'answers'}",
         "trainer.resume_mode=disable",
     ]
-    rows = {"dataset": [p.row() for p in problems.train], "val_dataset": [p.row() for p in problems.held_out]}
-    return train([*config, *overrides], reward=reward, **rows)
+    return train(
+        [*config, *overrides],
+        reward=reward,
+        dataset=[problem.row() for problem in problems.train],
+        val_dataset=[problem.row() for problem in problems.held_out],
+    )
 
 
 def _samples(folder: Path, steps: int, count: int = 6) -> list[tuple[str, str, str, str]]:

@@ -52,11 +52,11 @@ def say_error(text: str) -> None:
 @contextmanager
 def progress_counter(noun: str, total: int, console: Console | None = None) -> Iterator[Callable[[int], None]]:
     """Yields a function to call with the number done: it updates a bar on a terminal and prints lines elsewhere."""
-    console = console or get_console()
-    if not is_interactive(console):
-        yield lambda done: console.print(f"{done}/{total} {noun}")
+    output = console or get_console()
+    if not is_interactive(output):
+        yield lambda done: output.print(f"{done}/{total} {noun}")
         return
-    with _bar(console) as bar:
+    with _bar(output) as bar:
         task = bar.add_task(noun, total=total)
         yield lambda done: bar.update(task, completed=done)
 
@@ -82,9 +82,10 @@ class ConsoleLogger:
         resumed = f", from step {done}" if done else ""
         self._print(f"{run.project}/{run.name}: {self.total} steps{resumed}, in {run.folder}", style="bold")
         if is_interactive(self.console):
-            self.progress = _bar(self.console)
-            self.progress.add_task("step", total=self.total or None, completed=done)
-            self.progress.start()
+            progress = _bar(self.console)
+            progress.add_task("step", total=self.total or None, completed=done)
+            progress.start()
+            self.progress = progress
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         validation = {name: value for name, value in metrics.items() if name.startswith(("val-core/", "val/"))}

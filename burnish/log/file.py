@@ -56,16 +56,16 @@ class FileLogger:
         self._last = (step, data)
         line = encode({"step": step, "data": data}) + "\n"
         self._unwritten.append(line.encode("utf-8", errors="backslashreplace"))
-        self._write()
+        self._write(self.file)
 
-    def _write(self) -> None:
+    def _write(self, file: IO[bytes]) -> None:
         """Write all pending lines, after truncating what an earlier failed write left behind."""
         data = b"".join(self._unwritten)
-        if self.file.seek(0, os.SEEK_END) > self._end:
-            self.file.truncate(self._end)
+        if file.seek(0, os.SEEK_END) > self._end:
+            file.truncate(self._end)
         written = 0
         while written < len(data):
-            written += self.file.write(data[written:])
+            written += file.write(data[written:])
         self._last_start = self._end + len(data) - len(self._unwritten[-1])
         self._end += len(data)
         self._unwritten = []
@@ -83,7 +83,7 @@ class FileLogger:
         if self.file is not None:
             try:
                 if self._unwritten:
-                    self._write()
+                    self._write(self.file)
             finally:
                 self.file.close()
                 self.file = None

@@ -103,8 +103,11 @@ class Loggers:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         metrics = {name: float(value) for name, value in metrics.items()}
         self._each("log", step, metrics)
-        if self._failed and "file" not in self.loggers:
-            self._fall_back_to_file(step, metrics)
+        if self._failed and "file" not in self.loggers and self._start_arguments is not None:
+            run, resume_step = self._start_arguments
+            self._fall_back_to_file(run, resume_step)
+            self.loggers["file"].log(step, metrics)
+            say(f"metrics are written to {run.folder} from step {step} on", style="yellow")
 
     def table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         self._each("table", name, step, list(columns), [list(row) for row in rows])
@@ -137,14 +140,11 @@ class Loggers:
         else:
             getattr(self.loggers[name], method)(*arguments, **kwargs)
 
-    def _fall_back_to_file(self, step: int, metrics: dict[str, float]) -> None:
+    def _fall_back_to_file(self, run: RunInfo, resume_step: int | None) -> None:
         """Start a file logger for the metrics that a tracker did not accept."""
-        info, resume_step = self._start_arguments
         self.loggers["file"] = LOGGERS["file"].load()()
-        self.loggers["file"].start(info, resume_step=resume_step)
-        self.loggers["file"].log(step, metrics)
+        self.loggers["file"].start(run, resume_step=resume_step)
         self._started.append("file")
-        say(f"metrics are written to {info.folder} from step {step} on", style="yellow")
 
     def _report(self, name: str, method: str, error: Exception) -> None:
         if name in self._failed:

@@ -26,9 +26,10 @@ class TensorboardLogger:
         folder = os.environ.get("TENSORBOARD_DIR") or str(run.folder / "tensorboard")
         # purge_step hides the points of steps that will be repeated.
         purge = None if resume_step is None else resume_step + 1
-        self.writer = SummaryWriter(log_dir=folder, purge_step=purge)
+        writer = SummaryWriter(log_dir=folder, purge_step=purge)
+        self.writer = writer
         config = json.dumps(plain(run.config), indent=2, ensure_ascii=False)
-        self.writer.add_text("config", f"```json\n{config}\n```", resume_step or 0)
+        writer.add_text("config", f"```json\n{config}\n```", resume_step or 0)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         writer = self._writer()

@@ -14,7 +14,7 @@ from typing import Any
 from burnish.errors import UserError, nearest
 from burnish.reward.sample import INVALID, RAISED, Outcome
 
-ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+ARGUMENTS: tuple[str, ...] = ("data_source", "solution_str", "ground_truth", "extra_info")
 _TRACEBACK_FRAMES = 6
 _INTERNAL_FILES = {__file__, str(Path(__file__).with_name("evaluate.py"))}
 _TEXT_LIMIT = 2000
@@ -122,7 +122,8 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, numbers.Integral):
-        return int(value) if -(2**63) <= value < 2**64 else hex(value)[:_EXTRA_LIMIT]
+        number = int(value)
+        return number if -(2**63) <= number < 2**64 else hex(number)[:_EXTRA_LIMIT]
     if isinstance(value, numbers.Real):
         return float(value)
     if hasattr(value, "tolist"):

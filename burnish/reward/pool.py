@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import InvalidStateError
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
+from typing import Any
 
 from burnish.errors import UserError
 from burnish.reward.evaluate import Setup
@@ -22,7 +23,7 @@ from burnish.reward.process import Job, WorkerProcess
 from burnish.reward.sample import DIED, TIMED_OUT, Outcome
 from burnish.reward.settings import RewardSettings
 from burnish.reward.source import RewardSource
-from burnish.reward.worker import STARTUP_SECONDS, Ready
+from burnish.reward.worker import STARTUP_SECONDS
 
 logger = logging.getLogger("burnish.reward")
 
@@ -126,7 +127,7 @@ class WorkerPool:
         except BaseException:
             worker.stop()
             raise
-        if self._settings.memory_mb > 0 and not worker.ready.memory_limited:
+        if self._settings.memory_mb > 0 and worker.ready is not None and not worker.ready.memory_limited:
             logger.info("reward.memory_mb=%d: not enforced on this system", self._settings.memory_mb)
         return worker
 
@@ -148,7 +149,7 @@ class WorkerPool:
             if not self._queue:
                 return
             if worker.idle:
-                chunk = self._next_chunk(worker.ready)
+                chunk = self._next_chunk(concurrent=worker.concurrent)
                 try:
                     if chunk:
                         worker.send(chunk)
@@ -156,9 +157,9 @@ class WorkerPool:
                     self._queue.extendleft(reversed(chunk))
                     worker.kill()  # dead or not reading; the next poll replaces it
 
-    def _next_chunk(self, ready: Ready) -> list[Job]:
+    def _next_chunk(self, *, concurrent: bool) -> list[Job]:
         """Several jobs if they are fast, one if it is slow; a job marked `alone` is sent by itself."""
-        limit = _MAX_CHUNK if ready.concurrent else int(_CHUNK_SECONDS / self._seconds_per_sample)
+        limit = _MAX_CHUNK if concurrent else int(_CHUNK_SECONDS / self._seconds_per_sample)
         fair_share = -(-len(self._queue) // self._settings.num_workers)
         size = max(1, min(limit, fair_share, _MAX_CHUNK))
         chunk: list[Job] = []
@@ -173,7 +174,8 @@ class WorkerPool:
         """Wait for a message, a wake-up or a deadline, and process the messages."""
         deadlines = [worker.deadline for worker in self._workers if worker.deadline is not None]
         timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-        readable = wait([self._wakeup_reader, *(worker.channel for worker in self._workers)], timeout)
+        sources: list[Any] = [self._wakeup_reader, *(worker.channel for worker in self._workers)]
+        readable = wait(sources, timeout)
         if self._wakeup_reader in readable:
             with self._lock:
                 self._wakeup_reader.recv_bytes()
@@ -196,7 +198,7 @@ class WorkerPool:
 
     def _handle_reply(self, worker: WorkerProcess, message: bytes) -> None:
         job, outcome = worker.parse_reply(message)
-        if not worker.jobs and not worker.ready.concurrent:
+        if not worker.jobs and not worker.concurrent:
             latest = max(1e-6, (time.monotonic() - worker.sent_at) / worker.num_sent)
             # Shrink chunks at once, grow them gradually: a chunk of slow samples leaves other workers idle.
             self._seconds_per_sample = max(latest, 0.5 * (self._seconds_per_sample + latest))

@@ -102,6 +102,11 @@ class WorkerProcess:
         return f"{start}{isolate}run_isolated({text!r}, lambda: main({descriptor}))"
 
     @property
+    def concurrent(self) -> bool:
+        """Whether samples of a chunk run concurrently (async function)."""
+        return self.ready is not None and self.ready.concurrent
+
+    @property
     def idle(self) -> bool:
         return self.ready is not None and not self.jobs
 
@@ -115,14 +120,14 @@ class WorkerProcess:
     def send(self, jobs: list[Job]) -> None:
         """Send a chunk of jobs. EOFError if the worker has exited; the caller then keeps the jobs."""
         seconds = [self.timeout * job.count for job in jobs]
-        total = max(seconds) if self.ready.concurrent else sum(seconds)
+        total = max(seconds) if self.concurrent else sum(seconds)
         self._chunk_number += 1
         self.channel.send(pickle.dumps((self._chunk_number, total, [job.payload for job in jobs])))
         self.jobs = dict(enumerate(jobs))
         self.num_sent = len(jobs)
         self.sent_at = time.monotonic()
-        self.limit = total if self.ready.concurrent else seconds[0]
-        self.deadline = self.sent_at + self.limit + (_ASYNC_GRACE if self.ready.concurrent else 0.0)
+        self.limit = total if self.concurrent else seconds[0]
+        self.deadline = self.sent_at + self.limit + (_ASYNC_GRACE if self.concurrent else 0.0)
 
     def parse_reply(self, message: bytes) -> tuple[Job, Outcome]:
         """Match a reply with its job; restart the time limit for the next sample. EOFError if the reply is invalid."""
@@ -130,12 +135,14 @@ class WorkerProcess:
             # JSON, not pickle: the reward function may have run model-written code that sends a malicious pickle.
             number, index, *fields = json.loads(message)
             outcome = validate_outcome(Outcome(*fields))
-            job = self.jobs.pop(index if number == self._chunk_number else None)
+            if number != self._chunk_number:
+                raise KeyError(number)
+            job = self.jobs.pop(index)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise EOFError(f"invalid reply: {error}") from error
         if not self.jobs:
             self.deadline = None
-        elif not self.ready.concurrent:
+        elif not self.concurrent:
             self.limit = self.timeout * next(iter(self.jobs.values())).count
             self.deadline = time.monotonic() + self.limit
         return job, outcome
@@ -144,7 +151,7 @@ class WorkerProcess:
         """The job that made the worker hang or die, if it is known, and the other unfinished jobs."""
         others = deque(self.jobs.values())
         self.jobs = {}
-        if others and (len(others) == 1 or not self.ready.concurrent):
+        if others and (len(others) == 1 or not self.concurrent):
             return others.popleft(), others
         return None, others
 

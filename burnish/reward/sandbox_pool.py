@@ -55,7 +55,8 @@ class SandboxPool:
     def _start(self, job: Job) -> None:
         """Parse the test cases, compile the program, and queue a run for each case."""
         if not job.future.set_running_or_notify_cancel():
-            return self._remove(job)
+            self._remove(job)
+            return
         try:
             language, cases = read_cases(job.sample.ground_truth, self._settings.max_cases)
             code = extract_code(job.sample.solution_str, language)
@@ -118,9 +119,10 @@ class _CodeEvaluation:
                 return None
         self._resources.close()
         # A case that the sandbox could not run counts as failed; if it could run none, the response is not to blame.
-        if set(self._letters) == {NOT_RUN}:
+        letters = [letter for letter in self._letters if letter is not None]
+        if set(letters) == {NOT_RUN}:
             return Outcome(kind=DIED, text=self._problem)
-        return _outcome(result_of(self._letters))
+        return _outcome(result_of(letters))
 
 
 def _outcome(result: dict[str, Any]) -> Outcome:

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -160,7 +161,7 @@ class Scorer:
         if outcome.kind is None:
             job.future.set_result(Score(outcome.value, outcome.extras))
             return
-        self._record_problem(job.sample, outcome)
+        self._record_problem(job.sample, outcome.kind, outcome.text)
         try:
             score = self._on_error(self, job.sample, outcome.text)
         except UserError as error:
@@ -168,15 +169,17 @@ class Scorer:
         else:
             job.future.set_result(score)
 
-    def _record_problem(self, sample: Sample, outcome: Outcome) -> None:
+    def _record_problem(self, sample: Sample, kind: str, text: str) -> None:
         with self._lock:
-            self.problems[outcome.kind] += 1
-            headline = outcome.text.partition("\n")[0]
+            self.problems[kind] += 1
+            headline = text.partition("\n")[0]
             if headline not in self._recent and len(self._recent) >= _MAX_PROBLEMS:
                 headline = "other problems"
             previous = self._recent.get(headline)
-            first, text = (previous.first, previous.text) if previous else (sample, outcome.text)
-            self._recent[headline] = Problem(text, (previous.count if previous else 0) + 1, first)
+            if previous is None:
+                self._recent[headline] = Problem(text, 1, sample)
+            else:
+                self._recent[headline] = replace(previous, count=previous.count + 1)
 
     def _log_printed(self, sample: Sample, printed: str) -> None:
         """Log each distinct output once, so that a function that prints a lot does not flood the log."""

@@ -23,22 +23,41 @@ from burnish.user_code import load_user_attribute
 class RewardSource(Protocol):
     """Pickled to the workers. `callers` runs in a worker, everything else in the parent."""
 
-    key: str
-    is_single: bool  # one function for every data source
-    is_user_code: bool  # not built into Burnish
-    reads_prompts: bool  # needs the text of prompt and response, with special tokens
+    @property
+    def key(self) -> str:
+        """The config key that selects it."""
+        ...
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one function scores every data source."""
+        ...
+
+    @property
+    def is_user_code(self) -> bool:
+        """Whether the function is not built into Burnish."""
+        ...
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether it needs the text of prompt and response, with special tokens."""
+        ...
 
     def label(self, data_source: str) -> str:
         """`file.py:function`, for messages."""
+        ...
 
     def check_sources(self, names: Iterable[str], kwargs: Mapping[str, Any]) -> None:
         """Raise UserError if one of these data sources has no reward."""
+        ...
 
     def runs_code(self, data_source: str) -> bool:
         """Whether responses are programs to run in the sandbox."""
+        ...
 
     def callers(self, kwargs: Mapping[str, Any]) -> Callable[[str], Caller]:
         """A function from data source to the caller that scores it. Imports the user's code."""
+        ...
 
 
 class SingleFunction:

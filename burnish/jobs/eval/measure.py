@@ -45,8 +45,8 @@ class Summary:
 def summarize(rows: Sequence[ScoredRow]) -> Summary:
     """Summarize rows; k goes up to the smallest number of responses per row."""
     scores = [row.scores for row in rows]
-    accuracies = [_numbers(row, "acc") for row in rows]
-    has_acc = all(values is not None for values in accuracies)
+    accuracies = [values for row in rows if (values := _numbers(row, "acc")) is not None]
+    has_acc = len(accuracies) == len(rows)
     correctness = accuracies if has_acc else scores
     sizes = sizes_up_to(min(map(len, scores)))
     is_binary = all(value in (0.0, 1.0) for values in correctness for value in values)
@@ -125,7 +125,8 @@ def _majority(row: ScoredRow, values: Sequence[float], k: int) -> float:
 def _numbers(row: ScoredRow, name: str) -> list[float] | None:
     """This entry of the extras of every response; None if it is missing or not a number in one of them."""
     values = [extras.get(name) for extras in row.extras]
-    return [float(v) for v in values] if all(isinstance(v, bool | int | float) for v in values) else None
+    numbers = [float(value) for value in values if isinstance(value, bool | int | float)]
+    return numbers if len(numbers) == len(values) else None
 
 
 def _mean(values: Any) -> float:

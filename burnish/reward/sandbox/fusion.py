@@ -38,7 +38,8 @@ class FusionRunner:
         self.settings = settings
         self.cancel_event = cancel_event or threading.Event()
         self.pause = pause
-        if urlsplit(settings.url).scheme not in ("http", "https") or not urlsplit(settings.url).netloc:
+        self._url = settings.url or ""
+        if urlsplit(self._url).scheme not in ("http", "https") or not urlsplit(self._url).netloc:
             raise UserError("not an http(s) URL", key=_KEY, value=settings.url, hint=f"{_KEY}=http://...")
         self._opener = urllib.request.build_opener(_NoRedirect)
 
@@ -90,7 +91,7 @@ class FusionRunner:
         clean = {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in payload.items()}
         body = json.dumps(clean).encode()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        request = urllib.request.Request(self.settings.url, body, headers, method="POST")
+        request = urllib.request.Request(self._url, body, headers, method="POST")
         timeout = _COMPILE_SECONDS + self.settings.timeout + _QUEUE_SECONDS
         try:
             with self._opener.open(request, timeout=timeout) as response:

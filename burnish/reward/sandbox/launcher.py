@@ -114,7 +114,7 @@ def _run_isolated(plan: Plan) -> dict[str, Any]:
     return json.loads(text) if text else {"problem": "the sandbox exited without a result"}
 
 
-def _write_maps(proc: int, pid: int, uid: int, gid: int) -> None:
+def _write_maps(proc: int, pid: int, uid: int | None, gid: int | None) -> None:
     """Map one id inside to one outside. Only root may map an id other than its own, or keep setgroups."""
     for name, text in (
         ("setgroups", "deny"),

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import IO, Any
 
 from burnish.errors import UserError
@@ -56,9 +57,11 @@ class IsolatedProcess(subprocess.Popen):
     lifeline: IO[bytes] | None = None
     weak = False
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
-        super().__exit__(*exception)
+        super().__exit__(kind, error, trace)
 
     def stop(self) -> None:
         """Kill the program and everything it started."""

@@ -18,9 +18,11 @@ class Runner(Protocol):
 
     def check(self) -> str:
         """Describe how programs are run, for the log; UserError if they cannot be."""
+        ...
 
     def prepare(self, code: str, language: str) -> AbstractContextManager[RunFn]:
         """Compile the program; it can then be run any number of times inside the `with` block."""
+        ...
 
 
 def choose_runner(settings: SandboxSettings, cancel_event: threading.Event | None = None) -> Runner:
