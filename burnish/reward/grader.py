@@ -81,7 +81,7 @@ def _library() -> tuple[Callable[[str], Any], Callable[[Any, Any], bool]]:
     configs = [LatexExtractionConfig(), ExprExtractionConfig()]
 
     def parse_formula(text: str) -> Any:
-        return parse(f"${text}$", extraction_config=configs, parsing_timeout=None)
+        return parse(f"${text}$", extraction_config=configs, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
     def verify_formulas(gold: Any, target: Any) -> bool:
         return verify(gold, target, timeout_seconds=None)

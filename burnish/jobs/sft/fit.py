@@ -118,10 +118,12 @@ def export(run: SftRun) -> None:
 
 def validate(run: SftRun) -> dict[str, float]:
     """Mean cross entropy per trained token over all validation examples."""
+    data, size = run.val_data, run.cfg.data.train_batch_size
+    if data is None:
+        return {}
     total = tokens = 0.0
-    size = run.cfg.data.train_batch_size
-    for start_row in range(0, len(run.val_data), size):
-        batch = run.val_data.batch(range(start_row, min(start_row + size, len(run.val_data))))
+    for start_row in range(0, len(data), size):
+        batch = data.batch(range(start_row, min(start_row + size, len(data))))
         loss, count = run.model.measure(batch)
         total, tokens = total + loss, tokens + count
     return {"val/loss": total / max(tokens, 1.0)}
