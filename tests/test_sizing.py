@@ -63,7 +63,7 @@ def test_dtypes_have_the_planned_size():
 @pytest.mark.parametrize(("sequences", "dynamic"), [(None, False), (4, False), (4, True)])
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_micro_batches_are_planned_as_training_forms_them(sequences, dynamic, name):
-    cut = MicroBatchSize.of(sequences, dynamic, 20_000).on(torch.device(name)).shared(2)
+    cut = MicroBatchSize.of(sequences, dynamic, 20_000).for_device(torch.device(name)).times(2)
     planned = arithmetic.micro_batching(sequences, dynamic, 20_000, 8, 100, 50, name == "cpu", 2)
     assert (planned.sequences, planned.tokens) == (cut.rows, cut.tokens)
 

@@ -152,7 +152,7 @@ def test_invalid_values_are_refused():
     translation = verl("algorithm.adv_estimator=gpro", f"{ROLLOUT}.n=0", "data.seed=[1", "trainer.seed=${no.such}")
     assert "Did you mean 'grpo'?" in item_of(translation, "algorithm.adv_estimator").why
     assert "out of range" in item_of(translation, f"{ROLLOUT}.n").why
-    assert "cannot read" in item_of(translation, "data.seed").why
+    assert "cannot parse" in item_of(translation, "data.seed").why
     assert "cannot resolve the interpolation" in item_of(translation, "trainer.seed").why
     assert translation.count(REFUSED) == 4
 

@@ -166,11 +166,11 @@ def test_a_new_start_forgets_the_old_best(make_run, rows, values):
 def test_a_wrong_metric_is_found_out_by_the_first_validation(make_run, rows, values):
     values(*[0.5] * 5)
     run = make_run(*STEPS, "trainer.best_metric_key=acc", val_dataset=rows(2))
-    with pytest.raises(UserError, match=r"no such metric.*val-core/digits/reward/mean@1"):
+    with pytest.raises(UserError, match=r"no such validation metric.*val-core/digits/reward/mean@1"):
         fit(run)
     assert run.step == 0
     later = make_run(*STEPS, "trainer.best_metric_key=acc", "trainer.val_before_train=false", val_dataset=rows(2))
-    with pytest.raises(UserError, match="no such metric"):
+    with pytest.raises(UserError, match="no such validation metric"):
         fit(later)
     assert later.recorder.checkpoints.steps() == [1], "what was done is kept"
 

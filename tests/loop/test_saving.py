@@ -215,8 +215,8 @@ def test_a_slow_disk_delays_no_step(make_run, monkeypatch, weights, equal):
     assert max(asked) < 0.3, "a checkpoint takes at least 0.5 s, and nobody waited for one"
     notes = (slow.recorder.folder.path / "notes.txt").read_text()
     assert notes.count("the disk is slower than the run") == 8 - len(written)
-    assert all(damage(slow.checkpoints.path(step)) is None for step in written)
-    assert equal(weights(slow.policy), weights(plain.learner.policy))
+    assert all(damage(slow.recorder.checkpoints.path(step)) is None for step in written)
+    assert equal(weights(slow.learner.policy), weights(plain.learner.policy))
 
 
 def refuses(monkeypatch, steps):

@@ -204,7 +204,7 @@ def test_a_verl_checkpoint_gives_its_weights_and_no_more(make_run, verl_checkpoi
     assert equal(weights(run.learner.critic), weights(trained.learner.critic))
     assert run.step == 0 and run.learner.policy.optimizer.updates == run.learner.critic.optimizer.updates == 0
     assert run.rollout.sampler.state_dict()["offset"] == 0
-    assert "optimizer, schedule and data start anew" in run.recorder.notices[-1]
+    assert "optimizer, schedule, data and step start anew" in run.recorder.notices[-1]
     assert fit(run).step == 2
 
 

@@ -85,7 +85,7 @@ def test_a_template_that_fails(rehearsed, gsm8k, tmp_path):
 def test_batch_arithmetic_is_checked_before_scaling(rehearsed):
     report = rehearsed(actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu=5)
     (text,) = breaking(report)
-    assert "ppo_micro_batch_size_per_gpu=5" in text and "on 8 process(es) are 16 responses" in text
+    assert "ppo_micro_batch_size_per_gpu=5" in text and "on 8 rank(s) are 16 responses" in text
 
 
 def test_an_unknown_estimator(rehearsed):

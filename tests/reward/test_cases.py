@@ -35,7 +35,7 @@ def test_many_fences_are_parsed_quickly():
     started = time.process_time()  # our own work: a busy machine must not fail this
     extract_code("```python\n" * 50_000)
     extract_code("`" * 500_000)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 10  # quadratic time would take minutes
 
 
 def test_programs_get_only_the_input():

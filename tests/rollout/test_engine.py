@@ -55,7 +55,7 @@ def test_empty_prompt_and_no_new_token():
 
 
 def test_more_least_tokens_than_most():
-    with pytest.raises(UserError, match="more than the 3 tokens"):
+    with pytest.raises(UserError, match="exceeds the maximum response length of 3 tokens"):
         check_requests([Request(ModelInput((1,)), Sampling(3, min_tokens=4), 0)], OPTIONS)
 
 
