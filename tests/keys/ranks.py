@@ -379,7 +379,7 @@ def notices_another_weight(case: Case) -> bool:
     try:
         case.run.sync_weights()
     except RuntimeError as error:
-        return "other weights than the policy" in str(error)
+        return "weights differ from the policy" in str(error)
     return False
 
 
