@@ -187,7 +187,7 @@ def build_shaper(cfg: TrainConfig) -> Shaper:
         reward.stop_properly_penalty,
         reward.scale,
         SCORE_NORMALIZERS[reward.normalize].load()() if reward.normalize else None,
-        tuple(reward.clip_range) if reward.clip_range else None,
+        (reward.clip_range[0], reward.clip_range[1]) if reward.clip_range else None,
     )
 
 

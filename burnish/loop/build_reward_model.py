@@ -88,6 +88,7 @@ def build_reward_model(
 
 def reward_model_source(cfg: TrainConfig) -> ModelSource:
     model = cfg.reward_model.model
+    assert model.path is not None  # the config's rules ask for it
     return ModelSource(
         path=model.path,
         key=PATH_KEY,
@@ -100,30 +101,33 @@ def reward_model_source(cfg: TrainConfig) -> ModelSource:
 def _inputs(config: RewardModelModelConfig, source: ModelSource, policy: Any, notices: list[str]) -> RewardInput:
     if config.input_tokenizer is None:
         return PolicyTokens()
-    own = load_tokenizer(source.checked_path(), trust_remote_code=source.trust_remote_code, key=PATH_KEY)
+    reward_tokenizer = load_tokenizer(source.checked_path(), trust_remote_code=source.trust_remote_code, key=PATH_KEY)
     key = "reward_model.model.input_tokenizer"
     named = load_tokenizer(config.input_tokenizer, trust_remote_code=source.trust_remote_code, key=key)
     decoder, notice = decoder_for(policy, named)
     if notice is not None:
         notices.append(notice)
-    return RewardModelTemplate(decoder, own)
+    return RewardModelTemplate(decoder, reward_tokenizer)
 
 
 def _moments(config: Any, source: ModelSource) -> tuple[float, float]:
     """mean and std of the scores on the data the model was trained on, as OpenRLHF saves them."""
-    found = [getattr(config, name, None) for name in ("mean", "std")]
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in found) or found[1] <= 0:
-        raise UserError(
-            f"the config.json of {source.path} has no usable mean and std (mean: {found[0]}, std: {found[1]})",
-            key="reward_model.normalize",
-            value=True,
-            hint="reward_model.normalize=false",
-        )
-    return float(found[0]), float(found[1])
+    mean, std = getattr(config, "mean", None), getattr(config, "std", None)
+    numbers = isinstance(mean, int | float) and isinstance(std, int | float)
+    if numbers and std > 0 and math.isfinite(mean) and math.isfinite(std):
+        return float(mean), float(std)
+    raise UserError(
+        f"the config.json of {source.path} has no usable mean and std (mean: {mean}, std: {std})",
+        key="reward_model.normalize",
+        value=True,
+        hint="reward_model.normalize=false",
+    )
 
 
 def _custom(config: RewardModelModelConfig, device: torch.device, tokenizer: Any) -> CustomRewardModel:
-    made_by = load_user_attribute(config.custom_cls.path, config.custom_cls.name, key=CLASS_KEY)
-    if not isinstance(made_by, type):
-        raise UserError(f"{config.custom_cls.name} is no class", key="reward_model.model.custom_cls.name")
-    return CustomRewardModel(made_by, config.path, device, tokenizer)
+    path, name = config.custom_cls.path, config.custom_cls.name
+    assert path is not None and name is not None  # the config's rules ask for both
+    user_class = load_user_attribute(path, name, key=CLASS_KEY)
+    if not isinstance(user_class, type):
+        raise UserError(f"{name} is not a class", key="reward_model.model.custom_cls.name")
+    return CustomRewardModel(user_class, config.path, device, tokenizer)

@@ -54,9 +54,14 @@ class Correction:
         if not self.acts:
             return batch, {}
         responses = batch["responses"]
-        names = ("old_log_probs", "rollout_log_probs", "response_mask")
         result = correct(
-            *(batch[name].flat for name in names), responses.lengths, self.weighting, self.rejections, self.veto
+            batch["old_log_probs"].flat,
+            batch["rollout_log_probs"].flat,
+            batch["response_mask"].flat,
+            responses.lengths,
+            self.weighting,
+            self.rejections,
+            self.veto,
         )
         columns = {"importance_weights": result.weights, "loss_mask": result.kept}
         added = {name: Ragged.like(flat, responses) for name, flat in columns.items() if flat is not None}

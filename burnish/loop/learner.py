@@ -12,9 +12,7 @@ from burnish.loop.correct import Correction
 from burnish.registry import Entry
 from burnish.reward.model_scorer import RewardModelScorer
 from burnish.reward.shaping import Shaper
-from burnish.training.critic import Critic
-from burnish.training.policy import Policy
-from burnish.training.reference import Reference
+from burnish.training.protocols import CriticRole, PolicyRole, ReferenceRole
 
 if TYPE_CHECKING:
     from burnish.config.algorithm import AlgorithmConfig
@@ -24,9 +22,9 @@ if TYPE_CHECKING:
 class Learner:
     """Policy, critic, reference and how advantages are computed."""
 
-    policy: Policy
-    critic: Critic | None
-    reference: Reference | None
+    policy: PolicyRole
+    critic: CriticRole | None
+    reference: ReferenceRole | None
     reward_model: RewardModelScorer | None
     estimator: Entry
     algorithm: AlgorithmConfig
@@ -52,6 +50,7 @@ class Learner:
 
     def reference_columns(self, batch: Batch) -> dict[str, Ragged]:
         """ref_log_prob, and exact_kl where the KL in the reward is the exact one."""
+        assert self.reference is not None
         columns = {"ref_log_prob": self.reference.compute_log_probs(batch)}
         if self.algorithm.use_kl_in_reward and "exact" in KL_ESTIMATORS[self.algorithm.kl_penalty].needs:
             columns["exact_kl"] = self.policy.compute_exact_kl(batch)

@@ -61,10 +61,15 @@ class Rollout:
 
     def next_prompts(self) -> Batch:
         """The prompts of the next step; with a group filter, the first of them."""
+        data, sampler = self.training_data()
         if self.filter is None:
-            indices, epoch = self.sampler.next()
-            return self.train_data.batch(indices, epoch)
-        return self.train_data.batch(*self.sampler.draw(self.filter.num_in_flight))
+            return data.batch(*sampler.next())
+        return data.batch(*sampler.draw(self.filter.num_in_flight))
+
+    def training_data(self) -> tuple[PromptDataset, PromptSampler | UserSampler]:
+        """The training prompts and their order; a run with trainer.val_only has none."""
+        assert self.train_data is not None and self.sampler is not None
+        return self.train_data, self.sampler
 
     @property
     def exhausted(self) -> bool:
@@ -73,9 +78,10 @@ class Rollout:
 
     def update_curriculum(self, batch: Batch) -> None:
         """After a step: the sampler may reorder its prompts, and new rows may arrive."""
-        self.sampler.update(batch)
+        _, sampler = self.training_data()
+        sampler.update(batch)
         if self.growth is not None:
-            self.sampler.grow(self.growth.grow())
+            sampler.grow(self.growth.grow())
 
     # trajectories
 
@@ -128,7 +134,8 @@ class Rollout:
         the sampler and come first in the next step. So nothing depends on timing, on data.gen_batch_size or on where
         the run was resumed, and a checkpoint needs no more than the sampler's position.
         """
-        group_filter = self.filter
+        group_filter, (data, sampler) = self.filter, self.training_data()
+        assert group_filter is not None
         opened: list[tuple[Batch, Group]] = []
         kept: list[tuple[Batch, Group, list[Scored]]] = []
         num_tried = num_rejected = 0
@@ -143,9 +150,10 @@ class Rollout:
             if num_tried == len(opened) or self.engine.capabilities.invariant:
                 in_flight = len(opened) - num_tried
                 missing = num_to_open(group_filter.num_groups, len(kept), in_flight, group_filter.num_in_flight)
-                missing = min(missing, group_filter.max_prompts - len(opened))
+                if group_filter.max_prompts is not None:
+                    missing = min(missing, group_filter.max_prompts - len(opened))
                 if missing > 0:
-                    open_groups(self.train_data.batch(*self.sampler.draw(missing)))
+                    open_groups(data.batch(*sampler.draw(missing)))
             if num_tried == len(opened):
                 raise group_filter.too_many_rounds(len(kept))
             prompt, group = opened[num_tried]
@@ -158,10 +166,10 @@ class Rollout:
                 num_rejected = 0
             else:
                 num_rejected += 1
-                if num_rejected >= max(len(self.train_data), MIN_REJECTED):
-                    raise group_filter.all_rejected(num_rejected, len(self.train_data))
+                if num_rejected >= max(len(data), MIN_REJECTED):
+                    raise group_filter.all_rejected(num_rejected, len(data))
         await runner.cancel([task for _, group in opened[num_tried:] for task in group.all_tasks()])
-        self.sampler.give_back(len(opened) - num_tried)
+        sampler.give_back(len(opened) - num_tried)
         group_filter.count(num_tried, len(kept))
         prompts = Batch.join([prompt for prompt, _, _ in kept])
         greedy = await self._score_greedy(runner, prompts, [group for _, group, _ in kept], step)

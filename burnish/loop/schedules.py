@@ -83,7 +83,7 @@ class SyncSchedule:
         return nullcontext()
 
     def position(self) -> Position:
-        return Position(list(self.pending), self.rollout.sampler.state_dict())
+        return Position(list(self.pending), self.rollout.training_data()[1].state_dict())
 
     def load(self, pending: Sequence[ScoredBatch]) -> None:
         self.pending.extend(pending)
@@ -163,7 +163,7 @@ class AsyncSchedule:
     def position(self) -> Position:
         """A batch that is being generated is generated again: its prompts count as not drawn."""
         with self.changed:
-            state = self.rollout.sampler.state_dict() if self.producing is None else self._sampler_state
+            state = self.rollout.training_data()[1].state_dict() if self.producing is None else self._sampler_state
             return Position(list(self.pending), state)
 
     def load(self, pending: Sequence[ScoredBatch]) -> None:
@@ -250,7 +250,7 @@ class AsyncSchedule:
             self.changed.wait_for(lambda: self.closed or not self._has_more() or self._may_start())
             if self.closed or not self._has_more():
                 return False
-            self.producing, self._sampler_state = self.next_batch, self.rollout.sampler.state_dict()
+            self.producing, self._sampler_state = self.next_batch, self.rollout.training_data()[1].state_dict()
             return True
 
     def _has_more(self) -> bool:

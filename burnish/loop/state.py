@@ -54,7 +54,7 @@ def save(run: Run, *, required: bool = False) -> None:
     state |= {"shaper": learner.shaper.state_dict(), "best": recorder.best.state_dict()}
     state |= {"version": rollout.version, "unsent": learner.num_unsynced}
     if position.pending:
-        writers["queue"] = pending_writer(position.pending, rollout.train_data)
+        writers["queue"] = pending_writer(position.pending, rollout.training_data()[0])
     if rollout.growth is not None:
         writers["data"], state["growth"] = rollout.growth.writer(), rollout.growth.state_dict()
 

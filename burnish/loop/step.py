@@ -42,7 +42,7 @@ def produce(rollout: Rollout, step: int) -> ScoredBatch:
     metrics = {"reward/failed": float(num_failed)}
     if rollout.filter is not None:
         metrics |= rollout.filter.take_metrics()
-    return ScoredBatch(step, batch, rollout.sampler.epoch, metrics, notes)
+    return ScoredBatch(step, batch, rollout.training_data()[1].epoch, metrics, notes)
 
 
 def learn(learner: Learner, scored: ScoredBatch, *, current: bool) -> StepResult:

@@ -13,8 +13,10 @@ def validate(run: Run) -> dict[str, float]:
     """val-core/... and val-aux/... of the engine's current weights; generations are dumped where the config asks."""
     rollout, recorder = run.rollout, run.recorder
     trainer = recorder.trainer
+    data = rollout.val_data
+    assert data is not None
     with run.clock("testing"):
-        parts = [rollout.collect_validation(rollout.val_data.batch(index, epoch=0)) for index in rollout.val_batches]
+        parts = [rollout.collect_validation(data.batch(index, epoch=0)) for index in rollout.val_batches]
         batch = _score_by_model(rollout, Batch.join(parts))
     for line in rollout.take_reward_problems()[1]:
         recorder.loggers.note(line)
@@ -22,8 +24,8 @@ def validate(run: Run) -> dict[str, float]:
     if trainer.validation_data_dir is not None:
         dump_rollouts(trainer.validation_data_dir, run.step, records)
     if trainer.log_val_generations > 0:
-        columns = [[record[name] for record in records] for name in ("input", "output", "score")]
-        shown = pick_generations(*columns, trainer.log_val_generations)
+        inputs, outputs, scores = ([record[name] for record in records] for name in ("input", "output", "score"))
+        shown = pick_generations(inputs, outputs, scores, trainer.log_val_generations)
         recorder.loggers.table("val_generations", run.step, ["input", "output", "score"], shown)
     scores = [record["score"] for record in records]
     names = sorted({name for extras in batch["reward_extras"] for name in extras})

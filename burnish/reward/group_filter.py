@@ -62,10 +62,10 @@ class GroupFilter:
         return within(values, *self.config.reward_range)
 
     @property
-    def max_prompts(self) -> int | float:
-        """Prompts that a step may try."""
+    def max_prompts(self) -> int | None:
+        """Prompts that a step may try; None: no limit."""
         rounds = self.config.max_num_gen_batches
-        return rounds * self.num_in_flight if rounds > 0 else float("inf")
+        return rounds * self.num_in_flight if rounds > 0 else None
 
     def count(self, num_tried: int, num_kept: int) -> None:
         """Note a step's counts for `take_metrics`."""

@@ -164,7 +164,7 @@ def test_a_class_of_ones_own(made, class_file):
     [
         ((), "the name of the class is missing"),
         (("reward_model.model.custom_cls.name=Width",), "has no 'Width'"),
-        (("reward_model.model.custom_cls.name=function",), "is no class"),
+        (("reward_model.model.custom_cls.name=function",), "is not a class"),
         (
             ("reward_model.model.custom_cls.name=Length", "reward_model.normalize=true"),
             "not supported with reward_model.model.custom_cls",

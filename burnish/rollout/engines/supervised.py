@@ -116,6 +116,9 @@ class Supervised:
                 raise
             self._restarts_since_sync = 0
 
+    def digests(self) -> dict[str, Tensor]:
+        return self._call(lambda engine: engine.digests())
+
     def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         return self._call(lambda engine: engine.score(rows, temperature))
 
