@@ -1,4 +1,4 @@
-"""Batch: the one thing handed from room to room. Named columns of rows; nothing is padded."""
+"""Batch: named columns of rows, passed from phase to phase of a step. Nothing is padded."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ Column = Ragged | Tensor | list
 class Batch:
     """Rows with named columns: ragged, one value per row, or Python objects.
 
-    A room adds columns and never takes them back: `batch = batch.add(values=values)`. Writing a name twice is an error.
+    Columns are write-once: `batch = batch.add(values=values)`. Adding a name twice is an error.
     Selecting, repeating and joining rows make a new batch.
     """
 
@@ -96,9 +96,7 @@ class Batch:
     def _put(self, columns: dict[str, Column]) -> None:
         for name, column in columns.items():
             if name in self.columns:
-                raise ValueError(
-                    f"column {name!r} is already in the batch: a room adds columns, it never rewrites them"
-                )
+                raise ValueError(f"column {name!r} is already in the batch: columns are write-once")
             if self.rows is None:
                 self.rows = len(column)
             if len(column) != self.rows:
@@ -135,7 +133,7 @@ class Batch:
         return self.columns[name]
 
     def get(self, name: str) -> Any:
-        """The column, or None where no room has added it."""
+        """The column, or None if nothing has added it."""
         return self.columns.get(name)
 
     def __iter__(self) -> Iterator[str]:

@@ -61,7 +61,7 @@ def build_reward_model(
     """Loaded and checked. What a person should know of it goes to `notices`."""
     config, source = cfg.reward_model, reward_model_source(cfg)
     inputs = _inputs(config.model, source, tokenizer, notices)
-    # Nothing is taught, so the weights need no more bits than the computation.
+    # The model is frozen, so the weights need no more bits than the computation.
     fsdp, key = config.model.fsdp_config, "reward_model.model.fsdp_config.mixed_precision.param_dtype"
     dtype = pick_dtype(fsdp.mixed_precision.param_dtype, device, key)
     model = load_reward_model(source, dtype)
