@@ -32,9 +32,11 @@ def kl_penalty(
     entry = KL_ESTIMATORS[name]
     kwargs = {}
     if "exact" in entry.needs:
-        if exact is None and (logits is None or ref_logits is None):
-            raise ValueError(f"KL estimator {name!r} needs the logits of policy and reference")
-        kwargs["exact"] = full_kl(logits, ref_logits) if exact is None else exact
+        if exact is None:
+            if logits is None or ref_logits is None:
+                raise ValueError(f"KL estimator {name!r} needs the logits of policy and reference")
+            exact = full_kl(logits, ref_logits)
+        kwargs["exact"] = exact
     value = entry.load()(log_prob, ref_log_prob, **kwargs)
     return value if clamp is None else value.clamp(-clamp, clamp)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 def group_numbers(index: Sequence[Any]) -> Tensor:
     """Number uids of any type (strings, array entries) in order of first appearance."""
     seen: dict[Any, int] = {}
-    keys = index.tolist() if hasattr(index, "tolist") else index
+    keys = index.tolist() if hasattr(index, "tolist") else index  # pyright: ignore[reportAttributeAccessIssue]
     return torch.tensor([seen.setdefault(key, len(seen)) for key in keys], dtype=torch.int64)
 
 

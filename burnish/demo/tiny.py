@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -49,7 +50,7 @@ def make_model(
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids(END),
-        pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
+        pad_token_id=cast("int", tokenizer.convert_tokens_to_ids(PAD)),
     )
     model = Qwen2ForCausalLM(config)
     with quiet_transformers():

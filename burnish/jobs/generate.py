@@ -67,6 +67,7 @@ def generate_loaded(loaded: Loaded) -> Path:
 
 
 def model_source(cfg: GenerateConfig) -> ModelSource:
+    assert cfg.model.path is not None  # checked with the config
     return ModelSource(
         path=cfg.model.path,
         key="model.path",
@@ -77,6 +78,7 @@ def model_source(cfg: GenerateConfig) -> ModelSource:
 
 
 def read_rows(cfg: GenerateConfig) -> Rows:
+    assert cfg.data.path is not None  # checked with the config
     rows = read_file(cfg.data.path, "data.path")
     if cfg.data.prompt_key not in rows.kinds:
         raise UserError(

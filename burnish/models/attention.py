@@ -87,7 +87,8 @@ def shared_attention(
 
     # Communication between ranks stays outside compiled graphs.
     attend = torch.compiler.disable(sequence.attend)
-    return attend(query, key, value, options["segments"], _shape(module, options), product), None
+    segments, shape = options["segments"], _shape(module, options)
+    return attend(query, key, value, segments, shape, product), None  # pyright: ignore[reportCallIssue]
 
 
 def varlen_attention(
@@ -128,7 +129,8 @@ def packed_attention(
     if product is None and c_kernel_applies(query, segments, shape, dropout):
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         return c_attention(q, k, v, segments, shape)[None], None
-    return _by_runs(query, key, value, segments, product or causal_attention, shape, dropout), None
+    product = product or causal_attention
+    return _by_runs(query, key, value, segments, product, shape, dropout), None  # pyright: ignore[reportCallIssue]
 
 
 def _autocast_dtype(*tensors: Tensor) -> Iterator[Tensor]:
@@ -173,7 +175,9 @@ def paged_attention(
     """Attention over the engine's KV cache; each module holds its layer's part of it (`models.paged.bind_cache`)."""
     keys, values = getattr(module, KEYS, None), getattr(module, VALUES, None)
     query, key, value = (tensor[0] for tensor in _autocast_dtype(query, key, value))
-    output = paged.attend(keys, values, query, key, value, _shape(module, options))
+    shape = _shape(module, options)
+    # Without a cache, `paged` is an implementation that does not read it.
+    output = paged.attend(keys, values, query, key, value, shape)  # pyright: ignore[reportArgumentType]
     return output.unsqueeze(0), None
 
 

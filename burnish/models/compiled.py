@@ -35,7 +35,7 @@ def compile_layers(model: PreTrainedModel, key: str) -> int:
     return len(layers)
 
 
-def copied_forwards(layers: Sequence[nn.Module]) -> list[Callable[..., Any]]:
+def copied_forwards(layers: Sequence[nn.Module] | nn.ModuleList) -> list[Callable[..., Any]]:
     """The layers' forwards, with a copy of the class's code object.
 
     torch.compile keeps at most eight graphs per code object and then falls back to eager. Engine, policy and reference
@@ -47,7 +47,8 @@ def copied_forwards(layers: Sequence[nn.Module]) -> list[Callable[..., Any]]:
 
 def _copy(function: FunctionType) -> FunctionType:
     parts = function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    copied = functools.update_wrapper(FunctionType(function.__code__.replace(), *parts), function)
+    copied = FunctionType(function.__code__.replace(), *parts)
+    functools.update_wrapper(copied, function)
     copied.__kwdefaults__ = function.__kwdefaults__
     return copied
 

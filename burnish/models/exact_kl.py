@@ -74,9 +74,9 @@ class _ChunkedKL(torch.autograd.Function):
             gap = Gap(*(whole[part] for whole in statistics))
             grad = kernel.differentiate_gap(logits, ref_logits, *shapes, gap, grad_kl[part])
             torch.mm(grad, computed, out=grad_hidden[part])
-            if weight_grad:
+            if grad_weight is not None:
                 add_product(grad_weight, grad, hidden[part])
-        return grad_hidden, grad_weight.to(weight.dtype) if weight_grad else None, None, None, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None
 
 
 def _products(hidden: Tensor, weight: Tensor, ref_hidden: Tensor, ref_weight: Tensor, kernel: LogitKernel) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,13 +69,13 @@ def _shaped_gradients(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *
     return tuple(part.new_empty(part.shape) for part in (query, key, value))
 
 
-def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     query, key, value, starts, *rest = inputs
     ctx.save_for_backward(query, key, value, *output, starts)
     ctx.rest = rest
 
 
-def _differentiate(ctx: torch.autograd.function.FunctionCtx, grad: Tensor, _: Tensor | None) -> tuple:
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple:
     return (*packed_gradients(grad.contiguous(), *ctx.saved_tensors, *ctx.rest), None, None, None, None)
 
 
@@ -110,7 +111,7 @@ def _gradients_on_cpu(
     scaling: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    gradients = tuple(torch.empty(part.shape, dtype=part.dtype) for part in (query, key, value))
+    grad_query, grad_key, grad_value = (torch.empty(part.shape, dtype=part.dtype) for part in (query, key, value))
     kv_heads = key.shape[1]
     for row, q, k, v in _rows(starts, query, key, value):
         grad_out, out = grad[row].transpose(0, 1), output[row].transpose(0, 1)
@@ -120,18 +121,19 @@ def _gradients_on_cpu(
             grad_scores @ k,
             *(_per_group(x, kv_heads) for x in (grad_scores.transpose(-1, -2) @ q, probs.transpose(-1, -2) @ grad_out)),
         )
-        for whole, part in zip(gradients, parts, strict=True):
+        for whole, part in zip((grad_query, grad_key, grad_value), parts, strict=True):
             whole[row] = part.transpose(0, 1)
-    return gradients
+    return grad_query, grad_key, grad_value
 
 
-def _rows(starts: Tensor, query: Tensor, *pairs: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+def _rows(starts: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Per sequence: its slice of the stream, and [heads, t, d] query, key and value (keys repeated per group)."""
     ends = starts.tolist()
-    group = query.shape[1] // pairs[0].shape[1]
+    group = query.shape[1] // key.shape[1]
     for start, end in itertools.pairwise(ends):
         row = slice(start, end)
-        yield row, query[row].transpose(0, 1), *(x[row].transpose(0, 1).repeat_interleave(group, 0) for x in pairs)
+        k, v = (x[row].transpose(0, 1).repeat_interleave(group, 0) for x in (key, value))
+        yield row, query[row].transpose(0, 1), k, v
 
 
 def _scores(query: Tensor, key: Tensor, scaling: float, window: int) -> Tensor:

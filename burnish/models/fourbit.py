@@ -32,14 +32,15 @@ def unpacked(parameter: Tensor) -> Tensor:
     """The full-precision weight of a parameter."""
     if not is_packed(parameter):
         return parameter.detach()
-    return _library("model").functional.dequantize_4bit(parameter.data, parameter.quant_state)
+    state = parameter.quant_state  # pyright: ignore[reportAttributeAccessIssue]
+    return _library("model").functional.dequantize_4bit(parameter.data, state)
 
 
 def disable_inference_kernels(model: PreTrainedModel) -> PreTrainedModel:
     """Disable bitsandbytes' inference-only CPU kernel: its log-probs differ from those of the training forward pass."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+            module.support_avx512bf16_for_cpu = False  # pyright: ignore[reportArgumentType]
     return model
 
 

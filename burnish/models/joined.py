@@ -6,7 +6,8 @@ one three times as wide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,8 @@ class Joined:
         for number, member in enumerate(members):
             # A forward on the class instead of the instance, so that torch.compile shares one graph between layers.
             member.__class__ = JoinedLinear
-            member.joined, member.number = self, number
+            joined = cast("JoinedLinear", member)
+            joined.joined, joined.number = self, number
 
     def product(self, number: int, input: Tensor) -> Tensor:
         if number == 0:
@@ -66,8 +68,9 @@ def join_products(model: nn.Module, linear: Linear = F.linear) -> list[Joined]:
 def _groups(module: nn.Module) -> Iterator[list[nn.Linear]]:
     """Groups of plain linear layers of one module, all with a bias or all without."""
     for names in GROUPS:
-        members = [module._modules.get(name) for name in names]
-        if all(type(member) is nn.Linear for member in members):
+        found = [module._modules.get(name) for name in names]
+        members = [member for member in found if type(member) is nn.Linear]
+        if len(members) == len(names):
             inputs = {member.in_features for member in members}
             biased = {member.bias is not None for member in members}
             if len(inputs) == len(biased) == 1:
@@ -75,7 +78,7 @@ def _groups(module: nn.Module) -> Iterator[list[nn.Linear]]:
 
 
 @torch.no_grad()
-def _one_tensor(parameters: list[nn.Parameter]) -> Tensor:
+def _one_tensor(parameters: Sequence[Tensor]) -> Tensor:
     """Concatenate the parameters; each becomes a view of the result."""
     whole = torch.cat([parameter.data for parameter in parameters])
     for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
@@ -199,9 +199,10 @@ def load_value_model(
     model = _build(AutoModelForTokenClassification, source, config, attn, dtype, **kwargs)
     if is_new:
         # A new value head starts at zero, so that it predicts 0 until it is trained.
-        nn.init.zeros_(model.score.weight)
-        if model.score.bias is not None:
-            nn.init.zeros_(model.score.bias)
+        score = cast("nn.Linear", model.score)
+        nn.init.zeros_(score.weight)
+        if score.bias is not None:
+            nn.init.zeros_(score.bias)
     return model
 
 

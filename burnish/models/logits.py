@@ -114,6 +114,7 @@ def logit_gradient(
     if grad_entropy is None:
         result = log_p.exp_().mul_(-grad)
     else:
+        assert measured.entropy is not None
         p = log_p.exp()
         result = log_p.add_(measured.entropy[:, None]).mul_((grad_entropy / shape.temperature)[:, None])
         result.add_(grad).mul_(p).neg_()

@@ -62,8 +62,9 @@ class _ChunkedHead(torch.autograd.Function):
             measured = kernel.measure(logits, tokens[part], shape, with_entropy, keep=precompute_grad)
             normalizer[part], log_probs[part] = measured.normalizer, measured.log_probs
             if with_entropy:
+                assert measured.entropy is not None
                 entropy[part] = measured.entropy
-            if precompute_grad:
+            if hidden_grad is not None:
                 grad = kernel.differentiate(
                     logits, tokens[part], shape, measured, torch.ones_like(measured.log_probs), None
                 )
@@ -88,7 +89,7 @@ class _ChunkedHead(torch.autograd.Function):
         grad_hidden, total = _gradients(
             hidden, weight, tokens, shape, kernel, measured, grad_log_probs, grad_entropy, weight_grad
         )
-        return (grad_hidden, total.to(weight.dtype) if weight_grad else None, *nothing)
+        return (grad_hidden, None if total is None else total.to(weight.dtype), *nothing)
 
 
 def _gradients(
@@ -103,6 +104,7 @@ def _gradients(
     weight_grad: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of the hidden states and, with `weight_grad`, of the weight in at least float32."""
+    assert measured.entropy is not None
     computed = weight.to(hidden.dtype)
     entry_bytes = kernel.entry_bytes(hidden.dtype, grad_entropy is not None)
     chunks = Chunks.of(len(tokens), len(weight), entry_bytes, hidden.device)
@@ -115,6 +117,6 @@ def _gradients(
         logits = product(hidden[part], computed, buffer)
         grad = kernel.differentiate(logits, tokens[part], shape, rows, grad_log_probs[part], part_entropy)
         torch.mm(grad, computed, out=grad_hidden[part])
-        if weight_grad:
+        if grad_weight is not None:
             add_product(grad_weight, grad, hidden[part])
     return grad_hidden, grad_weight

@@ -40,7 +40,9 @@ class Adapters:
         self.config = config
         self.heads = heads
         layer_class = _peft("model").tuners.lora.LoraLayer
-        self.layers = {name: module for name, module in model.named_modules() if isinstance(module, layer_class)}
+        self.layers: dict[str, Any] = {
+            name: module for name, module in model.named_modules() if isinstance(module, layer_class)
+        }
         for head in heads:
             model.get_submodule(head).requires_grad_(True)
 

@@ -23,7 +23,7 @@ def plain_config(model: PreTrainedModel) -> PretrainedConfig:
     """The model's config without its quantization config."""
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
-        del config.quantization_config
+        del config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
     return config
 
 
@@ -35,7 +35,8 @@ def plain_model(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> PreTra
         plain = type(model)(config)
     plain.load_state_dict(dict(weights), assign=True)
     plain.tie_weights()
-    plain.generation_config = model.generation_config if model.can_generate() else None
+    generation = model.generation_config if model.can_generate() else None
+    plain.generation_config = generation  # pyright: ignore[reportAttributeAccessIssue]
     return plain
 
 

@@ -29,7 +29,7 @@ def block(model: PreTrainedModel, num_layers: int | None, key: str) -> None:
     """Recompute only the first `num_layers` layers."""
     each_layer(model, None, key)
     for layer in decoder_layers(model, key)[num_layers:] if num_layers is not None else ():
-        layer.gradient_checkpointing = False
+        layer.gradient_checkpointing = False  # pyright: ignore[reportArgumentType]
 
 
 def uniform(model: PreTrainedModel, num_layers: int | None, key: str) -> None:

@@ -51,7 +51,7 @@ def load_reward_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedMode
 def last_token_scores(model: PreTrainedModel, inputs: dict, last: Tensor) -> Tensor:
     """Scores at the positions `last` of a packed token stream, float32 [rows]."""
     hidden = backbone(model)(**inputs).last_hidden_state[0, last]
-    return model.score(hidden)[:, 0].float()
+    return model.score(hidden)[:, 0].float()  # pyright: ignore[reportCallIssue]
 
 
 @torch.no_grad()

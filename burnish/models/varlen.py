@@ -82,6 +82,7 @@ def c_attention(
 ) -> Tensor:
     """Causal attention inside each segment by the C kernel, one call for all; tensors are [T, heads, d]."""
     rows = Segments.of(segments, query.device)
+    assert rows.starts is not None  # set by `Segments.of`
     return attention.packed_attention(query, key, value, rows.starts, rows.longest, shape.scaling)
 
 

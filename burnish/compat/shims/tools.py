@@ -8,11 +8,13 @@ import typing
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Schema:
     """The part of pydantic's interface that users need: conversion from and to dicts, with nested schemas."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # subclasses are dataclasses
 
     @classmethod
     def model_validate(cls, values: Any) -> Any:

@@ -13,7 +13,7 @@ from burnish.models.cpu.layers import Layers
 class DifferentiableLayers:
     """Like `Layers`, without a matrix product: torch is as fast for the many rows of a training batch."""
 
-    product = None
+    product: None = None
 
     def __init__(self) -> None:
         self.layers = Layers()

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from burnish.models.cpu.autograd import DifferentiableLayers
@@ -25,6 +26,8 @@ EAGER = "eager_attention_forward"
 
 class CpuLinear(nn.Linear):
     """A linear layer whose result for a row does not depend on the other rows of the batch. Inference only."""
+
+    kernels: Layers
 
     @classmethod
     def from_module(cls, linear: nn.Linear, kernels: Layers) -> CpuLinear:
@@ -40,6 +43,8 @@ class CpuLinear(nn.Linear):
 
 class CpuRMSNorm(nn.Module):
     """RMSNorm times `weight` (offset 0) or times `1 + weight` (offset 1, Gemma)."""
+
+    weight: Tensor
 
     def __init__(self, offset: float, eps: float, kernels: Kernels) -> None:
         super().__init__()
@@ -61,6 +66,11 @@ class CpuRMSNorm(nn.Module):
 
 class CpuGatedMLP(nn.Module):
     """down_proj(silu(gate_proj(x)) * up_proj(x))"""
+
+    gate_proj: nn.Module
+    up_proj: nn.Module
+    down_proj: nn.Module
+    act_fn: Callable[[Tensor], Tensor]
 
     def __init__(self, kernels: Kernels) -> None:
         super().__init__()
@@ -87,6 +97,15 @@ class CpuAttention(nn.Module):
 
     submodules: ClassVar[frozenset[str]] = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
     residual_dropout = 0.0  # of the output; Seed-OSS and StarCoder2 have one
+    # Taken over from the family's module.
+    config: PretrainedConfig
+    layer_idx: int
+    head_dim: int
+    attention_dropout: float
+    q_proj: nn.Module
+    k_proj: nn.Module
+    v_proj: nn.Module
+    o_proj: nn.Module
     # Submodules of subclasses that normalize queries and keys.
     q_norm: nn.Module
     k_norm: nn.Module
@@ -119,7 +138,10 @@ class CpuAttention(nn.Module):
             query, key = self.rotate(query, key, *position_embeddings)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, self.family_attention)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation,  # pyright: ignore[reportArgumentType]
+            self.family_attention,  # pyright: ignore[reportArgumentType]
+        )
         dropout = self.attention_dropout if self.training else 0.0
         output, weights = attend(self, query, key, value, attention_mask, dropout=dropout, **self.options, **kwargs)
         output = output.reshape(*hidden_states.shape[:-1], -1).contiguous()
@@ -137,6 +159,7 @@ class CpuAttention(nn.Module):
         """The kernel takes one packed row of tokens and rotates whole heads; the family's function does the rest."""
         supported = all(map(is_supported, (query, key, cosine, sine)))
         if not supported or len(query) != 1 or cosine.shape[-1] != self.head_dim:
+            assert self.family_rotate is not None  # set by `from_module`
             return self.family_rotate(query, key, cosine, sine)
         return self.kernels.rotate(query, cosine, sine), self.kernels.rotate(key, cosine, sine)
 
@@ -181,6 +204,8 @@ class CpuRotatedNormAttention(CpuAttention):
     """Queries and keys are normalized head by head after they are rotated (HunYuan)."""
 
     submodules = CpuAttention.submodules | {"query_layernorm", "key_layernorm"}
+    query_layernorm: nn.Module
+    key_layernorm: nn.Module
 
     def rotate(self, query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
         query, key = super().rotate(query, key, cosine, sine)
@@ -191,6 +216,8 @@ class CpuFusedProjectionAttention(CpuAttention):
     """One projection for queries, keys and values (Phi-3)."""
 
     submodules = frozenset({"qkv_proj", "o_proj"})
+    qkv_proj: nn.Module
+    num_key_value_heads: int
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rows = self.qkv_proj(hidden_states)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,10 +78,11 @@ def _norm(child: nn.Module, kernels: Kernels) -> nn.Module | None:
     if weight is None or weight.dim() != 1 or len(child._parameters) != 1 or not isinstance(eps, float):
         return None
     probe, rows = copy.deepcopy(child), _random(PROBE_TOKENS, len(weight))
-    probe.weight.data = _random(len(weight)).to(weight.dtype)
+    probe_weight = probe.get_parameter("weight")
+    probe_weight.data = _random(len(weight)).to(weight.dtype)
     expected = _run(probe, rows)
     for offset in (0.0, 1.0):
-        if _agree(expected, kernels.norm(rows, probe.weight, offset, eps)):
+        if _agree(expected, kernels.norm(rows, probe_weight, offset, eps)):
             return CpuRMSNorm.from_module(child, offset, eps, kernels)
     return None
 
@@ -132,7 +133,8 @@ class _Call:
 def _call(attention: nn.Module, training: bool, scale: float) -> _Call:
     call, attention.training = _Call(), training
     rows = _random(1, PROBE_TOKENS, PROBE_HIDDEN) * scale
-    angles = tuple(_random(1, PROBE_TOKENS, attention.head_dim, seed=seed) for seed in range(2))
+    head_dim = cast("int", attention.head_dim)
+    angles = tuple(_random(1, PROBE_TOKENS, head_dim, seed=seed) for seed in range(2))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a family may drop out part of its output
         output, _ = attention(rows, position_embeddings=angles, attention_mask=None, call=call)
     call.tensors = (*call.tensors, output)
@@ -157,9 +159,9 @@ def _record(
 def _attention_probe(child: nn.Module) -> nn.Module:
     """A copy with the same sizes of heads, a small hidden size and `_record` as its attention function."""
     AttentionInterface.register(PROBE, _record)
-    config = copy.deepcopy(child.config)
+    config, head_dim = cast("Any", copy.deepcopy(child.config)), cast("int", child.head_dim)
     config._attn_implementation = PROBE
-    query, key = (heads * child.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
+    query, key = (heads * head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
     widths = {"q_proj": query, "k_proj": key, "v_proj": key, "qkv_proj": query + 2 * key}
     layers: dict[str, nn.Module] = {name: _Projection(PROBE_HIDDEN, width) for name, width in widths.items()}
     layers["o_proj"] = _Projection(query, PROBE_HIDDEN)

@@ -111,6 +111,7 @@ class _Ring(torch.autograd.Function):
                     gradients.add(queries, held[..., :width], held[..., width:], shape, tile)
             _finish(returning)
             if incoming_grad is not None:
+                assert slice_grad is not None  # gradients come with their slice
                 slice_grad += incoming_grad
             if step == 0:
                 own_grad = slice_grad
@@ -119,6 +120,7 @@ class _Ring(torch.autograd.Function):
             _finish(moving)
             held = coming
         _finish(returning)
+        assert own_grad is not None
         grad_key, grad_value = own_grad.to(like.dtype).split([width, like.shape[-1] - width], -1)
         return grad_query.to(query.dtype), grad_key, grad_value, None, None, None
 

@@ -147,7 +147,7 @@ class HfEngine:
         sampler = _Sampler(sequences, device, partial(finish, eos_ids=self.eos_ids, decode=self.options.decode))
         max_tokens = max(request.sampling.max_tokens for request in requests)
         config = GenerationConfig(do_sample=False, max_new_tokens=max_tokens, pad_token_id=0, eos_token_id=None)
-        self.model.generate(
+        self.model.generate(  # pyright: ignore[reportCallIssue]
             ids,
             attention_mask=mask,
             generation_config=config,

@@ -28,7 +28,7 @@ def can_be_invariant(model: nn.Module) -> bool:
     return all(parameter.dim() < 2 or id(parameter) in known for parameter in model.parameters())
 
 
-def _tiled(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
+def _tiled(linear: nn.Linear) -> Callable[..., Tensor]:
     return lambda input: tiled_product(input, linear.weight, linear.bias)
 
 

@@ -168,7 +168,9 @@ class ModelRunner:
         if self.product is F.linear:
             return chunk_logits(hidden, head_weight(self.model), 1.0, logit_softcap(self.model))
         pad = padding(len(hidden), self.row_multiple)
-        logits = self.model.get_output_embeddings()(F.pad(hidden, (0, 0, 0, pad)))[: len(hidden)].float()
+        head = self.model.get_output_embeddings()
+        assert head is not None  # a language model has one
+        logits = head(F.pad(hidden, (0, 0, 0, pad)))[: len(hidden)].float()
         cap = logit_softcap(self.model)
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

@@ -60,7 +60,7 @@ def check_installed(section: str) -> None:
 def version() -> str:
     import vllm
 
-    return vllm.__version__
+    return vllm.__version__  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def known_arguments() -> list[str]:
@@ -118,7 +118,7 @@ class Core:
     def add(
         self, name: str, ids: Sequence[int], fields: dict[str, Any], bad_words: Sequence[Sequence[int]], priority: int
     ) -> None:
-        from vllm import SamplingParams
+        from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(**fields, output_kind=RequestOutputKind.DELTA)
@@ -227,5 +227,8 @@ def process_state_restored() -> Iterator[None]:
 
 def _message(error: Exception) -> str:
     """The message without what a validation library wraps around it."""
-    message = error.errors()[0]["msg"] if hasattr(error, "errors") else " ".join(str(error).split("\n")[:2])
+    if hasattr(error, "errors"):
+        message = error.errors()[0]["msg"]  # pyright: ignore[reportAttributeAccessIssue]
+    else:
+        message = " ".join(str(error).split("\n")[:2])
     return " ".join(message.removeprefix("Value error, ").split()) or type(error).__name__
