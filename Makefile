@@ -29,7 +29,7 @@ test-all: lint $(VENV)/.installed-test-all
 test-vllm: $(VLLM_VENV)/.installed-test
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_CPU_CI_ENV=1 $(VLLM_VENV)/bin/pytest -n $(WORKERS) --dist loadfile tests/vllm
 
-lint: $(VENV)/.installed-test
+lint: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 

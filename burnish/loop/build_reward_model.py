@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -110,11 +110,14 @@ def _inputs(config: RewardModelModelConfig, source: ModelSource, policy: Any, no
     return RewardModelTemplate(decoder, reward_tokenizer)
 
 
+def _is_finite(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def _moments(config: Any, source: ModelSource) -> tuple[float, float]:
     """mean and std of the scores on the data the model was trained on, as OpenRLHF saves them."""
     mean, std = getattr(config, "mean", None), getattr(config, "std", None)
-    numbers = isinstance(mean, int | float) and isinstance(std, int | float)
-    if numbers and std > 0 and math.isfinite(mean) and math.isfinite(std):
+    if _is_finite(mean) and _is_finite(std) and std > 0:
         return float(mean), float(std)
     raise UserError(
         f"the config.json of {source.path} has no usable mean and std (mean: {mean}, std: {std})",
