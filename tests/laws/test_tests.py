@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 
 from .source import ROOT, Module, calls, dotted, modules
 
@@ -72,17 +73,24 @@ def asserting_functions(module: Module) -> set[str]:
     """Functions of this file, and of conftests and helpers beside or above it, that assert, perhaps through others."""
     beside = [one for one in modules(TESTS) if one.path.parent in {module.path.parent, *module.path.parents}]
     near = [module, *(one for one in beside if not one.path.name.startswith("test_"))]
-    known = [function for one in near for function in functions(one)]
-    asserting: set[str] = set()
+    called = {function.name: asserts_or_calls(function) for one in near for function in functions(one)}
+    asserting: set[str] = {name for name, names in called.items() if names is None}
     while True:
-        more = {function.name for function in known if asserts(function, asserting)} - asserting
+        more = {name for name, names in called.items() if names is not None and names & asserting} - asserting
         if not more:
             return asserting
         asserting |= more
 
 
+@cache
+def asserts_or_calls(function: ast.AST) -> frozenset[str] | None:
+    """None if the function itself asserts, else the last parts of the names it calls."""
+    names = [dotted(call.func) for call in calls(function)]
+    if any(isinstance(node, ast.Assert) for node in ast.walk(function)) or ASSERTING_CALLS & set(names):
+        return None
+    return frozenset(name.rpartition(".")[2] for name in names)
+
+
 def asserts(function: ast.AST, helpers: set[str]) -> bool:
-    if any(isinstance(node, ast.Assert) for node in ast.walk(function)):
-        return True
-    called = [dotted(call.func) for call in calls(function)]
-    return any(name in ASSERTING_CALLS or name.rpartition(".")[2] in helpers for name in called)
+    names = asserts_or_calls(function)
+    return names is None or bool(names & helpers)

@@ -157,10 +157,11 @@ def test_what_is_written_is_the_state_of_when_it_was_asked(make_run, gate, weigh
     assert equal(weights(hub.learner.policy), before)
 
 
-def test_a_run_ends_with_everything_written_and_as_one_that_waits(make_run, tmp_path, weights, equal):
+def test_a_run_ends_with_everything_written_and_as_one_that_waits(make_run, weights, equal, saved_before_each_step):
     settings = ("algorithm.adv_estimator=gae", "trainer.save_freq=1", "trainer.total_training_steps=3")
     keep = ("trainer.max_actor_ckpt_to_keep=2", "trainer.max_critic_ckpt_to_keep=1")
     beside, plain = make_run(*settings, *keep, ASYNC, out="beside"), make_run(*settings, *keep, out="plain")
+    saved_before_each_step(beside)
     fit(beside)
     fit(plain)
     assert beside.recorder.checkpoints.steps() == plain.recorder.checkpoints.steps() == [2, 3]

@@ -114,7 +114,7 @@ def test_a_tied_head_is_sent_too(make_engine, their_model, tiny_folder, monkeypa
     engine.load_weights(other.named_parameters(), version=2)
     assert_log_probs(other, engine, Sampling(12), 1.0)
     third = moved(other, seed=6)
-    monkeypatch.setattr(CheckedStream, "__iter__", lambda stream: iter(stream.given))
+    monkeypatch.setattr(CheckedStream, "__iter__", lambda stream: iter(stream.source))
     engine.load_weights(third.named_parameters(), version=3)
     with pytest.raises(AssertionError):
         assert_log_probs(third, engine, Sampling(12), 1.0)
@@ -209,7 +209,7 @@ def test_what_vllm_does_not_take_is_said_by_key(tiny_folder):
 
     with pytest.raises(UserError, match=r"max_num_sequences.*Did you mean 'max_num_seqs'"):
         build(extra={"max_num_sequences": 3})
-    with pytest.raises(UserError, match="rests on it"):
+    with pytest.raises(UserError, match="Burnish sets this argument itself"):
         build(extra={"logprobs_mode": "processed_logprobs"})
     with pytest.raises(UserError, match=r"vLLM rejected its arguments: .*max_model_len"):
         build(max_model_len=100_000)

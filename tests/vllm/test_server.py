@@ -95,7 +95,7 @@ def test_weights_overtake_a_response(late, engine, slowly, their_model, tiny_fol
     """Before them it is the old model's, after them the new one's, to the token: also of those that come after them."""
     old, new = their_model(tiny_folder), moved(their_model(tiny_folder), seed=5)
 
-    def hold_without_listening():
+    def pause_without_listening():
         time.sleep(0.2)  # it goes on for a while
         engine.core._post("/pause?mode=keep")
         return []
@@ -106,7 +106,7 @@ def test_weights_overtake_a_response(late, engine, slowly, their_model, tiny_fol
         time.sleep(0.01)
     with monkeypatch.context() as patch:
         if late:
-            patch.setattr(engine.core, "hold", hold_without_listening)
+            patch.setattr(engine.core, "pause", pause_without_listening)
         engine.load_weights(new.named_parameters(), version=2)
     slowly("0")
     completion = future.result(PATIENCE)
