@@ -38,17 +38,14 @@ MAY_IMPORT = {
     "jobs": COMMON | MIDDLE | {"loop"},
     "doctor": COMMON | {"dialects", "data", "reward", "models"},
     "rehearsal": COMMON | MIDDLE | {"loop", "jobs", "demo", "dialects", "compat"},
-    "view": {"log"},
-    "demo": COMMON | MIDDLE | {"loop", "compat", "view"},
-    "cli": COMMON | MIDDLE | {"loop", "jobs", "compat", "view", "demo", "dialects", "doctor", "rehearsal"},
+    "demo": COMMON | MIDDLE | {"loop", "compat"},
+    "cli": COMMON | MIDDLE | {"loop", "jobs", "compat", "demo", "dialects", "doctor", "rehearsal"},
 }
 
 HEAVY = (
     "ray",
     "vllm",
     "sglang",
-    "megatron",
-    "deepspeed",
     "wandb",
     "mlflow",
     "swanlab",
