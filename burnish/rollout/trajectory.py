@@ -78,14 +78,16 @@ def response_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
     top_log_probs is added where the sampling asked for them, turns where a trajectory has more than one.
     """
     responses = Ragged.of([t.ids for t in trajectories], torch.int64)
+    mask = Ragged.like(torch.ones(len(responses.flat)), responses)
     columns: dict[str, Column] = {}
     if trajectories and all(t.top_log_probs is not None for t in trajectories):
         columns["top_log_probs"] = [t.top_log_probs for t in trajectories]
     if not all(t.is_single_turn for t in trajectories):
         columns["turns"] = [t.turns for t in trajectories]
+        mask = Ragged.of([[float(sampled) for sampled in t.mask] for t in trajectories], torch.float32)
     return columns | {
         "responses": responses,
-        "response_mask": Ragged.of([[float(sampled) for sampled in t.mask] for t in trajectories], torch.float32),
+        "response_mask": mask,
         "rollout_log_probs": Ragged.of([t.log_probs for t in trajectories], torch.float32),
         "weight_version": Ragged.of([t.versions for t in trajectories], torch.int64),
         "finish_reason": [t.finish_reason for t in trajectories],
