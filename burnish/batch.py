@@ -185,6 +185,7 @@ ALONG_RESPONSE = frozenset(
         "old_log_probs",
         "ref_log_prob",
         "entropys",
+        "sum_pi_squared",
         "values",
         "token_level_scores",
         "shaped_scores",

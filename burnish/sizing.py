@@ -1,4 +1,5 @@
-"""Constants and rules that determine how much memory a run uses: block sizes, chunk sizes, dtypes, model families.
+"""Constants and rules that determine how much of a machine a run uses: memory, by block sizes, chunk sizes, dtypes and
+model families, and CPU threads.
 
 The engine and the trainer allocate by them, and `burnish doctor` plans by them. The doctor must not load torch, so
 nothing here imports it.
@@ -6,7 +7,9 @@ nothing here imports it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 GIB = 1 << 30
 FLOAT32_BYTES = 4
@@ -52,10 +55,47 @@ def flash_attention_fits(itemsize: int, head_dim: int, softcap: bool) -> bool:
     return itemsize == 2 and not softcap and head_dim % 8 == 0 and head_dim <= 256
 
 
+# CPU threads
+
+
+def available_cores() -> int:
+    """Physical cores that this process may use: within its affinity and its cgroup's quota."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = len({_siblings(cpu) for cpu in allowed}) or 1
+    quota = _cgroup_quota()
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def _siblings(cpu: int) -> str:
+    """The hardware threads of the CPU's core, as Linux lists them; a CPU alone elsewhere."""
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _cgroup_quota() -> float | None:
+    """CPUs that the cgroup grants (v2, else v1), or None without a limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
+            period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
+        except OSError:
+            return None
+    try:
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except ValueError:  # "max"
+        return None
+
+
 # Training
 
 # A CPU's token budget per micro-batch. Measured: the activations of a layer with more tokens do not fit its caches.
 CPU_MICRO_BATCH_TOKENS = 3072
+# Tokens of one forward pass of the built-in engine on a CPU. Measured: activations of more do not stay in its caches.
+CPU_PREFILL_TOKENS = 2048
 
 # The language-model head: logits are computed in chunks of rows
 

@@ -1,4 +1,5 @@
-"""Remote paths (s3://, hdfs://, gs://, ...) and copies in shared memory. The only file that imports `fsspec`.
+"""Paths: remote ones (s3://, hdfs://, gs://, ...), copies in shared memory, models in run folders, content hashes, full
+disks. The only file that imports `fsspec`.
 
 cache folder/
   <hash of the path>.lock       held while a copy is written
@@ -10,7 +11,7 @@ cache folder/
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import hashlib
 import json
 import logging
@@ -23,7 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from burnish.errors import UserError
+from burnish.errors import UserError, install_extra, nearest
+from burnish.folders import file_lock, is_inside, private_folder, remove_tree
+from burnish.http import fsspec_options, size_limit
+from burnish.untrusted import read_text
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +37,15 @@ SHARED_MEMORY = Path("/dev/shm")
 METADATA = "copy.json"
 # Names that file systems use for the modification time or a hash of the content.
 VERSION_FIELDS = ("mtime", "modified", "last_modified", "LastModified", "updated", "created", "ETag", "etag", "md5Hash")
+
+# In a run folder: the trained model, and the record of a finished run.
+FINAL_MODEL, FINISHED = "model", "finished.json"
+LATEST_STEP, STEP_PREFIX = "latest_checkpointed_iteration.txt", "global_step_"
+STEP = re.compile(r"0|[1-9][0-9]{0,17}")  # the rest of a checkpoint's name
+HUGGING_FACE, MODEL_CONFIG = "huggingface", "config.json"
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+SAMPLES, SAMPLE_BYTES = 16, 1 << 16  # of a large file, for its hash
 
 FileVersions = dict[str, dict[str, Any]]  # path within the source ("" for a single file) -> size, time or etag
 
@@ -57,6 +70,124 @@ def local_path(path: str, *, key: str, use_shm: bool = False) -> str:
 def cache_folder() -> Path:
     """The folder of copies of remote files: BURNISH_CACHE, or ~/.cache/burnish."""
     return Path(os.environ.get("BURNISH_CACHE") or "~/.cache/burnish").expanduser()
+
+
+def looks_local(name: str) -> bool:
+    """Whether a model's name can only be a path: a hub name is `name` or `owner/name`."""
+    if name.startswith(("/", "~", ".")) or name.count("/") > 1:
+        return True
+    return "/" in name and Path(name).parent.is_dir()
+
+
+def check_exists(name: str, *, key: str, more: str = "") -> None:
+    """Refuse a mistyped local path at once, instead of asking a hub for a model of that name.
+
+    `more` is added to what to type.
+    """
+    for scheme in LOCAL_SCHEMES:
+        name = name.removeprefix(scheme)
+    path = Path(name).expanduser()
+    if path.exists() or is_remote(name) or not looks_local(name):
+        return
+    similar = similar_path(path)
+    problem = "no such folder" if similar is None else f"no such folder; did you mean {similar}?"
+    raise UserError(problem, key=key, value=name, hint=f"{key}={similar or '/path/to/a/hugging-face/model'}{more}")
+
+
+def similar_path(path: Path) -> Path | None:
+    """An existing path that differs from this one in one mistyped name."""
+    parents = [path, *path.parents]
+    missing = next((here for here in reversed(parents) if not here.exists()), None)
+    if missing is None or not missing.parent.is_dir():
+        return None
+    try:
+        match = nearest(missing.name, [entry.name for entry in missing.parent.iterdir()])
+    except OSError:
+        return None
+    if match is None:
+        return None
+    similar = missing.parent / match / path.relative_to(missing)
+    return similar if similar.exists() else missing.parent / match
+
+
+def model_folder(path: Path) -> Path | None:
+    """The Hugging Face folder in a run folder, a checkpoint or a role's folder of ours; None if it is none of these.
+
+    Of a run folder: the model of the finished run, else that of the newest checkpoint. It may lack the weights, if
+    those are in the checkpoint's shards.
+    """
+    if not path.is_dir() or (path / MODEL_CONFIG).is_file():
+        return None
+    final = path / FINAL_MODEL if (path / FINAL_MODEL / MODEL_CONFIG).is_file() else None
+    step = _newest_step(path)
+    if final is not None and ((path / FINISHED).is_file() or step is None):
+        return final
+    if step is not None:
+        path = step
+    folders = (path / "actor" / HUGGING_FACE, path / HUGGING_FACE)
+    return next((folder for folder in folders if (folder / MODEL_CONFIG).is_file()), None)
+
+
+def _newest_step(run: Path) -> Path | None:
+    """The newest checkpoint of a run folder."""
+    steps = {
+        int(number): folder
+        for folder in run.glob(f"{STEP_PREFIX}*")
+        if STEP.fullmatch(number := folder.name.removeprefix(STEP_PREFIX))
+    }
+    try:
+        last = int(read_text(run / LATEST_STEP, limit=100))
+    except (OSError, ValueError, UserError):
+        last = None
+    return steps.get(last) if last in steps else steps[max(steps)] if steps else None
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a Hugging Face folder has its weights."""
+    return any(any(folder.glob(pattern)) for pattern in WEIGHTS)
+
+
+def content_hash(path: Path) -> str:
+    """A hash of a file, or of all files of a folder; a copy has the same. Of large files only samples are read, so that
+    it is cheap for models."""
+    digest = hashlib.blake2b(digest_size=6)
+    if path.is_file():
+        _add_content(digest, path)
+        return digest.hexdigest()
+    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+        name = file.relative_to(path)
+        if file.suffix != ".md" and not any(part.startswith(".") for part in name.parts):
+            digest.update(f"{name.as_posix()}\n".encode())
+            _add_content(digest, file)
+    return digest.hexdigest()
+
+
+def _add_content(digest: Any, file: Path) -> None:
+    size = file.stat().st_size
+    digest.update(f"{size}\n".encode())
+    with file.open("rb") as stream:
+        if size <= SAMPLES * SAMPLE_BYTES:
+            digest.update(stream.read())
+            return
+        for number in range(SAMPLES):
+            stream.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
+            digest.update(stream.read(SAMPLE_BYTES))
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether the error, or one that caused it, is a full disk. Some libraries keep only the system's text."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if os.strerror(errno.ENOSPC) in str(error) or os.strerror(errno.EDQUOT) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def disk_full(error: BaseException) -> str:
+    """ "disk full: " in front of the message of an error that a full disk caused; else nothing."""
+    return "disk full: " if is_disk_full(error) and "disk full: " not in str(error) else ""
 
 
 @dataclass(frozen=True)
@@ -145,31 +276,36 @@ def _in_shared_memory(path: str, key: str) -> str:
             shutil.copyfile(files[name], target)
 
     try:
-        return _copy(str(source), source.name, versions, SHARED_MEMORY / "burnish-cache", copy)
+        return _copy(str(source), source.name, versions, private_folder(SHARED_MEMORY / _shared_name()), copy)
     except OSError as error:
         raise UserError(f"cannot copy {path} to shared memory: {error}", **options) from error
 
 
+def _shared_name() -> str:
+    """Every user has a folder of their own: what others may write there could be anything."""
+    return f"burnish-cache-{os.geteuid()}"
+
+
 def _copy(source: str, name: str, versions: FileVersions, cache: Path, write: Callable[[Path], None]) -> str:
     """The path of a complete copy with these file versions, written unless it exists. Removes older copies."""
-    folder = cache / _short_hash(source)
+    folder, name = cache / short_hash(source), name if is_inside(name) else "copy"
     metadata = {"source": source, "files": versions}
-    version = folder / _short_hash(json.dumps(metadata, sort_keys=True))
-    with _locked(folder.with_suffix(".lock")):
+    version = folder / short_hash(json.dumps(metadata, sort_keys=True))
+    with file_lock(folder.with_suffix(".lock")):
         if not _is_complete(version / name, version / METADATA, versions):
             partial = folder / f".{version.name}.{os.getpid()}"
-            _remove(partial)
+            remove_tree(partial)
             partial.mkdir(parents=True)
             try:
                 write(partial / name)
                 (partial / METADATA).write_text(json.dumps(metadata, indent=1))
-                _remove(version)
+                remove_tree(version)
                 partial.rename(version)
             finally:
-                _remove(partial)
+                remove_tree(partial)
         for other in folder.iterdir():
             if other != version:
-                _remove(other)
+                remove_tree(other)
     return str(version / name)
 
 
@@ -183,18 +319,23 @@ def _is_complete(copy: Path, metadata: Path, versions: FileVersions) -> bool:
 
 def _download(filesystem: Any, root: str, versions: FileVersions, target: Path) -> None:
     """Download all files to a temporary name, check their sizes, then rename."""
+    from fsspec.callbacks import Callback
+
     partial = target.with_name(f".{target.name}.partial")
-    _remove(partial)
+    remove_tree(partial)
     try:
         for name, version in versions.items():
             file = partial / name if name else partial
             file.parent.mkdir(parents=True, exist_ok=True)
-            filesystem.get_file(f"{root.rstrip('/')}/{name}" if name else root, str(file))
+            source = f"{root.rstrip('/')}/{name}" if name else root
+            options = fsspec_options(source, version["size"])
+            limit = Callback(hooks={"limit": size_limit(version["size"])})
+            (type(filesystem)(**options) if options else filesystem).get_file(source, str(file), callback=limit)
             if version["size"] not in (None, file.stat().st_size):
                 raise OSError(f"{name or root} has {file.stat().st_size} of {version['size']} bytes")
         partial.rename(target)
     finally:
-        _remove(partial)
+        remove_tree(partial)
 
 
 def _versions(filesystem: Any, root: str) -> FileVersions:
@@ -203,14 +344,21 @@ def _versions(filesystem: Any, root: str) -> FileVersions:
         return {}
     if not filesystem.isdir(root):
         return {"": _version(filesystem.info(root))}
-    files = filesystem.find(root, detail=True)
-    start = len(str(root).rstrip("/")) + 1
-    return {str(path)[start:]: _version(info) for path, info in sorted(files.items())}
+    prefix = f"{str(root).rstrip('/')}/"
+    versions: FileVersions = {}
+    for path, info in sorted(filesystem.find(root, detail=True).items()):
+        name = str(path).removeprefix(prefix)
+        # The listing comes from the server, and its names become names of local files.
+        if not str(path).startswith(prefix) or not is_inside(name):
+            raise OSError(f"the listing names {str(path)[:200]!r}, which is not a file in {root}")
+        versions[name] = _version(info)
+    return versions
 
 
 def _version(info: Mapping[str, Any]) -> dict[str, Any]:
+    size = info.get("size")
     return {
-        "size": info.get("size"),
+        "size": size if type(size) is int and size >= 0 else None,
         **{name: str(info[name]) for name in VERSION_FIELDS if info.get(name) is not None},
     }
 
@@ -226,8 +374,8 @@ def _open(url: str, key: str) -> tuple[Any, str]:
         import fsspec.core
     except ImportError as error:
         problem = "remote paths require fsspec, which is not installed"
-        raise UserError(problem, key=key, value=url, hint="pip install burnish[remote]") from error
-    filesystem, root = fsspec.core.url_to_fs(os.path.expanduser(url))
+        raise UserError(problem, key=key, value=url, hint=install_extra("remote")) from error
+    filesystem, root = fsspec.core.url_to_fs(os.path.expanduser(url), **fsspec_options(url))
     filesystem.invalidate_cache()  # earlier listings may be outdated
     return filesystem, root
 
@@ -244,21 +392,5 @@ def _user_errors(url: str, key: str) -> Iterator[None]:
         raise UserError(f"cannot access it: {type(error).__name__}: {reason}", key=key, value=url) from error
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """A lock between processes; the system releases that of a killed process."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _short_hash(text: str) -> str:
+def short_hash(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

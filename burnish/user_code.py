@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import re
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,9 +41,20 @@ def load_user_attribute(path: str, attribute: str, *, key: str, value: object = 
     if not hasattr(module, attribute):
         names = [n for n, member in vars(module).items() if callable(member) and not n.startswith("_")]
         raise UserError(
-            f"{path} has no {attribute!r}", key=key, value=value, allowed=names or "a callable defined there"
+            f"{path} has no {attribute!r}",
+            key=key,
+            value=value,
+            allowed=names or "a callable defined there",
+            hint=_setting(path, nearest(attribute, names) or names[0], key, value) if names else None,
         )
     return getattr(module, attribute)
+
+
+def _setting(path: str, attribute: str, key: str, value: object) -> str | None:
+    """The setting that selects an attribute of the file; None if the key's functions have a fixed name."""
+    if value != path:
+        return f"{key}={path}:{attribute}"
+    return f"{key.removesuffix('path')}name={attribute}" if key.endswith("path") else None
 
 
 def load_user_module(path: str, *, key: str) -> ModuleType:
@@ -68,9 +81,40 @@ def load_user_module(path: str, *, key: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        problem = f"{file} raised {type(error).__name__} on import: {_explain(error)}"
+        problem = f"{file} raised {type(error).__name__} on import{_line(error, file)}: {_explain(error)}"
         raise UserError(problem, key=key, value=path) from error
     return module
+
+
+def import_problem(path: str, name: str | None, key: str, progress: object = None) -> str | None:
+    """Import a file, and its attribute if one is named; returns what is wrong. Called in an isolated process."""
+    try:
+        load_user_attribute(path, name, key=key) if name else load_user_module(path, key=key)
+    except UserError as error:
+        return error.text()
+    return None
+
+
+def is_importable(module: str) -> bool:
+    """Whether a module can be found. Nothing is imported, not even the packages that contain it."""
+    first, *rest = module.split(".")
+    try:
+        spec = importlib.util.find_spec(first)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    for name in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return False
+        spec = importlib.machinery.PathFinder.find_spec(name, list(spec.submodule_search_locations))
+    return spec is not None
+
+
+def _line(error: Exception, file: Path) -> str:
+    """The last line of the file that was running."""
+    paths = (str(file), str(file.absolute()))  # Python may have made it absolute
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in paths]
+    number = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+    return "" if number is None else f" (line {number})"
 
 
 def _explain(error: Exception) -> str:

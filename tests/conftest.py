@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
+import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers; it limits the width of what is printed
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: kernels run on CPU tensors
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import omegaconf.base
 import pytest
 import torch
 from transformers import (
@@ -26,12 +32,23 @@ from transformers import (
     Qwen3Config,
 )
 
+from burnish import redact
 from burnish.demo.tiny import END, make_model, make_tokenizer
+from burnish.log import console
 from burnish.models.load import ModelSource
+from burnish.rollout.agents.agent_loops import REGISTRY_MODULE
 from burnish.rollout.engine import ENGINES, Engine, EngineOptions
 
 from .sglang_server import SglangServer
 
+# Thousands of tests load a config. Its interpolations are the same each time, and the garbage collector would scan
+# torch and transformers again and again.
+omegaconf.base.parse = cache(omegaconf.base.parse)
+gc.freeze()
+atexit.register(gc.unfreeze)  # extension modules complain about objects that outlive the interpreter
+gc.set_threshold(20_000, 20, 50)
+
+console.SECONDS_UNTIL_SHOWN = 3600.0  # what a test prints must not depend on the machine's speed
 collect_ignore = [] if find_spec("vllm") else ["vllm"]  # `make test-vllm` has an environment for those
 CHARACTERS = "0123456789+-=?"
 SIZES = {
@@ -63,6 +80,20 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets_of_other_tests() -> Iterator[None]:
+    """A secret in the config of one test is hidden from all that the process prints later."""
+    yield
+    redact.forget()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_agents_of_other_tests() -> Iterator[None]:
+    """verl's @register is global to the process: without this, agents of one file are offered to runs of the next."""
+    yield
+    getattr(sys.modules.get(REGISTRY_MODULE), "_agent_loop_registry", {}).clear()
 
 
 def sharpen(model: PreTrainedModel, seed: int) -> None:

@@ -1,10 +1,23 @@
 """UserError: layout of the message, several errors in one, suggestions, pickling."""
 
 import pickle
+import shlex
+import sys
+from pathlib import Path
 
 import pytest
 
-from burnish.errors import StopNow, UserError, UserErrors, WorkerDied, nearest, raise_all
+from burnish import errors
+from burnish.errors import (
+    StopNow,
+    UserError,
+    UserErrors,
+    WorkerDied,
+    install_extra,
+    install_package,
+    nearest,
+    raise_all,
+)
 
 
 @pytest.mark.parametrize(
@@ -89,3 +102,28 @@ def test_a_dead_worker_names_itself_and_survives_pickling():
 def test_a_second_signal_has_the_exit_status_of_shells():
     stop = StopNow(15)
     assert stop.status == 143 and isinstance(stop, KeyboardInterrupt)
+
+
+@pytest.fixture
+def activated(monkeypatch):
+    monkeypatch.setattr("burnish.errors.shutil.which", lambda name: str(Path(sys.executable).parent / name))
+
+
+@pytest.mark.usefixtures("activated")
+def test_extras_are_installed_from_the_clone_or_by_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(errors.CLONE)
+    assert install_extra("wandb") == 'pip install -e ".[wandb]"'
+    assert install_extra("peft", "math") == 'pip install -e ".[peft,math]"'
+    monkeypatch.chdir(tmp_path)
+    assert install_extra("wandb") == f'cd {shlex.quote(str(errors.CLONE))} && pip install -e ".[wandb]"'
+    monkeypatch.setattr(errors, "CLONE", tmp_path)  # as in site-packages: no pyproject.toml beside the package
+    assert install_extra("wandb") == 'pip install "burnish[wandb]"'
+    assert install_extra("vllm", upgrade=True) == 'pip install --upgrade "burnish[vllm]"'
+
+
+def test_install_commands_use_this_python_if_its_environment_is_not_activated(monkeypatch):
+    for pip in (None, "/usr/bin/pip"):
+        monkeypatch.setattr("burnish.errors.shutil.which", lambda name: pip)
+        assert install_package("triton") == f"{shlex.quote(sys.executable)} -m pip install triton"
+    monkeypatch.setattr("burnish.errors.shutil.which", lambda name: str(Path(sys.executable).parent / name))
+    assert install_package("triton") == "pip install triton"

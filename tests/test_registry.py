@@ -72,7 +72,7 @@ def test_a_path_loads_the_users_function(registry, tmp_path):
     assert entry.load()(4) == 8 and entry.needs == frozenset({"values"})
     assert registry[f"{file}:plain"].needs == frozenset()
     assert registry.names() == [], "users' functions are not registered"
-    with pytest.raises(UserError, match=r"mine\.py has no 'triple'.*double") as raised:
+    with pytest.raises(UserError, match=r"mine\.py has no 'triple'.*double.*Type: .*mine\.py:double") as raised:
         registry[f"{file}:triple"]
     assert raised.value.key == "algorithm.adv_estimator"
     with pytest.raises(UserError, match="no such file"):
@@ -90,7 +90,7 @@ def test_a_package_path_loads_the_users_function(registry, tmp_path, monkeypatch
 def test_a_file_that_fails_is_quoted(registry, tmp_path):
     file = tmp_path / "broken.py"
     file.write_text("raise RuntimeError('no luck')\n")
-    with pytest.raises(UserError, match=r"broken\.py raised RuntimeError on import: no luck"):
+    with pytest.raises(UserError, match=r"broken\.py raised RuntimeError on import \(line 1\): no luck"):
         registry[f"{file}:anything"]
     file.write_text("def anything():\n    return 1\n")
     assert registry[f"{file}:anything"].load()() == 1, "a failed import is not kept"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -72,3 +73,23 @@ def test_sizing_imports_nothing():
     code = "import sys; before = set(sys.modules); import burnish.sizing; print(sorted(set(sys.modules) - before))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "torch" not in loaded and "numpy" not in loaded
+
+
+def test_threads_wait_without_spinning():
+    """Spinning threads take ten times as long beside another job. The user's own setting wins."""
+    code = "import os, burnish; print(os.environ['OMP_WAIT_POLICY'])"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    for own in ({}, {"OMP_WAIT_POLICY": "ACTIVE"}):
+        shown = subprocess.run([sys.executable, "-c", code], env=environment | own, capture_output=True, text=True)
+        assert shown.stdout.strip() == own.get("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def test_cores_are_physical_and_within_the_quota(monkeypatch):
+    monkeypatch.setattr(sizing.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(sizing, "_siblings", lambda cpu: f"{cpu % 2},{cpu % 2 + 2}")
+    monkeypatch.setattr(sizing, "_cgroup_quota", lambda: None)
+    assert sizing.available_cores() == 2
+    monkeypatch.setattr(sizing, "_cgroup_quota", lambda: 1.5)
+    assert sizing.available_cores() == 1
+    monkeypatch.setattr(sizing, "_cgroup_quota", lambda: 0.5)
+    assert sizing.available_cores() == 1

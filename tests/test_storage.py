@@ -1,5 +1,6 @@
 """Copies of what lies elsewhere, on fsspec's file system in memory and on the local one."""
 
+import errno
 import os
 import shutil
 import sys
@@ -11,7 +12,17 @@ import pytest
 
 import burnish.storage
 from burnish.errors import UserError
-from burnish.storage import RemoteFolder, is_remote, local_path
+from burnish.storage import (
+    RemoteFolder,
+    check_exists,
+    content_hash,
+    disk_full,
+    has_weights,
+    is_remote,
+    local_path,
+    model_folder,
+    similar_path,
+)
 
 KEY = "data.train_files"
 
@@ -107,7 +118,7 @@ def test_a_broken_download_is_never_used(memory, monkeypatch, tmp_path):
     assert sorted(path.name for path in Path(local_path("memory://m", key="model.path")).iterdir()) == ["a", "b"]
 
 
-def test_a_short_download_is_told(memory, monkeypatch):
+def test_an_incomplete_download_is_an_error(memory, monkeypatch):
     memory.pipe_file("/a", b"aaaa")
     monkeypatch.setattr(type(memory), "get_file", lambda self, source, target, **more: Path(target).write_bytes(b"aa"))
     with pytest.raises(UserError, match="has 2 of 4 bytes"):
@@ -139,7 +150,7 @@ def test_an_unknown_scheme_is_named(memory):
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec", None)
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(UserError, match=r"pip install burnish\[remote\]"):
+    with pytest.raises(UserError, match=r'pip install -e "\.\[remote\]"'):
         local_path("memory://a", key=KEY)
 
 
@@ -185,7 +196,7 @@ def test_a_remote_file_goes_to_shared_memory_too(memory, shm):
 
 
 @pytest.mark.parametrize("url", ["memory://ckpt", "local"])
-def test_a_place_takes_folders_and_gives_them_back(memory, tmp_path, url, monkeypatch):
+def test_a_remote_stores_and_returns_folders(memory, tmp_path, url, monkeypatch):
     place = RemoteFolder(str(tmp_path / "there") if url == "local" else url, "trainer.default_hdfs_dir")
     assert place.names() == [] and place.read("latest.txt") is None
     folder = tmp_path / "global_step_1"
@@ -203,3 +214,74 @@ def test_a_place_takes_folders_and_gives_them_back(memory, tmp_path, url, monkey
     place.fetch("global_step_1", tmp_path / "back")
     assert (tmp_path / "back" / "actor" / "weights").read_text() == "w"
     assert (tmp_path / "back" / "a_manifest.json").read_text() == "m"
+
+
+# Model paths
+
+
+def hugging_face(folder, weights=True):
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    if weights:
+        (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["/nowhere/model", "./modle", "~/nowhere", "../modle", "a/b/c", "models/qwen"])
+def test_a_mistyped_path_is_refused_without_asking_a_hub(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    with pytest.raises(UserError, match="no such folder") as caught:
+        check_exists(name, key="model.path")
+    assert caught.value.key == "model.path" and caught.value.value == name
+
+
+@pytest.mark.parametrize("name", ["gpt2", "Qwen/Qwen2.5-0.5B", "s3://bucket/a/b", "hf://a/b/c"])
+def test_a_hub_name_or_a_remote_path_is_none(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    assert check_exists(name, key="model.path") is None
+
+
+def test_a_similar_path_is_suggested(tmp_path):
+    hugging_face(tmp_path / "models" / "tiny")
+    assert similar_path(tmp_path / "modles" / "tiny") == tmp_path / "models" / "tiny"
+    assert similar_path(tmp_path / "models" / "tinny") == tmp_path / "models" / "tiny"
+    assert similar_path(tmp_path / "xyz") is None
+    with pytest.raises(UserError, match=f"did you mean {tmp_path}/models/tiny") as caught:
+        check_exists(str(tmp_path / "models" / "tiny2"), key="model.path")
+    assert caught.value.hint == f"model.path={tmp_path}/models/tiny"
+
+
+def test_the_model_of_a_run_folder(tmp_path):
+    run = tmp_path / "run"
+    steps = [hugging_face(run / f"global_step_{step}" / "actor" / "huggingface", weights=False) for step in (9, 10)]
+    assert model_folder(run) == steps[1] and not has_weights(steps[1])
+    assert model_folder(run / "global_step_9") == model_folder(run / "global_step_9" / "actor") == steps[0]
+    (run / "latest_checkpointed_iteration.txt").write_text("9")
+    assert model_folder(run) == steps[0], "a new start in an old folder"
+    final = hugging_face(run / "model")
+    assert model_folder(run) == steps[0], "the model is of an earlier run, for this one is not finished"
+    (run / "finished.json").write_text("{}")
+    assert model_folder(run) == final and has_weights(final)
+    assert model_folder(final) is None and model_folder(tmp_path) is None and model_folder(tmp_path / "none") is None
+
+
+def test_a_copy_has_the_same_hash_and_a_change_another(tmp_path):
+    one = hugging_face(tmp_path / "one")
+    (one / "large").write_bytes(bytes(5 << 20))
+    shutil.copytree(one, tmp_path / "two")
+    assert content_hash(one) == content_hash(tmp_path / "two")
+    (tmp_path / "two" / "large").write_bytes(bytes((5 << 20) - 1) + b"1")
+    assert content_hash(one) != content_hash(tmp_path / "two")
+    (one / "config.json").write_text("[]")
+    assert len({content_hash(one), content_hash(tmp_path / "two"), content_hash(one / "config.json")}) == 3
+
+
+def test_a_full_disk_is_recognized_by_number_text_and_cause():
+    full = OSError(errno.ENOSPC, "No space left on device")
+    wrapped = UserError("cannot save")
+    wrapped.__cause__ = full
+    for error in (full, OSError(errno.EDQUOT, "x"), RuntimeError("write: No space left on device"), wrapped):
+        assert disk_full(error) == "disk full: "
+    assert disk_full(OSError(errno.EACCES, "Permission denied")) == ""
+    assert disk_full(RuntimeError(f"disk full: {full}")) == "", "it is said once"

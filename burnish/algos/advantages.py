@@ -2,7 +2,8 @@
 
 An estimator takes a Credit and returns (advantages, returns), both flat [T] along the responses and 0 on observations.
 `needs` of a registry entry lists the optional fields of Credit it uses: values (a critic), groups (responses to one
-prompt), greedy (the score of a greedy response). `min_group` is the smallest group it is defined on.
+prompt), greedy (the score of a greedy response), sum_pi_squared (with old log-probs, both from the policy before its
+update). `min_group` is the smallest group it is defined on.
 
 Notation: R_i is the sum of row i's token rewards; mean_g, std_g (n - 1) and n_g are those of its group. A group of one
 has no baseline: its mean counts as 0 and its std as 1.
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from burnish.algos.masked import masked, next_in_row, reverse_scan, row_counts, row_sums, spread
+from burnish.algos.masked import masked, next_in_row, reverse_scan, row_counts, row_positions, row_sums, spread
 from burnish.algos.whitening import WHITENINGS
 from burnish.registry import Registry
 
@@ -46,10 +47,14 @@ class Credit:
     observations: str = "skip"  # how gae treats them
     penalty: Tensor | None = None  # [T] float, subtracted from tokens after groups are compared; 0 on observations
     clip: tuple[float, float] | None = None  # bounds of a row's score after groups are compared
+    old_log_probs: Tensor | None = None  # [T] float, the policy's before the update
+    sum_pi_squared: Tensor | None = None  # [T] float, sum over the vocabulary of that policy's squared probabilities
+    importance_weights: Tensor | None = None  # [T] float, of rollout correction
 
     def __post_init__(self) -> None:
         tokens, rows = int(self.lengths.sum()), len(self.lengths)
-        sizes = {"token_level_rewards": tokens, "response_mask": tokens, "values": tokens, "penalty": tokens}
+        flat = ("token_level_rewards", "response_mask", "values", "penalty", "old_log_probs", "sum_pi_squared")
+        sizes = dict.fromkeys((*flat, "importance_weights"), tokens)
         for name, size in {**sizes, "groups": rows, "greedy_scores": rows}.items():
             column = getattr(self, name)
             if column is not None and tuple(column.shape) != (size,):
@@ -143,6 +148,62 @@ def remax(credit: Credit) -> Estimate:
     returns = sampled.scatter(reverse_scan(sampled.rewards, sampled.lengths), credit)
     baseline = spread(credit.require("greedy_scores").to(returns), credit.lengths)
     return masked(returns - baseline, credit.response_mask), returns
+
+
+@ADVANTAGES.register("optimal_token_baseline", needs={"groups", "sum_pi_squared"})
+def optimal_token_baseline(credit: Credit, *, zero_tail: bool = True, eps: float = 1e-8) -> Estimate:
+    """Optimal token baseline (arXiv 2602.07078): A_t = G_t - B_t, with one baseline per group and position.
+
+    G_t = rewards from t on; w_t = (1 - 2 pi_t + sum pi^2) rho_t^2, the squared norm of the logits' gradient times the
+    squared importance weight; W_t = w_1 + ... + w_t; B_t = sum_g(G_t W_t) / (sum_g(W_t) + eps) over the sampled tokens
+    at position t. With `zero_tail` the longest row of a group has no baseline behind the second longest.
+    """
+    return _token_baseline(credit, row_positions(credit.lengths, credit.response_mask.device), zero_tail, eps)
+
+
+@ADVANTAGES.register("tir_optimal_token_baseline", needs={"groups", "sum_pi_squared"})
+def tir_optimal_token_baseline(credit: Credit, *, zero_tail: bool = True, eps: float = 1e-8) -> Estimate:
+    """optimal_token_baseline for responses with observations: position t counts sampled tokens only."""
+    mask = credit.response_mask.bool().long()
+    before = mask.cumsum(0) - mask
+    first = (row_counts(mask, credit.lengths).cumsum(0) - row_counts(mask, credit.lengths)).to(mask.device)
+    return _token_baseline(credit, before - spread(first, credit.lengths), zero_tail, eps)
+
+
+def _token_baseline(credit: Credit, positions: Tensor, zero_tail: bool, eps: float) -> Estimate:
+    """`positions` [T]: tokens of a group at the same position share a baseline."""
+    lengths, mask = credit.lengths, credit.response_mask
+    sampled = sampled_tokens(credit)
+    returns = sampled.scatter(reverse_scan(sampled.rewards, sampled.lengths), credit)
+    gain = returns.double()
+    energy = 1 - 2 * credit.require("old_log_probs").double().exp() + credit.require("sum_pi_squared").double()
+    if credit.importance_weights is not None:
+        energy = energy * credit.importance_weights.double().square()
+    energy = masked(energy, mask)
+    # Running sum from the row's start: the row's total minus what comes later.
+    weight = masked(spread(row_sums(energy, lengths), lengths) - reverse_scan(energy, lengths) + energy, mask)
+    _, group_of = credit.require("groups").to(gain.device).unique(return_inverse=True)
+    cell = spread(group_of, lengths) * (int(positions.max()) + 1 if len(positions) else 1) + positions
+    cells, cell_of = cell.unique(return_inverse=True)
+    baseline = _group_sum(gain * weight, cell_of, len(cells)) / (_group_sum(weight, cell_of, len(cells)) + eps)
+    tail = _tail_start(row_counts(mask, lengths).to(gain.device), group_of, zero_tail)
+    baseline = torch.where(positions < spread(tail, lengths), baseline, torch.zeros_like(baseline))
+    return masked(gain - baseline, mask).to(returns), returns
+
+
+def _tail_start(counts: Tensor, group_of: Tensor, zero_tail: bool) -> Tensor:
+    """The position from which a row has no baseline [rows]: 0 in a group of one; for the longest row of a group, with
+    `zero_tail`, the length of the second longest; otherwise never."""
+    num_groups = int(group_of.max()) + 1 if len(group_of) else 0
+    never = torch.full_like(counts, torch.iinfo(counts.dtype).max)
+    alone = _group_sum(torch.ones_like(counts), group_of, num_groups) == 1
+    start = torch.where(alone, torch.zeros_like(counts), never)
+    if not zero_tail:
+        return start
+    longest = counts == _group_max(counts, group_of, num_groups)
+    unique = longest & (_group_sum(longest.long(), group_of, num_groups) == 1)
+    second = _group_max(torch.where(longest, torch.full_like(counts, -1), counts), group_of, num_groups)
+    return torch.where(unique & ~alone, second, start)
 
 
 @ADVANTAGES.register("none")

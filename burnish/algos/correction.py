@@ -88,7 +88,8 @@ def log_ratio(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> Ten
 def importance_weights(
     x: Tensor, mask: Tensor, lengths: Tensor, weighting: Weighting
 ) -> tuple[Tensor, dict[str, float]]:
-    """w = exp(x), per token or as the product over a row, within the bounds; 0 outside the mask."""
+    """w = exp(x), per token or as the product over a row's masked-in tokens, within the bounds; 0 outside the mask."""
+    x = masked(x, mask)
     raw = masked(IS_LEVELS[weighting.level].load()(x, lengths).clamp(-LARGEST_LOG, LARGEST_LOG).exp(), mask)
     inside = (raw >= weighting.low) & (raw <= weighting.high)
     bounded = torch.zeros_like(raw) if weighting.drop else raw.clamp(weighting.low, weighting.high)

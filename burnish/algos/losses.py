@@ -3,7 +3,8 @@
 A policy loss takes (log_probs, old_log_probs, advantages, mask, lengths, options), flat [T] columns with row lengths,
 and returns (loss per token [T], metrics as Shares); values outside the mask are undefined. Metadata:
 `aggregation` is the only aggregation for which the loss is defined; `couples_rows` marks losses in which a token's loss
-depends on other rows of the micro-batch, so that the split into micro-batches matters.
+depends on other rows of the micro-batch, so that the split into micro-batches matters; `weighting` replaces the plain
+product with importance weights (`weighted`).
 
 d = clamp(log pi - log pi_old, +-20), ratio = exp(d), A the advantage; sg() stops the gradient.
 """
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.algos.masked import Metrics, masked, masked_mean, masked_share, row_means, spread
-from burnish.registry import Registry
+from burnish.algos.masked import EPS, Metrics, masked, masked_mean, masked_share, row_means, spread
+from burnish.registry import Entry, Registry
 
 LOSSES = Registry("policy loss", key="actor_rollout_ref.actor.policy_loss.loss_mode")
 
@@ -105,13 +106,19 @@ def sapo(
     return -gate * advantages, {"ppo_kl": masked_share(-d, mask)}
 
 
-@LOSSES.register("geo_mean", "gmpo", aggregation="seq-mean-token-mean")
+def geometric_mean(weights: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+    """The geometric mean of each row's weights, on all its tokens; 1e-10 keeps a weight of 0 finite."""
+    return spread(row_means((weights + 1e-10).log(), mask, lengths).exp(), lengths)
+
+
+@LOSSES.register("geo_mean", "gmpo", aggregation="seq-mean-token-mean", weighting=geometric_mean)
 def geo_mean(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
 ) -> LossPerToken:
     """GMPO (arXiv 2507.20673): -mean_t(A) exp(mean_t(d clipped to [-low, high])), the same on every token of the row.
 
-    As in PPO, the clip applies only where it lowers the objective.
+    As in PPO, the clip applies only where it lowers the objective. A row's importance weight is the geometric mean of
+    its tokens' weights.
     """
     d = log_ratio(log_probs, old_log_probs, mask)
     bounded = d.clamp(-options.clip_low, options.clip_high)
@@ -124,6 +131,50 @@ def geo_mean(
         "pg_clipfrac_lower": masked_share(clipped & (advantages < 0), mask),
     }
     return spread(sequence, lengths), metrics
+
+
+@LOSSES.register("dppo_tv")
+def dppo_tv(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
+) -> LossPerToken:
+    """DPPO with binary total variation (arXiv 2602.04879): -sg(min(ratio, c)) A log pi inside the trust region.
+
+    A token leaves the loss where its update would move pi further from pi_old than allowed: pi - pi_old > high where
+    A > 0, pi_old - pi > low elsewhere.
+    """
+    change = log_probs.detach().exp() - old_log_probs.exp()
+    kept = torch.where(advantages > 0, change <= options.clip_high, change >= -options.clip_low)
+    return _trust_region(log_probs, old_log_probs, advantages, mask, kept, options)
+
+
+@LOSSES.register("dppo_kl")
+def dppo_kl(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, options: LossOptions
+) -> LossPerToken:
+    """DPPO with binary KL (arXiv 2602.04879): as dppo_tv, with KL(pi_old || pi) of token against not-token as distance.
+
+    A token leaves the loss where pi has moved in the direction of its update and the KL exceeds high (A > 0) or low.
+    """
+    new, old = log_probs.detach().exp(), old_log_probs.exp()
+    other = (1 - old) * ((1 - old + EPS) / (1 - new + EPS)).log()
+    distance = old * (old_log_probs - log_probs.detach()) + other
+    kept_up = (distance <= options.clip_high) | (new <= old)
+    kept_down = (distance <= options.clip_low) | (new >= old)
+    kept = torch.where(advantages > 0, kept_up, kept_down)
+    return _trust_region(log_probs, old_log_probs, advantages, mask, kept, options)
+
+
+def _trust_region(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, kept: Tensor, options: LossOptions
+) -> LossPerToken:
+    """DPPO's loss with the tokens that it keeps."""
+    d = log_ratio(log_probs, old_log_probs, mask)
+    ratio = d.detach().exp()
+    metrics = {"ppo_kl": masked_share(-d, mask), "pg_clipfrac": masked_share(~kept, mask)}
+    if options.clip_c is not None:
+        metrics["pg_clipfrac_lower"] = masked_share(kept & (ratio > options.clip_c), mask)
+        ratio = ratio.clamp(max=options.clip_c)
+    return -masked(ratio * advantages, mask.bool() & kept) * log_probs, metrics
 
 
 @LOSSES.register("clip_cov", couples_rows=True)
@@ -159,6 +210,13 @@ def kl_cov(
     penalized[covariance.topk(count).indices] = True
     loss = -advantages * d.exp() + masked(options.ppo_kl_coef * d.abs(), penalized)
     return loss, {"ppo_kl": masked_share(-d, mask)}
+
+
+def weighted(loss: Entry, per_token: Tensor, weights: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+    """A loss per token times the importance weights of rollout correction, 0 outside the mask."""
+    weighting = loss.metadata.get("weighting")
+    weights = masked(weights if weighting is None else weighting(weights, mask, lengths), mask)
+    return per_token * weights
 
 
 def log_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:

@@ -57,6 +57,11 @@ def tokens_left(lengths: Tensor, device: torch.device | str = "cpu") -> Tensor:
     return spread(to_device_async(ends, device), lengths) - torch.arange(int(lengths.sum()), device=device)
 
 
+def row_positions(lengths: Tensor, device: torch.device | str = "cpu") -> Tensor:
+    """Position of each token in its row, from 0: int64 [T], e.g. 0 1 2 0 1."""
+    return spread(to_device_async(lengths, device), lengths) - tokens_left(lengths, device)
+
+
 def row_sums(x: Tensor, lengths: Tensor) -> Tensor:
     """Sum of each row: [T] -> [rows]. An empty row sums to 0."""
     return x.new_zeros(len(lengths)).index_add(0, token_rows(lengths, x.device), x)

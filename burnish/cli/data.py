@@ -19,6 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
     commands = parser.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
     for entry in PREPARERS.entries.values():
         _add_preparer(commands, entry)
+    _add_environment(commands)
     check = commands.add_parser("check", help="check a file; exit status 1 if it has errors")
     check.set_defaults(data_run=run_check)
     check.add_argument("file", metavar="FILE", help=".parquet, .jsonl or .json")
@@ -56,8 +57,46 @@ def _add_preparer(commands: argparse._SubParsersAction, entry: Entry) -> None:
     parser.add_argument("--skip-bad", action="store_true", help="skip rows without a usable answer")
 
 
+def _add_environment(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("env", help="prompts from an environment: its first observations")
+    parser.set_defaults(data_run=run_environment)
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="gymnasium, textarena, reasoning_gym, verifiers, openenv, or path/to/file.py:Class",
+    )
+    parser.add_argument("out", metavar="OUT", help="parquet file to write")
+    parser.add_argument("arguments", nargs="*", metavar="KEY=VALUE", help="arguments of the environment")
+    parser.add_argument("--size", type=int, default=1000, metavar="N", help="rows (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the first row; the next has the next")
+    parser.add_argument("--system", default="", metavar="TEXT", help="system message of every prompt")
+    parser.add_argument("--split", default="train", help="saved in extra_info")
+
+
 def run(args: argparse.Namespace) -> int:
     return args.data_run(args)
+
+
+def run_environment(args: argparse.Namespace) -> int:
+    """Write one row per seed."""
+    from burnish.config.overrides import read_overrides
+    from burnish.data.files import write_parquet
+    from burnish.log.console import activity, get_stderr
+    from burnish.rollout.environments.environment import load_environment
+    from burnish.rollout.environments.rows import environment_rows
+
+    if args.size < 1:
+        raise UserError("must be at least 1", key="--size", value=args.size)
+    overrides, errors = read_overrides(args.arguments)
+    if errors:
+        raise UserError(errors[0].problem, key="KEY=VALUE", value=" ".join(args.arguments), hint="id=FrozenLake-v1")
+    kwargs = {override.key_or_group: override.value() for override in overrides}
+    factory = load_environment(args.name, kwargs, "NAME")
+    with activity(f"{args.size} prompts from {args.name}", console=get_stderr()):
+        rows = list(environment_rows(factory, args.size, args.seed, args.system, args.split))
+    write_parquet(rows, args.out)
+    print(f"wrote {len(rows)} rows to {args.out}")
+    return 0
 
 
 def run_prepare(args: argparse.Namespace) -> int:
@@ -65,6 +104,7 @@ def run_prepare(args: argparse.Namespace) -> int:
     from burnish.data.files import write_parquet
     from burnish.data.prepare import prepare
     from burnish.data.source import raw_rows
+    from burnish.log.console import activity, get_stderr
 
     recipe = dataclasses.replace(
         PREPARERS[args.data_command].metadata["recipe"],
@@ -75,7 +115,10 @@ def run_prepare(args: argparse.Namespace) -> int:
         system=args.system,
         split=args.split,
     )
-    prepared = prepare(args.data_command, raw_rows(args.source, subset=args.subset, split=args.split), recipe)
+    with activity(f"reading {args.source}", console=get_stderr()):
+        rows = raw_rows(args.source, subset=args.subset, split=args.split)
+    with activity(f"converting {len(rows)} rows", console=get_stderr()):
+        prepared = prepare(args.data_command, rows, recipe)
     if prepared.bad and (not args.skip_bad or not prepared.rows):
         number, why = prepared.bad[0]
         total = len(prepared.bad) + len(prepared.rows)
@@ -94,24 +137,30 @@ def run_check(args: argparse.Namespace) -> int:
     from burnish.data.check import check_rows
     from burnish.data.encode import PromptEncoder
     from burnish.data.files import read_file
+    from burnish.log.console import activity, get_stderr
 
     if args.max_prompt_length is not None and not args.tokenizer:
         raise UserError(
             "requires a tokenizer", key="--max-prompt-length", value=args.max_prompt_length, hint="--tokenizer PATH"
         )
-    encoder = PromptEncoder(load_tokenizer(args.tokenizer, args.trust_remote_code), {}) if args.tokenizer else None
+    encoder = None
+    if args.tokenizer:
+        with activity(f"loading the tokenizer {args.tokenizer}", console=get_stderr()):
+            encoder = PromptEncoder(load_tokenizer(args.tokenizer, args.trust_remote_code), {})
     try:
-        rows = read_file(args.file, key="FILE")
+        with activity(f"reading {args.file}", console=get_stderr()):
+            rows = read_file(args.file, key="FILE")
     except UserError as error:
         print(f"error: {error}")
         return 1
-    report = check_rows(
-        rows,
-        prompt_key=args.prompt_key,
-        reward_fn_key=args.reward_fn_key,
-        max_prompt_length=args.max_prompt_length,
-        encoder=encoder,
-    )
+    with activity(f"checking {len(rows)} rows", console=get_stderr()):
+        report = check_rows(
+            rows,
+            prompt_key=args.prompt_key,
+            reward_fn_key=args.reward_fn_key,
+            max_prompt_length=args.max_prompt_length,
+            encoder=encoder,
+        )
     print("\n".join(report.lines()))
     return 1 if report.errors else 0
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
-from burnish.errors import UserError
+from burnish.cli.launch_input import LaunchInput, add_trust, add_version, looking_at, not_translated, translate_input
+from burnish.cli.layout import wrap
+from burnish.cli.run import describe_blockers
+from burnish.dialects.report import summarize
+from burnish.errors import ExitStatus, UserError
 from burnish.sizing import GIB
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from burnish.dialects.report import Translation
     from burnish.doctor.examine import Examination
-    from burnish.doctor.machine import Machine
+    from burnish.doctor.machine import Device, Machine
+    from burnish.doctor.memory import Phase, Plan
 
-DEFAULT_GIB = 80.0
+DEFAULT_MEMORY = 80 * GIB
 COLORS = {"refused": "red", "warning": "yellow", "note": "cyan"}
-PAGE_WIDTH = 140  # columns if the output is not a terminal
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -29,82 +32,81 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
         help="check a command for mistakes and memory use, and show what this machine can run",
         description="burnish doctor [--json] [-- COMMAND... | SCRIPT.sh | FILE.yaml]",
     )
+    add_version(parser)
     parser.add_argument("words", nargs="*", metavar="COMMAND", help="a launch command after --, a script, or a YAML")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument(
         "--gpu-memory", type=float, metavar="GB", help="memory of a GPU; default: this machine's, or 80"
     )
     parser.add_argument("--shape", metavar="MODEL", help="known model, or folder with a config.json, for the policy")
+    add_trust(parser, ", and run the model's own code")
     parser.add_argument("--no-files", action="store_true", help="do not check data files and Python files")
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status: 0 no errors, 3 a setting is refused or does not fit in memory, 2 the input cannot be translated."""
+    """Exit status: 0 no problem, 2 cannot be translated, 3 refused or too big for memory, 4 not supported yet."""
+    with looking_at(args.words[0] if args.words and os.path.isfile(args.words[0]) else None, trust=args.trust):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from burnish.doctor.examine import examine
     from burnish.doctor.machine import describe_machine
 
-    examination, notes = None, []
+    examination, notes, status = None, [], ExitStatus.OK
     if args.words:
         try:
-            translation, notes = translate_words(args.words)
-            capacity = int((args.gpu_memory or _device_gib()) * GIB)
-            examination = examine(translation, capacity=capacity, shape=args.shape, check_files=not args.no_files)
+            launch_input = translate_input(args.words, args.assume, trust=args.trust)
+            translation, notes = choose_command(launch_input)
+            device = _smallest_device()
+            capacity = int(args.gpu_memory * GIB) if args.gpu_memory else device.memory if device else DEFAULT_MEMORY
+            examination = examine(
+                translation,
+                capacity=capacity,
+                shape=args.shape,
+                check_files=not args.no_files,
+                device=device.name if device else None,
+                trust=args.trust,
+            )
+            status = max(examination.exit_status, *(each.run_status for each in launch_input.translations))
         except UserError as error:
             return _report_error(error, args.json)
+    if not args.json:
+        print("doctor: looking at this machine ...", file=sys.stderr, flush=True)
     machine = describe_machine()
     if args.json:
         output: dict[str, Any] = {"machine": machine.to_json()}
-        output |= {name: None for name in ("understood", "arithmetic", "memory")} | {"findings": []}
+        output |= {name: None for name in ("understood", "arithmetic", "memory", "estimate")} | {"findings": []}
         output |= {} if examination is None else examination.to_json()
         print(json.dumps(output | {"notes": notes}, default=str))
     else:
         show(machine, examination, notes, args.words)
-    return 0 if examination is None else examination.exit_status
+    return status
 
 
-def translate_words(words: list[str]) -> tuple[Translation, list[str]]:
-    """Translate a command, script or YAML; returns the translation and notes on it."""
-    from burnish.dialects.translate import translate_command, translate_yaml
-
-    first = words[0]
-    if first.endswith((".yaml", ".yml")) and os.path.isfile(first):
-        return translate_yaml(first, words[1:]), []
-    if first.endswith(".sh") or (os.path.isfile(first) and not first.endswith(".py") and len(words) == 1):
-        return _translate_script(words)
-    return translate_command(words), []
-
-
-def _translate_script(words: list[str]) -> tuple[Translation, list[str]]:
-    """Translate the first training command of a script, or else its first translatable command."""
-    from burnish.cli.scripts.record import record_script
-    from burnish.dialects.translate import translate_command
-
-    recording = record_script(words[0], words[1:])
-    translations: list[Translation] = []
-    last_error: UserError | None = None
-    for command in recording:
-        try:
-            translations.append(translate_command(list(command.words), command.cwd))
-        except UserError as error:
-            last_error = error
-    if not translations:
-        raise last_error or UserError(f"{words[0]} starts no program that Burnish can translate")
+def choose_command(launch_input: LaunchInput) -> tuple[Translation, list[str]]:
+    """The first training command of a script, or else its first command; and notes on all of them."""
+    translations, notes = launch_input.translations, list(launch_input.notes)
     chosen = next((translation for translation in translations if translation.job == "train"), translations[0])
-    notes = list(recording.notes)
     if len(translations) > 1:
         notes.append(
             f"the script starts {len(translations)} translatable commands; this report covers the first training"
         )
+    for number, translation in enumerate(translations, 1):
+        if translation is not chosen and translation.blockers():
+            notes.append(
+                f"`burnish run` does not start command {number} (`burnish {translation.job}`,"
+                f" exit status {translation.run_status:d}): {describe_blockers(translation)}"
+            )
     return chosen, notes
 
 
-def _device_gib() -> float:
+def _smallest_device() -> Device | None:
     from burnish.doctor.machine import cuda_devices
 
-    devices = cuda_devices()
-    return min(device.memory for device in devices) / GIB if devices else DEFAULT_GIB
+    return min(cuda_devices(), key=lambda device: device.memory, default=None)
 
 
 def _report_error(error: UserError, as_json: bool) -> int:
@@ -114,112 +116,135 @@ def _report_error(error: UserError, as_json: bool) -> int:
         from burnish.log.console import say_error
 
         say_error(error.text())
-    return 2
+    return not_translated(error)
 
 
 def show(machine: Machine, examination: Examination | None, notes: list[str], words: list[str]) -> None:
-    """Print all sections, those of the command first."""
-    from rich.console import Console
-
-    console = Console(markup=False, emoji=False, highlight=False)
-    if not console.is_terminal:
-        console = Console(markup=False, emoji=False, highlight=False, width=PAGE_WIDTH)
+    """Print all sections: the command and its findings first, this machine last."""
     if examination is not None:
-        _show_translation(console, examination, notes)
-        _show_arithmetic(console, examination)
-        _show_memory(console, examination)
-        _show_findings(console, examination)
-    _show_machine(console, machine)
+        _show_translation(examination, notes)
+        _show_findings(examination)
+        _show_arithmetic(examination)
+        _show_estimate(examination)
+        _show_memory(examination)
+    _show_machine(machine)
 
 
-def _title(console: Console, text: str) -> None:
-    console.print()
-    console.print(text, style="bold")
+def _print(text: str, style: str = "") -> None:
+    """Print text that is already wrapped, so that no key is broken."""
+    from burnish.log.console import Console
+
+    Console().print(text, style=style or None, soft_wrap=True)
 
 
-def _show_translation(console: Console, examination: Examination, notes: list[str]) -> None:
-    from burnish.dialects.report import STATUSES
+def _title(text: str) -> None:
+    _print(f"\n{wrap(text)}", "bold")
 
+
+def _show_translation(examination: Examination, notes: list[str]) -> None:
     translation = examination.translation
-    _title(console, f"Command: {translation.dialect}, translated to `burnish {translation.job}`")
-    counts = ", ".join(f"{translation.count(status)} {status}" for status in STATUSES)
-    console.print(f"  {counts} (`burnish convert` lists them)")
-    for note in notes:
-        console.print(f"  {note}")
+    _title(f"Command: {translation.dialect}, translated to `burnish {translation.job}`")
+    if examination.exit_status:
+        _print(wrap(f"{_VERDICTS[examination.exit_status]} (exit status {examination.exit_status:d}).", "  "), "red")
+    _print(wrap(f"{summarize(translation)} `burnish convert` lists them.", "  "))
+    for note in (*translation.notes, *notes):
+        _print(wrap(note, "  "))
 
 
-def _show_arithmetic(console: Console, examination: Examination) -> None:
+_VERDICTS = {
+    ExitStatus.REFUSED: "The run would not start or would stop: see the findings and the memory plan",
+    ExitStatus.UNSUPPORTED: "The run would not start: some settings are not supported yet",
+}
+
+
+def _show_arithmetic(examination: Examination) -> None:
     if not examination.arithmetic:
         return
-    _title(console, "Batch arithmetic")
+    _title("Batch arithmetic")
     width = max(map(len, examination.arithmetic))
     for name, value in examination.arithmetic.items():
-        console.print(f"  {name.replace('_', ' '):<{width}}  {_number(value)}")
+        _print(f"  {name.replace('_', ' '):<{width}}  {_number(value)}")
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
 
 
-def _show_memory(console: Console, examination: Examination) -> None:
-    from rich.table import Table
+def _show_estimate(examination: Examination) -> None:
+    estimate = examination.estimate
+    if estimate is None:
+        return
+    _title(f"Step time: about {_duration(estimate.step)} (an estimate, not measured)")
+    phases = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in estimate.seconds.items())
+    _print(wrap(phases, "  "))
+    for line in estimate.assumptions:
+        _print(wrap(line, "  assumes: ", "           "))
 
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _show_memory(examination: Examination) -> None:
     plan = examination.plan
     if plan is None:
         return
-    _title(console, f"Memory of one GPU ({plan.capacity / GIB:.0f} GiB): peak of each phase in GiB")
+    _title(f"Memory of one GPU ({plan.capacity / GIB:.0f} GiB): peak of each phase in GiB")
     for role, match in examination.shapes.items():
         billions = match.shape.parameters / 1e9
-        console.print(
-            f"  {role}: {billions:.2f} B parameters, from {match.source}{'' if match.shape.exact else ' (estimated)'}"
-        )
-    table = Table("phase", "GiB", "fits", "components")
+        estimated = "" if match.shape.exact else " (estimated)"
+        _print(wrap(f"{role}: {billions:.2f} B parameters, from {match.source}{estimated}", "  ", "    "))
+    width = max(len(phase.name) for phase in plan.phases)
     for phase in plan.phases:
-        parts = ", ".join(f"{part.role} {part.name} {part.bytes / GIB:.1f}".strip() for part in phase.parts)
         fits = phase.bytes <= plan.capacity
-        table.add_row(
-            phase.name,
-            f"{phase.bytes / GIB:.1f}",
-            "yes" if fits else "NO",
-            f"{parts}. {phase.note}" if phase.note else parts,
-            style=None if fits else "red",
-        )
-    console.print(table)
+        verdict = ("fits" if not _is_low(plan, phase) else "few sequences") if fits else "TOO BIG"
+        line = f"  {phase.name:<{width}}  {phase.bytes / GIB:>6.1f}  {verdict}"
+        _print(line, "red" if not fits else "yellow" if _is_low(plan, phase) else "")
+        parts = ", ".join(f"{part.role} {part.name} {part.bytes / GIB:.1f}".strip() for part in phase.parts)
+        _print(wrap(f"{parts}. {phase.note}" if phase.note else parts, "      "), "dim")
     for note in plan.notes:
-        console.print(f"  {note}")
+        _print(wrap(note, "  ", "    "))
     if plan.too_big:
-        console.print(
-            "  Fixes, cheapest first:" if examination.fixes else "  No setting makes it fit; use a smaller model."
-        )
+        _print("  Fixes, cheapest first:" if examination.fixes else "  No setting makes it fit; use a smaller model.")
     for number, fix in enumerate(examination.fixes, 1):
-        console.print(f"  {number}. {fix.text()}")
+        _print(wrap(f"{number}. {fix.text()}", "  ", "     "))
     if examination.fixes and not examination.fixes[-1].fits:
-        console.print("  It still does not fit; use a smaller model or larger GPUs.")
+        _print("  It still does not fit; use a smaller model or larger GPUs.")
 
 
-def _show_findings(console: Console, examination: Examination) -> None:
-    _title(console, "Findings" if examination.findings else "Findings: none")
+def _is_low(plan: Plan, phase: Phase) -> bool:
+    """Whether this is the rollout, and its cache holds few of the sequences."""
+    return phase is plan.phases[0] and plan.concurrency is not None and plan.concurrency.is_low
+
+
+def _show_findings(examination: Examination) -> None:
+    _title(f"Findings ({len(examination.findings)})" if examination.findings else "Findings: none")
     for finding in examination.findings:
-        console.print(f"  {finding.severity}: {finding.text}", style=COLORS[finding.severity])
+        _print(wrap(f"{finding.severity}: {finding.text}", "  ", "    "), COLORS[finding.severity])
         if finding.type:
-            console.print(f"      type: {finding.type}")
+            _print(wrap(f"type: {finding.type}", "      "))
 
 
-def _show_machine(console: Console, machine: Machine) -> None:
-    _title(console, "This machine")
+def _show_machine(machine: Machine) -> None:
+    _title("This machine")
     gpus = ", ".join(f"{device.name} ({device.memory / GIB:.0f} GiB)" for device in machine.devices) or "no CUDA device"
-    console.print(
-        f"  Python {machine.python} on {machine.system}, {machine.cpus} CPUs, {machine.memory / GIB:.0f} GiB; {gpus}"
-    )
     installed = [f"{name} {number}" for name, number in machine.libraries.items() if number is not None]
     missing = [name for name, number in machine.libraries.items() if number is None]
-    console.print(f"  installed: {', '.join(installed)}")
-    console.print(f"  not installed: {', '.join(missing) or 'nothing'}")
-    for noun, available in (("engines", machine.engines), ("loggers", machine.loggers)):
-        console.print(
-            f"  available {noun}: {', '.join(name for name, is_available in available.items() if is_available)}"
-        )
-    console.print(f"  bf16 on the CPU: {machine.bf16}")
-    console.print(f"  sandbox: {machine.isolation}")
+    available = {
+        noun: ", ".join(name for name, is_available in names.items() if is_available)
+        for noun, names in (("engines", machine.engines), ("loggers", machine.loggers))
+    }
     shared = "none" if machine.shared_memory is None else f"{machine.shared_memory / GIB:.1f} GiB free"
-    console.print(f"  disk: {machine.free_disk / GIB:.0f} GiB free here; /dev/shm: {shared}")
+    lines = (
+        f"Python {machine.python} on {machine.system}, {machine.cpus} CPUs, {machine.memory / GIB:.0f} GiB; {gpus}",
+        f"installed: {', '.join(installed)}",
+        f"not installed: {', '.join(missing) or 'nothing'}",
+        *(f"available {noun}: {names}" for noun, names in available.items()),
+        f"bf16 on the CPU: {machine.bf16}",
+        *(f"isolation of {who}: {promise}" for who, promise in machine.isolation.items()),
+        f"disk: {machine.free_disk / GIB:.0f} GiB free here; /dev/shm: {shared}",
+    )
+    for line in lines:
+        _print(wrap(line, "  ", "    "))

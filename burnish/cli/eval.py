@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from burnish.config import load
+from burnish.cli.parser import add_config_arguments, load_config
 
 if TYPE_CHECKING:
     from burnish.jobs.eval.measure import Summary
@@ -19,27 +19,22 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "eval",
         help="score the responses in a file",
-        description="burnish eval data.path=RESPONSES.parquet [key=value ...] [--json]",
+        description="Scores the responses in a file and prints a table per data source. `burnish explain --job eval`"
+        " documents the keys.",
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of the config tree")
-    parser.add_argument("--config-path", metavar="DIR", help="folder of YAML configs")
-    parser.add_argument("--config-name", metavar="NAME", help="YAML config in that folder, with or without .yaml")
-    parser.add_argument("--cfg", action="store_true", help="print the resolved config and stop")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    add_config_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit status 1 if no response of some data source could be scored."""
-    loaded = load(args.overrides, config_path=args.config_path, config_name=args.config_name, job="eval")
-    if args.cfg:
-        print(loaded.yaml(), end="")
+    loaded = load_config(args, "eval")
+    if loaded is None:
         return 0
-    from rich.console import Console
-
     from burnish.jobs.eval.run import evaluate_loaded
+    from burnish.log.console import get_stderr
 
     # Results go to stdout, notices to stderr.
-    stderr = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    stderr = get_stderr()
     for notice in loaded.notices:
         stderr.print(notice)
     report = evaluate_loaded(loaded, console=stderr)
@@ -54,8 +49,9 @@ def run(args: argparse.Namespace) -> int:
 
 def show(report: Report) -> None:
     """Print a table with one row per data source, and a row for all if there are several."""
-    from rich.console import Console
     from rich.table import Table
+
+    from burnish.log.console import Console
 
     summaries = dict(report.sources)
     if len(summaries) > 1:
@@ -64,7 +60,7 @@ def show(report: Report) -> None:
     table = Table("data source", *(name for name, _ in columns))
     for row, source in enumerate(summaries):
         table.add_row(source, *(cells[row] for _, cells in columns), end_section=row == len(report.sources) - 1)
-    console = Console(markup=False, emoji=False, highlight=False)
+    console = Console()
     console.print(table, width=None if console.is_terminal else PAGE_WIDTH)
 
 

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import argparse
 
-from burnish.config import load
+from burnish.cli.parser import add_config_arguments, load_config, messages_on_stderr, print_json
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "generate",
         help="sample responses to a file of prompts",
-        description="burnish generate model.path=MODEL data.path=PROMPTS data.output_path=OUT.parquet [key=value ...]",
+        description="Samples responses to the prompts of a file, and writes the rows with their responses."
+        " `burnish explain --job generate` documents the keys.",
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of the config tree")
-    parser.add_argument("--config-path", metavar="DIR", help="folder of YAML configs")
-    parser.add_argument("--config-name", metavar="NAME", help="YAML config in that folder, with or without .yaml")
-    parser.add_argument("--cfg", action="store_true", help="print the resolved config and stop")
+    add_config_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    loaded = load(args.overrides, config_path=args.config_path, config_name=args.config_name, job="generate")
-    if args.cfg:
-        print(loaded.yaml(), end="")
+    loaded = load_config(args, "generate")
+    if loaded is None:
         return 0
-    from burnish.jobs.generate import generate_loaded  # imports torch, so only after the config is valid
+    from burnish.log.console import activity
 
-    generate_loaded(loaded)
+    with messages_on_stderr(args.json):
+        with activity("loading PyTorch"):
+            from burnish.jobs.generate import generate_loaded  # imports torch, so only after the config is valid
+        result = generate_loaded(loaded)
+    if args.json:
+        print_json({"path": result.path, "rows": len(result.rows), "n_samples": loaded.cfg.data.n_samples})
     return 0

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import sys
 from typing import TYPE_CHECKING, Any
 
-from burnish.cli.launch_input import USAGE, add_words, translate_input
+from burnish.cli.launch_input import USAGE, add_trust, add_words, looking_at, not_translated, translate_input
+from burnish.cli.layout import wrap
 from burnish.errors import UserError
 
 if TYPE_CHECKING:
     from burnish.rehearsal.report import Rehearsal
-
-NOT_TRANSLATED = 2
-PAGE_WIDTH = 140  # columns if the output is not a terminal
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -26,19 +26,29 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--live", action="store_true", help="call remote reward services")
     parser.add_argument("--keep", metavar="DIR", help="keep the created models, data and run in this folder")
+    add_trust(parser, ", run the model's own code, and Python files without isolation")
     add_words(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status: 0 passed, 1 the real run would fail, 2 the command cannot be translated, 3 a setting refused."""
+    """Exit status: 0 passed, 1 would fail, 2 cannot be translated, 3 a setting refused, 4 one not supported yet."""
+    with looking_at(None, trust=args.trust):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
-        launch_input = translate_input(args.words)
+        launch_input = translate_input(args.words, args.assume, trust=args.trust)
     except UserError as error:
         return _report_error(error, args.json)
     from burnish.rehearsal.rehearse import rehearse  # imports torch
 
+    def progress(text: str) -> None:
+        if not args.json:
+            print(f"rehearse: {text} ...", file=sys.stderr, flush=True)
+
     reports = [
-        rehearse(translation, steps=args.steps, live=args.live, folder=args.keep)
+        rehearse(translation, steps=args.steps, live=args.live, folder=args.keep, trust=args.trust, progress=progress)
         for translation in launch_input.translations
     ]
     if args.json:
@@ -52,45 +62,45 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(report: Rehearsal, notes: list[str]) -> None:
-    """Print the changes made for the rehearsal, what was not tested, and the findings."""
-    from rich.console import Console
-
-    console = Console(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        console.width = PAGE_WIDTH
+    """Print the verdict and what causes it, then the warnings, and every change made for the rehearsal."""
     steps = f"{report.steps} step{'s' if report.steps > 1 else ''}"
-    console.print(f"{report.dialect} -> `burnish {report.job}`: {steps} in {report.seconds:.1f} s", style="bold")
+    _print_line(f"{report.verdict}.", "bold green" if report.passed else "bold red")
+    _print_line(f"{report.dialect} -> `burnish {report.job}`: {steps} in {report.seconds:.1f} s")
     warnings = [f"{finding.where}: {finding.text}" for finding in report.findings if not finding.breaks]
+    breaking = [f"{finding.where}: {finding.text}" for finding in report.findings if finding.breaks]
+    unsupported = {_key(line) for line in report.unsupported}
+    dropped = [line for line in report.dropped if _key(line) not in unsupported]
     sections = (
+        ("refused", report.refused, "red"),
+        ("not supported yet, left out here", report.unsupported, "red"),
+        ("the real run would fail", breaking, "red"),
+        ("warnings", warnings, "yellow"),
         ("stand-ins", report.stand_ins, ""),
         ("scaled down", report.scaled, ""),
         ("reduced to this machine", report.folded, ""),
-        ("dropped: not supported yet", report.dropped, ""),
-        ("no effect here", report.inert, ""),
+        ("changed here", report.left_out, ""),
+        ("not supported on this machine", dropped, ""),
+        ("no effect in the real run either", report.inert, ""),
         ("not tested", report.not_tested, ""),
         ("notes on the script", notes, ""),
-        ("warnings", warnings, "yellow"),
-        ("refused", report.refused, "red"),
-        ("the real run would fail", _breaking(report), "red"),
     )
     for title, lines, style in sections:
-        _print_section(console, title, lines, style)
-    console.print(f"{report.verdict}.", style="bold green" if report.passed else "bold red")
+        if lines:
+            _print_line(f"{title} ({len(lines)})", style or "dim")
+            for line in lines:
+                _print_line(wrap(line, "  ", "      "), style)
 
 
-def _breaking(report: Rehearsal) -> list[str]:
-    return [f"{finding.where}: {finding.text}" for finding in report.findings if finding.breaks]
+def _key(line: str) -> str:
+    """The key or flag at the start of a line."""
+    return re.split(r"[=: ]", line, maxsplit=1)[0]
 
 
-def _print_section(console: Any, title: str, lines: list[str], style: str) -> None:
-    from rich.padding import Padding
-    from rich.text import Text
+def _print_line(text: str, style: str = "") -> None:
+    """Print wrapped text as it is, so that no key is broken."""
+    from burnish.log.console import Console
 
-    if not lines:
-        return
-    console.print(Text(title, style=style or "dim"))
-    for line in lines:
-        console.print(Padding(Text(line, style=style), (0, 0, 0, 2), expand=False))
+    Console().print(text, style=style or None, soft_wrap=True)
 
 
 def _report_error(error: UserError, as_json: bool) -> int:
@@ -103,7 +113,7 @@ def _report_error(error: UserError, as_json: bool) -> int:
         print(json.dumps(output, ensure_ascii=False, indent=2))
     else:
         say_error(error.text())
-    return NOT_TRANSLATED
+    return not_translated(error)
 
 
 def _positive(text: str) -> int:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 
+from burnish.cli.launch_input import add_version
+from burnish.cli.parser import add_plain, plain_output
 from burnish.config import Loaded, load
 from burnish.dialects.invocation import parse_command
-from burnish.dialects.report import CONVERTED, INERT, KEPT, PENDING, REFUSED, Item, Translation
+from burnish.dialects.report import PENDING, REFUSED, Item, Translation, apply_statuses, setting_text, summarize
 from burnish.dialects.translate import translate_command, translate_yaml
-from burnish.errors import UserError, UserErrors
+from burnish.errors import ExitStatus, NotSupportedYet, UserError, UserErrors
 from burnish.registry import Registry
-
-DISPLAY_NAMES = {"verl": "verl", "openrlhf": "OpenRLHF", "mindspeed": "MindSpeed RL"}
-REFUSED_STATUS = 3
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -23,11 +23,18 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="run a launch command or script of verl, OpenRLHF or MindSpeed RL",
         description="burnish run -- python3 -m verl.trainer.main_ppo key=value ... | burnish run SCRIPT.sh [ARGUMENTS]",
     )
+    add_version(parser)
+    add_plain(parser)
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="-- COMMAND, a script, or a YAML")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status: that of the job or script; 3 if a setting is refused, 1 if one is not supported yet."""
+    """Exit status: that of the job or script; 3 if a setting is refused, 4 if one is not supported yet."""
+    with plain_output(args.plain):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     words = list(args.words)
     is_command = words[:1] == ["--"]
     words = words[1:] if is_command else words
@@ -35,19 +42,28 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("nothing to run", hint="burnish run -- python3 -m verl.trainer.main_ppo key=value ...")
     is_file = os.path.isfile(words[0]) and not words[0].endswith(".py")
     if is_command or not (is_file or words[0].endswith((".sh", ".yaml", ".yml"))):
-        return run_command(words)
+        return run_command(words, args.assume)
     if not is_file:
         raise UserError(f"no such file: {words[0]}")
     if words[0].endswith((".yaml", ".yml")):
-        return run_translation(translate_yaml(words[0], words[1:]))
+        return run_translation(translate_yaml(words[0], words[1:], args.assume))
     from burnish.cli.scripts.run import run_script
 
-    return run_script(words[0], words[1:])
+    return run_script(words[0], words[1:], args.assume)
 
 
-def run_command(words: Sequence[str]) -> int:
+def run_command(words: Sequence[str], assume: str | None = None) -> int:
     """Translate a command and run it in this process."""
-    translation = translate_command(words)
+    from burnish.log.console import say_error
+
+    try:
+        translation = translate_command(words, assume=assume)
+    except NotSupportedYet as error:
+        say_error(error.text())
+        return ExitStatus.UNSUPPORTED
+    if translation.prints_config and translation.exit_status == 0:
+        print(load(translation.overrides(), job=translation.job, check=False).yaml(), end="")
+        return 0
     translation.environment = parse_command(words).env | translation.environment
     return run_translation(translation)
 
@@ -55,53 +71,41 @@ def run_command(words: Sequence[str]) -> int:
 def run_translation(translation: Translation) -> int:
     """Print a summary of the translation and run it, unless a setting is refused or pending."""
     from burnish.log.console import say, say_error
+    from burnish.loop.profiling import start_under_nsys
 
-    say(summarize(translation))
-    refused, pending = ([item for item in translation.items if item.status == status] for status in (REFUSED, PENDING))
-    if refused:
-        say_error("\n".join(["not started: some settings are refused.", *map(format_item, refused)]))
-        return REFUSED_STATUS
-    if pending:
-        say_error("\n".join(["not started: some settings are not supported yet.", *map(format_item, pending)]))
-        return 1
+    apply_statuses(translation, here=True)
+    say(" ".join([summarize(translation), *translation.notes, "`burnish convert -- COMMAND` lists all settings."]))
+    if translation.blockers():
+        say_error(f"not started: {describe_blockers(translation)}")
+        return translation.run_status
     os.environ.update(translation.environment)
     try:
-        loaded = load(translation.overrides(), job=translation.job)
+        loaded = load(values=translation.settings, job=translation.job)
+        if translation.job == "train":
+            start_under_nsys(loaded.cfg, [sys.executable, "-m", "burnish", "train", *translation.overrides()])
         return _RUNNERS[translation.job].load()(loaded)
     except UserError as error:
         raise with_source_names(error, translation.items) from error
 
 
-def summarize(translation: Translation) -> str:
-    """One paragraph: the source system, and the number of settings by status."""
-    explicit = [item for item in translation.items if item.explicit]
-    counts = {status: sum(item.status == status for item in explicit) for status in _STATUS_TEXTS}
-    texts = ", ".join(text.format(count) for status, text in _STATUS_TEXTS.items() if (count := counts[status]))
-    name = DISPLAY_NAMES.get(translation.dialect, translation.dialect)
-    num_defaults = len(translation.items) - len(explicit)
-    defaults = (
-        f" {num_defaults} defaults of {name} differ from Burnish's and are set explicitly." if num_defaults else ""
-    )
-    settings = f": {texts}" if texts else ""
-    return (
-        f"{name} command, translated to `burnish {translation.job}`{settings}.{defaults}"
-        " `burnish convert -- COMMAND` lists all settings."
-    )
+def describe_blockers(translation: Translation) -> str:
+    """The settings with which a command does not start, one per line under a heading per kind; empty if none."""
+    lines: list[str] = []
+    for status, text in _BLOCKING_TEXTS.items():
+        items = [item for item in translation.items if item.status == status]
+        if items:
+            verb = "setting is" if len(items) == 1 else "settings are"
+            lines += [f"{len(items)} {verb} {text}.", *map(format_item, items)]
+    return "\n".join(lines)
 
 
-_STATUS_TEXTS = {
-    KEPT: "{} settings kept",
-    CONVERTED: "{} converted",
-    INERT: "{} without effect",
-    PENDING: "{} not supported yet",
-    REFUSED: "{} refused",
-}
+_BLOCKING_TEXTS = {REFUSED: "refused", PENDING: "not supported yet"}
 
 
 def format_item(item: Item) -> str:
-    value = "" if item.value is None else f" {item.value}" if item.theirs.startswith("--") else f"={item.value}"
+    """A setting as the user typed it, and its explanation."""
     default = "" if item.explicit else " (a default of the source system)"
-    return f"  {item.theirs}{value}{default}: {item.why}"
+    return f"  {setting_text(item.theirs, item.value)}{default}: {item.why}"
 
 
 def with_source_names(error: UserError, items: Sequence[Item]) -> UserError:
@@ -132,16 +136,24 @@ _RUNNERS = Registry("job", key="job")
 
 @_RUNNERS.register("train")
 def _train(loaded: Loaded) -> int:
-    from burnish.loop.api import train_loaded
+    from burnish.log.console import activity
+    from burnish.loop.stop import naming_last_checkpoint
 
-    return train_loaded(loaded).status
+    with naming_last_checkpoint(loaded.cfg.trainer.default_local_dir):
+        with activity("loading PyTorch", shown="console" in loaded.cfg.trainer.logger):
+            from burnish.loop.api import train_loaded
+
+        return train_loaded(loaded).status
 
 
 @_RUNNERS.register("sft")
 def _sft(loaded: Loaded) -> int:
-    from burnish.jobs.sft.fit import sft_loaded
+    from burnish.loop.stop import naming_last_checkpoint
 
-    return sft_loaded(loaded).status
+    with naming_last_checkpoint(loaded.cfg.trainer.default_local_dir):
+        from burnish.jobs.sft.fit import sft_loaded
+
+        return sft_loaded(loaded).status
 
 
 @_RUNNERS.register("generate")

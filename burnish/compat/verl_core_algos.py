@@ -6,156 +6,18 @@ For users' estimators written for verl, and for numerical comparison. A padded m
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from burnish.algos import kl, losses
-from burnish.algos.advantages import ADVANTAGES, Credit, Estimate
 from burnish.algos.aggregate import Totals, aggregate, totals
-from burnish.algos.losses import LOSSES, LossOptions
-from burnish.compat.padding import flat, full_lengths, group_numbers, padded
-from burnish.compat.verl_rollout_corr import (
-    compute_pf_ppo_reweight_data as compute_pf_ppo_reweight_data,
-)
-from burnish.compat.verl_rollout_corr import (
-    compute_rollout_correction_and_rejection_mask as compute_rollout_correction_and_rejection_mask,
-)
-from burnish.compat.verl_rollout_corr import (
-    compute_rollout_correction_weights as compute_rollout_correction_weights,
-)
-from burnish.compat.verl_rollout_corr import (
-    compute_rollout_rejection_mask as compute_rollout_rejection_mask,
-)
-
-# Advantages
-
-
-def compute_gae_advantage_return(
-    token_level_rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float, lam: float
-) -> Estimate:
-    return _estimate("gae", token_level_rewards, response_mask, values=values, gamma=float(gamma), lam=float(lam))
-
-
-def compute_grpo_outcome_advantage(
-    token_level_rewards: Tensor,
-    response_mask: Tensor,
-    index: Sequence[Any],
-    epsilon: float = 1e-6,
-    norm_adv_by_std_in_grpo: bool = True,
-    config: Any = None,
-) -> Estimate:
-    options = {"norm_by_std": norm_adv_by_std_in_grpo, "std_eps": epsilon}
-    return _estimate("grpo", token_level_rewards, response_mask, index=index, **options)
-
-
-def compute_grpo_passk_outcome_advantage(
-    token_level_rewards: Tensor,
-    response_mask: Tensor,
-    index: Sequence[Any],
-    epsilon: float = 1e-6,
-    norm_adv_by_std_in_grpo: bool = True,
-    config: Any = None,
-) -> Estimate:
-    norm = norm_adv_by_std_in_grpo if config is None else config.norm_adv_by_std_in_grpo
-    options = {"norm_by_std": norm, "std_eps": epsilon}
-    return _estimate("grpo_passk", token_level_rewards, response_mask, index=index, **options)
-
-
-def compute_reinforce_plus_plus_outcome_advantage(
-    token_level_rewards: Tensor,
-    response_mask: Tensor,
-    config: Any = None,
-    gamma: float = 1.0,
-) -> Estimate:
-    discount = float(gamma if config is None else config.gamma)
-    return _estimate("reinforce_plus_plus", token_level_rewards, response_mask, gamma=discount)
-
-
-def compute_remax_outcome_advantage(
-    token_level_rewards: Tensor,
-    reward_baselines: Tensor,
-    response_mask: Tensor,
-    config: Any = None,
-) -> Estimate:
-    return _estimate("remax", token_level_rewards, response_mask, greedy_scores=reward_baselines)
-
-
-def _grouped(name: str) -> Callable[..., Estimate]:
-    """verl's signature of an estimator that uses only scores and groups."""
-
-    def compute(
-        token_level_rewards: Tensor,
-        response_mask: Tensor,
-        index: Sequence[Any],
-        epsilon: float = 1e-6,
-        config: Any = None,
-    ) -> Estimate:
-        return _estimate(name, token_level_rewards, response_mask, index=index)
-
-    compute.__doc__ = f"Estimator {name!r}."
-    return compute
-
-
-compute_grpo_vectorized_outcome_advantage = compute_grpo_outcome_advantage
-compute_reinforce_plus_plus_baseline_outcome_advantage = _grouped("reinforce_plus_plus_baseline")
-compute_rloo_outcome_advantage = _grouped("rloo")
-compute_rloo_vectorized_outcome_advantage = _grouped("rloo_vectorized")
-compute_opo_outcome_advantage = _grouped("opo")
-compute_gpg_outcome_advantage = _grouped("gpg")
-
-
-# Argument in an estimator's signature -> what the estimator needs.
-NEEDED_FOR = {"values": "values", "index": "groups", "reward_baselines": "greedy"}
-
-
-def estimator_from_verl(function: Callable[..., Estimate]) -> Callable[[Credit], Estimate]:
-    """Wrap a verl-style estimator (padded [B, T] tensors) as one of ours.
-
-    It is called with those of verl's arguments that its signature names; `config` holds gamma, lam and
-    norm_adv_by_std_in_grpo. `needs` follows from the signature as well.
-    """
-    names = inspect.signature(function).parameters
-    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values())
-
-    def estimate(credit: Credit) -> Estimate:
-        arguments = _verl_arguments(credit)
-        kwargs = {name: value for name, value in arguments.items() if takes_all or name in names}
-        advantages, returns = function(**kwargs)
-        return flat(advantages, credit.lengths), flat(returns, credit.lengths)
-
-    estimate.needs = frozenset(NEEDED_FOR[name] for name in names if name in NEEDED_FOR)  # type: ignore[attr-defined]
-    return estimate
-
-
-def _verl_arguments(credit: Credit) -> dict[str, Any]:
-    lengths = credit.lengths
-    settings = {"gamma": credit.gamma, "lam": credit.lam, "norm_adv_by_std_in_grpo": credit.norm_by_std}
-    arguments: dict[str, Any] = {
-        "token_level_rewards": padded(credit.token_rewards(), lengths),
-        "response_mask": padded(credit.response_mask, lengths),
-        "config": _Settings(settings),
-    }
-    if credit.values is not None:
-        arguments["values"] = padded(credit.values, lengths)
-    if credit.groups is not None:
-        arguments["index"] = credit.groups.cpu().numpy()
-    if credit.greedy_scores is not None:
-        arguments["reward_baselines"] = credit.greedy_scores
-    return {**settings, **arguments}
-
-
-class _Settings(dict):
-    """A dict with attribute access: verl users write config.gamma and config.get("gamma", 1.0)."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self:
-            raise AttributeError(f"no setting {name!r}; available: {sorted(self)}")
-        return self[name]
-
+from burnish.algos.losses import LOSSES, LossOptions, weighted
+from burnish.compat.padding import full_lengths
+from burnish.compat.verl_advantages import *  # noqa: F403
+from burnish.compat.verl_rollout_corr import *  # noqa: F403
 
 # Losses
 
@@ -217,10 +79,9 @@ def policy_loss(
     row = LOSSES[name]
     columns = [x.reshape(-1) for x in (log_prob, old_log_prob, advantages, response_mask)]
     per_token, metrics = row.load()(*columns, full_lengths(log_prob), options or LossOptions())
-    per_token = per_token.view_as(log_prob)
     if rollout_is_weights is not None:
-        per_token = per_token * rollout_is_weights
-    loss = agg_loss(per_token, response_mask, row.metadata.get("aggregation", loss_agg_mode))
+        per_token = weighted(row, per_token, rollout_is_weights.reshape(-1), columns[3], full_lengths(log_prob))
+    loss = agg_loss(per_token.view_as(log_prob), response_mask, row.metadata.get("aggregation", loss_agg_mode))
     return loss, {f"actor/{key}": share.mean() for key, share in metrics.items()}
 
 
@@ -266,6 +127,8 @@ compute_policy_loss_gpg = _verl_loss("gpg")
 compute_policy_loss_reinforce = compute_policy_loss_gpg
 compute_policy_loss_cispo = _verl_loss("cispo")
 compute_policy_loss_geo_mean = _verl_loss("geo_mean")
+compute_policy_loss_dppo_tv = _verl_loss("dppo_tv")
+compute_policy_loss_dppo_kl = _verl_loss("dppo_kl")
 compute_policy_loss_clip_cov = _verl_loss("clip_cov")
 compute_policy_loss_kl_cov = _verl_loss("kl_cov")
 
@@ -328,56 +191,6 @@ def compute_rewards(token_level_scores: Tensor, old_log_prob: Tensor, ref_log_pr
     return token_level_scores - kl_ratio * (old_log_prob - ref_log_prob)
 
 
-# verl's registries
-
-
-def register_adv_est(name: str) -> Callable[[Callable[..., Estimate]], Callable[..., Estimate]]:
-    """Decorator: register a verl-style estimator under this name."""
-
-    def register(function: Callable[..., Estimate]) -> Callable[..., Estimate]:
-        estimate = estimator_from_verl(function)
-        ADVANTAGES.register(name, needs=estimate.needs)(estimate)  # type: ignore[attr-defined]
-        return function
-
-    return register
-
-
-def get_adv_estimator_fn(name: str) -> Callable[..., Estimate]:
-    """The estimator of that name with verl's arguments."""
-    functions = {
-        "gae": compute_gae_advantage_return,
-        "grpo": compute_grpo_outcome_advantage,
-        "grpo_vectorized": compute_grpo_vectorized_outcome_advantage,
-        "grpo_passk": compute_grpo_passk_outcome_advantage,
-        "reinforce_plus_plus": compute_reinforce_plus_plus_outcome_advantage,
-        "remax": compute_remax_outcome_advantage,
-    }
-    return functions.get(ADVANTAGES[name].name) or _grouped(name)
-
-
 def get_policy_loss_fn(name: str) -> Callable[..., tuple[Tensor, dict[str, float]]]:
     """The policy loss of that name with verl's arguments."""
     return _verl_loss(LOSSES[name].name)
-
-
-def _estimate(
-    name: str,
-    token_level_rewards: Tensor,
-    response_mask: Tensor,
-    *,
-    index: Sequence[Any] | None = None,
-    values: Tensor | None = None,
-    greedy_scores: Tensor | None = None,
-    **numbers: Any,
-) -> Estimate:
-    credit = Credit(
-        token_level_rewards.reshape(-1),
-        response_mask.reshape(-1),
-        full_lengths(response_mask),
-        groups=None if index is None else group_numbers(index),
-        values=None if values is None else values.reshape(-1),
-        greedy_scores=greedy_scores,
-        **numbers,
-    )
-    advantages, returns = ADVANTAGES[name].load()(credit)
-    return advantages.view_as(token_level_rewards), returns.view_as(token_level_rewards)

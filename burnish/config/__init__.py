@@ -9,6 +9,7 @@ from burnish.config.jobs import JOBS, EvalConfig, GenerateConfig
 from burnish.config.load import Loaded, load
 from burnish.config.model import ModelConfig
 from burnish.config.optim import CheckpointConfig, OptimConfig
+from burnish.config.overrides import Overrides
 from burnish.config.reward import CustomRewardFunctionConfig, RewardConfig, RewardModelConfig
 from burnish.config.rollout import RolloutConfig, SamplingConfig, ValKwargsConfig
 from burnish.config.root import ActorRolloutRefConfig, TrainConfig
@@ -33,6 +34,7 @@ __all__ = [
     "MegatronConfig",
     "ModelConfig",
     "OptimConfig",
+    "Overrides",
     "PolicyLossConfig",
     "RefConfig",
     "RewardConfig",

@@ -108,7 +108,13 @@ class ActorConfig:
     """Weight of the entropy bonus."""
 
     calculate_entropy: bool = False
-    """Log the entropy in every update, even if entropy_coeff is 0."""
+    """Log actor/entropy in every step, even if entropy_coeff is 0."""
+
+    calculate_sum_pi_squared: bool = False
+    """Compute the sum of squared probabilities that the optimal token baselines need."""
+
+    sum_pi_squared_checkpointing: bool = False
+    """Recompute that sum in the backward pass instead of storing intermediate values."""
 
     use_kl_loss: bool = False
     """Add the KL to the reference policy to the loss (GRPO). Not together with algorithm.use_kl_in_reward."""
@@ -128,8 +134,11 @@ class ActorConfig:
     shuffle: bool = False
     """Shuffle the responses before each pass; otherwise they keep the order of the prompts."""
 
+    shuffle_mini_batches: bool = False
+    """Shuffle the order of a step's mini-batches and keep the responses of each (MindSpeed RL's shuffle_mini_batch)."""
+
     data_loader_seed: int | None = None
-    """Seed of that shuffle; null uses trainer.seed."""
+    """Seed of both shuffles; null uses trainer.seed."""
 
     tis_imp_ratio_cap: float | None = above(None, 0, off=(-1,), verl=-1)
     """Upper bound of the per-token importance weight between trainer and engine; older form of

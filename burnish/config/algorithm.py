@@ -15,6 +15,7 @@ from burnish.config.names import (
     OBSERVATIONS,
     REJECTIONS,
     REWEIGHT_METHODS,
+    TURN_CREDITS,
     WHITENINGS,
 )
 
@@ -150,6 +151,9 @@ class AlgorithmConfig:
 
     gae_observations: str = one_of("skip", OBSERVATIONS)
     """How gae treats tokens that the model did not generate."""
+
+    turn_credit: str = one_of("trajectory", TURN_CREDITS)
+    """How rewards within a conversation reach its turns; gamma counts turns where it is not trajectory or outcome."""
 
     use_pf_ppo: bool = False
     """Policy filtration: resample the step's responses by their score."""

@@ -32,6 +32,10 @@ def _sanity_mode(enabled: Any) -> str:
     return "strict" if enabled in (True, "true", "True") else "disable"
 
 
+def _true_or_null(enabled: Any) -> bool | None:
+    return True if enabled in (True, 1, "true", "True") else None
+
+
 _TRAIN = (
     Alias("*.optim.lr_scheduler_type", "*.optim.warmup_style", NEWER),
     Alias("actor_rollout_ref.actor.optim.clip_grad", "actor_rollout_ref.actor.grad_clip", "renamed"),
@@ -45,6 +49,17 @@ _TRAIN = (
     ),
     Alias("*.fsdp_config.min_num_params", "*.fsdp_config.wrap_policy.min_num_params", OLDER),
     Alias("critic.fsdp.*", "critic.model.fsdp_config.*", NEWER),
+    Alias("*.fsdp_config.dtype", "*.fsdp_config.mixed_precision.param_dtype", NEWER),
+    Alias("*.gradient_checkpointing_kwargs.activations_checkpoint_method", "*.recompute.method", OLDER),
+    Alias("*.gradient_checkpointing_kwargs.activations_checkpoint_num_layers", "*.recompute.num_layers", OLDER),
+    Alias("actor_rollout_ref.rollout.nnodes", "rollout.nnodes", NEWER),
+    Alias("actor_rollout_ref.rollout.n_gpus_per_node", "rollout.n_gpus_per_node", NEWER),
+    Alias("actor_rollout_ref.rollout.full_determinism", "actor_rollout_ref.rollout.invariant", NEWER, _true_or_null),
+    *(
+        Alias(f"{section}.{theirs}", f"actor_rollout_ref.rollout.{ours}", NEWER)
+        for section in ("actor_rollout_ref.rollout.skip", "skip.rollout")
+        for theirs, ours in (("enable", "skip_rollout"), ("dump_dir", "skip_dump_dir"))
+    ),
     *(
         Alias(f"actor_rollout_ref.{role}.fsdp_config.{name}", f"actor_rollout_ref.{role}.{name}", NEWER)
         for role in ("actor", "ref")
@@ -125,6 +140,7 @@ _TRAIN = (
         OLDER,
     ),
     Alias("*.profiler.tool_config.nsys.discrete", "*.profiler.discrete", NEWER),
+    Alias("*.profiler.tool_config.torch.discrete", "*.profiler.discrete", NEWER),
     Alias("ray_kwargs.ray_init.num_cpus", "ray_init.num_cpus", NEWER),
     Alias("ray_kwargs.timeline_json_file", "ray_init.timeline_json_file", NEWER),
     Alias("ray_kwargs.ray_init.*", "ray_init.options.*", NEWER),
@@ -146,6 +162,7 @@ _SFT = (
     Alias("model.use_remove_padding", "use_remove_padding", NEWER),
     Alias("engine.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size", NEWER),
     Alias("engine.strategy", "model.strategy", NEWER),
+    Alias("engine.dtype", "model.fsdp_config.mixed_precision.param_dtype", NEWER),
     Alias("engine.*", "model.fsdp_config.*", NEWER),
     Alias("optim.lr_scheduler_type", "optim.lr_scheduler", NEWER),
     Alias("optim.warmup_style", "optim.lr_scheduler", NEWER),
@@ -170,6 +187,11 @@ ALIASES: dict[str, tuple[Alias, ...]] = {"train": _TRAIN, "sft": _SFT, "eval": _
 VALUES: dict[tuple[str, Any], Any] = {
     ("actor_rollout_ref.rollout.name", "sglang_async"): "sglang",
     ("actor_rollout_ref.rollout.name", "naive"): "hf",
+    **{
+        (f"{role}.optim.optimizer", name): "adam"
+        for role in ("actor_rollout_ref.actor", "critic")
+        for name in ("AdamW", "Adam", "adamw")
+    },
 }
 
 # Config groups of newer verl (`engine=fsdp`), and the keys that each sets.
@@ -180,6 +202,7 @@ GROUPS: dict[tuple[str, str, str], dict[str, Any]] = {
     ("sft", "optim", "megatron"): {},
     ("sft", "model", "hf_model"): {},
     ("train", "model_engine", "dp"): {},
+    ("train", "model_engine", "fsdp"): {},
     ("train", "model_engine", "megatron"): {"actor_rollout_ref.actor.strategy": "megatron"},
 }
 

@@ -37,6 +37,18 @@ def has_one_rank(cfg: SftConfig) -> bool:
     return cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node == 1
 
 
+def serves_no_metrics(cfg: TrainConfig) -> bool:
+    return cfg.trainer.metrics_port is None and without_prometheus(cfg)
+
+
+def without_prometheus(cfg: TrainConfig) -> bool:
+    return not cfg.actor_rollout_ref.rollout.prometheus.enable
+
+
+def without_traces(cfg: TrainConfig) -> bool:
+    return cfg.actor_rollout_ref.rollout.trace.backend is None
+
+
 def engines_share_devices(cfg: TrainConfig) -> bool:
     return not has_engine_pool(cfg)
 
@@ -157,6 +169,11 @@ def queue_counts_prompts(cfg: TrainConfig) -> bool:
 
 def without_reward_model(cfg: TrainConfig) -> bool:
     return not cfg.reward_model.enable
+
+
+def scores_without_engine(cfg: TrainConfig) -> bool:
+    """No reward function of the user calls the reward model's engine."""
+    return not cfg.reward_model.enable or cfg.custom_reward_function.path is None
 
 
 def uses_custom_reward_model(cfg: TrainConfig) -> bool:

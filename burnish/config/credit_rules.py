@@ -52,6 +52,22 @@ def score_bounds(cfg: TrainConfig) -> Iterator[UserError]:
         yield UserError("not a range", key=key, value=list(bounds), allowed=allowed, hint=f"{key}=[-10,10]")
 
 
+GROUP_CREDITS = ("return_to_go", "gigpo", "per_turn")  # they compare turns within a group
+TURN_ESTIMATORS = ("grpo", "grpo_vectorized", "dr_grpo", "rloo")
+
+
+def turn_credit(cfg: TrainConfig) -> Iterator[UserError]:
+    """Credits that replace the estimator need one of their own kind: group baselines, or a critic."""
+    key, name, estimator = "algorithm.turn_credit", cfg.algorithm.turn_credit, cfg.algorithm.adv_estimator
+    if name in GROUP_CREDITS and estimator not in TURN_ESTIMATORS:
+        problem = f"it compares turns within a group, and algorithm.adv_estimator={estimator} does not"
+        allowed = f"algorithm.adv_estimator: {', '.join(TURN_ESTIMATORS)}"
+        yield UserError(problem, key=key, value=name, allowed=allowed, hint="algorithm.adv_estimator=grpo")
+    if name == "gae" and estimator not in VALUE_ADVANTAGES:
+        problem = f"it needs a critic, and algorithm.adv_estimator={estimator} has none"
+        yield UserError(problem, key=key, value=name, hint="algorithm.adv_estimator=gae")
+
+
 def correction_remarks(cfg: TrainConfig) -> Iterator[str]:
     """Importance weights have no effect on the clipped loss of bypass mode."""
     correction, cap = cfg.algorithm.rollout_correction, cfg.actor_rollout_ref.actor.tis_imp_ratio_cap
@@ -61,4 +77,4 @@ def correction_remarks(cfg: TrainConfig) -> Iterator[str]:
         yield f"{key} has no effect: in bypass mode the ratio of the loss is already that of trainer to engine."
 
 
-RULES = (rollout_correction, policy_filtration, score_bounds)
+RULES = (rollout_correction, policy_filtration, score_bounds, turn_credit)

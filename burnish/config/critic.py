@@ -87,8 +87,11 @@ class CriticConfig:
     shuffle: bool = II("actor_rollout_ref.actor.shuffle")
     """Shuffle the responses before each pass; follows the policy's."""
 
+    shuffle_mini_batches: bool = II("actor_rollout_ref.actor.shuffle_mini_batches")
+    """Shuffle the order of a step's mini-batches and keep the responses of each; follows the policy's."""
+
     data_loader_seed: int | None = II("actor_rollout_ref.actor.data_loader_seed")
-    """Seed of that shuffle; follows the policy's."""
+    """Seed of both shuffles; follows the policy's."""
 
     cliprange_value: float = at_least(0.5, 0)
     """Clip range of new values around old ones in the value loss."""

@@ -111,7 +111,8 @@ class DataConfig:
     """Prompts per validation batch; null uses one batch."""
 
     tool_config_path: str | None = II("actor_rollout_ref.rollout.multi_turn.tool_config_path")
-    """YAML file with tools whose schemas count towards the prompt length; follows the rollout's tools."""
+    """YAML file with the tools whose schemas the prompts show; follows the rollout's tools. Set alone, it shows tools
+    that are not executed, so that rewards can judge the calls."""
 
     return_raw_input_ids: bool = False
     """Add the column raw_input_ids: the prompt tokenized without the chat template."""

@@ -17,6 +17,7 @@ def derive(cfg: TrainConfig) -> list[str]:
     return [
         *_checkpoints_to_keep(cfg),
         *_micro_batches(cfg),
+        *_history(cfg),
         *_raw_chat(cfg),
         *apply_overlong_kwargs(cfg),
         *apply_megatron(cfg),
@@ -56,12 +57,35 @@ def _micro_batches(cfg: TrainConfig) -> Iterator[str]:
             yield _notice(key, f"{key}_per_gpu={share}")
 
 
+def _history(cfg: TrainConfig) -> Iterator[str]:
+    turns = cfg.actor_rollout_ref.rollout.multi_turn
+    if turns.use_inference_chat_template and turns.history == "append":
+        turns.history = "faithful"
+        key = "actor_rollout_ref.rollout.multi_turn"
+        yield f"{key}.use_inference_chat_template is interpreted as {key}.history=faithful."
+
+
 def _raw_chat(cfg: TrainConfig) -> Iterator[str]:
-    """A reward model with its own chat template needs the messages."""
+    """A reward model with its own chat template needs the messages; so do agents and faithful histories."""
+    if cfg.actor_rollout_ref.rollout.multi_turn.history == "faithful" and not cfg.data.return_raw_chat:
+        cfg.data.return_raw_chat = True
+        yield "data.return_raw_chat=true: required by actor_rollout_ref.rollout.multi_turn.history=faithful."
     model = cfg.reward_model.model
     if cfg.reward_model.enable and model.input_tokenizer and not cfg.data.return_raw_chat:
         cfg.data.return_raw_chat = True
         yield "data.return_raw_chat=true: required by reward_model.model.input_tokenizer."
+    turns, agent = cfg.actor_rollout_ref.rollout.multi_turn, cfg.actor_rollout_ref.rollout.agent
+    keys = {
+        "multi_turn.interaction_config_path": turns.interaction_config_path,
+        "multi_turn.completion_callback": turns.completion_callback,
+        "agent.agent_loop_config_path": agent.agent_loop_config_path,
+        "agent.default_agent_loop": agent.default_agent_loop,
+        "agent.environment": agent.environment,
+    }
+    needed_by = next((key for key, value in keys.items() if value), None)
+    if needed_by is not None and not cfg.data.return_raw_chat:
+        cfg.data.return_raw_chat = True
+        yield f"data.return_raw_chat=true: required by actor_rollout_ref.rollout.{needed_by}."
 
 
 def _notice(key: str, *settings: str) -> str:

@@ -9,7 +9,7 @@ from burnish.config.aliases import aliases_of, find_alias
 from burnish.config.fields import SAME
 from burnish.config.names import TABLES
 from burnish.config.settings import unknown_key
-from burnish.config.status import status_of
+from burnish.config.status import Status, idle_reasons, status_in, status_of
 from burnish.config.tree import Leaf, tree
 from burnish.config.values import is_interpolation
 from burnish.config.zh import chinese
@@ -28,8 +28,9 @@ class Explained:
     follows: str | None  # the interpolation that gives its default
     allowed: dict[str, str] | None  # name -> description, may be empty
     bounds: str | None
-    status: str  # acts, pending, inert
+    status: str  # acts, conditional (acts in some runs), pending, inert; of a given config: acts, pending, inert
     why: str
+    no_effect_if: list[str]  # the runs in which a conditional key has none
     pending_values: dict[str, str]  # unsupported values -> reason
     doc: str
     verl_default: Any  # SAME if it does not differ
@@ -43,27 +44,35 @@ class Explained:
         return fields
 
 
-def describe(key: str, lang: str = "en", job: str = "train") -> Explained:
-    """Explain one key, given by its name, an alias, or a unique last part."""
+def describe(key: str, lang: str = "en", job: str = "train", cfg: Any = None) -> Explained:
+    """Explain one key, by its name, an alias, or a unique last part. With `cfg`, its status is that of the run."""
+    rows = describe_matching(key, lang, job, cfg)
+    if len(rows) != 1:
+        raise unknown_key(key, tree(job))
+    return rows[0]
+
+
+def describe_matching(key: str, lang: str = "en", job: str = "train", cfg: Any = None) -> list[Explained]:
+    """Explain the key of this name or alias, or else every key that ends so."""
     keys = tree(job)
     match = keys.find(key)
     if match is None:
         alias = find_alias(key, job)
         match = keys.find(alias[1][0]) if alias is not None else None
-    if match is None:
-        leaves = [leaf for leaf in keys.leaves.values() if leaf.key.endswith(f".{key}")]
-        match = (leaves[0], "") if len(leaves) == 1 else None
-    if match is None:
+    leaves = [match[0]] if match is not None else []
+    if match is None or "." not in key:
+        leaves += [leaf for leaf in keys.leaves.values() if leaf.key.endswith(f".{key}") and leaf not in leaves]
+    if not leaves:
         raise unknown_key(key, keys)
-    return _explain(match[0], lang, job)
+    return [_explain(leaf, lang, job, cfg) for leaf in leaves]
 
 
-def describe_section(section: str, lang: str = "en", job: str = "train") -> list[Explained]:
+def describe_section(section: str, lang: str = "en", job: str = "train", cfg: Any = None) -> list[Explained]:
     """Explain every key of a section."""
     keys = tree(job)
     if section not in keys.sections:
         raise unknown_key(section, keys)
-    return [_explain(leaf, lang, job) for leaf in keys.inside(section)]
+    return [_explain(leaf, lang, job, cfg) for leaf in keys.inside(section)]
 
 
 def describe_all(lang: str = "en", job: str = "train") -> list[Explained]:
@@ -77,8 +86,9 @@ def search(words: str, lang: str = "en", job: str = "train") -> list[Explained]:
     return [row for row in rows if all(term in f"{row.key} {row.doc}".lower() for term in terms)]
 
 
-def _explain(leaf: Leaf, lang: str, job: str) -> Explained:
-    status = status_of(leaf.key, job=job)
+def _explain(leaf: Leaf, lang: str, job: str, cfg: Any = None) -> Explained:
+    status = status_of(leaf.key, job=job) if cfg is None else _status_in_run(leaf, job, cfg)
+    reasons = idle_reasons(leaf.key, job) if cfg is None and status.kind == "acts" else []
     follows = leaf.default if is_interpolation(leaf.default) else None
     return Explained(
         key=leaf.key,
@@ -88,13 +98,22 @@ def _explain(leaf: Leaf, lang: str, job: str) -> Explained:
         follows=follows,
         allowed=_allowed(leaf, lang),
         bounds=leaf.facts.bounds(),
-        status=status.kind,
+        status="conditional" if reasons else status.kind,
         why=getattr(status.why, lang),
+        no_effect_if=[getattr(reason, lang) for reason in reasons],
         pending_values=_pending_values(leaf, lang, job, status.kind),
         doc=leaf.doc if lang == "en" else chinese(leaf.owner, leaf.name),
         verl_default=leaf.facts.verl,
         aliases=aliases_of(leaf.key, job),
     )
+
+
+def _status_in_run(leaf: Leaf, job: str, cfg: Any) -> Status:
+    """The status of the key's value in this config."""
+    value = cfg
+    for name in leaf.path.split("."):
+        value = getattr(value, name)
+    return status_in(cfg, leaf.key, value, job)
 
 
 def _allowed(leaf: Leaf, lang: str) -> dict[str, str] | None:

@@ -16,6 +16,7 @@ from burnish.config.pending import (
     ONE_PROCESS,
     SHARED_DEVICES,
 )
+from burnish.config.profiled import profiles_no_role, profiles_no_step, without_tool
 from burnish.config.ranks import is_single_process
 
 
@@ -40,6 +41,17 @@ _NO_OVERLONG_PENALTY = Line(
     "there is no overlong penalty (reward_model.overlong_buffer.enable=false)",
     "未启用超长惩罚（reward_model.overlong_buffer.enable）",
 )
+_NO_PROFILED_STEP = Line("no step is profiled (trainer.profile_steps)", "没有要分析的步（trainer.profile_steps）")
+_NO_PROFILED_ROLE = Line(
+    "no rank is profiled (all_ranks or ranks of a role's profiler)",
+    "没有要分析的进程（各角色 profiler 的 all_ranks 或 ranks）",
+)
+_OTHER_PROFILER = Line(
+    "another profiling tool is used (global_profiler.tool)", "使用的是其他分析工具（global_profiler.tool）"
+)
+_NO_TRACES = Line("conversations are not traced (rollout.trace.backend)", "未记录对话轨迹（rollout.trace.backend）")
+_NO_PROMETHEUS = Line("rollout.prometheus.enable is false", "未启用 rollout.prometheus.enable")
+_NO_ENDPOINT = Line("there is no endpoint (trainer.metrics_port)", "没有指标端口（trainer.metrics_port）")
 _NOT_SKIPPED = Line("responses are generated (rollout.skip_rollout=false)", "回答由引擎生成（rollout.skip_rollout）")
 _NO_PAGED_CACHE = Line("transformers' generate has no paged KV cache", "transformers 的 generate 没有分页 KV 缓存")
 _VLLM_MODE_ONLY = Line(
@@ -145,6 +157,10 @@ _ENGINE_POOL = (
     *("rollout.nnodes", "rollout.n_gpus_per_node"),
     "actor_rollout_ref.rollout.checkpoint_engine.backend",
 )
+_NSYS = ("trainer.controller_nsight_options.*", "trainer.worker_nsight_options.*")
+_NPU_PROFILER = ("*.profiler.tool_config.npu.*", "trainer.npu_profile.*")
+_MEMORY_PROFILER = ("*.profiler.tool_config.torch_memory.*", "global_profiler.global_tool_config.torch_memory.*")
+_PROFILERS = ("*.profiler.*", "global_profiler.*", *_NSYS, *_NPU_PROFILER)
 _MEGATRON = ("megatron.*", "optim.lr_warmup_init", "optim.lr_decay_*", "optim.min_lr", "optim.lr_wsd_*")
 
 
@@ -188,6 +204,23 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         Idle(when.starts_sglang_on_cpu, _SGLANG_CPU_MEMORY, ("actor_rollout_ref.rollout.free_cache_engine",)),
         Idle(when.without_group_filter, _NO_FILTER, ("algorithm.filter_groups.*", "data.gen_batch_size")),
         Idle(when.without_overlong_penalty, _NO_OVERLONG_PENALTY, ("reward_model.overlong_buffer.*",)),
+        Idle(
+            when.without_traces,
+            _NO_TRACES,
+            _keys("actor_rollout_ref.rollout.trace", ("token2text", "max_samples_per_step_per_worker")),
+        ),
+        Idle(
+            when.without_prometheus,
+            _NO_PROMETHEUS,
+            _keys("actor_rollout_ref.rollout.prometheus", ("port", "file", "served_model_name")),
+        ),
+        Idle(when.serves_no_metrics, _NO_ENDPOINT, ("trainer.metrics_host",)),
+        Idle(profiles_no_step, _NO_PROFILED_STEP, _PROFILERS),
+        Idle(profiles_no_role, _NO_PROFILED_ROLE, ("trainer.profile_steps", *_PROFILERS)),
+        Idle(without_tool("nsys"), _OTHER_PROFILER, _NSYS),
+        Idle(without_tool("npu"), _OTHER_PROFILER, _NPU_PROFILER),
+        Idle(without_tool("torch"), _OTHER_PROFILER, ("*.profiler.tool_config.torch.*",)),
+        Idle(without_tool("torch_memory"), _OTHER_PROFILER, _MEMORY_PROFILER),
         Idle(when.generates_responses, _NOT_SKIPPED, ("actor_rollout_ref.rollout.skip_dump_dir",)),
         Idle(when.without_pf_ppo, _NO_PF_PPO, ("algorithm.pf_ppo.*",)),
         Idle(

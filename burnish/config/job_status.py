@@ -90,6 +90,10 @@ INERT_OF: dict[str, dict[str, Line]] = {
         **dict.fromkeys(
             ("reward.model_weight", "reward.function_weight"), Line("eval uses no reward model", "eval 不使用奖励模型")
         ),
+        "reward.failure_threshold": Line(
+            "eval scores all rows; it exits with status 1 if all responses of a data source fail",
+            "eval 会给所有行打分；某个数据源的回答全部失败时以状态 1 退出",
+        ),
         **dict.fromkeys(
             ("reward.stop_properly_penalty", "reward.scale", "reward.normalize", "reward.clip_range"),
             Line("eval reports raw scores", "eval 报告奖励给出的原始得分"),

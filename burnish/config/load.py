@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import yaml
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
 from burnish.config.async_rules import apply_async
 from burnish.config.derive import derive
-from burnish.config.overrides import COMMAND_LINE, Entry, entry_of, is_group, read_file, read_overrides
+from burnish.config.overrides import (
+    COMMAND_LINE,
+    Entry,
+    Overrides,
+    entry_of,
+    is_group,
+    locate_file,
+    read_file,
+    read_overrides,
+    split_overrides,
+)
 from burnish.config.root import TrainConfig
 from burnish.config.rules import check_rules
 from burnish.config.settings import Setting, Settings
@@ -21,6 +34,7 @@ from burnish.config.status import check_pending, inert_notices
 from burnish.config.tree import Tree, to_plain, tree
 from burnish.config.values import convert, is_interpolation
 from burnish.errors import UserError, raise_all
+from burnish.redact import redact, remember_interpolation, remember_secrets
 
 
 @dataclass
@@ -33,12 +47,18 @@ class Loaded:
     notices: list[str] = field(default_factory=list)
 
     def yaml(self) -> str:
-        """The resolved config as YAML, with the keys that users write."""
-        return OmegaConf.to_yaml(OmegaConf.create(to_plain(self.cfg), flags={"allow_objects": True}))
+        """The resolved config as YAML, with the keys that users write and without secrets."""
+        return yaml.dump(
+            redact(to_plain(self.cfg)),
+            Dumper=get_omega_conf_dumper(),  # quotes texts that YAML 1.1 reads as numbers or booleans
+            default_flow_style=False,
+            allow_unicode=True,
+            sort_keys=False,
+        )
 
 
 def load(
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     values: Mapping[str, Any] | None = None,
     config_path: str | None = None,
@@ -49,11 +69,15 @@ def load(
 ) -> Loaded:
     """Build the config of a job from a file, overrides and `values` (key -> value).
 
+    Overrides are a list of strings, a mapping (also nested), a list of both, or one string.
+
     All errors are raised together. With `check`, broken rules and pending keys are errors too, and notices list keys
     without effect. Required keys in `given` may be unset: the caller supplies them in another way (for example rows
     instead of files).
     """
-    parsed, errors = read_overrides(overrides)
+    config_path, config_name = locate_file(config_path, config_name)
+    words = split_overrides(overrides)
+    parsed, errors = read_overrides([word for word in words if isinstance(word, str)])
     groups = [override for override in parsed if is_group(override, config_path)]
     settings = Settings(tree(job))
     if config_name is not None:
@@ -61,10 +85,9 @@ def load(
             settings.add_all(read_file(config_path, config_name, groups))
         except UserError as error:
             errors.append(error)
-    settings.add_all(
-        _entries([override for override in parsed if config_name is None or override not in groups], errors)
-    )
+    settings.add_all(_entries(words, [] if config_name is None else groups, parsed, errors))
     settings.add_all(Entry(key, value, COMMAND_LINE) for key, value in (values or {}).items())
+    remember_secrets({key: setting.value for key, setting in settings.values.items()})
     errors += settings.errors
     cfg, broken = build(settings)
     errors += broken
@@ -82,13 +105,20 @@ def load(
     return Loaded(cfg, job, settings.values, notices)
 
 
-def _entries(parsed: list, errors: list[UserError]) -> list[Entry]:
+def _entries(
+    words: list[str | Entry], groups: list[Override], parsed: list[Override], errors: list[UserError]
+) -> list[Entry]:
+    """The entries in the order of the words; those that select files (`groups`) are left out."""
+    by_text = {override.input_line: override for override in parsed}
     entries = []
-    for override in parsed:
-        try:
-            entries.append(entry_of(override))
-        except UserError as error:
-            errors.append(error)
+    for word in words:
+        if isinstance(word, Entry):
+            entries.append(word)
+        elif word in by_text and by_text[word] not in groups:
+            try:
+                entries.append(entry_of(by_text[word]))
+            except UserError as error:
+                errors.append(error)
     return entries
 
 
@@ -100,7 +130,8 @@ def build(settings: Settings) -> tuple[Any, list[UserError]]:
     errors: list[UserError] = []
     for key in [key for key, setting in settings.values.items() if _has_interpolation(setting.value)]:
         try:
-            settings.values[key].value = _resolved(config, settings.tree, key)
+            typed, settings.values[key].value = settings.values[key].value, _resolved(config, settings.tree, key)
+            remember_interpolation(key, typed, settings.values[key].value)
             _set(config, settings.tree, key, settings.values[key].value)
         except (OmegaConfBaseException, UserError) as error:
             value = settings.values.pop(key).value

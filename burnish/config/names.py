@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Line(NamedTuple):
-    """A text in English and Chinese."""
-
-    en: str
-    zh: str
-
+from burnish.config.line import Line
+from burnish.config.turn_names import HISTORIES, TOKENIZATION_CHECKS, TOOL_PARSERS
 
 ADVANTAGES = {
     "gae": Line("generalized advantage estimation with a critic (PPO)", "使用 critic 的广义优势估计（PPO）"),
@@ -35,6 +28,14 @@ ADVANTAGES = {
     "gpg": Line(
         "score minus the group's mean, scaled by the fraction of non-zero scores", "得分减组均值，并按非零得分比例缩放"
     ),
+    "optimal_token_baseline": Line(
+        "return minus a baseline per group and position, weighted by the gradient's size (OTB)",
+        "回报减去按梯度大小加权、组内逐位置的基线（OTB）",
+    ),
+    "tir_optimal_token_baseline": Line(
+        "the same for responses with tool output: positions count sampled tokens only",
+        "同上，用于含工具输出的回答：位置只计模型采样的 token",
+    ),
     "remax": Line("score minus the score of a greedy response (ReMax)", "得分减去贪心回答的得分（ReMax）"),
     "reward": Line("the sequence's score for every response token", "每个回答 token 都取整条序列的得分"),
     "none": Line("the token rewards, unchanged", "直接使用逐 token 奖励"),
@@ -54,6 +55,8 @@ GROUPED_ADVANTAGES = frozenset(
         "rloo_vectorized",
         "opo",
         "gpg",
+        "optimal_token_baseline",
+        "tir_optimal_token_baseline",
     }
 )
 
@@ -65,6 +68,11 @@ LOSSES = {
     "cispo": Line("clipped, detached ratio times log-prob", "截断并停止梯度的比率乘对数概率"),
     "geo_mean": Line("geometric mean of the token ratios (GMPO)", "逐 token 比率的几何平均（GMPO）"),
     "gmpo": Line("same as geo_mean", "同 geo_mean"),
+    "dppo_tv": Line(
+        "trust region on the change of each token's probability instead of a clip (DPPO)",
+        "以逐 token 概率变化的信任域代替截断（DPPO）",
+    ),
+    "dppo_kl": Line("like dppo_tv, with the binary KL as distance", "同 dppo_tv，距离为二元 KL"),
     "clip_cov": Line("removes a few tokens of high covariance from the loss", "将少量高协方差 token 移出损失"),
     "kl_cov": Line("adds a KL penalty to the tokens of highest covariance", "对协方差最高的 token 加 KL 惩罚"),
 }
@@ -188,6 +196,11 @@ RESUME_MODES = {
     "auto": Line("resume from the newest valid checkpoint, if any", "若有可用检查点，则从最新的一个继续"),
     "disable": Line("start from scratch", "从头开始"),
     "resume_path": Line("resume from trainer.resume_from_path", "从 trainer.resume_from_path 继续"),
+}
+
+RESUME_CHANGES = {
+    "refuse": Line("stop and list the differences", "停止并列出差异"),
+    "accept": Line("resume with the new settings", "以新设置续训"),
 }
 
 LAUNCHERS = {
@@ -316,6 +329,24 @@ OBSERVATIONS = {
     "walk": Line("observations count as steps with value 0 (OpenRLHF)", "观测也算一步，价值为 0（OpenRLHF）"),
 }
 
+TURN_CREDITS = {
+    "trajectory": Line("the estimator sees the sum of all rewards of a conversation", "估计器使用整段对话的奖励之和"),
+    "outcome": Line("only what the last turn earned counts", "只计最后一轮所得的奖励"),
+    "return_to_go": Line(
+        "rewards from a turn on, minus the mean of the group's other conversations that reached it",
+        "某一轮起的奖励之和，减去组内其他到达该轮的对话的均值",
+    ),
+    "gae": Line("generalized advantage estimation over turns, with a critic", "以轮为步的 GAE，需要 critic"),
+    "gigpo": Line(
+        "GRPO's advantage plus that of the turn among turns from the same state",
+        "GRPO 的优势，加上该轮在相同状态的各轮中的优势",
+    ),
+    "per_turn": Line(
+        "MT-GRPO: rewards normalized per turn number; biased if the policy decides when to stop",
+        "MT-GRPO：按轮次归一化；若由策略决定何时结束则有偏",
+    ),
+}
+
 ROLLOUT_MODES = {
     "sync": Line("the engine runs in the training process", "引擎与训练在同一进程"),
     "async": Line("the engine runs as a server", "引擎以服务方式运行"),
@@ -333,6 +364,7 @@ ASYNC_MODES = {
     ),
 }
 
+
 # All of the above, by the title of their registry.
 TABLES = {
     "advantage estimator": ADVANTAGES,
@@ -348,6 +380,7 @@ TABLES = {
     "data handler": HANDLERS,
     "prompt type": PROMPT_TYPES,
     "resume mode": RESUME_MODES,
+    "resume changes": RESUME_CHANGES,
     "launcher": LAUNCHERS,
     "KL controller": KL_CONTROLLERS,
     "strategy": STRATEGIES,
@@ -363,7 +396,11 @@ TABLES = {
     "KL order": KL_ORDERS,
     "whitening": WHITENINGS,
     "treatment of observations": OBSERVATIONS,
+    "turn credit": TURN_CREDITS,
     "score normalizer": SCORE_NORMALIZERS,
     "rollout mode": ROLLOUT_MODES,
     "way to generate and learn": ASYNC_MODES,
+    "tool-call format": TOOL_PARSERS,
+    "history": HISTORIES,
+    "tokenization check": TOKENIZATION_CHECKS,
 }

@@ -9,8 +9,8 @@ from burnish.config.conditions import (
     engines_share_devices,
     has_engine_per_device,
     has_one_rank,
+    scores_without_engine,
     supports_sglang_sizes,
-    without_reward_model,
 )
 from burnish.config.names import Line
 
@@ -24,21 +24,20 @@ class Pending:
     inert_if: Condition | None = None  # when the key has no effect in any case, and is accepted
     reason: Line | None = None  # why it has none then
     supported_if: Condition | None = None  # when the key already acts
+    supported: Line | None = None  # that condition in words
 
 
 # Features that are not supported yet.
 MULTI_PROCESS = Line("multiple processes", "多进程")
 EXTERNAL_ENGINES = Line("external engines", "外部推理引擎")
 TRANSPORTS = Line("other weight transports", "其他权重传输方式")
-MULTI_TURN = Line("multi-turn", "多轮对话")
 VISION = Line("vision models", "视觉模型")
-PROFILING = Line("profiling", "性能分析")
 MEGATRON_CORE = Line("Megatron-Core", "Megatron-Core")
 PIPELINE_PARALLEL = Line("pipeline parallelism", "流水线并行")
 MOE_OPTIONS = Line("MoE options", "混合专家模型的选项")
 ASCEND = Line("Ascend devices", "昇腾设备")
 FEATURES = (
-    *(MULTI_PROCESS, EXTERNAL_ENGINES, TRANSPORTS, MULTI_TURN, VISION, PROFILING, MEGATRON_CORE),
+    *(MULTI_PROCESS, EXTERNAL_ENGINES, TRANSPORTS, VISION, MEGATRON_CORE),
     *(PIPELINE_PARALLEL, MOE_OPTIONS, ASCEND),
 )
 
@@ -48,11 +47,16 @@ SHARED_DEVICES = Line(
     "引擎与策略共用设备（hybrid_engine、rollout.n_gpus_per_node）",
 )
 ENGINE_PER_DEVICE = Line(
-    "every device holds a whole engine, and prompts are distributed over them",
-    "每个设备各有一个完整引擎，提示在它们之间分配",
+    "every device holds a whole engine (the built-in engines, and any engine with several training ranks), and prompts"
+    " are distributed over them",
+    "每个设备各有一个完整引擎（内置引擎，或有多个训练进程时的任何引擎），提示在它们之间分配",
 )
+SGLANG_SIZES = Line("SGLang with one training process", "只有一个训练进程的 SGLang")
 MEGATRON_ONLY = Line("only used with strategy=megatron", "仅在 strategy=megatron 时使用")
 NO_REWARD_MODEL = Line("no reward model is used (reward_model.enable=false)", "未启用奖励模型（reward_model.enable）")
+NO_REWARD_ENGINE = Line(
+    "a reward model is scored by the training backend, not by an engine", "奖励模型由训练后端打分，不使用推理引擎"
+)
 NO_CUDA_GRAPHS = Line(
     "only external engines, and the built-in engine on a GPU, use CUDA graphs",
     "只有 GPU 上的内置引擎和外部引擎使用 CUDA graph",
@@ -73,6 +77,7 @@ def engine_parallel_sizes(section: str) -> tuple[Pending, ...]:
             has_engine_per_device,
             ENGINE_PER_DEVICE,
             supported_if=supports_sglang_sizes,
+            supported=SGLANG_SIZES,
         )
         for name in ("data_parallel_size", "expert_parallel_size", "pipeline_model_parallel_size")
     )
@@ -86,7 +91,6 @@ PENDING: tuple[Pending, ...] = (
     # values
     Pending("actor_rollout_ref.rollout.name=trtllm", EXTERNAL_ENGINES),
     # data
-    Pending("data.tool_config_path", MULTI_TURN),
     Pending("data.image_key", VISION),
     Pending("data.video_key", VISION),
     Pending("data.image_patch_size", VISION),
@@ -100,22 +104,13 @@ PENDING: tuple[Pending, ...] = (
     *(_transport(f"backend={name}") for name in ("nixl", "kimi_ckpt_engine", "mooncake")),
     _transport("engine_kwargs"),
     *engine_parallel_sizes("actor_rollout_ref.rollout"),
-    Pending("actor_rollout_ref.rollout.over_sample_rate", MULTI_TURN),
     Pending("actor_rollout_ref.rollout.enable_rollout_routing_replay", MOE_OPTIONS),
     Pending("actor_rollout_ref.rollout.quantization", EXTERNAL_ENGINES),
     Pending("actor_rollout_ref.rollout.use_block_quant_rollout", EXTERNAL_ENGINES),
-    Pending("actor_rollout_ref.rollout.multi_turn.*", MULTI_TURN),
-    Pending("actor_rollout_ref.rollout.agent.*", MULTI_TURN),
-    Pending("actor_rollout_ref.rollout.trace.*", MULTI_TURN),
-    Pending("actor_rollout_ref.rollout.prometheus.*", EXTERNAL_ENGINES),
+    Pending("actor_rollout_ref.rollout.agent.custom_async_server.*", EXTERNAL_ENGINES),
+    Pending("actor_rollout_ref.rollout.agent.agent_loop_manager_class", EXTERNAL_ENGINES),
     # rewards
-    Pending("reward_model.rollout", EXTERNAL_ENGINES, without_reward_model, NO_REWARD_MODEL),
-    # the run
-    Pending("*.profiler.*", PROFILING),
-    Pending("global_profiler.*", PROFILING),
-    Pending("trainer.profile_steps", PROFILING),
-    Pending("trainer.*_nsight_options.*", PROFILING),
-    Pending("trainer.npu_profile.*", PROFILING),
+    Pending("reward_model.rollout", EXTERNAL_ENGINES, scores_without_engine, NO_REWARD_ENGINE),
 )
 
 NOT_SELECTED = Line("its engine is not selected (rollout.name)", "未选用对应的引擎（rollout.name）")
@@ -126,11 +121,22 @@ _NO_GRADIENTS = Line("this role is not trained and has no gradients to reduce", 
 _COMPUTE_DTYPE = Line("a frozen reward model is stored in its compute dtype", "冻结的奖励模型以其计算类型保存")
 _REWARDS_OVERLAP = Line("rewards always overlap generation", "奖励计算始终与生成重叠")
 
+_NO_UPDATES = Line("this role is not trained and has no mini-batches", "该角色不训练，没有 mini-batch")
+
 # Keys that never have an effect, and why.
 INERT: dict[str, Line] = {
+    **{
+        f"{role}.profiler.tool_config.torch.step_{end}": _NO_UPDATES
+        for role in ("actor_rollout_ref.ref", "actor_rollout_ref.rollout", "reward_model")
+        for end in ("start", "end")
+    },
     "*.model.lora.merge": Line("the engine always receives merged weights", "引擎得到的始终是合并后的权重"),
     "actor_rollout_ref.rollout.layered_summon": Line(
         "weights are always gathered, merged and sent one by one", "权重始终逐个收集、合并并发送"
+    ),
+    "actor_rollout_ref.rollout.agent.num_workers": Line(
+        "all agents run in one event loop, and their blocking functions in threads",
+        "所有智能体运行在同一事件循环中，其阻塞函数在线程中运行",
     ),
     "actor_rollout_ref.rollout.multi_stage_wake_up": Line(
         "weights are always synchronized first; the KV cache is allocated at the first request",
@@ -150,6 +156,10 @@ INERT: dict[str, Line] = {
     "*.entropy_from_logits_with_chunking": Line("the fused head always works in chunks", "融合输出头始终分块计算"),
     "*.entropy_checkpointing": Line("the fused head stores no logits", "融合输出头不保留 logits"),
     "actor_rollout_ref.actor.calculate_entropy": Line("the entropy is always logged", "熵始终会被记录"),
+    "actor_rollout_ref.actor.calculate_sum_pi_squared": Line(
+        "computed if algorithm.adv_estimator needs it", "algorithm.adv_estimator 需要时才计算"
+    ),
+    "actor_rollout_ref.actor.sum_pi_squared_checkpointing": Line("it is computed without gradients", "计算时不带梯度"),
     "*.fsdp_config.use_orig_params": Line("FSDP2 always keeps the original parameters", "FSDP2 始终保留原始参数"),
     "*.fsdp_config.forward_only": Line("the role decides whether it is trained", "由角色自身决定是否训练"),
     "actor_rollout_ref.rollout.calculate_log_probs": Line(

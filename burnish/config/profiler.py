@@ -10,19 +10,23 @@ from omegaconf import II
 from burnish.config.fields import at_least, one_of, section, setting, spelled
 
 TOOLS = ("nsys", "npu", "torch", "torch_memory")
+TORCH_CONTENTS = ("cpu", "cuda", "memory", "shapes", "stack", "module")
+NPU_CONTENTS = ("npu", "cpu", "memory", "shapes", "module", "stack")
+_GLOBAL_MEMORY = "global_profiler.global_tool_config.torch_memory"
+LEVELS = ("level_none", "level0", "level1", "level2")
 
 
 @dataclass
 class NpuToolConfig:
     """Ascend's profiler."""
 
-    contents: list[str] = setting([], comma_separated=True)
-    """What to record: npu, cpu, memory, shapes, module, stack."""
+    contents: list[str] = one_of([], NPU_CONTENTS, comma_separated=True)
+    """What to record; empty: what trainer.npu_profile.options says."""
 
-    level: str = one_of("level1", ("level_none", "level0", "level1", "level2"))
+    level: str = one_of(II("trainer.npu_profile.options.level"), LEVELS)
     """Detail level of Ascend's profiler."""
 
-    analysis: bool = True
+    analysis: bool = II("trainer.npu_profile.options.analysis")
     """Analyze the recording when it ends."""
 
     discrete: bool = False
@@ -33,27 +37,36 @@ class NpuToolConfig:
 class TorchToolConfig:
     """torch.profiler."""
 
-    step_start: int = at_least(0, 0)
-    """First mini-batch to record."""
+    contents: list[str] = one_of([], TORCH_CONTENTS, comma_separated=True)
+    """What to record; empty: operators on the CPU, and kernels where there is a GPU."""
 
-    step_end: int | None = at_least(None, 0)
-    """Mini-batch at which to stop; null records until the end."""
+    step_start: int = at_least(0, 0)
+    """First mini-batch of an update to record. With this or step_end, the role's recording is these mini-batches."""
+
+    step_end: int | None = at_least(None, 1)
+    """Mini-batch at which to stop; null records until the end of the update."""
 
 
 @dataclass
 class TorchMemoryToolConfig:
-    """torch's memory snapshots."""
+    """torch's memory snapshots of one role."""
 
-    trace_alloc_max_entries: int = at_least(100000, 1)
+    trace_alloc_max_entries: int = at_least(II(f"{_GLOBAL_MEMORY}.trace_alloc_max_entries"), 1)
     """Maximum number of allocations in the memory snapshot."""
 
-    stack_depth: int = at_least(32, 1)
-    """Stack frames recorded per allocation."""
+    stack_depth: int = at_least(II(f"{_GLOBAL_MEMORY}.stack_depth"), 1)
+    """Stack frames written per allocation."""
 
 
 @dataclass
-class GlobalTorchMemoryConfig(TorchMemoryToolConfig):
+class GlobalTorchMemoryConfig:
     """torch's memory snapshots, for the whole run."""
+
+    trace_alloc_max_entries: int = at_least(100000, 1)
+    """Maximum number of allocations in a memory snapshot of any role."""
+
+    stack_depth: int = at_least(32, 1)
+    """Stack frames written per allocation."""
 
     context: str = one_of("all", ("all", "alloc", "state"))
     """Which events record a stack."""
@@ -84,7 +97,7 @@ class ProfilerConfig:
     """Profiling of one role."""
 
     discrete: bool = False
-    """A separate recording per task of this role instead of one per step."""
+    """A separate recording per phase of this role instead of one per step."""
 
     all_ranks: bool = False
     """Profile every rank of this role."""
@@ -92,14 +105,14 @@ class ProfilerConfig:
     ranks: list[int] = setting([], low=0)
     """Ranks to profile when all_ranks is off."""
 
-    enable: bool = False
-    """Profile this role."""
+    enable: bool | None = setting(None, verl=False)
+    """Profile this role; null: if all_ranks or ranks is set."""
 
     tool: str | None = one_of(II("global_profiler.tool"), TOOLS)
-    """Profiling tool; follows global_profiler.tool."""
+    """Profiling tool; null is nsys."""
 
     save_path: str | None = II("global_profiler.save_path")
-    """Folder of the recordings; follows global_profiler.save_path."""
+    """Folder of the recordings."""
 
     tool_config: ToolConfig = section(ToolConfig)
     """Settings of each tool."""
@@ -118,13 +131,13 @@ class GlobalProfilerConfig:
     """Profiling of the whole run."""
 
     tool: str | None = one_of(None, TOOLS)
-    """Profiling tool of all roles; null profiles nothing."""
+    """Profiling tool of all roles; null is nsys. trainer.profile_steps and the roles' profiler keys turn it on."""
 
     profile_continuous_steps: bool = False
     """One recording for consecutive profiled steps instead of one each."""
 
-    save_path: str = "outputs/profile"
-    """Folder of the recordings."""
+    save_path: str | None = setting(None, verl="outputs/profile")
+    """Folder of the recordings; null is profile/ in the run folder."""
 
     global_tool_config: GlobalToolConfig = section(GlobalToolConfig)
     """Settings of each tool for the whole run."""
@@ -152,7 +165,7 @@ class WorkerNsightConfig(ControllerNsightConfig):
     """When to record: cudaProfilerApi records the profiled steps only."""
 
     capture_range_end: str | None = spelled("capture-range-end", None)
-    """What to do at the end of a recording; null repeats once per task of the profiled steps."""
+    """What to do at the end of a recording; null waits for the next one."""
 
     kill: str = "none"
     """Signal sent to the process when recording ends; none lets it continue."""
@@ -162,10 +175,10 @@ class WorkerNsightConfig(ControllerNsightConfig):
 class NpuOptionsConfig:
     """Options of Ascend's profiler, as configured in verl 0.4."""
 
-    save_path: str = "./profiler_data"
+    save_path: str | None = setting(II("global_profiler.save_path"), verl="./profiler_data")
     """Folder of the recording."""
 
-    level: str = one_of("level1", ("level_none", "level0", "level1", "level2"))
+    level: str = one_of("level1", LEVELS)
     """Detail level."""
 
     with_memory: bool = False

@@ -9,7 +9,7 @@ from omegaconf import II
 
 from burnish.config.data import CustomClassConfig
 from burnish.config.engine import FsdpConfig, MegatronConfig
-from burnish.config.fields import above, at_least, one_of, section, setting
+from burnish.config.fields import above, at_least, between, one_of, section, setting
 from burnish.config.names import REWARD_MANAGERS, SCORE_NORMALIZERS, STRATEGIES, VERIFIERS
 from burnish.config.profiler import ProfilerConfig
 
@@ -24,8 +24,8 @@ class RewardConfig:
     timeout: float = above(10.0, 0)
     """Timeout in seconds of one sample's reward."""
 
-    memory_mb: int = at_least(2048, 64)
-    """Memory limit of one reward worker in MiB, if the system supports it."""
+    memory_mb: int = at_least(4096, 64)
+    """Memory limit of one reward worker in MiB, beyond what its imports map, if the system supports it."""
 
     on_error: str = one_of("fallback", ("fallback", "stop"))
     """What to do if a reward fails, times out or returns no number: report it and use fallback_score, or stop the
@@ -33,6 +33,10 @@ class RewardConfig:
 
     fallback_score: float = 0.0
     """Score of a sample whose reward failed."""
+
+    failure_threshold: float | None = between(1.0, 0.0, 1.0)
+    """Stop the run with the first cause if this fraction (or more) of the samples of a step or of a validation fails; 1
+    means all of them, null never stops it."""
 
     stop_properly_penalty: float | None = None
     """Factor on the score of responses truncated at the length limit; a negative value replaces the score. null
@@ -53,7 +57,7 @@ class RewardConfig:
 
     isolate: bool | None = None
     """Isolate reward workers with Linux namespaces. null: if the system supports it, hide other processes. true:
-    require it, and allow writes only to a temporary folder. false: no isolation."""
+    require it, allow writes only to a temporary folder, and hide devices and unix sockets. false: no isolation."""
 
     network: bool = True
     """Allow reward workers to use the network; false requires a system that can isolate them."""
@@ -94,7 +98,7 @@ class CustomRewardFunctionConfig:
     path: str | None = None
     """Python file (or pkg://module) with the reward function; null uses the built-in one of the row's data source."""
 
-    name: str | None = "compute_score"
+    name: str | None = setting("compute_score", off=(None, ""), off_value="compute_score")
     """Name of the function in that file."""
 
     reward_kwargs: dict[str, Any] = setting({})

@@ -221,7 +221,8 @@ class RolloutConfig(SamplingConfig):
     """Return log-probs of sampled tokens from the engine."""
 
     over_sample_rate: float = between(0.0, 0, 1)
-    """Fraction of extra requests; the slowest are dropped."""
+    """Share of a step's samples that is dropped: those with the most sampled tokens, which are aborted once enough
+    others have finished. Short responses are preferred, and groups may lose samples (docs/gathering.md)."""
 
     multi_stage_wake_up: bool = False
     """Wake up the engine's weights first, and its KV cache after the weight sync, for lower peak memory."""

@@ -96,7 +96,7 @@ def _mini_too_large(key: str, mini: int, prompts: int) -> UserError:
 
 
 def micro_batches(cfg: TrainConfig) -> Iterator[UserError]:
-    """A micro-batch size is set once, and divides its mini-batch."""
+    """A micro-batch size is set once, and divides its mini-batch unless it exceeds it."""
     actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
     yield from _micro_set_twice(actor, f"{ACTOR}.ppo_micro_batch_size")
     yield from _micro_set_twice(cfg.actor_rollout_ref.rollout, f"{ROLLOUT}.log_prob_micro_batch_size")
@@ -130,7 +130,7 @@ def _micro_divides(cfg: TrainConfig, role: Any, section: str) -> Iterator[UserEr
     micro = getattr(role, name)
     ranks = data_parallel_size(cfg, role)
     num_responses = role.ppo_mini_batch_size * n // (ranks if name.endswith("per_gpu") else 1)
-    if micro is not None and num_responses % micro:
+    if micro is not None and micro <= num_responses and num_responses % micro:
         yield UserError(
             f"does not divide a mini-batch: {role.ppo_mini_batch_size} prompts x {n} responses"
             f" on {ranks} rank(s) are {num_responses} responses",
@@ -196,10 +196,6 @@ def reward_source(cfg: TrainConfig) -> Iterator[UserError]:
         problem = "not supported with reward_model.model.custom_cls: mean and std come from the model's config"
         key = "reward_model.normalize"
         yield UserError(problem, key=key, value=True, hint=f"{key}=false, and normalize in the class")
-    function = cfg.custom_reward_function
-    if function.path and not function.name:
-        key = "custom_reward_function.name"
-        yield UserError("the name of the function is missing", key=key, hint=f"{key}=compute_score")
 
 
 def optimizers(cfg: TrainConfig) -> Iterator[UserError]:
@@ -286,6 +282,20 @@ def filter_remarks(cfg: TrainConfig) -> Iterator[str]:
         yield f"algorithm.filter_groups keeps every group, since {ROLLOUT}.n=1."
 
 
+def micro_batch_remarks(cfg: TrainConfig) -> Iterator[str]:
+    """A micro-batch larger than the mini-batch takes all of it."""
+    n = cfg.actor_rollout_ref.rollout.n
+    roles = [(cfg.actor_rollout_ref.actor, ACTOR), *([(cfg.critic, "critic")] if has_critic(cfg) else [])]
+    for role, section in roles:
+        micro, ranks = role.ppo_micro_batch_size_per_gpu, data_parallel_size(cfg, role)
+        num_responses = role.ppo_mini_batch_size * n // ranks
+        if not role.use_dynamic_bsz and micro is not None and micro > num_responses:
+            yield (
+                f"{section}.ppo_micro_batch_size_per_gpu={micro} is more than the {num_responses} responses of a"
+                " mini-batch on one rank: a mini-batch is one micro-batch."
+            )
+
+
 def sampling_remarks(cfg: TrainConfig) -> Iterator[str]:
     rollout = cfg.actor_rollout_ref.rollout
     if not rollout.do_sample:
@@ -341,6 +351,7 @@ RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
 )
 REMARKS: tuple[Callable[[TrainConfig], Iterator[str]], ...] = (
     group_remarks,
+    micro_batch_remarks,
     filter_remarks,
     sampling_remarks,
     length_remarks,

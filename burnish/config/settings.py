@@ -10,7 +10,8 @@ from typing import Any
 from burnish.config.aliases import GROUPS, VALUES, find_alias
 from burnish.config.overrides import Entry
 from burnish.config.tree import Leaf, Tree, kinds
-from burnish.config.values import convert
+from burnish.config.values import convert, is_unset
+from burnish.config.verl_only import find_verl_only
 from burnish.errors import UserError, nearest
 
 
@@ -44,6 +45,9 @@ class Settings:
         if group is not None:
             for key, value in group.items():
                 self._add(Entry(key, value, entry.origin), written=f"{entry.key}={entry.value}")
+        elif isinstance(entry.value, str) and (choices := _choices(entry.key, self.tree.job)):
+            problem = "not a choice of this config group that is supported"
+            raise UserError(problem, key=entry.key, value=entry.value, allowed=choices)
         elif entry.key in self.tree.sections:
             self._add_section(entry, written)
         elif self.tree.find(entry.key) is not None:
@@ -74,6 +78,9 @@ class Settings:
             for key in [key for key in self.values if key == entry.key or key.startswith(f"{entry.key}.")]:
                 del self.values[key]
             return
+        if not rest and is_unset(leaf, entry.value):
+            self._leave_unset(entry, written)
+            return
         if rest:
             value = entry.value
         elif leaf.free and isinstance(entry.value, Mapping) and isinstance(leaf.default, dict):
@@ -81,8 +88,18 @@ class Settings:
             return
         else:
             value = convert(leaf, self._as_typed(leaf, entry))
+        before = self.values.get(entry.key)
+        if value is None and before is not None and before.value is not None and before.written != written:
+            return  # null in one spelling leaves the key to the other
         self._check_conflict(entry, value, written)
         self.values[entry.key] = Setting(value, entry.origin, written)
+
+    def _leave_unset(self, entry: Entry, written: str) -> None:
+        """Null or empty text, for a key that has neither: an earlier value of the same spelling no longer applies."""
+        before = self.values.get(entry.key)
+        if before is not None and before.written == written:
+            del self.values[entry.key]
+        self.notices.append(f"{written or entry.key} is {why_unset(entry.value)}.")
 
     def _add_free(self, leaf: Leaf, entry: Entry) -> None:
         """Merge a mapping into a free mapping: names it does not contain keep their values."""
@@ -110,19 +127,39 @@ class Settings:
             self.add_all(Entry(f"{entry.key}.{name}", value, entry.origin) for name, value in entry.value.items())
             return
         if match is None:
-            raise unknown_key(entry.key, self.tree)
+            self._add_foreign(entry, entry.key)
+            return
         alias, targets = match
         value = alias.convert(entry.value) if alias.convert is not None and not entry.remove else entry.value
         for target in targets:
-            if self.tree.find(target) is None and target not in self.tree.sections:
-                raise unknown_key(entry.key, self.tree)
+            known = self.tree.find(target) is not None or target in self.tree.sections
+            if not known and find_alias(target, self.tree.job) is None:
+                self._add_foreign(entry, target)
+                return
             self._add(Entry(target, value, entry.origin, remove=entry.remove), written=entry.key)
         self.notices.append(f"{entry.key} ({alias.why}) is interpreted as {' and '.join(targets)}.")
+
+    def _add_foreign(self, entry: Entry, key: str) -> None:
+        """A key of verl that has no counterpart is accepted where it changes no result, else refused by name."""
+        row = find_verl_only(key, self.tree.job)
+        if row is None:
+            raise unknown_key(entry.key, self.tree)
+        if entry.remove:
+            return
+        if row.refuses(entry.value):
+            hint = row.hint(entry.key)
+            raise UserError(row.why, key=entry.key, value=entry.value, hint=hint)
+        self.notices.append(f"{entry.key} has no effect here: {row.reason(entry.value)}.")
 
     def _check_conflict(self, entry: Entry, value: Any, written: str) -> None:
         """Two spellings of one key must not have different values in the same source."""
         before = self.values.get(entry.key)
-        if before is None or before.origin != entry.origin or before.value == value or before.written == written:
+        if (
+            before is None
+            or before.origin != entry.origin
+            or before.value in (None, value)
+            or before.written == written
+        ):
             return
         first, second = before.written or entry.key, written or entry.key
         raise UserError(
@@ -130,6 +167,18 @@ class Settings:
             key=entry.key,
             hint=f"only {entry.key}=...",
         )
+
+
+def _choices(key: str, job: str) -> list[str]:
+    """The choices of a config group; empty if the key is none."""
+    return [choice for group_job, group, choice in GROUPS if (group_job, group) == (job, key)]
+
+
+def why_unset(value: Any) -> str:
+    """Why a null or empty value has no effect."""
+    if value is None:
+        return "null: not set, so its default applies"
+    return "empty: not set, so its default applies (maybe a shell variable is not set)"
 
 
 def _is_number(value: Any) -> bool:

@@ -9,7 +9,7 @@ from burnish.config.adapters import TrainedModelConfig
 from burnish.config.data import CustomClassConfig
 from burnish.config.engine import FsdpConfig
 from burnish.config.fields import at_least, between, files, one_of, section, setting
-from burnish.config.names import DEVICES, LOGGERS, RESUME_MODES, SCHEDULES, STRATEGIES, TRUNCATIONS
+from burnish.config.names import DEVICES, LOGGERS, RESUME_CHANGES, RESUME_MODES, SCHEDULES, STRATEGIES, TRUNCATIONS
 from burnish.config.optim import CheckpointConfig
 
 
@@ -232,10 +232,17 @@ class SftTrainerConfig:
     """Validate every N updates, or after_each_epoch; 0 or -1 validates only at the end."""
 
     export_dir: str | None = None
-    """Folder for the trained model and tokenizer in Hugging Face format, written at the end of the run."""
+    """Another folder for the trained model and tokenizer in Hugging Face format, written at the end of the run."""
+
+    save_final: bool = True
+    """Write the trained model and tokenizer in Hugging Face format to `model` in the run folder at the end."""
 
     resume_mode: str = one_of("auto", RESUME_MODES)
     """Whether to resume, and from which checkpoint."""
+
+    resume_changes: str = one_of("refuse", RESUME_CHANGES)
+    """What to do if settings that define the experiment (model, data, reward, algorithm, seed) differ from those of the
+    checkpoint."""
 
     resume_from_path: str | None = None
     """Checkpoint folder for resume_mode=resume_path."""

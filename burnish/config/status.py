@@ -48,6 +48,12 @@ def status_in(cfg: Any, key: str, value: Any, job: str = "train") -> Status:
     return Status("acts") if reason is None else Status("inert", reason)
 
 
+def idle_reasons(key: str, job: str = "train") -> list[Line]:
+    """The reasons for which an acting key has no effect in some runs, each once."""
+    rows = [row for row in IDLE.get(job, ()) if any(_matches(pattern, key) for pattern in row.patterns)]
+    return list(dict.fromkeys(row.reason for row in rows))
+
+
 def pending_keys(job: str = "train") -> list[tuple[str, str]]:
     """Every pending key, or key=value, with the missing feature."""
     keys = [(key, status_of(key, job=job)) for key in tree(job).leaves]
@@ -125,6 +131,8 @@ def _pending_row(key: str, value: Any, job: str = "train") -> Pending | None:
 
 def _why(row: Pending) -> Line:
     en, zh = f"not supported yet ({row.feature.en})", f"尚不支持（{row.feature.zh}）"
+    if row.supported is not None:
+        en, zh = f"{en}, except with {row.supported.en}", f"{zh}，例外：{row.supported.zh}"
     if row.reason is None:
         return Line(en, zh)
     return Line(f"{en}; otherwise no effect: {row.reason.en}", f"{zh}；否则无效：{row.reason.zh}")

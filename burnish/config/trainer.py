@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.config.fields import at_least, one_of, section, setting
-from burnish.config.names import ASYNC_MODES, DEVICES, LAUNCHERS, LOGGERS, RESUME_MODES
+from burnish.config.fields import at_least, between, one_of, section, setting
+from burnish.config.names import ASYNC_MODES, DEVICES, LAUNCHERS, LOGGERS, RESUME_CHANGES, RESUME_MODES
 from burnish.config.profiler import ControllerNsightConfig, NpuProfileConfig, WorkerNsightConfig
 
 
@@ -41,6 +41,10 @@ class TrainerConfig:
     rollout_data_dir: str | None = None
     """Folder for every step's responses and scores, one JSON-lines file per step."""
 
+    rollout_keep: int | None = at_least(100, 0)
+    """Newest steps whose tokens (ids, advantages, log-probs, entropies) stay in the run folder for `burnish view`:
+    about 20 MB per million tokens. 0 records none, null keeps all."""
+
     validation_data_dir: str | None = None
     """Folder for every validation's responses and scores."""
 
@@ -51,10 +55,17 @@ class TrainerConfig:
     """Save every N steps and at the end; 0 or -1 never saves."""
 
     export_dir: str | None = None
-    """Folder for the trained policy and tokenizer in Hugging Face format, written at the end of the run."""
+    """Another folder for the trained policy and tokenizer in Hugging Face format, written at the end of the run."""
+
+    save_final: bool = True
+    """Write the trained policy and tokenizer in Hugging Face format to `model` in the run folder at the end."""
 
     resume_mode: str = one_of("auto", RESUME_MODES)
     """Whether to resume, and from which checkpoint."""
+
+    resume_changes: str = one_of("refuse", RESUME_CHANGES)
+    """What to do if settings that define the experiment (model, data, reward, algorithm, seed) differ from those of the
+    checkpoint."""
 
     resume_from_path: str | None = None
     """Checkpoint folder (global_step_N), local or remote, for resume_mode=resume_path."""
@@ -123,6 +134,12 @@ class TrainerConfig:
 
     use_legacy_worker_impl: str = one_of("auto", ("auto", "enable", "disable"))
     """verl's choice between its older and newer worker classes."""
+
+    metrics_port: int | None = between(None, 0, 65535)
+    """Port of an endpoint /metrics in Prometheus's format with the newest metrics; 0 is any free one, null is none."""
+
+    metrics_host: str = "127.0.0.1"
+    """Address on which that endpoint listens. It has no authentication."""
 
     profile_steps: list[int] | None = setting(None, low=0)
     """Steps to profile; null profiles none."""

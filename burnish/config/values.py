@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 from burnish.config.tree import Leaf, kinds
 from burnish.errors import UserError, nearest
+from burnish.untrusted import load_yaml
 from burnish.user_code import is_user_path
 
 
@@ -21,10 +22,36 @@ def convert(leaf: Leaf, value: Any) -> Any:
         return leaf.facts.off_value
     if is_interpolation(value) and not _is_list(leaf):
         return value
+    if _means_null(leaf, value):
+        return None
     new = _convert_kind(leaf, value)
     for entry in new if isinstance(new, list) else [new]:
         _check_entry(leaf, entry, value)
     return new
+
+
+def is_unset(leaf: Leaf, value: Any) -> bool:
+    """Whether the value, null or empty, means that the key is not set.
+
+    verl's own YAML files have null for keys that follow another one or belong to a feature that is off. A switch that
+    is on by default is different: verl only tests its truth, so null turns it off.
+    """
+    if value is not None and value != "":
+        return False
+    alternatives = kinds(leaf.hint)
+    if type(None) in alternatives or leaf.free or _is_list(leaf) or Any in alternatives or value in leaf.facts.off:
+        return False
+    if bool in alternatives:
+        return leaf.default is not True
+    return value is None or str not in alternatives or len(alternatives) > 1 or leaf.facts.allowed is not None
+
+
+def _means_null(leaf: Leaf, value: Any) -> bool:
+    """Empty text, and `false` for a number or text, disable a key that can be null."""
+    alternatives = kinds(leaf.hint)
+    if type(None) not in alternatives:
+        return False
+    return value == "" or (value is False and bool not in alternatives and Any not in alternatives)
 
 
 def is_interpolation(value: Any) -> TypeGuard[str]:
@@ -71,8 +98,10 @@ def _as_none(value: Any) -> None:
 
 
 def _as_bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
+    if value is None or value == "":
+        return False
+    if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     raise _Mismatch
@@ -82,11 +111,12 @@ def _as_int(value: Any) -> int:
     number = _as_float(value)
     if number != number or number in (float("inf"), float("-inf")) or number != int(number):
         raise _Mismatch
-    return value if isinstance(value, int) else int(number)
+    return int(value) if isinstance(value, int) else int(number)
 
 
 def _as_float(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    """A number; `false` is 0 and `true` is 1, as in Python."""
+    if not isinstance(value, int | float | str):
         raise _Mismatch
     try:
         return float(value)
@@ -111,10 +141,19 @@ def _as_list(kind: Any, value: Any, leaf: Leaf) -> Any:
         # "${data.train_files}" is a list elsewhere; "${oc.env:DIR}/train.parquet" is one entry.
         whole = value.startswith("${") and value.find("}") == len(value) - 1 and not value.startswith("${oc.")
         return value if whole else [value]
+    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+        value = _parse_list(value)  # a list in one more pair of quotes
     if isinstance(value, str) and leaf.facts.comma_separated:
         value = [part.strip() for part in value.split(",") if part.strip()]
     entries = value if isinstance(value, list | tuple) else [value]
     return [entry if is_interpolation(entry) else _as(kind, entry, leaf) for entry in entries]
+
+
+def _parse_list(text: str) -> Any:
+    try:
+        return load_yaml(text)
+    except UserError:
+        return text
 
 
 def _as_mapping(value: Any) -> dict:

@@ -1,4 +1,4 @@
-"""verl's own config files, which commands name without shipping them: their differences from our defaults."""
+"""verl's own config files (0.5), which commands name without shipping them: their differences from our defaults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 _MEGATRON: dict[str, Any] = {
     "actor_rollout_ref": {
         "model": {"enable_gradient_checkpointing": False},
-        "actor": {"strategy": "megatron", "optim": {"lr_decay_style": "linear"}},
+        "actor": {"strategy": "megatron"},
         "rollout": {
             "load_format": "dummy_megatron",
             "tensor_model_parallel_size": 1,
@@ -16,7 +16,7 @@ _MEGATRON: dict[str, Any] = {
     },
     "critic": {
         "model": {"enable_gradient_checkpointing": False},
-        "optim": {"lr": 1e-6, "lr_decay_style": "linear"},
+        "optim": {"lr": 1e-6},
     },
 }
 _DAPO: dict[str, Any] = {

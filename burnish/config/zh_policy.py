@@ -41,7 +41,9 @@ DOCS: dict[str, str] = {
     ),
     "DataConfig.gen_batch_size": "过滤分组（algorithm.filter_groups）时同时生成的提示数；null 等于 train_batch_size。",
     "DataConfig.val_batch_size": "每个验证批次的提示数；null 表示整个验证集一次送入。",
-    "DataConfig.tool_config_path": "工具的 YAML，其描述计入提示长度；默认跟随 rollout 的工具设置。",
+    "DataConfig.tool_config_path": (
+        "提示中展示其描述的工具的 YAML；默认跟随 rollout 的工具。单独设置时只展示、不执行，由奖励评判调用。"
+    ),
     "DataConfig.return_raw_input_ids": "额外加入 raw_input_ids 列：不套对话模板的提示 token。",
     "DataConfig.return_raw_chat": "在批次中以 raw_prompt 保留提示的消息列表。",
     "DataConfig.return_full_prompt": "额外加入 full_prompts 列：套用对话模板后的提示文本。",
@@ -205,13 +207,16 @@ DOCS: dict[str, str] = {
     "ActorConfig.loss_agg_mode": "如何把逐 token 损失聚合成一个数，范围是全部进程上的整个 mini-batch。",
     "ActorConfig.loss_scale_factor": "seq-mean-token-sum-norm 所除的长度；null 等于 data.max_response_length。",
     "ActorConfig.entropy_coeff": "熵奖励的权重。",
-    "ActorConfig.calculate_entropy": "即使 entropy_coeff 为 0 也在每次更新中报告熵。",
+    "ActorConfig.calculate_entropy": "即使 entropy_coeff 为 0 也在每一步记录 actor/entropy。",
+    "ActorConfig.calculate_sum_pi_squared": "计算最优 token 基线所需的概率平方和。",
+    "ActorConfig.sum_pi_squared_checkpointing": "反向时重算该平方和，而不保留中间值。",
     "ActorConfig.use_kl_loss": "把与参考策略的 KL 加入损失（GRPO）。不可与 algorithm.use_kl_in_reward 同用。",
     "ActorConfig.kl_loss_coef": "损失中 KL 的权重。",
     "ActorConfig.kl_loss_type": "损失中 KL 的估计方式；带 + 表示取其值、用 k2 的梯度。",
     "ActorConfig.ppo_epochs": "对每步的回答训练几遍。",
     "ActorConfig.shuffle": "每遍之前打乱回答；否则保持提示的顺序。",
-    "ActorConfig.data_loader_seed": "该打乱的种子；null 使用 trainer.seed。",
+    "ActorConfig.shuffle_mini_batches": "打乱一步内各 mini-batch 的次序，其内容不变（MindSpeed RL 同名键）。",
+    "ActorConfig.data_loader_seed": "两种打乱的种子；null 使用 trainer.seed。",
     "ActorConfig.kl_loss_clamp": "把损失中每个 token 的 KL 限制在正负此值内（OpenRLHF：10）；null 不限。",
     "ActorConfig.tis_imp_ratio_cap": (
         "引擎与训练之间逐 token 重要性权重的上限，"
@@ -316,7 +321,8 @@ DOCS: dict[str, str] = {
     "RolloutConfig.log_prob_use_dynamic_bsz": "这些前向按 token 数而不是回答数切分；跟随策略。",
     "RolloutConfig.log_prob_max_token_len_per_gpu": "单个进程一次这种前向的 token 预算；跟随策略。",
     "RolloutConfig.calculate_log_probs": "要求引擎返回所采样 token 的对数概率。",
-    "RolloutConfig.over_sample_rate": "额外请求的比例；最慢的请求会被丢弃。",
+    "RolloutConfig.over_sample_rate": "每步丢弃的样本比例：采样 token 最多的那些，足够多的其他样本完成后即中止。"
+    "这偏向短回答，分组可能因此缺样本（docs/gathering.md）。",
     "RolloutConfig.multi_stage_wake_up": "唤醒引擎时先恢复权重，同步后再恢复缓存，以降低显存峰值。",
     "RolloutConfig.enable_sleep_mode": "训练期间允许引擎释放内存。",
     "RolloutConfig.enable_rollout_routing_replay": "返回引擎的专家选择，供训练重放。",
@@ -332,27 +338,52 @@ DOCS: dict[str, str] = {
     # turns
     "MultiTurnConfig.enable": "让一个回答跨越多轮，可使用工具或模拟用户。",
     "MultiTurnConfig.max_assistant_turns": "模型的最多轮数；null 不限。",
-    "MultiTurnConfig.max_user_turns": "用户或工具的最多轮数；null 不限。",
-    "MultiTurnConfig.max_parallel_calls": "一轮中同时执行的工具调用数。",
-    "MultiTurnConfig.max_tool_response_length": "工具返回文本的最大字符数；超出部分被截断。",
-    "MultiTurnConfig.tool_response_truncate_side": "截断过长工具文本的哪一部分。",
-    "MultiTurnConfig.tool_config_path": "工具的 YAML 文件。",
-    "MultiTurnConfig.interaction_config_path": "模拟用户的 YAML 文件。",
-    "MultiTurnConfig.completion_callback": "每轮之后调用的类（点分名称），可以追加消息。",
-    "MultiTurnConfig.use_inference_chat_template": "像聊天服务那样每轮重新渲染整段对话；否则延续已有的 token。",
-    "MultiTurnConfig.tokenization_sanity_check_mode": "结束时把对话 token 与重新渲染的结果比较，不一致则警告。",
-    "MultiTurnConfig.format": "模型书写工具调用的格式。",
-    "MultiTurnConfig.num_repeat_rollouts": "每个提示共用工具的对话数。",
+    "MultiTurnConfig.max_user_turns": "用户轮的最大数目，工具结果与模拟用户的回复合计；null 不限。",
+    "MultiTurnConfig.max_turn_length": "助手一轮的最大 token 数；null 仅受 data.max_response_length 限制，"
+    "后者限制所有轮次与工具结果之和。达到上限的一轮结束对话；用户自己的智能体（agent loop、OpenRLHF 智能体）"
+    "得到被截断的一轮，由其自行决定。",
+    "MultiTurnConfig.max_interaction_turns": "模拟用户回复的最大数目，不计工具结果；null 不限。",
+    "MultiTurnConfig.max_parallel_calls": "一轮中同时执行的工具调用数；null 为不限。超出的调用以错误信息回复并计数"
+    "（tools/over_limit）。",
+    "MultiTurnConfig.max_tool_response_length": "工具返回文本的最大字符数；超出部分被截断；null 为不限。",
+    "MultiTurnConfig.tool_response_truncate_side": "删去过长工具文本的哪一部分：left 为开头，与 verl 0.8 起一致。"
+    "更早的 verl 和 MindSpeed RL 中 left 是保留的部分，其命令会自动换算。",
+    "MultiTurnConfig.function_tool_path": "Python 文件，其中带 @function_tool 装饰器（verl.tools.function_tool）的函数"
+    "即为工具；类型标注和文档字符串给出其描述。",
+    "MultiTurnConfig.tool_config_path": "工具的 YAML 文件，格式同 verl：`tools: [{class_name, config, tool_schema}]`。"
+    "内置工具和全部设置见 docs/tools.md。",
+    "MultiTurnConfig.interaction_config_path": "模拟用户（verl 的 interaction）的 YAML 文件，"
+    "interaction: [{name, class_name, config}]；每行用 extra_info.interaction_kwargs.name 选择。",
+    "MultiTurnConfig.completion_callback": "类（点分名称或 path/to/file.py:Class）：其实例在每轮之后被调用，"
+    "可以追加消息并再次提交请求，同 verl 0.4 的 CompletionCallback。",
+    "MultiTurnConfig.history": "每轮采样所依据的上文：append 在已采样的 token 之后追加，保留思考内容；"
+    "faithful 像聊天服务那样重新渲染对话，并在该上文中训练这一轮。",
+    "MultiTurnConfig.use_inference_chat_template": "verl 中对应 history=faithful 的键；"
+    "与 verl 不同，训练也使用渲染出的上文。",
+    "MultiTurnConfig.tokenization_sanity_check_mode": "结束时把对话文本与按消息重新渲染的结果比较："
+    "指标 rollout/tokenization_drift 为不一致的比例，并报告首处差异。",
+    "MultiTurnConfig.format": "模型书写工具调用的格式；名称与 vLLM、SGLang、verl 一致。",
+    "MultiTurnConfig.num_repeat_rollouts": "对话首轮之后模拟的后续数（CollabLLM）：只训练首轮，其得分是各后续的平均；"
+    "null 让对话继续，训练所有轮次。",
     "AgentConfig.num_workers": "智能体工作进程数。",
-    "AgentConfig.default_agent_loop": "没有 agent_name 的数据使用的智能体循环。",
-    "AgentConfig.agent_loop_config_path": "自定义智能体循环的 YAML 文件。",
-    "AgentConfig.agent_func_path": "含 AgentExecutor 的 Python 文件（OpenRLHF 方式）：由它与引擎对话并给出奖励。",
-    "TraceConfig.backend": "对话轨迹写到哪里；null 不记录。",
+    "AgentConfig.default_agent_loop": "没有 agent_name 的数据使用的智能体：single_turn_agent、tool_agent、"
+    "agent_loop_config_path 或 @register 中的名称，或 path/to/file.py:Class。"
+    "null 取其他键所需的智能体，否则为 single_turn_agent。",
+    "AgentConfig.agent_loop_config_path": "自定义智能体循环的 YAML 文件：{name, _target_, 参数} 的列表。",
+    "AgentConfig.agent_func_path": "OpenRLHF 方式的智能体 Python 文件（AgentExecutor 或函数 step）："
+    "由它与引擎对话并给出奖励。",
+    "AgentConfig.environment": "每个对话所处的环境：gymnasium、textarena、reasoning_gym、skyrl_gym、verifiers、"
+    "openenv、package.module:Class 或 path/to/file.py:Class；其奖励即各轮的奖励。",
+    "AgentConfig.environment_kwargs": "环境的参数。",
+    "AgentConfig.timeout": "智能体或环境在模型的两轮之间最多可用的秒数，超过则该对话失败；null 不限。",
+    "AgentConfig.agent_loop_manager_class": "替换 verl 智能体循环管理器的类（点分名称）。",
+    "TraceConfig.backend": "对话轨迹（各轮、工具调用、奖励的时间段）写到哪里；null 不记录。",
     "TraceConfig.token2text": "在轨迹中附上 token 的文本。",
-    "PrometheusConfig.enable": "向 Prometheus 提供引擎指标。",
-    "PrometheusConfig.port": "Prometheus 的端口。",
-    "PrometheusConfig.file": "要写出的 Prometheus 配置文件。",
-    "PrometheusConfig.served_model_name": "指标中的模型名；null 为模型路径。",
+    "TraceConfig.max_samples_per_step_per_worker": "每步和每个验证批次中记录的样本数（取最前的）；null 记录全部。",
+    "PrometheusConfig.enable": "向 Prometheus 提供运行与引擎的指标（trainer.metrics_port；null 为任一空闲端口）。",
+    "PrometheusConfig.port": "本机 Prometheus 服务的端口；会请它重新加载配置。",
+    "PrometheusConfig.file": "为它写出的配置文件，含指标地址；相对于运行目录。",
+    "PrometheusConfig.served_model_name": "引擎指标中的模型名；null 为模型路径。",
     "CheckpointEngineConfig.backend": "引擎独占设备时权重的传输方式；naive 在 GPU 间为 nccl，否则为 gloo。",
     "CheckpointEngineConfig.engine_kwargs": "传输方式的其他参数。",
     "ActorRolloutRefConfig.hybrid_engine": "策略与引擎共用设备。",

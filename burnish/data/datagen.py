@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.data.custom import class_config
 from burnish.data.dataset import PromptDataset
-from burnish.data.user_state import load_state_text, state_text
+from burnish.data.user_state import pack_state, restore_state
 from burnish.errors import UserError
+from burnish.untrusted import parse_json, read_text
 from burnish.user_code import load_user_attribute
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 PATH_KEY, NAME_KEY = "data.datagen.path", "data.datagen.name"
 FILE = "rows.jsonl"
+MAX_FILE_BYTES = 2**32
 
 
 class RowGenerator:
@@ -28,6 +30,8 @@ class RowGenerator:
         self.dataset = dataset
         self.name = name
         self.rows: list[str] = []  # as JSON, so that a resumed run reads the same values
+        self.num_dropped = 0  # generated rows that the overlong filter dropped, and how many of them were reported
+        self._num_reported = 0
 
     def grow(self) -> int:
         """Append new rows, except those that are too long; returns the number of prompts."""
@@ -41,7 +45,17 @@ class RowGenerator:
         texts = [self._text(row) for row in rows or ()]
         kept = self.dataset.append([json.loads(text) for text in texts], f"rows of {self.name}")
         self.rows += [texts[number] for number in kept]
+        self.num_dropped += len(texts) - len(kept)
         return len(self.dataset)
+
+    def take_notices(self) -> list[str]:
+        """A line if rows were dropped since the last call, with the count so far."""
+        if self.num_dropped == self._num_reported:
+            return []
+        self._num_reported = self.num_dropped
+        return [
+            f"{self.num_dropped} of {self.num_dropped + len(self.rows)} rows of {self.name} were dropped as too long"
+        ]
 
     def _text(self, row: Any) -> str:
         if not isinstance(row, Mapping):
@@ -64,7 +78,7 @@ class RowGenerator:
         return write
 
     def state_dict(self) -> dict[str, Any]:
-        return {"generator": state_text(self.generator, NAME_KEY)}
+        return {"generator": pack_state(self.generator, NAME_KEY)}
 
     def load(self, folder: Path, state: dict[str, Any] | None) -> None:
         """Load the rows and the state of a checkpoint. The rows passed the length filter before."""
@@ -72,10 +86,10 @@ class RowGenerator:
             hint = "trainer.resume_mode=disable"
             raise UserError("the checkpoint has no generated rows", key=NAME_KEY, value=self.name, hint=hint)
         # JSON escapes line breaks but not Unicode line separators, so splitlines() would be wrong.
-        self.rows = (folder / FILE).read_text().split("\n")[:-1]
-        rows = [json.loads(text) for text in self.rows]
+        self.rows = read_text(folder / FILE, limit=MAX_FILE_BYTES).split("\n")[:-1]
+        rows = [parse_json(text, f"{folder / FILE}, line {number}") for number, text in enumerate(self.rows, 1)]
         self.dataset.append(rows, f"rows of {self.name}", measure=False)
-        load_state_text(self.generator, state["generator"], NAME_KEY)
+        restore_state(self.generator, state["generator"], NAME_KEY)
 
 
 def load_row_generator(cfg: DataConfig, dataset: PromptDataset) -> RowGenerator:

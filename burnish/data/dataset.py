@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from burnish.data.extended import ExtendedRows
 from burnish.data.files import ListRows, Rows
 from burnish.data.handlers import PROMPT_TYPES
 from burnish.data.measure import PromptLength, measure
-from burnish.data.prompt import Prompt, read_prompt
+from burnish.data.prompt import Prompt, read_prompt, select_tools
 from burnish.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class FilterReport:
     failed: int
     limit: int
     first_failure: str | None
+    by_file: dict[str, tuple[int, int]] = field(default_factory=dict)  # file -> (kept, rows)
 
     @property
     def kept(self) -> int:
@@ -47,6 +49,8 @@ class FilterReport:
             parts.append(f"dropped {self.overlong} longer than data.max_prompt_length={self.limit}")
         if self.failed:
             parts.append(f"dropped {self.failed} on which the chat template failed (first: {self.first_failure})")
+        if len(self.by_file) > 1:
+            parts.append(", ".join(f"{name}: {kept} of {rows}" for name, (kept, rows) in self.by_file.items()))
         return "; ".join(parts)
 
 
@@ -61,25 +65,31 @@ class PromptDataset:
         *,
         selected: Sequence[int] | None = None,
         key: str = "data.train_files",
+        tools: Sequence[Any] = (),  # schemas that the chat template shows the model
     ) -> None:
         self.rows: Rows = rows if isinstance(rows, Rows) else ListRows(rows)
         self.cfg = cfg
         self.key = key
         self.templated = cfg.apply_chat_template and PROMPT_TYPES[cfg.handler.prompt_type].metadata["templated"]
         kwargs = dict(cfg.apply_chat_template_kwargs or {})
-        self.encoder = PromptEncoder(tokenizer, kwargs, self.templated, cfg.input_template)
+        self.encoder = PromptEncoder(tokenizer, kwargs, self.templated, cfg.input_template, tuple(tools))
         self.truncation = TRUNCATIONS[cfg.truncation]
         self.kept: list[int] = list(range(len(self.rows))) if selected is None else list(selected)
         self.report: FilterReport | None = None
+        self.notices: list[str] = []  # what was left out or cut, for the start of the run
+        self.with_rows = False  # whether batches carry `dataset_row`: the prompt and all columns, as in the file
         self._cache: dict[int, Tensor] = {}
         self._cache_budget = CACHED_TOKENS
         if not self.kept:
             raise UserError("no rows selected", key=key, value=self.rows.name, hint="max_samples=-1 selects all rows")
         self._check_columns()
         self._check_first_row()
+        if len(self.kept) < len(self.rows):
+            samples_key = key.replace("_files", "_max_samples")
+            self.notices.append(f"{key}: {samples_key} selects {len(self.kept)} of {len(self.rows)} rows")
         if cfg.filter_overlong_prompts:
             self._filter()
-        elif self.truncation.metadata.get("before_start"):
+        else:
             self._check_lengths()
 
     @property
@@ -110,6 +120,11 @@ class PromptDataset:
         """All data sources of the rows."""
         return {source for source in self.rows.values(self.cfg.reward_fn_key) if source is not None}
 
+    def agent_names(self) -> set[str]:
+        """The agents that rows name."""
+        names = self.rows.values("agent_name") if "agent_name" in self.rows.kinds else set()
+        return {str(name) for name in names if name is not None}
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         """A row as it is in its file, for user-defined samplers and generators."""
         return self.rows.row(self.kept[index])
@@ -130,14 +145,28 @@ class PromptDataset:
             "ground_truth": [self._ground_truth(row, number) for row, number in rows],
             "extra_info": [self._extra_info(row, number) for row, number in rows],
         }
+        if "agent_name" in self.rows.kinds:
+            columns["agent_name"] = [row.get("agent_name") for row, _ in rows]
         if self.cfg.return_raw_chat:
             columns["raw_prompt"] = [prompt.messages for prompt, _ in prompts]
+        if self.with_rows:
+            columns["dataset_row"] = [
+                (prompt.messages if prompt.plain_text is None else prompt.plain_text, self._other_columns(row))
+                for (prompt, _), (row, _) in zip(prompts, rows, strict=True)
+            ]
         if self.cfg.return_full_prompt:
             columns["full_prompts"] = [self.encoder.text(prompt) for prompt, _ in prompts]
         if self.cfg.return_raw_input_ids:
             raw_ids = [self._raw_ids(prompt, number) for prompt, number in prompts]
             columns["raw_input_ids"] = Ragged.of(raw_ids, torch.int64)
         return Batch(**columns)
+
+    def column_names(self) -> set[str]:
+        """Columns of the data other than the prompt."""
+        return {name for name in self.rows.kinds if name != self.cfg.prompt_key}
+
+    def _other_columns(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in row.items() if name != self.cfg.prompt_key}
 
     def append(self, rows: Sequence[Mapping[str, Any]], origin: str, *, measure: bool = True) -> list[int]:
         """Append rows, except those that the overlong filter drops; returns the positions of the appended ones."""
@@ -155,7 +184,7 @@ class PromptDataset:
             if row.get(name) is None:
                 raise UserError(f"{where}: no {name!r}", key="data.datagen.name", value=self.cfg.datagen.name)
         try:
-            length = len(self.encoder.ids(read_prompt(row, self.cfg.prompt_key, where)))
+            length = len(self.encoder.ids(self._prompt_with_tools(row, where)))
         except TemplateFailure as failure:
             if self.cfg.filter_overlong_prompts:
                 return False
@@ -169,12 +198,18 @@ class PromptDataset:
         for name in (self.cfg.image_key, self.cfg.video_key):
             if row.get(name):
                 raise UserError(f"{self._where(number)} has {name}; only text prompts are supported", key=self.key)
-        prompt = read_prompt(row, self.cfg.prompt_key, self._where(number))
+        prompt = self._prompt_with_tools(row, self._where(number))
         if not self.templated and prompt.plain_text is None and prompt.ids is None:
             name = self.cfg.prompt_key
             problem = f"{self._where(number)}: {name!r} is a list of messages, which requires a chat template"
             raise UserError(problem, key="data.apply_chat_template", value=False, hint="data.apply_chat_template=true")
         return prompt
+
+    def _prompt_with_tools(self, row: Mapping[str, Any], where: str) -> Prompt:
+        """The prompt and the tools that it shows."""
+        prompt = read_prompt(row, self.cfg.prompt_key, where)
+        tools = select_tools(row, self.encoder.tool_names, where)
+        return prompt if tools is None else replace(prompt, tools=tools)
 
     def _ids(self, prompt: Prompt, number: int) -> Tensor:
         """Truncated tokens of a prompt, cached while the budget lasts."""
@@ -270,17 +305,24 @@ class PromptDataset:
         first = f"{self._where(self.kept[failures[0]])}: {lengths[failures[0]].failure}" if failures else None
         fitting = [i for i, length in enumerate(lengths) if not length.failure and length.length <= limit]
         overlong = len(lengths) - len(failures) - len(fitting)
-        self.report = FilterReport(len(lengths), overlong, len(failures), limit, first)
+        self.report = FilterReport(len(lengths), overlong, len(failures), limit, first, self._by_file(fitting))
         if not fitting:
             shortest = min((length.length for length in lengths if not length.failure), default=None)
             hint = f"data.max_prompt_length={shortest} or more (the shortest prompt)" if shortest else None
             problem = f"no prompt is left after filtering: {self.report.text()}"
             raise UserError(problem, key=self.key, value=self.rows.name, hint=hint)
-        logger.log(logging.WARNING if failures else logging.INFO, "%s: %s", self.key, self.report.text())
+        self.notices.append(f"{self.key}: data.filter_overlong_prompts {self.report.text()}")
         self.kept = [self.kept[index] for index in fitting]
 
+    def _by_file(self, kept: Sequence[int]) -> dict[str, tuple[int, int]]:
+        """How many of each file's rows are among these indices."""
+        # `where` says "FILE, row NUMBER".
+        files = [self._where(number).rpartition(", ")[0] for number in self.kept]
+        rows, num_kept = Counter(files), Counter(files[index] for index in kept)
+        return {name: (num_kept[name], count) for name, count in rows.items()}
+
     def _check_lengths(self) -> None:
-        """With truncation=error a long prompt would stop the run, so all are measured before it starts."""
+        """Measure all prompts before the run starts: truncation=error would stop it, others cut without a word."""
         limit = self.cfg.max_prompt_length
         lengths = self._measure()
         failures = [index for index, length in enumerate(lengths) if length.failure]
@@ -289,7 +331,14 @@ class PromptDataset:
             problem = f"the chat template failed on {len(failures)} of {len(lengths)} prompts (first: {where}: {why})"
             raise UserError(problem, key=self.key, hint="data.filter_overlong_prompts=true to drop them")
         long = [index for index, length in enumerate(lengths) if length.length > limit]
-        if long:
+        if long and not self.truncation.metadata.get("before_start"):
+            cut = {name: count for name, (count, _) in self._by_file(long).items() if count}
+            files = f" ({', '.join(f'{name}: {count}' for name, count in cut.items())})" if len(cut) > 1 else ""
+            self.notices.append(
+                f"{self.key}: {len(long)} of {len(lengths)} prompts are longer than data.max_prompt_length={limit}"
+                f" and truncated (data.truncation={self.cfg.truncation}){files}"
+            )
+        elif long:
             problem = f"{self._where(self.kept[long[0]])} has {lengths[long[0]].length} tokens"
             more = f" (the first of {len(long)} such rows)" if len(long) > 1 else ""
             raise too_long(problem + more, limit, max(length.length for length in lengths))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from burnish.data.prompt import Prompt
 from burnish.errors import UserError
 from burnish.registry import Registry
 
+MAX_CHARACTERS = 16 * 2**20  # of a rendered prompt: tokenizing it takes ten times its memory
 TRUNCATIONS = Registry("truncation", key="data.truncation")
 
 # Set by the encoder; a user's value would be overridden silently.
@@ -28,12 +29,17 @@ class PromptEncoder:
     template_kwargs: dict[str, Any]
     use_template: bool = True
     input_template: str | None = None  # text with {}, where no chat template applies
+    tools: tuple[dict[str, Any], ...] = ()  # schemas that the chat template shows the model
 
     def __post_init__(self) -> None:
         reserved = sorted(RESERVED_KWARGS & self.template_kwargs.keys())
         if reserved:
             key = "data.apply_chat_template_kwargs"
             raise UserError(f"{', '.join(reserved)} cannot be set here", key=key, hint=f"~{key}.{reserved[0]}")
+
+    @property
+    def tool_names(self) -> list[str]:
+        return [schema["function"]["name"] for schema in self.tools]
 
     @property
     def has_template(self) -> bool:
@@ -45,7 +51,7 @@ class PromptEncoder:
         if prompt.messages is None:
             return self.tokenizer.decode(prompt.ids)
         if self.has_template:
-            return self._templated(prompt.messages)
+            return self._templated(prompt.messages, prompt.tools)
         if prompt.plain_text is not None:
             return (self.input_template or "{}").replace("{}", prompt.plain_text)
         raise UserError(
@@ -54,12 +60,18 @@ class PromptEncoder:
             hint="data.apply_chat_template_kwargs.chat_template='{% for m in messages %}{{ m.content }}{% endfor %}'",
         )
 
-    def _templated(self, messages: list[dict[str, Any]]) -> str:
+    def _templated(self, messages: list[dict[str, Any]], names: Collection[str] | None) -> str:
         kwargs = {"add_generation_prompt": True, **self.template_kwargs}
+        tools = [schema for schema in self.tools if names is None or schema["function"]["name"] in names]
+        if tools:
+            kwargs["tools"] = tools
         try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
         except Exception as error:  # a template is the model author's program and may raise anything
             raise TemplateFailure(f"{type(error).__name__}: {error}") from error
+        if len(text) > MAX_CHARACTERS:
+            raise TemplateFailure(f"it makes {len(text):,} characters of a prompt; the limit is {MAX_CHARACTERS:,}")
+        return text
 
     def ids(self, prompt: Prompt) -> list[int]:
         """The tokens of the prompt."""

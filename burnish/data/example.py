@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from burnish.data.encode import PromptEncoder, TemplateFailure
 from burnish.data.prompt import Prompt, read_messages
+from burnish.data.tool_messages import check_shown, with_calls
+from burnish.data.turn_spans import turn_segments
 from burnish.errors import UserError
 
 
@@ -42,13 +44,15 @@ def pair_example(encoder: PromptEncoder, prompt: Prompt, response: str) -> Examp
 
 
 def chat_example(encoder: PromptEncoder, messages: list[dict[str, Any]], *, tolerant: bool) -> Example:
-    """A conversation: the targets are the assistant turns without their headers.
+    """A conversation: the targets are the assistant turns, tool calls included, without their headers.
 
     The text is the chat template's rendering of the whole conversation. It is tokenized in the segments of generation
     (up to an assistant header; the assistant's text), so that targets have the tokens that would be sampled.
     `tolerant` accepts a conversation whose segments tokenize differently from the whole.
     """
-    segments = _segments(encoder, messages)
+    messages = with_calls(encoder, messages)
+    segments = turn_segments(encoder, messages)
+    check_shown(messages, segments)
     ids: list[int] = []
     loss_mask: list[bool] = []
     for text, is_target in segments:
@@ -59,35 +63,6 @@ def chat_example(encoder: PromptEncoder, messages: list[dict[str, Any]], *, tole
     if not tolerant and ids != list(encoder.tokenizer(whole, add_special_tokens=False)["input_ids"]):
         raise TemplateFailure("its turns tokenize differently alone and together")
     return Example(ids, loss_mask)
-
-
-def _segments(encoder: PromptEncoder, messages: list[dict[str, Any]]) -> list[tuple[str, bool]]:
-    """The conversation's text, split before and after each assistant turn: (text, is target)."""
-    no_header = replace(encoder, template_kwargs={**encoder.template_kwargs, "add_generation_prompt": False})
-    segments: list[tuple[str, bool]] = []
-    done = ""
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before = _with_header(encoder, no_header, messages[:number])
-        after = no_header.text(Prompt(messages[: number + 1]))
-        for text, is_target in ((before, False), (after, True)):
-            if not text.startswith(done):
-                raise TemplateFailure(f"the template renders the turns before message {number} differently")
-            segments.append((text[len(done) :], is_target))
-            done = text
-    whole = no_header.text(Prompt(messages))
-    if not whole.startswith(done):
-        raise TemplateFailure("the template renders earlier turns differently at the end")
-    return [(text, is_target) for text, is_target in [*segments, (whole[len(done) :], False)] if text]
-
-
-def _with_header(encoder: PromptEncoder, no_header: PromptEncoder, messages: list[dict[str, Any]]) -> str:
-    """The text through the header of the next assistant turn; a conversation may start with the assistant."""
-    if messages:
-        return encoder.text(Prompt(messages))
-    opening = no_header.text(Prompt([{"role": "assistant", "content": "\x00"}]))
-    return opening.partition("\x00")[0]
 
 
 def tokenized_example(row: Mapping[str, Any], where: str) -> Example | None:

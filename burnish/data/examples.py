@@ -16,6 +16,7 @@ from burnish.data.files import ListRows, Rows, join_rows
 from burnish.data.find import Finder
 from burnish.data.load import select_rows
 from burnish.data.prompt import Prompt, read_messages
+from burnish.data.tool_messages import read_schemas
 from burnish.errors import UserError
 from burnish.storage import local_path
 
@@ -38,11 +39,31 @@ class ExampleDataset:
         self.truncation = TRUNCATIONS[cfg.truncation]
         self._cache: dict[int, Example] = {}
         self._cache_budget = CACHED_TOKENS
+        self.notices: list[str] = []  # what was left out or cut, for the start of the run
+        self._cut_rows: set[int] = set()  # row numbers
+        if not self.kept:
+            raise UserError("no rows selected", key=key, value=rows.name, hint="max_samples=-1 selects all rows")
         self._check_columns()
-        # Fail before a model is loaded where every row would fail. With truncation=error, every row is checked, so that
-        # the run does not stop at row 40,000.
-        for index in range(len(self.kept) if self.truncation.metadata.get("before_start") else 1):
-            self.example(index)
+        # All rows are read before a model is loaded, so that the run does not stop at row 40,000.
+        targets = [any(self.example(index).loss_mask) for index in range(len(self.kept))]
+        self._add_notices(num_empty=targets.count(False))
+
+    def _add_notices(self, num_empty: int) -> None:
+        cfg, rows = self.cfg, len(self.kept)
+        cut = f"data.max_length={cfg.max_length}"
+        if num_empty == rows:
+            problem = f"none of the {rows} examples has a token to train on after truncation to {cut}"
+            raise UserError(problem, key=self.key, value=self.rows.name, hint="a larger data.max_length")
+        if rows < len(self.rows):
+            samples_key = self.key.replace("_files", "_max_samples")
+            self.notices.append(f"{self.key}: {samples_key} selects {rows} of {len(self.rows)} rows")
+        if self._cut_rows:
+            count = len(self._cut_rows)
+            self.notices.append(
+                f"{self.key}: {count} of {rows} examples are truncated to {cut} (data.truncation={cfg.truncation})"
+            )
+        if num_empty:
+            self.notices.append(f"{self.key}: {num_empty} of {rows} examples have no token to train on")
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -76,6 +97,8 @@ class ExampleDataset:
                 hint="data.ignore_input_ids_mismatch=true if the turns only tokenize differently",
             ) from failure
         example = whole.truncated(lambda tokens: self._truncated(tokens, where))
+        if len(example.ids) < len(whole.ids):
+            self._cut_rows.add(number)
         if len(example.ids) <= self._cache_budget:
             self._cache_budget -= len(example.ids)
             self._cache[number] = example
@@ -99,7 +122,7 @@ class ExampleDataset:
         cfg = self.cfg
         if cfg.multiturn.enable:
             messages = conversation(row, cfg.multiturn.messages_key, where)
-            return chat_example(self._encoder_of(row), messages, tolerant=cfg.ignore_input_ids_mismatch)
+            return chat_example(self._encoder_of(row, where), messages, tolerant=cfg.ignore_input_ids_mismatch)
         prompt = nested_value(row.get(cfg.prompt_key), cfg.prompt_dict_keys, cfg.prompt_key, where)
         response = nested_value(row.get(cfg.response_key), cfg.response_dict_keys, cfg.response_key, where)
         if not isinstance(response, str):
@@ -112,12 +135,14 @@ class ExampleDataset:
             return Prompt([{"role": "user", "content": value}], plain_text=value)
         return Prompt(read_messages(value, self.cfg.prompt_key, where))
 
-    def _encoder_of(self, row: Mapping[str, Any]) -> PromptEncoder:
+    def _encoder_of(self, row: Mapping[str, Any], where: str) -> PromptEncoder:
         """The encoder with the row's own template arguments: its tools, and whether thinking is enabled."""
         columns = {"tools": self.cfg.multiturn.tools_key, "enable_thinking": self.cfg.multiturn.enable_thinking_key}
         arguments = {name: row[column] for name, column in columns.items() if row.get(column) is not None}
         if not arguments:
             return self.encoder
+        if "tools" in arguments:
+            arguments["tools"] = read_schemas(arguments["tools"], where, "data.multiturn.tools_key")
         return replace(self.encoder, template_kwargs={**self.encoder.template_kwargs, **arguments})
 
     def _check_columns(self) -> None:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from burnish.errors import UserError
 from burnish.registry import Registry
 from burnish.storage import is_remote, local_path
+from burnish.untrusted import parse_json
 
 FORMATS = Registry("data file format", key="data.train_files")
 
@@ -58,7 +59,10 @@ class ArrowRows:
         return self.table.slice(number, 1).to_pylist()[0]
 
     def values(self, column: str) -> set[Any]:
-        return set(self.table.column(column).unique().to_pylist())
+        try:
+            return set(self.table.column(column).unique().to_pylist())
+        except (pa.ArrowException, TypeError) as error:
+            raise _several_values(self.name, column) from error
 
     def where(self, number: int) -> str:
         return f"{self.name}, row {number}"
@@ -80,7 +84,7 @@ class LineRows:
         return json.loads(self.lines[number])
 
     def values(self, column: str) -> set[Any]:
-        return {self.row(number).get(column) for number in range(len(self))}
+        return _distinct((self.row(number).get(column) for number in range(len(self))), self.name, column)
 
     def where(self, number: int) -> str:
         return f"{self.name}, row {number}"
@@ -113,7 +117,7 @@ class ListRows:
         return dict(self.rows[number])
 
     def values(self, column: str) -> set[Any]:
-        return {self.rows[number].get(column) for number in range(len(self))}
+        return _distinct((self.rows[number].get(column) for number in range(len(self))), self.name, column)
 
     def where(self, number: int) -> str:
         return f"{self.name}, row {number}"
@@ -148,6 +152,17 @@ class JoinedRows:
     def where(self, number: int) -> str:
         part, within = self._find(number)
         return part.where(within)
+
+
+def _distinct(values: Iterable[Any], name: str, column: str) -> set[Any]:
+    try:
+        return set(values)
+    except TypeError as error:  # lists and dicts cannot be compared like names
+        raise _several_values(name, column) from error
+
+
+def _several_values(name: str, column: str) -> UserError:
+    return UserError(f"{name}: the values of {column!r} must be text or numbers, not lists or objects")
 
 
 def read_files(files: Sequence[str], key: str = "data.train_files", use_shm: bool = False) -> Rows:
@@ -219,9 +234,9 @@ def read_json_lines(path: Path, key: str, name: str) -> Rows:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"line {number} is not JSON: {error}", key=key, value=name) from error
+            row = parse_json(line, f"line {number}")
+        except UserError as error:
+            raise UserError(error.problem, key=key, value=name) from error
         if not isinstance(row, dict):
             raise UserError(f"line {number} is a {type(row).__name__}, not an object", key=key, value=name)
         add_kinds(kinds, row)
@@ -233,8 +248,8 @@ def read_json_lines(path: Path, key: str, name: str) -> Rows:
 def read_json(path: Path, key: str, name: str) -> Rows:
     """A JSON array of objects, one object, or one object per line."""
     try:
-        content = json.loads(path.read_bytes())
-    except ValueError:
+        content = parse_json(path.read_bytes())
+    except UserError:
         return read_json_lines(path, key, name)
     rows = content if isinstance(content, list) else [content]
     for number, row in enumerate(rows):

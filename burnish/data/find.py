@@ -12,7 +12,7 @@ from burnish.data.files import FORMATS, Rows, read_file
 from burnish.data.hub import arrow_rows, hub_rows, is_saved, saved_rows
 from burnish.data.indexed import IndexedRows, is_packed
 from burnish.errors import UserError
-from burnish.storage import is_remote, local_path
+from burnish.storage import is_remote, local_path, looks_local
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -37,7 +37,7 @@ class Finder:
         if path.is_dir():
             return self._folder(path, name)
         hub_name, _, folder = name.partition("@")
-        if path.exists() or path.suffix in FORMATS or not HUB_NAME.fullmatch(hub_name):
+        if path.exists() or path.suffix in FORMATS or looks_local(name) or not HUB_NAME.fullmatch(hub_name):
             return read_file(name, self.key, self.use_shm)
         if self.use_shm:
             problem = f"{name} is read from the cache of the datasets library"

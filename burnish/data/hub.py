@@ -11,9 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from burnish.data.files import ArrowRows, Rows
-from burnish.errors import UserError
+from burnish.errors import UserError, install_extra
 
 SAVED = ("dataset_dict.json", "state.json")  # files that save_to_disk writes
+TRUST = "HF_DATASETS_TRUST_REMOTE_CODE"
 
 
 def hub_rows(
@@ -85,6 +86,9 @@ def _fingerprint(table: pa.Table) -> str:
 def _library(name: str, key: str, problem: str) -> ModuleType:
     try:
         import datasets
+        import datasets.config
     except ImportError as error:
-        raise UserError(problem, key=key, value=name, hint="pip install burnish[datasets]") from error
+        raise UserError(problem, key=key, value=name, hint=install_extra("datasets")) from error
+    if getattr(datasets.config, TRUST, False) is None:  # some versions ask on stdin whether to run a dataset's code
+        setattr(datasets.config, TRUST, False)
     return datasets

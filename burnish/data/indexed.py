@@ -48,7 +48,8 @@ class IndexedColumn:
         for name, path in zip(names, (index, content), strict=True):
             if not path.is_file():
                 raise UserError(f"no such file: {name}", key=key, value=prefix)
-        head = index.read_bytes()[: HEAD.size]
+        with index.open("rb") as file:
+            head = file.read(HEAD.size)
         magic, version, code, sequences, documents = HEAD.unpack(head) if len(head) == HEAD.size else (b"", 0, 0, 0, 0)
         if magic != MAGIC or version != 1:
             raise UserError(f"{names[0]} is not a Megatron index of version 1", key=key, value=prefix)
@@ -61,7 +62,11 @@ class IndexedColumn:
         pointers = np.memmap(index, "<i8", "r", HEAD.size + 4 * sequences, (sequences,))
         ends = np.memmap(index, "<i8", "r", HEAD.size + 12 * sequences, (documents,))
         kind = np.dtype(INTEGERS[code])
-        needed = int(pointers[-1]) + int(lengths[-1]) * kind.itemsize if sequences else 0
+        if len(lengths) and (lengths.min() < 0 or pointers.min() < 0 or pointers.max() > 2**60):
+            raise UserError(f"{names[0]} has sequences outside of {names[1]}", key=key, value=prefix)
+        if len(ends) and (ends[0] < 0 or ends[-1] > sequences or (np.diff(ends) < 0).any()):
+            raise UserError(f"{names[0]} has rows of sequences that it does not have", key=key, value=prefix)
+        needed = int((pointers + lengths.astype(np.int64) * kind.itemsize).max()) if sequences else 0
         if content.stat().st_size < needed:
             raise UserError(f"{names[1]} has {content.stat().st_size} of {needed} bytes", key=key, value=prefix)
         numbers = np.memmap(content, kind, "r") if needed else np.zeros(0, kind)

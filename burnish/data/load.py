@@ -39,12 +39,13 @@ def load_train(
     run_seed: int,
     rows: Sequence[Mapping[str, Any]] | None = None,
     processor: Any = None,
+    tools: Sequence[Any] = (),
 ) -> PromptDataset:
     """The training prompts: `rows` if given, else data.custom_cls, else data.train_files."""
     source = Source(
         cfg.train_files, "data.train_files", cfg.train_split, cfg.train_max_samples, cfg.shuffle, cfg.train_probs
     )
-    return _load(cfg, tokenizer, source, order_seed(cfg, run_seed), rows, processor)
+    return _load(cfg, tokenizer, source, order_seed(cfg, run_seed), rows, processor, tools)
 
 
 def load_val(
@@ -54,10 +55,11 @@ def load_val(
     run_seed: int,
     rows: Sequence[Mapping[str, Any]] | None = None,
     processor: Any = None,
+    tools: Sequence[Any] = (),
 ) -> PromptDataset:
     """The validation prompts: `rows` if given, else data.custom_cls, else data.val_files."""
     source = Source(cfg.val_files, "data.val_files", cfg.val_split, cfg.val_max_samples, cfg.validation_shuffle)
-    return _load(cfg, tokenizer, source, order_seed(cfg, run_seed), rows, processor)
+    return _load(cfg, tokenizer, source, order_seed(cfg, run_seed), rows, processor, tools)
 
 
 def train_sampler(cfg: DataConfig, dataset: PromptDataset, *, run_seed: int) -> PromptSampler | UserSampler:
@@ -86,6 +88,7 @@ def _load(
     seed: int,
     rows: Sequence[Mapping[str, Any]] | None,
     processor: Any,
+    tools: Sequence[Any],
 ) -> PromptDataset:
     max_samples = source.max_samples
     loaded: Rows
@@ -98,7 +101,7 @@ def _load(
     else:
         loaded = _file_rows(cfg, tokenizer, source, seed)
     selected = select_rows(len(loaded), max_samples, source.shuffle, seed)
-    return PromptDataset(loaded, tokenizer, cfg, selected=selected, key=source.key)
+    return PromptDataset(loaded, tokenizer, cfg, selected=selected, key=source.key, tools=tools)
 
 
 def _file_rows(cfg: DataConfig, tokenizer: Any, source: Source, seed: int) -> Rows:

@@ -20,6 +20,7 @@ class Prompt:
     messages: list[dict[str, Any]] | None
     plain_text: str | None = None
     ids: list[int] | None = None
+    tools: tuple[str, ...] | None = None  # names of the tools that the model is shown; None: all
 
     def contents(self) -> str:
         """The contents of all messages, joined without a template."""
@@ -39,6 +40,20 @@ def read_prompt(row: Mapping[str, Any], prompt_key: str, where: str) -> Prompt:
     return Prompt(read_messages(value, prompt_key, where), ids=ids)
 
 
+def select_tools(row: Mapping[str, Any], known: Sequence[str], where: str) -> tuple[str, ...] | None:
+    """extra_info.tool_selection: the tools of this row; None for all."""
+    extra = row.get("extra_info")
+    names = extra.get("tool_selection") if known and isinstance(extra, Mapping) else None
+    if names is None:
+        return None
+    unknown = [name for name in names if name not in known] if not isinstance(names, str) else [names]
+    if unknown:
+        raise UserError(
+            f"{where}: no such tool", key="extra_info.tool_selection", value=unknown[0], allowed=f"a list of {known}"
+        )
+    return tuple(names)
+
+
 def read_messages(value: object, prompt_key: str, where: str, key: str = "data.prompt_key") -> list[dict[str, Any]]:
     """Check a list of {role, content}, and drop the nulls that parquet adds for fields of other rows."""
     if value is None or isinstance(value, Mapping | bytes) or not isinstance(value, Sequence):
@@ -48,6 +63,8 @@ def read_messages(value: object, prompt_key: str, where: str, key: str = "data.p
         raise UserError(f"{where}: the prompt has no messages", key=key, value=prompt_key, allowed=EXAMPLE)
     messages = []
     for number, message in enumerate(value):
+        if isinstance(message, Mapping) and message.get("tool_calls") and "content" not in message:
+            message = {**message, "content": None}
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             problem = f"{where}: message {number} of the prompt must be an object with 'role' and 'content'"
             raise UserError(problem, key=key, value=prompt_key, allowed=EXAMPLE)

@@ -46,6 +46,14 @@ class PromptSampler:
         """Full batches per epoch (the rest is dropped), if `draw` is not used."""
         return self.num_rows // self.batch_size
 
+    def notices(self) -> list[str]:
+        """What `next` leaves out, for the start of the run."""
+        rest = self.num_rows % self.batch_size
+        if not rest:
+            return []
+        size = f"data.train_batch_size={self.batch_size}"
+        return [f"{rest} of {self.num_rows} training rows are left out of every epoch: {size} does not divide them"]
+
     def next(self) -> tuple[list[int], int]:
         """The next full batch and its epoch. An incomplete batch at the end of an epoch is dropped."""
         if self.offset + self.batch_size > len(self.order):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.batch import Batch
 from burnish.data.custom import class_config
 from burnish.data.dataset import PromptDataset
-from burnish.data.user_state import load_state_text, state_text
+from burnish.data.user_state import pack_state, restore_state
 from burnish.errors import UserError
 from burnish.user_code import load_user_attribute
 
@@ -114,7 +114,7 @@ class UserSampler:
 
     def state_dict(self) -> dict[str, Any]:
         names = ("epoch", "offset", "returned")
-        return {**{name: getattr(self, name) for name in names}, "sampler": state_text(self.sampler, NAME_KEY)}
+        return {**{name: getattr(self, name) for name in names}, "sampler": pack_state(self.sampler, NAME_KEY)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the sampler's own state; without one, replay its epochs up to the saved position."""
@@ -122,7 +122,7 @@ class UserSampler:
             hint = "the settings of the checkpoint, or trainer.resume_mode=disable"
             raise UserError("the checkpoint is of another sampler", key=NAME_KEY, value=self.name, hint=hint)
         self.returned = [list(entry) for entry in state["returned"]]
-        if load_state_text(self.sampler, state["sampler"], NAME_KEY):
+        if restore_state(self.sampler, state["sampler"], NAME_KEY):
             self._iterator = iter(self.sampler)
             self.epoch, self.offset = state["epoch"], state["offset"]
             return

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from burnish.models.load import quiet_transformers
@@ -18,8 +19,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """One token per character plus the chat markers. The template abbreviates a role to its first letter.
+def make_tokenizer(characters: str, words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """One token per character and word plus the chat markers. The template abbreviates a role to its first letter.
 
     Byte-level like Qwen's, so that loaders that expect a Qwen2 tokenizer for a Qwen2 model accept it.
     """
@@ -29,13 +30,20 @@ def make_tokenizer(characters: str) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([PAD, START, END])
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD)
     fast.chat_template = CHAT_TEMPLATE
     return fast
 
 
 def make_model(
-    folder: Path, tokenizer: PreTrainedTokenizerFast, *, hidden: int, layers: int, seed: int
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    hidden: int,
+    layers: int,
+    seed: int,
+    rope_theta: float = 10_000.0,
 ) -> Qwen2ForCausalLM:
     """Create a random Qwen2 model and save it with its tokenizer."""
     torch.manual_seed(seed)
@@ -47,6 +55,7 @@ def make_model(
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=1024,
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids(END),
@@ -57,3 +66,9 @@ def make_model(
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model
+
+
+def prompt_ids(tokenizer: Any, question: str) -> list[int]:
+    """Token ids of the rendered question, with a generation prompt."""
+    messages = [{"role": "user", "content": question}]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 
 from burnish.dialects.launchers import LAUNCHER_MODULES, LAUNCHERS, Launcher
 from burnish.errors import UserError
+from burnish.untrusted import parse_json
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
@@ -100,9 +100,9 @@ def _strip_launcher(launcher: Launcher, rest: list[str], env: dict[str, str], pr
 def _runtime_env_variables(text: str) -> dict[str, str]:
     """`env_vars` of a Ray runtime environment."""
     try:
-        variables = json.loads(text).get("env_vars") or {}
+        variables = parse_json(text).get("env_vars") or {}
         return {str(name): str(value) for name, value in variables.items()}
-    except (ValueError, AttributeError) as error:
+    except (UserError, AttributeError) as error:
         raise UserError("not a JSON object", key="--runtime-env-json", value=text) from error
 
 

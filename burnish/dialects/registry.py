@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from burnish.dialects.invocation import Invocation
 from burnish.dialects.report import Translation
@@ -33,4 +33,13 @@ class Dialect(Protocol):
         self, config: dict[str, Any], folder: str = ".", overrides: tuple[str, ...] = ()
     ) -> Translation:
         """Translate a parsed YAML. Entries of its `defaults:` list are resolved against `folder`."""
+        ...
+
+
+@runtime_checkable
+class VersionedDialect(Protocol):
+    """A dialect whose defaults depend on the version of its system."""
+
+    def assume(self, text: str) -> None:
+        """Use the defaults of one version, written as NAME==VERSION."""
         ...

@@ -9,10 +9,12 @@ from functools import cache
 from typing import Any
 
 from burnish.config import load
-from burnish.config.status import status_in, status_of
+from burnish.config.status import check_pending, status_in, status_of
 from burnish.config.tree import to_plain, tree
 from burnish.config.values import is_interpolation
 from burnish.dialects.hydra_values import format_hydra_value
+from burnish.errors import ExitStatus, UserError, UserErrors
+from burnish.redact import redact
 
 # Status of a source setting in the report.
 KEPT = "kept"  # a Burnish key with the same meaning has the same value
@@ -21,6 +23,8 @@ INERT = "inert"  # understood, but without effect in this run: `why` explains
 PENDING = "pending"  # understood and its key exists, but `burnish train` does not support it yet
 REFUSED = "refused"  # not possible, or not exactly: `why` says what to type instead
 STATUSES = (KEPT, CONVERTED, INERT, PENDING, REFUSED)
+# Statuses with which a command does not start, and the exit status of `burnish run` and of the checks.
+BLOCKING = {REFUSED: ExitStatus.REFUSED, PENDING: ExitStatus.UNSUPPORTED}
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,11 @@ class Item:
     original: Item | None = None  # for a pending or inert key: the item before the key's status was applied
 
     def plain(self) -> dict[str, Any]:
-        """The fields that `convert --json` prints."""
+        """The fields that `convert --json` prints, without secrets."""
         names = ("theirs", "value", "status", "ours", "ours_value", "why")
-        return {name: getattr(self, name) for name in names}
+        shown = {"value": without_secret(self.theirs, self.value)}
+        shown["ours_value"] = without_secret(self.ours or "", self.ours_value)
+        return {name: getattr(self, name) for name in names} | shown
 
 
 @dataclass
@@ -51,6 +57,8 @@ class Translation:
     items: list[Item] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)  # variables that the run needs, such as WANDB_API_KEY
+    prints_config: bool = False  # the command asks for its config, not for a run
+    notes: list[str] = field(default_factory=list)  # on the translation as a whole; `convert` prints them
 
     def add(self, item: Item) -> None:
         """Add one item. If its Burnish key is pending or inert, the item gets that status."""
@@ -76,18 +84,30 @@ class Translation:
     def count(self, status: str) -> int:
         return sum(item.status == status for item in self.items)
 
+    def blockers(self) -> list[Item]:
+        """The settings with which `burnish run` does not start: refused ones first, then those not supported yet."""
+        return [item for status in BLOCKING for item in self.items if item.status == status]
+
     @property
-    def exit_status(self) -> int:
-        """3 if a setting is refused, else 0."""
-        return 3 if self.count(REFUSED) else 0
+    def exit_status(self) -> ExitStatus:
+        """3 if a setting is refused, else 0: settings that are not supported yet are translated too."""
+        return ExitStatus.REFUSED if self.count(REFUSED) else ExitStatus.OK
+
+    @property
+    def run_status(self) -> ExitStatus:
+        """The status with which `burnish run` and every check of this command exit if it cannot start."""
+        return next((exit_status for status, exit_status in BLOCKING.items() if self.count(status)), ExitStatus.OK)
 
 
-def apply_statuses(translation: Translation) -> Any:
-    """Update each item's status from the complete config, and return that config.
+def apply_statuses(translation: Translation, *, here: bool = False) -> None:
+    """Update each item's status from the complete config.
 
-    Whether a key has an effect can depend on other keys, which are only known once all items are added.
+    Whether a key has an effect can depend on other keys, which are only known once all items are added, and on the
+    machine. `here` means this machine; otherwise one with GPUs, so that a translation is the same everywhere.
     """
     cfg = load(values=translation.settings, job=translation.job, check=False).cfg
+    if not here and getattr(getattr(cfg, "trainer", None), "device", None) == "auto":
+        cfg.trainer.device = "cuda"
     for index, item in enumerate(translation.items):
         key = item.ours
         if key is None or translation.settings.get(key, translation) != item.ours_value:
@@ -102,7 +122,62 @@ def apply_statuses(translation: Translation) -> Any:
         translation.items[index] = item
         if not item.explicit and item.status == INERT:
             del translation.settings[key]  # keep defaults without effect out of the config
-    return cfg
+
+
+def add_config_errors(translation: Translation) -> None:
+    """Mark every setting that loading the config refuses, as far as no item says so yet."""
+    errors = [error for error in load_errors(translation) if not _is_missing(error, translation)]
+    if not errors:
+        return
+    loaded = load(values=translation.settings, job=translation.job, check=False)
+    pending = {error.text() for error in check_pending(loaded.cfg, loaded.settings, translation.job)}
+    known = {name for item in translation.blockers() for name in (item.ours, item.theirs)}
+    names = source_names(translation.items)
+    for error in errors:
+        if error.key in known:
+            continue
+        refused = _error_item(error, PENDING if error.text() in pending else REFUSED, names)
+        index = _index_of(error.key, translation)
+        if index is None:
+            translation.items.append(refused)
+        else:
+            item = translation.items[index]
+            translation.items[index] = replace(item, status=refused.status, why=refused.why, original=None)
+
+
+def load_errors(translation: Translation) -> list[UserError]:
+    """What loading the settings refuses. `burnish run` loads them in the same way."""
+    try:
+        load(values=translation.settings, job=translation.job)
+    except UserError as error:
+        return error.errors if isinstance(error, UserErrors) else [error]
+    return []
+
+
+def missing_keys(translation: Translation) -> list[str]:
+    """Required keys that have no value."""
+    return [error.key or "" for error in load_errors(translation) if _is_missing(error, translation)]
+
+
+def _is_missing(error: UserError, translation: Translation) -> bool:
+    return error.value is None and error.key is not None and not translation.settings.get(error.key)
+
+
+def _index_of(key: str | None, translation: Translation) -> int | None:
+    """The place of the item that sets a key."""
+    for index, item in enumerate(translation.items):
+        if key is not None and item.ours == key and item.status in (KEPT, CONVERTED):
+            return index
+    return None
+
+
+def _error_item(error: UserError, status: str, names: dict[str, str]) -> Item:
+    """An item with Burnish keys replaced by the names that the user wrote."""
+    text = UserError(error.problem, allowed=error.allowed, hint=error.hint).text()
+    for key in sorted(names, key=len, reverse=True):  # longest first: one key may be a prefix of another
+        separator = " " if names[key].startswith("-") else "="
+        text = text.replace(f"{key}=", f"{names[key]}{separator}").replace(key, names[key])
+    return Item(names.get(error.key or "", error.key or ""), error.value, status, error.key, why=text, explicit=False)
 
 
 def difference(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
@@ -148,3 +223,42 @@ def is_default(key: str, value: Any, job: str) -> bool:
 def source_names(items: Iterable[Item]) -> dict[str, str]:
     """Burnish key -> the name that the user wrote, for error messages in the user's own terms."""
     return {item.ours: item.theirs for item in items if item.ours is not None and item.explicit}
+
+
+def summarize(translation: Translation) -> str:
+    """One paragraph: the source system, and the number of settings by status. `convert` lists as many of each."""
+    listed = [item for item in translation.items if item.explicit or item.status in BLOCKING]
+    counts = {status: sum(item.status == status for item in listed) for status in _STATUS_TEXTS}
+    texts = ", ".join(text.format(count) for status, text in _STATUS_TEXTS.items() if (count := counts[status]))
+    name = DISPLAY_NAMES.get(translation.dialect, translation.dialect)
+    num_defaults = (
+        sum(item.status in (KEPT, CONVERTED) for item in translation.items) - counts[KEPT] - counts[CONVERTED]
+    )
+    defaults = (
+        f" {num_defaults} defaults of {name} differ from Burnish's and are set explicitly." if num_defaults else ""
+    )
+    settings = f": {texts}" if texts else ""
+    return f"{name} command, translated to `burnish {translation.job}`{settings}.{defaults}"
+
+
+DISPLAY_NAMES = {"verl": "verl", "openrlhf": "OpenRLHF", "mindspeed": "MindSpeed RL"}
+_STATUS_TEXTS = {
+    KEPT: "{} settings kept",
+    CONVERTED: "{} converted",
+    INERT: "{} without effect",
+    PENDING: "{} not supported yet",
+    REFUSED: "{} refused",
+}
+
+
+def setting_text(name: str, value: Any) -> str:
+    """A setting as it is typed, `--flag value` or `key=value`, without a secret."""
+    if value is None:
+        return name
+    value = without_secret(name, value)
+    return f"{name} {value}" if name.startswith("-") else f"{name}={value}"
+
+
+def without_secret(name: str, value: Any) -> Any:
+    """The value of a setting as it may be printed."""
+    return redact({name: value})[name]

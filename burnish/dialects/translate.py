@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from burnish.config.rules import estimator_needs, kl_once
 from burnish.dialects.invocation import Invocation, parse_command
-from burnish.dialects.registry import DIALECTS, Dialect
-from burnish.dialects.report import CONVERTED, REFUSED, Item, Translation, apply_statuses, source_names
+from burnish.dialects.registry import DIALECTS, Dialect, VersionedDialect
+from burnish.dialects.report import CONVERTED, Item, Translation, add_config_errors, apply_statuses
+from burnish.dialects.vision import mark_vision
 from burnish.dialects.yaml_file import read_yaml
 from burnish.errors import UserError
 
@@ -19,8 +20,6 @@ _REFERENCED_FILES = {
     "tools": f"{_MULTI_TURN}.tool_config_path",
     "interaction": f"{_MULTI_TURN}.interaction_config_path",
 }
-# Config rules that do not depend on the machine or on the number of processes.
-_RULES = {"train": (kl_once, estimator_needs)}
 EXAMPLES = (
     "python3 -m verl.trainer.main_ppo ...",
     "python3 -m openrlhf.cli.train_ppo_ray ...",
@@ -37,17 +36,22 @@ def knows_command(words: Sequence[str]) -> bool:
         return False
 
 
-def translate_command(words: Sequence[str], folder: str = ".") -> Translation:
-    """Translate a launch command that would be started in `folder`. UserError if no dialect knows its program."""
+def translate_command(words: Sequence[str], folder: str = ".", assume: str | None = None) -> Translation:
+    """Translate a launch command that would be started in `folder`. UserError if no dialect knows its program.
+
+    `assume`, such as `verl==0.7`, is the version whose defaults apply.
+    """
     invocation = parse_command(words)
     dialect = _dialect_of(invocation)
     if dialect is None:
         raise UserError(f"{invocation.entry}: not a program that Burnish can translate", allowed=EXAMPLES)
-    return _finish(dialect.translate_command(invocation, folder))
+    _assume(dialect, assume)
+    typed = {re.split(r"[= ]", word, maxsplit=1)[0].lstrip("+") for word in words}
+    return _finish(dialect.translate_command(invocation, folder), typed)
 
 
-def translate_yaml(path: str, overrides: Sequence[str] = ()) -> Translation:
-    """Translate a config file, with command-line overrides applied to it."""
+def translate_yaml(path: str, overrides: Sequence[str] = (), assume: str | None = None) -> Translation:
+    """Translate a config file, with command-line overrides applied to it. `assume` as in `translate_command`."""
     config = read_yaml(path)
     if not isinstance(config, dict) or not config:
         raise UserError(f"{path}: not a config file, no sections found")
@@ -55,31 +59,34 @@ def translate_yaml(path: str, overrides: Sequence[str] = ()) -> Translation:
         return _translate_referenced_file(config, path)
     for dialect in _dialects():
         if dialect.knows_config(config):
+            _assume(dialect, assume)
             return _finish(dialect.translate_config(config, str(Path(path).parent), tuple(overrides)))
     raise UserError(
         f"{path}: not a verl, OpenRLHF or MindSpeed RL config (sections found: {', '.join(map(str, config))})"
     )
 
 
+def _assume(dialect: Dialect, assume: str | None) -> None:
+    """Tell the dialect which version's defaults apply; only verl's depend on it."""
+    if assume is None:
+        return
+    if not isinstance(dialect, VersionedDialect):
+        raise UserError(
+            "only the defaults of verl depend on its version", key="--as", value=assume, hint="leave it out"
+        )
+    dialect.assume(assume)
+
+
 def _dialect_of(invocation: Invocation) -> Dialect | None:
     return next((dialect for dialect in _dialects() if dialect.knows_command(invocation)), None)
 
 
-def _finish(translation: Translation) -> Translation:
-    """Apply statuses and rules that depend on the complete config."""
-    cfg = apply_statuses(translation)
-    for rule in _RULES.get(translation.job, ()):
-        for error in rule(cfg):
-            translation.items.append(_refused_item(error, source_names(translation.items)))
+def _finish(translation: Translation, typed: Collection[str] = ()) -> Translation:
+    """Apply statuses and rules that depend on the complete config. `typed` are the settings on the command line."""
+    apply_statuses(translation)
+    add_config_errors(translation)
+    mark_vision(translation, typed)
     return translation
-
-
-def _refused_item(error: UserError, names: dict[str, str]) -> Item:
-    """A rule violation, with Burnish keys replaced by the names that the user wrote."""
-    text = error.text()
-    for key in sorted(names, key=len, reverse=True):  # longest first: one key may be a prefix of another
-        text = text.replace(key, names[key])
-    return Item(names.get(error.key or "", error.key or ""), error.value, REFUSED, error.key, why=text)
 
 
 def _dialects() -> Iterator[Dialect]:

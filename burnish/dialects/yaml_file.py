@@ -1,25 +1,68 @@
-"""YAML loading that merges repeated sections and rejects keys that are set twice to different values."""
+"""YAML loading that merges repeated sections and rejects keys that are set twice to different values.
+
+All values of a file are printed. A script that is only looked at may name any file, so `reading_only` limits which ones
+are read for it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from burnish.errors import UserError
+from burnish.untrusted import BoundedLoader, load_yaml, read_text
+
+MAX_FILES = 500  # of a config folder
+_may_read: ContextVar[Callable[[Path], bool] | None] = ContextVar("may_read", default=None)
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader without its rule that a later duplicate key replaces an earlier one."""
+@contextmanager
+def reading_only(may_read: Callable[[Path], bool]) -> Iterator[None]:
+    """Inside the context, refuse files for which `may_read` is false."""
+    token = _may_read.set(may_read)
+    try:
+        yield
+    finally:
+        _may_read.reset(token)
+
+
+def check_folder(folder: str | Path, names: Sequence[str] = ()) -> None:
+    """Check all files that Hydra might read when it composes files of a folder, in a context of `reading_only`.
+
+    `names` are the overrides that select files. Hydra reads the files itself, without our limits.
+    """
+    if _may_read.get() is None:
+        return
+    files = list(islice((file for file in Path(folder).rglob("*.y*ml") if file.is_file()), MAX_FILES + 1))
+    if len(files) > MAX_FILES:
+        raise UserError(f"{folder}: more than {MAX_FILES} config files", hint="--trust")
+    contents = [read_yaml(file) for file in files]
+    mappings = [content for content in contents if isinstance(content, dict)]
+    selected = [*names, *(str(content.get("defaults")) for content in mappings)]
+    if any(".." in text for text in selected) or any("searchpath" in str(content.get("hydra")) for content in mappings):
+        raise UserError(f"{folder}: its files include files of other folders", hint="--trust, if you trust them")
+
+
+class _Loader(BoundedLoader):
+    """Without the rule that a later duplicate key replaces an earlier one."""
 
 
 def read_yaml(path: str | Path) -> Any:
     """Load a file. UserError if it is unreadable, not YAML, or contradicts itself."""
     file = Path(path).expanduser()
+    may_read = _may_read.get()
+    if may_read is not None and not may_read(file):
+        problem = f"{path}: not read, because it is private or outside the folder of what is only looked at"
+        raise UserError(problem, hint="--trust, if you trust what names it")
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(file)
+    except OSError as error:
         raise UserError(f"cannot read {path}: {error}") from error
     return parse_yaml(text, str(path))
 
@@ -27,10 +70,7 @@ def read_yaml(path: str | Path) -> Any:
 def parse_yaml(text: str, name: str = "the YAML") -> Any:
     """Parse text. A tab before a comment, which YAML forbids, is accepted."""
     lines = [_without_tab(line) for line in text.splitlines()]
-    try:
-        return yaml.load("\n".join(lines), Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise UserError(f"{name}: invalid YAML: {error}") from error
+    return load_yaml("\n".join(lines), name, _Loader)
 
 
 def _without_tab(line: str) -> str:

@@ -1,6 +1,6 @@
-"""Calls and results between the controller and one worker process, over an authenticated socket.
+"""Calls and results between the controller and one worker process, over an authenticated connection.
 
-Messages are pickled, so a peer must prove that it knows the run's secret before the first message is read.
+Messages are pickled, so both sides prove that they know the run's secret (handshake.py) before the first is sent.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import cloudpickle
 
@@ -55,10 +54,22 @@ class Result:
     traceback: str = ""
 
 
+class Messages(Protocol):
+    """A connection that carries whole messages: multiprocessing's, or handshake.SignedConnection."""
+
+    def send_bytes(self, message: bytes, /) -> None: ...
+
+    def recv_bytes(self) -> bytes: ...
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
 class Channel:
     """One end of a connection. Any thread may send; one thread receives."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Messages) -> None:
         self.connection = connection
         self._send_lock = threading.Lock()
 

@@ -10,29 +10,29 @@ import contextlib
 import faulthandler
 import importlib
 import os
-import socket
 import sys
 import tempfile
 import threading
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from multiprocessing.connection import Client
 from queue import SimpleQueue
 from typing import Any
 
-from burnish.distributed.channel import Call, Channel, Result, serialize
+from burnish.distributed.channel import Call, Channel, Messages, Result, serialize
+from burnish.distributed.handshake import connect, is_local
+from burnish.escape import escape_output
+from burnish.network import prefer_loopback
 
-SECRET = "BURNISH_CLUSTER_SECRET"
 # Calls to the host itself.
-BUILD, CLOSE, FREE_ADDRESS, STACKS = "burnish: build", "burnish: close", "burnish: free address", "burnish: stacks"
+BUILD, CLOSE, RENDEZVOUS, STACKS = "burnish: build", "burnish: close", "burnish: rendezvous", "burnish: stacks"
 
 
-def serve(address: tuple[str, int], secret: bytes, name: str) -> None:
-    """Connect to the controller and run its calls until it closes the connection."""
-    channel = Channel(Client(address, authkey=secret))
-    channel.send(name)
-    Host(channel).run()
+def serve(address: str, rank: int, connection: Messages | None = None) -> None:
+    """Connect to the controller, unless that is done, and run its calls until it closes the connection."""
+    if is_local(address):
+        prefer_loopback()
+    Host(Channel(connect(address, rank) if connection is None else connection)).run()
 
 
 class Host:
@@ -101,8 +101,10 @@ class Host:
             factory, *args = call.args
             self.target = import_object(factory)(*args, **kwargs)
             return None
-        if call.method == FREE_ADDRESS:
-            return free_address(self.channel)
+        if call.method == RENDEZVOUS:
+            from burnish.distributed.rendezvous import reserve_address
+
+            return reserve_address(self.channel.connection.fileno())
         return getattr(self.target, call.method)(*call.args, **kwargs)
 
     def _send_future(self, id: int, future: Future[Any]) -> None:
@@ -132,15 +134,6 @@ def _picklable(error: BaseException) -> BaseException:
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def free_address(channel: Channel) -> str:
-    """host:port at which other workers can reach this one: on the interface by which it reached the controller."""
-    with socket.socket(fileno=os.dup(channel.connection.fileno())) as connection:
-        host = connection.getsockname()[0]
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return f"{host}:{probe.getsockname()[1]}"
-
-
 def import_object(path: str) -> Any:
     """The object named "module:name"."""
     module, _, name = path.partition(":")
@@ -148,9 +141,10 @@ def import_object(path: str) -> Any:
 
 
 def main() -> None:
-    """python -m burnish.distributed.host HOST PORT NAME, with the secret in the environment."""
-    host, port, name = sys.argv[1:]
-    serve((host, int(port)), bytes.fromhex(os.environ.pop(SECRET)), name)
+    """python -m burnish.distributed.host ADDRESS RANK"""
+    escape_output()
+    address, rank = sys.argv[1:]
+    serve(address, int(rank))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+from burnish.distributed.rendezvous import open_store, verify_group
 
 
 @dataclass(frozen=True)
@@ -16,8 +18,9 @@ class RankInfo:
     rank: int
     size: int
     local_rank: int
-    address: str  # host:port of the rendezvous
+    address: str  # of the store: rendezvous.py
     timeout: float = 600.0  # seconds that a collective may take
+    key: bytes = field(default=b"", repr=False)  # known to the ranks of this group only
 
     @property
     def name(self) -> str:
@@ -26,19 +29,18 @@ class RankInfo:
 
 def init_process_group(info: RankInfo, device: torch.device) -> None:
     """Tensors on the device use its own backend (NCCL), those in CPU memory gloo."""
-    host, _, port = info.address.rpartition(":")
     timeout = timedelta(seconds=info.timeout)
-    # A store of our own: under torchrun, init_method would use torchrun's.
-    store = dist.TCPStore(host, int(port), info.size, is_master=info.rank == 0, timeout=timeout, wait_for_workers=False)
     backend = dist.get_default_backend_for_device(device.type)
     dist.init_process_group(
         "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{backend}",
-        store=store,
+        # A store of our own: under torchrun, init_method would use torchrun's, which other users can read and write.
+        store=open_store(info.address, info.rank, info.size, timeout),
         rank=info.rank,
         world_size=info.size,
         timeout=timeout,
         device_id=None if device.type == "cpu" else device,
     )
+    verify_group(None, info.key, "all ranks")
 
 
 def destroy_process_group() -> None:

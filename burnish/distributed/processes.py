@@ -7,26 +7,33 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from burnish.distributed.host import SECRET
+from burnish.sizing import available_cores
 
 GRACE = 5.0  # seconds that the processes have to end before they are killed
 
 
 class Processes:
-    """One process per worker; the cores are divided among them."""
+    """One process per worker; the cores are divided among them.
 
-    def __init__(self) -> None:
+    `wrap` may replace the command of a rank, for example to run it under a profiler.
+    """
+
+    def __init__(self, wrap: Callable[[int, list[str]], list[str]] = lambda rank, command: command) -> None:
+        self._wrap = wrap
         self._running: dict[str, subprocess.Popen] = {}
 
-    def start(self, names: Sequence[str], address: tuple[str, int], secret: bytes) -> None:
-        threads = max(1, (os.cpu_count() or 1) // len(names))
-        environment = {"OMP_NUM_THREADS": str(threads), **os.environ, SECRET: secret.hex()}
-        for name in names:
-            command = [sys.executable, "-m", "burnish.distributed.host", address[0], str(address[1]), name]
+    def start(self, names: Sequence[str], address: str) -> None:
+        threads = max(1, available_cores() // len(names))
+        environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+        for rank, name in enumerate(names):
+            command = [sys.executable, "-m", "burnish.distributed.host", address, str(rank)]
             # A session of its own: Ctrl-C goes to the controller only, which finishes its step first.
-            self._running[name] = subprocess.Popen(command, env=environment, start_new_session=True)
+            self._running[name] = subprocess.Popen(self._wrap(rank, command), env=environment, start_new_session=True)
+
+    def poll(self) -> None:
+        """The processes have all they need."""
 
     def exit_reason(self, name: str) -> str | None:
         process = self._running.get(name)

@@ -1,17 +1,28 @@
-"""Workers as Ray actors, one per rank. Ray places them on the machines of a cluster and ends them."""
+"""Workers as Ray actors, one per rank. Ray places them on the machines of a cluster and ends them.
+
+A local cluster, which we start, stays on the loopback interface and has a random token. Ray carries no secret of ours:
+its actors read it from a private file.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Sequence
+import secrets
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from burnish.distributed.handshake import secret_of
 from burnish.distributed.host import serve
-from burnish.errors import UserError
+from burnish.errors import UserError, install_extra
 
 GRACE = 5.0  # seconds that an actor has to end before it is killed
 # Ray starts workers with a clean environment; these variables change numerics or where models are loaded from.
+# Ray's variable for other systems: without "clusters", its ports are bound to the loopback interface only.
+LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+AUTHENTICATION = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 FORWARDED_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "HF_HUB_OFFLINE", "HF_HOME", "PYTHONPATH", "OMP_NUM_THREADS")
 
 
@@ -29,41 +40,80 @@ class RayCluster:
     """A running cluster, or a local one that this process starts and shuts down."""
 
     def __init__(self, options: RayOptions) -> None:
-        self.ray = _ray()
         self.options = options
-        self.owned = not self.ray.is_initialized()
-        if self.owned:
-            environment = {key: os.environ[key] for key in FORWARDED_VARIABLES if key in os.environ}
-            arguments: dict[str, Any] = {"runtime_env": {"env_vars": environment}, **options.options}
-            if options.num_cpus is not None and not os.environ.get("RAY_ADDRESS"):
+        self.notices: list[str] = []
+        self._added: list[str] = []  # environment variables
+        address = find_cluster(options.options)
+        self.owned = "ray" not in sys.modules or not _ray().is_initialized()
+        if self.owned and address is None:
+            self._add_variables()
+        self.ray = _ray()
+        if not self.owned:
+            return
+        environment = {key: os.environ[key] for key in FORWARDED_VARIABLES if key in os.environ}
+        arguments: dict[str, Any] = {"runtime_env": {"env_vars": environment}, **options.options}
+        if address is None:
+            # Read at the import, which may have been before the variable was set.
+            self.ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
+            if options.num_cpus is not None:
                 arguments["num_cpus"] = options.num_cpus
-            self.ray.init(**arguments)
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # standard error escapes the codes of colors
+        self.ray.init(**{**arguments, "address": address or "local"})
+        if os.environ.get("RAY_AUTH_MODE") != "token" or not has_authentication():
+            who = "other users of this machine" if address is None else "everybody who reaches the cluster's ports"
+            self.notices.append(
+                f"Ray has no token authentication: {who} can run code in this run. Ray 2.52 or later with "
+                "RAY_AUTH_MODE=token has it; on one machine trainer.launcher=processes needs no Ray"
+            )
+
+    def _add_variables(self) -> None:
+        """For a local cluster, its processes and this one: loopback only, and a token unless the user has set this."""
+        variables = dict(LOOPBACK_ONLY)
+        if not any(name in os.environ for name in AUTHENTICATION):
+            # Not a token of Ray's, which it would write to a file that others may be able to read.
+            variables["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+            if "ray" not in sys.modules:
+                variables["RAY_AUTH_MODE"] = "token"  # read at the import; later, ray.init sets it if it is not set
+            self._added = list(AUTHENTICATION)
+        self._added += LOOPBACK_ONLY
+        os.environ |= variables
 
     @property
-    def host(self) -> str:
-        """The address of this machine for workers on other machines."""
-        return self.ray.util.get_node_ip_address()
+    def host(self) -> str | None:
+        """The address of this machine for workers on other machines; None if the cluster has no other."""
+        several = sum(node["Alive"] for node in self.ray.nodes()) > 1
+        return self.ray.util.get_node_ip_address() if several else None
 
     def close(self) -> None:
         if self.options.timeline:
             self.ray.timeline(self.options.timeline)
         if self.owned:
             self.ray.shutdown()
+        for name in self._added:
+            os.environ.pop(name, None)
 
 
 class RayActors:
     """One actor per worker, packed on as few machines as possible, or spread evenly over `nodes`."""
 
-    def __init__(self, cluster: RayCluster, *, nodes: int = 1, resource: str | None = None) -> None:
+    def __init__(
+        self,
+        cluster: RayCluster,
+        *,
+        nodes: int = 1,
+        resource: str | None = None,
+        runtime_env: Callable[[int], dict[str, Any]] = lambda rank: {},
+    ) -> None:
         self.cluster = cluster
         self.ray = cluster.ray
         self.nodes = nodes
+        self.runtime_env = runtime_env  # of each rank, beside that of the cluster
         self.resource = resource  # "GPU" or another accelerator, one per worker
         self._actors: dict[str, Any] = {}
         self._serving: dict[str, Any] = {}
         self._placement: Any = None
 
-    def start(self, names: Sequence[str], address: tuple[str, int], secret: bytes) -> None:
+    def start(self, names: Sequence[str], address: str) -> None:
         cpus = min(1.0, self.ray.cluster_resources().get("CPU", 1.0) / len(names) / 2)
         needs = {"CPU": cpus} | ({} if self.resource is None else {self.resource: 1.0})
         self._placement = self._reserve(needs, len(names))
@@ -72,19 +122,25 @@ class RayActors:
         each = len(names) // self.nodes
         for index, name in enumerate(names):
             bundle = strategy(self._placement, placement_group_bundle_index=index // each)
-            actor = actor_class.options(scheduling_strategy=bundle, **_actor_needs(needs)).remote()
+            options = _actor_needs(needs)
+            if environment := self.runtime_env(index):
+                options["runtime_env"] = environment
+            actor = actor_class.options(scheduling_strategy=bundle, **options).remote()
             self._actors[name] = actor
-            self._serving[name] = actor.serve.remote(address, secret, name)
+            self._serving[name] = actor.serve.remote(address, index)
+
+    def poll(self) -> None:
+        """The actors have all they need."""
 
     def exit_reason(self, name: str) -> str | None:
         serving = self._serving.get(name)
         if serving is None or not self.ray.wait([serving], timeout=0)[0]:
             return None
         try:
-            self.ray.get(serving)
+            problem = self.ray.get(serving)
         except self.ray.exceptions.RayError as error:
             return f"died: {str(error).splitlines()[0]}"
-        return "ended"
+        return "ended" if problem is None else f"could not start: {problem}"
 
     def kill(self) -> None:
         for actor in self._actors.values():
@@ -100,6 +156,9 @@ class RayActors:
 
     def _reserve(self, needs: dict[str, float], count: int) -> Any:
         """A placement group with one bundle per machine, so that neighboring ranks share a machine."""
+        num_machines = sum(node["Alive"] for node in self.ray.nodes())
+        if num_machines < self.nodes:
+            raise too_few_machines(self.nodes, num_machines)
         bundle = {name: amount * (count // self.nodes) for name, amount in needs.items()}
         placement = self.ray.util.placement_group(
             [bundle] * self.nodes, strategy="STRICT_SPREAD" if self.nodes > 1 else "PACK"
@@ -129,8 +188,51 @@ def _actor_needs(needs: dict[str, float]) -> dict[str, Any]:
 class HostActor:
     """The actor that runs a worker's host."""
 
-    def serve(self, address: tuple[str, int], secret: bytes, name: str) -> None:
-        serve(address, secret, name)
+    def serve(self, address: str, rank: int) -> str | None:
+        """Returns why it has no secret, if it has none: Ray would show the user only where that was raised."""
+        try:
+            secret_of(address)
+        except (UserError, OSError) as error:
+            return str(error)
+        serve(address, rank)
+        return None
+
+
+def check_cluster(num_machines: int, options: dict[str, Any]) -> None:
+    """Raise where a run on several machines has no cluster to run on."""
+    _ray()
+    if num_machines > 1 and find_cluster(options) is None:
+        raise too_few_machines(num_machines, 0)
+
+
+def find_cluster(options: dict[str, Any]) -> str | None:
+    """The address of the cluster that ray.init would connect to; None if it would start a local one."""
+    address = options.get("address") or os.environ.get("RAY_ADDRESS")
+    if address and address != "local":
+        return address
+    current = os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+    try:
+        with open(current, encoding="utf-8") as file:
+            # Another user's cluster could run code in this process.
+            return (file.read().strip() or None) if os.fstat(file.fileno()).st_uid == os.geteuid() else None
+    except OSError:
+        return None
+
+
+def has_authentication() -> bool:
+    """Whether the installed Ray knows tokens."""
+    return importlib.util.find_spec("ray._private.authentication") is not None
+
+
+def too_few_machines(needed: int, found: int) -> UserError:
+    """The error for a run on more machines than there are."""
+    cluster = "no Ray cluster is running" if found == 0 else f"the Ray cluster has {found}"
+    return UserError(
+        f"the run needs {needed} machines, but {cluster}",
+        key="trainer.nnodes",
+        value=needed,
+        hint="ray start --head on this machine and ray start --address=HOST:6379 on the others; or trainer.nnodes=1",
+    )
 
 
 def installed() -> bool:
@@ -145,7 +247,7 @@ def _ray() -> Any:
         import ray.util.scheduling_strategies
     except ImportError as error:
         raise UserError(
-            "several machines need Ray: pip install burnish[ray]",
+            f"several machines need Ray: {install_extra('ray')}",
             key="trainer.nnodes",
             hint="trainer.launcher=processes, for several processes of this machine",
         ) from error

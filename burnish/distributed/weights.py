@@ -6,15 +6,18 @@ of their own.
 
 from __future__ import annotations
 
-import pickle
+import json
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from burnish.distributed.rendezvous import exchange_proofs, open_store
 
 HEADER = 2  # numbers before every bucket: bytes of its description, bytes of its tensors
 
@@ -23,12 +26,13 @@ HEADER = 2  # numbers before every bucket: bytes of its description, bytes of it
 class Endpoint:
     """One process of a transfer. Rank 0 sends."""
 
-    address: str  # host:port of the store, which rank 0 hosts
+    address: str  # of the store: rendezvous.py
     rank: int
     size: int
     backend: str  # gloo or nccl
     bucket_bytes: int
     timeout: float = 600.0
+    key: bytes = field(default=b"", repr=False)  # known to the processes of this transfer only
 
 
 def send(stream: Iterable[tuple[str, Tensor]], endpoint: Endpoint, device: torch.device) -> int:
@@ -36,7 +40,8 @@ def send(stream: Iterable[tuple[str, Tensor]], endpoint: Endpoint, device: torch
     group = _join(endpoint, device)
     total = 0
     for bucket in _buckets(stream, endpoint.bucket_bytes):
-        description = pickle.dumps([(name, tensor.shape, tensor.dtype) for name, tensor in bucket])
+        entries = [(name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in bucket]
+        description = json.dumps(entries).encode()
         data = torch.cat([_bytes(tensor) for _, tensor in bucket])
         group.header(len(description), data.numel())
         group.broadcast(torch.frombuffer(bytearray(description), dtype=torch.uint8).to(group.device))
@@ -55,8 +60,9 @@ def receive(endpoint: Endpoint, device: torch.device) -> Iterator[tuple[str, Ten
         description = group.broadcast(torch.empty(length, dtype=torch.uint8, device=group.device))
         data = group.broadcast(torch.empty(size, dtype=torch.uint8, device=group.device))
         start = 0
-        for name, shape, dtype in pickle.loads(description.cpu().numpy().tobytes()):
-            end = start + shape.numel() * dtype.itemsize
+        for name, shape, dtype_name in json.loads(description.cpu().numpy().tobytes()):
+            dtype: torch.dtype = getattr(torch, dtype_name)
+            end = start + math.prod(shape) * dtype.itemsize
             yield name, data[start:end].clone().view(dtype).view(shape)
             start = end
 
@@ -82,14 +88,19 @@ class _Group:
 
 
 def _join(endpoint: Endpoint, device: torch.device) -> _Group:
-    host, _, port = endpoint.address.rpartition(":")
     rank, size, timeout = endpoint.rank, endpoint.size, timedelta(seconds=endpoint.timeout)
-    store = dist.TCPStore(host, int(port), size, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
+    store = open_store(endpoint.address, rank, size, timeout)
     if endpoint.backend == "nccl":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         return _Group(dist.ProcessGroupNCCL(store, rank, size, options), device)
-    return _Group(dist.ProcessGroupGloo(store, rank, size, timeout), torch.device("cpu"))
+    group: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+    exchange_proofs(
+        *(rank, size, endpoint.key, "weights"),
+        send=lambda tensor, other: group.send([tensor], other, 0),
+        receive=lambda tensor, other: group.recv([tensor], other, 0),
+    )
+    return _Group(group, torch.device("cpu"))
 
 
 def _buckets(stream: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[list[tuple[str, Tensor]]]:

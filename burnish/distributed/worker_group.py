@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
+import itertools
+import queue
+import shutil
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Listener
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from burnish.distributed.channel import NO_RESULT, Call, Channel, PendingCalls, serialize
-from burnish.distributed.host import BUILD, CLOSE, FREE_ADDRESS, STACKS
+from burnish.distributed.handshake import Listener
+from burnish.distributed.host import BUILD, CLOSE, RENDEZVOUS, STACKS
 from burnish.errors import UserError, WorkerDied
 
 NOT_RESPONDING = "does not respond"
@@ -24,8 +26,12 @@ EXIT_DELAY = 2.0  # seconds between the end of a process and the time its exit c
 class Starter(Protocol):
     """Starts worker processes, which then connect to the controller."""
 
-    def start(self, names: Sequence[str], address: tuple[str, int], secret: bytes) -> None:
-        """One process per name; each connects to `address` and sends its name."""
+    def start(self, names: Sequence[str], address: str) -> None:
+        """One process per name; each connects to `address` (handshake.py) as the rank of its name."""
+        ...
+
+    def poll(self) -> None:
+        """Called every half second until all workers have connected."""
         ...
 
     def exit_reason(self, name: str) -> str | None:
@@ -54,19 +60,26 @@ class WorkerGroup:
     """`call` runs a method on all workers, `submit` on one. Calls to a worker that dies raise WorkerDied."""
 
     def __init__(
-        self, names: Sequence[str], starter: Starter, *, host: str = "127.0.0.1", timeout: float = 300
+        self, names: Sequence[str], starter: Starter, *, host: str | None = None, timeout: float = 300
     ) -> None:
+        """`host`: the network address of this machine, if workers may run on other machines."""
         self.names = list(names)
         self.starter = starter
         self._next_id = 0
         self._id_lock = threading.Lock()
         self._closing = False
         self._killed: WorkerDied | None = None
-        secret = secrets.token_bytes(32)
-        with Listener((host, 0), backlog=len(self.names), authkey=secret) as listener:
-            address: Any = listener.address
-            starter.start(self.names, address, secret)
+        self._store_numbers = itertools.count()
+        listener = Listener(host, len(self.names))
+        self._folder = listener.folder  # private; None if workers may run on other machines
+        try:
+            starter.start(self.names, listener.address)
             self.workers = self._accept_workers(listener, timeout)
+        except BaseException:
+            _remove(self._folder)
+            raise
+        finally:
+            listener.close()
         for worker in self.workers:
             threading.Thread(target=self._listen, args=(worker,), daemon=True, name=f"burnish-{worker.name}").start()
 
@@ -78,9 +91,11 @@ class WorkerGroup:
         """Each worker builds its object: "module:name", called with the arguments of its rank."""
         self.gather([self.submit(rank, BUILD, factory, *rank_args) for rank, rank_args in enumerate(args)])
 
-    def free_address(self) -> str:
-        """host:port, free now, of rank 0: where the ranks, or a weight transfer, can rendezvous."""
-        return self.submit(0, FREE_ADDRESS).result()
+    def new_rendezvous(self) -> str:
+        """Where the ranks, or a weight transfer, can rendezvous: the address of a new store (rendezvous.py)."""
+        if self._folder is not None:
+            return f"file:{self._folder / f'store-{next(self._store_numbers)}'}"
+        return self.submit(0, RENDEZVOUS).result()
 
     def submit(self, rank: int, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a method of one worker."""
@@ -120,6 +135,7 @@ class WorkerGroup:
         self.starter.stop()
         for worker in self.workers:
             worker.channel.close()
+        _remove(self._folder)
 
     def gather(self, futures: list[Future[Any]]) -> list[Any]:
         """All results. If one rank fails, the others would wait in a collective for ever, so the group is stopped."""
@@ -156,37 +172,22 @@ class WorkerGroup:
 
     def _accept_workers(self, listener: Listener, timeout: float) -> list[Worker]:
         """Wait until all workers have connected; one that ends before is named at once."""
-        workers: dict[str, Worker] = {}
-        finished = threading.Event()
-        errors: list[BaseException] = []
-
-        def accept() -> None:
-            try:
-                while len(workers) < len(self.names):
-                    with contextlib.suppress(AuthenticationError):  # not one of our workers
-                        channel = Channel(listener.accept())
-                        name = channel.receive()
-                        workers[name] = Worker(name, channel)
-            except BaseException as error:
-                errors.append(error)
-            finished.set()
-
-        threading.Thread(target=accept, daemon=True, name="burnish-accept").start()
-        waited = 0.0
-        while not finished.wait(0.5):
-            waited += 0.5
-            missing = [name for name in self.names if name not in workers]
+        workers: dict[int, Worker] = {}
+        end = time.monotonic() + timeout
+        while len(workers) < len(self.names):
+            with contextlib.suppress(queue.Empty):
+                rank, connection = listener.connected.get(timeout=0.5)
+                workers[rank] = Worker(self.names[rank], Channel(connection))
+                continue
+            self.starter.poll()
+            missing = [name for rank, name in enumerate(self.names) if rank not in workers]
             ended = [(name, reason) for name in missing if (reason := self.starter.exit_reason(name))]
-            if ended or waited > timeout:
+            if ended or time.monotonic() > end:
                 self.starter.stop()
                 raise WorkerDied(
                     *(ended[0] if ended else (", ".join(missing), f"did not connect within {timeout:g} s"))
                 )
-        if errors:
-            self.starter.stop()
-            missing = [name for name in self.names if name not in workers]
-            raise WorkerDied(", ".join(missing), f"did not connect: {errors[0]}")
-        return [workers[name] for name in self.names]
+        return [workers[rank] for rank in range(len(self.names))]
 
     def _listen(self, worker: Worker) -> None:
         try:
@@ -204,6 +205,11 @@ class WorkerGroup:
                 break
             time.sleep(0.05)
         return WorkerDied(worker.name, "was stopped" if self._closing else reason or "closed its connection")
+
+
+def _remove(folder: Path | None) -> None:
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _stack_or_error(future: Future[str]) -> str:

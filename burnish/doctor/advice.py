@@ -5,6 +5,7 @@ from __future__ import annotations
 from burnish.config.names import GROUPED_ADVANTAGES
 from burnish.config.ranks import is_single_process
 from burnish.config.rules import has_critic
+from burnish.doctor.arithmetic import max_sequence_length
 from burnish.doctor.engine import EXTERNAL_ENGINES
 from burnish.doctor.roles import itemsize_of
 from burnish.doctor.rules import NOTE, REFUSED, WARNING, Case, Rule, RuleResult
@@ -97,7 +98,7 @@ def tools_without_reward(case: Case) -> RuleResult:
 
 def budget_below_row(case: Case) -> RuleResult:
     rollout, actor = case.cfg.actor_rollout_ref.rollout, case.cfg.actor_rollout_ref.actor
-    max_length = rollout.prompt_length + rollout.response_length
+    max_length = max_sequence_length(rollout)
     by_tokens = actor.use_dynamic_bsz or actor.ppo_micro_batch_size_per_gpu is None
     if not by_tokens or actor.ppo_max_token_len_per_gpu >= max_length:
         return None

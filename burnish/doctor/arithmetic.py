@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.config import SftConfig, TrainConfig
-from burnish.config.ranks import data_parallel_size, num_ranks, sequence_parallel_size
+from burnish.config.ranks import data_parallel_size, has_engine_pool, num_ranks, sequence_parallel_size
+from burnish.config.rollout import SamplingConfig
 from burnish.config.rules import has_critic
 from burnish.doctor.activations import MicroBatch
 from burnish.sizing import CPU_MICRO_BATCH_TOKENS
@@ -66,6 +67,21 @@ def micro_batching(
     return MicroBatching(sequences, None, max(1, batch), max_length, max_response)
 
 
+def max_sequence_length(rollout: SamplingConfig) -> int:
+    """Tokens of the longest sequence: prompt and response, and never more than the engine's max_model_len."""
+    length = rollout.prompt_length + rollout.response_length
+    return length if rollout.max_model_len is None else min(length, rollout.max_model_len)
+
+
+def responses_per_engine(cfg: TrainConfig) -> int:
+    """Responses of a step that one engine generates. Every device holds a whole engine."""
+    prompts = cfg.data.train_batch_size
+    if cfg.algorithm.filter_groups.enable:
+        prompts = cfg.data.gen_batch_size or prompts
+    pool = cfg.rollout.nnodes * cfg.rollout.n_gpus_per_node if has_engine_pool(cfg) else num_ranks(cfg)
+    return max(1, -(-prompts * cfg.actor_rollout_ref.rollout.n // pool))
+
+
 @dataclass(frozen=True)
 class StepMicroBatching:
     """The micro-batches of every phase of a step."""
@@ -81,15 +97,16 @@ class StepMicroBatching:
 def step_micro_batching(cfg: TrainConfig, on_cpu: bool) -> StepMicroBatching:
     actor, rollout, ref = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout, cfg.actor_rollout_ref.ref
     critic, reward_model = cfg.critic, cfg.reward_model
-    max_length = rollout.prompt_length + rollout.response_length
+    max_length = max_sequence_length(rollout)
 
     def of(
         role: Any, sequences: int | None, dynamic: bool, budget: int, mini_batch: int | None = None
     ) -> MicroBatching:
         prompts = cfg.data.train_batch_size if mini_batch is None else min(mini_batch, cfg.data.train_batch_size)
         batch = -(-prompts * rollout.n // data_parallel_size(cfg, role))
+        max_response = min(rollout.response_length, max_length)
         return micro_batching(
-            sequences, dynamic, budget, batch, max_length, rollout.response_length, on_cpu, sequence_parallel_size(role)
+            sequences, dynamic, budget, batch, max_length, max_response, on_cpu, sequence_parallel_size(role)
         )
 
     return StepMicroBatching(
@@ -138,7 +155,7 @@ def train_arithmetic(cfg: TrainConfig, on_cpu: bool, num_rows: int | None = None
     """The numbers of one step, by name; and those of an epoch, where the number of training rows is known."""
     data, actor, rollout = cfg.data, cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout
     micro_batches = step_micro_batching(cfg, on_cpu)
-    max_length = rollout.prompt_length + rollout.response_length
+    max_length = max_sequence_length(rollout)
     num_responses = data.train_batch_size * rollout.n
     num_mini_batches = -(-data.train_batch_size // actor.ppo_mini_batch_size)
     numbers: dict[str, Any] = {

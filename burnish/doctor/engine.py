@@ -11,6 +11,7 @@ from burnish.doctor.roles import default_itemsize, itemsize_of
 from burnish.doctor.shapes import Shape
 from burnish.sizing import (
     CACHE_BLOCK,
+    CPU_PREFILL_TOKENS,
     CUDA_GRAPH_FAMILIES,
     DEVICE_LOOP_BLOCK,
     DIGEST_WIDTH,
@@ -28,6 +29,7 @@ from burnish.sizing import FLOAT32_BYTES as FLOAT
 from burnish.sizing import INT64_BYTES as INT
 
 BLOCK_INDEX = 4  # bytes of an entry of a block table
+LOW_CONCURRENCY = 4  # a cache for fewer than one in so many sequences is a problem
 EXTERNAL_ENGINES = ("vllm", "sglang", "trtllm")  # they reserve a share of the whole GPU
 
 
@@ -48,6 +50,8 @@ class EnginePlan:
     decode_state: int = 0  # CUDA graphs' memory pool, and the tensors with fixed addresses that the graphs read
     logits_buffer: int = 0  # allocated and freed together with the KV cache
     num_checksum_words: int = 0
+    max_sequence_len: int = 0  # of a step; 0: max_model_len
+    num_responses: int | None = None  # of one step on this engine; None: unknown
     device_loop: bool = False  # decodes on the device between host synchronizations, with smaller cache blocks
     notes: tuple[str, ...] = ()
 
@@ -68,27 +72,70 @@ class EnginePlan:
 
     @property
     def sequence_bytes(self) -> int:
-        """KV cache of one sequence of full length, in whole blocks."""
-        return -(-self.max_model_len // self.block) * self.block * self.token_bytes
+        """KV cache of the longest sequence of a step, in whole blocks."""
+        return self._bytes_of(self.max_sequence_len or self.max_model_len)
+
+    def _bytes_of(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block) * self.block * self.token_bytes
+
+    @property
+    def sequences_wanted(self) -> int:
+        """Sequences that the engine would generate at once with enough memory."""
+        return self.max_num_seqs if self.num_responses is None else min(self.max_num_seqs, self.num_responses)
+
+    def holds_a_sequence(self, capacity: int) -> bool:
+        """Whether an external engine starts: it refuses a cache that is smaller than one sequence."""
+        return not self.external or self._reserved(capacity) >= self._bytes_of(self.max_model_len)
+
+    def _reserved(self, capacity: int) -> int:
+        """What the share of an external engine leaves for its cache."""
+        return int(self.memory_share * capacity) - self.weights - self.activations - self.logits
 
     def cache(self, capacity: int, free: int) -> tuple[int, str]:
         """Bytes of the KV cache, and a note on how many sequences it holds."""
         if self.external:
-            reserved = int(self.memory_share * capacity) - self.weights - self.activations - self.logits
-            cache = max(self.sequence_bytes, reserved)
+            cache = max(self._bytes_of(self.max_model_len), self._reserved(capacity))
         else:
             num_blocks = cache_blocks(self.max_model_len, self.max_num_seqs, self.block, device_loop=self.device_loop)
             least, most = (blocks * self.block * self.token_bytes for blocks in num_blocks)
             # The engine takes its share of the memory that is free before it allocates the logits buffer.
             cache = max(least, min(most, int(self.memory_share * max(0, free)) - self.logits_buffer))
-        num_sequences = cache // self.sequence_bytes
-        if num_sequences >= self.max_num_seqs:
-            return cache, f"the cache holds all {self.max_num_seqs} sequences at full length"
-        return cache, f"the cache holds {num_sequences} of {self.max_num_seqs} sequences at full length"
+        held, wanted = cache // self.sequence_bytes, self.sequences_wanted
+        if held >= wanted:
+            return cache, f"the cache holds all {wanted:,} sequences at full length"
+        return cache, f"the cache holds {held:,} of {wanted:,} sequences at full length"
 
 
-def engine_plan(rollout: SamplingConfig, shape: Shape, ranks: int, on_cpu: bool) -> EnginePlan:
-    """Plan the engine of a rollout section."""
+@dataclass(frozen=True)
+class Concurrency:
+    """How many sequences one engine generates at once."""
+
+    engine: EnginePlan
+    held: int  # sequences of full length that the KV cache holds
+    starts: bool = True  # False: an external engine refuses so small a cache
+
+    @staticmethod
+    def of(engine: EnginePlan, cache: int, capacity: int) -> Concurrency:
+        return Concurrency(engine, cache // engine.sequence_bytes, engine.holds_a_sequence(capacity))
+
+    @property
+    def wanted(self) -> int:
+        return self.engine.sequences_wanted
+
+    @property
+    def at_once(self) -> int:
+        return min(self.held, self.wanted)
+
+    @property
+    def is_low(self) -> bool:
+        """Whether generation takes several times as long as it would with enough memory."""
+        return self.held * LOW_CONCURRENCY < self.wanted
+
+
+def engine_plan(
+    rollout: SamplingConfig, shape: Shape, ranks: int, on_cpu: bool, num_responses: int | None = None
+) -> EnginePlan:
+    """Plan the engine of a rollout section. `num_responses` are those of one step on one engine."""
     itemsize = itemsize_of(rollout.dtype, default_itemsize(on_cpu))
     external = rollout.name in EXTERNAL_ENGINES
     sharded = external and ranks == 1  # with several ranks, every device has a whole engine
@@ -96,6 +143,8 @@ def engine_plan(rollout: SamplingConfig, shape: Shape, ranks: int, on_cpu: bool)
     num_shards = tensor * rollout.pipeline_model_parallel_size if sharded else 1
     max_model_len = rollout.max_model_len or rollout.prompt_length + rollout.response_length
     num_tokens = min(rollout.max_num_batched_tokens, max_model_len * rollout.max_num_seqs)
+    if on_cpu and not external:
+        num_tokens = min(num_tokens, CPU_PREFILL_TOKENS)
     lengths = [max_model_len] * (num_tokens // max_model_len) or [num_tokens]
     device_loop = not (external or on_cpu or rollout.invariant)
     buffers = _DecodeBuffers.of(rollout, shape, itemsize, max_model_len)
@@ -115,6 +164,8 @@ def engine_plan(rollout: SamplingConfig, shape: Shape, ranks: int, on_cpu: bool)
         decode_state=buffers.rows + buffers.graphs if device_loop else 0,
         logits_buffer=buffers.logits if device_loop else 0,
         num_checksum_words=checksum_words(shape, itemsize) if verifies and not external else 0,
+        max_sequence_len=min(max_model_len, rollout.prompt_length + rollout.response_length),
+        num_responses=num_responses,
         device_loop=device_loop,
         notes=(f"{rollout.name} reserves a share of the whole GPU for weights and KV cache",) if external else (),
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,22 +18,16 @@ from burnish.config import SftConfig, TrainConfig
 from burnish.config.data import DataConfig
 from burnish.data.check import check_rows
 from burnish.data.files import ListRows, Rows, read_file
-from burnish.doctor.rules import REFUSED, WARNING, Finding
+from burnish.doctor.rules import NOTE, REFUSED, WARNING, Finding
 from burnish.errors import UserError
+from burnish.reward.sandbox.python_call import CallFailed, call_isolated, can_isolate
+from burnish.storage import is_remote
+from burnish.untrusted import is_private_path, is_project_folder
 from burnish.user_code import is_user_path
 
 CHECKED_ROWS = 200  # rows of a file whose content is checked
 IMPORT_TIMEOUT = 30.0  # seconds
-_IMPORT = """
-import sys
-from burnish.errors import UserError
-from burnish.user_code import load_user_attribute, load_user_module
-path, name, key = sys.argv[1:]
-try:
-    load_user_attribute(path, name, key=key) if name else load_user_module(path, key=key)
-except UserError as error:
-    sys.exit(error.text())
-"""
+TEMPLATE_TIMEOUT = 30.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -68,14 +65,36 @@ def user_files(cfg: TrainConfig) -> Iterator[UserFile]:
             yield UserFile("reward.remote_url", url, "reward_func")
 
 
-def check_user_file(file: UserFile) -> Finding | None:
-    """Import the file in a child process, with a timeout."""
+def check_user_file(file: UserFile, *, trust: bool = False) -> Finding | None:
+    """Import the file in a child process, with a timeout. Without `trust` that process is isolated."""
     if not file.path.startswith("pkg://"):
         path = Path(file.path.removeprefix("file://")).expanduser()
         if not path.is_file():
             text = f"{file.key}={file.path}: no such file on this machine"
             return Finding("user_file", WARNING, text, f"{file.key}=/path/to/file.py", (file.key,))
-    command = [sys.executable, "-c", _IMPORT, file.path, file.name or "", file.key]
+    if not trust and not can_isolate():
+        text = f"{file.key}={file.path}: not imported, because this machine cannot isolate the code of others"
+        return Finding("user_file", WARNING, text, "burnish doctor --trust, if you trust the file", (file.key,))
+    try:
+        problem = _import_trusted(file) if trust else _import_isolated(file)
+    except CallFailed as error:
+        problem = f"{file.key}={file.path}: the import fails: {error.problem}"
+    return None if problem is None else Finding("user_file", REFUSED, str(problem), keys=(file.key,))
+
+
+def _import_isolated(file: UserFile) -> Any:
+    """What is wrong with the file, or None."""
+    return call_isolated(
+        "burnish.user_code:import_problem",
+        {"path": file.path, "name": file.name, "key": file.key},
+        readable=code_folders([file.path]),
+        seconds=IMPORT_TIMEOUT,
+    )
+
+
+def _import_trusted(file: UserFile) -> str | None:
+    code = "import sys; from burnish.user_code import import_problem; sys.exit(import_problem(*sys.argv[1:]))"
+    command = [sys.executable, "-c", code, file.path, file.name or "", file.key]
     child = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -84,11 +103,17 @@ def check_user_file(file: UserFile) -> Finding | None:
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-        stderr, child.returncode = f"{file.key}={file.path}: the import takes longer than {IMPORT_TIMEOUT:.0f} s", 1
+        raise CallFailed(f"it takes longer than {IMPORT_TIMEOUT:g} s") from None
     if child.returncode == 0:
         return None
-    last = (stderr.strip().splitlines() or [f"importing {file.path} exited with status {child.returncode}"])[-1]
-    return Finding("user_file", REFUSED, last, keys=(file.key,))
+    return (stderr.strip().splitlines() or [f"importing {file.path} exited with status {child.returncode}"])[-1]
+
+
+def code_folders(paths: list[str]) -> list[Path]:
+    """What isolated Python files may import and read: themselves, their folders, and the current one."""
+    files = [Path(path.removeprefix("file://")).expanduser() for path in paths if not path.startswith("pkg://")]
+    folders = dict.fromkeys(path.resolve() for path in (*(file.parent for file in files), Path.cwd()))
+    return [*files, *(folder for folder in folders if is_project_folder(folder))]
 
 
 @dataclass
@@ -100,14 +125,14 @@ class DataCheck:
     findings: tuple[Finding, ...] = ()
 
 
-def check_data(cfg: DataConfig, key: str, files: list[str]) -> DataCheck:
+def check_data(cfg: DataConfig, key: str, files: list[str], *, trust: bool = False) -> DataCheck:
     """Count the rows, and check the columns and the first rows of each file."""
     if cfg.custom_cls.path:
         return DataCheck()
     findings: list[Finding] = []
     total, first = 0, None
     for name in files:
-        rows = _read(name, key, findings)
+        rows = _read(name, key, findings, trust)
         if rows is None:
             return DataCheck(findings=tuple(findings))
         total += len(rows)
@@ -117,7 +142,7 @@ def check_data(cfg: DataConfig, key: str, files: list[str]) -> DataCheck:
     return DataCheck(total if files else None, first, tuple(findings))
 
 
-def check_examples(cfg: SftConfig, key: str, files: list[str]) -> DataCheck:
+def check_examples(cfg: SftConfig, key: str, files: list[str], *, trust: bool = False) -> DataCheck:
     """The same for supervised training, which has other columns."""
     data = cfg.data
     if data.custom_cls.path:
@@ -126,7 +151,7 @@ def check_examples(cfg: SftConfig, key: str, files: list[str]) -> DataCheck:
     findings: list[Finding] = []
     total = 0
     for name in files:
-        rows = _read(name, key, findings)
+        rows = _read(name, key, findings, trust)
         if rows is None:
             return DataCheck(findings=tuple(findings))
         total += len(rows)
@@ -136,9 +161,13 @@ def check_examples(cfg: SftConfig, key: str, files: list[str]) -> DataCheck:
     return DataCheck(total if files else None, None, tuple(findings))
 
 
-def _read(name: str, key: str, findings: list[Finding]) -> Rows | None:
+def _read(name: str, key: str, findings: list[Finding], trust: bool) -> Rows | None:
     """The rows of a local file; datasets of a hub and remote files are not fetched."""
     path = Path(name).expanduser()
+    if is_private_path(path) and not trust:
+        text = f"{key}={name}: a private file, not opened"
+        findings.append(Finding("data_file", WARNING, text, "burnish doctor --trust", (key,)))
+        return None
     if not path.exists():
         if path.suffix:
             text = f"{key}={name}: no such file on this machine, so the number of rows is unknown"
@@ -182,12 +211,43 @@ def _no_column(key: str, rows: Rows, column: str) -> Finding:
     return Finding("data_file", REFUSED, text, f"{setting}={next(iter(rows.kinds), '')}", (key, setting))
 
 
-def check_template(cfg: TrainConfig, row: dict[str, Any]) -> Finding | None:
-    """Render the first prompt with the chat template, where the tokenizer is local."""
+def check_template(cfg: TrainConfig, row: dict[str, Any], *, trust: bool = False) -> Finding | None:
+    """Render the first prompt with the chat template, where the tokenizer is local. A template may run forever."""
+    findings: list[Finding | None] = []
+
+    def render() -> None:
+        with contextlib.suppress(SystemExit):  # see _interrupt
+            findings.append(_check_template(cfg, row, trust))
+
+    thread = threading.Thread(target=render, daemon=True)
+    thread.start()
+    thread.join(TEMPLATE_TIMEOUT)
+    if thread.is_alive():
+        _interrupt(thread)
+        text = f"rendering the first prompt with the chat template takes longer than {TEMPLATE_TIMEOUT:g} s"
+        return Finding("template", REFUSED, text, keys=("actor_rollout_ref.model.path",))
+    return findings[0] if findings else None
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    """End a thread that runs Python code, as soon as it runs any: a template would go on filling the memory."""
+    assert thread.ident is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+
+
+def _check_template(cfg: TrainConfig, row: dict[str, Any], trust: bool) -> Finding | None:
     model = cfg.actor_rollout_ref.model
     path = cfg.data.tokenizer or model.tokenizer_path or model.path
     if not path or not (Path(path).expanduser() / "tokenizer_config.json").is_file():
         return None
+    template = model.custom_chat_template
+    if (
+        template is not None
+        and "{" not in template
+        and (is_remote(template) or (is_private_path(template) and not trust))
+    ):
+        text = f"the chat template {template} is not opened: it is a private file, or on another machine"
+        return Finding("template", WARNING, text, keys=("actor_rollout_ref.model.custom_chat_template",))
     from burnish.data.encode import PromptEncoder, TemplateFailure
     from burnish.data.prompt import read_prompt
     from burnish.models.load import load_tokenizer
@@ -195,7 +255,7 @@ def check_template(cfg: TrainConfig, row: dict[str, Any]) -> Finding | None:
     key = "data.tokenizer" if cfg.data.tokenizer else "actor_rollout_ref.model.path"
     try:
         tokenizer = load_tokenizer(
-            path, trust_remote_code=model.trust_remote_code, key=key, chat_template=model.custom_chat_template
+            path, trust_remote_code=trust and model.trust_remote_code, key=key, chat_template=template
         )
         data = cfg.data
         encoder = PromptEncoder(
@@ -203,6 +263,9 @@ def check_template(cfg: TrainConfig, row: dict[str, Any]) -> Finding | None:
         )
         length = len(encoder.ids(read_prompt(row, data.prompt_key, where="the first row")))
     except UserError as error:
+        if model.trust_remote_code and not trust and error.hint and "trust_remote_code" in error.hint:
+            text = "the model's own Python code was not run, so its chat template was not tried"
+            return Finding("template", NOTE, text, "burnish doctor --trust, if you trust that code", (key,))
         return Finding("template", REFUSED, error.text(), keys=(key,))
     except TemplateFailure as error:
         return Finding("template", REFUSED, f"the chat template fails on the first row: {error}", keys=(key,))

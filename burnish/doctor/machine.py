@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from burnish.config import TrainConfig
 from burnish.config.adapters import wants_adapter
+from burnish.doctor.isolation import promises
 
 PROBE_TIMEOUT = 60.0  # seconds
 
@@ -76,7 +77,7 @@ class Machine:
     libraries: dict[str, str | None]  # distribution -> version, None: not installed
     devices: list[Device]
     bf16: str
-    isolation: str
+    isolation: dict[str, str]  # who is isolated -> what that promises here
     free_disk: int
     shared_memory: int | None  # free bytes of /dev/shm
     engines: dict[str, bool] = field(default_factory=dict)
@@ -97,7 +98,7 @@ def describe_machine(folder: str = ".") -> Machine:
         libraries={library.distribution: version(library) for library in LIBRARIES},
         devices=cuda_devices(),
         bf16=cpu_bf16(),
-        isolation=_isolation(),
+        isolation=promises(),
         free_disk=shutil.disk_usage(folder).free,
         shared_memory=shutil.disk_usage(shm).free if shm.is_dir() else None,
         engines={name: installed(module) for name, module in ENGINES.items()},
@@ -177,9 +178,3 @@ def cpu_bf16(flags: str | None = None) -> str:
     if probe.stdout.strip() == "True":
         return "guarded: a bf16 product crashes the process on this CPU, so bf16 runs without oneDNN"
     return "safe: tested"
-
-
-def _isolation() -> str:
-    from burnish.reward.sandbox.namespaces import isolation
-
-    return isolation().description

@@ -16,18 +16,10 @@ from burnish.config.ranks import num_ranks
 from burnish.config.rules import has_critic
 from burnish.doctor import activations as act
 from burnish.doctor.activations import Itemsize, MicroBatch
-from burnish.doctor.arithmetic import MicroBatching, sft_micro_batching, step_micro_batching
-from burnish.doctor.engine import EnginePlan, engine_plan
+from burnish.doctor.arithmetic import MicroBatching, responses_per_engine, sft_micro_batching, step_micro_batching
+from burnish.doctor.engine import Concurrency, EnginePlan, engine_plan
 from burnish.doctor.head import HeadPlan
-from burnish.doctor.roles import (
-    Role,
-    default_itemsize,
-    frozen_role,
-    itemsize_of,
-    precision,
-    shards_of,
-    trained_role,
-)
+from burnish.doctor.roles import Role, default_itemsize, frozen_role, itemsize_of, precision, shards_of, trained_role
 from burnish.doctor.shapes import Shape
 from burnish.sizing import FLOAT32_BYTES as FLOAT
 from burnish.sizing import GIB
@@ -69,6 +61,7 @@ class Plan:
     phases: list[Phase]
     exact: bool = True
     notes: list[str] = field(default_factory=list)
+    concurrency: Concurrency | None = None  # None without an engine
 
     @property
     def worst(self) -> Phase:
@@ -95,6 +88,7 @@ class Plan:
                 for phase in self.phases
             ],
             "notes": self.notes,
+            "sequences_at_once": None if self.concurrency is None else self.concurrency.at_once,
         }
 
 
@@ -115,14 +109,17 @@ def train_plan(cfg: TrainConfig, shapes: Shapes, capacity: int) -> Plan:
     critic = _critic(cfg, shapes.critic or shapes.policy, on_cpu) if has_critic(cfg) else None
     reference = _reference(cfg, shapes.reference or shapes.policy, on_cpu)
     reward_model = _reward_model(cfg, shapes.reward_model, on_cpu)
-    engine = engine_plan(cfg.actor_rollout_ref.rollout, shapes.policy, num_ranks(cfg), on_cpu)
+    rollout = cfg.actor_rollout_ref.rollout
+    engine = engine_plan(rollout, shapes.policy, num_ranks(cfg), on_cpu, responses_per_engine(cfg))
     # A role with its own resource pool takes no memory where the others compute.
     separate = [reward_model] if cfg.reward_model.enable_resource_pool else []
     roles = [role for role in (policy, critic, reference, reward_model) if role is not None and role not in separate]
     separate_engine = cfg.rollout.n_gpus_per_node > 0
     step = _StepPlan(roles, None if separate_engine else engine, capacity)
     micro_batches = step_micro_batching(cfg, on_cpu)
-    phases = [(_StepPlan([], engine, capacity) if separate_engine else step).rollout()]
+    generation = _StepPlan([], engine, capacity) if separate_engine else step
+    phases = [generation.rollout()]
+    concurrency = Concurrency.of(engine, generation.cache, capacity)
     if reward_model is not None:
         scoring = _StepPlan([reward_model], None, capacity) if reward_model in separate else step
         phases.append(scoring.forward("reward model", reward_model, micro_batches.reward_model))
@@ -136,7 +133,8 @@ def train_plan(cfg: TrainConfig, shapes: Shapes, capacity: int) -> Plan:
     phases.append(step.update("update actor", policy, micro_batches.update_actor, entropy=entropy))
     phases.append(step.weight_sync(policy))
     known = [shapes.policy, shapes.critic or shapes.policy, shapes.reward_model or shapes.policy]
-    return Plan(capacity, phases, all(shape.exact for shape in known), _notes(cfg, shapes, policy, engine))
+    exact, notes = all(shape.exact for shape in known), _notes(cfg, shapes, policy, engine)
+    return Plan(capacity, phases, exact, notes, concurrency)
 
 
 def sft_plan(cfg: SftConfig, shape: Shape, capacity: int) -> Plan:
@@ -154,8 +152,11 @@ def sft_plan(cfg: SftConfig, shape: Shape, capacity: int) -> Plan:
 def generate_plan(cfg: GenerateConfig, shape: Shape, capacity: int) -> Plan:
     """The one phase of `burnish generate`."""
     world_size = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
-    engine = engine_plan(cfg.rollout, shape, world_size, cfg.trainer.device == "cpu")
-    return Plan(capacity, [_StepPlan([], engine, capacity).rollout()], shape.exact, _rank_notes(world_size))
+    num_responses = -(-cfg.data.batch_size * cfg.data.n_samples // max(1, world_size))
+    engine = engine_plan(cfg.rollout, shape, world_size, cfg.trainer.device == "cpu", num_responses)
+    step = _StepPlan([], engine, capacity)
+    phases, notes = [step.rollout()], _rank_notes(world_size)
+    return Plan(capacity, phases, shape.exact, notes, Concurrency.of(engine, step.cache, capacity))
 
 
 def _policy(cfg: TrainConfig, shape: Shape, on_cpu: bool) -> Role:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from burnish.doctor.head import ON_GPU, HeadPlan
 from burnish.doctor.shapes import Linear, Shape
 from burnish.sizing import COMPILED_FAMILIES, DTYPE_NAMES, default_dtype, dtype_bytes, flash_attention_fits
 from burnish.sizing import FLOAT32_BYTES as FLOAT
+from burnish.untrusted import read_json_object
 
 NF4_BLOCK = 64  # 4-bit weights per scale, by bitsandbytes' default
 NF4_SCALE_BLOCK = 256  # scales per second-level scale
@@ -242,7 +242,8 @@ def _matches(name: str, modules: Any) -> bool:
 
 def _saved_rank(path: str | None) -> int:
     file = Path(path or "").expanduser() / "adapter_config.json"
-    return int(json.loads(file.read_text()).get("r", SAVED_RANK)) if path and file.is_file() else SAVED_RANK
+    rank = read_json_object(file).get("r", SAVED_RANK) if path and file.is_file() else SAVED_RANK
+    return rank if type(rank) is int and 0 < rank < 2**20 else SAVED_RANK
 
 
 def recomputed_layers(model: TrainedModelConfig, shape: Shape) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -12,14 +11,21 @@ from typing import Any, NamedTuple
 
 from burnish.doctor.known_shapes import KNOWN
 from burnish.errors import UserError
+from burnish.storage import model_folder
+from burnish.untrusted import read_json_object
 
 # Families whose parameters are counted exactly; others are counted as if they were Llama.
 EXACT = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2")
 GEMMA = ("gemma", "gemma2", "gemma3_text")
 FOUR_NORMS = ("gemma2", "gemma3_text")
 QK_NORMS = ("qwen3", "qwen3_moe", "gemma3_text")
+# Model types with a vision tower that transformers also loads as plain language models.
+TEXT_ALONE = ("gemma3", "gemma3n", "llama4", "mllama")
 # Parts of a name that say what a model was trained on and do not change its size.
 SIBLINGS = r"(?<![a-z])(math|coder|vl|meta)(?![a-z])"
+
+
+MAX_SIZE = 2**31  # of any dimension
 
 
 class Linear(NamedTuple):
@@ -56,6 +62,7 @@ class Shape:
     active_experts: int = 0
     shared_intermediate: int = 0  # of shared experts
     vision: bool = False  # has a vision tower, which is not counted here
+    text_alone: bool = True  # transformers can load its language model without the vision tower
 
     @property
     def exact(self) -> bool:
@@ -134,6 +141,12 @@ class Shape:
         return self.backbone + (0 if self.tied else self.embedding)
 
     @property
+    def active_parameters(self) -> int:
+        """Parameters that compute one token: those of idle experts do not."""
+        idle = max(0, self.experts - max(1, self.active_experts)) if self.experts else 0
+        return self.parameters - self.layers * 3 * self.hidden * self.intermediate * idle
+
+    @property
     def tensors(self) -> int:
         return 2 + self.layers * self.layer_tensors + (not self.tied)
 
@@ -151,11 +164,12 @@ class ShapeSource(NamedTuple):
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
     """The shape of a Hugging Face config."""
-    text = {**config, **(config.get("text_config") or {})}
+    inner = config.get("text_config")
+    text = {**config, **(inner if isinstance(inner, Mapping) else {})}
     family = str(text.get("model_type", "llama"))
     hidden, heads = _number(text, "hidden_size"), _number(text, "num_attention_heads")
     experts = _first(text, "num_experts", "num_local_experts", "n_routed_experts") or 0
-    intermediate = text.get("intermediate_size")
+    intermediate = _first(text, "intermediate_size")
     expert = _first(text, "moe_intermediate_size") or intermediate
     shared = _first(text, "shared_expert_intermediate_size") or (_first(text, "n_shared_experts") or 0) * (expert or 0)
     return Shape(
@@ -164,8 +178,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         intermediate=(expert if experts else intermediate) or 4 * hidden,
         layers=_number(text, "num_hidden_layers"),
         heads=heads,
-        kv_heads=text.get("num_key_value_heads") or heads,
-        head_dim=text.get("head_dim") or hidden // heads,
+        kv_heads=_first(text, "num_key_value_heads") or heads,
+        head_dim=_first(text, "head_dim") or max(1, hidden // heads),
         vocab=_number(text, "vocab_size"),
         tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", family in GEMMA))),
         qkv_bias=family in ("qwen2", "qwen2_moe") or bool(text.get("attention_bias", False)),
@@ -176,6 +190,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         active_experts=_first(text, "num_experts_per_tok") or 0,
         shared_intermediate=shared if experts else 0,
         vision="vision_config" in config,
+        text_alone="vision_config" not in config or config.get("model_type") in TEXT_ALONE,
     )
 
 
@@ -183,7 +198,7 @@ def find_shape(path: str, overrides: Mapping[str, Any] | None = None, key: str =
     """The shape of a model, from its local config.json, else from its name."""
     config = _config_file(path)
     if config is not None:
-        loaded = json.loads(config.read_text(encoding="utf-8"))
+        loaded = read_json_object(config)
         changes = {**(overrides or {})}
         changes.update(changes.pop("model_config", None) or {})
         return ShapeSource(shape_of({**loaded, **changes}), f"{config}")
@@ -225,6 +240,7 @@ def _config_file(path: str) -> Path | None:
     local = Path(path).expanduser()
     if local.is_file() and local.suffix == ".json":
         return local
+    local = model_folder(local) or local
     if (local / "config.json").is_file():
         return local / "config.json"
     hub = os.environ.get("HF_HUB_CACHE") or os.path.join(
@@ -235,11 +251,16 @@ def _config_file(path: str) -> Path | None:
 
 
 def _number(config: Mapping[str, Any], name: str) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or value < 1:
+    value = _first(config, name)
+    if not value:
         raise UserError(f"the model's config.json has no usable {name!r}", value=value)
     return value
 
 
 def _first(config: Mapping[str, Any], *names: str) -> int | None:
-    return next((config[name] for name in names if config.get(name) is not None), None)
+    """The first of these entries that is set. UserError if that is no size."""
+    name = next((name for name in names if config.get(name) is not None), None)
+    value = None if name is None else config[name]
+    if value is not None and (type(value) is not int or not 0 <= value <= MAX_SIZE):
+        raise UserError(f"the model's config.json has no usable {name!r}", value=str(value)[:80])
+    return value

@@ -13,7 +13,6 @@ MAX_VLLM_SHARE, MAX_SGLANG_SHARE, MIN_SHARE = 0.8, 0.9, 0.3  # of the GPU's memo
 MAX_LR, MAX_LORA_LR = 5e-6, 1e-4
 MIN_RESPONSES = 32  # per update; with fewer the gradient is mostly noise
 KL_COEF_RANGE = (1e-4, 1e-2)
-MULTI_TURN_ENGINES = ("sglang", "builtin")
 
 
 def vllm_share_too_high(case: Case) -> RuleResult:
@@ -125,27 +124,6 @@ def kl_weight(case: Case) -> RuleResult:
     return f"{key}={value:g} is {effect} (usual: {low:g} to {high:g})", f"{key}=0.001"
 
 
-def turns_not_on(case: Case) -> RuleResult:
-    turns = case.cfg.actor_rollout_ref.rollout.multi_turn
-    config_path = turns.tool_config_path or turns.interaction_config_path
-    if turns.enable or not config_path:
-        return None
-    return (
-        f"tools or an interaction are configured ({config_path}), but multi-turn rollout is disabled",
-        f"{ROLLOUT}.multi_turn.enable=true",
-    )
-
-
-def turns_with_one_turn_engine(case: Case) -> RuleResult:
-    rollout = case.cfg.actor_rollout_ref.rollout
-    if not rollout.multi_turn.enable or rollout.name in MULTI_TURN_ENGINES or rollout.mode == "async":
-        return None
-    return (
-        f"{rollout.name} in sync mode generates one turn only: later turns would be missing",
-        f"{ROLLOUT}.name=sglang",
-    )
-
-
 def async_with_filter(case: Case) -> RuleResult:
     rollout, cfg = case.cfg.actor_rollout_ref.rollout, case.cfg
     dapo = cfg.algorithm.filter_groups.enable or cfg.reward_model.reward_manager == "dapo"
@@ -227,8 +205,6 @@ TROUBLESHOOTING: tuple[Rule, ...] = (
     Rule("small_mini_batch", WARNING, "training is unstable", small_mini_batch, (f"{ACTOR}.ppo_mini_batch_size",)),
     Rule("kl_weight", WARNING, "training is unstable", kl_weight),
     Rule("double_kl", REFUSED, "the KL is too strong, responses collapse", double_kl, KL_KEYS),
-    Rule("turns_not_on", WARNING, "multi-turn has no effect", turns_not_on),
-    Rule("turns_with_one_turn_engine", WARNING, "multi-turn has no effect", turns_with_one_turn_engine),
     Rule("async_with_filter", WARNING, "async vLLM with DAPO", async_with_filter, (f"{ROLLOUT}.mode",)),
     Rule("model_hides_function", WARNING, "the reward function has no effect", model_hides_function),
     Rule("other_template", WARNING, "the reward model's scores look wrong", other_template),

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.config import Loaded, load
+from burnish.config import Loaded, Overrides, load
 from burnish.data.encode import TRUNCATIONS, PromptEncoder, TemplateFailure
-from burnish.data.files import Rows, parquet_path, read_file, write_with_column
+from burnish.data.files import ListRows, Rows, parquet_path, read_file, write_with_column
 from burnish.data.prompt import read_prompt
 from burnish.errors import UserError
-from burnish.log.console import progress_counter, say
-from burnish.loop.collect import run_coroutine, run_episodes
+from burnish.log.console import activity, progress_counter, say
+from burnish.loop.collect import run_episodes
+from burnish.loop.event_loop import run_coroutine
 from burnish.loop.roles import check_engine_of, engine_of
 from burnish.loop.sampling import decoder, training_sampling
-from burnish.models.device import pick_device, pick_dtype
+from burnish.models.device import limit_cpu_threads, pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_causal_lm, load_config, load_tokenizer
 from burnish.models.model_input import ModelInput
 from burnish.models.stream import WeightStream
 from burnish.rollout.engine import Engine, Sampling, check_sampling, engine_row
-from burnish.rollout.episode import Prompt, SingleTurn
+from burnish.rollout.episode import Prompt, Sampler, SingleTurn
 from burnish.rollout.stop import Decode
+from burnish.rollout.trajectory import Trajectory
 from burnish.seeding import derive_seed
+from burnish.training.export import loadable_path
 
 if TYPE_CHECKING:
     from burnish.config.jobs import GenerateConfig
@@ -33,16 +36,58 @@ if TYPE_CHECKING:
 RESPONSES = "responses"
 
 
-def generate(overrides: Sequence[str] = (), *, config_path: str | None = None, config_name: str | None = None) -> Path:
-    """What the command does, from Python; gives the file that was written."""
-    return generate_loaded(load(overrides, config_path=config_path, config_name=config_name, job="generate"))
+@dataclass(frozen=True)
+class Generated:
+    """The responses to each prompt, the rows with them as column `responses`, and the file with these rows, if any.
+
+    It can be used like the file's Path, which 0.1 returned.
+    """
+
+    responses: list[list[str]]
+    rows: list[dict[str, Any]]
+    path: Path | None
+
+    def __fspath__(self) -> str:
+        if self.path is None:
+            raise UserError("no file was written", key="data.output_path", hint="data.output_path=answers.parquet")
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return repr(self) if self.path is None else str(self.path)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in type(self).__dataclass_fields__ or name.startswith("_"):  # not set yet, while it is unpickled
+            raise AttributeError(name)
+        return getattr(Path(self), name)
 
 
-def generate_loaded(loaded: Loaded) -> Path:
+def generate(
+    overrides: Overrides = (),
+    *,
+    prompts: Sequence[str | Sequence[Mapping[str, Any]] | Mapping[str, Any]] | None = None,
+    config_path: str | None = None,
+    config_name: str | None = None,
+) -> Generated:
+    """Sample responses to prompts: `burnish generate` from Python.
+
+    `prompts` replaces data.path: texts, lists of chat messages, or rows with column data.prompt_key. Their responses
+    are written to a file only if data.output_path is set.
+    """
+    given = [] if prompts is None else ["data.path"]
+    loaded = load(overrides, config_path=config_path, config_name=config_name, job="generate", given=given)
+    return generate_loaded(loaded, prompts)
+
+
+def generate_loaded(
+    loaded: Loaded, prompts: Sequence[str | Sequence[Mapping[str, Any]] | Mapping[str, Any]] | None = None
+) -> Generated:
     """Names, files and prompts are checked before the model is loaded; the output is written whole, at the end."""
     cfg: GenerateConfig = loaded.cfg
-    out = parquet_path(cfg.data.output_path, "data.output_path")
+    out = None
+    if prompts is None or "data.output_path" in loaded.settings:
+        out = parquet_path(cfg.data.output_path, "data.output_path")
     device = pick_device(cfg.trainer.device)
+    threads_notice = limit_cpu_threads()
     check_engine_of(cfg.rollout, device, "rollout")
     source = model_source(cfg)
     vocabulary = load_config(source).get_text_config().vocab_size
@@ -51,25 +96,26 @@ def generate_loaded(loaded: Loaded) -> Path:
         trust_remote_code=cfg.data.trust_remote_code or source.trust_remote_code,
         key="model.path",
     )
-    rows = read_rows(cfg)
-    prompts = read_prompts(cfg, rows, tokenizer)
+    rows = read_rows(cfg, prompts)
+    ids = read_prompts(cfg, rows, tokenizer)
     sampling = training_sampling(cfg.rollout, tokenizer, vocabulary, key="rollout")
     check_sampling(engine_row(cfg.rollout.name, cfg.rollout.mode).load(), sampling, "rollout")
-    samples = samples_of(cfg, rows, prompts, sampling)
-    for notice in loaded.notices:
+    samples = samples_of(cfg, rows, ids, sampling)
+    for notice in [*loaded.notices, *([threads_notice] if threads_notice else [])]:
         say(notice)
     with filled_engine(cfg, source, device, tokenizer) as engine:
         decode = decoder(tokenizer)
         responses = respond(cfg, engine, samples, decode)
-    write_with_column(rows, RESPONSES, responses, out, "data.output_path")
-    say(f"wrote {len(rows)} rows with {cfg.data.n_samples} responses each to {out}")
-    return out
+    if out is not None:
+        write_with_column(rows, RESPONSES, responses, out, "data.output_path")
+        say(f"wrote {len(rows)} rows with {cfg.data.n_samples} responses each to {out}")
+    return Generated(responses, [{**rows.row(number), RESPONSES: texts} for number, texts in enumerate(responses)], out)
 
 
 def model_source(cfg: GenerateConfig) -> ModelSource:
     assert cfg.model.path is not None  # checked with the config
     return ModelSource(
-        path=cfg.model.path,
+        path=loadable_path(cfg.model.path, "model.path"),
         key="model.path",
         override_config=dict(cfg.model.override_config),
         external_lib=tuple(cfg.model.external_lib),
@@ -77,9 +123,27 @@ def model_source(cfg: GenerateConfig) -> ModelSource:
     )
 
 
-def read_rows(cfg: GenerateConfig) -> Rows:
+def read_rows(
+    cfg: GenerateConfig, prompts: Sequence[str | Sequence[Mapping[str, Any]] | Mapping[str, Any]] | None = None
+) -> Rows:
+    if prompts is not None:
+        key = cfg.data.prompt_key
+        rows = [prompt if isinstance(prompt, Mapping) else {key: prompt} for prompt in _several(prompts)]
+        return _checked_rows(cfg, ListRows(rows, "prompts"))
     assert cfg.data.path is not None  # checked with the config
-    rows = read_file(cfg.data.path, "data.path")
+    return _checked_rows(cfg, read_file(cfg.data.path, "data.path"))
+
+
+def _several(prompts: Any) -> Sequence[Any]:
+    """A list of prompts; one text or one conversation is a common mistake."""
+    first = prompts[0] if isinstance(prompts, Sequence) and len(prompts) > 0 else None
+    is_chat = isinstance(first, Mapping) and "role" in first and "content" in first
+    if is_chat or isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        raise UserError("must be a list of prompts", key="prompts", value=prompts, hint=f"prompts=[{prompts!r}]")
+    return prompts
+
+
+def _checked_rows(cfg: GenerateConfig, rows: Rows) -> Rows:
     if cfg.data.prompt_key not in rows.kinds:
         raise UserError(
             f"{rows.name} has no such column",
@@ -90,7 +154,7 @@ def read_rows(cfg: GenerateConfig) -> Rows:
         )
     if RESPONSES in rows.kinds:
         problem = f"it has a column {RESPONSES!r} already, which would be lost"
-        raise UserError(problem, key="data.path", value=cfg.data.path)
+        raise UserError(problem, key="data.path", value=rows.name if cfg.data.path is None else cfg.data.path)
     return rows
 
 
@@ -109,6 +173,8 @@ def read_prompts(cfg: GenerateConfig, rows: Rows, tokenizer: Any) -> list[list[i
             value=limit,
             hint=f"rollout.prompt_length={max(map(len, prompts))} to fit it, or data.truncation=left (right, middle)",
         )
+    if long:
+        say(f"{len(long)} of {len(prompts)} prompts are truncated to rollout.prompt_length={limit} tokens")
     cut = truncation.load()
     return [list(cut(ids, limit, rows.where(number))) for number, ids in enumerate(prompts)]
 
@@ -141,8 +207,9 @@ def samples_of(cfg: GenerateConfig, rows: Rows, prompts: list[list[int]], sampli
 def filled_engine(cfg: GenerateConfig, source: ModelSource, device: Any, tokenizer: Any) -> Iterator[Engine]:
     """The engine with the weights of the model's folder."""
     read = partial(load_causal_lm, source, None, pick_dtype(cfg.rollout.dtype, device, "rollout.dtype"))
-    loaded = [read()]
-    engine = engine_of(cfg.rollout, source, device, loaded[0].generation_config, tokenizer, section="rollout")
+    with activity(f"loading {source.path}"):
+        loaded = [read()]
+        engine = engine_of(cfg.rollout, source, device, loaded[0].generation_config, tokenizer, section="rollout")
     try:
         # Used once and not kept; read from its folder again for an engine that has to be filled again.
         engine.load_weights(WeightStream(lambda: (loaded.pop() if loaded else read()).named_parameters()), version=1)
@@ -151,18 +218,33 @@ def filled_engine(cfg: GenerateConfig, source: ModelSource, device: Any, tokeniz
         engine.close()
 
 
+class CountedTurn(SingleTurn):
+    """One prompt, one response; reports how many prompts have their `n` responses, about."""
+
+    def __init__(self, report_progress: Callable[[int], None], n: int) -> None:
+        self.report_progress = report_progress
+        self.n = n
+        self.num_done = 0
+
+    async def run(self, prompt: Prompt, sampler: Sampler) -> Trajectory:
+        trajectory = await super().run(prompt, sampler)
+        self.num_done += 1
+        self.report_progress(self.num_done // self.n)
+        return trajectory
+
+
 def respond(cfg: GenerateConfig, engine: Engine, samples: list[list[Prompt]], decode: Decode) -> list[list[str]]:
     """The texts of every group, a batch of prompts at a time."""
     responses: list[list[str]] = []
     size = cfg.data.batch_size
-    with progress_counter("prompts", len(samples)) as done:
+    with progress_counter("prompts", len(samples)) as report_progress:
+        episode = CountedTurn(report_progress, cfg.data.n_samples)
         for start in range(0, len(samples), size):
             batch = samples[start : start + size]
             prompts = [prompt for group in batch for prompt in group]
-            trajectories = run_coroutine(run_episodes(engine, SingleTurn(), prompts))
+            trajectories = run_coroutine(run_episodes(engine, episode, prompts))
             texts = iter([rows[-1].text(decode) for rows in trajectories])
             responses += [[next(texts) for _ in group] for group in batch]
-            done(len(responses))
             if not cfg.rollout.disable_log_stats:
                 say("engine: " + ", ".join(f"{name} {value:g}" for name, value in sorted(engine.stats().items())))
     return responses

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 # Phases with a per-token metric. Generation is per response token; the others process whole sequences.
 PER_RESPONSE_TOKEN = ("gen",)
 PER_TOKEN = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
+MAX_SPANS = 1000  # that are kept until they are taken
 
 
 @dataclass
@@ -38,19 +39,22 @@ class Clock:
         self._phases: dict[str, _Phase] = {}
         self._open: list[str] = []  # phases currently active, in the order they were entered
         self.failed_in: str | None = None  # the innermost phase in which an exception was raised
+        self._spans: list[tuple[str, float, float]] = []  # phase, start, seconds, of phases that ended
+        self.observe: Callable[[str], AbstractContextManager[None]] = lambda phase: nullcontext()  # entered with it
         self.num_transitions = 0  # phases entered and left so far; the watchdog checks that it grows
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        self._enter(phase)
-        try:
-            yield
-            self.failed_in = None
-        except BaseException:
-            self.failed_in = self.failed_in or phase
-            raise
-        finally:
-            self._leave(phase)
+        with self.observe(phase):  # outside of the phase: writing a profile is no part of its seconds
+            self._enter(phase)
+            try:
+                yield
+                self.failed_in = None
+            except BaseException:
+                self.failed_in = self.failed_in or phase
+                raise
+            finally:
+                self._leave(phase)
 
     def _enter(self, name: str) -> None:
         with self._lock:
@@ -70,7 +74,10 @@ class Clock:
             self._open.reverse()
             self.num_transitions += 1
             if phase.depth == 0:
-                phase.seconds += self._now() - phase.since
+                now = self._now()
+                phase.seconds += now - phase.since
+                if len(self._spans) < MAX_SPANS:
+                    self._spans.append((name, phase.since, now - phase.since))
 
     def add(self, name: str, seconds: float) -> None:
         """Add seconds measured elsewhere, for example in another process."""
@@ -97,6 +104,13 @@ class Clock:
                 name: _Phase(depth=phase.depth, since=now) for name, phase in self._phases.items() if phase.depth
             }
             return timings
+
+    def take_spans(self) -> list[tuple[str, float, float]]:
+        """Phases that ended since the last call: name, start in seconds since 1970, seconds."""
+        with self._lock:
+            spans, self._spans = self._spans, []
+            offset = time.time() - self._now()
+            return [(name, start + offset, seconds) for name, start, seconds in spans]
 
 
 def speed_metrics(

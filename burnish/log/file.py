@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from burnish.folders import make_private
 from burnish.log.jsonl import encode, read, write_atomically
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class FileLogger:
 
     def start(self, run: RunInfo, resume_step: int | None = None) -> None:
         self.folder = run.folder
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private(self.folder)
         path = self.folder / METRICS
         if resume_step is None:
             _rename_existing(path)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import logging
 import os
 import platform
 import shlex
+import socket
+import struct
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -15,10 +21,19 @@ from typing import Any
 
 from burnish import __version__
 from burnish.errors import UserError
+from burnish.escape import escape
+from burnish.folders import make_private
+from burnish.log import timeline, tokens
 from burnish.log.jsonl import encode, write_atomically
-from burnish.log.redact import redact_command, redact_text
+from burnish.redact import redact_command, redact_text
+from burnish.storage import FINAL_MODEL, FINISHED
+from burnish.untrusted import read_json_object, read_text
 
+MAX_FAILURE = 500  # characters
 PACKAGES = ("torch", "transformers", "numpy", "safetensors", "vllm", "sglang", "ray")
+LOCK, HOLDER = ".lock", ".lock.json"
+FAILURE = ".failure.json"  # of the last start, if an error ended it
+_held: set[tuple[int, int]] = set()  # locks of this process, by device and inode
 
 
 class RunFolder:
@@ -27,7 +42,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser().absolute()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_private(self.path)
         except OSError as error:
             raise UserError(
                 f"cannot create the run folder: {error.strerror or error}",
@@ -62,6 +77,78 @@ class RunFolder:
     def rollouts(self) -> Path:
         return self.path / "rollouts"
 
+    @property
+    def tokens(self) -> Path:
+        """Token records for the viewer."""
+        return self.path / tokens.FOLDER
+
+    @property
+    def timeline(self) -> Path:
+        """When the phases of each step ran, for the viewer."""
+        return self.path / timeline.NAME
+
+    @property
+    def model(self) -> Path:
+        """The trained model, in Hugging Face format."""
+        return self.path / FINAL_MODEL
+
+    @property
+    def finished(self) -> Path:
+        """The record of a run that came to its end."""
+        return self.path / FINISHED
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let no other process train in this folder; raises UserError if one does. Reading is not restricted.
+
+        A POSIX record lock works on NFS too, and the system releases that of a killed process at once. The file beside
+        it only names the holder. A record lock belongs to the process and ends when the process closes any handle of
+        the file: nothing else may open it.
+        """
+        path = self.path / LOCK
+        if path.exists() and _inode(path) in _held:  # before it is opened
+            raise self._in_use()
+        with open(path, "a") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    raise self._in_use() from None
+                logging.getLogger("burnish").warning("cannot lock %s: %s", self.path, error.strerror)
+            inode = _inode(path)
+            _held.add(inode)
+            holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
+            try:
+                (self.path / FAILURE).unlink(missing_ok=True)
+                write_atomically(self.path / HOLDER, encode(holder) + "\n")
+                yield
+            except Exception as error:
+                self._record_failure(error)
+                raise
+            finally:
+                (self.path / HOLDER).unlink(missing_ok=True)
+                _held.discard(inode)
+
+    def _record_failure(self, error: Exception) -> None:
+        """For `burnish runs`: an error ended the run, not its user."""
+        text = redact_text(f"{type(error).__name__}: {error}".split("\n")[0])[:MAX_FAILURE]
+        with suppress(OSError):  # the disk may be the cause
+            write_atomically(self.path / FAILURE, encode({"error": text, "at": _now()}) + "\n")
+
+    def _in_use(self) -> UserError:
+        try:
+            holder = read_json_object(self.path / HOLDER)
+            who = f"process {holder['pid']} on host {holder['host']}, since {holder['since']}"
+            stop = f"wait until it ends, stop it (kill {holder['pid']} on {holder['host']})"
+        except (OSError, KeyError, UserError):
+            who, stop = "another process", "wait until it ends"
+        return UserError(
+            f"another run is using this run folder ({who})",
+            key="trainer.default_local_dir",
+            value=str(self.path),
+            hint=f"{stop}, or trainer.default_local_dir=/another/folder",
+        )
+
     def describe(self, config: str, command: Sequence[str] | None = None, device: str | None = None) -> None:
         """Write the resolved config (YAML text), the command line and the environment, without secrets.
 
@@ -69,10 +156,38 @@ class RunFolder:
         """
         write_atomically(self.config, redact_text(config))
         arguments = redact_command(sys.argv if command is None else command)
-        when = datetime.now(UTC).isoformat(timespec="seconds")
         with open(self.command, "a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{when} {shlex.join(arguments)}\n")
+            file.write(f"{_now()} {escape(shlex.join(arguments))}\n")
         write_atomically(self.environment, encode(environment(device)) + "\n")
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process trains in this folder. Acquires nothing, so that a run may start at the same moment."""
+    path = folder / LOCK
+    try:
+        if _inode(path) in _held:  # closing a second handle would end the lock of this process
+            return True
+        with open(path, "rb") as file:
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, _FLOCK.pack(*_ANY_LOCK))
+    except OSError:  # there is no lock, or the file system has none
+        return False
+    return _FLOCK.unpack(answer)[_ANY_LOCK.index(fcntl.F_WRLCK)] != fcntl.F_UNLCK
+
+
+# The C library's struct flock, and a request that conflicts with any lock of the file.
+if sys.platform == "darwin":
+    _FLOCK, _ANY_LOCK = struct.Struct("qqihh"), (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
+else:
+    _FLOCK, _ANY_LOCK = struct.Struct("hhqqi4x"), (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def environment(device: str | None = None) -> dict[str, str]:
@@ -96,6 +211,7 @@ def dump_rollouts(folder: str | Path, step: int, rows: Sequence[Mapping[str, Any
         first = {name: row[name] for name in ("input", "output", "gts", "score")} | {"step": step}
         lines.append(encode(first | {name: value for name, value in row.items() if name not in first}) + "\n")
     path = Path(folder).expanduser() / f"{step}.jsonl"
+    make_private(path.parent)
     write_atomically(path, "".join(lines))
     return path
 
@@ -104,7 +220,7 @@ def persistent_id(folder: Path, name: str, create: Callable[[], str], *, resume:
     """The run id of a tracker, stored in the run folder so that a resumed run continues under it."""
     path = folder / ".ids" / name
     if resume and path.is_file():
-        return path.read_text(encoding="utf-8").strip()
+        return read_text(path, limit=1000).strip()
     run_id = create()
     write_atomically(path, run_id)
     return run_id

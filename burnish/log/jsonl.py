@@ -9,6 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from burnish.errors import UserError
+from burnish.escape import escape
+from burnish.untrusted import parse_json
+
 
 def plain(value: Any) -> Any:
     """Convert to JSON types. Non-finite numbers become "NaN", "Infinity" and "-Infinity", which float() parses."""
@@ -26,8 +30,8 @@ def plain(value: Any) -> Any:
 
 
 def encode(value: Any) -> str:
-    """One line of JSON, without the newline."""
-    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+    """One line of JSON, without the newline. Characters that act on a terminal are escaped, others are readable."""
+    return escape(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
 
 
 def read(path: Path) -> Iterator[dict]:
@@ -38,10 +42,10 @@ def read(path: Path) -> Iterator[dict]:
         if not line.strip():
             continue
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError as error:
+            yield parse_json(line, f"{path}, line {number}")
+        except UserError as error:
             if number < len(lines):
-                raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
+                raise ValueError(error.problem) from error
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from burnish.errors import UserError, raise_all
-from burnish.log.console import say
-from burnish.log.redact import redact, redact_text
+from burnish.errors import UserError, install_extra, raise_all
+from burnish.escape import escape
+from burnish.log.console import ConsoleLogger, say
 from burnish.log.tracker_thread import TrackerThread
+from burnish.redact import redact, redact_text
 from burnish.registry import Entry, Registry
+from burnish.storage import disk_full
 
 LOGGERS = Registry("logger", key="trainer.logger")
 # `library` must be installed, by the extra of the same name. `local` loggers do not block and need no TrackerThread.
@@ -82,6 +85,10 @@ class Loggers:
         self._failed: set[str] = set()
         self._start_arguments: tuple[RunInfo, int | None] | None = None
 
+    def add(self, name: str, logger: Logger) -> None:
+        """One more logger, which does not block; before the start."""
+        self.loggers[name] = logger
+
     def start(self, run: RunInfo, resume_step: int | None = None) -> None:
         run = replace(run, config=redact(run.config))
         self._start_arguments = run, resume_step
@@ -113,7 +120,17 @@ class Loggers:
         self._each("table", name, step, list(columns), [list(row) for row in rows])
 
     def note(self, text: str) -> None:
-        self._each("note", redact_text(text))
+        self._each("note", escape(redact_text(text)))
+
+    @contextmanager
+    def activity(self, text: str) -> Iterator[Callable[[str], None]]:
+        """Show on the console, if it is one of the loggers, that something is under way, also before the start."""
+        console = self.loggers.get("console")
+        if not isinstance(console, ConsoleLogger):
+            yield lambda text: None
+            return
+        with console.activity(text) as update:
+            yield update
 
     def close(self) -> None:
         self._each("close")
@@ -151,7 +168,7 @@ class Loggers:
             return
         self._failed.add(name)
         text = redact_text(
-            f"logger {name!r} failed in {method}: {type(error).__name__}: {error}. "
+            f"{disk_full(error)}logger {name!r} failed in {method}: {type(error).__name__}: {error}. "
             "The run continues; further failures of this logger are not reported."
         )
         try:
@@ -167,6 +184,6 @@ def _check_installed(entry: Entry) -> Entry:
             f"the library {library} is not installed",
             key=LOGGERS.key,
             value=entry.name,
-            hint=f"pip install 'burnish[{library}]'",
+            hint=install_extra(library),
         )
     return entry

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -22,7 +26,7 @@ def batch_metrics(
         return metrics
     for column, name in PER_ROW:
         if column in batch:
-            metrics |= _spread(name, batch[column].sums())
+            metrics |= _spread(name, sample_sums(batch, column))
     for column, name in PER_TOKEN:
         if column in batch:
             metrics |= _spread(name, _sampled_tokens(batch, column))
@@ -30,9 +34,30 @@ def batch_metrics(
     metrics |= _lengths(batch, "responses", "response_length", max_response_length)
     metrics |= _lengths(batch, "prompt_ids", "prompt_length", max_prompt_length)
     metrics |= _groups(batch)
+    metrics |= _conversations(batch)
     metrics |= _truncation(batch)
     metrics |= _mismatch(batch)
     return metrics
+
+
+def memory_metrics() -> dict[str, float]:
+    """Peak memory of this process since it started: resident, and of its CUDA device."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    metrics = {"perf/max_rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        metrics["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        metrics["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
+    return metrics
+
+
+def sample_sums(batch: Batch, column: str) -> Tensor:
+    """The sum of a column over the tokens of each sample: of all its rows, where an episode has several."""
+    sums = batch[column].sums()
+    if "uid" not in batch or "sample" not in batch:
+        return sums
+    numbers: dict[tuple[object, object], int] = {}
+    index = [numbers.setdefault(key, len(numbers)) for key in zip(batch["uid"], batch["sample"], strict=True)]
+    return sums if len(numbers) == len(sums) else sums.new_zeros(len(numbers)).index_add(0, torch.tensor(index), sums)
 
 
 def _sampled_tokens(batch: Batch, name: str) -> Tensor:
@@ -80,13 +105,49 @@ def _groups(batch: Batch) -> dict[str, float]:
         return {}
     uids = batch["uid"].tolist() if isinstance(batch["uid"], Tensor) else batch["uid"]
     groups: dict[object, list[float]] = {}
-    for uid, score in zip(uids, batch["token_level_scores"].sums().tolist(), strict=True):
+    samples = batch["sample"] if "sample" in batch else range(len(batch))
+    first = {key: uid for key, uid in zip(zip(uids, samples, strict=True), uids, strict=True)}
+    for uid, score in zip(first.values(), sample_sums(batch, "token_level_scores").tolist(), strict=True):
         groups.setdefault(uid, []).append(score)
     metrics = {"rollout/num_groups": float(len(groups))}
     compared = [scores for scores in groups.values() if len(scores) > 1]
     if compared:
         equal = sum(max(scores) - min(scores) <= 1e-9 for scores in compared)
         metrics["rollout/zero_variance_groups"] = equal / len(compared)
+    return metrics
+
+
+def _conversations(batch: Batch) -> dict[str, float]:
+    """Turns per trajectory (the prompt included, as verl counts), seconds of waiting for tools, and what they did."""
+    if "turns" not in batch:
+        return {}
+    turns = batch["turns"]
+    metrics = _spread("num_turns", torch.tensor([len(row) + 1 for row in turns], dtype=torch.float64))
+    waits = [turn.latency for row in turns for turn in row if turn.role != "assistant"]
+    metrics["tools/wait_seconds"] = sum(waits)
+    counts: dict[str, float] = {}
+    for info in batch["conversation"]:
+        for name, value in info.get("tools", {}).items():
+            if isinstance(value, int | float):
+                counts[name] = counts.get(name, 0.0) + value
+    drifts = [info["tokenization_drift"] for info in batch["conversation"] if "tokenization_drift" in info]
+    if drifts:
+        metrics["rollout/tokenization_drift"] = sum(drifts) / len(drifts)
+    return metrics | {f"tools/{name}": float(value) for name, value in counts.items()}
+
+
+def engine_metrics(counts: Mapping[str, float], min_prefill: int) -> dict[str, float]:
+    """How busy the engine was with conversations, from its counters. `min_prefill`: tokens that had to be prefilled."""
+    metrics = {}
+    for kind, name in (("decode", "decode_occupancy"), ("loaded", "decode_occupancy_loaded")):
+        if counts.get(f"{kind}_slots"):
+            metrics[f"rollout/{name}"] = counts[f"{kind}_tokens"] / counts[f"{kind}_slots"]
+    if "prefill_tokens" in counts:
+        metrics["rollout/prefill_tokens"] = float(counts["prefill_tokens"])
+        if min_prefill:
+            metrics["rollout/prefill_ratio"] = counts["prefill_tokens"] / min_prefill
+    if "evicted_sessions" in counts:
+        metrics["rollout/evicted_sessions"] = float(counts["evicted_sessions"])
     return metrics
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.log.folder import persistent_id
 from burnish.log.jsonl import plain
+from burnish.log.traces import Span, nanoseconds
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 METRICS_PER_REQUEST = 1000
 PARAMS_PER_REQUEST = 100
 MAX_PARAM_LENGTH = 6000
+SPAN_TYPES = {"generation": "LLM", "tool": "TOOL", "reward": "EVALUATOR"}  # MLflow's names
 
 
 class MlflowLogger:
@@ -31,21 +33,8 @@ class MlflowLogger:
         self._notes: list[str] = []
 
     def start(self, run: RunInfo, resume_step: int | None = None) -> None:
-        from mlflow import MlflowClient
-
-        run.folder.mkdir(parents=True, exist_ok=True)
-        local = f"sqlite:///{run.folder.absolute() / 'mlflow.db'}"
-        uri = os.environ.get("MLFLOW_TRACKING_URI")
-        self.client = MlflowClient(tracking_uri=uri or local)
-        experiment = self.client.get_experiment_by_name(run.project)
-        # Without a server, store artifacts next to the database; a server chooses the location.
-        artifacts = None if uri else (run.folder.absolute() / "mlflow").as_uri()
-        experiment_id = (
-            experiment.experiment_id
-            if experiment is not None
-            else self.client.create_experiment(run.project, artifact_location=artifacts)
-        )
-        client, resume = self.client, resume_step is not None
+        client, experiment_id = open_experiment(run)
+        self.client, resume = client, resume_step is not None
         self.run_id = persistent_id(
             run.folder, "mlflow", lambda: client.create_run(experiment_id, run_name=run.name).info.run_id, resume=resume
         )
@@ -89,6 +78,76 @@ class MlflowLogger:
         if self.client is None:
             raise RuntimeError("the mlflow logger is not started")
         return self.client
+
+
+class MlflowTraces:
+    """Conversations as traces of the same experiment.
+
+    MLflow sends traces to the tracking URI of the process, whatever the client's: it is set until the run ends.
+    """
+
+    def __init__(self) -> None:
+        self.client: MlflowClient | None = None
+        self.experiment_id = ""
+        self._uri_before = ""
+
+    def start(self, run: RunInfo) -> None:
+        import mlflow
+
+        self.client, self.experiment_id = open_experiment(run)
+        self._uri_before = mlflow.get_tracking_uri()
+        mlflow.set_tracking_uri(self.client.tracking_uri)
+
+    def write(self, episodes: Sequence[Span]) -> None:
+        for episode in episodes:
+            self._write(episode)
+
+    def close(self) -> None:
+        import mlflow
+
+        if self.client is not None:
+            mlflow.flush_trace_async_logging()
+            mlflow.set_tracking_uri(self._uri_before)
+        self.client = None
+
+    def _write(self, episode: Span) -> None:
+        assert self.client is not None
+        root = self.client.start_trace(
+            episode.name,
+            span_type="AGENT",
+            inputs=episode.inputs,
+            attributes=dict(episode.attributes),
+            experiment_id=self.experiment_id,
+            start_time_ns=nanoseconds(episode.start),
+        )
+        for child in episode.children:
+            span = self.client.start_span(
+                child.name,
+                root.trace_id,
+                root.span_id,
+                span_type=SPAN_TYPES[child.kind],
+                inputs=child.inputs,
+                attributes=dict(child.attributes),
+                start_time_ns=nanoseconds(child.start),
+            )
+            self.client.end_span(root.trace_id, span.span_id, child.outputs, end_time_ns=nanoseconds(child.end))
+        self.client.end_trace(root.trace_id, episode.outputs, end_time_ns=nanoseconds(episode.end))
+
+
+def open_experiment(run: RunInfo) -> tuple[MlflowClient, str]:
+    """A client, and the id of the project's experiment."""
+    from mlflow import MlflowClient
+
+    run.folder.mkdir(parents=True, exist_ok=True)
+    local = f"sqlite:///{run.folder.absolute() / 'mlflow.db'}"
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    client = MlflowClient(tracking_uri=uri or local)
+    experiment = client.get_experiment_by_name(run.project)
+    if experiment is not None:
+        return client, experiment.experiment_id
+    # Without a server, store artifacts next to the database; a server chooses the location.
+    artifacts = None if uri else (run.folder.absolute() / "mlflow").as_uri()
+    return client, client.create_experiment(run.project, artifact_location=artifacts)
 
 
 def legal_name(name: str) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 Metrics = Mapping[str, float]
 
 
-def step_warnings(metrics: Metrics) -> list[str]:
-    """One sentence per problem of this step."""
-    return [text for check in CHECKS if (text := check(metrics)) is not None]
+def step_warnings(metrics: Metrics) -> dict[str, str]:
+    """One sentence per problem of this step, by the kind of problem."""
+    return {kind: text for kind, check in CHECKS.items() if (text := check(metrics)) is not None}
 
 
 def _equal_scores(metrics: Metrics) -> str | None:
@@ -50,10 +50,10 @@ def _non_finite(metrics: Metrics) -> str | None:
     return f"non-finite metrics: {', '.join(names[:5])}{more}"
 
 
-CHECKS: tuple[Callable[[Metrics], str | None], ...] = (
-    _equal_scores,
-    _all_truncated,
-    _skipped_updates,
-    _reward_failures,
-    _non_finite,
-)
+CHECKS: dict[str, Callable[[Metrics], str | None]] = {
+    "equal scores": _equal_scores,
+    "truncated responses": _all_truncated,
+    "skipped updates": _skipped_updates,
+    "reward failures": _reward_failures,
+    "non-finite metrics": _non_finite,
+}

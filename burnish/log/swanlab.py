@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from burnish.log.folder import new_id, persistent_id
-from burnish.log.redact import redact_command
+from burnish.redact import redact_command
 
 if TYPE_CHECKING:
     import swanlab

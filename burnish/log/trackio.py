@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.log.console import say
+from burnish.log.traces import Span
 
 if TYPE_CHECKING:
     from trackio import Run
@@ -53,6 +54,49 @@ class TrackioLogger:
         if self.run is None:
             raise RuntimeError("the trackio logger is not started")
         return self.run
+
+
+class TrackioTraces:
+    """Conversations as traces of a run of its own beside the logger's."""
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+
+    def start(self, run: RunInfo) -> None:
+        trackio = _import(run.folder / "trackio")
+        space = os.environ.get("TRACKIO_SPACE_ID")
+        self.run = trackio.init(
+            project=run.project, name=f"{run.name}-traces", space_id=space, resume="allow", embed=False
+        )
+
+    def write(self, episodes: Sequence[Span]) -> None:
+        import trackio
+
+        assert self.run is not None
+        for episode in episodes:
+            spans = [_span(f"{number}", child) for number, child in enumerate(episode.children)]
+            messages = [*episode.inputs.get("messages", []), {"role": "assistant", "content": str(episode.outputs)}]
+            metadata = {**episode.attributes, **episode.outputs}
+            self.run.log({"episode": trackio.Trace(messages=messages, metadata=metadata, spans=spans)})
+
+    def close(self) -> None:
+        if self.run is not None:
+            self.run.finish()
+            self.run = None
+
+
+def _span(id: str, span: Span) -> dict[str, Any]:
+    kinds = {"generation": "generation", "tool": "tool"}
+    return {
+        "id": id,
+        "name": span.name,
+        "kind": kinds.get(span.kind, "span"),
+        "start_time": span.start,
+        "end_time": span.end,
+        "input": span.inputs,
+        "output": span.outputs,
+        "metadata": dict(span.attributes),
+    }
 
 
 def _import(folder: Path) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.log.console import say
 from burnish.log.folder import new_id, persistent_id
-from burnish.log.redact import redact_command
+from burnish.redact import redact_command
 
 if TYPE_CHECKING:
     import wandb

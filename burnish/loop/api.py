@@ -5,36 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from burnish.config import Loaded, load
+from burnish.config import Loaded, Overrides, load
 from burnish.config.tree import to_plain
 from burnish.distributed import torchrun
+from burnish.log.console import say
+from burnish.log.folder import RunFolder
 from burnish.log.logger import RunInfo
 from burnish.loop.build import build
-from burnish.loop.fit import Result, fit
+from burnish.loop.finish import AlreadyFinished, Result
+from burnish.loop.fit import fit
 from burnish.loop.memory import explaining_out_of_memory
 from burnish.loop.restart import restarting
 from burnish.loop.run import Run
 from burnish.loop.state import resume
+from burnish.loop.stop import naming_last_checkpoint
 
 
 def train(
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     reward: Callable[..., Any] | None = None,
     dataset: Sequence[Mapping[str, Any]] | None = None,
     val_dataset: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Callable[..., Any]] = (),
+    environment: Any = None,
     config_path: str | None = None,
     config_name: str | None = None,
 ) -> Result:
-    """Train a policy.
+    """Train a policy: `burnish train` from Python.
 
-    `reward` replaces custom_reward_function; `dataset` and `val_dataset`, rows in verl's schema, replace
-    data.train_files and data.val_files.
+    Overrides are a mapping (nested, or with dotted keys), a list of strings, or one string. `reward` replaces
+    custom_reward_function; `dataset` and `val_dataset`, rows in verl's schema, replace data.train_files and
+    data.val_files. `tools` are functions that the model may call, with type hints and a docstring.
+    `environment` is a class with reset, step and close: every conversation takes place in one (docs/agents.md).
     """
     rows = {"data.train_files": dataset, "data.val_files": val_dataset}
     given = [key for key, value in rows.items() if value is not None]
     loaded = load(overrides, config_path=config_path, config_name=config_name, given=given)
-    return train_loaded(loaded, reward, dataset, val_dataset)
+    return train_loaded(loaded, reward, dataset, val_dataset, tools, environment)
 
 
 def train_loaded(
@@ -42,10 +50,22 @@ def train_loaded(
     reward: Callable[..., Any] | None = None,
     dataset: Sequence[Mapping[str, Any]] | None = None,
     val_dataset: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Callable[..., Any]] = (),
+    environment: Any = None,
 ) -> Result:
     """The same from a loaded config. Under torchrun, the first process runs the loop and the others serve it."""
     torchrun.serve_if_not_main()
-    return restarting(loaded, lambda current: build(current.cfg, reward, dataset, val_dataset), go)
+    folder = RunFolder(loaded.cfg.trainer.default_local_dir)
+
+    def build_run(current: Loaded) -> Run:
+        return build(current.cfg, reward, dataset, val_dataset, tools, environment, stop_if_finished=True)
+
+    with folder.locked(), naming_last_checkpoint(folder.path):
+        try:
+            return restarting(loaded, build_run, go)
+        except AlreadyFinished as finished:
+            say(finished.text)
+            return finished.result
 
 
 def go(run: Run, loaded: Loaded) -> Result:
@@ -60,6 +80,8 @@ def start(run: Run, loaded: Loaded) -> None:
     """Start the loggers, describe the run in its folder, and log the notices."""
     recorder = run.recorder
     trainer = recorder.trainer
+    if not trainer.val_only:
+        recorder.folder.finished.unlink(missing_ok=True)
     recorder.folder.describe(loaded.yaml(), device=run.learner.policy.device)
     info = RunInfo(
         trainer.project_name, trainer.experiment_name, recorder.folder.path, to_plain(loaded.cfg), run.total_steps

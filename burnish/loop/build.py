@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from burnish.algos.advantages import ADVANTAGES
 from burnish.algos.kl import KL_CONTROLLERS, KL_ESTIMATORS
@@ -21,28 +24,46 @@ from burnish.data.sampler import PromptSampler, validation_batches
 from burnish.data.user_sampler import UserSampler
 from burnish.errors import UserError, raise_all
 from burnish.log.clock import Clock
-from burnish.log.folder import RunFolder
-from burnish.log.logger import Loggers
+from burnish.log.folder import RunFolder, persistent_id
+from burnish.log.logger import Loggers, RunInfo
+from burnish.log.timeline import Timeline
+from burnish.log.tokens import TokenWriter
 from burnish.loop.backends import check_kernels
 from burnish.loop.best import Best
+from burnish.loop.build_agents import build_episode, build_toolbox, check_rows, prompt_schemas
 from burnish.loop.correct import Correction
+from burnish.loop.endpoint import build_endpoint
+from burnish.loop.experiment import check_same_shape, describe_experiment
 from burnish.loop.export import check_export_dir
+from burnish.loop.finish import check_finished
+from burnish.loop.journal import FOLDER as JOURNAL
+from burnish.loop.journal import Journals
 from burnish.loop.launch import check_launcher
 from burnish.loop.learner import Learner
 from burnish.loop.lease import Lease
 from burnish.loop.memory import explain
 from burnish.loop.pools import pools
+from burnish.loop.profiling import check_profiling, run_profiler
 from burnish.loop.recorder import Recorder
-from burnish.loop.roles import Roles, build_roles, check_engine_of, compared_dtype, load_run_tokenizer, policy_source
+from burnish.loop.roles import (
+    Roles,
+    build_roles,
+    check_engine_of,
+    compared_dtype,
+    eos_ids,
+    load_run_tokenizer,
+    policy_source,
+)
 from burnish.loop.rollout import Rollout
 from burnish.loop.run import Run
 from burnish.loop.sampling import decoder, training_sampling, validation_sampling
 from burnish.loop.schedules import ASYNC_MODES
 from burnish.loop.sharing import check_sharing
-from burnish.loop.state import RESUME_MODES
-from burnish.models.device import pick_device
+from burnish.loop.state import RESUME_MODES, find_checkpoint
+from burnish.loop.tracing import build_tracer
+from burnish.models.device import limit_cpu_threads, pick_device, restore_cpu_threads
 from burnish.models.head_kernels import check_head_kernel
-from burnish.models.load import ModelSource, load_config
+from burnish.models.load import ModelSource, load_config, load_generation_config
 from burnish.reward.group_filter import GroupFilter
 from burnish.reward.managers import REWARD_MANAGERS, make_scorer
 from burnish.reward.model_scorer import ScoreWeights
@@ -53,8 +74,9 @@ from burnish.reward.settings import RewardSettings
 from burnish.reward.shaping import Overlong, Shaper
 from burnish.reward.trajectories import TrajectoryScorer
 from burnish.rollout.engine import ENGINES, Sampling, check_sampling, engine_row
-from burnish.rollout.episode import SingleTurn
-from burnish.training.checkpoint import Checkpoints
+from burnish.rollout.episode import Episode
+from burnish.rollout.tools.toolbox import Toolbox
+from burnish.training.checkpoint import Checkpoints, read_trainer
 from burnish.training.mirror import Mirror
 
 if TYPE_CHECKING:
@@ -72,12 +94,38 @@ class Data:
     val: PromptDataset | None
     growth: RowGenerator | None = None  # rows generated during training
 
-    def notices(self) -> list[str]:
-        return self.sampler.notices() if isinstance(self.sampler, UserSampler) else []
+    def notices(self, *, full_batches: bool) -> list[str]:
+        """What was left out. `full_batches`: steps take whole batches, so that an epoch may leave a rest."""
+        told = [notice for data in self.datasets() for notice in data.notices]
+        if self.sampler is None or (isinstance(self.sampler, PromptSampler) and not full_batches):
+            return told
+        return told + self.sampler.notices()
+
+    def datasets(self) -> list[PromptDataset]:
+        return [data for data in (self.train, self.val) if data is not None]
+
+    def fingerprints(self) -> dict[str, str | None]:
+        """Hashes of the rows, by key."""
+        datasets = {"data.train_files": self.train, "data.val_files": self.val}
+        return {key: None if data is None else data.fingerprint for key, data in datasets.items()}
 
     def sources(self) -> set[str]:
-        datasets = [data for data in (self.train, self.val) if data is not None]
-        return {source for data in datasets for source in data.data_sources()}
+        return {source for data in self.datasets() for source in data.data_sources()}
+
+    def pass_rows_to(self, scorer: Scorer | NullScorer, episode: Episode) -> None:
+        """Let batches carry rows of the data if the reward function or an agent reads them.
+
+        UserError if the reward function requires a column that does not exist.
+        """
+        for data in self.datasets():
+            if scorer.reads_rows:
+                scorer.check_columns(data.column_names())
+            data.with_rows = scorer.reads_rows or episode.scores
+
+    def with_rows_for(self, toolbox: Toolbox) -> None:
+        """The same for tools that read them."""
+        for data in self.datasets() if toolbox.reads_rows else ():
+            data.with_rows = True
 
 
 def build(
@@ -85,51 +133,118 @@ def build(
     reward: Callable[..., Any] | None = None,
     dataset: Rows | None = None,
     val_dataset: Rows | None = None,
+    tools: Sequence[Callable[..., Any]] = (),
+    environment: Any = None,
+    *,
+    stop_if_finished: bool = False,
 ) -> Run:
-    """Check names, then files, then rewards, and load models last: cheap errors come first."""
+    """Check names, then files, then rewards, and load models last: cheap errors come first.
+
+    With `stop_if_finished`, raises AlreadyFinished where the run folder holds this run, with all its steps done.
+    """
     check_names(cfg)
     check_launcher(cfg, pools(cfg))
     device = pick_device(cfg.trainer.device)
+    check_profiling(cfg, device)
     check_engine_of(cfg.actor_rollout_ref.rollout, device)
     loggers = Loggers(cfg.trainer.logger)
     source = policy_source(cfg)
-    check_kernels(dict(trained_models(cfg)), cfg.actor_rollout_ref.model.use_liger, device)
-    check_head_kernel(
-        cfg.actor_rollout_ref.model.fused_kernel_options.impl_backend,
-        device,
-        "actor_rollout_ref.model.fused_kernel_options.impl_backend",
-    )
+    check_model_kernels(cfg, device)
     notices = check_sharing(cfg, source)
     tokenizer = load_run_tokenizer(cfg, source)
-    data = build_data(cfg, tokenizer, dataset, val_dataset)
-    folder = RunFolder(cfg.trainer.default_local_dir)
-    check_export_dir(cfg.trainer.export_dir)
-    lease = Lease.of(cfg.trainer.esi_redundant_time)
-    scorer = build_scorer(cfg, reward)
+    undo = ExitStack()  # closed where the build fails
+    toolbox = build_toolbox(cfg, tools)
+    undo.callback(toolbox.close)
     try:
-        scorer.check_sources(data.sources())
+        eos = eos_ids(load_generation_config(source), tokenizer)
+        has_reward = has_reward_function(cfg, reward)
+        episode, told = build_episode(cfg, toolbox, tokenizer, eos, environment=environment, has_reward=has_reward)
+        notices += told
+        with loggers.activity("loading the data"):
+            data = build_data(cfg, tokenizer, dataset, val_dataset, prompt_schemas(cfg, toolbox))
+        check_rows(cfg, episode, data.datasets())
+        folder = RunFolder(cfg.trainer.default_local_dir)
+        notices += choose_threads(folder)
+        check_export_dir(cfg.trainer.export_dir)
+        lease = Lease.of(cfg.trainer.esi_redundant_time)
+        scorer = build_scorer(cfg, reward, folder.path / "reward.log")
+        undo.callback(scorer.close)
+        info = RunInfo(cfg.trainer.project_name, cfg.trainer.experiment_name, folder.path)
+        tracer = build_tracer(cfg.actor_rollout_ref.rollout, info, tokenizer.decode, loggers.note)
+        if not episode.scores:
+            scorer.check_sources(data.sources())
+        data.pass_rows_to(scorer, episode)
+        data.with_rows_for(toolbox)
         total = total_steps(cfg, data)
-        samplings = _samplings(cfg, source, tokenizer)
-        roles = build_roles(cfg, source, device, tokenizer, reward, total)
-        clock, shaper = Clock(), build_shaper(cfg)
-        rollout = build_rollout(cfg, data, roles, scorer, tokenizer, samplings, shaper, clock)
-        learner = build_learner(cfg, roles, shaper, clock)
         recorder = build_recorder(cfg, tokenizer, loggers, folder, lease)
-        recorder.notices += [*roles.notices, *data.notices(), *notices]
+        recorder.experiment = describe_experiment(cfg, "train", data.fingerprints(), reward)
+        find_start(cfg, source, recorder, total, stop_if_finished=stop_if_finished)
+        samplings = _samplings(cfg, source, tokenizer)
+        with loggers.activity("loading models and the engine"):
+            roles = build_roles(cfg, source, device, tokenizer, reward, total)
+        clock, shaper = Clock(), build_shaper(cfg)
+        rollout = build_rollout(cfg, data, roles, episode, scorer, tokenizer, samplings, shaper, clock)
+        if episode.uses_session:
+            rollout.journals = open_journals(cfg, recorder)
+        rollout.close_tools, rollout.tracer = toolbox.close, tracer
+        learner = build_learner(cfg, roles, shaper, clock)
+        profiler = run_profiler(cfg, roles.local(), roles.groups, device, loggers.note, clock)
+        left_out = data.notices(full_batches=rollout.filter is None)
+        recorder.notices += [*roles.notices, *left_out, *notices, *toolbox.notices]
         return Run(
             rollout=rollout,
             learner=learner,
             recorder=recorder,
             schedule=ASYNC_MODES[cfg.async_training.mode].load()(rollout, learner, total, cfg.async_training),
             clock=clock,
+            profiler=profiler,
             total_steps=total,
             explain_out_of_memory=partial(explain, cfg),
             close_workers=roles.close,
             kill_hung_workers=roles.kill_hung,
         )
     except BaseException:
-        scorer.close()
+        undo.close()
         raise
+
+
+def check_model_kernels(cfg: TrainConfig, device: torch.device) -> None:
+    """UserError where the device lacks a kernel that the config chooses."""
+    model = cfg.actor_rollout_ref.model
+    check_kernels(dict(trained_models(cfg)), model.use_liger, device)
+    key = "actor_rollout_ref.model.fused_kernel_options.impl_backend"
+    check_head_kernel(model.fused_kernel_options.impl_backend, device, key)
+
+
+def open_journals(cfg: TrainConfig, recorder: Recorder) -> Journals:
+    """Of conversations; a run that starts anew forgets those of the folder."""
+    journals = Journals(recorder.folder.path / JOURNAL, recorder.experiment)
+    if cfg.trainer.resume_mode == "disable":
+        journals.clear()
+    return journals
+
+
+def find_start(
+    cfg: TrainConfig, source: ModelSource, recorder: Recorder, total: int, *, stop_if_finished: bool
+) -> None:
+    """Find the checkpoint to resume from, and refuse one of another experiment, before models are loaded."""
+    recorder.resume_from = checkpoint = find_checkpoint(recorder)
+    step = None
+    if isinstance(checkpoint, Path):
+        step = read_trainer(checkpoint)["step"]
+        check_same_shape(checkpoint, load_config(source).to_dict(), source.key, source.path)
+    if stop_if_finished and cfg.trainer.resume_mode == "auto" and not cfg.trainer.val_only:
+        check_finished(recorder, step, total)
+
+
+def choose_threads(folder: RunFolder) -> list[str]:
+    """Limit torch's CPU threads; a resumed run keeps its number, so that no bit of its results changes."""
+    notice = limit_cpu_threads()
+    has_checkpoint = next(folder.path.glob("global_step_*"), None) is not None
+    threads = persistent_id(folder.path, "threads", lambda: str(torch.get_num_threads()), resume=has_checkpoint)
+    if not threads.isdigit() or not restore_cpu_threads(int(threads)):
+        return [] if notice is None else [notice]
+    return [f"CPU threads: {threads}, as when the run started (OMP_NUM_THREADS=N sets them)"]
 
 
 def check_names(cfg: TrainConfig) -> None:
@@ -154,25 +269,34 @@ def check_names(cfg: TrainConfig) -> None:
     raise_all(errors)
 
 
-def build_data(cfg: TrainConfig, tokenizer: Any, dataset: Rows | None, val_dataset: Rows | None) -> Data:
+def build_data(
+    cfg: TrainConfig, tokenizer: Any, dataset: Rows | None, val_dataset: Rows | None, tools: Sequence[Any] = ()
+) -> Data:
+    """The prompts; schemas of `tools` are part of them."""
     seed = cfg.trainer.seed
     has_val = bool(cfg.data.val_files) or val_dataset is not None
-    val = load_val(cfg.data, tokenizer, run_seed=seed, rows=val_dataset) if has_val else None
+    val = load_val(cfg.data, tokenizer, run_seed=seed, rows=val_dataset, tools=tools) if has_val else None
     if cfg.trainer.val_only:
         if val is None:
             raise UserError("there is no validation data", key="trainer.val_only", value=True)
         return Data(None, None, val)
-    train = load_train(cfg.data, tokenizer, run_seed=seed, rows=dataset)
+    train = load_train(cfg.data, tokenizer, run_seed=seed, rows=dataset, tools=tools)
     growth = load_row_generator(cfg.data, train) if cfg.data.datagen.path else None
     return Data(train, train_sampler(cfg.data, train, run_seed=seed), val, growth)
 
 
-def build_scorer(cfg: TrainConfig, reward: Callable[..., Any] | None) -> Scorer | NullScorer:
+def has_reward_function(cfg: TrainConfig, reward: Callable[..., Any] | None) -> bool:
+    """Whether the user has chosen how responses are scored; otherwise an agent's own rewards are enough."""
+    return bool(reward or cfg.custom_reward_function.path or cfg.reward.verifiers or cfg.reward.remote_url)
+
+
+def build_scorer(cfg: TrainConfig, reward: Callable[..., Any] | None, log_path: Path) -> Scorer | NullScorer:
     """The reward function in its workers; none where only a reward model's score counts."""
     if ScoreWeights.of(cfg.reward, cfg.reward_model).function == 0:
         return NullScorer()
     sandbox = SandboxSettings.of(cfg.sandbox, cfg.reward_model.sandbox_fusion)
     settings = RewardSettings.of(cfg.custom_reward_function, cfg.reward, sandbox)
+    settings = replace(settings, log_path=str(log_path))
     return make_scorer(cfg.reward_model.reward_manager, dict(cfg.reward_model.reward_kwargs), settings, reward)
 
 
@@ -197,10 +321,26 @@ def build_group_filter(cfg: TrainConfig, shaper: Shaper) -> GroupFilter | None:
     return GroupFilter(config, num_groups, cfg.data.gen_batch_size or num_groups, shaper) if config.enable else None
 
 
+def check_over_sampling(cfg: TrainConfig) -> None:
+    """Refuse what needs every sample that is started."""
+    rollout = cfg.actor_rollout_ref.rollout
+    every = {
+        "algorithm.filter_groups.enable=true": cfg.algorithm.filter_groups.enable,
+        "actor_rollout_ref.rollout.skip_rollout=true": rollout.skip_rollout,
+        f"algorithm.adv_estimator={cfg.algorithm.adv_estimator}": "greedy"
+        in ADVANTAGES[cfg.algorithm.adv_estimator].needs,
+    }
+    setting = next((setting for setting, needed in every.items() if needed), None)
+    if rollout.over_sample_rate and setting is not None:
+        key = "actor_rollout_ref.rollout.over_sample_rate"
+        raise UserError(f"not supported with {setting}", key=key, value=rollout.over_sample_rate, hint=f"{key}=0")
+
+
 def build_rollout(
     cfg: TrainConfig,
     data: Data,
     roles: Roles,
+    episode: Episode,
     scorer: Scorer | NullScorer,
     tokenizer: Any,
     samplings: tuple[Sampling, Sampling],
@@ -208,6 +348,7 @@ def build_rollout(
     clock: Clock,
 ) -> Rollout:
     rollout, trainer = cfg.actor_rollout_ref.rollout, cfg.trainer
+    check_over_sampling(cfg)
     group_filter = build_group_filter(cfg, shaper)
     ends_by_epochs = group_filter is not None and trainer.total_training_steps is None
     val_batches: list[list[int]] = []
@@ -216,7 +357,7 @@ def build_rollout(
         val_batches = list(validation_batches(len(data.val), size, shuffle, trainer.seed))
     return Rollout(
         engine=roles.engine,
-        episode=SingleTurn(),
+        episode=episode,
         scorer=TrajectoryScorer(scorer, decoder(tokenizer), tokenizer.decode),
         reward_model=roles.reward_model,
         train_data=data.train,
@@ -230,6 +371,7 @@ def build_rollout(
         seed=trainer.seed,
         clock=clock,
         filter=group_filter,
+        over_sample_rate=rollout.over_sample_rate,
         growth=data.growth,
         greedy_baseline="greedy" in ADVANTAGES[cfg.algorithm.adv_estimator].needs,
         max_epochs=trainer.total_epochs if ends_by_epochs else None,
@@ -260,6 +402,8 @@ def build_learner(cfg: TrainConfig, roles: Roles, shaper: Shaper, clock: Clock) 
 
 def build_recorder(cfg: TrainConfig, tokenizer: Any, loggers: Loggers, folder: RunFolder, lease: Lease) -> Recorder:
     rollout, trainer = cfg.actor_rollout_ref.rollout, cfg.trainer
+    if (endpoint := build_endpoint(cfg, folder.path)) is not None:
+        loggers.add("metrics", endpoint)
     return Recorder(
         trainer=trainer,
         actor_checkpoint=cfg.actor_rollout_ref.actor.checkpoint,
@@ -270,10 +414,12 @@ def build_recorder(cfg: TrainConfig, tokenizer: Any, loggers: Loggers, folder: R
         checkpoints=Checkpoints(Path(folder.path)),
         lease=lease,
         best=Best(trainer.best_metric_key),
+        tokens=TokenWriter(folder.tokens, trainer.rollout_keep, tokenizer),
+        timeline=Timeline(folder.timeline),
         mirror=Mirror(trainer.default_hdfs_dir) if trainer.default_hdfs_dir else None,
         max_prompt_length=cfg.data.max_prompt_length,
         max_response_length=rollout.response_length,
-        log_engine_stats=not rollout.disable_log_stats,
+        log_engine_stats=rollout.prometheus.enable or not rollout.disable_log_stats,
     )
 
 

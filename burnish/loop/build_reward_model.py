@@ -19,6 +19,7 @@ from burnish.reward.reward_model_input import PolicyTokens, RewardInput, RewardM
 from burnish.reward.source import function_label
 from burnish.training.backend import BackendOptions, create_backend
 from burnish.training.backends.module import ModuleBackend
+from burnish.training.export import loadable_path
 from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext
 from burnish.training.protocols import RewardModelRole
@@ -90,7 +91,7 @@ def reward_model_source(cfg: TrainConfig) -> ModelSource:
     model = cfg.reward_model.model
     assert model.path is not None  # the config's rules ask for it
     return ModelSource(
-        path=model.path,
+        path=loadable_path(model.path, PATH_KEY),
         key=PATH_KEY,
         external_lib=tuple(model.external_lib),
         trust_remote_code=model.trust_remote_code,

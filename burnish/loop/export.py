@@ -1,4 +1,4 @@
-"""Export of the trained policy as a Hugging Face folder, at the end of the run."""
+"""trainer.export_dir: another folder for the trained model, checked before the run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from burnish.errors import UserError
-from burnish.loop.run import Run
+from burnish.storage import disk_full
 
 KEY = "trainer.export_dir"
 
@@ -19,23 +19,7 @@ def check_export_dir(path: str | None) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        problem = f"{disk_full(error)}cannot write the policy there: {error.strerror or error}"
+        raise UserError(problem, key=KEY, value=path, hint=f"{KEY}=/a/writable/folder") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError("cannot write to the folder", key=KEY, value=path)
-
-
-def export_policy(run: Run) -> None:
-    """Weights, config, generation config and tokenizer, where trainer.export_dir asks for them."""
-    folder = run.recorder.trainer.export_dir
-    if folder is None:
-        return
-    try:
-        run.learner.policy.export(Path(folder).expanduser(), run.recorder.tokenizer)
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
-    run.recorder.loggers.note(f"exported the policy to {Path(folder).expanduser()}")
-
-
-def _cannot_write(path: str, error: OSError) -> UserError:
-    problem = f"cannot write the policy there: {error.strerror or error}"
-    return UserError(problem, key=KEY, value=path, hint=f"{KEY}=/a/writable/folder")

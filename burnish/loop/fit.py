@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import signal
-from dataclasses import dataclass, field
-from pathlib import Path
+import time
+from contextlib import nullcontext
 
 from burnish.batch import Batch
+from burnish.errors import UserError
 from burnish.log.clock import speed_metrics
 from burnish.log.curves import draw_curves
-from burnish.log.metrics import batch_metrics
-from burnish.loop.export import export_policy
+from burnish.log.metrics import batch_metrics, engine_metrics, memory_metrics
+from burnish.loop.finish import Result, conclude, leave_model, stopped
 from burnish.loop.run import Run
 from burnish.loop.state import save, save_if_due
 from burnish.loop.stop import stop_request
 from burnish.loop.validate import validate
 from burnish.loop.watchdog import watching
-
-
-@dataclass
-class Result:
-    """What a run leaves: its folder, how far it came, and its metrics."""
-
-    folder: Path
-    step: int
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last step
-    validation: dict[int, dict[str, float]] = field(default_factory=dict)  # by step; 0 is before training
-    interrupted: bool = False
-    signum: int | None = None  # the signal that interrupted it
-
-    @property
-    def status(self) -> int:
-        """The exit status of the command."""
-        return 128 + (self.signum or signal.SIGINT) if self.interrupted else 0
 
 
 def fit(run: Run) -> Result:
@@ -45,8 +28,9 @@ def fit(run: Run) -> Result:
 def _fit(run: Run) -> Result:
     recorder = run.recorder
     trainer, saving = recorder.trainer, recorder.saving
-    result = Result(recorder.folder.path, run.step)
-    run.sync_weights()
+    result, started = Result(recorder.folder.path, run.step), time.monotonic()
+    with recorder.loggers.activity("copying weights to the engine"):
+        run.sync_weights()
     if run.rollout.val_data is not None and (trainer.val_only or (trainer.val_before_train and run.step == 0)):
         _log_validation(run, result)
     if trainer.val_only:
@@ -61,25 +45,35 @@ def _fit(run: Run) -> Result:
         saving.report(recorder.loggers.note)
     if result.interrupted and saving.failure is None:
         cause = "" if stop.is_set() else " because the machine's lease ends"
-        recorder.loggers.note(f"stopped after step {run.step}{cause}; checkpoint saved. Run the same command to resume")
-    if not result.interrupted:
-        export_policy(run)
+        recorder.loggers.note(f"{stopped(recorder, run.step, cause)}. Run the same command to resume")
+    result.seconds = time.monotonic() - started
+    try:
+        if not result.interrupted:
+            with recorder.loggers.activity("writing the model"):
+                leave_model(recorder, result, lambda folder: run.learner.policy.export(folder, recorder.tokenizer))
+    except UserError:
+        if saving.failure is None:
+            raise
     if recorder.folder.metrics.exists():
-        draw_curves(recorder.folder.metrics, recorder.folder.curves)
+        with recorder.loggers.activity("drawing curves"):
+            draw_curves(recorder.folder.metrics, recorder.folder.curves)
     if saving.failure is not None:
         raise saving.failure
+    if not result.interrupted:
+        conclude(recorder, result, run.total_steps)
     return result
 
 
 def _one_step(run: Run, result: Result) -> None:
     recorder = run.recorder
     trainer = recorder.trainer
-    with run.clock("step"):
+    is_first = run.step == result.step  # it may compile kernels, and nothing was printed yet
+    activity = recorder.loggers.activity("first step") if is_first else nullcontext()
+    with run.profiler.step(run.step + 1), run.clock("step"), activity:
         scored, batch, metrics = run.schedule.step(run.step + 1)
     run.step, run.epoch = run.step + 1, scored.epoch
-    for note in scored.notes:
+    for note in [*scored.notes, *run.rollout.update_curriculum(batch)]:
         recorder.loggers.note(note)
-    run.rollout.update_curriculum(batch)
     last = run.finished
     metrics |= {"training/global_step": float(run.step), "training/epoch": float(run.epoch)}
     metrics |= _step_metrics(run, batch)
@@ -89,6 +83,7 @@ def _one_step(run: Run, result: Result) -> None:
             result.validation[run.step] = validate(run)
         metrics |= result.validation[run.step]
     timings = run.clock.take()
+    recorder.record_step(run.step, batch, run.clock.take_spans(), run.total_steps)
     recorder.lease.measured(timings)
     tokens = {"prompt_tokens": len(batch["prompt_ids"].flat), "response_tokens": len(batch["responses"].flat)}
     result.metrics = metrics | timings | speed_metrics(timings, **tokens)
@@ -110,9 +105,13 @@ def _step_metrics(run: Run, batch: Batch) -> dict[str, float]:
         for warning in reward_model.new_warnings(model_metrics):
             recorder.loggers.note(warning)
         metrics |= model_metrics
-    metrics |= recorder.fault_metrics()
-    if recorder.log_engine_stats:
-        metrics |= {f"engine/{name}": float(value) for name, value in run.rollout.engine.stats().items()}
+    metrics |= recorder.fault_metrics() | memory_metrics()
+    has_conversations = run.rollout.episode.uses_session
+    if recorder.log_engine_stats or has_conversations:
+        counts, min_prefill = run.rollout.take_engine_counts()
+        metrics |= engine_metrics(counts, min_prefill) if has_conversations else {}
+        if recorder.log_engine_stats:
+            metrics |= {f"engine/{name}": float(value) for name, value in counts.items()}
     return metrics
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 import weakref
 from collections import Counter
@@ -144,7 +145,7 @@ class EngineHandle:
         self.backend = backend
         self.bucket_bytes = bucket_bytes
         capabilities: Capabilities = group.call("engine_capabilities")[0]  # all engines are built alike
-        self.capabilities = replace(capabilities, digests=False)  # each engine compares its own weights
+        self.capabilities = replace(capabilities, digests=False, watch=False)  # each engine compares its own weights
         self._request_ids = itertools.count()
         self._next_rank = itertools.cycle(range(group.size))
         self._lock = threading.Lock()
@@ -204,6 +205,11 @@ class EngineHandle:
         if rank is not None:
             self.group.submit(rank, "end_session", session)
 
+    def expect_return(self, session: str, seconds: float) -> None:
+        rank = self._session_ranks.get(session)
+        if rank is not None:
+            self.group.submit(rank, "expect_return", session, seconds)
+
     def pause(self) -> None:
         self.group.call("call_role", "engine", "pause")
 
@@ -219,8 +225,8 @@ class EngineHandle:
             raise TypeError("engines in worker processes load weights of a policy in worker processes only")
         if stream.group is self.group:
             return max(self.group.call("sync_weights", version))
-        address, size = stream.group.free_address(), self.group.size + 1
-        endpoints = [Endpoint(address, rank, size, self.backend, self.bucket_bytes) for rank in range(size)]
+        address, size, key = stream.group.new_rendezvous(), self.group.size + 1, secrets.token_bytes(32)
+        endpoints = [Endpoint(address, rank, size, self.backend, self.bucket_bytes, key=key) for rank in range(size)]
         sending = [stream.group.submit(rank, "send_weights", endpoints[0]) for rank in range(stream.group.size)]
         receiving = [
             self.group.submit(rank, "receive_weights", endpoints[rank + 1], version) for rank in range(self.group.size)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from burnish.config.ranks import has_engine_pool, num_nodes
 from burnish.distributed import torchrun
 from burnish.distributed.process_group import RankInfo
 from burnish.distributed.processes import Processes
-from burnish.distributed.ray import RayActors, RayCluster, RayOptions, installed
+from burnish.distributed.ray import RayActors, RayCluster, RayOptions, check_cluster, installed
 from burnish.distributed.torchrun import Torchrun
 from burnish.distributed.worker_group import NOT_RESPONDING, Starter, WorkerGroup
 from burnish.errors import UserError
 from burnish.loop.handles import CriticHandle, EngineHandle, PolicyHandle, ReferenceHandle, RewardModelHandle
 from burnish.loop.pools import Pool
+from burnish.loop.profiling import worker_command, worker_environment
 from burnish.models.device import pick_device
 from burnish.registry import Registry
 
@@ -84,6 +87,9 @@ def check_launcher(cfg: TrainConfig, pools: list[Pool]) -> None:
             value=cfg.trainer.n_gpus_per_node,
             hint=f"trainer.n_gpus_per_node={world_size // cfg.trainer.nnodes}",
         )
+    uses_ray = world_size == 1 and cfg.trainer.launcher in ("auto", "ray")
+    if uses_ray and num_nodes(cfg) > 1:
+        check_cluster(num_nodes(cfg), cfg.ray_init.options)
     transport = cfg.actor_rollout_ref.rollout.checkpoint_engine.backend
     if has_engine_pool(cfg) and transport in GPU_TRANSPORTS and pick_device(cfg.trainer.device).type == "cpu":
         raise UserError(
@@ -119,9 +125,9 @@ def _start_pool(
     timeout = cfg.trainer.ray_wait_register_center_timeout
     group = WorkerGroup(names, launcher.starter(pool), host=launcher.host, timeout=timeout)
     launched.close_callbacks.append(group.close)
-    address = group.free_address()
+    address, key = group.new_rendezvous(), secrets.token_bytes(32)
     infos = [
-        RankInfo(rank, pool.size, first_device + rank % pool.per_node, address, pool.timeout)
+        RankInfo(rank, pool.size, first_device + rank % pool.per_node, address, pool.timeout, key)
         for rank in range(pool.size)
     ]
     group.build(WORKER, [(info, cfg, pool.roles, total_steps) for info in infos])
@@ -143,16 +149,16 @@ def _launcher_name(cfg: TrainConfig, notices: list[str]) -> str:
 
 @dataclass
 class Launcher:
-    """A starter for each pool, and the address at which its processes reach the controller."""
+    """A starter for each pool, and this machine's address if its processes may run on other machines."""
 
     starter: Callable[[Pool], Starter]
-    host: str = "127.0.0.1"
+    host: str | None = None
 
 
 @LAUNCHERS.register("processes")
 def _processes(cfg: TrainConfig, launched: LaunchedRoles) -> Launcher:
     """Local processes."""
-    return Launcher(lambda pool: Processes())
+    return Launcher(lambda pool: Processes(partial(worker_command, cfg, pool.roles)))
 
 
 @LAUNCHERS.register("torchrun")
@@ -165,7 +171,7 @@ def _torchrun(cfg: TrainConfig, launched: LaunchedRoles) -> Launcher:
             value="torchrun",
             hint="torchrun --nproc-per-node 2 -m burnish train ...",
         )
-    return Launcher(lambda pool: Torchrun())
+    return Launcher(lambda pool: Torchrun(), torchrun.controller_host())
 
 
 @LAUNCHERS.register("ray")
@@ -180,6 +186,12 @@ def _ray(cfg: TrainConfig, launched: LaunchedRoles) -> Launcher:
     )
     cluster = RayCluster(options)
     launched.close_callbacks.append(cluster.close)
+    launched.notices += cluster.notices
     resources = {"cuda": "GPU", "npu": "NPU"}
     resource = resources.get(pick_device(cfg.trainer.device).type) if cfg.trainer.device != "cpu" else None
-    return Launcher(lambda pool: RayActors(cluster, nodes=pool.nodes, resource=resource), cluster.host)
+
+    def starter(pool: Pool) -> RayActors:
+        environment = partial(worker_environment, cfg, pool.roles)
+        return RayActors(cluster, nodes=pool.nodes, resource=resource, runtime_env=environment)
+
+    return Launcher(starter, cluster.host)

@@ -42,7 +42,7 @@ class Learner:
     def needs_old_log_probs(self, step: int, num_rows: int, *, current: bool) -> bool:
         """Whether log-probs are computed before the update. Not where both would be the same forward pass
         (docs/architecture.md). `current`: the policy still has the weights that sampled the batch."""
-        if self.correction.acts or not self.updates_policy(step):
+        if self.correction.acts or not self.updates_policy(step) or "sum_pi_squared" in self.estimator.needs:
             return True
         if self.correction.bypass:  # the engine's log-probs replace them
             return False

@@ -21,8 +21,10 @@ from burnish.data.dataset import PromptDataset
 from burnish.loop.step import ScoredBatch
 from burnish.reward.sample import Score
 from burnish.rollout.trajectory import Turn
+from burnish.untrusted import read_json_object
 
 FLAT, LENGTHS, ROWS = "flat", "lengths", "rows"
+MAX_FILE_BYTES = 1 << 32
 
 
 def pending_writer(pending: Sequence[ScoredBatch], data: PromptDataset) -> Callable[[Path], None]:
@@ -60,7 +62,7 @@ def _parts(batch: Batch, data_columns: set[str]) -> tuple[dict[str, Tensor], dic
 
 
 def _read(file: Path, data: PromptDataset) -> ScoredBatch:
-    fields = json.loads(file.read_text())
+    fields = read_json_object(file, limit=MAX_FILE_BYTES)
     objects = {name: [_from_json(value) for value in values] for name, values in fields["columns"].items()}
     tensors = load_file(file.with_suffix(".safetensors"))
     columns: dict[str, Column] = dict(objects)
@@ -71,7 +73,8 @@ def _read(file: Path, data: PromptDataset) -> ScoredBatch:
         elif part == ROWS:
             columns[name] = tensor
     prompts = data.batch(*data.find(objects["uid"]))
-    columns |= {name: column for name, column in prompts.columns.items() if name not in columns}
+    missing = prompts.columns.keys() - columns.keys() - {"dataset_row"}  # whole rows are for rewards, which are done
+    columns |= {name: prompts.columns[name] for name in missing}
     # "responses" first: columns along it are checked against it.
     ordered = dict(sorted(columns.items(), key=lambda item: item[0] != "responses"))
     return ScoredBatch(fields["step"], Batch(**ordered), fields["epoch"], fields["numbers"], fields["notes"])

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from burnish.errors import UserError
+from burnish.folders import make_private
 from burnish.log.jsonl import encode, plain, read, write_atomically
 from burnish.models.model_input import ModelInput
 from burnish.rollout.episode import Prompt
 from burnish.rollout.trajectory import Trajectory, Turn
 
 KEY = "actor_rollout_ref.rollout.skip_dump_dir"
+RENAMED = {"room": "max_total_tokens"}  # sampling settings by their names in recordings of 0.1
 
 
 class Recording(Protocol):
@@ -74,12 +76,13 @@ class TrajectoryRecorder:
     def write(self, path: Path) -> None:
         """All at once, so that a killed run leaves no partial step."""
         lines = [
-            {"sampling": _sampling(prompt), "seed": prompt.seed, "prompt": trajectory.prompt.ids, **_fields(trajectory)}
+            {"sampling": _sampling(prompt), "seed": prompt.seed, **_prompts(prompt, trajectory), **_fields(trajectory)}
             for prompt, trajectories in self.trajectories
             for trajectory in trajectories
             if all(row.finish_reason != "abort" for row in trajectories)
         ]
         try:
+            make_private(path.parent)
             write_atomically(path, "".join(encode(line) + "\n" for line in lines))
         except OSError as error:
             problem = f"cannot write trajectories there: {error.strerror or error}"
@@ -93,6 +96,7 @@ class Replay:
         self.path = path
         self.samplings: set[str] = set()
         self.trajectories: dict[tuple[str, int], list[Trajectory]] = {}
+        self.prompts: dict[tuple[str, int], list[int]] = {}
         try:
             self._read()
         except (ValueError, KeyError, TypeError) as error:
@@ -101,7 +105,7 @@ class Replay:
     def find(self, prompt: Prompt) -> list[Trajectory]:
         sampling = encode(_sampling(prompt))
         trajectories = self.trajectories.get((sampling, prompt.seed))
-        if trajectories is not None and trajectories[0].prompt.ids == prompt.input.ids:
+        if trajectories is not None and self.prompts[sampling, prompt.seed] == list(prompt.input.ids):
             return trajectories
         if sampling not in self.samplings:
             raise self._mismatch(f"{self.path} was sampled with other settings than this run's: {sampling}")
@@ -113,8 +117,10 @@ class Replay:
 
     def _read(self) -> None:
         for line in read(self.path):
-            sampling, seed = encode(line.pop("sampling")), line.pop("seed")
+            settings, seed = line.pop("sampling"), line.pop("seed")
+            sampling = encode({RENAMED.get(name, name): value for name, value in settings.items()})
             self.samplings.add(sampling)
+            self.prompts[sampling, seed] = line.pop("row_prompt", line["prompt"])
             self.trajectories.setdefault((sampling, seed), []).append(_trajectory(line))
 
     def _mismatch(self, problem: str) -> UserError:
@@ -124,6 +130,12 @@ class Replay:
 
 def _sampling(prompt: Prompt) -> dict[str, Any]:
     return plain(asdict(prompt.sampling))
+
+
+def _prompts(prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:
+    """The prompt, and that of the row where an agent started from another one."""
+    row = {} if trajectory.prompt.ids == prompt.input.ids else {"row_prompt": prompt.input.ids}
+    return {"prompt": trajectory.prompt.ids, **row}
 
 
 def _fields(trajectory: Trajectory) -> dict[str, Any]:
@@ -136,6 +148,10 @@ def _fields(trajectory: Trajectory) -> dict[str, Any]:
         "stop_reason": trajectory.stop_reason,
         "top_log_probs": trajectory.top_log_probs,
     }
+    own = {"score": trajectory.score, "extras": trajectory.extras or None, "problem": trajectory.problem}
+    fields |= {name: value for name, value in own.items() if value is not None}
+    if trajectory.futures:
+        fields["futures"] = [{"prompt": future.prompt.ids, **_fields(future)} for future in trajectory.futures]
     if not trajectory.is_single_turn:
         fields |= {"mask": trajectory.mask, "turns": [asdict(turn) for turn in trajectory.turns]}
     return fields
@@ -144,9 +160,11 @@ def _fields(trajectory: Trajectory) -> dict[str, Any]:
 def _trajectory(line: dict[str, Any]) -> Trajectory:
     prompt, length = ModelInput(tuple(line.pop("prompt"))), len(line["ids"])
     turns = [Turn(**turn) for turn in line.pop("turns", [])]
+    futures = tuple(_trajectory(future) for future in line.pop("futures", []))
     return Trajectory(
         prompt,
         mask=line.pop("mask", [True] * length),
         turns=turns or [Turn(0, length, finish_reason=line["finish_reason"])],
+        futures=futures,
         **line,
     )

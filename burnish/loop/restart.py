@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from burnish.config import Loaded
 from burnish.errors import UserError, WorkerDied
-from burnish.loop.fit import Result
+from burnish.loop.finish import Result
 from burnish.loop.run import Run
 
 KEY = "trainer.max_restarts"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from burnish.algos.advantages import ADVANTAGES
 from burnish.config.adapters import wants_adapter
 from burnish.errors import UserError
 from burnish.loop.backends import (
@@ -30,6 +31,7 @@ from burnish.rollout.engine import Engine, EngineOptions, check_engine, engine_r
 from burnish.rollout.engines.supervised import Supervised
 from burnish.training.backend import Backend
 from burnish.training.critic import Critic
+from burnish.training.export import loadable_path
 from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext
 from burnish.training.policy import Policy
@@ -39,6 +41,7 @@ from burnish.training.reference import Reference
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
     from burnish.config.rollout import SamplingConfig
+    from burnish.distributed.worker_group import WorkerGroup
 
 
 @dataclasses.dataclass
@@ -53,6 +56,15 @@ class Roles:
     notices: list[str] = dataclasses.field(default_factory=list)
     close: Callable[[], None] = lambda: None
     kill_hung: Callable[[str, float], str] | None = None  # None where there are no worker processes
+    groups: Mapping[str, WorkerGroup] = dataclasses.field(default_factory=dict)  # the worker processes of each role
+
+    def local(self) -> dict[str, Any]:
+        """The roles of this process, by name."""
+        if self.groups:
+            return {}
+        reward_model = None if self.reward_model is None else self.reward_model.model
+        roles = {"policy": self.policy, "engine": self.engine, "critic": self.critic, "reference": self.reference}
+        return {name: role for name, role in {**roles, "reward_model": reward_model}.items() if role is not None}
 
 
 def build_roles(
@@ -102,6 +114,7 @@ def _build_out_of_process(
             notices=[layout, *launched.notices, *([] if reward_model is None else reward_model.notices)],
             close=launched.close,
             kill_hung=launched.kill_hung,
+            groups=launched.groups,
         )
     except BaseException:
         launched.close()
@@ -117,7 +130,7 @@ def policy_source(cfg: TrainConfig) -> ModelSource:
             hint="actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct",
         )
     return ModelSource(
-        path=model.path,
+        path=loadable_path(model.path, "actor_rollout_ref.model.path"),
         tokenizer_path=model.tokenizer_path,
         override_config=dict(model.override_config),
         external_lib=tuple(model.external_lib),
@@ -135,7 +148,7 @@ def reference_source(cfg: TrainConfig, source: ModelSource) -> ModelSource:
         override_config = {**source.override_config, **model.override_config}
         return dataclasses.replace(source, override_config=override_config, external_lib=external_lib)
     return ModelSource(
-        path=model.path,
+        path=loadable_path(model.path, "actor_rollout_ref.ref.model.path"),
         key="actor_rollout_ref.ref.model.path",
         override_config=dict(model.override_config),
         external_lib=external_lib,
@@ -198,13 +211,14 @@ def build_policy(
         seed=cfg.trainer.seed,
         loss=correction.loss,
         old_column=correction.old_column,
+        sum_pi_squared="sum_pi_squared" in ADVANTAGES[cfg.algorithm.adv_estimator].needs,
     )
 
 
 def critic_source(cfg: TrainConfig) -> ModelSource:
     model = cfg.critic.model
     return ModelSource(
-        path=cast(str, model.path),  # defaults to the policy's path
+        path=loadable_path(cast(str, model.path), "critic.model.path"),  # defaults to the policy's path
         key="critic.model.path",
         override_config=dict(model.override_config),
         external_lib=tuple(model.external_lib),

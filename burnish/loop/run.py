@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
@@ -12,6 +12,7 @@ from burnish.loop.learner import Learner
 from burnish.loop.recorder import Recorder
 from burnish.loop.rollout import Rollout
 from burnish.loop.step import sync_weights
+from burnish.profiling.run import RunProfiler
 
 if TYPE_CHECKING:
     from burnish.loop.schedules import Schedule
@@ -31,6 +32,7 @@ class Run:
     explain_out_of_memory: Callable[[str, OutOfMemory], UserError]
     close_workers: Callable[[], None] = lambda: None  # stops the processes that hold the roles
     kill_hung_workers: Callable[[str, float], str] | None = None  # the same when they hang; None: there are none
+    profiler: RunProfiler = field(default_factory=RunProfiler)
     step: int = 0
     epoch: int = 0  # of the prompts trained on last
 
@@ -62,8 +64,12 @@ class Run:
 
     def close(self) -> None:
         self.recorder.saving.close()
+        self.profiler.close()
         self.rollout.engine.close()
         self.close_workers()
         self.rollout.scorer.scorer.close()
+        self.rollout.close_tools()
+        if self.rollout.tracer is not None:
+            self.rollout.tracer.close()
         self.schedule.close()  # its thread ends now that nobody answers it
         self.recorder.close()

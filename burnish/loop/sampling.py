@@ -56,7 +56,7 @@ def _sampling(
         frequency_penalty=section.frequency_penalty,
         bad_words=tuple(ids for word in rollout.bad_words for ids in word_ids(word, tokenizer, f"{key}.bad_words")),
         logprobs=rollout.logprobs,
-        room=rollout.max_model_len,
+        max_total_tokens=rollout.max_model_len,
         **more,
     )
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from burnish.errors import UserError
+from burnish.folders import remove_tree
+from burnish.loop.experiment import Experiment, check_same_experiment
 from burnish.loop.pending import pending_writer, read_pending
 from burnish.loop.run import Run
 from burnish.registry import Registry
@@ -34,7 +36,7 @@ def save_if_due(run: Run, validation: Mapping[str, float] | None, last: bool) ->
     if is_best:
         recorder.loggers.note(f"step {run.step} is the best so far: {recorder.best.by} is {recorder.best.value:.4g}")
     if due or is_best:
-        with run.clock("save_checkpoint"):
+        with run.clock("save_checkpoint"), recorder.loggers.activity("saving a checkpoint"):
             save(run, required=is_best)
     recorder.saving.report(recorder.loggers.note)
 
@@ -53,6 +55,8 @@ def save(run: Run, *, required: bool = False) -> None:
     state = {"step": run.step, "seed": run.seed, "sampler": position.sampler, "kl": learner.kl.state_dict()}
     state |= {"shaper": learner.shaper.state_dict(), "best": recorder.best.state_dict()}
     state |= {"version": rollout.version, "unsent": learner.num_unsynced}
+    if recorder.experiment is not None:
+        state["experiment"] = recorder.experiment.state_dict()
     if position.pending:
         writers["queue"] = pending_writer(position.pending, rollout.training_data()[0])
     if rollout.growth is not None:
@@ -86,6 +90,7 @@ def _write(run: Run, step: int, writers: dict[str, Callable[[Path], None]], stat
     trainer, checkpoints = recorder.trainer, recorder.checkpoints
     newest = max(step, recorder.saving.newest_step or 0)  # a retried one may be written after newer ones
     checkpoints.save(step, writers, state, best=state["best"].get("step"), newest=newest)
+    run.rollout.journals.drop_until(step)
     problem = recorder.mirror.upload(checkpoints, step) if recorder.mirror is not None else None
     if problem is not None:
         recorder.loggers.note(problem)
@@ -95,9 +100,19 @@ def _write(run: Run, step: int, writers: dict[str, Callable[[Path], None]], stat
         recorder.loggers.note(f"cannot remove old checkpoints: {error}")
 
 
+def find_checkpoint(run: HasCheckpoints) -> Path | ExternalCheckpoint | None:
+    """The checkpoint to resume from, by trainer.resume_mode. Refuses one of another experiment."""
+    checkpoint: Path | ExternalCheckpoint | None = RESUME_MODES[run.trainer.resume_mode].load()(run)
+    if isinstance(checkpoint, Path) and run.experiment is not None:
+        saved = read_trainer(checkpoint).get("experiment")
+        with reading(checkpoint):
+            run.notices.extend(check_same_experiment(run.experiment, saved, f"the checkpoint {checkpoint}"))
+    return checkpoint
+
+
 def resume(run: Run) -> None:
-    """Continue from a checkpoint, if trainer.resume_mode finds one."""
-    checkpoint: Path | ExternalCheckpoint | None = RESUME_MODES[run.recorder.trainer.resume_mode].load()(run.recorder)
+    """Continue from the checkpoint that was found."""
+    checkpoint = run.recorder.resume_from
     if isinstance(checkpoint, ExternalCheckpoint):
         _load_weights(run, checkpoint)
     elif checkpoint is not None:
@@ -112,22 +127,34 @@ def _load(run: Run, folder: Path) -> None:
     if learner.critic is not None:
         contents, key = recorder.critic_checkpoint.load_contents, "critic.checkpoint.load_contents"
         learner.critic.load(folder / "critic", contents, key=key)
-    if rollout.growth is not None:
-        rollout.growth.load(folder / "data", state.get("growth"))
-    if rollout.sampler is not None:
-        rollout.sampler.load_state_dict(state["sampler"])
-    learner.kl.load_state_dict(state["kl"])
-    learner.shaper.load_state_dict(state["shaper"])
-    recorder.best.load_state_dict(state.get("best", {}))
+    with reading(folder):
+        if rollout.growth is not None:
+            rollout.growth.load(folder / "data", state.get("growth"))
+        if rollout.sampler is not None:
+            rollout.sampler.load_state_dict(state["sampler"])
+        learner.kl.load_state_dict(state["kl"])
+        learner.shaper.load_state_dict(state["shaper"])
+        recorder.best.load_state_dict(state.get("best", {}))
     if folder.parent == recorder.checkpoints.folder:  # a kill may have come between the seal and the pointer
         recorder.checkpoints.mark_best(recorder.best.step)
     run.step = recorder.saved_step = state["step"]
     rollout.version, learner.num_unsynced = state.get("version", 0), state.get("unsent", 0)
     if rollout.train_data is not None:
-        run.schedule.load(read_pending(folder / "queue", rollout.train_data))
+        with reading(folder):
+            run.schedule.load(read_pending(folder / "queue", rollout.train_data))
     recorder.notices.append(f"resumed from {folder}")
     if recorder.trainer.del_local_ckpt_after_load:
         recorder.notices.append(delete_local_copy(run, folder))
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """A checkpoint may come from elsewhere: values of other types than a run saves are the user's error, not ours."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        problem = f"the checkpoint {folder} has no state of such a run: {type(error).__name__}: {error}"
+        raise UserError(problem, key=PATH_KEY, hint="another checkpoint, or trainer.resume_mode=disable") from error
 
 
 def _load_weights(run: Run, checkpoint: ExternalCheckpoint) -> None:
@@ -148,12 +175,12 @@ def _load_weights(run: Run, checkpoint: ExternalCheckpoint) -> None:
 def delete_local_copy(run: Run, folder: Path) -> str:
     """Delete the local copy of a checkpoint that also exists elsewhere; returns a notice."""
     recorder = run.recorder
-    if cache_folder() in folder.parents:
-        shutil.rmtree(folder)
+    if cache_folder().resolve() in folder.resolve().parents:
+        remove_tree(folder)
         return f"deleted {folder}, a copy of {recorder.trainer.resume_from_path}"
     if recorder.mirror is None or not recorder.mirror.holds(folder):
         return f"trainer.del_local_ckpt_after_load: kept {folder}, because there is no copy of it elsewhere"
-    shutil.rmtree(folder)
+    remove_tree(folder)
     return f"deleted {folder}; its copy is in {recorder.mirror.remote.url}"
 
 
@@ -161,6 +188,7 @@ class HasCheckpoints(Protocol):
     """What a resume mode searches: a Recorder, or a supervised run."""
 
     checkpoints: Checkpoints
+    experiment: Experiment | None
     mirror: Mirror | None
     notices: list[str]
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from burnish.algos.masked import masked_share
 from burnish.batch import Batch
 from burnish.loop.credit import credit, filtrate
 from burnish.loop.learner import Learner
 from burnish.loop.rollout import Rollout
+from burnish.reward.trajectories import last_rows
 
 
 @dataclass(frozen=True)
@@ -37,23 +39,30 @@ class StepResult(NamedTuple):
 def produce(rollout: Rollout, step: int) -> ScoredBatch:
     """Generate and score the next batch."""
     with rollout.clock("gen"):
-        batch = rollout.collect(rollout.next_prompts(), step)
-    num_failed, notes = rollout.take_reward_problems()
+        prompts = rollout.next_prompts()
+        batch = rollout.collect(prompts, step)
+    num_failed, notes = rollout.take_reward_problems(f"step {step}")
     metrics = {"reward/failed": float(num_failed)}
     if rollout.filter is not None:
         metrics |= rollout.filter.take_metrics()
+    if rollout.over_sample_rate:
+        metrics["rollout/dropped"] = float(len(prompts) * rollout.n - len(last_rows(batch)))
     return ScoredBatch(step, batch, rollout.training_data()[1].epoch, metrics, notes)
 
 
 def learn(learner: Learner, scored: ScoredBatch, *, current: bool) -> StepResult:
     """Log-probs, values, advantages, updates. `current`: the policy has the weights that sampled the batch."""
     batch, step, clock = scored.batch, scored.step, learner.clock
+    metrics: dict[str, float] = {}
     if learner.reward_model is not None:
         with clock("reward"):
             batch = learner.reward_model.score(batch)
+            learner.reward_model.check_failures(f"step {step}")
     if learner.needs_old_log_probs(step, len(batch), current=current):
         with clock("old_log_prob"):
             batch = batch.add(**learner.policy.compute_log_probs(batch))
+        # An update that computes entropies itself replaces this: it has those of all its passes.
+        metrics["actor/entropy"] = masked_share(batch["entropys"].flat, batch["response_mask"].flat).mean()
     if learner.reference is not None:
         with clock("ref"):
             batch = batch.add(**learner.reference_columns(batch))
@@ -64,9 +73,9 @@ def learn(learner: Learner, scored: ScoredBatch, *, current: bool) -> StepResult
         batch, correcting = learner.correction.apply(batch)
         batch, shaping = learner.shaper.shape(batch)
         old_column = learner.correction.old_column
-        batch, metrics = credit(batch, learner.algorithm, learner.estimator, learner.kl, old_column)
+        batch, crediting = credit(batch, learner.algorithm, learner.estimator, learner.kl, old_column)
         batch = filtrate(batch, learner.algorithm, learner.seed, step)
-        metrics |= shaping | correcting
+        metrics |= crediting | shaping | correcting
     if learner.critic is not None:
         with clock("update_critic"):
             metrics |= learner.critic.update(batch, step)

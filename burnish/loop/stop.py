@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from burnish.errors import StopNow
+from burnish.log.console import announce
+from burnish.training.checkpoint import Checkpoints
 
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
@@ -24,6 +26,23 @@ class Stop:
 
 
 @contextmanager
+def naming_last_checkpoint(run_folder: str | Path) -> Iterator[None]:
+    """Add to an interruption what of the run is saved, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        checkpoints = Checkpoints(Path(run_folder).expanduser().absolute())
+        steps = checkpoints.own_steps()
+        if steps:
+            last = f"the last checkpoint is {checkpoints.path(steps[-1])}; run the same command to resume"
+        else:
+            last = "no checkpoint was saved yet; the same command starts anew"
+        if not hasattr(interrupt, "__notes__"):
+            interrupt.add_note(f"interrupted; {last}")
+        raise
+
+
+@contextmanager
 def stop_request() -> Iterator[Stop]:
     """The first signal stops the run after the current step, a second one at once."""
     stop = Stop()
@@ -35,9 +54,8 @@ def stop_request() -> Iterator[Stop]:
         if stop.is_set():
             raise StopNow(signum)
         stop.signum = signum
-        # A signal may come while the console holds its lock; a plain write needs none.
         name = SIGNALS[signal.Signals(signum)]
-        os.write(2, f"\n{name} received: finishing this step, then saving. Send again to exit immediately.\n".encode())
+        announce(f"{name} received: finishing this step, then saving.\nSend again to exit immediately.")
 
     before = {signum: signal.signal(signum, handle) for signum in SIGNALS}
     try:

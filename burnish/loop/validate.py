@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from burnish.batch import Batch
 from burnish.log.folder import dump_rollouts
+from burnish.log.metrics import sample_sums
 from burnish.log.validation import pick_generations, validation_metrics
 from burnish.loop.rollout import Rollout
 from burnish.loop.run import Run
+from burnish.reward.trajectories import last_rows
 
 
 def validate(run: Run) -> dict[str, float]:
@@ -15,10 +17,11 @@ def validate(run: Run) -> dict[str, float]:
     trainer = recorder.trainer
     data = rollout.val_data
     assert data is not None
-    with run.clock("testing"):
-        parts = [rollout.collect_validation(data.batch(index, epoch=0)) for index in rollout.val_batches]
-        batch = _score_by_model(rollout, Batch.join(parts))
-    for line in rollout.take_reward_problems()[1]:
+    where = f"the validation at step {run.step}"
+    with run.clock("testing"), recorder.loggers.activity("validation"):
+        parts = [rollout.collect_validation(data.batch(index, epoch=0), run.step) for index in rollout.val_batches]
+        batch = _score_by_model(rollout, Batch.join(parts), where)
+    for line in rollout.take_reward_problems(where)[1]:
         recorder.loggers.note(line)
     records = recorder.trajectory_records(batch)
     if trainer.validation_data_dir is not None:
@@ -27,13 +30,20 @@ def validate(run: Run) -> dict[str, float]:
         inputs, outputs, scores = ([record[name] for record in records] for name in ("input", "output", "score"))
         shown = pick_generations(inputs, outputs, scores, trainer.log_val_generations)
         recorder.loggers.table("val_generations", run.step, ["input", "output", "score"], shown)
-    scores = [record["score"] for record in records]
+    return _metrics(batch)
+
+
+def _metrics(batch: Batch) -> dict[str, float]:
+    """An episode of several rows counts once."""
+    last = last_rows(batch)
+    scores = sample_sums(batch, "token_level_scores").tolist()
     names = sorted({name for extras in batch["reward_extras"] for name in extras})
-    extras = {name: [values.get(name) for values in batch["reward_extras"]] for name in names}
-    return validation_metrics(batch["data_source"], batch["uid"], scores, extras)
+    extras = {name: [batch["reward_extras"][row].get(name) for row in last] for name in names}
+    sources, uids = ([batch[column][row] for row in last] for column in ("data_source", "uid"))
+    return validation_metrics(sources, uids, scores, extras)
 
 
-def _score_by_model(rollout: Rollout, batch: Batch) -> Batch:
+def _score_by_model(rollout: Rollout, batch: Batch, where: str) -> Batch:
     """The reward model scores while the engine sleeps, as in a step. Its metrics are logged for training steps only."""
     if rollout.reward_model is None:
         return batch
@@ -41,5 +51,6 @@ def _score_by_model(rollout: Rollout, batch: Batch) -> Batch:
         rollout.engine.sleep(level=1)
     batch = rollout.reward_model.score(batch)
     rollout.engine.wake()
+    rollout.reward_model.check_failures(where)
     rollout.reward_model.take_metrics()
     return batch

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from burnish.escape import printable
 from burnish.log.clock import Clock
 
 HUNG = 124  # the exit status, as `timeout` has it
@@ -73,7 +74,7 @@ class Watchdog:
         """Kill the workers. The call that waits for them then fails, and the run restarts."""
         phase = self.clock.active_phases() or "no phase"
         os.write(2, f"\nthe run hangs in {phase}: no phase has begun or ended for {self.timeout:g} s.\n".encode())
-        stacks = kill_workers(phase, self.timeout)
+        stacks = printable(kill_workers(phase, self.timeout))
         os.write(2, f"{stacks}\n".encode())
         with suppress(OSError):
             self.file.write_text(f"{datetime.now(UTC).isoformat(timespec='seconds')} {phase}\n{stacks}\n")
@@ -93,7 +94,7 @@ class Watchdog:
                 file.flush()
                 faulthandler.dump_traceback(file=file, all_threads=True)
             hint = f"The stacks are also in {self.file}. Run the same command to resume from the last checkpoint.\n"
-            os.write(2, hint.encode())
+            os.write(2, printable(hint).encode())
 
 
 @contextmanager

@@ -14,8 +14,10 @@ import torch
 from burnish.config.ranks import sequence_parallel_size, tensor_parallel_size
 from burnish.distributed.channel import NO_RESULT
 from burnish.distributed.process_group import RankInfo, destroy_process_group, init_process_group
+from burnish.distributed.rendezvous import verify_group
 from burnish.distributed.weights import Endpoint, receive, send
 from burnish.loop.build_reward_model import build_reward_model
+from burnish.loop.profiling import process_profiler, watch_mini_batches
 from burnish.loop.roles import (
     build_critic,
     build_policy,
@@ -46,7 +48,7 @@ ENGINE_SIZES = (
 class Worker:
     """The handles call all ranks together; of the ranks that have a role's result, one returns it."""
 
-    concurrent = frozenset({"generate", "abort", "end_session", "engine_stats", "write"})
+    concurrent = frozenset({"generate", "abort", "end_session", "expect_return", "engine_stats", "write"})
 
     def __init__(self, info: RankInfo, cfg: TrainConfig, roles: tuple[str, ...], total_steps: int) -> None:
         self.info = info
@@ -62,6 +64,8 @@ class Worker:
         self.roles: dict[str, Any] = {}
         for role in roles:
             self.roles[role] = getattr(self, f"_build_{role}")(total_steps)
+        self.profiler = process_profiler(cfg, roles, info.rank, self.device)
+        watch_mini_batches(self.roles, self.profiler)
         self._writers: dict[int, Callable[[Path], None]] = {}
         self._in_flight: dict[int, Future[Completion]] = {}  # by request id
 
@@ -74,6 +78,10 @@ class Worker:
             value = attribute(*args, **kwargs) if callable(attribute) else attribute
         backend = getattr(self.roles[role], "backend", None)
         return value if backend is None or backend.parallel.reports_results else NO_RESULT
+
+    def profile(self, method: str, *args: Any) -> Any:
+        """Start or stop recordings of this process."""
+        return getattr(self.profiler, method)(*args)
 
     def take_notices(self) -> Any:
         """What the user should know about how the roles were built, the same on all ranks."""
@@ -114,6 +122,9 @@ class Worker:
     def end_session(self, session: str) -> None:
         self.roles["engine"].end_session(session)
 
+    def expect_return(self, session: str, seconds: float) -> None:
+        self.roles["engine"].expect_return(session, seconds)
+
     def engine_stats(self) -> dict[str, float]:
         return self.roles["engine"].stats()
 
@@ -140,6 +151,7 @@ class Worker:
         return sync_weights(self.roles["engine"], receive(endpoint, self.device), version, compared_dtype(self.cfg))
 
     def close(self) -> None:
+        self.profiler.close()
         engine = self.roles.get("engine")
         if engine is not None:
             engine.close()
@@ -191,6 +203,8 @@ class Worker:
                 tensor_size=sizes[2],
                 balance=self.cfg.trainer.balance_batch,
             )
+            for number, group in enumerate(self.contexts[sizes].groups):
+                verify_group(group, self.info.key, f"group {number} of {sizes}")
         return self.contexts[sizes]
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import subprocess
 import sys
 
 import torch
 
-from burnish.errors import UserError
-from burnish.sizing import DTYPE_NAMES, default_dtype
+from burnish.errors import UserError, install_package
+from burnish.sizing import DTYPE_NAMES, available_cores, default_dtype
 
 LIBRARIES = {"npu": "torch_npu"}  # accelerators that need a plug-in library
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in DTYPE_NAMES.items()}
@@ -24,7 +25,7 @@ def pick_device(name: str, key: str = "trainer.device") -> torch.device:
         raise UserError("no CUDA device found", key=key, value=name, allowed="auto, cpu", hint=f"{key}=auto")
     if name in LIBRARIES and not _is_available(name):
         raise UserError(
-            f"no such device found, or its library is missing: pip install {LIBRARIES[name]}",
+            f"no such device found, or its library is missing: {install_package(LIBRARIES[name])}",
             key=key,
             value=name,
             allowed="auto, cpu, cuda",
@@ -34,6 +35,33 @@ def pick_device(name: str, key: str = "trainer.device") -> torch.device:
         return torch.device(name)
     except RuntimeError as error:
         raise UserError("no such device", key=key, value=name, allowed="auto, cpu, cuda", hint=f"{key}=auto") from error
+
+
+@functools.cache
+def limit_cpu_threads() -> str | None:
+    """Keep torch within the cores that the process may use, unless OMP_NUM_THREADS is set; returns a notice if so.
+
+    The number does not depend on the load, so that the same command computes the same bits beside other jobs. Passive
+    waiting (burnish/__init__.py) keeps busy cores from slowing it down.
+    """
+    default = torch.get_num_threads()
+    threads = min(default, available_cores())
+    if os.environ.get("OMP_NUM_THREADS") or threads == default:
+        return None
+    torch.set_num_threads(threads)
+    return f"CPU threads: {threads} of {default}, as many as the process may use cores (OMP_NUM_THREADS=N sets them)"
+
+
+def restore_cpu_threads(threads: int) -> bool:
+    """Use the number of threads of an earlier part of this run: with another, the last bits may differ.
+
+    Returns whether that changed the number.
+    """
+    is_possible = not os.environ.get("OMP_NUM_THREADS") and 0 < threads <= available_cores()
+    if not is_possible or threads == torch.get_num_threads():
+        return False
+    torch.set_num_threads(threads)
+    return True
 
 
 def _is_available(name: str) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
-from burnish.errors import UserError
+from burnish.errors import UserError, install_extra
 
 
 def four_bits(compute_dtype: torch.dtype, heads: tuple[str, ...], key: str) -> BitsAndBytesConfig:
@@ -49,7 +49,7 @@ def _library(key: str) -> Any:
         import bitsandbytes
     except ImportError as error:
         raise UserError(
-            "4-bit weights need the bitsandbytes library: pip install burnish[bitsandbytes]",
+            f"4-bit weights need the bitsandbytes library: {install_extra('bitsandbytes')}",
             key=f"{key}.load_in_4bit",
             value=True,
             hint=f"{key}.load_in_4bit=false",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from burnish.errors import UserError
+from burnish.errors import UserError, install_package
 from burnish.models.kernels import lazy_triton
 from burnish.models.kernels.head import TritonKernel
 from burnish.models.logits import LogitKernel, TorchKernel
@@ -22,4 +22,5 @@ NEEDS_TRITON = frozenset({"triton"})
 def check_head_kernel(name: str, device: torch.device, key: str) -> None:
     """Refuse a kernel that cannot run, before a model is loaded. On a CPU the key is reported to have no effect."""
     if name in NEEDS_TRITON and device.type != "cpu" and not lazy_triton.available():
-        raise UserError("Triton is not installed: pip install triton", key=key, value=name, hint=f"{key}=torch")
+        problem = f"Triton is not installed: {install_package('triton')}"
+        raise UserError(problem, key=key, value=name, hint=f"{key}=torch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from burnish.errors import UserError
+from burnish.errors import UserError, install_extra
 
 
 def check_liger(device: torch.device, key: str) -> None:
@@ -15,7 +15,7 @@ def check_liger(device: torch.device, key: str) -> None:
     try:
         import liger_kernel.transformers  # noqa: F401
     except ImportError as error:
-        problem = "the liger-kernel library is not installed: pip install burnish[liger]"
+        problem = f"the liger-kernel library is not installed: {install_extra('liger')}"
         raise UserError(problem, key=key, value=True, hint=f"{key}=false") from error
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub import snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -30,12 +30,18 @@ from transformers.utils import logging
 from burnish.errors import UserError
 from burnish.models import attention
 from burnish.models.fourbit import is_packed
-from burnish.storage import local_path
+from burnish.storage import MODEL_CONFIG, check_exists, local_path, model_folder
+from burnish.untrusted import MAX_CONFIG_BYTES, read_json_object, read_text
 
 # RoPE variants whose frequencies depend on the longest sequence of the batch: wrong for packed sequences.
 BATCH_DEPENDENT_ROPE = ("longrope", "dynamic")
 SCORE_HEADS = ("ForTokenClassification", "ForSequenceClassification")
+# Any of these in a folder shows Megatron's checkpoint layout.
+MEGATRON_FILES = ("latest_checkpointed_iteration.txt", "mp_rank_*", "release/mp_rank_*", "iter_*/mp_rank_*")
 
+MAX_TOKENIZER_BYTES = 2**29
+MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "*.bin", "*.gguf")
+SMALL_FILES = ("*config.json", "*index.json", "*.jinja")
 
 # Tokenizer classes that are fully described by tokenizer.json.
 PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -57,10 +63,18 @@ class ModelSource:
     def checked_path(self) -> str:
         """The local path of the model (a copy, if remote), or its hub name; refuses a folder without a model."""
         path = Path(local_path(self.path, key=self.key)).expanduser()
-        looks_local = self.path.startswith(("/", "~", ".")) or path.exists()
-        if looks_local and not (path / "config.json").is_file():
-            problem = "no such folder" if not path.exists() else "no config.json found in the folder"
-            raise UserError(problem, key=self.key, value=self.path, hint=f"{self.key}=/path/to/a/hugging-face/model")
+        beside = ""
+        if self.tokenizer_path and self.tokenizer_path != self.path:
+            beside = f"; to start from the weights beside the tokenizer, {self.key}={self.tokenizer_path}"
+        check_exists(self.path, key=self.key, more=beside)
+        path = model_folder(path) or path
+        if path.exists() and not (path / MODEL_CONFIG).is_file():
+            problem = f"no {MODEL_CONFIG} found in the folder"
+            if any(next(path.glob(pattern), None) is not None for pattern in MEGATRON_FILES):
+                problem = "a Megatron checkpoint, which cannot be read: convert it to Hugging Face format"
+            hint = f"{self.key}=/path/to/a/hugging-face/model{beside}"
+            raise UserError(problem, key=self.key, value=self.path, hint=hint)
+        check_model_files(path, self.key)
         if not self.use_shm:
             return str(path) if path.exists() else self.path
         return local_path(str(path) if path.exists() else self._downloaded(), key=self.key, use_shm=True)
@@ -71,6 +85,44 @@ class ModelSource:
             return snapshot_download(self.path)
         except (OSError, ValueError) as error:
             raise UserError(f"cannot download the model: {first_line(error)}", key=self.key, value=self.path) from error
+
+
+def check_model_files(folder: Path, key: str) -> None:
+    """Refuse a folder whose files would block transformers or fill the memory: no regular files, or far too large."""
+    if not folder.is_dir():
+        return
+    for file in {file for pattern in MODEL_FILES for file in folder.glob(pattern)}:
+        if not file.is_file():
+            raise UserError(f"{file.name} is not a regular file", key=key, value=str(folder))
+        small = any(file.match(pattern) for pattern in SMALL_FILES)
+        limit = MAX_CONFIG_BYTES if small else MAX_TOKENIZER_BYTES if file.suffix in (".json", ".txt") else None
+        if limit is not None and (size := file.stat().st_size) > limit:
+            problem = f"{file.name} has {size:,} bytes, but such a file has at most {limit:,}"
+            raise UserError(problem, key=key, value=str(folder))
+    if (folder / MODEL_CONFIG).is_file():
+        try:
+            read_json_object(folder / MODEL_CONFIG)
+        except UserError as error:
+            raise UserError(error.problem, key=key, value=str(folder)) from error
+
+
+def load_error(what: str, error: BaseException, *, key: str, value: str) -> UserError:
+    """An error of transformers for the user. One about the model's own code names the key that allows it."""
+    if "trust_remote_code" not in str(error):
+        return UserError(f"cannot load {what}: {first_line(error)}", key=key, value=value)
+    is_flag = key.startswith("--")
+    allow = "--trust-remote-code" if is_flag else f"{key.rpartition('.')[0]}.trust_remote_code=true".lstrip(".")
+    problem = f"{what} needs Python code from its folder, which would run with all rights of this user"
+    return UserError(problem, key=key, value=value, hint=f"{allow}, if you trust that code")
+
+
+def cached_revision(name: str) -> str | None:
+    """The revision of a hub model in the local cache; None if it is not cached."""
+    try:
+        file = try_to_load_from_cache(name, MODEL_CONFIG)
+    except HFValidationError:
+        return None
+    return Path(file).parent.name if isinstance(file, str) else None
 
 
 def load_generation_config(source: ModelSource) -> GenerationConfig:
@@ -93,13 +145,15 @@ def load_config(source: ModelSource) -> PretrainedConfig:
     path = source.checked_path()
     if source.config_path:
         source_key = source.key.removesuffix("path") + "hf_config_path"
+        check_exists(source.config_path, key=source_key)
         path = str(Path(local_path(source.config_path, key=source_key)).expanduser())
+        check_model_files(Path(path), source_key)
     else:
         source_key = source.key
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=source.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the model's config: {first_line(error)}", key=source_key, value=path) from error
+    except Exception as error:  # an odd config makes transformers raise anything
+        raise load_error("the model's config", error, key=source_key, value=path) from error
     overrides = flat_overrides(source.override_config)
     overrides.pop("attn_implementation", None)  # handled by packed_function
     known = set(config.to_dict())
@@ -135,14 +189,17 @@ def load_tokenizer(
     path: str, *, trust_remote_code: bool = False, key: str, chat_template: str | None = None
 ) -> PreTrainedTokenizerBase:
     """Load a tokenizer; a missing pad token becomes EOS. `chat_template` (text or a file) replaces its own."""
-    local = str(Path(local_path(path, key=key)).expanduser())
+    check_exists(path, key=key)
+    folder = Path(local_path(path, key=key)).expanduser()
+    local = str(model_folder(folder) or folder)
+    check_model_files(Path(local), key)
     try:
         saved_as = get_tokenizer_config(local).get("tokenizer_class")
         # AutoTokenizer picks the class of the model family, which would override the rules of a custom tokenizer.
         family = PreTrainedTokenizerFast if saved_as in PLAIN_TOKENIZERS else AutoTokenizer
         tokenizer = family.from_pretrained(local, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot load the tokenizer: {first_line(error)}", key=key, value=path) from error
+    except Exception as error:  # an odd tokenizer makes transformers raise anything
+        raise load_error("the tokenizer", error, key=key, value=path) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if chat_template is not None:
@@ -158,7 +215,7 @@ def read_chat_template(template: str, key: str = "actor_rollout_ref.model.custom
     if not path.is_file():
         hint = f"{key}=/path/to/template.jinja"
         raise UserError("neither Jinja text nor an existing file", key=key, value=template, hint=hint)
-    return path.read_text(encoding="utf-8")
+    return read_text(path)
 
 
 def load_causal_lm(
@@ -230,7 +287,7 @@ def _build(
         with quiet_transformers():
             return align_weights(family.from_pretrained(source.checked_path(), config=config, **kwargs))
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot load the model: {first_line(error)}", key=source.key, value=source.path) from error
+        raise load_error("the model", error, key=source.key, value=source.path) from error
 
 
 def _default_attention(config: PretrainedConfig) -> str | None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from burnish.errors import UserError
+from burnish.errors import UserError, install_extra
 from burnish.models.fourbit import is_packed, unpacked
 from burnish.storage import local_path
 
@@ -243,7 +243,7 @@ def _peft(key: str) -> Any:
         import peft
     except ImportError as error:
         raise UserError(
-            "the peft library is not installed: pip install burnish[peft]",
+            f"the peft library is not installed: {install_extra('peft')}",
             key=f"{key}.lora_rank",
             hint=f"{key}.lora_rank=0",
         ) from error

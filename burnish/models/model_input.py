@@ -66,13 +66,19 @@ class ModelInput:
     def common_prefix(self, other: ModelInput) -> int:
         """Length of the longest prefix with the same key in both inputs."""
         low, high = 0, min(len(self.ids), len(other.ids))
-        while low < high:  # equal prefixes have equal keys at every shorter length, so bisect
-            middle = (low + high + 1) // 2
-            if self.prefix_key(middle) == other.prefix_key(middle):
+        middle = high  # usually one extends the other
+        while low < high:  # prefixes that are equal are equal at every shorter length, so bisect
+            if self._has_same_prefix(other, middle):
                 low = middle
             else:
                 high = middle - 1
+            middle = (low + high + 1) // 2
         return low
+
+    def _has_same_prefix(self, other: ModelInput, length: int) -> bool:
+        """Whether `prefix_key(length)` is the same, without hashing."""
+        media, others = ([m for m in input.media if m.offset < length] for input in (self, other))
+        return self.ids[:length] == other.ids[:length] and media == others
 
     @cached_property
     def key(self) -> bytes:

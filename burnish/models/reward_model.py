@@ -12,8 +12,8 @@ from burnish.models.load import (
     BATCH_DEPENDENT_ROPE,
     SCORE_HEADS,
     ModelSource,
-    first_line,
     load_config,
+    load_error,
     quiet_transformers,
     rope_types,
 )
@@ -41,7 +41,7 @@ def load_reward_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedMode
                 source.checked_path(), config=config, output_loading_info=True, **kwargs
             )
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"cannot load the model: {first_line(error)}", key=source.key, value=source.path) from error
+        raise load_error("the model", error, key=source.key, value=source.path) from error
     fresh = [name for name in report["missing_keys"] if name.startswith("score.") and name != "score.bias"]
     if fresh or not isinstance(getattr(model, "score", None), nn.Module):
         raise _refusal(source, "it has no trained score head")

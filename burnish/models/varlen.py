@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.errors import UserError
+from burnish.errors import UserError, install_package
 from burnish.models.cpu import attention
 from burnish.models.flash import packed_product
 from burnish.sizing import flash_attention_fits
 
-# Major version of flash-attn -> (module with flash_attn_varlen_func, how to install it).
+# Major version of flash-attn -> (module with flash_attn_varlen_func, its package; None: built from its repository).
 LIBRARIES = {
-    2: ("flash_attn", "pip install flash-attn --no-build-isolation"),
-    3: ("flash_attn_interface", "install flash-attn 3 from the `hopper` folder of its repository"),
+    2: ("flash_attn", "flash-attn --no-build-isolation"),
+    3: ("flash_attn_interface", None),
 }
 
 
@@ -90,11 +90,12 @@ def check_varlen(number: int, device: torch.device, key: str, value: str) -> Non
     """Refuse flash-attn where it cannot run, before a model is loaded."""
     if device.type != "cuda":
         raise UserError("flash-attn runs on NVIDIA GPUs only", key=key, value=value, hint=f"{key}=sdpa")
-    name, install = LIBRARIES[number]
+    name, package = LIBRARIES[number]
     try:
         importlib.import_module(name)
     except ImportError as error:
-        problem = f"the {name} library is not installed: {install}"
+        source = f"install flash-attn {number} from the `hopper` folder of its repository"
+        problem = f"the {name} library is not installed: {install_package(package) if package else source}"
         raise UserError(problem, key=key, value=value, hint=f"{key}=sdpa") from error
 
 

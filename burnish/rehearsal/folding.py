@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,8 +13,10 @@ from burnish.config.pending import FEATURES
 from burnish.config.settings import Setting
 from burnish.config.status import check_pending, status_of
 from burnish.config.values import written_as
+from burnish.dialects.report import is_default
 from burnish.rehearsal.plan import Plan
 from burnish.rehearsal.rows import exists
+from burnish.user_code import is_importable
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,15 @@ def fold(plan: Plan) -> None:
 
 def _fold(plan: Plan, change: Fold) -> None:
     matching = [key for key, value in plan.settings.items() if any(_matches(p, key, value) for p in change.patterns)]
-    changed = [key for key in matching if plan.settings[key] not in (change.value, 1)]
+    changed = [key for key in matching if plan.settings[key] != change.value]
+    changed = [key for key in changed if not is_default(key, plan.settings[key], plan.job)]
     for key in matching:
         plan.drop(key)
         if change.value is not None:
             plan.put(key, change.value)
     if changed and not change.quiet:
-        settings = ", ".join(f"{plan.user_name(key)}={written_as(plan.value(key))}" for key in changed[:4])
-        more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
-        plan.folded.append(f"{change.line} ({settings}{more})")
+        settings = ", ".join(f"{plan.user_name(key)}={written_as(plan.value(key))}" for key in changed)
+        plan.folded.append(f"{change.line} ({settings})")
 
 
 def _matches(pattern: str, key: str, value: Any) -> bool:
@@ -107,7 +108,7 @@ def _size_overrides(plan: Plan) -> None:
 def _libraries(plan: Plan) -> None:
     """Drop the user's modules and files that are not on this machine."""
     for key in [key for key in plan.settings if key.endswith("external_lib")]:
-        local = [name for name in plan.settings[key] or () if _importable(name)]
+        local = [name for name in plan.settings[key] or () if is_importable(name)]
         missing = [name for name in plan.settings[key] or () if name not in local]
         if missing:
             plan.put(key, local)
@@ -130,14 +131,7 @@ def _libraries(plan: Plan) -> None:
 
 
 def user_file_exists(path: str) -> bool:
-    return _importable(path[6:]) if path.startswith("pkg://") else exists(path)
-
-
-def _importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+    return is_importable(path[6:]) if path.startswith("pkg://") else exists(path)
 
 
 def drop_pending(plan: Plan) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from burnish.config.rules import has_critic
-from burnish.rehearsal.plan import Plan
+from burnish.doctor.shapes import shape_of
+from burnish.errors import UserError
+from burnish.rehearsal.plan import READING, Plan
 from burnish.rehearsal.standin import StandIn, make_stand_in, shortened
+from burnish.storage import MODEL_CONFIG
 
 # By job: (key of the model, key of its tokenizer, whether it is a reward model); the trained model is first.
 MODELS: dict[str, tuple[tuple[str, str | None, bool], ...]] = {
@@ -38,8 +43,10 @@ def replace_models(plan: Plan) -> StandIn | None:
             plan.drop(key)
             continue
         tokenizer = (plan.value(tokenizer_key) if tokenizer_key else None) or _other_tokenizer(plan, key)
+        config_key = f"{key.rpartition('.')[0]}.hf_config_path"
+        described_by = (plan.value(config_key) if plan.has(config_key) else None) or name
         stand_in = make_stand_in(
-            name,
+            described_by,
             plan.folder / "models" / str(number),
             reward_model=is_reward_model,
             tokenizer_from=tokenizer if tokenizer != name else None,
@@ -48,7 +55,9 @@ def replace_models(plan: Plan) -> StandIn | None:
             seed=number,
         )
         plan.put(key, str(stand_in.path))
-        plan.stand_ins.append(stand_in.line(shortened(name)))
+        plan.stand_ins.append(stand_in.line(shortened(described_by)))
+        if needs_vision(described_by):
+            plan.add_finding(READING, UserError("vision models are not supported yet", key=key, value=name))
         if first is None:
             first = stand_in
             for path_key in REPLACED_PATHS:
@@ -58,6 +67,16 @@ def replace_models(plan: Plan) -> StandIn | None:
     if first is not None and plan.has(key) and plan.value(key):
         plan.put(key, str(first.path))
     return first
+
+
+def needs_vision(path: str) -> bool:
+    """Whether the local config of a model says that it cannot be loaded as a language model. (Names are checked when
+    the command is translated.)"""
+    config = Path(path).expanduser() / MODEL_CONFIG
+    try:
+        return config.is_file() and not shape_of(json.loads(config.read_text(encoding="utf-8"))).text_alone
+    except (UserError, ValueError):  # not a config that the doctor understands; the stand-in reports it
+        return False
 
 
 def _drop_balance_loss(plan: Plan, stand_in: StandIn) -> None:
@@ -88,4 +107,4 @@ def _other_tokenizer(plan: Plan, key: str) -> str | None:
 
 def _trusts_remote_code(plan: Plan, key: str) -> bool:
     trust = f"{key.rpartition('.')[0]}.trust_remote_code"
-    return bool(plan.has(trust) and plan.value(trust))
+    return bool(plan.trust and plan.has(trust) and plan.value(trust))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from burnish.errors import UserError, UserErrors
 
 # Where a finding comes from.
 READING, ARITHMETIC, DATA, REWARD, RUN = "reading", "rules", "data", "reward", "run"
+
+
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Plan:
     folder: Path
     user_names: dict[str, str] = field(default_factory=dict)  # our key -> the name that the user typed
     live: bool = False  # call remote reward services
+    trust: bool = False  # run the code of the model's folder, and Python files without isolation
     findings: list[Finding] = field(default_factory=list)
     stand_ins: list[str] = field(default_factory=list)
     scaled: list[str] = field(default_factory=list)
@@ -42,6 +46,7 @@ class Plan:
     dropped: list[str] = field(default_factory=list)
     not_tested: list[str] = field(default_factory=list)
     synthetic_rows: bool = False
+    progress: Progress = lambda text: None  # called with what happens next
 
     def value(self, key: str) -> Any:
         """The user's value of one of our keys, defaults included."""

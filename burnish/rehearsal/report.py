@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from burnish.errors import ExitStatus
 from burnish.rehearsal.plan import Finding
 
 # What no rehearsal tests.
@@ -21,8 +22,15 @@ ALWAYS = {
 ENGINE = "the configured engine"
 LENGTHS = "prompt lengths (the real tokenizer is not local)"
 
-PASSED, BROKEN, UNREADABLE, REFUSED = 0, 1, 2, 3
-VERDICTS = {PASSED: "passed", BROKEN: "would break", UNREADABLE: "not readable", REFUSED: "refused"}
+PASSED, BROKEN, UNREADABLE = ExitStatus.OK, ExitStatus.ERROR, ExitStatus.USAGE
+REFUSED, UNSUPPORTED = ExitStatus.REFUSED, ExitStatus.UNSUPPORTED
+VERDICTS = {
+    PASSED: "passed",
+    BROKEN: "would break",
+    UNREADABLE: "not readable",
+    REFUSED: "refused: `burnish run` does not start with these settings",
+    UNSUPPORTED: "not supported yet: `burnish run` does not start with these settings",
+}
 
 
 @dataclass
@@ -35,18 +43,22 @@ class Rehearsal:
     seconds: float = 0.0
     findings: list[Finding] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    unsupported: list[str] = field(default_factory=list)  # `burnish run` refuses them; the rehearsal left them out
     stand_ins: list[str] = field(default_factory=list)
     scaled: list[str] = field(default_factory=list)
     folded: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     inert: list[str] = field(default_factory=list)
     not_tested: list[str] = field(default_factory=list)
     ran: bool = False
 
     @property
-    def exit_status(self) -> int:
+    def exit_status(self) -> ExitStatus:
         if self.refused:
             return REFUSED
+        if self.unsupported:
+            return UNSUPPORTED
         return BROKEN if any(finding.breaks for finding in self.findings) else PASSED
 
     @property
@@ -69,10 +81,12 @@ class Rehearsal:
                 {"where": finding.where, "text": finding.text, "breaks": finding.breaks} for finding in self.findings
             ],
             "refused": self.refused,
+            "unsupported": self.unsupported,
             "stand_ins": self.stand_ins,
             "scaled": self.scaled,
             "folded": self.folded,
             "dropped": self.dropped,
+            "left_out": self.left_out,
             "inert": self.inert,
             "not_tested": self.not_tested,
         }

@@ -16,6 +16,7 @@ from burnish.data.files import write_parquet
 from burnish.errors import UserError
 from burnish.rehearsal.plan import DATA, Plan
 from burnish.rehearsal.synthetic import SYNTHETIC_ROWS
+from burnish.untrusted import parse_json
 
 ROWS = 32  # of each file
 VAL_ROWS = 4
@@ -112,8 +113,8 @@ def lines_head(path: Path, out: Path, count: int) -> tuple[int, str]:
 
 def json_head(path: Path, out: Path, count: int) -> tuple[int, str]:
     try:
-        content = json.loads(path.read_bytes())
-    except ValueError:
+        content = parse_json(path.read_bytes())
+    except UserError:
         return lines_head(path, out, count)
     rows = content if isinstance(content, list) else [content]
     out.write_text(json.dumps(repeated(rows[:count], count)), encoding="utf-8")

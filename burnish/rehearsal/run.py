@@ -12,7 +12,7 @@ from typing import Any
 from burnish.config import Loaded
 from burnish.errors import UserError
 from burnish.log.logger import Loggers
-from burnish.rehearsal.plan import DATA, REWARD, RUN, Plan
+from burnish.rehearsal.plan import DATA, REWARD, RUN, Plan, Progress
 
 REWARD_PROBLEM = "reward problem, "
 
@@ -20,9 +20,13 @@ REWARD_PROBLEM = "reward problem, "
 class RecordingLoggers(Loggers):
     """No loggers; keeps the notes of the run."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress = lambda text: None) -> None:
         super().__init__(())
         self.notes: list[str] = []
+        self.progress = progress
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.progress(f"step {step} is done")
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -66,8 +70,9 @@ def rehearse_training(plan: Plan, loaded: Loaded) -> None:
     from burnish.loop.build import build
     from burnish.loop.fit import fit
 
-    run = build(loaded.cfg)
-    loggers = RecordingLoggers()
+    loaded.cfg.reward.failure_threshold = None  # every problem is to be found; _check_rewards judges them
+    run = build(loaded.cfg, tools=stand_ins_of_conversations(plan, loaded.cfg))
+    loggers = RecordingLoggers(plan.progress)
     run.recorder.loggers = loggers
     _check_rows(plan, run.rollout.train_data)
     try:
@@ -80,6 +85,18 @@ def rehearse_training(plan: Plan, loaded: Loaded) -> None:
         raise KeyboardInterrupt
     _check_rewards(plan, loggers.notes, total, result.metrics, loaded)
     _check_metrics(plan, result.metrics)
+
+
+def stand_ins_of_conversations(plan: Plan, cfg: Any) -> list[Any]:
+    """The run's tools; none is the user's."""
+    from burnish.models.load import load_tokenizer
+    from burnish.rehearsal.conversations import has_conversations
+    from burnish.rehearsal.stand_in_tools import replace_conversation_parts
+
+    if not has_conversations(plan):
+        return []
+    tokenizer = load_tokenizer(cfg.actor_rollout_ref.model.path, key="actor_rollout_ref.model.path")
+    return replace_conversation_parts(cfg, len(tokenizer))
 
 
 def _check_rows(plan: Plan, data: Any) -> None:
@@ -110,7 +127,7 @@ def rehearse_sft(plan: Plan, loaded: Loaded) -> None:
     from burnish.jobs.sft.fit import fit, start
 
     run = build(loaded.cfg)
-    run.loggers = RecordingLoggers()
+    run.loggers = RecordingLoggers(plan.progress)
     try:
         start(run, loaded)
         result = fit(run)

@@ -10,12 +10,17 @@ from burnish.config.names import GROUPED_ADVANTAGES
 from burnish.config.ranks import data_parallel_size
 from burnish.config.root import TrainConfig
 from burnish.config.rules import has_critic
+from burnish.loop.build_agents import MULTI_TURN
+from burnish.rehearsal.conversations import has_conversations
 from burnish.rehearsal.plan import Plan
 
 NUM_PROMPTS = 4  # per step, roughly
 NUM_SAMPLES = 2  # per prompt, at most
 RESPONSE_LENGTH = 12  # tokens, at most
 PROMPT_LENGTH = 1024  # tokens, at most
+CONVERSATION_LENGTH = 1024  # tokens of all turns and of what tools answer, at most
+NUM_TURNS = 3  # of the model, at most
+ANSWER_LENGTH = 128  # characters of a tool's answer, at most
 NUM_EPOCHS = 2  # of ppo_epochs, at most
 
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -112,7 +117,7 @@ def _scale_update(plan: Plan, key: str, role: Any, factor: int, prompts: int, sa
 def _lengths(plan: Plan, real_tokenizer: bool) -> None:
     """Shorten responses; prompts keep their length up to a limit."""
     data = plan.cfg.data
-    response = min(data.max_response_length, RESPONSE_LENGTH)
+    response = _response_length(plan, real_tokenizer)
     shrink(plan, "data.max_response_length", response, "tokens")
     prompt = min(data.max_prompt_length, PROMPT_LENGTH) if real_tokenizer else PROMPT_LENGTH
     if prompt != data.max_prompt_length:
@@ -130,6 +135,24 @@ def _lengths(plan: Plan, real_tokenizer: bool) -> None:
         if key in plan.settings:
             shrink(plan, key, max(total, plan.value(key) * total // before), "tokens, like prompt and response")
     _overlong(plan, response)
+
+
+def _response_length(plan: Plan, real_tokenizer: bool) -> int:
+    """Of a response, or of all turns and what tools answer; turns are shortened and few."""
+    length = plan.cfg.data.max_response_length
+    if not has_conversations(plan):
+        return min(length, RESPONSE_LENGTH)
+    shrink(plan, f"{MULTI_TURN}.max_assistant_turns", _at_most(plan, f"{MULTI_TURN}.max_assistant_turns", NUM_TURNS))
+    turn = _at_most(plan, f"{MULTI_TURN}.max_turn_length", RESPONSE_LENGTH)
+    shrink(plan, f"{MULTI_TURN}.max_turn_length", turn, "tokens")
+    answer = _at_most(plan, f"{MULTI_TURN}.max_tool_response_length", ANSWER_LENGTH)
+    shrink(plan, f"{MULTI_TURN}.max_tool_response_length", answer, "characters")
+    return min(length, CONVERSATION_LENGTH) if real_tokenizer else CONVERSATION_LENGTH
+
+
+def _at_most(plan: Plan, key: str, limit: int) -> int:
+    value = plan.value(key)
+    return limit if value is None else min(value, limit)
 
 
 def _overlong(plan: Plan, response: int) -> None:
@@ -155,6 +178,7 @@ def _schedule(plan: Plan, steps: int) -> None:
         shrink(plan, "trainer.critic_warmup", 0, "so that the policy is updated too")
     validates = bool(plan.cfg.data.val_files) and (trainer.val_before_train or trainer.test_freq > 0)
     plan.put("trainer.val_before_train", validates)
+    plan.put("trainer.profile_steps", None)
     plan.put("trainer.test_freq", -1)
     plan.put("trainer.save_freq", steps if trainer.save_freq > 0 else -1)
     if rollout.val_kwargs.n > NUM_SAMPLES:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 from burnish.rehearsal.folding import user_file_exists
 from burnish.rehearsal.plan import Plan
+from burnish.rehearsal.rows import local_path
 from burnish.rehearsal.synthetic import subject_of
 from burnish.reward.rules import find_rule
 
@@ -47,6 +51,8 @@ def _why_not(plan: Plan) -> str | None:
     path = plan.value(f"{FUNCTION}.path")
     if path and not user_file_exists(path):
         return f"{path} is not on this machine"
+    if path and plan.synthetic_rows and _reads_columns(path, plan.value(f"{FUNCTION}.name")):
+        return f"{path} reads columns of the data, and the rows are synthetic"
     for url in plan.value(REMOTE):
         if url.endswith(".py") and not user_file_exists(url):
             return f"{url} is not on this machine"
@@ -59,6 +65,17 @@ def _why_not(plan: Plan) -> str | None:
     if plan.synthetic_rows and not all(find_rule(subject_of(name).source) for name in _files(plan)):
         return "no built-in rule scores these data sources"
     return _filters(plan)
+
+
+def _reads_columns(path: str, name: str | None) -> bool:
+    """Whether a file's function has TRL's signature, whose columns synthetic rows cannot have."""
+    try:
+        code = ast.parse(Path(local_path(path)).expanduser().read_bytes())
+    except (OSError, SyntaxError, ValueError):  # reported when the file is loaded
+        return False
+    functions = [node for node in code.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    named = [node.args for node in functions if node.name == (name or "compute_score")]
+    return any(argument.arg == "completions" for args in named for argument in (*args.args, *args.kwonlyargs))
 
 
 def _filters(plan: Plan) -> str | None:

@@ -21,8 +21,9 @@ from transformers import (
 )
 
 from burnish.errors import UserError
-from burnish.models.load import load_tokenizer, quiet_transformers
+from burnish.models.load import check_model_files, load_tokenizer, quiet_transformers
 from burnish.rehearsal.families import Chat, Family, family_of_config, family_of_name
+from burnish.storage import model_folder
 
 PAD = "<|pad|>"
 LAYERS, EXPERTS = 2, 4
@@ -64,6 +65,7 @@ class StandIn:
 def local_folder(name: str) -> Path | None:
     """The local folder of a model: one with a config.json, or the hub's cache. Nothing is downloaded."""
     path = Path(name.removeprefix("file://")).expanduser()
+    path = model_folder(path) or path
     if (path / "config.json").is_file():
         return path
     if name.count("/") == 1 and not name.startswith(("/", ".", "~")):
@@ -99,7 +101,7 @@ def make_stand_in(
         tiny.mean, tiny.std = 0.0, 1.0  # OpenRLHF's names, for reward_model.normalize
     torch.manual_seed(seed)
     model_class = AutoModelForSequenceClassification if reward_model else AutoModelForCausalLM
-    model = model_class.from_config(tiny)
+    model = model_class.from_config(tiny, trust_remote_code=False)
     if not reward_model:
         model.generation_config = GenerationConfig(
             eos_token_id=tiny.eos_token_id, pad_token_id=tiny.pad_token_id, bos_token_id=tiny.bos_token_id
@@ -140,6 +142,8 @@ def tiny_config(family: Family, tokenizer: PreTrainedTokenizerBase, real: Pretra
     if getattr(config, "quantization_config", None) is not None:
         delattr(config, "quantization_config")
     config.architectures = None
+    if hasattr(config, "auto_map"):  # names the model's own code
+        delattr(config, "auto_map")
     config.dtype = torch.float32
     return config
 
@@ -167,8 +171,9 @@ def _load_config(folder: Path | None) -> PretrainedConfig | None:
     if folder is None:
         return None
     try:
-        return AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError):  # remote code, or an architecture that this transformers does not support
+        check_model_files(folder, "model")
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception:  # remote code, an odd file, or an architecture that this transformers does not support
         return None
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from burnish.errors import UserError
 from burnish.reward.rules import find_rule
+from burnish.untrusted import load_yaml, read_text
 
 # Pattern of a dataset's name -> the data source whose rule scores it, and a question. The first match wins.
 _SUBJECTS: tuple[tuple[str, str, str], ...] = (
@@ -60,15 +63,29 @@ def prompts(cfg: Any, name: str, count: int) -> tuple[list[dict[str, Any]], str]
 def _prompt(cfg: Any, about: Subject, number: int) -> dict[str, Any]:
     data, question = cfg.data, about.question.format(n=number + 2)
     messages = [{"role": "user", "content": question}]
+    extra = {"index": number, "split": "train", "question": question, "answer": about.right}
     row: dict[str, Any] = {
         "reward_model": {"style": "rule", "ground_truth": about.ground_truth},
-        "extra_info": {"index": number, "split": "train", "question": question, "answer": about.right},
+        "extra_info": extra | _interaction(cfg, question, about),
         data.reward_fn_key: about.source,
         data.prompt_key: messages if data.apply_chat_template else question,
     }
     if data.label_key is not None and data.label_key not in row:
         row[data.label_key] = about.ground_truth if isinstance(about.ground_truth, str) else about.right
     return row
+
+
+def _interaction(cfg: Any, question: str, about: Subject) -> dict[str, Any]:
+    """Which simulated user a row talks with: the first of the file."""
+    path = cfg.actor_rollout_ref.rollout.multi_turn.interaction_config_path
+    if not path or not Path(path).expanduser().is_file():
+        return {}
+    try:
+        name = load_yaml(read_text(Path(path).expanduser()))["interaction"][0].get("name")
+    except (UserError, OSError, LookupError, TypeError, AttributeError):  # reported where the file is loaded
+        return {}
+    kwargs = {"name": name, "query": question, "ground_truth": about.ground_truth}
+    return {"interaction_kwargs": {key: value for key, value in kwargs.items() if value is not None}}
 
 
 def _raw(cfg: Any, about: Subject, number: int) -> dict[str, Any]:

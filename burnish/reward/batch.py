@@ -26,6 +26,10 @@ class BatchScorer(Scorer):
         with self._lock:
             self._expected += count
 
+    def withdraw(self) -> None:
+        if self._expected > 0:
+            self._add()
+
     def submit(self, sample: Sample) -> Future[Score]:
         job = Job(sample, b"", Future())
         try:
@@ -68,7 +72,7 @@ def _outcomes(job: Job, outcome: Outcome) -> list[Outcome]:
         return [outcome] * job.count
     try:
         outcomes = [validate_outcome(Outcome(*fields)) for fields in outcome.extras["outcomes"]]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         outcomes = []
     if len(outcomes) != job.count:  # the worker checks the number, so this reply was tampered with
         return [Outcome(kind=INVALID, text=f"returned {len(outcomes)} scores for {job.count} responses")] * job.count

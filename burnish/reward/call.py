@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import errno
 import inspect
-import math
 import numbers
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from burnish.errors import UserError, nearest
-from burnish.reward.sample import INVALID, RAISED, Outcome
+from burnish.reward.limits import limit_cause
+from burnish.reward.sample import INVALID, MAX_EXTRAS_DEPTH, MAX_INT, MIN_INT, RAISED, Outcome, check_score
 
 ARGUMENTS: tuple[str, ...] = ("data_source", "solution_str", "ground_truth", "extra_info")
+OTHER_STYLES = "or TRL's completions and prompts with columns of the data, or OpenRLHF's queries, prompts and labels"
 _TRACEBACK_FRAMES = 6
-_INTERNAL_FILES = {__file__, str(Path(__file__).with_name("evaluate.py"))}
+_REWARD = Path(__file__).parent
+_INTERNAL_FILES = {
+    *(str(_REWARD / name) for name in ("call.py", "callers.py", "evaluate.py", "source.py", "worker.py")),
+    str(_REWARD.parent / "user_code.py"),
+}
 _TEXT_LIMIT = 2000
 _EXTRA_LIMIT = 2000
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a reward function reads beyond the four arguments. A worker tells the parent after loading it."""
+
+    texts: bool = False  # prompt, and prompt with response, with special tokens
+    row: bool = False  # the prompt's messages, the response's tokens and the columns of the data
+    columns: tuple[str, ...] = ()  # columns that it cannot be called without
 
 
 class Caller:
     """A reward function with its reward_kwargs, called with those of the four arguments that it accepts."""
 
     available: tuple[str, ...] = ARGUMENTS  # names of the arguments that can be passed
+    inputs = Inputs()
 
     def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any], *, label: str, key: str) -> None:
         self.function = function
@@ -59,13 +75,22 @@ class Caller:
         optional = {name for name, p in parameters.items() if p.default is not p.empty or p.kind is p.VAR_POSITIONAL}
         missing = [name for name in parameters if name not in provided and name not in optional]
         if missing:
-            raise UserError(
-                f"{self.label} requires {', '.join(map(repr, missing))}, which is not available",
-                key=self.key,
-                allowed=f"{', '.join(self.available)} (by name) and the names in reward_kwargs",
+            raise self._wrong_signature(
+                f"requires {', '.join(map(repr, missing))}, which is not available",
                 hint=f"custom_reward_function.reward_kwargs.{missing[0]}=... to pass a value",
             )
-        return [name for name in self.available if name in by_keyword]
+        names = [name for name in self.available if name in by_keyword]
+        if parameters and not names:  # its score would not depend on the response, surely by mistake
+            raise self._wrong_signature("accepts none of the arguments that are passed", hint=None)
+        return names
+
+    def _wrong_signature(self, problem: str, hint: str | None) -> UserError:
+        return UserError(
+            f"{self.label}{signature_text(self.function)} {problem}",
+            key=self.key,
+            allowed=f"{', '.join(self.available)} (by name) and the names in reward_kwargs; {OTHER_STYLES}",
+            hint=hint,
+        )
 
     def _check_kwargs(self, by_keyword: set[str]) -> None:
         for name in self.kwargs:
@@ -88,6 +113,15 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
         return None
 
 
+def signature_text(function: Callable[..., Any]) -> str:
+    """The parameters of a function as it declares them, without annotations; empty if they are unknown."""
+    parameters = parameters_of(function)
+    if parameters is None:
+        return ""
+    plain = [parameter.replace(annotation=parameter.empty) for parameter in parameters.values()]
+    return trimmed(str(inspect.Signature(plain)))
+
+
 def parse_result(result: Any, label: str) -> Outcome:
     """Convert a number, or a mapping with 'score' and extras, to an Outcome; anything else is an invalid result."""
     if not isinstance(result, Mapping):
@@ -95,7 +129,10 @@ def parse_result(result: Any, label: str) -> Outcome:
     if "score" not in result:
         keys = ", ".join(repr(str(key)) for key in list(result)[:10])
         return Outcome(kind=INVALID, text=f"returned a dict without 'score' (keys: {keys or 'none'}) in {label}")
-    extras = {str(name): plain(value) for name, value in result.items() if name != "score"}
+    try:
+        extras = {str(name): plain(value) for name, value in result.items() if name != "score"}
+    except TooDeepError:
+        return Outcome(kind=INVALID, text=f"returned extras nested more than {MAX_EXTRAS_DEPTH} times in {label}")
     return _parse_number(result["score"], extras, label)
 
 
@@ -109,29 +146,35 @@ def _parse_number(result: Any, extras: dict[str, Any], label: str) -> Outcome:
     if not isinstance(value, numbers.Real):
         return Outcome(kind=INVALID, text=f"returned {type(result).__name__} instead of a number in {label}")
     try:
-        value = float(value)
-    except OverflowError:
-        value = math.inf
-    if not math.isfinite(value):
-        return Outcome(kind=INVALID, text=f"returned {value} instead of a finite number in {label}")
-    return Outcome(value, extras)
+        return Outcome(check_score(value), extras)  # pyright: ignore[reportArgumentType] - a Real may be a Fraction
+    except ValueError as error:
+        return Outcome(kind=INVALID, text=f"returned {error} in {label}")
 
 
-def plain(value: Any) -> Any:
-    """Convert an extra to JSON types, so that it can be logged and unpickled without the user's classes."""
+class TooDeepError(ValueError):
+    """Extras are nested too deeply, or contain themselves."""
+
+    def __init__(self) -> None:
+        super().__init__(f"an extra is nested more than {MAX_EXTRAS_DEPTH} levels deep")
+
+
+def plain(value: Any, depth: int = 1) -> Any:
+    """Convert an extra to JSON types, so that it can be logged without the user's classes."""
+    if depth > MAX_EXTRAS_DEPTH:
+        raise TooDeepError
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, numbers.Integral):
         number = int(value)
-        return number if -(2**63) <= number < 2**64 else hex(number)[:_EXTRA_LIMIT]
+        return number if MIN_INT <= number < MAX_INT else hex(number)[:_EXTRA_LIMIT]
     if isinstance(value, numbers.Real):
         return float(value)
     if hasattr(value, "tolist"):
-        return plain(value.tolist())
+        return plain(value.tolist(), depth)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [plain(item, depth + 1) for item in value]
     return str(value)[:_EXTRA_LIMIT]
 
 
@@ -141,14 +184,26 @@ def describe_exception(error: BaseException, label: str, *, memory_mb: int, with
         return Outcome(kind=RAISED, text=f"ran out of memory (reward.memory_mb={memory_mb}) in {label}")
     summary = "".join(traceback.format_exception_only(error)).strip()
     text = f"raised {trimmed(summary)} in {label}"
+    cause = limit_cause(error, "", memory_mb)
+    if cause is not None:
+        text += f" ({cause})"
     if isinstance(error, KeyError) and error.args and error.args[0] in withheld:
         name = error.args[0]
         text += f" ({name} looks like a secret and is withheld from reward workers; reward.pass_env=[{name}] passes it)"
     if isinstance(error, OSError) and error.errno == errno.EROFS:
         text += " (with reward.isolate=true, reward workers can write only to their temporary folder)"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in _INTERNAL_FILES]
+    return Outcome(kind=RAISED, text=f"{text}{user_frames(error)}")
+
+
+def user_frames(error: BaseException) -> str:
+    """The frames of the traceback that belong to the user, file and line first, each on lines of its own."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_internal(frame.filename)]
     lines = "".join(traceback.format_list(frames[-_TRACEBACK_FRAMES:])).rstrip()
-    return Outcome(kind=RAISED, text=f"{text}\n{trimmed(lines)}" if lines else text)
+    return f"\n{trimmed(lines)}" if lines else ""
+
+
+def _is_internal(filename: str) -> bool:
+    return filename in _INTERNAL_FILES or filename.startswith("<frozen importlib")
 
 
 def trimmed(text: str) -> str:

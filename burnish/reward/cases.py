@@ -13,14 +13,14 @@ from typing import Any
 from burnish.errors import UserError
 from burnish.reward.comparison import same_result, same_text
 from burnish.reward.sandbox.languages import LANGUAGES
-from burnish.reward.wrapper import call_program, canonical, check_program
+from burnish.reward.wrapper import call_program, canonical, check_program, evaluate_program
 
 _FENCE = "```"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run of the program: its stdin, and the check of its stdout. All cases of a sample have the same `wrap`."""
+    """One run of the program: its stdin, and the check of its stdout."""
 
     wrap: Callable[[str], str]  # from the model's code to the program to run
     stdin: str
@@ -98,7 +98,7 @@ def _assertions(truth: Mapping[str, Any], limit: int) -> list[Case] | None:
 def _assertion(statement: str) -> Case:
     """If the right side of == is a constant, only the left side runs, so that the program does not see the answer.
 
-    Other statements run as a whole; a program could find the answer in them.
+    Other statements run in a process that the program cannot look into.
     """
     try:
         parsed = ast.parse(statement.strip()).body
@@ -107,9 +107,13 @@ def _assertion(statement: str) -> Case:
     match parsed:
         case [ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]))] if _is_constant(right):
             request = json.dumps({"expression": ast.unparse(left)})
-            return Case(check_program, request, _last_line_is(canonical(ast.literal_eval(right))))
+            return Case(evaluate_program, request, _last_line_is(canonical(ast.literal_eval(right))))
     token = secrets.token_hex(16)
-    return Case(check_program, json.dumps({"statement": statement, "token": token}), _last_line_is(token))
+    nodes = [node for part in parsed for node in ast.walk(part)]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    request = {"statement": statement.strip(), "names": sorted(names), "token": token}
+    return Case(check_program, json.dumps(request), _last_line_is(token))
 
 
 def _is_constant(node: ast.expr) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from burnish.isolation.limits import MEMORY, OUTPUT, PROCESSES, TIME
 from burnish.reward.cases import Case, extract_code, read_cases
-from burnish.reward.sandbox.result import MEMORY, OUTPUT, PROCESSES, TIME, RunResult
-from burnish.reward.sandbox.runner import choose_runner
+from burnish.reward.sandbox.result import RunResult
+from burnish.reward.sandbox.runner import RunFn, Runner, choose_runner
 from burnish.reward.sandbox.settings import SandboxSettings
 
 # One letter per test case; the extra `cases` is their concatenation.
@@ -24,8 +26,17 @@ def code(solution_str: str, ground_truth: Any) -> dict[str, Any]:
     program = extract_code(solution_str, language)
     if program is None:
         return result_of([])
-    with runner.prepare(cases[0].wrap(program), language) as run:
-        return result_of(letter_of(case, run(case.stdin)) for case in cases)
+    with prepare_all(runner, cases, program, language) as runs:
+        return result_of(letter_of(case, run(case.stdin)) for case, run in zip(cases, runs, strict=True))
+
+
+@contextlib.contextmanager
+def prepare_all(runner: Runner, cases: Sequence[Case], code: str, language: str) -> Iterator[list[RunFn]]:
+    """A function for each case that runs it; cases with the same wrapper share a compiled program."""
+    with contextlib.ExitStack() as stack:
+        wraps = dict.fromkeys(case.wrap for case in cases)
+        runs = {wrap: stack.enter_context(runner.prepare(wrap(code), language)) for wrap in wraps}
+        yield [runs[case.wrap] for case in cases]
 
 
 def letter_of(case: Case, result: RunResult) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.reward.call import ARGUMENTS, Caller, describe_exception
+from burnish.reward.call import ARGUMENTS, Caller, Inputs, describe_exception
 from burnish.reward.sample import RAISED, TIMED_OUT, Outcome, Sample
 from burnish.reward.source import RewardSource
 
@@ -27,13 +27,15 @@ class Setup:
 
 def pack(sample: Sample) -> bytes:
     """Pickle a sample: seed key, number of samples, and the arguments of the call."""
-    return pickle.dumps((_seed_key(sample), 1, _arguments(sample) | {"prompt": sample.prompt, "query": sample.query}))
+    more = {"prompt": sample.prompt, "query": sample.query, "row": sample.row}
+    return pickle.dumps((_seed_key(sample), 1, _arguments(sample) | more))
 
 
 def pack_batch(samples: Sequence[Sample]) -> bytes:
     """Pickle samples for one call: the seed key of the first, and lists of arguments under plural names."""
     rows = [_arguments(sample) for sample in samples]
     columns = {f"{name}s": [row[name] for row in rows] for name in ARGUMENTS}
+    columns["rows"] = [sample.row for sample in samples]
     return pickle.dumps((_seed_key(samples[0]), len(samples), columns))
 
 
@@ -55,7 +57,9 @@ class Evaluator:
         self.caller_of: Callable[[str], Caller] = setup.source.callers(setup.kwargs)
         # Built-in rules are never async; a user's function is the same for every data source.
         self.is_async = setup.source.is_single and self.caller_of("").is_async
+        self.inputs = self.caller_of("").inputs if setup.source.is_single else Inputs()
         self.loop = asyncio.new_event_loop()
+        self.num_samples = 1  # of the largest call so far, which bounds the size of a reply
 
     def evaluate(self, payload: bytes) -> Outcome:
         """Evaluate one sample and wait for the result."""
@@ -103,6 +107,7 @@ class Evaluator:
 
     def _unpack(self, payload: bytes) -> tuple[int, dict[str, Any], Caller]:
         seed_key, num_samples, arguments = pickle.loads(payload)
+        self.num_samples = max(self.num_samples, num_samples)
         self.before_each(seed_key)
         return num_samples, arguments, self.caller_of(arguments.get("data_source", ""))
 

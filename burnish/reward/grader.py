@@ -1,7 +1,8 @@
-r"""Compare mathematical answers: as text first, then with math-verify, within limits.
+r"""Compare mathematical answers: as text first, then as formulas, within limits.
 
-Responses are untrusted: answers that could take very long are rejected before the library parses them, and a comparison
-that still takes too long counts as not equal.
+Both comparisons see the normalized answer, so that no answer has one value as text and another as a formula: `5\%` is
+5, never 0.05. Responses are untrusted: answers that could take very long are rejected before they are parsed, and a
+comparison that still takes too long counts as not equal.
 """
 
 from __future__ import annotations
@@ -9,25 +10,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import logging
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from burnish.errors import UserError
-from burnish.reward.math import same_answer
+from burnish.errors import UserError, install_extra
+from burnish.reward.formula import Formula, NotAFormula, Parse, read_formula, same_formula
+from burnish.reward.math import normalize, same_normalized
 
 MAX_ANSWER_LENGTH = 400
 _SECONDS = 1.0  # CPU time, so that results do not depend on the load of the machine
-_MAX_DEPTH = 6  # levels of braces: the parser's time grows exponentially with nested fractions
+_MAX_DEPTH = 8  # levels of brackets: the parser's time grows exponentially with nested fractions
 # Expressions whose value has very many digits: towers of powers, large exponents and factorials, long numbers.
 _EXPLOSIVE = re.compile(
-    r"\^\s*\{[^{}]*\^|\^\s*\w+\s*\^|(?:[)}]\s*\^.*){4}|\^\s*\{?\s*[-+]?\d{4,}|\d{3,}\s*!|!\s*!|\d{60,}|\*\*"
+    r"\^\s*\{[^{}]*\^|\^\s*(?:\d+|\w)\s*\^|(?:[)}]\s*\^.*){4}|\^\s*\{?\s*[-+]?\d{4,}|\d{3,}\s*!|!\s*!|\d{60,}|\*\*"
     r"|\\(?:binom|choose)|__|[#\"`]|[^\x20-\x7e\n]"
 )
+
+
+_WORD = re.compile("[a-zA-Z]{3,}")
 
 
 class _TooSlow(BaseException):
@@ -37,58 +41,75 @@ class _TooSlow(BaseException):
 def check_installed() -> None:
     """Raise UserError if math-verify is not installed."""
     if importlib.util.find_spec("math_verify") is None:
-        raise UserError("this reward requires math-verify", hint="pip install burnish[math]")
+        raise UserError("this reward requires math-verify", hint=install_extra("math"))
 
 
 def same_value(answer: str, truth: str) -> bool:
     """Whether two answers are the same text, number or formula."""
-    if len(answer) > MAX_ANSWER_LENGTH:
+    if max(len(answer), len(truth)) > MAX_ANSWER_LENGTH:
         return False
-    if same_answer(answer, truth):
+    one, other = normalize(answer), normalize(truth)
+    if same_normalized(one, other):
         return True
-    return is_cheap_to_parse(answer) and is_cheap_to_parse(truth) and _same_formula(answer, truth)
+    if not one.compatible(other):
+        return False
+    if _WORD.fullmatch(one.text):
+        return one.text.casefold() == other.text.casefold()
+    return is_cheap_to_parse(one.text) and is_cheap_to_parse(other.text) and _same_formula(one.text, other.text)
 
 
 def is_cheap_to_parse(answer: str) -> bool:
     """Whether a formula is safe to parse and compare."""
     deepest = depth = 0
     for character in answer:
-        depth += (character == "{") - (character == "}")
+        depth += (character in "{([") - (character in "})]")
         deepest = max(deepest, depth)
-    return bool(answer.strip()) and depth == 0 and deepest <= _MAX_DEPTH and _EXPLOSIVE.search(answer) is None
+    balanced = depth == 0 and answer.count("{") == answer.count("}")
+    return bool(answer.strip()) and balanced and deepest <= _MAX_DEPTH and _EXPLOSIVE.search(answer) is None
 
 
 def _same_formula(answer: str, truth: str) -> bool:
-    parse, verify = _library()
+    _library()  # outside of the time limit
     try:
         with _time_limit(_SECONDS):
-            return bool(verify(parse(truth), parse(answer)))
-    except (_TooSlow, RecursionError):
+            one, other = _read(truth), _read(answer)
+            return one is not None and other is not None and same_formula(one, other)
+    except (_TooSlow, Exception):  # a response that breaks the comparison is wrong, not a failure of the reward
         return False
 
 
-@functools.cache
-def _library() -> tuple[Callable[[str], Any], Callable[[Any, Any], bool]]:
-    """`parse` and `verify` of math-verify, without its time limits, which would disarm the worker's alarm.
+@functools.lru_cache(maxsize=256)  # all responses to a prompt have the same ground truth
+def _read(text: str) -> Formula | None:
+    """None if the text is not a formula."""
+    try:
+        return read_formula(text, _library())
+    except NotAFormula:
+        return None
 
-    Both are called once here, so that initialization does not count towards the time limit of an answer.
+
+@functools.cache
+def _library() -> Parse:
+    """A reader of scalar expressions: math-verify's LaTeX parser, without its extraction and its guesses.
+
+    It is called once here, so that initialization does not count towards the time limit of an answer.
     """
     check_installed()
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+    from latex2sympy2_extended import latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-    for name in ("math_verify", "latex2sympy2_extended"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # they log a warning for every answer that is not a formula
-    configs = [LatexExtractionConfig(), ExprExtractionConfig()]
+    config = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
 
-    def parse_formula(text: str) -> Any:
-        return parse(f"${text}$", extraction_config=configs, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    def parse(text: str) -> Any:
+        try:
+            expression = latex2sympy(
+                text, is_real=True, convert_degrees=False, normalization_config=None, conversion_config=config
+            )
+        except Exception as error:  # of any class, for text that is not LaTeX
+            raise NotAFormula(text) from error
+        return expression
 
-    def verify_formulas(gold: Any, target: Any) -> bool:
-        return verify(gold, target, timeout_seconds=None)
-
-    for formula in (r"\frac{x^2+2x+1}{2}", r"\int_0^1 x dx"):
-        verify_formulas(parse_formula(formula), parse_formula(r"\frac{(x+1)^2}{2}"))
-    return parse_formula, verify_formulas
+    same_formula(*(read_formula(formula, parse) for formula in (r"\frac{x^2+2x+1}{2}", r"\int_0^1xdx")))
+    return parse
 
 
 @contextlib.contextmanager

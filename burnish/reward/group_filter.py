@@ -25,14 +25,14 @@ ScoredGroup = Sequence[ScoredTrajectory]  # one per sample of a prompt
 
 @FILTER_METRICS.register("score")
 def scores(group: ScoredGroup, shaper: Shaper) -> list[float]:
-    """The reward's score."""
-    return [sample.score.value for sample in group]
+    """The reward's score, and the rewards of turns."""
+    return [sample.total for sample in group]
 
 
 @FILTER_METRICS.register("acc")
 def accuracies(group: ScoredGroup, shaper: Shaper) -> list[float]:
     """The reward's extra `acc`; a reward that returns a plain number is its own accuracy."""
-    return [extra(sample, "acc") if sample.score.extras else sample.score.value for sample in group]
+    return [extra(sample, "acc") if sample.score.extras else sample.total for sample in group]
 
 
 @FILTER_METRICS.register("seq_reward", "seq_final_reward")

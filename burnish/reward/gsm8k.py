@@ -9,7 +9,8 @@ from burnish.errors import UserError
 from burnish.registry import Registry
 
 _TAIL = 300  # only the end is searched, to limit the cost of long responses
-_NUMBER = r"-?\$?-?\d[\d,]*(?:\.\d+)?"
+_NUMBER = r"-?\$?-?[0-9][0-9,]*(?:\.[0-9]+)?"  # `\d` would accept digits of other scripts
+_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?,?")
 _MARKED = re.compile(rf"####\s*({_NUMBER})")
 _ANY = re.compile(_NUMBER)
 
@@ -31,7 +32,7 @@ def last_number(text: str) -> str | None:
 
 
 def gsm8k(solution_str: str, ground_truth: Any, method: str = "strict") -> float:
-    """1 if the answer in the last 300 characters equals the ground truth, ignoring commas and dollar signs; else 0."""
+    """1 if the answer in the last 300 characters is the ground truth, but for thousands separators and `$`; else 0."""
     if method not in METHODS:
         raise UserError("unknown answer extraction method", key=METHODS.key, value=method, allowed=METHODS.names())
     answer = METHODS[method].load()(solution_str[-_TAIL:])
@@ -39,4 +40,6 @@ def gsm8k(solution_str: str, ground_truth: Any, method: str = "strict") -> float
 
 
 def _bare(number: str) -> str:
-    return number.replace(",", "").replace("$", "").strip()
+    """Without dollar signs and the commas of thousands. Other commas separate numbers: 1,2 is not 12."""
+    bare = number.replace("$", "").strip()
+    return bare.replace(",", "") if _THOUSANDS.fullmatch(bare) else bare.rstrip(",")

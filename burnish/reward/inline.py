@@ -21,6 +21,7 @@ class InlinePool:
         setup = Setup(source, dict(settings.reward_kwargs), settings.timeout, memory_mb=0, withheld=[])
         # No seeding: Python's global generator belongs to the whole process.
         self._evaluator = Evaluator(setup, before_each=lambda seed_key: None)
+        self.inputs = self._evaluator.inputs
         self._finish = finish
         self._lock = threading.Lock()  # guards _closing against a concurrent put
         self._closing = False

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import re
+import errno
 import sys
 from collections.abc import Mapping
 
-# Matches words at the end of a part of the name: HF_TOKEN matches, TOKENIZERS_PARALLELISM does not.
-_SECRET_NAME = re.compile(
-    r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL)S?(_|\d*$)|(^|_)(AUTH|PAT|PASS|PWD|COOKIE)(_|$)",
-    re.IGNORECASE,
+from burnish.redact import looks_secret
+
+# A worker scores one sample at a time, and there are several workers. One thread each also keeps libraries from
+# starting a thread per core, whose stacks and buffers count as memory of the worker.
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "RAYON_NUM_THREADS",
 )
-_NOT_SECRET = frozenset({"PWD", "OLDPWD"})
+# What libraries say when memory or threads run out.
+_MEMORY_SIGNS = ("cannot allocate memory", "failed to map segment", "bad_alloc", "out of memory", "memoryerror")
+_THREAD_SIGNS = ("pthread_create failed", "can't start new thread", "thread creation failed")
 _FILE_BYTES = 256 * 2**20
-
-
-def looks_secret(name: str) -> bool:
-    """Whether the name of an environment variable suggests a key, token or password."""
-    return name not in _NOT_SECRET and _SECRET_NAME.search(name) is not None
+IMPORT_MB = 8192  # of private writable memory beyond the limit, while the user's file is imported
 
 
 def worker_environment(environment: Mapping[str, str], pass_env: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
@@ -27,20 +33,50 @@ def worker_environment(environment: Mapping[str, str], pass_env: tuple[str, ...]
     kept = {name: value for name, value in environment.items() if name not in withheld}
     # Without a fixed hash seed, a function that iterates over a set could score differently after a resume.
     kept.setdefault("PYTHONHASHSEED", "0")
+    kept.update({name: "1" for name in _THREADS if name not in pass_env})
+    kept.setdefault("TOKENIZERS_PARALLELISM", "false")
     return kept, withheld
 
 
-def limit_memory(memory_mb: int) -> bool:
-    """Limit this process's private memory. Returns False if the system does not enforce such a limit."""
+def limit_memory(memory_mb: int, *, final: bool = True) -> bool:
+    """Limit this process's private memory. Returns False if the system does not enforce such a limit.
+
+    Until the `final` limit, which cannot be raised again, libraries have IMPORT_MB more: a CUDA build of torch maps
+    gigabytes of writable memory that it hardly touches. The final limit is on top of what is mapped by then.
+    """
     if not sys.platform.startswith("linux"):
         return False  # macOS accepts the call and ignores the limit; Windows has no such call
     import resource
 
-    limit = memory_mb * 2**20
+    _, ceiling = resource.getrlimit(resource.RLIMIT_DATA)
+    mapped = mapped_mb() if final else None
+    limit = (memory_mb + (IMPORT_MB if mapped is None else mapped)) * 2**20
+    limit = limit if ceiling == resource.RLIM_INFINITY else min(limit, ceiling)
     # RLIMIT_DATA counts private writable memory. RLIMIT_AS would also count the address space that libraries reserve
     # and never touch, and importing torch alone would break it.
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit if final else ceiling))
     return True
+
+
+def mapped_mb() -> int | None:
+    """Private writable memory that this process has mapped, in MiB; None if the system does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/status") as file:
+        return next((int(line.split()[1]) // 1024 for line in file if line.startswith("VmData:")), None)
+    return None
+
+
+def limit_cause(error: BaseException, output: str, memory_mb: int) -> str | None:
+    """How a worker's limits explain an error or what a library printed; None if they do not."""
+    text = f"{type(error).__name__}: {error}\n{output}".lower()
+    memory = f"reward.memory_mb={memory_mb}" if memory_mb else "no limit of reward.memory_mb is set"
+    out_of_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if isinstance(error, MemoryError) or out_of_memory or any(sign in text for sign in _MEMORY_SIGNS):
+        return f"out of memory: {memory}"
+    if isinstance(error, KeyboardInterrupt):  # nobody can press Ctrl-C in a worker
+        return f"OpenBLAS interrupts the process if it cannot start its threads, which need memory: {memory}"
+    if any(sign in text for sign in _THREAD_SIGNS):
+        return f"a thread could not be started; threads need memory ({memory}) and count as processes"
+    return None
 
 
 def forbid_core_dumps() -> None:

@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 from burnish.reward.math import last_boxed
-from burnish.reward.minerva import normalize
+from burnish.reward.minerva import normalize, unit
+from burnish.reward.units import units_differ
 
 TAIL = 300  # characters at the end of a response that are searched for the answer
 _ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
@@ -14,16 +15,8 @@ _ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 
 def math_dapo(solution_str: str, ground_truth: Any) -> dict[str, Any]:
     """Score 1 or -1; `acc` is whether the answer is correct, `pred` is the normalized answer."""
-    answer = last_answer(solution_str)
-    correct = answer is not None and answer == normalize(_bare(str(ground_truth)))
-    return {"score": 1.0 if correct else -1.0, "acc": correct, "pred": answer or ""}
-
-
-def last_answer(text: str) -> str | None:
-    """The normalized answer of the last "Answer:" line; None without one."""
-    answers = _ANSWER.findall(text[-TAIL:])
-    return normalize(answers[-1]) if answers else None
-
-
-def _bare(truth: str) -> str:
-    return last_boxed(truth) or truth
+    answers = _ANSWER.findall(solution_str[-TAIL:])
+    answer = normalize(answers[-1]) if answers else ""
+    truth = last_boxed(str(ground_truth)) or str(ground_truth)
+    correct = bool(answer) and answer == normalize(truth) and not units_differ(unit(answers[-1]), unit(truth))
+    return {"score": 1.0 if correct else -1.0, "acc": correct, "pred": answer}

@@ -13,8 +13,8 @@ import torch
 from burnish.batch import Batch, Ragged
 from burnish.errors import UserError
 from burnish.reward.sample import Score
-from burnish.reward.score import ON_ERROR
-from burnish.reward.trajectories import ScoredTrajectory, add_scores
+from burnish.reward.score import ON_ERROR, too_many_failures
+from burnish.reward.trajectories import ScoredTrajectory, add_scores, last_rows
 
 if TYPE_CHECKING:
     from burnish.config.reward import RewardConfig, RewardModelConfig
@@ -65,17 +65,23 @@ class RewardModelScorer:
         self.model = model
         self.reward = reward
         self.weights = weights
-        self.num_failed = 0  # non-finite scores since the last `take_metrics`
+        self.num_scored = 0  # since the last `take_metrics`
+        self.num_failed = 0  # non-finite scores among them
         self._warned: set[str] = set()
         self._lock = threading.Lock()  # with async schedules a group filter scores while the learner does
 
     def score(self, batch: Batch) -> Batch:
         """Add score columns to a collected batch; a group filter may have added them already."""
         if "greedy_responses" in batch:
-            batch = batch.add(greedy_scores=self._greedy_scores(batch))
+            batch = batch.add(greedy_scores=self._greedy_scores(batch) + batch["greedy_turn_rewards"])
         if "token_level_scores" in batch:
             return batch
-        return add_scores(batch, self.scores(batch, batch["function_score"]))
+        scores: list[Score] = list(batch["function_score"])  # an episode's earlier rows have none, and keep that
+        last = last_rows(batch)
+        rows = batch if len(last) == len(batch) else batch.select(last)
+        for row, score in zip(last, self.scores(rows, [scores[row] for row in last]), strict=True):
+            scores[row] = score
+        return add_scores(batch, scores)
 
     def score_group(self, prompt: Batch, group: Sequence[Sequence[ScoredTrajectory]]) -> list[list[ScoredTrajectory]]:
         """Score the samples of one prompt, where a group filter needs them before the batch is complete."""
@@ -89,6 +95,7 @@ class RewardModelScorer:
         with self._lock:
             model_scores = self.model.compute_scores(rows)
         failed = [row for row, value in enumerate(model_scores) if not math.isfinite(value)]
+        self.num_scored += len(model_scores)
         self.num_failed += len(failed)
         if failed and ON_ERROR[self.reward.on_error].metadata.get("stops"):
             raise UserError(
@@ -97,6 +104,14 @@ class RewardModelScorer:
                 hint="reward.on_error=fallback to continue with reward.fallback_score",
             )
         return [self._mix(value, function) for value, function in zip(model_scores, function_scores, strict=True)]
+
+    def check_failures(self, where: str) -> None:
+        """Raise UserError if too many scores since the last `take_metrics` are not finite."""
+        threshold = self.reward.failure_threshold
+        if threshold is None or not self.num_failed or self.num_failed < threshold * self.num_scored:
+            return
+        cause = "the reward model's score is not finite"
+        raise too_many_failures(self.num_failed, self.num_scored, where, cause, key="reward_model.model.path")
 
     def _mix(self, model_score: float, function: Score) -> Score:
         extras = dict(function.extras)
@@ -121,7 +136,7 @@ class RewardModelScorer:
     def take_metrics(self) -> dict[str, float]:
         """Metrics since the last call."""
         metrics = {**self.model.take(), "reward_model/failed": float(self.num_failed)}
-        self.num_failed = 0
+        self.num_scored = self.num_failed = 0
         return metrics
 
     def new_warnings(self, metrics: dict[str, float]) -> list[str]:

@@ -8,7 +8,7 @@ import os
 import pickle
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import InvalidStateError
 from multiprocessing import Pipe
@@ -16,10 +16,10 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from burnish.errors import UserError
+from burnish.isolation.probe import worker_mode
 from burnish.reward.evaluate import Setup
-from burnish.reward.isolation import WorkerIsolation, isolation_problem
 from burnish.reward.limits import worker_environment
-from burnish.reward.process import Job, WorkerProcess
+from burnish.reward.process import Job, WorkerIsolation, WorkerProcess
 from burnish.reward.sample import DIED, TIMED_OUT, Outcome
 from burnish.reward.settings import RewardSettings
 from burnish.reward.source import RewardSource
@@ -40,12 +40,13 @@ def worker_isolation(source: RewardSource, settings: RewardSettings) -> WorkerIs
             raise UserError(problem, key="reward.network", value=False, hint="reward.isolate=null")
         return None
     strict = settings.isolate is True
-    if not source.is_user_code and isolation_problem(network=False, read_only=True) is None:
-        # Built-in rules need neither the network nor writable files.
-        return WorkerIsolation(network=False, read_only=True, memory_mb=settings.memory_mb)
-    problem = isolation_problem(network=settings.network, read_only=strict)
-    if problem is None:
-        return WorkerIsolation(settings.network, strict, settings.memory_mb)
+    if not source.is_user_code:
+        mode, _ = worker_mode(network=False, read_only=True)
+        if mode is not None:  # built-in rules need neither the network nor writable files
+            return WorkerIsolation(mode, network=False, read_only=True, memory_mb=settings.memory_mb)
+    mode, problem = worker_mode(network=settings.network, read_only=strict)
+    if mode is not None:
+        return WorkerIsolation(mode, settings.network, strict, settings.memory_mb)
     if strict or not settings.network:
         key = "reward.isolate" if strict else "reward.network"
         hint = f"{key}={'null' if strict else 'true'} to run without it"
@@ -54,7 +55,9 @@ def worker_isolation(source: RewardSource, settings: RewardSettings) -> WorkerIs
 
 
 def _no_isolation_notice(settings: RewardSettings) -> str:
-    problem = isolation_problem(network=settings.network, read_only=False)
+    problem = "reward.isolate=false"
+    if settings.isolate is not False:
+        _, problem = worker_mode(network=settings.network, read_only=False)
     return f"reward functions have time and memory limits, but are not isolated from other processes: {problem}"
 
 
@@ -70,18 +73,19 @@ class WorkerPool:
         self._setup = pickle.dumps(setup)  # pickled once, so that workers started later get the same
         self._folder = os.getcwd()
         self._isolation = worker_isolation(source, settings)
-        self.notices = (
-            [] if self._isolation is not None or settings.isolate is False else [_no_isolation_notice(settings)]
-        )
+        self.notices = [] if self._isolation is not None else [_no_isolation_notice(settings)]
         self._queue: deque[Job] = deque()
         self._seconds_per_sample = _CHUNK_SECONDS  # initial estimate: one sample per message
         self._start_failures = 0
+        self._replaced: Counter[str] = Counter()  # workers, by the problem
         self._closing = False
         self._broken: Exception | None = None
         self._lock = threading.Lock()  # guards _wakeup_sent, _closing and _wakeup_writer
         self._wakeup_sent = False
         self._wakeup_reader, self._wakeup_writer = Pipe(duplex=False)
         self._workers = [self._first_worker()]
+        assert self._workers[0].ready is not None
+        self.inputs = self._workers[0].ready.inputs
         self._thread = threading.Thread(target=self._serve, name="burnish-reward", daemon=True)
         self._thread.start()
 
@@ -197,12 +201,14 @@ class WorkerPool:
             self._replace(worker, DIED, str(error))
 
     def _handle_reply(self, worker: WorkerProcess, message: bytes) -> None:
-        job, outcome = worker.parse_reply(message)
-        if not worker.jobs and not worker.concurrent:
+        completed = worker.parse_message(message)
+        if completed is None:
+            return
+        if worker.idle and not worker.concurrent:
             latest = max(1e-6, (time.monotonic() - worker.sent_at) / worker.num_sent)
             # Shrink chunks at once, grow them gradually: a chunk of slow samples leaves other workers idle.
             self._seconds_per_sample = max(latest, 0.5 * (self._seconds_per_sample + latest))
-        self._finish(job, outcome)
+        self._finish(*completed)
 
     def _stop_overdue(self) -> None:
         now = time.monotonic()
@@ -216,8 +222,9 @@ class WorkerPool:
         culprit, others = worker.take_unfinished()
         output = worker.stop()
         self._workers.remove(worker)
-        if culprit is not None and kind == DIED and not culprit.alone:
-            # Something else may have killed the worker, such as the OOM killer: retry once.
+        if culprit is not None and (kind == DIED or not worker.started) and not culprit.alone:
+            # Something else may have killed the worker, such as the OOM killer, or an earlier sample may have left it
+            # hanging: retry once.
             culprit.alone = True
             others.appendleft(culprit)
             culprit = None
@@ -225,10 +232,10 @@ class WorkerPool:
             for job in others:
                 job.alone = True
         if culprit is None:
-            logger.warning("a reward worker was replaced: %s %s", problem, output)
+            self._log_replaced(f"{problem} {output}".rstrip())
         else:
             text = f"{problem} in {self._source.label(culprit.sample.data_source)}"
-            self._finish(culprit, Outcome(kind=kind, text=f"{text}\n{output}" if output else text))
+            self._finish(culprit, Outcome(kind=kind, text=f"{text}\n{output}" if output else text, printed=output))
         self._queue.extendleft(reversed(others))
         self._start_failures += was_starting
         if self._start_failures >= _MAX_START_FAILURES:
@@ -236,12 +243,21 @@ class WorkerPool:
                 f"reward workers failed to start {_MAX_START_FAILURES} times: {problem} {output}", key=self._source.key
             )
 
+    def _log_replaced(self, problem: str) -> None:
+        """Once for each problem; the count follows at the end."""
+        self._replaced[problem] += 1
+        if self._replaced[problem] == 1:
+            logger.warning("a reward worker was replaced: %s", problem)
+
     def _shut_down(self) -> None:
         problem = self._broken or RuntimeError("the scorer was closed before this sample was scored")
         with self._lock:
             self._closing = True
             self._wakeup_writer.close()
         self._wakeup_reader.close()
+        for text, count in self._replaced.items():
+            if count > 1:
+                logger.warning("%d reward workers were replaced: %s", count, text)
         for worker in self._workers:
             self._queue.extend(worker.jobs.values())
             worker.stop()

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import itertools
 import json
 import queue
 import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import InvalidStateError
 from typing import Any
 
 from burnish.errors import UserError
+from burnish.http import Client
+from burnish.reward.call import Inputs
 from burnish.reward.process import Job
 from burnish.reward.protocol import parse_response
 from burnish.reward.sample import INVALID, RAISED, TIMED_OUT, Outcome, Sample
@@ -23,7 +21,6 @@ from burnish.reward.settings import RewardSettings
 
 _MAX_THREADS = 64
 _MAX_RESPONSE_BYTES = 2**20  # of one response
-_READ_BYTES = 2**16
 _MAX_ERROR_TEXT = 200  # characters of a server's error message
 
 
@@ -32,7 +29,9 @@ class RemotePool:
 
     def __init__(self, settings: RewardSettings, finish: Callable[[Job, Outcome], None]) -> None:
         self.notices: list[str] = []
+        self.inputs = Inputs(texts=True)
         self._settings = settings
+        self._clients = {url: Client(url, use_proxy=True) for url in settings.remote_url}
         self._finish = finish
         self._counter = itertools.count()
         self._queue: queue.SimpleQueue[tuple[int, Job]] = queue.SimpleQueue()
@@ -90,7 +89,7 @@ class RemotePool:
                 outcome = parse_response(self._request(url, sample), url)
             except TimeoutError:
                 kind, text = TIMED_OUT, f"no response within {self._settings.remote_timeout:g} s"
-            except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+            except (OSError, EOFError, ValueError, RecursionError) as error:
                 kind, text = RAISED, f"{type(error).__name__}: {error}"
             else:
                 if outcome.kind is None:
@@ -102,32 +101,14 @@ class RemotePool:
 
     def _request(self, url: str, sample: Sample) -> Any:
         """POST one sample and read the JSON response, all within the time limit."""
-        deadline = time.monotonic() + self._settings.remote_timeout
         payload = {"query": [sample.query], "prompts": [sample.prompt], "labels": [sample.ground_truth]}
         body = json.dumps(payload, default=_plain).encode()
-        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=self._settings.remote_timeout) as response:
-                return json.loads(_read_body(response, deadline))
-        except urllib.error.HTTPError as error:
-            text = error.read(_MAX_ERROR_TEXT).decode("utf-8", "replace").strip()
-            raise ValueError(f"HTTP {error.code} {text}") from error
-        except urllib.error.URLError as error:
-            if isinstance(error.reason, TimeoutError):
-                raise error.reason from error
-            raise OSError(str(error.reason)) from error
-
-
-def _read_body(response: http.client.HTTPResponse, deadline: float) -> bytes:
-    """Read the whole body, but not past the deadline or the size limit."""
-    body = b""
-    while chunk := response.read1(_READ_BYTES):
-        body += chunk
-        if len(body) > _MAX_RESPONSE_BYTES:
-            raise ValueError(f"the response exceeds {_MAX_RESPONSE_BYTES / 2**20:.0f} MiB")
-        if time.monotonic() > deadline:
-            raise TimeoutError
-    return body
+        timeout = self._settings.remote_timeout
+        response = self._clients[url].call("POST", "", body, timeout=timeout, max_bytes=_MAX_RESPONSE_BYTES)
+        if not 200 <= response.status < 300:
+            text = response.body[:_MAX_ERROR_TEXT].decode("utf-8", "replace").strip()
+            raise ValueError(f"HTTP {response.status} {text}")
+        return json.loads(response.body)
 
 
 def _plain(value: Any) -> Any:
@@ -138,11 +119,13 @@ def _plain(value: Any) -> Any:
 def check_urls(urls: tuple[str, ...]) -> None:
     """Raise UserError unless all are http(s) URLs."""
     for url in urls:
-        if not url.startswith(("http://", "https://")):
+        try:
+            Client(url)
+        except ValueError as error:
             raise UserError(
                 "neither a Python file nor an http(s) URL",
                 key="reward.remote_url",
                 value=url,
                 allowed="one Python file that defines reward_func, or http(s) URLs",
                 hint="reward.remote_url=http://host:5000/get_reward",
-            )
+            ) from error

@@ -10,7 +10,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.errors import UserError
+from burnish.errors import UserError, install_extra
 from burnish.registry import Entry, Registry
 
 # Library -> the extra of Burnish that installs it.
@@ -41,7 +41,7 @@ def check_needs(entry: Entry) -> None:
     """Raise UserError if a library that the entry needs is not installed."""
     for library in entry.needs & _EXTRAS.keys():
         if not _is_installed(library):
-            hint = f"pip install burnish[{_EXTRAS[library]}]"
+            hint = install_extra(_EXTRAS[library])
             problem = f"the reward of {entry.name!r} requires {library}"
             raise UserError(problem, key="data_source", value=entry.name, hint=hint)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from burnish.errors import UserError
 from burnish.reward.cases import Case, extract_code, read_cases
-from burnish.reward.code import NOT_RUN, letter_of, result_of
+from burnish.reward.code import NOT_RUN, letter_of, prepare_all, result_of
 from burnish.reward.process import Job
 from burnish.reward.sample import DIED, INVALID, RAISED, Outcome
 from burnish.reward.sandbox.runner import RunFn, choose_runner
@@ -64,8 +64,8 @@ class SandboxPool:
                 return self._complete(job, _outcome(result_of([])))
             stack = contextlib.ExitStack()
             with stack:
-                run = stack.enter_context(self._runner.prepare(cases[0].wrap(code), language))
-                evaluation = _CodeEvaluation(cases, run, stack.pop_all())
+                runs = stack.enter_context(prepare_all(self._runner, cases, code, language))
+                evaluation = _CodeEvaluation(cases, runs, stack.pop_all())
         except UserError as error:
             return self._complete(job, Outcome(kind=INVALID, text=str(error)))
         except Exception as error:
@@ -100,9 +100,9 @@ class SandboxPool:
 class _CodeEvaluation:
     """The test cases of one sample and their results so far."""
 
-    def __init__(self, cases: list[Case], run: RunFn, resources: contextlib.ExitStack) -> None:
+    def __init__(self, cases: list[Case], runs: list[RunFn], resources: contextlib.ExitStack) -> None:
         self._cases = cases
-        self._run = run
+        self._runs = runs
         self._resources = resources
         self._letters: list[str | None] = [None] * len(cases)
         self._problem = ""
@@ -110,7 +110,7 @@ class _CodeEvaluation:
 
     def run_case(self, number: int) -> Outcome | None:
         """Run one case; return the outcome of the sample if all cases are done."""
-        result = self._run(self._cases[number].stdin)
+        result = self._runs[number](self._cases[number].stdin)
         letter = letter_of(self._cases[number], result)
         with self._lock:
             self._letters[number] = letter

@@ -8,18 +8,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from burnish.errors import UserError
+from burnish.redact import redact_text
 from burnish.registry import Registry
 from burnish.reward.call import Caller
 from burnish.reward.evaluate import pack
 from burnish.reward.inline import InlinePool
+from burnish.reward.output import OutputLog
 from burnish.reward.pool import WorkerPool
 from burnish.reward.process import Job
 from burnish.reward.remote import RemotePool, check_urls
-from burnish.reward.sample import Outcome, Problem, Sample, Score
+from burnish.reward.sample import RAISED, Outcome, Problem, Report, Sample, Score
 from burnish.reward.sandbox_pool import SandboxPool
 from burnish.reward.settings import RewardSettings
 from burnish.reward.source import (
@@ -35,7 +38,6 @@ from burnish.reward.source import (
 logger = logging.getLogger("burnish.reward")
 
 _SHOWN_CHARACTERS = 200
-_MAX_PRINTS = 1000
 _MAX_PROBLEMS = 100  # distinct problems between two drains; any more are counted as "other problems"
 
 ON_ERROR = Registry("reward error handler", key="reward.on_error")
@@ -50,7 +52,7 @@ def use_fallback_score(scorer: Scorer, sample: Sample, problem: str) -> Score:
 @ON_ERROR.register("stop", stops=True)
 def raise_error(scorer: Scorer, sample: Sample, problem: str) -> Score:
     """Raise a UserError that names the function and the sample."""
-    shown = sample.solution_str[:_SHOWN_CHARACTERS] + ("..." if len(sample.solution_str) > _SHOWN_CHARACTERS else "")
+    shown = _shortened(sample.solution_str)
     raise UserError(
         f"{problem}\n"
         f"Sample {sample.sample} of uid {sample.uid!r}, data_source {sample.data_source!r}, response {shown!r}",
@@ -76,7 +78,8 @@ class Scorer:
         self.source = choose_source(settings, reward, self.caller)
         self.problems: Counter[str] = Counter()  # by kind, over the whole run
         self._recent: dict[str, Problem] = {}
-        self._prints_shown: set[int] = set()
+        self._num_recent = 0  # samples scored since the last drain
+        self._output = None if settings.log_path is None else OutputLog(Path(settings.log_path))
         self._lock = threading.Lock()
         self._pool: WorkerPool | InlinePool | RemotePool = self._make_pool()
         self._sandbox_pool: SandboxPool | None = None  # created when a data source needs it
@@ -108,13 +111,41 @@ class Scorer:
     @property
     def reads_prompts(self) -> bool:
         """Whether samples must include the text of prompt and response."""
-        return self.source.reads_prompts
+        return self._pool.inputs.texts
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether samples must include their row of the data."""
+        return self._pool.inputs.row
+
+    def check_columns(self, names: Iterable[str]) -> None:
+        """Raise UserError if the function requires a column that the data does not have."""
+        names = sorted(names)
+        missing = [column for column in self._pool.inputs.columns if column not in names]
+        if missing:
+            raise UserError(
+                f"{self.source.label('')} requires {', '.join(map(repr, missing))}, which is no column of the data",
+                key=self.source.key,
+                allowed=f"prompts, completions, completion_ids, ground_truth and the columns {', '.join(names)}",
+                hint=f"custom_reward_function.reward_kwargs.{missing[0]}=... to pass a value",
+            )
 
     def begin(self) -> None:
         """Start a new round of responses; forget samples that were announced with `expect` but not submitted."""
 
     def expect(self, count: int) -> None:
         """Announce `count` more samples. Only batch scorers, which wait for all of them, use this."""
+
+    def withdraw(self) -> None:
+        """An announced sample will not be submitted: it failed, was canceled, or has a score already."""
+
+    def fail(self, sample: Sample, problem: str) -> Score:
+        """The score of a conversation that failed, by `reward.on_error`: its reward cannot be computed."""
+        self.withdraw()
+        with self._lock:
+            self._num_recent += 1
+        self._record_problem(sample, RAISED, problem)
+        return self._on_error(self, sample, problem)
 
     def submit(self, sample: Sample) -> Future[Score]:
         """Queue a sample; thread-safe, returns at once."""
@@ -134,11 +165,42 @@ class Scorer:
         self.expect(len(samples))
         return [future.result() for future in [self.submit(sample) for sample in samples]]
 
+    def drain(self) -> Report:
+        """What happened since the last call."""
+        with self._lock:
+            report = self._report()
+            self._recent, self._num_recent = {}, 0
+        notice = None if self._output is None else self._output.take_notice()
+        return report if notice is None else replace(report, notices=(notice,))
+
+    def _report(self) -> Report:
+        return Report(self._num_recent, tuple(self._recent.values()))
+
     def drain_problems(self) -> list[Problem]:
         """The distinct problems since the last call, most frequent first."""
+        return self.drain().by_count()
+
+    def check_failures(self, where: str) -> None:
+        """Raise UserError with the first cause if too many samples failed (`reward.failure_threshold`).
+
+        `where` says which samples were scored since the last drain.
+        """
         with self._lock:
-            recent, self._recent = self._recent, {}
-        return sorted(recent.values(), key=lambda problem: -problem.count)
+            report = self._report()
+        threshold = self.settings.failure_threshold
+        if threshold is None or not report.problems or report.num_failed < threshold * report.num_samples:
+            return
+        first = report.problems[0]
+        printed = "" if self._output is None or not self._output.written else f"\nIt prints to {self._output.path}"
+        raise too_many_failures(
+            report.num_failed,
+            report.num_samples,
+            where,
+            f"{first.text}\nFirst: sample {first.first.sample} of uid {first.first.uid!r}, response"
+            f" {_shortened(first.first.solution_str)!r}{printed}",
+            key=self.source.key,
+            value=self.source.label(first.first.data_source),
+        )
 
     def close(self) -> None:
         """Stop the workers. Pending futures are cancelled or raise RuntimeError."""
@@ -158,6 +220,8 @@ class Scorer:
         """Set the result of a job's future. Called from the pool's thread."""
         if outcome.printed:
             self._log_printed(job.sample, outcome.printed)
+        with self._lock:
+            self._num_recent += 1
         if outcome.kind is None:
             job.future.set_result(Score(outcome.value, outcome.extras))
             return
@@ -182,11 +246,28 @@ class Scorer:
                 self._recent[headline] = replace(previous, count=previous.count + 1)
 
     def _log_printed(self, sample: Sample, printed: str) -> None:
-        """Log each distinct output once, so that a function that prints a lot does not flood the log."""
-        key = hash(printed)
-        if key not in self._prints_shown and len(self._prints_shown) < _MAX_PRINTS:
-            self._prints_shown.add(key)
-            logger.debug("%s printed: %s", self.source.label(sample.data_source), printed)
+        label = self.source.label(sample.data_source)
+        if self._output is None:
+            logger.debug("%s printed: %s", label, printed)
+        else:
+            self._output.write(f"{label}, sample {sample.sample} of {sample.uid}", printed)
+
+
+def too_many_failures(
+    num_failed: int, num_samples: int, where: str, cause: str, *, key: str, value: str | None = None
+) -> UserError:
+    """The error for `reward.failure_threshold`, with the first cause."""
+    count = f"all {num_samples}" if num_failed == num_samples else f"{num_failed} of {num_samples}"
+    return UserError(
+        f"the reward failed on {count} samples of {where}. First cause: {redact_text(cause)}",
+        key=key,
+        value=value,
+        hint="reward.failure_threshold=null to continue with reward.fallback_score",
+    )
+
+
+def _shortened(text: str) -> str:
+    return text[:_SHOWN_CHARACTERS] + ("..." if len(text) > _SHOWN_CHARACTERS else "")
 
 
 def choose_source(

@@ -21,7 +21,7 @@ class RewardSettings:
     reward_kwargs: Mapping[str, Any] = field(default_factory=dict)
     num_workers: int = 2  # 0 runs the function in this process, without limits
     timeout: float = 10.0  # seconds per sample
-    memory_mb: int = 2048  # per worker; 0 sets no limit
+    memory_mb: int = 4096  # per worker; 0 sets no limit
     on_error: str = "fallback"
     fallback_score: float = 0.0
     pass_env: tuple[str, ...] = ()  # names of secret environment variables to pass to workers
@@ -34,6 +34,8 @@ class RewardSettings:
     remote_retries: int = 5  # attempts in total
     remote_wait: float = 1.0  # seconds between attempts
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
+    failure_threshold: float | None = 1.0  # share of failed samples that stops the run; None never stops it
+    log_path: str | None = None  # file for what functions print; None only logs it at debug level
 
     @staticmethod
     def of(
@@ -49,6 +51,7 @@ class RewardSettings:
             memory_mb=reward.memory_mb,
             on_error=reward.on_error,
             fallback_score=reward.fallback_score,
+            failure_threshold=reward.failure_threshold,
             pass_env=tuple(reward.pass_env),
             isolate=reward.isolate,
             network=reward.network,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from burnish.errors import UserError, nearest
 from burnish.registry import Entry
 from burnish.reward.call import ARGUMENTS, Caller, parameters_of
-from burnish.reward.callers import QueryCaller
+from burnish.reward.callers import QueryCaller, caller_for
 from burnish.reward.rules import REWARDS, check_needs, find_rule
 from burnish.reward.verifiers import VERIFIERS, weighted
 from burnish.user_code import load_user_attribute
@@ -36,11 +36,6 @@ class RewardSource(Protocol):
     @property
     def is_user_code(self) -> bool:
         """Whether the function is not built into Burnish."""
-        ...
-
-    @property
-    def reads_prompts(self) -> bool:
-        """Whether it needs the text of prompt and response, with special tokens."""
         ...
 
     def label(self, data_source: str) -> str:
@@ -67,7 +62,6 @@ class SingleFunction:
     caller: type[Caller]
     is_single = True
     is_user_code = True
-    reads_prompts = False
 
     def check_sources(self, names: Iterable[str], kwargs: Mapping[str, Any]) -> None:
         """Accept any data source."""
@@ -77,7 +71,8 @@ class SingleFunction:
         return False
 
     def callers(self, kwargs: Mapping[str, Any]) -> Callable[[str], Caller]:
-        caller = self.caller(self.load(), kwargs, label=self.label(""), key=self.key)
+        function = self.load()
+        caller = caller_for(self.caller, function, kwargs)(function, kwargs, label=self.label(""), key=self.key)
         return lambda data_source: caller
 
     def load(self) -> Callable[..., Any]:
@@ -146,7 +141,6 @@ class FromRules:
     key: str = "data_source"
     is_single: bool = False
     is_user_code: bool = False
-    reads_prompts: bool = False
 
     def label(self, data_source: str) -> str:
         return function_label(_rule(data_source).load())
@@ -213,7 +207,6 @@ class FromRemoteFile(FromFile):
     name: str = "reward_func"
     key: str = "reward.remote_url"
     caller: type[Caller] = QueryCaller
-    reads_prompts = True
 
 
 @dataclass(frozen=True)
@@ -222,7 +215,6 @@ class FromUrls(SingleFunction):
 
     urls: tuple[str, ...]
     key: str = "reward.remote_url"
-    reads_prompts = True
 
     def label(self, data_source: str) -> str:
         return ", ".join(self.urls)

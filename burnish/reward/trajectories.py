@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from burnish.batch import Batch, Ragged
 from burnish.reward.null_scorer import NullScorer
-from burnish.reward.sample import Sample, Score
+from burnish.reward.sample import Sample, SampleRow, Score
 from burnish.reward.score import Scorer
 from burnish.rollout.episode import Prompt
 from burnish.rollout.stop import Decode
@@ -24,6 +24,12 @@ class ScoredTrajectory:
     trajectory: Trajectory
     text: str
     score: Score
+    turn_rewards: float = 0.0  # sum over the turns of the whole episode, which the score does not contain
+
+    @property
+    def total(self) -> float:
+        """What the episode earned: its score and the rewards of its turns."""
+        return self.score.value + self.turn_rewards
 
 
 class TrajectoryScorer:
@@ -46,23 +52,69 @@ class TrajectoryScorer:
     async def score(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[ScoredTrajectory]:
         """An episode of several rows has one score, that of its last row."""
         texts = [trajectory.text(self.decode) for trajectory in trajectories]
-        sample = Sample(
+        score = await self._score(prompt, trajectories[-1], texts[-1])
+        turn_rewards = sum(turn.reward or 0.0 for trajectory in trajectories for turn in trajectory.turns)
+        rows = zip(trajectories, texts, strict=True)
+        return [ScoredTrajectory(trajectory, text, score, turn_rewards) for trajectory, text in rows]
+
+    async def _score(self, prompt: Prompt, trajectory: Trajectory, text: str) -> Score:
+        if trajectory.problem is not None:
+            return self.scorer.fail(self._sample(prompt, trajectory, text), trajectory.problem)
+        if trajectory.score is not None:
+            self.scorer.withdraw()
+            return Score(trajectory.score, trajectory.extras)
+        if trajectory.futures:
+            self.scorer.expect(len(trajectory.futures) - 1)
+            scores = [self._score(prompt, future, future.text(self.decode)) for future in trajectory.futures]
+            return mean_score(await asyncio.gather(*scores))
+        return await asyncio.wrap_future(self.scorer.submit(self._sample(prompt, trajectory, text)))
+
+    def _sample(self, prompt: Prompt, trajectory: Trajectory, text: str) -> Sample:
+        return Sample(
             data_source=prompt.row["data_source"],
-            solution_str=texts[-1],
+            solution_str=text,
             ground_truth=prompt.row["ground_truth"],
-            extra_info=prompt.row["extra_info"],
+            extra_info={**prompt.row["extra_info"], **trajectory.extras},
             uid=prompt.uid,
             sample=prompt.sample,
-            **(self._full_texts(trajectories[-1]) if self.scorer.reads_prompts else {}),
+            row=self._row(prompt, trajectory) if self.scorer.reads_rows else None,
+            **(self._full_texts(trajectory) if self.scorer.reads_prompts else {}),
         )
-        score = await asyncio.wrap_future(self.scorer.submit(sample))
-        rows = zip(trajectories, texts, strict=True)
-        return [ScoredTrajectory(trajectory, text, score) for trajectory, text in rows]
+
+    def _row(self, prompt: Prompt, trajectory: Trajectory) -> SampleRow:
+        """The row of the data; a prompt that is tokens only becomes text."""
+        messages, columns = prompt.row["dataset_row"]
+        if messages is None:
+            messages = self.decode_all(trajectory.prompt.ids)
+        return SampleRow(messages, columns, list(trajectory.ids))
 
     def _full_texts(self, trajectory: Trajectory) -> dict[str, str]:
         """Prompt, and prompt with response, as the model saw them: with special tokens."""
         ids = trajectory.prompt.ids
         return {"prompt": self.decode_all(ids), "query": self.decode_all([*ids, *trajectory.ids])}
+
+
+def mean_score(scores: Sequence[Score]) -> Score:
+    """The score of simulated futures: their mean, and that of every number that all of them report."""
+    names = [name for name in scores[0].extras if all(_is_number(score.extras.get(name)) for score in scores)]
+    extras = {name: sum(float(score.extras[name]) for score in scores) / len(scores) for name in names}
+    problem = next((score.problem for score in scores if score.problem is not None), None)
+    return Score(sum(score.value for score in scores) / len(scores), extras, problem)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, bool | int | float)
+
+
+def credit_last(rows: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:
+    """Rows of one sample: the score counts once, at the end of the last row (loop/credit.py joins them)."""
+    return [*(replace(row, score=replace(row.score, value=0.0)) for row in rows[:-1]), *rows[-1:]]
+
+
+def last_rows(batch: Batch) -> list[int]:
+    """The row of each episode that has its score."""
+    last = {sample: row for row, sample in enumerate(zip(batch["uid"], batch["sample"], strict=True))}
+    return list(last.values())
 
 
 def add_scores(batch: Batch, scores: Sequence[Score]) -> Batch:

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import json
 import os
 import pickle
 import random
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from burnish.errors import UserError
+from burnish.errors import NotSupportedYet, UserError
+from burnish.reward.call import Inputs, plain, trimmed, user_frames
 from burnish.reward.channel import MAX_MESSAGE_BYTES
 from burnish.reward.evaluate import Evaluator, Setup
-from burnish.reward.limits import arm_alarm, forbid_core_dumps, limit_files, limit_memory
-from burnish.reward.sample import INVALID, Outcome
+from burnish.reward.limits import arm_alarm, forbid_core_dumps, limit_cause, limit_files, limit_memory
+from burnish.reward.sample import INVALID, MAX_EXTRAS_BYTES, Outcome
 
 STARTUP_SECONDS = 120.0  # a user's file may import large libraries
 _ORPHAN_SECONDS = 10.0  # added to the time limit, in case the parent has exited and cannot enforce it
-_OUTPUT_LIMIT = 2000
+_OUTPUT_LIMIT = 20_000  # bytes of output kept per sample: the end of it
+MAX_TEXT = 2 * _OUTPUT_LIMIT  # characters of output and error message per sample
+STARTED, DONE = "started", "done"  # instead of an index: the next sample has begun, or the worker awaits the next chunk
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A worker's first message: whether samples run concurrently (async function), and whether memory is limited."""
+    """A worker's first message, after it has loaded the function."""
 
-    concurrent: bool
+    concurrent: bool  # samples run concurrently (async function)
     memory_limited: bool
+    inputs: Inputs
+
+    def to_json(self) -> bytes:
+        """The message."""
+        values = {"concurrent": self.concurrent, "memory_limited": self.memory_limited} | asdict(self.inputs)
+        return json.dumps(values).encode()
 
 
 class Chunk(NamedTuple):
@@ -48,15 +58,17 @@ def main(descriptor: int) -> None:
     forbid_core_dumps()
     limit_files()
     arm_alarm(STARTUP_SECONDS + _ORPHAN_SECONDS)
+    setup = None
     try:
-        evaluator, ready = _set_up(pickle.loads(connection.recv_bytes()))
+        setup = pickle.loads(connection.recv_bytes())
+        evaluator, ready = _set_up(setup)
     except EOFError:
         return
     except BaseException as error:
-        connection.send_bytes(pickle.dumps(_startup_error(error)))
+        connection.send_bytes(_to_json(_startup_error(error, setup)))
         return
     arm_alarm(0)
-    connection.send_bytes(pickle.dumps(ready))
+    connection.send_bytes(ready.to_json())
     while True:
         try:
             chunk = Chunk(*pickle.loads(connection.recv_bytes()))
@@ -66,8 +78,10 @@ def main(descriptor: int) -> None:
 
 
 def _set_up(setup: Setup) -> tuple[Evaluator, Ready]:
-    memory_limited = setup.memory_mb > 0 and limit_memory(setup.memory_mb)
+    memory_limited = setup.memory_mb > 0 and limit_memory(setup.memory_mb, final=False)
     evaluator = Evaluator(setup, before_each=seed_random)
+    if memory_limited:
+        limit_memory(setup.memory_mb)
     folder = os.getcwd()  # after importing the user's file, which may have changed it
 
     def before_each(seed_key: str) -> None:
@@ -76,13 +90,34 @@ def _set_up(setup: Setup) -> tuple[Evaluator, Ready]:
 
     evaluator.before_each = before_each
     asyncio.set_event_loop(evaluator.loop)
-    return evaluator, Ready(evaluator.is_async, memory_limited)
+    return evaluator, Ready(evaluator.is_async, memory_limited, evaluator.inputs)
 
 
-def _startup_error(error: BaseException) -> UserError:
-    if isinstance(error, UserError):
+def _startup_error(error: BaseException, setup: Setup | None) -> UserError:
+    """The error for the user; if a limit of the worker explains it, with that cause and what a library printed."""
+    cause = error.__cause__ or error if isinstance(error, UserError) else error
+    output, memory_mb = take_output(), 0 if setup is None else setup.memory_mb
+    limit = limit_cause(cause, output, memory_mb)
+    if isinstance(error, UserError) and limit is None:
         return error
-    return UserError(f"the reward function could not be loaded: {type(error).__name__}: {error}")
+    where = "" if setup is None else f" {setup.source.label('')}"
+    problem = f"the reward function{where} could not be loaded: {type(cause).__name__}: {cause}".rstrip(": ")
+    if limit is None:
+        return UserError(f"{problem}{user_frames(cause)}", key=_key(setup))
+    printed = f"\n{trimmed(output)}" if output else ""
+    hint = f"reward.memory_mb={max(2 * memory_mb, 8192)}"
+    return UserError(f"{problem}. Likely cause: {limit}{user_frames(cause)}{printed}", key=_key(setup), hint=hint)
+
+
+def _to_json(error: UserError) -> bytes:
+    allowed = list(map(str, error.allowed)) if isinstance(error.allowed, list) else error.allowed
+    values = {"problem": error.problem, "key": error.key, "allowed": allowed, "hint": error.hint}
+    unsupported = isinstance(error, NotSupportedYet)
+    return json.dumps(values | {"value": plain(error.value), "unsupported": unsupported}).encode()
+
+
+def _key(setup: Setup | None) -> str | None:
+    return None if setup is None else setup.source.key
 
 
 def _evaluate_chunk(evaluator: Evaluator, chunk: Chunk, connection: Connection) -> None:
@@ -95,22 +130,28 @@ def _evaluate_chunk(evaluator: Evaluator, chunk: Chunk, connection: Connection) 
         output = take_output()
         outcome = outcome._replace(printed=output) if output else outcome
         message = json.dumps([chunk.number, index, *outcome]).encode()
-        if len(message) > MAX_MESSAGE_BYTES:
-            text = (
-                f"returned {len(message) / 2**20:.0f} MiB of extras; the limit is {MAX_MESSAGE_BYTES / 2**20:.0f} MiB"
-            )
+        limit = min(MAX_MESSAGE_BYTES, MAX_EXTRAS_BYTES * evaluator.num_samples)
+        if len(message) > limit + MAX_TEXT:
+            text = f"returned {len(message) / 2**20:.0f} MiB of extras; the limit is {limit / 2**20:.0f} MiB"
             message = json.dumps([chunk.number, index, *Outcome(kind=INVALID, text=text)]).encode()
         connection.send_bytes(message)
 
+    def report(step: str) -> None:
+        connection.send_bytes(json.dumps([chunk.number, step]).encode())
+
     arm_alarm(chunk.seconds + _ORPHAN_SECONDS)
     if evaluator.is_async:
+        report(STARTED)
         evaluator.evaluate_concurrently(chunk.payloads, reply)
     else:
         for index, payload in enumerate(chunk.payloads):
+            report(STARTED)
             reply(index, evaluator.evaluate(payload))
             if __name__ not in sys.modules:
+                report(DONE)
                 os._exit(0)  # the function cleared sys.modules: let a new worker take over
     arm_alarm(0)
+    report(DONE)
 
 
 def seed_random(key: str) -> None:
@@ -122,10 +163,17 @@ def seed_random(key: str) -> None:
 
 def take_output() -> str:
     """Text written to stdout and stderr since the last call. Both are the same file, which the parent can also read."""
-    size = os.fstat(1).st_size
-    if size == 0:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the function may have closed or replaced it
+            stream.flush()
+    try:
+        size = os.fstat(1).st_size
+        if size == 0:
+            return ""
+        text = os.pread(1, _OUTPUT_LIMIT, max(0, size - _OUTPUT_LIMIT)).decode("utf-8", "replace")
+        os.ftruncate(1, 0)
+        os.lseek(1, 0, os.SEEK_SET)
+    except OSError:  # the function has closed or redirected the descriptor
         return ""
-    text = os.pread(1, _OUTPUT_LIMIT, max(0, size - _OUTPUT_LIMIT)).decode("utf-8", "replace")
-    os.ftruncate(1, 0)
-    os.lseek(1, 0, os.SEEK_SET)
-    return text.strip()
+    omitted = f"... ({size - _OUTPUT_LIMIT} bytes omitted)\n" if size > _OUTPUT_LIMIT else ""
+    return omitted + text.strip()

@@ -63,13 +63,13 @@ class Sampling:
     logprobs: int | None = None  # top tokens that a completion reports besides the sampled one
     fire: bool = False
     seed: int | None = None  # overrides the run's seed
-    room: int | None = None  # limit for prompt and response together; shortens responses to long prompts
+    max_total_tokens: int | None = None  # of prompt and response together; shortens responses to long prompts
 
     def after(self, num_prompt: int) -> Sampling:
-        """The same for a prompt of this length: max_tokens limited to what `room` leaves."""
-        if self.room is None or num_prompt + self.max_tokens <= self.room:
+        """The same for a prompt of this length: max_tokens limited to what `max_total_tokens` leaves."""
+        if self.max_total_tokens is None or num_prompt + self.max_tokens <= self.max_total_tokens:
             return self
-        left = self.room - num_prompt
+        left = self.max_total_tokens - num_prompt
         return replace(self, max_tokens=left, min_tokens=min(self.min_tokens, left))
 
     @property
@@ -115,6 +115,19 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class TokenWatch:
+    """Reports a response while it is sampled: `report` gets all its tokens so far whenever one of `ids` is among the
+    new ones. It is called by the engine's thread, and not for tokens that end the response."""
+
+    ids: frozenset[int]
+    report: Callable[[list[int]], None]
+
+    def check(self, new: Sequence[int], tokens: Sequence[int]) -> None:
+        if not self.ids.isdisjoint(new):
+            self.report(list(tokens))
+
+
+@dataclass(frozen=True)
 class Request:
     """One response to generate. The noise of token t depends on (seed, t) alone.
 
@@ -127,6 +140,7 @@ class Request:
     seed: int
     priority: int = 0
     session: str | None = None
+    watch: TokenWatch | None = field(default=None, compare=False)  # only for engines whose capabilities.watch is set
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -159,6 +173,7 @@ class Capabilities:
     remarks: tuple[str, ...] = ()  # reported at the start of a run
     digests: bool = False  # `digests` works
     sessions: bool = False  # keeps the KV of a session's requests until `end_session`
+    watch: bool = False  # reports the tokens of requests with a TokenWatch while they are sampled
 
 
 @dataclass
@@ -246,6 +261,13 @@ class Engine(Protocol):
 
     def end_session(self, session: str) -> None:
         """No more requests of this session will come: its KV can go."""
+        ...
+
+    def expect_return(self, session: str, seconds: float) -> None:
+        """The session's next request will probably come in so many seconds.
+
+        When memory is short, the engine drops the KV of sessions that are expected back last.
+        """
         ...
 
     def pause(self) -> None:

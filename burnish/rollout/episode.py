@@ -9,14 +9,18 @@ class TwoTries:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from burnish.batch import Batch
 from burnish.models.model_input import ModelInput
-from burnish.rollout.engine import Completion, Engine, Request, Sampling
+from burnish.rollout.engine import Completion, Engine, Request, Sampling, TokenWatch
+from burnish.rollout.oversampling import Shortest
+from burnish.rollout.prefill_count import PrefillCount
+from burnish.rollout.return_times import ReturnTimes
 from burnish.rollout.trajectory import Trajectory
 from burnish.seeding import derive_seed
 
@@ -36,19 +40,91 @@ class Prompt:
 class Sampler(Protocol):
     """What an episode may do with an engine."""
 
-    async def generate(self, input: ModelInput, **sampling: Any) -> Completion:
-        """The next turn, after everything in `input`. Keywords replace fields of the prompt's sampling."""
+    @property
+    def watches(self) -> bool:
+        """Whether `generate` can report tokens while they are sampled."""
+        ...
+
+    async def generate(
+        self, input: ModelInput, *, watch: tuple[frozenset[int], Watcher] | None = None, **sampling: Any
+    ) -> Completion:
+        """The next turn, after everything in `input`. Keywords replace fields of the prompt's sampling.
+
+        `watch`: tokens, and what is called with all tokens of the turn so far when one of them has been sampled.
+        """
         ...
 
     def budget(self, input: ModelInput) -> int:
         """Tokens that the trajectory may still have after `input`."""
         ...
 
+    async def observe(
+        self, act: Act, *, name: str = "", repeatable: bool = True, key: str | None = None
+    ) -> dict[str, Any]:
+        """What `act` returns: a tool's answer, an environment's reply.
+
+        It is journaled before it is returned. A run that was killed and resumed gets the recorded answer and does not
+        act again; of an act that is not repeatable and had only begun, it gets INTERRUPTED. Acts of one `name` are
+        expected to take about as long as the last ones. `key` identifies the act in the journal; without one, its
+        position among the conversation's acts does.
+        """
+        ...
+
+    def waited(self) -> float:
+        """Seconds that the conversation has waited for `observe` since it was last asked.
+
+        Answers of a journal count with the time that they took when they were recorded.
+        """
+        ...
+
+    def fork(self, number: int, input: ModelInput, max_tokens: int | None = None) -> Sampler:
+        """A sampler for another conversation of the same sample that starts from `input`.
+
+        It has its own session and token budget; its seeds depend on `number`. `max_tokens` replaces the budget.
+        """
+        ...
+
+
+INTERRUPTED: dict[str, Any] = {"interrupted": True}
+Act = Callable[[], Awaitable[dict[str, Any]]]  # returns what JSON can hold
+Watcher = Callable[[list[int]], None]
+
+
+class Journal(Protocol):
+    """What happened in the conversations of a step, written before it is used."""
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """What an earlier process recorded under this key; INTERRUPTED if it only began."""
+        ...
+
+    def begin(self, key: str) -> None:
+        """An act starts."""
+        ...
+
+    def add(self, key: str, value: dict[str, Any]) -> None: ...
+
+
+class NoJournal:
+    """Remembers nothing: episodes that act on nothing need no journal."""
+
+    def find(self, key: str) -> None:
+        return None
+
+    def begin(self, key: str) -> None:
+        pass
+
+    def add(self, key: str, value: dict[str, Any]) -> None:
+        pass
+
+
+NO_JOURNAL = NoJournal()
+
 
 class Episode(Protocol):
     """From a prompt to one trajectory, or to several rows of training data."""
 
     uses_session: bool  # whether a turn extends the one before it, so that the engine should keep its KV
+    scores: bool  # whether it scores its own trajectories, so that a run needs no reward function
 
     async def run(self, prompt: Prompt, sampler: Sampler) -> Trajectory | list[Trajectory]: ...
 
@@ -57,6 +133,7 @@ class SingleTurn:
     """One prompt, one response."""
 
     uses_session = False
+    scores = False
 
     async def run(self, prompt: Prompt, sampler: Sampler) -> Trajectory:
         return Trajectory.single_turn(prompt.input, await sampler.generate(prompt.input))
@@ -90,8 +167,10 @@ class RequestQueue:
     An engine that receives the samples of a prompt together prefills the prompt once.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, return_times: ReturnTimes | None = None) -> None:
         self.engine = engine
+        self.return_times = ReturnTimes() if return_times is None else return_times
+        self.prefill = PrefillCount()
         self.submitted = asyncio.Event()  # set when the engine was given new requests
         self._pending: list[tuple[Request, asyncio.Future[Future[Completion]]]] = []
 
@@ -117,22 +196,105 @@ class RequestQueue:
         self.submitted.set()
 
 
+class TokenCount:
+    """Tokens that a sample has sampled, and where it runs under oversampling, the end of samples that are too long."""
+
+    def __init__(self, shortest: Shortest | None = None) -> None:
+        self.sampled = 0
+        self.shortest = shortest
+        self.task = None if shortest is None else asyncio.current_task()
+
+    async def limit(self, num_new: int) -> int | None:
+        """Tokens after `num_new` more with which the sample is too long; None: no limit. Cancels one that is."""
+        if self.shortest is None or self.task is None or self.shortest.max_tokens is None:
+            return None
+        left = self.shortest.max_tokens - self.sampled - num_new + 1
+        if left > 0:
+            return left
+        self.shortest.drop(self.task)
+        return await asyncio.get_running_loop().create_future()  # the canceled task ends here
+
+
+def token_watch(watch: tuple[frozenset[int], Watcher] | None) -> TokenWatch | None:
+    """For an engine, whose thread may be another than that of the event loop."""
+    if watch is None:
+        return None
+    loop, (ids, watcher) = asyncio.get_running_loop(), watch
+
+    def report(tokens: list[int]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(watcher, tokens)
+
+    return TokenWatch(ids, report)
+
+
+class Waiting:
+    """The time in which at least one act of a conversation runs; a context manager around each of them."""
+
+    def __init__(self) -> None:
+        self._num_running = 0
+        self._started = 0.0
+        self._seconds = 0.0
+        self._recorded = 0.0  # the longest answer of the journal: acts of a turn run at the same time
+
+    def __enter__(self) -> None:
+        if self._num_running == 0:
+            self._started = time.monotonic()
+        self._num_running += 1
+
+    def __exit__(self, *exception: object) -> None:
+        self._num_running -= 1
+        if self._num_running == 0:
+            self._seconds += time.monotonic() - self._started
+
+    def recorded(self, seconds: float) -> None:
+        self._recorded = max(self._recorded, seconds)
+
+    def take(self) -> float:
+        """Seconds since the last call."""
+        if self._num_running:
+            now = time.monotonic()
+            self._seconds, self._started = self._seconds + now - self._started, now
+        seconds, self._seconds, self._recorded = self._seconds + self._recorded, 0.0, 0.0
+        return seconds
+
+
 class EngineSampler:
     """A Sampler over an engine: counts turns, derives their seeds, and keeps to the trajectory's token budget."""
 
-    def __init__(self, queue: RequestQueue, prompt: Prompt, session: str | None = None) -> None:
+    def __init__(
+        self,
+        queue: RequestQueue,
+        prompt: Prompt,
+        session: str | None = None,
+        journal: Journal = NO_JOURNAL,
+        tokens: TokenCount | None = None,
+    ) -> None:
         self.queue = queue
         self.prompt = prompt
         self.session = session
+        self.journal = journal
+        self.tokens = TokenCount() if tokens is None else tokens  # of all forks together
         self.turn = 0
-        self.in_flight: Future[Completion] | None = None  # the newest request
+        self.num_acts = 0
+        self.waiting = Waiting()
+        self._return_at = 0.0  # when the last of the current acts is expected to end
+        self.forks: list[EngineSampler] = []
+        self.requests: list[Future[Completion]] = []
 
     def budget(self, input: ModelInput) -> int:
         used = len(input) - len(self.prompt.input)
         return max(0, self.prompt.sampling.max_tokens - used)
 
-    async def generate(self, input: ModelInput, **sampling: Any) -> Completion:
+    @property
+    def watches(self) -> bool:
+        return self.queue.engine.capabilities.watch
+
+    async def generate(
+        self, input: ModelInput, *, watch: tuple[frozenset[int], Watcher] | None = None, **sampling: Any
+    ) -> Completion:
         turn, self.turn = self.turn, self.turn + 1
+        self._return_at = 0.0
         budget = self.budget(input)
         if budget == 0:
             return Completion([], [], [], "length")
@@ -140,6 +302,81 @@ class EngineSampler:
         limit = min(wanted.max_tokens, budget)
         if limit != wanted.max_tokens:
             wanted = replace(wanted, max_tokens=limit, min_tokens=min(wanted.min_tokens, limit))
-        request = Request(input, wanted, turn_seed(self.prompt.seed, turn), session=self.session)
-        self.in_flight = await self.queue.submit(request)
-        return await asyncio.wrap_future(self.in_flight)
+        key = f"{self.prompt.seed:x}.turn{turn}.{input.key.hex()}"
+        recorded = self.journal.find(key)
+        if recorded is not None:
+            completion = Completion(**recorded)
+        else:
+            completion = await self._request(input, wanted, turn_seed(self.prompt.seed, turn), token_watch(watch))
+            if completion.finish_reason != "abort":
+                self.journal.add(key, asdict(completion))
+        self.tokens.sampled += len(completion.ids)
+        if self._return_at and self.session is not None:  # acts began while the turn was sampled
+            self.queue.engine.expect_return(self.session, max(0.0, self._return_at - time.monotonic()))
+        return completion
+
+    async def _request(self, input: ModelInput, sampling: Sampling, seed: int, watch: TokenWatch | None) -> Completion:
+        while True:
+            limit = await self.tokens.limit(0)
+            if limit is not None and limit < sampling.max_tokens:
+                sampling = replace(sampling, max_tokens=limit, min_tokens=min(sampling.min_tokens, limit))
+            request = Request(input, sampling, seed, session=self.session, watch=watch)
+            self.queue.prefill.sent(request)
+            future = await self.queue.submit(request)
+            self.requests.append(future)
+            completion = await asyncio.wrap_future(future)
+            self.queue.prefill.completed(request, completion)
+            if await self.tokens.limit(len(completion.ids)) is None or completion.finish_reason != "abort":
+                return completion
+            # It may still be among the shortest samples: the same tokens again, and some more.
+
+    async def observe(
+        self, act: Act, *, name: str = "", repeatable: bool = True, key: str | None = None
+    ) -> dict[str, Any]:
+        if key is None:
+            key, self.num_acts = f"act{self.num_acts}", self.num_acts + 1
+        key = f"{self.prompt.seed:x}.{key}"
+        recorded = self.journal.find(key)
+        if recorded is not None and (recorded is not INTERRUPTED or not repeatable):
+            self.waiting.recorded(recorded.get("seconds", 0.0))
+            return recorded.get("value", recorded)
+        self.journal.begin(key)
+        self._expect_return(name)
+        started = time.monotonic()
+        with self.waiting:
+            value = await act()
+        seconds = time.monotonic() - started
+        self.queue.return_times.add(name, seconds)
+        self.journal.add(key, {"value": value, "seconds": seconds})
+        return value
+
+    def waited(self) -> float:
+        return self.waiting.take()
+
+    def _expect_return(self, name: str) -> None:
+        """Tell the engine when this session's next request will come: after the last of the current acts."""
+        engine, seconds = self.queue.engine, self.queue.return_times.expected(name)
+        if self.session is None or seconds is None or not engine.capabilities.sessions:
+            return
+        return_at = time.monotonic() + seconds
+        if return_at > self._return_at:
+            self._return_at = return_at
+            engine.expect_return(self.session, seconds)
+
+    def fork(self, number: int, input: ModelInput, max_tokens: int | None = None) -> EngineSampler:
+        sampling = self.prompt.sampling
+        sampling = sampling if max_tokens is None else replace(sampling, max_tokens=max_tokens)
+        seed = derive_seed(self.prompt.seed, "fork", number)
+        prompt = replace(self.prompt, input=input, sampling=sampling.after(len(input)), seed=seed)
+        session = None if self.session is None else f"{self.session}-{number}"
+        self.forks.append(EngineSampler(self.queue, prompt, session, self.journal, self.tokens))
+        return self.forks[-1]
+
+    def in_flight(self) -> list[Future[Completion]]:
+        """Requests that the engine still works on, those of forks included."""
+        return [f for f in self.requests if not f.done()] + [f for fork in self.forks for f in fork.in_flight()]
+
+    def sessions(self) -> list[str]:
+        """Sessions of this sampler and its forks."""
+        own = [] if self.session is None else [self.session]
+        return own + [session for fork in self.forks for session in fork.sessions()]

@@ -45,6 +45,10 @@ class Trajectory:
     top_log_probs: list[list[tuple[int, float]]] | None = None  # per token the likeliest (id, log-prob), best first
     media: tuple[Media, ...] = ()  # images or frames that tools and environments returned
     routed_experts: Tensor | None = None  # of sampled tokens, for router replay
+    score: float | None = None  # of an agent that scores its own conversations; the reward function is not called
+    extras: dict[str, Any] = field(default_factory=dict)  # metrics beside its score, or extra_info for a reward
+    problem: str | None = None  # why the conversation failed; reward.on_error decides on its score
+    futures: tuple[Trajectory, ...] = ()  # simulated continuations: not trained on, the score is their mean
     info: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -65,7 +69,7 @@ class Trajectory:
 
     @property
     def is_single_turn(self) -> bool:
-        return len(self.turns) == 1 and self.turns[0].reward is None
+        return len(self.turns) == 1 and self.turns[0].reward is None and not self.futures
 
     def text(self, decode: Decode) -> str:
         """Everything after the prompt, without the stop token or stop string that ended it."""
@@ -75,7 +79,9 @@ class Trajectory:
 def response_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
     """responses, response_mask, rollout_log_probs, weight_version, finish_reason; one row per trajectory.
 
-    top_log_probs is added where the sampling asked for them, turns where a trajectory has more than one.
+    generation_time is when an episode began and ended in seconds since 1970, or None. top_log_probs is added where
+    the sampling asked for them; turns, and what is known about a conversation, where a trajectory has more than one
+    turn.
     """
     responses = Ragged.of([t.ids for t in trajectories], torch.int64)
     mask = Ragged.like(torch.ones(len(responses.flat)), responses)
@@ -84,6 +90,7 @@ def response_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
         columns["top_log_probs"] = [t.top_log_probs for t in trajectories]
     if not all(t.is_single_turn for t in trajectories):
         columns["turns"] = [t.turns for t in trajectories]
+        columns["conversation"] = [t.info for t in trajectories]
         mask = Ragged.of([[float(sampled) for sampled in t.mask] for t in trajectories], torch.float32)
     return columns | {
         "responses": responses,
@@ -91,6 +98,7 @@ def response_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
         "rollout_log_probs": Ragged.of([t.log_probs for t in trajectories], torch.float32),
         "weight_version": Ragged.of([t.versions for t in trajectories], torch.int64),
         "finish_reason": [t.finish_reason for t in trajectories],
+        "generation_time": [t.info.get("generation_time") for t in trajectories],
     }
 
 

@@ -2,9 +2,9 @@
 
 run folder/
   global_step_40/
-    actor/  critic/        one folder per role: DCP shards, extra.json, huggingface/
+    actor/  critic/        one folder per role: shards (safetensors and JSON), extra.json, huggingface/
     trainer.json           step, sampler position, KL controller, seed
-    manifest.json          size and SHA-256 of every file
+    manifest.json          size and SHA-256 of every file; there are no others, and no links
   latest_checkpointed_iteration.txt
   best_checkpointed_iteration.txt  the step with the best validation (trainer.best_metric_key)
 """
@@ -14,19 +14,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Callable
+import re
+import stat
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from burnish.errors import UserError
+from burnish.folders import is_inside, remove_tree
+from burnish.storage import LATEST_STEP as LATEST
+from burnish.storage import STEP, disk_full
+from burnish.storage import STEP_PREFIX as PREFIX
+from burnish.untrusted import read_json_object, read_text
 
-LATEST = "latest_checkpointed_iteration.txt"
 BEST = "best_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
 TRAINER = "trainer.json"
-PREFIX = "global_step_"
+SHA256 = re.compile(r"[0-9a-f]{64}")
+MAX_JSON_BYTES = 2**28  # of a manifest and of the trainer's state
 
 
 class SaveFailed(UserError):
@@ -46,7 +52,7 @@ class Checkpoints:
         """Steps with a complete folder, oldest first."""
         folders = self.folder.glob(f"{PREFIX}*") if self.folder.is_dir() else []
         names = [path.name.removeprefix(PREFIX) for path in folders if path.is_dir()]
-        return sorted(int(name) for name in names if name.isdigit())
+        return sorted(int(name) for name in names if STEP.fullmatch(name))
 
     def own_steps(self) -> list[int]:
         """Steps up to the one saved last; later ones are of an earlier run in the same folder."""
@@ -67,8 +73,8 @@ class Checkpoints:
 
     def _pointer(self, name: str) -> int | None:
         try:
-            return int((self.folder / name).read_text())
-        except (OSError, ValueError):
+            return int(read_text(self.folder / name, limit=100))
+        except (OSError, ValueError, UserError):
             return None
 
     def save(
@@ -85,7 +91,7 @@ class Checkpoints:
         """
         final, partial = self.path(step), self.folder / f".{PREFIX}{step}.partial"
         for leftover in self.folder.glob(f".{PREFIX}*.partial"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            remove_tree(leftover, ignore_errors=True)
         try:
             partial.mkdir(parents=True)
             for role, write in roles.items():
@@ -93,18 +99,18 @@ class Checkpoints:
                 write(partial / role)
             (partial / TRAINER).write_text(json.dumps(trainer, indent=1))
             _write_manifest(partial)
-            if final.exists():  # a resumed run that saves the same step again
-                shutil.rmtree(final)
+            if os.path.lexists(final):  # a resumed run that saves the same step again
+                remove_tree(final)
             partial.rename(final)
             replace_text(self.folder / LATEST, str(step if newest is None else newest))
             self.mark_best(best)
             _sync(self.folder)
         except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
+            remove_tree(partial, ignore_errors=True)
             steps = self.own_steps()
             last = f"the last good checkpoint is {self.path(steps[-1])}" if steps else "there is no earlier checkpoint"
             raise SaveFailed(
-                f"the checkpoint of step {step} could not be written ({error}); {last}",
+                f"{disk_full(error)}the checkpoint of step {step} could not be written ({error}); {last}",
                 key="trainer.default_local_dir",
                 value=str(self.folder),
                 hint="trainer.default_local_dir=/a/folder/with/room",
@@ -130,7 +136,7 @@ class Checkpoints:
         if actor is not None:
             for step in steps[: max(0, len(steps) - actor)]:
                 if step != best:
-                    shutil.rmtree(self.path(step))
+                    remove_tree(self.path(step))
             steps = self.own_steps()
         if critic is not None:
             for step in steps[: max(0, len(steps) - critic)]:
@@ -138,40 +144,84 @@ class Checkpoints:
                     self._drop_role(self.path(step), "critic")
 
     def _drop_role(self, folder: Path, role: str) -> None:
+        if folder.is_symlink():  # the folder that it names is not of this run
+            return
         if (folder / role).is_dir():
             files = {name: entry for name, entry in read_manifest(folder).items() if not name.startswith(f"{role}/")}
             replace_text(folder / MANIFEST, json.dumps({"files": files}, indent=1))
-            shutil.rmtree(folder / role)
+            remove_tree(folder / role)
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint folder; None if it is intact."""
+    """What is wrong with a checkpoint folder; None if it is intact.
+
+    The manifest names every file in the folder, and each is a regular file of that size and hash.
+    """
     if not (folder / MANIFEST).is_file():
         return f"no {MANIFEST}"
     try:
-        files = read_manifest(folder)
-    except (ValueError, KeyError, TypeError) as error:
+        manifest = read_manifest(folder)
+    except (OSError, UserError) as error:
         return f"{MANIFEST} cannot be read: {error}"
-    for name, entry in files.items():
-        file = folder / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != entry["bytes"] or _sha256(file) != entry["sha256"]:
+    try:
+        sizes = {name: size for name, size in _files_in(folder) if name != MANIFEST}
+    except (OSError, ValueError) as error:
+        return str(error)
+    missing, unexpected = sorted(manifest.keys() - sizes.keys()), sorted(sizes.keys() - manifest.keys())
+    if missing:
+        return f"{missing[0]} is missing"
+    if unexpected:
+        return f"{unexpected[0]!r} is not named in {MANIFEST}"
+    for name, entry in manifest.items():
+        if sizes[name] != entry["bytes"] or _sha256(folder / name) != entry["sha256"]:
             return f"{name} has changed"
     return None
 
 
+def _files_in(folder: Path) -> Iterator[tuple[str, int]]:
+    """Names and sizes of all files. ValueError if there is anything but folders and regular files."""
+    for root, folders, files in os.walk(folder, onerror=_raise):
+        for name in (*folders, *files):
+            path = Path(root, name)
+            status = path.lstat()
+            relative = path.relative_to(folder).as_posix()
+            if stat.S_ISREG(status.st_mode):
+                yield relative, status.st_size
+            elif not stat.S_ISDIR(status.st_mode):
+                raise ValueError(f"{relative!r} is not a regular file")
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
-    return json.loads((folder / MANIFEST).read_text())["files"]
+    """Size and hash of each file, by its name within the folder. UserError if it is anything else."""
+    files = read_json_object(folder / MANIFEST, limit=MAX_JSON_BYTES, strict=True).get("files")
+    if not isinstance(files, dict):
+        raise UserError(f"{folder / MANIFEST} lists no files")
+    for name, entry in files.items():
+        if not is_inside(name) or name == MANIFEST:
+            raise UserError(f"{folder / MANIFEST}: {name!r} is not the name of a file in the checkpoint")
+        size, digest = (entry.get("bytes"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
+        if type(size) is not int or size < 0 or not isinstance(digest, str) or not SHA256.fullmatch(digest):
+            raise UserError(f"{folder / MANIFEST}: {name!r} has no size and SHA-256")
+    return files
 
 
 def read_trainer(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / TRAINER).read_text())
+    """The trainer's state. UserError if it cannot be one."""
+    state = read_json_object(folder / TRAINER, limit=MAX_JSON_BYTES)
+    if type(state.get("step")) is not int or state["step"] < 0:
+        raise UserError(f"{folder / TRAINER} has no step")
+    return state
 
 
 def _write_manifest(folder: Path) -> None:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    entries = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in files}
+    files = sorted(folder / name for name, _ in _files_in(folder))
+    entries = {
+        file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in files
+    }
     (folder / MANIFEST).write_text(json.dumps({"files": entries}, indent=1))
     for path in [*files, folder / MANIFEST]:
         _sync(path)
@@ -196,6 +246,7 @@ def _sync(path: Path) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Replace a small file atomically."""
     temporary = path.with_name(f".{path.name}.partial")
+    temporary.unlink(missing_ok=True)  # a link there would be followed
     temporary.write_text(text)
     _sync(temporary)
     temporary.replace(path)

@@ -51,6 +51,7 @@ class Critic(TrainedRole):
             ).for_device(backend.device),
             grad_clip=config.grad_clip,
             shuffle_seed=shuffle_seed(config.shuffle, config.data_loader_seed, seed),
+            mini_batch_order_seed=shuffle_seed(config.shuffle_mini_batches, config.data_loader_seed, seed),
         )
 
     def compute_values(self, batch: Batch) -> Ragged:
@@ -60,7 +61,7 @@ class Critic(TrainedRole):
     def update(self, batch: Batch, step: int) -> dict[str, float]:
         torch.manual_seed(derive_seed(self.seed, "critic dropout", step))
         lr, num_skipped = self.optimizer.lr, self.optimizer.skipped
-        result = run_updates(batch, step, self.plan, self.backend, self._loss)
+        result = run_updates(batch, step, self.plan, self.backend, self._loss, self.on_mini_batch)
         metrics = result.summary("critic", "vf_loss") | {"critic/lr": lr}
         return metrics | {"critic/skipped_updates": float(self.optimizer.skipped - num_skipped)}
 

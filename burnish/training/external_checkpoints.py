@@ -20,8 +20,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from burnish.errors import UserError
+from burnish.folders import is_inside
 from burnish.training.checkpoint import MANIFEST, TRAINER
 from burnish.training.state import HUB, HUB_WEIGHTS
+from burnish.untrusted import read_text
 
 NEW = "NEW_FOLDER"
 VERL_SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
@@ -81,7 +83,8 @@ def _deepspeed(folder: Path) -> Path | None:
     if any(folder.glob("*mp_rank_*_states.pt")):
         return folder
     if (folder / "latest").is_file():
-        return _deepspeed(folder / (folder / "latest").read_text().strip())
+        name = read_text(folder / "latest", limit=1000).strip()
+        return _deepspeed(folder / name) if is_inside(name) and (folder / name).is_dir() else None
     return _deepspeed(folder / "_actor") if (folder / "_actor").is_dir() else None
 
 

@@ -16,25 +16,38 @@ if TYPE_CHECKING:
 
 
 def compute_log_probs(
-    backend: Backend,
-    batch: Batch,
-    temperature: float,
-    size: MicroBatchSize,
-    with_entropy: bool,
-    *,
-    adapters: bool = True,
-) -> tuple[Ragged, Ragged | None]:
-    """Log-probs (and entropies) of the responses, in row order."""
+    backend: Backend, batch: Batch, temperature: float, size: MicroBatchSize, *, adapters: bool = True
+) -> Ragged:
+    """Log-probs of the responses, in row order."""
 
-    def head(output: ModelOutput) -> tuple[Tensor, Tensor | None]:
-        return output.log_probs(temperature, with_entropy)
+    def head(output: ModelOutput) -> Tensor:
+        return output.log_probs(temperature, False)[0]
 
-    results = _forward(backend, batch, size, head, adapters=adapters)
-    log_probs = in_row_order([(rows, log_probs) for rows, (log_probs, _) in results], batch["responses"])
-    if not with_entropy:
-        return log_probs, None
-    entropies = [(rows, entropy) for rows, (_, entropy) in results if entropy is not None]
-    return log_probs, in_row_order(entropies, batch["responses"])
+    return in_row_order(_forward(backend, batch, size, head, adapters=adapters), batch["responses"])
+
+
+def compute_policy_columns(
+    backend: Backend, batch: Batch, temperature: float, size: MicroBatchSize, *, sum_pi_squared: bool = False
+) -> dict[str, Ragged]:
+    """log_probs and entropys of the responses, in row order, and sum_pi_squared on request."""
+
+    def head(output: ModelOutput) -> dict[str, Tensor]:
+        inputs = output.head_input() if sum_pi_squared else None
+        log_probs, entropy = output.log_probs(temperature, True, inputs)
+        assert entropy is not None
+        columns = {"log_probs": log_probs, "entropys": entropy}
+        if sum_pi_squared:
+            # With logits z, log p at temperature T is z_a - lse(z) and at T / 2 it is 2 z_a - lse(2 z). So the head's
+            # chunked kernels suffice: sum pi^2 = exp(lse(2 z) - 2 lse(z)) = exp(2 log p(T) - log p(T / 2)).
+            sharper, _ = output.log_probs(temperature / 2, False, inputs)
+            columns["sum_pi_squared"] = (2 * log_probs - sharper).exp()
+        return columns
+
+    results = _forward(backend, batch, size, head)
+    names = results[0][1] if results else ()
+    return {
+        name: in_row_order([(rows, columns[name]) for rows, columns in results], batch["responses"]) for name in names
+    }
 
 
 def compute_exact_kl(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from burnish.errors import UserError
-from burnish.storage import RemoteFolder
+from burnish.folders import remove_tree
+from burnish.storage import STEP, RemoteFolder
 from burnish.training.checkpoint import BEST, LATEST, MANIFEST, PREFIX, Checkpoints, damage, replace_text
 
 KEY = "trainer.default_hdfs_dir"
@@ -48,7 +48,7 @@ class Mirror:
             if problem is None:
                 replace_text(checkpoints.folder / LATEST, str(step))
                 return folder, damaged
-            shutil.rmtree(folder)
+            remove_tree(folder)
             damaged.append(
                 f"checkpoint {self.remote.url}/{folder.name} is damaged ({problem}); trying the one before it"
             )
@@ -61,10 +61,10 @@ class Mirror:
     def _steps(self) -> list[int]:
         """Steps of complete copies, oldest first; those after the last upload belong to an earlier run."""
         names = [name.removeprefix(PREFIX) for name in self.remote.names() if name.startswith(PREFIX)]
-        steps = sorted(int(name) for name in names if name.isdigit())
+        steps = sorted(int(name) for name in names if STEP.fullmatch(name))
         complete = [step for step in steps if self.remote.read(f"{PREFIX}{step}/{MANIFEST}") is not None]
-        last = (self.remote.read(LATEST) or b"").strip()
-        return [step for step in complete if not last.isdigit() or step <= int(last)]
+        last = (self.remote.read(LATEST) or b"").decode("ascii", "replace").strip()
+        return [step for step in complete if not STEP.fullmatch(last) or step <= int(last)]
 
     def _manifest(self, folder: Path) -> bytes | None:
         return self.remote.read(f"{folder.name}/{MANIFEST}")

@@ -83,6 +83,13 @@ class ParallelContext:
         """The number of ranks over which FSDP averages a gradient."""
         return 1 if self.mesh is None else self.mesh.size()
 
+    @property
+    def groups(self) -> list[dist.ProcessGroup]:
+        """All process groups of this rank, in the order of their creation."""
+        mesh = [] if self.mesh is None else self.mesh.get_all_groups()
+        tensor = [] if self.tensor is None else self.tensor.get_all_groups()
+        return [*mesh, *tensor, *(group for group in (self.sequence, self.checkpoint_group) if group is not None)]
+
     def shard_batch(self, lengths: Tensor, size: MicroBatchSize) -> list[list[int]]:
         """Row numbers of each of this rank's micro-batches.
 

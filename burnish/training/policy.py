@@ -13,15 +13,15 @@ from torch import Tensor
 
 from burnish.algos.aggregate import Totals, aggregate, totals
 from burnish.algos.kl import KL_ESTIMATORS, kl_penalty
-from burnish.algos.losses import LOSSES, LossOptions
-from burnish.algos.masked import Share, masked, masked_share
+from burnish.algos.losses import LOSSES, LossOptions, weighted
+from burnish.algos.masked import Share, masked_share
 from burnish.batch import Batch, Ragged
 from burnish.models.exact_kl import HeadInput
 from burnish.models.router import check_router
 from burnish.seeding import derive_seed
 from burnish.training.backend import Backend, ModelOutput, has_dropout
 from burnish.training.ema import MovingAverage
-from burnish.training.inference import compute_exact_kl, compute_log_probs, in_row_order
+from burnish.training.inference import compute_exact_kl, compute_policy_columns, in_row_order
 from burnish.training.packing import MicroBatchSize
 from burnish.training.reference import Reference
 from burnish.training.trained_role import TrainedRole
@@ -44,7 +44,8 @@ class Policy(TrainedRole):
     """`inference_micro_batch` is the micro-batch size of inference; the actor's own keys set that of updates.
 
     `loss` replaces the loss that the config names; `old_column` holds the log-probs of the ratio's denominator;
-    `reference` serves the exact KL, which needs its hidden states during the update.
+    `reference` serves the exact KL, which needs its hidden states during the update; `sum_pi_squared` adds that column
+    to the log-probs, for advantage estimators that need it.
     """
 
     def __init__(
@@ -60,11 +61,13 @@ class Policy(TrainedRole):
         loss: str | None = None,
         old_column: str = "old_log_probs",
         reference: Reference | None = None,
+        sum_pi_squared: bool = False,
     ) -> None:
         self.backend = backend
         self.config = config
         self.old_column = old_column
         self.reference = reference
+        self.sum_pi_squared = sum_pi_squared
         if config.aux_loss_coef > 0:
             check_router(backend.model, "actor_rollout_ref.actor.aux_loss_coef", config.aux_loss_coef)
         if config.ema_beta is not None:
@@ -84,6 +87,7 @@ class Policy(TrainedRole):
             micro_batch=micro_batch.for_device(backend.device),
             grad_clip=config.grad_clip,
             shuffle_seed=shuffle_seed(config.shuffle, config.data_loader_seed, seed),
+            mini_batch_order_seed=shuffle_seed(config.shuffle_mini_batches, config.data_loader_seed, seed),
             couples_rows=bool(self.loss.metadata.get("couples_rows")),
         )
 
@@ -93,12 +97,11 @@ class Policy(TrainedRole):
         return once and not has_dropout(self.backend.model)
 
     def compute_log_probs(self, batch: Batch) -> dict[str, Ragged]:
-        """old_log_probs and entropys."""
-        log_probs, entropys = compute_log_probs(
-            self.backend, batch, self.temperature, self.inference_micro_batch, with_entropy=True
+        """old_log_probs and entropys, and sum_pi_squared where an estimator needs it."""
+        columns = compute_policy_columns(
+            self.backend, batch, self.temperature, self.inference_micro_batch, sum_pi_squared=self.sum_pi_squared
         )
-        assert entropys is not None
-        return {"old_log_probs": log_probs, "entropys": entropys}
+        return {"old_log_probs": columns.pop("log_probs"), **columns}
 
     def compute_exact_kl(self, batch: Batch) -> Ragged:
         """KL to the reference over the whole vocabulary."""
@@ -114,7 +117,7 @@ class Policy(TrainedRole):
         self.options = replace(self.options, seed=derive_seed(self.seed, "loss", step))
         lr, num_skipped = self.optimizer.lr, self.optimizer.skipped
         with self._reference_on_device():
-            result = run_updates(batch, step, self.plan, self.backend, self._loss)
+            result = run_updates(batch, step, self.plan, self.backend, self._loss, self.on_mini_batch)
         metrics = result.summary("actor", "pg_loss") | {"actor/lr": lr}
         metrics |= {"actor/skipped_updates": float(self.optimizer.skipped - num_skipped)}
         if self.config.use_kl_loss:
@@ -141,7 +144,8 @@ class Policy(TrainedRole):
         advantages = to_device(batch["advantages"].flat, device)
         per_token, metrics = self.loss.load()(new, old, advantages, mask, lengths, self.options)
         if "importance_weights" in batch:
-            per_token = per_token * masked(to_device(batch["importance_weights"].flat, device), mask)
+            importance = to_device(batch["importance_weights"].flat, device)
+            per_token = weighted(self.loss, per_token, importance, mask, lengths)
 
         mode = self.loss.metadata.get("aggregation", config.loss_agg_mode)
         weights = row_weights(batch)

@@ -44,7 +44,7 @@ class PolicyRole(TrainableRole, Protocol):
         ...
 
     def compute_log_probs(self, batch: Batch) -> dict[str, Ragged]:
-        """old_log_probs and entropys."""
+        """old_log_probs and entropys, and sum_pi_squared where the advantage estimator needs it."""
         ...
 
     def compute_exact_kl(self, batch: Batch) -> Ragged:

@@ -24,10 +24,7 @@ class Reference:
 
     def compute_log_probs(self, batch: Batch) -> Ragged:
         """ref_log_prob."""
-        log_probs, _ = compute_log_probs(
-            self.backend, batch, self.temperature, self.micro_batch, with_entropy=False, adapters=False
-        )
-        return log_probs
+        return compute_log_probs(self.backend, batch, self.temperature, self.micro_batch, adapters=False)
 
     def head_input(self, micro_batch: MicroBatch) -> HeadInput:
         """Hidden states and head of a micro-batch that the policy runs at the same time, for the exact KL."""

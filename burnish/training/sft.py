@@ -38,7 +38,7 @@ class SftModel(TrainedRole):
 
     def measure(self, batch: Batch) -> tuple[float, float]:
         """Summed cross entropy of the target tokens, and their number."""
-        log_probs, _ = compute_log_probs(self.backend, batch, 1.0, self.plan.micro_batch, with_entropy=False)
+        log_probs = compute_log_probs(self.backend, batch, 1.0, self.plan.micro_batch)
         mask = loss_mask(batch)
         return float(-(log_probs.flat.double() * mask).sum()), float(mask.sum())
 

@@ -1,4 +1,4 @@
-"""The state of one trained role on disk: DCP shards, counters, and a Hugging Face folder beside them."""
+"""The state of one trained role on disk: shards, counters, and a Hugging Face folder beside them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,19 @@ from burnish.models.load import quiet_transformers
 from burnish.models.plain import plain_config, plain_model
 from burnish.training.backend import Backend
 from burnish.training.dtensor import full_tensor, local_part
+from burnish.training.legacy_shards import INDEX as LEGACY_INDEX
+from burnish.training.legacy_shards import LegacyLoadPlanner, LegacyReader
 from burnish.training.optim import Optimizer
+from burnish.training.shards import INDEX, ShardLoadPlanner, ShardReader, ShardSavePlanner, ShardWriter
+from burnish.untrusted import read_json_object
 
 EXTRA = "extra.json"
 HUB = "huggingface"
 HUB_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 ADAPTER = "adapter"  # peft's files, in place of the weights of a role that trains adapters
-MODEL, AVERAGE = "model", "average"  # parts of the DCP shards
+MODEL, AVERAGE = "model", "average"  # parts of the shards
+COUNTERS = ("steps", "updates", "skipped")  # of the optimizer, in EXTRA
+LOSS_SCALE = "loss_scale"
 
 
 def save_role(
@@ -59,13 +65,9 @@ def role_writer(
         state["weights"] = hub_weights(backend)
     if "model" in contents and adapters is not None:
         state["adapter"] = {name: full_tensor(tensor) for name, tensor in adapters.state().items()}
-    counters: dict[str, Any] = {
-        "steps": optimizer.steps,
-        "updates": optimizer.updates,
-        "skipped": optimizer.skipped,
-    }
+    counters: dict[str, Any] = {name: getattr(optimizer, name) for name in COUNTERS}
     if optimizer.scale.enabled:
-        counters["loss_scale"] = optimizer.loss_scale
+        counters[LOSS_SCALE] = optimizer.loss_scale
     if copy:
         state = copy_to_cpu(state, {})
 
@@ -74,7 +76,8 @@ def role_writer(
             with quiet_dcp(), _as_os_errors():
                 dcp.save(
                     state["shards"],
-                    checkpoint_id=folder,
+                    storage_writer=ShardWriter(folder),
+                    planner=ShardSavePlanner(),
                     no_dist=not parallel.is_distributed,
                     process_group=parallel.checkpoint_group,
                 )
@@ -147,7 +150,11 @@ def copy_to_cpu(state: Any, copies: dict[tuple, Tensor]) -> Any:
 def load_role(folder: Path, backend: Backend, contents: Collection[str], *, key: str) -> None:
     """Load the parts that `contents` names into the live objects. `key` is the config key that names them."""
     if not folder.is_dir():
-        raise UserError("the checkpoint has no such role", key="trainer.resume_from_path", value=str(folder))
+        raise UserError(
+            f"the checkpoint {folder.parent} has no {folder.name}: the run that saved it had none",
+            key=key,
+            hint="the settings of that run, or trainer.resume_mode=disable to start anew",
+        )
     # hf_model is another copy of the weights: loaded only where "model" is not requested too.
     parts = [part for part in contents if part != "hf_model" or "model" not in contents]
     saved = _saved_parts(folder)
@@ -161,10 +168,12 @@ def load_role(folder: Path, backend: Backend, contents: Collection[str], *, key:
     if AVERAGE not in saved:
         state.pop(AVERAGE, None)
     if state:
-        with quiet_dcp():
+        with quiet_dcp(), _as_user_errors(folder, key):
+            reader, planner = _shards(folder)
             dcp.load(
                 state,
-                checkpoint_id=folder,
+                storage_reader=reader,
+                planner=planner,
                 no_dist=not parallel.is_distributed,
                 process_group=parallel.checkpoint_group,
             )
@@ -178,8 +187,27 @@ def load_role(folder: Path, backend: Backend, contents: Collection[str], *, key:
     if optimizer.average is not None and AVERAGE not in state:
         optimizer.average.reset()
     if "extra" in parts:
-        for name, value in json.loads((folder / EXTRA).read_text()).items():
-            setattr(optimizer, name, value)
+        _load_counters(folder / EXTRA, optimizer)
+
+
+def _load_counters(file: Path, optimizer: Optimizer) -> None:
+    for name, value in read_json_object(file).items():
+        is_scale = name == LOSS_SCALE and isinstance(value, list) and all(type(n) in (int, float) for n in value)
+        if not is_scale and not (name in COUNTERS and type(value) is int):
+            allowed = (*COUNTERS, LOSS_SCALE)
+            raise UserError(f"{file}: {name}={value!r} is not a counter of the optimizer", allowed=allowed)
+        setattr(optimizer, name, value)
+
+
+def _has_shards(folder: Path) -> bool:
+    return (folder / INDEX).is_file() or (folder / LEGACY_INDEX).is_file()
+
+
+def _shards(folder: Path) -> tuple[ShardReader | LegacyReader, ShardLoadPlanner | LegacyLoadPlanner]:
+    """The reader of a folder's shards, and the planner that understands its values."""
+    if (folder / INDEX).is_file():
+        return ShardReader(folder), ShardLoadPlanner()
+    return LegacyReader(folder), LegacyLoadPlanner()
 
 
 def hub_folder(folder: Path) -> Path:
@@ -223,9 +251,8 @@ def _saved_parts(folder: Path) -> set[str]:
         parts.add("model")
     if any(any(hub_folder(folder).glob(pattern)) for pattern in HUB_WEIGHTS):
         parts.add("hf_model")
-    if (folder / ".metadata").is_file():
-        names = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-        parts |= {name.partition(".")[0] for name in names}
+    if _has_shards(folder):
+        parts |= {name.partition(".")[0] for name in _shards(folder)[0].metadata.state_dict_metadata}
     return parts
 
 
@@ -237,18 +264,18 @@ def has_adapter(folder: Path) -> bool:
 
 
 def read_shards(folder: Path, part: str = MODEL) -> dict[str, Tensor]:
-    """The tensors of one part of the role's DCP shards, by name; {} where the folder has no such part."""
-    if not (folder / ".metadata").is_file():
+    """The tensors of one part of the role's shards, by name; {} where the folder has no such part."""
+    if not _has_shards(folder):
         return {}
-    metadata = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    reader, planner = _shards(folder)
     state = {
         name.removeprefix(f"{part}."): torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in metadata.items()
+        for name, entry in reader.metadata.state_dict_metadata.items()
         if name.startswith(f"{part}.") and isinstance(entry, TensorStorageMetadata)
     }
     if state:
-        with quiet_dcp():
-            dcp.load({part: state}, checkpoint_id=folder, no_dist=True)
+        with quiet_dcp(), _as_user_errors(folder, "CHECKPOINT"):
+            dcp.load({part: state}, storage_reader=reader, planner=planner, no_dist=True)
     return state
 
 
@@ -277,6 +304,20 @@ def quiet_dcp() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextmanager
+def _as_user_errors(folder: Path, key: str) -> Iterator[None]:
+    """What DCP raises where the checkpoint has other tensors than the model or its optimizer."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(error.problem, key=key, value=str(folder)) from error
+    except (CheckpointException, SafetensorError, RuntimeError, ValueError, KeyError) as error:
+        first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        problem = f"the checkpoint {folder} is of another model or optimizer: {str(first).splitlines()[0]}"
+        hint = "the settings of the run that saved it, or trainer.resume_mode=disable"
+        raise UserError(problem, key=key, hint=hint) from error
 
 
 @contextmanager

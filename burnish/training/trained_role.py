@@ -16,6 +16,7 @@ class TrainedRole:
     """Saves and loads itself: the loop never reaches through it for model or optimizer."""
 
     backend: Backend
+    on_mini_batch: Callable[[int | None], None] | None = None  # called before each of an update, with None after it
 
     @property
     def optimizer(self) -> Optimizer:

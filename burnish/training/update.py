@@ -27,6 +27,7 @@ class UpdatePlan:
     micro_batch: MicroBatchSize
     grad_clip: float
     shuffle_seed: int | None = None
+    mini_batch_order_seed: int | None = None  # None keeps the order of the mini-batches
     couples_rows: bool = False  # the loss compares rows: every data rank runs the whole mini-batch
 
     def mini_batches(self, num_rows: int, step: int, epoch: int) -> list[list[int]]:
@@ -35,7 +36,12 @@ class UpdatePlan:
         if self.shuffle_seed is not None:
             generator = torch.Generator().manual_seed(derive_seed(self.shuffle_seed, "mini-batches", step, epoch))
             order = torch.randperm(num_rows, generator=generator).tolist()
-        return [order[start : start + self.mini_rows] for start in range(0, num_rows, self.mini_rows)]
+        mini_batches = [order[start : start + self.mini_rows] for start in range(0, num_rows, self.mini_rows)]
+        if self.mini_batch_order_seed is None:
+            return mini_batches
+        seed = derive_seed(self.mini_batch_order_seed, "order of mini-batches", step)
+        permutation = torch.randperm(len(mini_batches), generator=torch.Generator().manual_seed(seed))
+        return [mini_batches[number] for number in permutation.tolist()]
 
     def micro_batches(self, mini: Batch, numbers: list[int], parallel: ParallelContext) -> list[MicroBatch]:
         """This rank's micro-batches of a mini-batch, whose rows have these numbers in the whole batch."""
@@ -91,7 +97,14 @@ class UpdateOutput:
 UpdateLossFn = Callable[[ModelOutput, Totals], tuple[Tensor, LossOutput]]
 
 
-def run_updates(batch: Batch, step: int, plan: UpdatePlan, backend: Backend, loss_fn: UpdateLossFn) -> UpdateOutput:
+def run_updates(
+    batch: Batch,
+    step: int,
+    plan: UpdatePlan,
+    backend: Backend,
+    loss_fn: UpdateLossFn,
+    on_mini_batch: Callable[[int | None], None] | None = None,
+) -> UpdateOutput:
     """Run all optimizer updates of one step for one role.
 
     Losses are normalized by token counts of the global mini-batch, so gradients do not depend on how it is split into
@@ -103,6 +116,8 @@ def run_updates(batch: Batch, step: int, plan: UpdatePlan, backend: Backend, los
     with backend.on_device(), optimizer.on_device():
         for epoch in range(plan.epochs):
             for numbers in plan.mini_batches(len(batch), step, epoch):
+                if on_mini_batch is not None:
+                    on_mini_batch(len(grad_norms))
                 mini = batch.select(numbers)
                 count = totals(loss_mask(mini), mini["responses"].lengths, row_weights(mini))
                 batches = plan.micro_batches(mini, numbers, parallel)
@@ -110,6 +125,8 @@ def run_updates(batch: Batch, step: int, plan: UpdatePlan, backend: Backend, los
                 if plan.contributes(parallel):
                     _record(result, batches, outputs, with_columns=epoch == 0)
                 grad_norms.append(backend.step(plan.grad_clip))
+        if on_mini_batch is not None:
+            on_mini_batch(None)
         optimizer.steps += 1
         fetched = to_host((result.metrics, result.losses, result.columns, grad_norms))
         result.metrics, result.losses, result.columns, grad_norms = fetched

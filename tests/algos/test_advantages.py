@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +20,16 @@ def credit(columns) -> Credit:
     rewards = columns.noise() * columns.mask
     rows = len(columns.lengths)
     greedy = torch.randn(rows, generator=columns.generator, dtype=torch.float64)
-    return Credit(rewards, columns.mask, columns.lengths, columns.groups, columns.noise(), greedy, gamma=GAMMA, lam=LAM)
+    credit = Credit(rewards, columns.mask, columns.lengths, columns.groups, columns.noise(), greedy)
+    return replace(credit, gamma=GAMMA, lam=LAM, **policy_columns(columns))
+
+
+def policy_columns(columns):
+    """What the policy computes before its update: its log-probs, the sum of its squared probabilities, weights."""
+    log_probs = -columns.noise().abs() - 0.1
+    spread = columns.noise().abs().clamp(max=1)
+    weights = 1 + columns.noise(0.1)
+    return {"old_log_probs": log_probs, "sum_pi_squared": log_probs.exp() * spread, "importance_weights": weights}
 
 
 def split(flat, credit):
@@ -135,6 +145,35 @@ def ref_gpg(credit):
     return on_tokens([alpha * (s - mean(g) if len(g) > 1 else s) for s, g in rows], credit)
 
 
+def ref_token_baseline(credit, compact):
+    """Cell by cell: rows of a group share a baseline at each position; `compact` counts sampled tokens only."""
+    returns = ref_returns(credit, 1.0)
+    masks, groups = split(credit.response_mask, credit), credit.groups.tolist()
+    energies = []
+    per_row = (credit.old_log_probs, credit.sum_pi_squared, credit.importance_weights)
+    for log_probs, squares, weights, mask in zip(*(split(x, credit) for x in per_row), masks, strict=True):
+        total, row = 0.0, []
+        for t, keep in enumerate(mask):
+            total += (1 - 2 * math.exp(log_probs[t]) + squares[t]) * weights[t] ** 2 * keep
+            row.append(total)
+        energies.append(row)
+    places = [[sum(mask[:t]) if compact else t for t in range(len(mask))] for mask in masks]
+    counts = [sum(mask) for mask in masks]
+    advantages = []
+    for i, mask in enumerate(masks):
+        group = [j for j, number in enumerate(groups) if number == groups[i]]
+        others = [counts[j] for j in group if j != i]
+        row = []
+        for t, keep in enumerate(mask):
+            cell = [(j, s) for j in group for s, m in enumerate(masks[j]) if m and places[j][s] == places[i][t]]
+            tail = not others or (counts[i] > max(others) and places[i][t] >= max(others))
+            weight = sum(energies[j][s] for j, s in cell)
+            base = 0.0 if tail else sum(returns[j][s] * energies[j][s] for j, s in cell) / (weight + 1e-8)
+            row.append((returns[i][t] - base) * keep)
+        advantages.append(row)
+    return advantages, returns
+
+
 REFERENCES = {
     "gae": ref_gae,
     "reinforce_plus_plus": ref_reinforce_plus_plus,
@@ -147,6 +186,8 @@ REFERENCES = {
     "rloo_vectorized": lambda credit: ref_rloo(credit, alone=0.0),
     "opo": ref_opo,
     "gpg": ref_gpg,
+    "optimal_token_baseline": lambda credit: ref_token_baseline(credit, compact=False),
+    "tir_optimal_token_baseline": lambda credit: ref_token_baseline(credit, compact=True),
     "reward": lambda credit: on_tokens(groups_of(credit)[0], credit),
     "none": lambda credit: (split(credit.token_level_rewards, credit),) * 2,
 }
@@ -172,15 +213,12 @@ def test_permuting_rows_permutes_the_result(name, credit):
     def moved(flat):
         return torch.cat([flat.split(credit.lengths.tolist())[i] for i in order])
 
-    other = Credit(
-        moved(credit.token_level_rewards),
-        moved(credit.response_mask),
-        credit.lengths[order],
-        credit.groups[order],
-        moved(credit.values),
-        credit.greedy_scores[order],
-        gamma=GAMMA,
-        lam=LAM,
+    flat = ("token_level_rewards", "response_mask", "values", "old_log_probs", "sum_pi_squared", "importance_weights")
+    rows = ("lengths", "groups", "greedy_scores")
+    other = replace(
+        credit,
+        **{name: moved(getattr(credit, name)) for name in flat},
+        **{name: getattr(credit, name)[order] for name in rows},
     )
     estimator = ADVANTAGES[name].load()
     for before, after in zip(estimator(credit), estimator(other), strict=True):
@@ -216,6 +254,28 @@ def test_whitening_estimators_on_a_single_token_give_zero():
         assert ADVANTAGES[name].load()(sequence_credit([3.0], [0]))[0].tolist() == [0.0]
 
 
+def test_optimal_token_baseline_by_hand():
+    """Two responses, of two tokens and of one; every probability is 1/2 over a vocabulary of two, so w = 1/2."""
+    credit = Credit(
+        torch.tensor([0.0, 3.0, 1.0]),
+        torch.ones(3),
+        torch.tensor([2, 1]),
+        torch.tensor([0, 0]),
+        old_log_probs=torch.full((3,), 0.5).log(),
+        sum_pi_squared=torch.full((3,), 0.5),
+    )
+    advantages, returns = ADVANTAGES["optimal_token_baseline"].load()(credit)
+    assert returns.tolist() == [3, 3, 1]
+    assert advantages.tolist() == pytest.approx([1, 3, -1])  # behind the second longest there is no baseline
+    with_tail, _ = ADVANTAGES["optimal_token_baseline"].load()(credit, zero_tail=False)
+    assert with_tail.tolist() == pytest.approx([1, 0, -1], abs=1e-6)
+    # An importance weight of 2 on the first response counts four times.
+    weighted, _ = ADVANTAGES["optimal_token_baseline"].load()(
+        replace(credit, importance_weights=torch.tensor([2.0, 1, 1]))
+    )
+    assert weighted[0].item() == pytest.approx(3 - (4 * 3 + 1) / 5)
+
+
 def test_passk_credits_only_the_leader():
     credit = sequence_credit([1.0, 4.0, 3.0, 2.0, 2.0, 0.0], [5, 5, 5, 9, 9, 9], norm_by_std=False)
     advantages, _ = ADVANTAGES["grpo_passk"].load()(credit)
@@ -249,21 +309,22 @@ def test_a_reward_on_an_observation_reaches_the_token_before_it(name):
 @pytest.mark.parametrize("name", ADVANTAGES.names())
 def test_nothing_but_empty_responses(name):
     rows = torch.zeros(2, dtype=torch.int64)
-    credit = Credit(torch.empty(0), torch.empty(0), rows, rows, torch.empty(0), torch.zeros(2))
+    none = torch.empty(0)
+    credit = Credit(none, none, rows, rows, none, torch.zeros(2), old_log_probs=none, sum_pi_squared=none)
     advantages, returns = ADVANTAGES[name].load()(credit)
     assert advantages.shape == returns.shape == (0,)
 
 
 @pytest.mark.parametrize("name", ADVANTAGES.names())
 def test_needs_names_what_is_missing_otherwise(name, credit):
-    fields = {"values": "values", "groups": "groups", "greedy": "greedy_scores"}
+    fields = {"values": "values", "groups": "groups", "greedy": "greedy_scores", "sum_pi_squared": "old_log_probs"}
     bare = Credit(credit.token_level_rewards, credit.response_mask, credit.lengths)
     row = ADVANTAGES[name]
     assert row.needs <= set(fields)
     if not row.needs:
         row.load()(bare)
         return
-    with pytest.raises(ValueError, match=fields[next(iter(row.needs))]):
+    with pytest.raises(ValueError, match="|".join(fields[need] for need in row.needs)):
         row.load()(bare)
 
 
@@ -277,7 +338,7 @@ def test_wrong_shapes_and_names_are_refused():
 def test_one_long_row_costs_neither_memory_nor_time(long_row, largest_tensor):
     rewards, values = long_row.noise().float(), long_row.noise().float()
     columns = (rewards, long_row.mask, long_row.lengths, long_row.groups, values, torch.zeros(1001))
-    credit = Credit(*columns, gamma=0.99, lam=0.95)
+    credit = Credit(*columns, gamma=0.99, lam=0.95, **policy_columns(long_row))
     start = time.perf_counter()
     with largest_tensor:
         results = {name: ADVANTAGES[name].load()(credit)[0] for name in REFERENCES}

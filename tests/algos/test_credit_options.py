@@ -192,6 +192,7 @@ def asked(lengths, mask, groups, options, scores=None):
         rewards[(lengths.cumsum(0) - 1)[lengths > 0]] = scores
     values, penalty = (torch.randn(tokens, generator=generator) for _ in range(2))
     extra = {} if not options else {"penalty": penalty * mask * 0.1}
+    extra |= {"old_log_probs": -values.abs(), "sum_pi_squared": (-values.abs()).exp() / 2}
     return Credit(rewards, mask, lengths, groups, values, torch.zeros(rows), 0.9, 0.8, **options, **extra)
 
 
@@ -231,7 +232,8 @@ def test_groups_of_equal_scores_leave_the_penalty_alone(name, eps):
 def test_one_long_row_costs_no_memory_with_every_option(name, long_row, largest_tensor):
     rewards, values, penalty = (long_row.noise().float() for _ in range(3))
     columns = (rewards, long_row.mask, long_row.lengths, long_row.groups, values, torch.zeros(1001))
-    credit = Credit(*columns, 0.99, 0.95, **OPTIONS["openrlhf"], penalty=penalty * long_row.mask)
+    policy = {"old_log_probs": -values.abs(), "sum_pi_squared": (-values.abs()).exp() / 2}
+    credit = Credit(*columns, 0.99, 0.95, **OPTIONS["openrlhf"], **policy, penalty=penalty * long_row.mask)
     with largest_tensor:
         advantages, _ = run(name, credit)
     assert largest_tensor.entries <= len(rewards)

@@ -6,7 +6,7 @@ from burnish.algos.filtering import differs, num_to_open, within
 @pytest.mark.parametrize(
     ("values", "kept"), [([1.0, 1.0, 1.0], False), ([0.0, 0.0], False), ([0.0, 1.0], True), ([0.5], True)]
 )
-def test_a_group_whose_responses_are_equal_teaches_nothing(values, kept):
+def test_a_group_of_equal_responses_has_no_gradient(values, kept):
     assert differs(values) is kept
 
 

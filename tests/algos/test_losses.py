@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from burnish.algos.aggregate import aggregate, totals
-from burnish.algos.losses import LOSSES, LossOptions, entropy_from_logits, value_loss
+from burnish.algos.losses import LOSSES, LossOptions, entropy_from_logits, value_loss, weighted
 from burnish.algos.masked import add_metrics
 
 OPTIONS = LossOptions(
@@ -22,7 +22,8 @@ INVARIANT = [name for name in LOSSES.names() if not LOSSES[name].metadata.get("c
 @pytest.fixture
 def inputs(columns):
     log_probs = -columns.noise().abs() - 0.1
-    return log_probs, log_probs + columns.noise(0.8), columns.noise(), columns.mask, columns.lengths
+    old = (log_probs + columns.noise(0.8)).clamp(max=-0.01)
+    return log_probs, old, columns.noise(), columns.mask, columns.lengths
 
 
 def clamp(x, low, high):
@@ -34,7 +35,14 @@ def token_reference(name, logp, old, adv):
     ratio = math.exp(clamp(logp - old, -20, 20))
     ppo = max(-adv * ratio, -adv * clamp(ratio, 1 - o.clip_low, 1 + o.clip_high))
     tau = o.tau_pos if adv > 0 else o.tau_neg
+    p, q = math.exp(logp), math.exp(old)
+    distance = q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
+    outside_tv = p - q > o.clip_high if adv > 0 else q - p > o.clip_low
+    outside_kl = p > q and distance > o.clip_high if adv > 0 else p < q and distance > o.clip_low
+    step = -min(ratio, o.clip_c) * adv * logp
     return {
+        "dppo_tv": 0.0 if outside_tv else step,
+        "dppo_kl": 0.0 if outside_kl else step,
         "vanilla": min(ppo, -adv * o.clip_c) if adv < 0 else ppo,
         "gpg": -logp * adv,
         "cispo": -clamp(ratio, 1 - o.clip_low, 1 + o.clip_high) * adv * logp,
@@ -82,6 +90,35 @@ def test_vanilla_metrics_are_shares_of_tokens(inputs):
     assert metrics["pg_clipfrac_lower"].mean() == pytest.approx(share(lower.tolist(), mask))
     assert metrics["ppo_kl"].mean() == pytest.approx(share((old - logp).tolist(), mask), rel=1e-5)
     assert 0 < metrics["pg_clipfrac_lower"].mean() < 1
+
+
+@pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl"])
+def test_dppo_gives_gradient_inside_the_trust_region_only(name):
+    """Old probability 1/2. Up by 0.4 or down by 0.4 leaves the region, in the direction of the update only."""
+    new = torch.tensor([0.9, 0.9, 0.1, 0.1, 0.55])
+    adv = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
+    logp = new.log().requires_grad_()
+    columns = (logp, torch.full((5,), 0.5).log(), adv, torch.ones(5), torch.tensor([5]))
+    loss, metrics = LOSSES[name].load()(*columns, LossOptions(clip_low=0.2, clip_high=0.2, clip_c=1.5))
+    loss.sum().backward()
+    assert logp.grad.tolist() == pytest.approx([0, 1.5, -0.2, 0, -1.1])
+    assert metrics["pg_clipfrac"].mean() == pytest.approx(2 / 5)
+    assert metrics["pg_clipfrac_lower"].mean() == pytest.approx(1 / 5)  # ratio 1.8 of the second, capped at 1.5
+    free, metrics = LOSSES[name].load()(*columns, LossOptions(clip_c=None))
+    assert free[1].item() == pytest.approx(1.8 * math.log(0.9))
+    assert "pg_clipfrac_lower" not in metrics
+
+
+def test_importance_weights_multiply_tokens_except_in_geo_mean(inputs, columns):
+    per_token, mask, lengths = inputs[0], inputs[3], inputs[4]
+    weights = columns.noise().abs().masked_fill(mask == 0, torch.nan)
+    plain = weighted(LOSSES["vanilla"], per_token, weights, mask, lengths)
+    torch.testing.assert_close(plain, torch.where(mask == 1, per_token * weights, 0.0))
+    geometric = weighted(LOSSES["geo_mean"], per_token, weights, mask, lengths)
+    for got, loss, row, keep in zip(*map(columns.rows, (geometric, per_token, weights, mask)), strict=True):
+        kept = [t for t, m in enumerate(keep) if m]
+        mean = math.exp(sum(math.log(row[t]) for t in kept) / len(kept)) if kept else 0.0
+        assert [got[t] for t in kept] == pytest.approx([loss[t] * mean for t in kept], rel=1e-6)
 
 
 def test_dual_clip_is_off_without_c():

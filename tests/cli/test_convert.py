@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 
 import pytest
 import yaml
@@ -24,22 +25,57 @@ def run(*words):
 def test_json_of_a_command(capsys):
     assert run("--json", "--", *COMMAND) == 0
     output = json.loads(capsys.readouterr().out)
-    assert list(output) == ["dialect", "job", "config", "report"]
+    assert list(output) == ["dialect", "job", "notes", "config", "report"]
     assert (output["dialect"], output["job"]) == ("verl", "train")
     assert output["config"]["actor_rollout_ref"]["rollout"]["n"] == 4
     row = next(row for row in output["report"] if row["theirs"] == N)
     assert row == {"theirs": N, "value": 4, "status": "kept", "ours": N, "ours_value": 4, "why": ""}
 
 
-def test_yaml_and_table(capsys):
-    assert run("--", *COMMAND, "actor_rollout_ref.rollout.mode=async") == 0
+def test_the_summary_is_first_and_kept_rows_are_last(capsys):
+    extra = (
+        "actor_rollout_ref.rollout.mode=async",
+        "data.image_key=img",
+        "actor_rollout_ref.actor.use_remove_padding=True",
+    )
+    assert run("--", *COMMAND, *extra) == 4
     text = capsys.readouterr().out
-    assert f"{N}=4" in text
-    assert "kept (3)" in text
-    assert "defaults of verl differ from Burnish's and are set; --all lists them." in text
-    assert "verl's default" not in text
-    run("--all", "--", *COMMAND)
-    assert "verl's default" in capsys.readouterr().out
+    assert text.startswith("verl command, translated to `burnish train`: 3 settings kept")
+    titles = ("`burnish run` does not start", "not supported yet (1)", "without effect (1)", "--all also lists 3 kept")
+    assert sorted(titles, key=text.index) == list(titles)
+    assert "kept (" not in text and "verl's default" not in text
+    run("--all", "--", *COMMAND, *extra)
+    text = capsys.readouterr().out
+    titles = ("not supported yet (1)", "kept (3)", "defaults that are set explicitly (")
+    assert sorted(titles, key=text.index) == list(titles)
+    assert f"{N}=4" in text and "verl's default" in text
+
+
+def test_counts_agree(capsys):
+    """The numbers of the summary are the numbers of rows under each heading."""
+    assert run("--all", "--", *COMMAND, "actor_rollout_ref.rollout.mode=async", "data.image_key=img", "data.no=1") == 3
+    text = " ".join(capsys.readouterr().out.split())
+    summary, _, rest = text.partition("`burnish run` does not start")
+    for phrase, heading in (
+        (r"(\d+) settings kept", "kept"),
+        (r"(\d+) not supported yet", "not supported yet"),
+        (r"(\d+) refused", "refused"),
+        (r"(\d+) defaults of verl differ", "defaults that are set explicitly"),
+    ):
+        assert f" {heading} ({re.search(phrase, summary)[1]})" in rest
+
+
+def test_nothing_wraps_at_80_columns(capsys, monkeypatch):
+    """Keys are never broken; only a single long word may exceed the width."""
+    monkeypatch.setenv("COLUMNS", "80")
+    long_key = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
+    path = "/a/very/long/path/" + "folder/" * 12 + "tools.yaml"
+    keys = (f"{long_key}={path}", "actor_rollout_ref.actor.fsdp_config.mixed_precision.reduce_dtype=bf16")
+    run("--all", "--", *COMMAND, *keys)
+    report = capsys.readouterr().out.partition("# burnish train")[0]
+    assert [line for line in report.splitlines() if len(line) > 80 and len(line.split()) > 1] == []
+    for key in (long_key, "actor_rollout_ref.actor.fsdp_config.mixed_precision.reduce_dtype"):
+        assert f"  {key}=" in report
 
 
 def test_yaml_output_is_a_burnish_config(capsys, tmp_path):
@@ -93,7 +129,7 @@ def test_dashes_belong_to_the_command(capsys):
 
 def record(monkeypatch, *commands, notes=()):
     recording = Recording([RecordedCommand(tuple(words), {"WANDB_API_KEY": "secret"}) for words in commands], notes)
-    monkeypatch.setattr("burnish.cli.scripts.record.record_script", lambda path, args: recording)
+    monkeypatch.setattr("burnish.cli.scripts.record.record_script", lambda path, args, *, trust: recording)
 
 
 def test_script_with_one_launch(capsys, monkeypatch, tmp_path):

@@ -1,4 +1,5 @@
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
@@ -47,14 +48,31 @@ def tokenizer_folder(tmp_path_factory):
 GSM8K = [{"question": f"{n}+1?", "answer": f"It is\n#### {n + 1}"} for n in range(3)]
 
 
-def test_gsm8k_then_check(lines, tmp_path, capsys):
-    out = tmp_path / "made" / "train.parquet"
-    assert burnish_data("gsm8k", lines("raw.jsonl", GSM8K), out) == 0
-    assert f"wrote 3 rows to {out}" in capsys.readouterr().out
+@pytest.fixture
+def activities(monkeypatch):
+    """What was shown as under way, on standard error."""
+    shown = []
+
+    def activity(text, *, console):
+        assert console.stderr
+        shown.append(text)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr("burnish.log.console.activity", activity)
+    return shown
+
+
+def test_gsm8k_then_check(lines, tmp_path, capsys, activities):
+    out, raw = tmp_path / "made" / "train.parquet", lines("raw.jsonl", GSM8K)
+    assert burnish_data("gsm8k", raw, out) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"wrote 3 rows to {out}\n"
     rows = read_file(str(out))
     assert [rows.row(n)["reward_model"]["ground_truth"] for n in range(3)] == ["1", "2", "3"]
     assert burnish_data("check", out) == 0
-    assert "3 rows" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "3 rows" in printed.out.splitlines()[0]
+    assert activities == [f"reading {raw}", "converting 3 rows", f"reading {out}", "checking 3 rows"]
 
 
 def test_math_from_a_folder(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from burnish.cli import doctor
 from burnish.data.files import write_parquet
+from burnish.rehearsal.models import needs_vision
 
 VERL = ["python3", "-m", "verl.trainer.main_ppo"]
 SMALL = [
@@ -89,7 +90,7 @@ def test_broken_rules_are_refused(capsys):
         capsys, "--no-files", "--", *VERL, *SMALL, "actor_rollout_ref.actor.ppo_mini_batch_size=4096"
     )
     assert status == 3
-    assert "rule" in rules(output)
+    assert "refused_setting" in rules(output)
 
 
 def test_shape_option(capsys):
@@ -126,6 +127,35 @@ def test_script_is_recorded_not_run(capsys, tmp_path):
     assert output["understood"]["job"] == "train"
     assert "nothing_saved" not in rules(output)
     assert not left.exists()
+
+
+@pytest.mark.parametrize(("family", "expected"), [("qwen2_5_vl", 4), ("gemma3", 0)])
+def test_a_local_vision_model_is_recognized_by_its_config(capsys, tmp_path, family, expected):
+    """Gemma 3 loads as a language model too."""
+    text = {
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "vocab_size": 100,
+        "model_type": "qwen2",
+    }
+    config = {"model_type": family, "text_config": text, "vision_config": {"depth": 2}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = [*VERL, *SMALL, f"actor_rollout_ref.model.path={tmp_path}"]
+    status, output = as_json(capsys, "--gpu-memory", "80", "--no-files", "--", *words)
+    assert status == expected and ("pending" in rules(output)) is (expected == 4)
+    assert needs_vision(str(tmp_path)) is (expected == 4)
+
+
+def test_every_command_of_a_script_counts(capsys, tmp_path):
+    """The report covers the first training; that another command does not start is said, and the status shows it."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f"{' '.join(VERL)} {' '.join(SMALL)}\n{' '.join(VERL)} {' '.join(SMALL)} data.image_key=pictures\n"
+    )
+    status, output = as_json(capsys, "--gpu-memory", "80", "--no-files", str(script))
+    assert status == 4 and output["understood"]["pending"] == 0
+    assert any("command 2" in note and "data.image_key=pictures" in note for note in output["notes"])
 
 
 def test_shape_from_a_model_library_entry(capsys, tmp_path):

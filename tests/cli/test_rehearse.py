@@ -38,9 +38,9 @@ def test_json_output_is_one_object(capsys):
 
 
 def test_failing_command_is_explained(capsys):
-    assert call(*COMMAND, "actor_rollout_ref.actor.ppo_mini_batch_size=32") == 1
+    assert call(*COMMAND, "actor_rollout_ref.actor.ppo_mini_batch_size=32") == 3
     out = capsys.readouterr().out
-    assert "the real run would fail" in out and "ppo_mini_batch_size=32" in out
+    assert out.startswith("refused: `burnish run` does not start") and "ppo_mini_batch_size=32" in out
     assert "not tested" in out and "the real weights" in out
 
 

@@ -158,7 +158,7 @@ def test_refused_and_pending_settings_prevent_the_run(monkeypatch, capsys):
             Item("--zero_stage", 3, status, why="for this or that reason"),
             Item("--colocate", None, status, why="another one", explicit=False),
         ]
-        return lambda words: translation
+        return lambda words, assume: translation
 
     monkeypatch.setattr(command, "translate_command", translate(REFUSED))
     assert run_command(["python", "x.py"]) == 3
@@ -168,8 +168,8 @@ def test_refused_and_pending_settings_prevent_the_run(monkeypatch, capsys):
         in printed
     )
     monkeypatch.setattr(command, "translate_command", translate(PENDING))
-    assert run_command(["python", "x.py"]) == 1
-    assert "not supported yet" in capsys.readouterr().err
+    assert run_command(["python", "x.py"]) == 4
+    assert "2 settings are not supported yet" in capsys.readouterr().err
 
 
 def test_yaml_file(monkeypatch, tmp_path, capsys):

@@ -39,7 +39,7 @@ def test_importance_weights_are_on_by_default(mode):
         "algorithm.rollout_correction.rollout_token_veto_threshold=0.1",
     ],
 )
-def test_whoever_decides_about_the_correction_is_left_alone(own):
+def test_explicit_correction_settings_are_kept(own):
     made = loaded(f"{SECTION}.mode=queue", own).cfg
     expected = load([*GIVEN, own]).cfg
     assert made.algorithm.rollout_correction == expected.algorithm.rollout_correction

@@ -25,7 +25,7 @@ def test_list_defaults_are_not_shared():
     assert second.names == ["a"]
 
 
-def test_section_defaults_are_per_place():
+def test_each_use_of_a_section_has_its_own_defaults():
     assert Outer().inner.size == 5
     assert Inner().size == 3
 

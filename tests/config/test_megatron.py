@@ -165,4 +165,5 @@ def test_two_equal_schedules_are_accepted():
 
 def test_verls_own_megatron_file():
     made = load(GIVEN, config_name="ppo_megatron_trainer")
-    assert made.cfg.actor_rollout_ref.actor.optim.lr_decay_style == "linear"
+    assert made.cfg.actor_rollout_ref.actor.strategy == "megatron"
+    assert made.cfg.actor_rollout_ref.actor.optim.lr_decay_style == "constant"

@@ -38,7 +38,6 @@ def test_the_defaults_break_nothing():
         ([f"{ROLLOUT}.prompt_length=100"], f"{ROLLOUT}.prompt_length"),
         ([f"{ROLLOUT}.temperature=0"], f"{ROLLOUT}.temperature"),
         (["reward_model.enable=true"], "reward_model.model.path"),
-        (["custom_reward_function.path=f.py", "custom_reward_function.name=null"], "custom_reward_function.name"),
         (["critic.optim.betas=[0.9]"], "critic.optim.betas"),
         (["trainer.resume_mode=resume_path"], "trainer.resume_from_path"),
         ([f"{ACTOR}.policy_loss.clip_cov_lb=9"], f"{ACTOR}.policy_loss.clip_cov_lb"),

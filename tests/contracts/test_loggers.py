@@ -253,7 +253,7 @@ def test_logger_writes_what_it_is_given(name, folder):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logger_goes_on_after_a_resume(name, folder):
+def test_a_logger_continues_after_a_resume(name, folder):
     """Killed after step 2 with a checkpoint at step 1: step 2 is made again, and no step is lost."""
     run = RunInfo(project="contract", name=folder.name, folder=folder, total_steps=3)
     screen = io.StringIO()
@@ -283,5 +283,5 @@ def test_logger_not_started_says_so_and_closes(name, folder):
 @pytest.mark.parametrize("name", [name for name in READERS if "library" in LOGGERS[name].metadata])
 def test_missing_library_is_named_before_anything_starts(name, monkeypatch):
     monkeypatch.setattr("burnish.log.logger.importlib.util.find_spec", lambda library: None)
-    with pytest.raises(UserError, match=re.escape(f"pip install 'burnish[{name}]'")):
+    with pytest.raises(UserError, match=re.escape(f'pip install -e ".[{name}]"')):
         Loggers(["console", name])

@@ -132,3 +132,18 @@ def test_a_class_of_a_file(config, data, tmp_path):
     cfg.datagen.name = "Idle"
     with pytest.raises(UserError, match=r"data\.datagen\.name='Idle': not a generator class"):
         load_row_generator(cfg, data())
+
+
+def test_generated_rows_that_are_dropped_are_counted(tokenizer, config, sums):
+    class Long:
+        def generate(self, dataset):
+            return [{**dataset[0], "prompt": "1+1="}, {**dataset[0], "prompt": "x" * 100}]
+
+    dataset = PromptDataset(sums(2), tokenizer, config(filter_overlong_prompts=True, max_prompt_length=50))
+    generator = RowGenerator(Long(), dataset, "Long")
+    assert generator.take_notices() == []
+    generator.grow()
+    assert generator.take_notices() == ["1 of 2 rows of Long were dropped as too long"]
+    assert generator.take_notices() == []
+    generator.grow()
+    assert generator.take_notices() == ["2 of 4 rows of Long were dropped as too long"]

@@ -1,12 +1,10 @@
-import logging
-
 import pytest
 import torch
 
 from burnish.data import dataset as dataset_module
 from burnish.data.dataset import PromptDataset
 from burnish.data.encode import PromptEncoder
-from burnish.data.files import read_files
+from burnish.data.files import ListRows, join_rows, read_files
 from burnish.data.measure import measure
 from burnish.data.prompt import Prompt
 from burnish.errors import UserError
@@ -102,16 +100,38 @@ def test_truncation_error_stops_before_the_start_and_names_the_row(tokenizer, co
         assert part in text
 
 
-def test_the_filter_drops_long_prompts_and_keeps_row_numbers(tokenizer, config, sums, caplog):
+def test_the_filter_drops_long_prompts_and_keeps_row_numbers(tokenizer, config, sums):
     rows = sums(2) + sums(1, text="x" * 50) + sums(5)[2:]
     limit = length_of(tokenizer, "0+0=")
-    with caplog.at_level(logging.INFO):
-        dataset = PromptDataset(rows, tokenizer, config(filter_overlong_prompts=True, max_prompt_length=limit))
+    dataset = PromptDataset(rows, tokenizer, config(filter_overlong_prompts=True, max_prompt_length=limit))
     assert dataset.kept == [0, 1, 3, 4, 5]
     assert (dataset.report.kept, dataset.report.overlong, dataset.report.failed) == (5, 1, 0)
-    assert f"kept 5 of 6 prompts; dropped 1 longer than data.max_prompt_length={limit}" in caplog.text
+    dropped = f"kept 5 of 6 prompts; dropped 1 longer than data.max_prompt_length={limit}"
+    assert dataset.notices == [f"data.train_files: data.filter_overlong_prompts {dropped}"]
     assert dataset.uid(2, 0) == f"{dataset.fingerprint}-3-0"
     assert dataset.batch([2], 0)["ground_truth"] == ["4"]
+
+
+def test_a_filter_that_drops_nothing_says_so(tokenizer, config, sums):
+    dataset = PromptDataset(sums(3), tokenizer, config(filter_overlong_prompts=True, max_prompt_length=50))
+    assert dataset.notices == ["data.train_files: data.filter_overlong_prompts kept 3 of 3 prompts"]
+
+
+def test_what_is_left_out_or_cut_is_counted_by_file(tokenizer, config, sums):
+    parts = [ListRows(sums(2) + sums(1, text="x" * 50), "a.parquet"), ListRows(sums(3), "b.parquet")]
+    rows = join_rows(parts, "data.val_files")
+    limit = length_of(tokenizer, "0+0=")
+    arguments = {"selected": [0, 1, 2, 4], "key": "data.val_files"}
+    filtered = PromptDataset(
+        rows, tokenizer, config(filter_overlong_prompts=True, max_prompt_length=limit), **arguments
+    )
+    selected = "data.val_files: data.val_max_samples selects 4 of 6 rows"
+    assert filtered.notices[0] == selected
+    assert filtered.notices[1].endswith(f"data.max_prompt_length={limit}; a.parquet: 2 of 3, b.parquet: 1 of 1")
+    cut = PromptDataset(rows, tokenizer, config(truncation="left", max_prompt_length=limit), **arguments)
+    truncated = f"1 of 4 prompts are longer than data.max_prompt_length={limit} and truncated (data.truncation=left)"
+    assert cut.notices == [selected, f"data.val_files: {truncated}"]
+    assert PromptDataset(sums(3), tokenizer, config(truncation="left", max_prompt_length=50)).notices == []
 
 
 def test_the_filter_uses_the_configured_workers(tokenizer, config, sums, monkeypatch):
@@ -141,24 +161,21 @@ def test_an_empty_dataset_says_what_was_dropped_and_why(tokenizer, config, sums)
     assert f"data.max_prompt_length={shortest}" in text
 
 
-def test_template_failures_in_the_filter_are_counted_and_the_first_named(tokenizer, config, sums, caplog):
+def test_template_failures_in_the_filter_are_counted_and_the_first_named(tokenizer, config, sums):
     rows = sums(4)
     rows[1]["prompt"][0]["role"] = rows[3]["prompt"][0]["role"] = "narrator"
     dataset = PromptDataset(rows, tokenizer, config(filter_overlong_prompts=True))
     assert dataset.kept == [0, 2]
-    [record] = caplog.records
-    assert record.levelno == logging.WARNING
-    assert "dropped 2 on which the chat template failed (first: dataset, row 1: " in record.getMessage()
+    [notice] = dataset.notices
+    assert "kept 2 of 4 prompts; dropped 2 on which the chat template failed (first: dataset, row 1: " in notice
 
 
 def test_template_failures_without_the_filter_stop(tokenizer, config, sums):
     rows = sums(3)
     rows[0]["prompt"][0]["role"] = "narrator"
-    with pytest.raises(UserError, match=r"failed on 1 of 3 prompts .first: dataset, row 0: .*no narrators"):
-        PromptDataset(rows, tokenizer, config(truncation="error"))
-    lazy = PromptDataset(rows, tokenizer, config(truncation="left"))
-    with pytest.raises(UserError, match="dataset, row 0: the chat template failed"):
-        lazy.batch([1, 0], 0)
+    for truncation in ("error", "left"):
+        with pytest.raises(UserError, match=r"failed on 1 of 3 prompts .first: dataset, row 0: .*no narrators"):
+            PromptDataset(rows, tokenizer, config(truncation=truncation))
 
 
 @pytest.mark.parametrize(("key", "column"), [("prompt_key", "prompt"), ("reward_fn_key", "data_source")])
@@ -212,9 +229,8 @@ def test_braces_of_a_prompt_stay(tokenizer, config):
 
 def test_messages_without_the_template_that_was_switched_off_are_named(tokenizer, config, sums):
     rows = [{"prompt": "1+1=", "data_source": "sums"}, sums(1)[0]]
-    data = PromptDataset(rows, tokenizer, config(apply_chat_template=False, truncation="left"))
     with pytest.raises(UserError, match=r"apply_chat_template=False: dataset, row 1: 'prompt' is a list of messages"):
-        data.batch([1], 0)
+        PromptDataset(rows, tokenizer, config(apply_chat_template=False, truncation="left"))
 
 
 def test_labels_are_the_ground_truth_of_rows_without_one(tokenizer, config, sums):
@@ -259,3 +275,42 @@ def test_new_rows_are_measured(tokenizer, config, sums):
         strict.append([long], "M")
     with pytest.raises(UserError, match=r"data\.datagen\.name: M, row 0: no 'data_source'"):
         strict.append([{"prompt": "9"}], "M")
+
+
+def test_rows_travel_with_their_prompts_where_a_reward_reads_them(tokenizer, config, sums):
+    rows = [{**row, "answer": number} for number, row in enumerate(sums(2))]
+    rows.append({**rows[0], "prompt": "plain"})
+    dataset = PromptDataset(rows, tokenizer, config())
+    assert "dataset_row" not in dataset.batch([0], 0)
+    assert dataset.column_names() == set(rows[0]) - {"prompt"}
+    dataset.with_rows = True
+    (messages, columns), (plain, _) = dataset.batch([1, 2], 0)["dataset_row"]
+    assert messages == rows[1]["prompt"] and plain == "plain"
+    assert columns["answer"] == 1 and "prompt" not in columns
+
+
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("add", "sub")]
+SHOWS_TOOLS = (
+    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+
+
+def selecting(sums, *selections):
+    rows = sums(len(selections))
+    return [row | {"extra_info": {"tool_selection": names}} for row, names in zip(rows, selections, strict=True)]
+
+
+def test_prompts_show_the_tools_of_their_row(tokenizer, config, sums):
+    cfg = config(apply_chat_template_kwargs={"chat_template": SHOWS_TOOLS})
+    rows = selecting(sums, None, ["sub"], [])
+    dataset = PromptDataset(rows, tokenizer, cfg, tools=TOOLS)
+    texts = [tokenizer.decode(ids) for ids in dataset.batch([0, 1, 2], 0)["prompt_ids"].lists()]
+    assert texts == ["add sub 0+0=", "sub 1+1=", "2+2="]
+    without = PromptDataset(rows, tokenizer, cfg).batch([1], 0)  # the same data in a run without tools
+    assert tokenizer.decode(without["prompt_ids"].lists()[0]) == "1+1="
+
+
+@pytest.mark.parametrize("names", [["mul"], "sub"])
+def test_a_selection_of_unknown_tools_is_refused_at_the_start(tokenizer, config, sums, names):
+    with pytest.raises(UserError, match=r"extra_info\.tool_selection='(mul|sub)': .*row 1.*Allowed: a list of"):
+        PromptDataset(selecting(sums, ["add"], names), tokenizer, config(), tools=TOOLS)

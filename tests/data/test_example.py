@@ -12,7 +12,7 @@ from burnish.errors import UserError
 
 HEADER = "{% if add_generation_prompt %}[assistant]{% endif %}"
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }};{% endfor %}" + HEADER
-# Drops assistant text before the last message, like templates that remove old reasoning.
+# Drops assistant text before the last message.
 FORGETFUL = (
     "{% for m in messages %}[{{ m.role }}]{% if loop.last or m.role == 'user' %}{{ m.content }}{% endif %};{% endfor %}"
     + HEADER
@@ -34,14 +34,14 @@ def target_text(tokenizer, example: Example) -> str:
     return tokenizer.decode([token for token, mark in zip(example.ids, example.loss_mask, strict=True) if mark])
 
 
-def test_a_pair_teaches_the_answer_and_its_end(tokenizer):
+def test_a_pair_trains_on_the_answer_and_its_end(tokenizer):
     encoder = PromptEncoder(tokenizer, {"chat_template": CHAT})
     example = pair_example(encoder, Prompt([{"role": "user", "content": "ab"}]), "cd")
     assert tokenizer.decode(example.ids[: example.response_start]) == "[user]ab;[assistant]"
     assert target_text(tokenizer, example) == "cd" + tokenizer.eos_token
 
 
-def test_a_conversation_teaches_every_answer_and_no_header(tokenizer):
+def test_a_conversation_trains_on_every_answer_and_no_header(tokenizer):
     example = chat_example(PromptEncoder(tokenizer, {"chat_template": CHAT}), TURNS, tolerant=False)
     assert tokenizer.decode(example.ids) == "[user]ab;[assistant]cd;[user]ef;[assistant]gh;"
     assert target_text(tokenizer, example) == "cd;gh;"
@@ -90,7 +90,7 @@ def test_padded_rows_of_a_custom_dataset():
         tokenized_example({"input_ids": [1, 2], "loss_mask": [1]}, "row 0")
 
 
-def test_the_first_token_is_never_taught():
+def test_the_first_token_is_never_trained_on():
     assert Example([1, 2], [True, True]).response_start == 1
     assert Example([1, 2], [False, False]).response_start == 2
 

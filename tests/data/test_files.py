@@ -165,7 +165,7 @@ def test_truncated_parquet_is_named(write, sums, tmp_path):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ('{"a": 1}\n{"a": \n', "line 2 is not JSON"),
+        ('{"a": 1}\n{"a": \n', "line 2: not valid JSON"),
         ('{"a": 1}\n[1]\n', "line 2 is a list, not an object"),
         ("\n\n", "no rows"),
         ("", "no rows"),

@@ -70,7 +70,9 @@ def hub(monkeypatch, calls):
 
     library = types.ModuleType("datasets")
     library.load_dataset = load_dataset
+    library.config = types.ModuleType("datasets.config")
     monkeypatch.setitem(sys.modules, "datasets", library)
+    monkeypatch.setitem(sys.modules, "datasets.config", library.config)
 
 
 def test_names_of_the_hub(monkeypatch):
@@ -123,5 +125,5 @@ def test_a_remote_folder(monkeypatch, tmp_path, sums):
 def test_without_the_library_the_extra_is_named(monkeypatch, tmp_path):
     (tmp_path / "state.json").write_text(json.dumps({}))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"pip install burnish\[datasets\]"):
+    with pytest.raises(UserError, match=r'pip install -e "\.\[datasets\]"'):
         find_rows(tmp_path)

@@ -9,7 +9,7 @@ from burnish.errors import UserError
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"SRC='openai/gsm8k'.*pip install burnish\[datasets\]"):
+    with pytest.raises(UserError, match=r"SRC='openai/gsm8k'.*pip install -e .\.\[datasets\]"):
         raw_rows("openai/gsm8k", subset="main", split="train")
 
 
@@ -24,7 +24,9 @@ def test_rows_of_a_split_and_errors_of_the_library(monkeypatch):
 
     library = types.ModuleType("datasets")
     library.load_dataset = load_dataset
+    library.config = types.ModuleType("datasets.config")
     monkeypatch.setitem(sys.modules, "datasets", library)
+    monkeypatch.setitem(sys.modules, "datasets.config", library.config)
     assert raw_rows("openai/gsm8k", subset="main", split="test").row(0) == {"question": "a", "answer": "#### 1"}
     assert calls == [("openai/gsm8k", "main", "test")]
     with pytest.raises(UserError, match=r"cannot load split 'nowhere'.*ValueError: unknown split"):

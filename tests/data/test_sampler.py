@@ -130,3 +130,9 @@ def test_validation_sees_every_row_once(size, lengths):
         assert sorted(index for batch in batches for index in batch) == list(range(7))
     assert next(validation_batches(7, 3, False, seed=0)) == [0, 1, 2]
     assert next(validation_batches(30, None, True, seed=0)) != list(range(30))
+
+
+def test_what_an_epoch_leaves_out_is_reported():
+    left_out = "3 of 11 training rows are left out of every epoch: data.train_batch_size=4 does not divide them"
+    assert PromptSampler(11, 4, shuffle=True, seed=0).notices() == [left_out]
+    assert PromptSampler(12, 4, shuffle=True, seed=0).notices() == []

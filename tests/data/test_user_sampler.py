@@ -79,7 +79,7 @@ def test_updates_change_what_comes_next():
 
 @pytest.mark.parametrize("make", [Shuffled, Curriculum])
 @pytest.mark.parametrize("steps", [1, 3, 7])
-def test_a_resumed_sampler_goes_on_exactly(make, steps):
+def test_a_resumed_sampler_continues_exactly(make, steps):
     whole, first = UserSampler(make(), TEN, 4), UserSampler(make(), TEN, 4)
     for sampler in (whole, first):
         for _ in range(steps):
@@ -120,7 +120,7 @@ def test_bad_indices_are_named(indices, problem):
         UserSampler(indices, TEN, 4, "Mine").next()
 
 
-def test_a_state_that_cannot_be_read_back_is_told_when_it_is_saved():
+def test_a_state_that_cannot_be_read_back_is_reported_at_the_save():
     curriculum = Curriculum()
     curriculum.level = object()
     with pytest.raises(UserError, match=r"data\.sampler\.class_name: the state_dict cannot be saved"):

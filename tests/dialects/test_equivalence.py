@@ -85,13 +85,15 @@ def verl(place: Path) -> Translation:
             f" actor_rollout_ref.model.path={place}/model actor_rollout_ref.model.trust_remote_code=True"
             " actor_rollout_ref.model.enable_gradient_checkpointing=False actor_rollout_ref.rollout.n=2"
             " actor_rollout_ref.rollout.name=builtin actor_rollout_ref.rollout.tensor_model_parallel_size=1"
-            " actor_rollout_ref.rollout.enable_prefix_caching=False"
+            " actor_rollout_ref.rollout.enable_prefix_caching=False actor_rollout_ref.rollout.enforce_eager=null"
+            " actor_rollout_ref.model.fused_kernel_options.impl_backend=triton"
             " actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8"
             " actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8"
             " actor_rollout_ref.actor.clip_ratio_low=null actor_rollout_ref.actor.clip_ratio_high=null"
             " actor_rollout_ref.actor.clip_ratio_c=null"
             " actor_rollout_ref.actor.optim.lr=1e-3 actor_rollout_ref.actor.optim.weight_decay=0"
             " actor_rollout_ref.actor.optim.betas=[0.9,0.95]"
+            " actor_rollout_ref.actor.data_loader_seed=null critic.data_loader_seed=null"
             " actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=null"
             f" custom_reward_function.path={place}/score.py trainer.total_epochs=1 trainer.logger=[console]"
             " trainer.resume_mode=disable trainer.max_actor_ckpt_to_keep=3 trainer.device=auto"
@@ -214,6 +216,7 @@ EXPECTED_DIFFERENCES = {
     "data.truncation": ("left", "error"),
     "reward.on_error": ("stop", "fallback"),
     "reward.timeout": (180.0, 10.0),
+    "actor_rollout_ref.rollout.enforce_eager": (None, True),
     "actor_rollout_ref.rollout.max_model_len": (None, 40),  # null means the sum of both lengths
     "trainer.total_epochs": (1, 30),
     "trainer.total_training_steps": (None, 2),  # of one epoch of two steps

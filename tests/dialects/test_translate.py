@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.dialects.report import KEPT, PENDING, REFUSED
+from burnish.dialects.report import CONVERTED, KEPT, PENDING, REFUSED
 from burnish.dialects.translate import knows_command, translate_command, translate_yaml
 from burnish.dialects.yaml_file import parse_yaml
 from burnish.errors import UserError
@@ -27,7 +27,7 @@ def blocks(seed):
     return [(language, body) for _, language, body in BLOCK.findall(text)]
 
 
-@pytest.mark.parametrize(("seed", "count"), [("000", 0), ("001", 13), ("002", 22)])
+@pytest.mark.parametrize(("seed", "count"), [("000", 0), ("001", 13), pytest.param("002", 22, marks=pytest.mark.long)])
 def test_every_block_of_the_seeds_translates(seed, count, tmp_path):
     seed_blocks = blocks(seed)
     assert {language for language, _ in seed_blocks} <= {"yaml", "bash", "python"}
@@ -87,7 +87,7 @@ def test_job_of_a_yaml(text, job, tmp_path):
 def test_tool_file_is_referenced_by_a_key(tmp_path):
     path = write(tmp_path, "tools:\n  - class_name: my.Tool\n")
     (item,) = translate_yaml(path).items
-    assert (item.status, item.ours_value) == (PENDING, path)
+    assert (item.status, item.ours_value) == (CONVERTED, path)
     assert item.ours == "actor_rollout_ref.rollout.multi_turn.tool_config_path"
 
 
@@ -116,3 +116,20 @@ def test_conflicting_duplicate_key_is_refused():
 
 def test_tab_before_a_comment_is_accepted():
     assert parse_yaml("a:\n  b: false\t# why\n  c: 'x\ty'\n") == {"a": {"b": False, "c": "x\ty"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "needs_vision"),
+    [
+        *((name, True) for name in ("Qwen/Qwen2.5-VL-7B-Instruct", "/models/Qwen3-VL-8B/", "openbmb/MiniCPM-o-2_6")),
+        *(
+            (name, True)
+            for name in ("zai-org/GLM-4.1V-9B-Thinking", "OpenGVLab/InternVL3-8B", "llava-hf/llava-1.5-7b-hf")
+        ),
+        *((name, False) for name in ("Qwen/Qwen2.5-7B", "/vl/models/text", "google/gemma-3-4b-it", "zai-org/glm-4-9b")),
+    ],
+)
+def test_models_with_eyes_are_recognized_by_name(path, needs_vision):
+    words = ["python3", "-m", "verl.trainer.main_ppo", f"actor_rollout_ref.model.path={path}"]
+    items = [item for item in translate_command(words).items if item.ours == "actor_rollout_ref.model.path"]
+    assert [item.status == PENDING for item in items] == [needs_vision]

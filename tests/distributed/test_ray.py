@@ -8,9 +8,11 @@ import time
 
 import pytest
 
-from burnish.distributed.ray import RayActors, RayCluster, RayOptions
+from burnish.distributed.ray import AUTHENTICATION, RayActors, RayCluster, RayOptions
 from burnish.distributed.worker_group import WorkerGroup
 from burnish.errors import UserError, WorkerDied
+
+from ..security.peers import descendants, is_loopback, listening_hosts
 
 THING = "tests.distributed.things:Thing"
 # No dashboard and no addresses but our own.
@@ -19,6 +21,8 @@ LOCAL = {"address": "local", "include_dashboard": False, "log_to_driver": False}
 
 def test_actors_answer_die_and_are_ended(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    for name in AUTHENTICATION:
+        monkeypatch.delenv(name, raising=False)
     timeline = tmp_path / "timeline.json"
     options = RayOptions(num_cpus=2, options=LOCAL, timeline=str(timeline), timeout=60)
     cluster = RayCluster(options)
@@ -26,6 +30,7 @@ def test_actors_answer_die_and_are_ended(tmp_path, monkeypatch):
         group = WorkerGroup(["rank 0", "rank 1"], RayActors(cluster), host=cluster.host, timeout=60)
         group.build(THING, [(0, 10), (1, 10)])
         assert group.call("add", 5) == [15, 16]
+        _check_that_only_this_machine_reaches_it(cluster)
         with pytest.raises(WorkerDied, match="rank 1 died"):
             group.submit(1, "die").result(30)
         assert group.submit(0, "add", 1).result(10) == 11
@@ -41,6 +46,15 @@ def test_actors_answer_die_and_are_ended(tmp_path, monkeypatch):
     spans = json.loads(timeline.read_text())  # as far as Ray knows them by then
     assert {span["ph"] for span in spans} == {"X"}
     assert not cluster.ray.is_initialized()
+    assert not [name for name in os.environ if name.startswith("RAY_AUTH")]
+
+
+def _check_that_only_this_machine_reaches_it(cluster: RayCluster) -> None:
+    """And only with a token, which is in no file."""
+    hosts = [host for pid in [os.getpid(), *descendants(os.getpid())] for host in listening_hosts(pid)]
+    assert len(hosts) > 3 and all(map(is_loopback, hosts))
+    assert os.environ["RAY_AUTH_MODE"] == "token" and len(os.environ["RAY_AUTH_TOKEN"]) == 64
+    assert (cluster.host, cluster.notices) == (None, [])
 
 
 def _wait_for_free_cpus(cluster: RayCluster, count: int) -> None:

@@ -42,4 +42,4 @@ def test_a_process_that_it_did_not_start_goes_its_own_way(monkeypatch):
 def test_its_processes_are_as_many_as_the_ranks(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ValueError, match="started 3 processes, but the run has 2 ranks"):
-        Torchrun().start(["rank 0", "rank 1"], ("127.0.0.1", 1), b"")
+        Torchrun().start(["rank 0", "rank 1"], "127.0.0.1:1")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 import torch
 
 from burnish.distributed.weights import Endpoint, _buckets, receive, send
@@ -18,18 +16,15 @@ WEIGHTS = {
 }
 
 
-def transfer(rank: int, port: int):
-    endpoint = Endpoint(f"127.0.0.1:{port}", rank, 3, "gloo", bucket_bytes=5000)
+def transfer(rank: int, address: str):
+    endpoint = Endpoint(address, rank, 3, "gloo", bucket_bytes=5000, key=b"k")
     if rank == 0:
         return send(WEIGHTS.items(), endpoint, CPU)
     return list(receive(endpoint, CPU))
 
 
-def test_every_party_gets_every_tensor_bit_for_bit():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    sent, *received = run_ranks(3, transfer, port)
+def test_every_party_gets_every_tensor_bit_for_bit(tmp_path):
+    sent, *received = run_ranks(3, transfer, f"file:{tmp_path}/store")
     assert sent == sum(tensor.numel() * tensor.element_size() for tensor in WEIGHTS.values())
     for found in received:
         assert [name for name, _ in found] == list(WEIGHTS)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client
 
 import pytest
 
@@ -102,7 +99,7 @@ def test_one_failure_ends_a_call_that_others_would_wait_in_for_ever(group):
     assert all(group.starter.exit_reason(name) for name in group.names), "nobody waits for ever"
 
 
-def test_what_cannot_be_sent_is_told(shared_group):
+def test_a_result_that_cannot_be_sent_is_an_error(shared_group):
     with pytest.raises(TypeError, match="cannot be sent"):
         shared_group.submit(0, "unsendable").result(10)
     assert shared_group.submit(0, "add", 1).result(10) == 11
@@ -116,12 +113,12 @@ def test_a_worker_that_dies_is_named_and_fails_what_waits_for_it(group):
     assert group.submit(0, "add", 1).result(10) == 11
 
 
-def test_a_collective_that_a_death_broke_is_told_as_the_death(group):
+def test_a_collective_broken_by_a_dead_worker_names_the_worker(group):
     with pytest.raises(WorkerDied, match=r"rank 1 was killed by SIGKILL"):
         group.call("break_with", 1)
 
 
-def test_a_worker_that_cannot_be_made_is_told(monkeypatch):
+def test_a_worker_whose_construction_fails_is_an_error(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
     group = WorkerGroup(["only"], Processes())
     with pytest.raises(UserError, match="cannot be made"):
@@ -131,33 +128,39 @@ def test_a_worker_that_cannot_be_made_is_told(monkeypatch):
 
 def test_a_process_that_never_calls_is_named():
     class Silent(Processes):
-        def start(self, names, address, secret):
-            super().start(names, (address[0], 1), secret)  # nobody listens there
+        def start(self, names, address):
+            super().start(names, "127.0.0.1:1")  # nobody listens there
 
     with pytest.raises(WorkerDied, match="lonely ended with exit code 1"):
         WorkerGroup(["lonely"], Silent(), timeout=20)
 
 
-def test_a_stranger_is_not_let_in(monkeypatch):
+def test_ranks_of_several_machines_share_a_secret_and_a_store(monkeypatch):
+    """As between machines: TCP, a shared secret, and a store that rank 0 hosts."""
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
-    refused = []
+    monkeypatch.setenv("BURNISH_SECRET", "s" * 40)
+    group = WorkerGroup(["rank 0", "rank 1"], Processes(), host="127.0.0.1")
+    try:
+        address = group.new_rendezvous()
+        assert address.startswith("127.0.0.1:")
+        group.build("tests.security.peers:Rank", [(rank, 2, address) for rank in range(2)])
+        assert group.call("sum") == [1.0, 1.0]
+    finally:
+        group.close()
 
-    class Intruded(Processes):
-        def start(self, names, address, secret):
-            threading.Thread(target=self.intrude, args=(names, address, secret)).start()
 
-        def intrude(self, names, address, secret):
-            try:
-                Client(address, authkey=b"a guess")
-            except AuthenticationError as error:
-                refused.append(error)
-            super().start(names, address, secret)
+@pytest.mark.long
+def test_a_worker_with_another_secret_is_named(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    monkeypatch.setenv("BURNISH_SECRET", "s" * 40)
 
-    group = WorkerGroup(["rank 0"], Intruded())
-    group.build(THING, [(0,)])
-    assert group.call("add", 2) == [2]
-    assert len(refused) == 1
-    group.close()
+    class Other(Processes):
+        def start(self, names, address):
+            monkeypatch.setenv("BURNISH_SECRET", "t" * 40)
+            super().start(names, address)
+
+    with pytest.raises(WorkerDied, match="rank 0 ended with exit code 1"):
+        WorkerGroup(["rank 0"], Other(), host="127.0.0.1", timeout=600)
 
 
 def test_closing_ends_the_processes(group):

@@ -15,6 +15,7 @@ CASES = Path(__file__).parents[3] / "shared" / "cases" / "verl.jsonl"
 EVERY = 16
 
 
+@pytest.mark.long
 def test_real_commands_are_examined():
     if not CASES.exists():
         pytest.skip("shared folder is not here")

@@ -19,7 +19,7 @@ def test_the_description_is_of_this_machine():
     assert machine_info.libraries["torch"] == torch.__version__
     assert machine_info.engines["builtin"] and machine_info.loggers["console"]
     assert machine_info.memory > 0 and machine_info.free_disk > 0
-    assert machine_info.isolation
+    assert machine_info.isolation["programs of the model"] and machine_info.isolation["reward workers"]
     assert len(machine_info.devices) == torch.cuda.device_count()
 
 

@@ -22,7 +22,7 @@ from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.graph_decode import GraphDecoder
 from burnish.rollout.engines.builtin.kv_cache import CacheShape
 from burnish.rollout.engines.digests import sums_of
-from burnish.sizing import CACHE_BLOCK, GIB, LOGIT_CHUNK_BYTES, max_chunk_rows
+from burnish.sizing import CACHE_BLOCK, CPU_PREFILL_TOKENS, GIB, LOGIT_CHUNK_BYTES, max_chunk_rows
 from burnish.training.ema import MovingAverage
 from burnish.training.optim import Optimizer
 
@@ -107,6 +107,18 @@ def test_the_cache_has_the_size_of_the_engines_cache():
     real = CacheShape(small.shape.layers, small.shape.kv_heads, small.shape.head_dim, torch.bfloat16)
     assert plan.token_bytes * CACHE_BLOCK == real.block_bytes
     assert plan.sequence_bytes == 4 * real.block_bytes  # 512 + 512 tokens
+
+
+def test_a_prefill_on_a_cpu_is_planned_with_the_engines_limit():
+    """On a CPU the engine splits a prefill into passes of 2,048 tokens, whatever max_num_batched_tokens is."""
+    small = Small("qwen2")
+
+    def planned(num_tokens, on_cpu):
+        cfg = load([f"{MODEL}.path=m", f"{ROLLOUT}.max_num_batched_tokens={num_tokens}"], check=False).cfg
+        return engine_plan(cfg.actor_rollout_ref.rollout, small.shape, 1, on_cpu=on_cpu).activations
+
+    assert planned(8192, on_cpu=True) == planned(CPU_PREFILL_TOKENS, on_cpu=True) > planned(1024, on_cpu=True)
+    assert planned(8192, on_cpu=False) > planned(CPU_PREFILL_TOKENS, on_cpu=False)
 
 
 def test_memory_of_the_device_loop_is_that_of_the_engine(tmp_path):
@@ -309,7 +321,7 @@ def test_external_engines_reserve_a_share_of_the_gpu():
     assert reserved == pytest.approx(0.5 * 80 * GIB, rel=1e-6)
     assert part(vllm["update actor"], "engine", "weights") == 0
     assert part(builtin["update actor"], "engine", "weights") > 0
-    assert "1024 sequences" in builtin["rollout"].note
+    assert "all 1,024 sequences" in builtin["rollout"].note
 
 
 def test_phases_that_do_not_fit_are_named():

@@ -10,6 +10,7 @@ from burnish.doctor.memory import Shapes
 from burnish.doctor.rules import NOTE, REFUSED, WARNING, Case, find_all
 from burnish.doctor.shapes import find_shape
 from burnish.doctor.troubleshooting import TROUBLESHOOTING
+from burnish.doctor.turns import TURN_RULES
 
 ROLLOUT, ACTOR, REF = (f"actor_rollout_ref.{name}" for name in ("rollout", "actor", "ref"))
 TURNS = f"{ROLLOUT}.multi_turn"
@@ -17,6 +18,7 @@ VAL = f"{ROLLOUT}.val_kwargs"
 REWARD_MODEL = ["reward_model.enable=true", "reward_model.model.path=org/llama-3-rm"]
 SMALL = ["data.train_batch_size=512", f"{ACTOR}.ppo_mini_batch_size=8"]
 GRPO = "algorithm.adv_estimator=grpo"
+TOOLS = [f"{TURNS}.enable=true", f"{TURNS}.tool_config_path=tools.yaml"]
 
 # rule: overrides on which it fires, and similar ones on which it does not.
 CASES: dict[str, tuple[list[str], list[str]]] = {
@@ -48,14 +50,6 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "double_kl": (
         [f"{ACTOR}.use_kl_loss=true", "algorithm.use_kl_in_reward=true"],
         [f"{ACTOR}.use_kl_loss=true", "algorithm.use_kl_in_reward=false"],
-    ),
-    "turns_not_on": (
-        [f"{TURNS}.tool_config_path=tools.yaml"],
-        [f"{TURNS}.tool_config_path=tools.yaml", f"{TURNS}.enable=true"],
-    ),
-    "turns_with_one_turn_engine": (
-        [f"{TURNS}.enable=true", f"{ROLLOUT}.name=hf"],
-        [f"{TURNS}.enable=true", f"{ROLLOUT}.name=sglang"],
     ),
     "async_with_filter": (
         [f"{ROLLOUT}.mode=async", f"{ROLLOUT}.name=vllm", "algorithm.filter_groups.enable=true"],
@@ -128,8 +122,22 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "slow_critic": (["critic.optim.lr=1e-7"], ["critic.optim.lr=1e-7", GRPO]),
     "unused_critic": ([GRPO, "critic.optim.lr=1e-6"], ["critic.optim.lr=1e-6"]),
+    "nothing_to_talk_to": (
+        [f"{TURNS}.enable=true"],
+        [f"{TURNS}.enable=true", f"{ROLLOUT}.agent.environment=textarena"],
+    ),
+    "answers_fill_the_budget": (
+        [*TOOLS, f"{TURNS}.max_assistant_turns=8"],
+        [*TOOLS, f"{TURNS}.max_assistant_turns=8", f"{TURNS}.max_user_turns=3"],
+    ),
+    "turns_beyond_the_budget": (
+        [*TOOLS, f"{TURNS}.max_assistant_turns=2", f"{TURNS}.max_turn_length=256"],
+        [*TOOLS, f"{TURNS}.max_assistant_turns=2", f"{TURNS}.max_turn_length=224"],  # and 64 of the tool
+    ),
+    "unlimited_answers": ([*TOOLS, f"{TURNS}.max_parallel_calls=null"], [f"{TURNS}.max_parallel_calls=null"]),
+    "unlimited_turns": (TOOLS, [*TOOLS, f"{TURNS}.max_user_turns=4"]),
 }
-RULES = {rule.name: rule for rule in (*TROUBLESHOOTING, *ADVICE)}
+RULES = {rule.name: rule for rule in (*TROUBLESHOOTING, *ADVICE, *TURN_RULES)}
 
 
 def case_of(overrides: list[str], **fields) -> Case:

@@ -62,7 +62,7 @@ def test_an_unknown_key(refused):
     assert "clip_ration" in message and "clip_ratio" in message
 
 
-def test_several_wrong_settings_are_told_at_once(refused):
+def test_several_wrong_settings_are_reported_at_once(refused):
     message = refused("algorithm.adv_estimator=gpro", "data.truncation=middel", "trainer.nodes=2")
     assert all(word in message for word in ("grpo", "middle", "trainer.nnodes"))
 
@@ -88,7 +88,7 @@ def test_a_reward_that_raises_stops_the_run_where_asked(burnish, verl_command, t
 @pytest.mark.parametrize(
     ("source", "said"), [(NAN, "returned nan"), (HANGS, "timed out after 0.3 s")], ids=["nan", "hangs"]
 )
-def test_a_reward_that_misbehaves_is_named_and_the_run_goes_on(burnish, verl_command, tmp_path, source, said):
+def test_a_misbehaving_reward_is_reported_and_the_run_continues(burnish, verl_command, tmp_path, source, said):
     (tmp_path / "odd.py").write_text(source)
     settings = (f"custom_reward_function.path={tmp_path / 'odd.py'}", "~custom_reward_function.reward_kwargs.digit")
     more = ("trainer.total_training_steps=3", "trainer.val_before_train=False", "reward.timeout=0.3")

@@ -153,3 +153,18 @@ def test_saving_results(bench_modules, monkeypatch, tmp_path):
         tables.save(SimpleNamespace(results=tmp_path), "rollout", columns, rows)
     assert tables.load(path) == result
     assert tables.save(SimpleNamespace(results=None), "rollout", columns, rows, full=False) is None
+
+
+def test_the_table_of_attacks(bench_modules):
+    """An attack is contained if all tests with its description pass; the rows end with their sum."""
+    import security
+
+    attacks = security.Attacks()
+    attacks.contained = {("network", "a"): True, ("network", "b"): False, ("files", "a"): True}
+    assert [tuple(row.values()) for row in attacks.rows()] == [("files", 1, 1), ("network", 2, 1), ("all", 3, 2)]
+    item = SimpleNamespace(get_closest_marker=lambda name: SimpleNamespace(args=("files", "a")))
+    hook = attacks.pytest_runtest_makereport(item)
+    next(hook)
+    with pytest.raises(StopIteration):
+        hook.send(SimpleNamespace(passed=False))
+    assert attacks.contained["files", "a"] is False

@@ -31,6 +31,9 @@ KILLS = {
 MANY = 15  # of each, in `make test-all`
 # Tests of the rooms do these in one process.
 ALSO_ELSEWHERE = {
+    "kill -9, PPO with a critic",
+    "kill -9, checkpoints written beside the run",
+    "kill -9, one step off",
     "disk full while saving",
     "checkpoint file truncated or a bit flipped",
     "a worker dies again and again",
@@ -38,6 +41,9 @@ ALSO_ELSEWHERE = {
     "kill -9, two ranks",
     "the tracker is unreachable or hangs",
 }
+# They need libraries of `make test-all`; a handful of kills each.
+CONVERSATIONS = {name: 4 for name in faults.FAULTS if "conversations" in name}
+ALSO_ELSEWHERE |= CONVERSATIONS.keys()
 NAMES = [
     pytest.param(name, marks=[pytest.mark.long] if name in ALSO_ELSEWHERE else [], id=name) for name in faults.FAULTS
 ]
@@ -52,7 +58,7 @@ def bench(tmp_path_factory):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_lost(bench, name):
-    bench.kills = KILLS.get(name, 0)
+    bench.kills = (KILLS | CONVERSATIONS).get(name, 0)
     counts = faults.FAULTS[name](bench)
     assert counts.tried >= max(1, bench.kills)
     assert counts.survived == counts.tried and counts.lost == [], counts

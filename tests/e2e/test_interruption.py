@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from safetensors.torch import load_file
 
 TIMES = ("timing_s/", "timing_per_token_ms/", "perf/")
 
@@ -23,8 +23,10 @@ def wait_for(process, path):
 
 def final_state(folder, tmp_path):
     """Weights and optimizer of the last checkpoint."""
-    dcp_to_torch_save(folder / "global_step_6" / "actor", tmp_path / "state.pt")
-    return torch.load(tmp_path / "state.pt", weights_only=False)
+    actor = folder / "global_step_6" / "actor"
+    files = {path.name: load_file(path) for path in sorted(actor.glob("*.safetensors"))}
+    assert files
+    return {**files, "index": json.loads((actor / "shards.json").read_text())}
 
 
 def assert_equal(one, other):
@@ -54,8 +56,8 @@ BESIDE = "actor_rollout_ref.actor.checkpoint.async_save=true"
 @pytest.mark.parametrize(
     ("how", "more"),
     [
-        pytest.param("ctrl-c", (), id="ctrl-c"),
-        pytest.param("kill -9", (), id="kill -9"),
+        pytest.param("ctrl-c", (), id="ctrl-c", marks=pytest.mark.long),  # tests/loop/test_stop.py
+        pytest.param("kill -9", (), id="kill -9", marks=pytest.mark.long),  # test_faults.py kills -9 too
         pytest.param("kill -9", (BESIDE,), id="kill -9 beside", marks=pytest.mark.long),
     ],
 )

@@ -26,7 +26,7 @@ def test_only_the_right_number_alone_scores(example):
     assert [score(text, "12") for text in right + wrong] == [1.0] * len(right) + [0.0] * len(wrong)
 
 
-def test_every_sum_has_its_answer_and_is_either_learnt_or_held_out(example):
+def test_every_sum_has_its_answer_and_is_in_one_split(example):
     learnt, held_out = example["rows"]()
     sums = [[example_sum(row) for row in part] for part in (learnt, held_out)]
     assert all(a + b == right for part in sums for a, b, right in part)

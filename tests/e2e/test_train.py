@@ -20,7 +20,7 @@ def test_a_verl_command_trains_to_the_end(whole_run):
     assert metrics[-1]["data"]["actor/kl_loss"] > 0
 
 
-def test_what_has_no_effect_here_is_said(whole_run):
+def test_settings_without_effect_are_reported(whole_run):
     _, printed, _ = whole_run
     assert "actor_rollout_ref.ref.fsdp_config.param_offload" in printed
 
@@ -47,6 +47,7 @@ def test_checkpoints_are_whole(whole_run):
         assert hashlib.sha256((folder / "global_step_6" / name).read_bytes()).hexdigest() == fact["sha256"]
 
 
+@pytest.mark.long
 def test_validating_a_trained_model_only(burnish, verl_command, whole_run, tmp_path):
     """The run goes on from the checkpoint, and says the same as it said at its last step."""
     _, _, folder = whole_run

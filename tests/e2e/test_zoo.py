@@ -28,6 +28,7 @@ ALGORITHMS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_it_learns(algorithm):
     curve = zoo.train(algorithm)

@@ -224,3 +224,17 @@ def test_more_responses_than_may_be_pending(jsonl, monkeypatch):
     monkeypatch.setattr("burnish.jobs.eval.run.MAX_PENDING", 3)
     report = evaluate([f"data.path={jsonl(ROWS * 4)}", INLINE])
     assert [one.scores for one in report.scored] == [[1.0, 0.0], [1.0, 1.0], [1.0, 0.0]] * 4
+
+
+def test_a_trl_function_reads_columns(jsonl, tmp_path):
+    (tmp_path / "trl.py").write_text(
+        "def reward(prompts, completions, answer, **kwargs):\n"
+        "    return [float((p, c, a) == ('q', 'yes', 1)) for p, c, a in zip(prompts, completions, answer)]\n"
+    )
+    row = {"prompt": "q", "responses": ["yes", "no"], "data_source": "d", "reward_model": {}, "answer": 1}
+    custom = [f"custom_reward_function.path={tmp_path / 'trl.py'}", "custom_reward_function.name=reward"]
+    report = evaluate([f"data.path={jsonl([row])}", *custom, INLINE])
+    assert report.scored[0].scores == [1.0, 0.0]
+    del row["answer"]
+    with pytest.raises(UserError, match=r"trl.py:reward requires 'answer', which is no column of the data"):
+        evaluate([f"data.path={jsonl([row])}", *custom, INLINE])

@@ -58,6 +58,7 @@ def test_settings_reach_the_scorer(key):
         ("ray_init.num_cpus=2", "without Ray"),
         ("reward.scale=2", "raw scores"),
         ("reward.model_weight=2", "no reward model"),
+        ("reward.failure_threshold=0.5", "scores all rows"),
     ],
 )
 def test_keys_without_effect_are_reported(override, reason):

@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+from contextlib import nullcontext
 
 import peft
 import pytest
@@ -86,6 +87,7 @@ def live(model_folder, run, *overrides):
         "data.train_batch_size=4",
         "reward.num_workers=0",
         "trainer.logger=[]",
+        "trainer.resume_changes=accept",
     ]
     settings += [
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
@@ -238,8 +240,11 @@ def test_invalid_folders(run_folder, tmp_path):
         role_folder(run, "actor")
 
 
-def test_the_command(run_folder, tmp_path, capsys):
+def test_the_command(run_folder, tmp_path, capsys, monkeypatch):
+    shown = []
+    monkeypatch.setattr("burnish.log.console.activity", lambda text, console: shown.append(text) or nullcontext())
     assert main(["export", str(run_folder()), str(tmp_path / "out"), "--dtype", "fp16"]) == 0
-    assert "global_step_2" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "global_step_2" in printed.out and shown == ["loading PyTorch", f"exporting {run_folder()}"]
     assert (tmp_path / "out" / "model.safetensors").is_file()
     assert main(["export", str(run_folder()), str(tmp_path / "out")]) == 1

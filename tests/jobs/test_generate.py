@@ -194,6 +194,13 @@ def test_the_command(settings, capsys, tmp_path):
     assert "data.path" in capsys.readouterr().err
 
 
+def test_json_is_all_of_standard_output(settings, capsys, tmp_path):
+    assert main(["generate", *settings()[:3], "--json", *settings()[3:]]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"path": str(tmp_path / "out.parquet"), "rows": 5, "n_samples": 2}
+    assert "5/5 prompts" in printed.err
+
+
 def test_status_of_every_key():
     kinds = {key: status_of(key, job="generate").kind for key in tree("generate").leaves}
     assert kinds["data.path"] == kinds["rollout.temperature"] == kinds["trainer.seed"] == "acts"

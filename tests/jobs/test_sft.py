@@ -15,6 +15,7 @@ from burnish.demo.tiny import make_model, make_tokenizer
 from burnish.errors import UserError
 from burnish.jobs.sft.fit import sft
 from burnish.log.file import read_metrics
+from burnish.log.folder import RunFolder
 from burnish.models.load import load_tokenizer
 
 TEMPLATE = (
@@ -162,6 +163,19 @@ def test_truncation(model, tmp_path):
     assert lines(tmp_path)[1]["train/tokens"] == 8 * 64
 
 
+def test_what_is_cut_or_left_out_is_reported(model, tmp_path, capsys):
+    rows = [{"question": "a" * 90, "answer": "y"}, *ROWS[:8], {"question": "a" * 90, "answer": "y"}]
+    settings = ("data.truncation=right", "trainer.total_training_steps=1", "trainer.logger=[console]")
+    sft(overrides(model, tmp_path, *settings, "data.train_max_samples=9"), dataset=rows)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "data.train_files: data.train_max_samples selects 9 of 10 rows" in told
+    assert "1 of 9 examples are truncated to data.max_length=64 (data.truncation=right)" in told
+    assert "1 of 9 examples have no token to train on" in told
+    assert "1 of 9 training rows are left out of every epoch: data.train_batch_size=8 does not divide them" in told
+    with pytest.raises(UserError, match="none of the 8 examples has a token to train on after truncation"):
+        sft(overrides(model, tmp_path / "none", *settings), dataset=[rows[0]] * 8)
+
+
 def test_loading_weights_of_another_system(model, tmp_path):
     """A Hugging Face folder as OpenRLHF saves it: the first loss is that of its weights, at step 1."""
     trained = tmp_path / "global_step9_hf"
@@ -193,3 +207,29 @@ def test_a_full_disk_is_reported_and_saving_is_retried(model, tmp_path, monkeypa
     )
     with pytest.raises(UserError, match="checkpoint of step 5 could not be written"):
         sft(overrides(model, tmp_path, *steps, "trainer.total_training_steps=5"), dataset=ROWS)
+
+
+def test_a_finished_run_leaves_a_model_and_is_not_trained_again(model, tmp_path, capfd):
+    short = ("trainer.total_training_steps=2",)
+    result = sft(overrides(model, tmp_path / "run", *short), dataset=ROWS)
+    assert result.model_path == tmp_path / "run" / "model"
+    trained, tokenizer = result.load()
+    assert trained.config.vocab_size >= len(tokenizer)
+    assert "burnish generate model.path=" in (tmp_path / "run" / "notes.txt").read_text()
+    again = sft(overrides(model, tmp_path / "run", *short), dataset=ROWS)
+    assert "already finished: 2 steps" in capfd.readouterr().out and again.model_path == result.model_path
+    next_run = sft(overrides(tmp_path / "run", tmp_path / "next", *short), dataset=ROWS)
+    assert next_run.step == 2, "a run folder is a model path"
+
+
+def test_another_experiment_does_not_resume(model, tmp_path):
+    sft(overrides(model, tmp_path / "run", "trainer.total_training_steps=2"), dataset=ROWS)
+    more = ("trainer.total_training_steps=3",)
+    with pytest.raises(UserError, match=r"optim\.lr: 0\.003 -> 0\.5"):
+        sft(overrides(model, tmp_path / "run", *more, "optim.lr=0.5"), dataset=ROWS)
+    with pytest.raises(UserError, match=r"data\.train_files: passed in Python"):
+        sft(overrides(model, tmp_path / "run", *more), dataset=ROWS[1:])
+    with RunFolder(tmp_path / "run").locked(), pytest.raises(UserError, match="another run is using this run folder"):
+        sft(overrides(model, tmp_path / "run", *more), dataset=ROWS)
+    accepted = ("optim.lr=0.5", "trainer.resume_changes=accept")
+    assert sft(overrides(model, tmp_path / "run", *more, *accepted), dataset=ROWS).step == 3

@@ -34,6 +34,12 @@ TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }};{% endfor %}" +
 TOOLS = "{% if tools %}{{ tools | length }}{% endif %}{% if enable_thinking %}think{% endif %}" + TEMPLATE
 
 
+@pytest.fixture(autouse=True)
+def _no_curves(monkeypatch):
+    """Drawing takes longer than these runs; test_sft.py draws."""
+    monkeypatch.setattr("burnish.jobs.sft.fit.draw_curves", lambda metrics, picture: None)
+
+
 class Kit:
     """A model and files on disk; `run` builds, `fit` trains two updates."""
 
@@ -276,6 +282,14 @@ def resumed(kit: Kit, more: tuple[str, ...]) -> tuple[int, int]:
     return run.step, run.model.optimizer.updates
 
 
+def resumes(kit: Kit, more: tuple[str, ...]) -> bool:
+    """Whether the run resumes, rather than being refused."""
+    try:
+        return kit.run(more) is not None
+    except UserError:
+        return False
+
+
 def saved_by_main_thread(kit: Kit, more: tuple[str, ...]) -> bool:
     """Whether the main thread wrote the checkpoint."""
     run = build(load(kit.overrides(more), job="sft").cfg)
@@ -378,6 +392,8 @@ ROWS = [
     ("model.use_liger", "true", ids, ()),
     ("trainer.default_hdfs_dir", lambda kit: kit.path("mirror"), of_run(lambda run: run.mirror is not None), ()),
     ("trainer.resume_mode", "disable", resumed, ("begun",)),
+    ("trainer.resume_changes", "accept", resumes, ("begun", "optim.lr=0.5")),
+    ("trainer.save_final", "false", after(files), ()),
     ("trainer.resume_from_path", lambda kit: kit.checkpoint(1), resumed, ("from", "trainer.resume_mode=resume_path")),
     ("trainer.checkpoint.load_contents", "[model]", resumed, ("begun",)),
     ("trainer.checkpoint.async_save", "true", saved_by_main_thread, ()),

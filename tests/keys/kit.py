@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import shutil
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 
 from burnish.batch import Batch, Ragged
 from burnish.config import Loaded, TrainConfig, load
-from burnish.demo.tiny import make_tokenizer
+from burnish.demo.tiny import make_model, make_tokenizer
 from burnish.errors import UserError
 from burnish.log.file import read_metrics
 from burnish.loop.api import start
@@ -27,6 +28,7 @@ from burnish.loop.run import Run
 from burnish.loop.state import resume
 from burnish.rollout.engine import Request
 
+from ..rollout.agents.conftest import CHATML
 from .row import Observe, Refusal
 
 USER = Path(__file__).parent / "user"  # code that a user might have written
@@ -195,6 +197,15 @@ class Kit:
         experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "bos_token_id": None}
         config = MixtralConfig(**{name: sizes[name] for name in names if name in sizes}, **experts)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        return folder
+
+    @cached_property
+    def chat_model(self) -> Path:
+        """A model whose tokenizer knows all characters and whose template knows tools."""
+        folder = self.root / "chat_model"
+        tokenizer = make_tokenizer(string.printable)
+        tokenizer.chat_template = CHATML
+        make_model(folder, tokenizer, hidden=16, layers=1, seed=0)
         return folder
 
     @cached_property

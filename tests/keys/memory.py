@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import burnish.loop.backends
+import burnish.models.attention
 import burnish.models.compiled
 import burnish.models.logits
 import burnish.training.backends.module
@@ -161,14 +162,15 @@ def kept_tensors(role: str) -> Observe:
 
 @cache
 def fused_products(role: str) -> Observe:
-    """Calls of PyTorch's fused attention in one step's teaching."""
+    """Calls of fused attention in one update: PyTorch's, or the C kernel where it applies."""
 
     def count(case: Case) -> int:
         calls: list[int] = []
-        real = F.scaled_dot_product_attention
+        real, in_c = F.scaled_dot_product_attention, burnish.models.attention.c_attention
         assert case.run.learner.policy, "built before it is watched: loading checks the head by a pass of its own"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or real(*a, **k))
+            patch.setattr(burnish.models.attention, "c_attention", lambda *a, **k: calls.append(1) or in_c(*a, **k))
             update(case, role)
         return len(calls)
 

@@ -127,7 +127,7 @@ ROWS = [
         expected=[],
     ),
     Row(f"{REF}.use_torch_compile", "false", memory.compiled_functions("reference"), KL, expected=["forward"] * 2),
-    Row(f"{POLICY}.fused_kernel_options.impl_backend", "torch", memory.triton_chunks("policy"), expected=0),
+    Row(f"{POLICY}.fused_kernel_options.impl_backend", "torch", memory.triton_chunks("policy"), expected=0, long=True),
     Row(f"{REF}.model.path", lambda kit: str(kit.other_model), memory.reference_log_probs, KL),
     Row(f"{REF}.model.override_config", "{rms_norm_eps:0.5}", memory.reference_log_probs, KL),
     Row(f"{REF}.model.external_lib", "keys_external_lib", see.imports_external_lib, KL, expected=True),

@@ -243,6 +243,17 @@ def stops_on_failure(case: Case) -> bool:
     return False
 
 
+def stops_when_all_fail(case: Case) -> bool:
+    """Whether a step in which every reward fails ends the run."""
+    scorer = case.run.rollout.scorer.scorer
+    scorer.score([Sample("sums", "77+1", "1", {}, "uid", 0)])
+    try:
+        scorer.check_failures("step 1")
+    except UserError:
+        return True
+    return False
+
+
 def score_problem(case: Case) -> str | None:
     """Its first words."""
     problem = scored(case)[2]

@@ -7,7 +7,8 @@ rank of two would hold; and processes are not started: one sees what each would 
 from __future__ import annotations
 
 import contextlib
-import threading
+import itertools
+import queue
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import SimpleNamespace
@@ -198,7 +199,7 @@ class Recorder:
         self.names, self.starter, self.timeout, self.size = names, starter, timeout, len(names)
         Recorder.made.append(self)
 
-    def free_address(self) -> str:
+    def new_rendezvous(self) -> str:
         return "somewhere:1"
 
     def build(self, factory: str, args: list[tuple]) -> None:
@@ -223,6 +224,7 @@ class RayStandIn:
         self.timelines: list[str] = []
         self.placements: list[tuple[list[dict[str, float]], str]] = []
         self.waits: list[float] = []
+        self._private = SimpleNamespace(ray_constants=SimpleNamespace())
         self.util = SimpleNamespace(
             get_node_ip_address=lambda: "10.0.0.1", placement_group=self.place, remove_placement_group=lambda _: None
         )
@@ -242,7 +244,10 @@ class RayStandIn:
         return False
 
     def init(self, **given: Any) -> None:
-        self.given = {name: value for name, value in given.items() if name != "runtime_env"}
+        self.given = {name: value for name, value in given.items() if name != "runtime_env" and value != "local"}
+
+    def nodes(self) -> list[dict[str, bool]]:
+        return [{"Alive": True}] * 8
 
     def timeline(self, path: str) -> None:
         self.timelines.append(path)
@@ -279,7 +284,7 @@ def nodes(case: Case) -> list[int]:
     with launched(case) as (_, groups, ray):
         for group in groups:
             with contextlib.suppress(Placed):
-                group.starter.start(group.names, ("10.0.0.1", 1), b"")
+                group.starter.start(group.names, "10.0.0.1:1")
         return [len(bundles) for bundles, strategy in ray.placements]
 
 
@@ -287,12 +292,13 @@ def timeouts(case: Case) -> list[float]:
     """Seconds that torch.distributed allows a collective of every pool."""
     calls: list[float] = []
     library = SimpleNamespace(
-        TCPStore=lambda *arguments, **options: None,
         get_default_backend_for_device=dist.get_default_backend_for_device,
         init_process_group=lambda *arguments, **options: calls.append(options["timeout"].total_seconds()),
     )
     with launched(case) as (_, groups, _), pytest.MonkeyPatch.context() as patch:
         patch.setattr(burnish.distributed.process_group, "dist", library)
+        for name in ("open_store", "verify_group"):
+            patch.setattr(burnish.distributed.process_group, name, lambda *arguments: None)
         for group in groups:
             burnish.distributed.process_group.init_process_group(group.infos[0], CPU)
     return calls
@@ -302,15 +308,18 @@ def patience(case: Case) -> tuple[float, str]:
     """Seconds that Ray may take to place workers; and the error where none of them calls, on a clock that races."""
     with launched(case) as (_, groups, ray), pytest.MonkeyPatch.context() as patch:
         with contextlib.suppress(Placed):
-            groups[0].starter.start(groups[0].names, ("10.0.0.1", 1), b"")
-        event = SimpleNamespace(set=lambda: None, wait=lambda seconds: False)
-        patch.setattr(
-            burnish.distributed.worker_group, "threading", SimpleNamespace(Event=lambda: event, Thread=threading.Thread)
-        )
+            groups[0].starter.start(groups[0].names, "10.0.0.1:1")
+        seconds = itertools.count(0.0, 0.5)
+        patch.setattr(burnish.distributed.worker_group, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
         group = object.__new__(WorkerGroup)
-        group.names, group.starter = ["rank 0"], SimpleNamespace(exit_reason=lambda name: None, stop=lambda: None)
+        group.names = ["rank 0"]
+        group.starter = SimpleNamespace(exit_reason=lambda name: None, stop=lambda: None, poll=lambda: None)
+
+        def nobody(timeout: float) -> None:
+            raise queue.Empty
+
         with pytest.raises(WorkerDied) as caught:
-            group._accept_workers(SimpleNamespace(accept=lambda: (_ for _ in ()).throw(OSError())), groups[0].timeout)
+            group._accept_workers(SimpleNamespace(connected=SimpleNamespace(get=nobody)), groups[0].timeout)
         return ray.waits[0], caught.value.why
 
 
@@ -342,18 +351,18 @@ def transport(case: Case) -> str:
         return raising
 
     library = SimpleNamespace(
-        TCPStore=lambda *arguments, **options: None,
         ProcessGroupNCCL=joined("nccl"),
         ProcessGroupGloo=joined("gloo"),
     )
     library.ProcessGroupNCCL.Options = SimpleNamespace
-    policy = SimpleNamespace(free_address=lambda: "10.0.0.1:1", size=1, submit=lambda rank, method, link: send(link))
+    policy = SimpleNamespace(new_rendezvous=lambda: "10.0.0.1:1", size=1, submit=lambda rank, method, link: send(link))
 
     def send(link: Endpoint) -> None:
         burnish.distributed.weights.send([], link, CPU)
 
     with launched(case) as (run, _, _), pytest.MonkeyPatch.context() as patch:
         patch.setattr(burnish.distributed.weights, "dist", library)
+        patch.setattr(burnish.distributed.weights, "open_store", lambda *arguments: None)
         with pytest.raises(Joined) as caught:
             run.engine(case.cfg).load_weights(RemoteWeights(policy), version=1)
         return caught.value.args[0]

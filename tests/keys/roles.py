@@ -8,6 +8,7 @@ def role_rows(section: str, role: str, loss: str, given: tuple[str, ...] = ()) -
     """Of the section (actor_rollout_ref.actor or critic) of this role; `loss` is the metric of its loss."""
     one_by_one = (*given, f"{section}.ppo_micro_batch_size_per_gpu=1")
     in_halves = (*given, f"{section}.ppo_mini_batch_size=2")
+    prompt_by_prompt = (*given, f"{section}.ppo_mini_batch_size=1")
     shuffled = (*in_halves, f"{section}.shuffle=true")
     return [
         Row(f"{section}.ppo_mini_batch_size", "2", teaching.num_updates(role), given, expected=2),
@@ -18,6 +19,7 @@ def role_rows(section: str, role: str, loss: str, given: tuple[str, ...] = ()) -
         Row(f"{section}.grad_clip", "0.001", teaching.gradient_norm(role), given),
         Row(f"{section}.ppo_epochs", "3", teaching.num_updates(role), given, expected=3),
         Row(f"{section}.shuffle", "true", teaching.taught_rows(role), in_halves),
+        Row(f"{section}.shuffle_mini_batches", "true", teaching.taught_rows(role), prompt_by_prompt),
         Row(f"{section}.data_loader_seed", "5", teaching.taught_rows(role), shuffled),
         Row(f"{section}.loss_agg_mode", "token-sum", teaching.numbers(role, loss), given),
         *optim_rows(f"{section}.optim", role, (*given, f"{section}.ppo_epochs=2")),
@@ -58,7 +60,7 @@ def twice(*numbers: float) -> list[float]:
 
 def checkpoint_rows(section: str, role: str, given: tuple[str, ...]) -> list[Row]:
     folder = {"policy": "actor"}.get(role, role)
-    resumed = (*given, "trainer.resume_mode=resume_path", _last_checkpoint)
+    resumed = (*given, "trainer.resume_mode=resume_path", "trainer.resume_changes=accept", _last_checkpoint)
     return [
         Row(f"{section}.save_contents", "[model,hf_model]", teaching.saved_files(folder), given),
         Row(f"{section}.load_contents", "[model]", teaching.loaded_steps(role), resumed, expected=0),

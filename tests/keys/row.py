@@ -40,6 +40,7 @@ class Row:
     expected: Any = ANYTHING  # the other result, if it is known; of a refusal, the beginning of its problem
     refused: bool = False  # `key=value` is refused here, for example because there is no GPU
     refused_without: bool = False  # the run is refused unless `key=value` is set
+    long: bool = False  # checked by `make test-all` only: other rows show much the same in `make test`
 
     def before(self, kit: Kit) -> tuple[str, ...]:
         return tuple(text if isinstance(text, str) else text(kit) for text in self.given)

@@ -8,9 +8,9 @@ import threading
 from contextlib import ExitStack
 from unittest import mock
 
+from burnish.isolation.probe import Isolation
 from burnish.reward.sample import Sample
 from burnish.reward.sandbox import local
-from burnish.reward.sandbox.namespaces import Isolation
 from burnish.reward.sandbox.settings import num_cpus
 
 from ..reward.sandbox.service import Server, run_payload, slowly
@@ -117,14 +117,21 @@ def requests_at_once(case: Case) -> int:
 
 ROWS = [
     Row("sandbox.allow_weak", "true", unsafe_notice, CODE, refused_without=True),
-    Row("sandbox.timeout", "0.3", sleeping, ANYWHERE, expected=["T"]),
+    Row("sandbox.timeout", "0.3", sleeping, ANYWHERE, expected=["T"], long=True),
     Row("sandbox.memory_mb", "64", greedy, ANYWHERE, expected=["M"]),
     Row("sandbox.output_kb", "1", talking, ANYWHERE, expected=["O"]),
     Row("sandbox.max_cases", "2", counting, ANYWHERE, expected=["PW"]),
-    Row("sandbox.max_parallel", "1", programs_at_once, ANYWHERE, expected=1)
+    Row("sandbox.max_parallel", "1", programs_at_once, ANYWHERE, expected=1, long=True)
     if num_cpus() > 1
-    else Row("sandbox.max_parallel", "3", programs_at_once, ANYWHERE, expected=3),
+    else Row("sandbox.max_parallel", "3", programs_at_once, ANYWHERE, expected=3, long=True),
     Row(f"{FUSION}.url", lambda kit: server().url, requests_there, ANYWHERE, expected=3),
-    Row(f"{FUSION}.max_concurrent", "1", requests_at_once, (*CODE, lambda kit: at(server(slow=True))), expected=1),
+    Row(
+        f"{FUSION}.max_concurrent",
+        "1",
+        requests_at_once,
+        (*CODE, lambda kit: at(server(slow=True))),
+        expected=1,
+        long=True,
+    ),
     Row(f"{FUSION}.memory_limit_mb", "99", memory_there, (*CODE, lambda kit: at(server())), expected=99),
 ]

@@ -6,7 +6,7 @@ import functools
 import time
 from typing import Any
 
-from burnish.reward.isolation import isolation_problem
+from burnish.isolation.probe import worker_mode
 
 from ..reward.server import Server
 from . import observe as see
@@ -60,7 +60,7 @@ def said(case: Case) -> str:
 def isolation_row(key: str, value: str, name: str, *, network: bool, read_only: bool) -> Row:
     """A row of a key that systems without namespaces refuse."""
     given = (*OURS, function(name))
-    if isolation_problem(network=network, read_only=read_only) is None:
+    if worker_mode(network=network, read_only=read_only)[0] is not None:
         return Row(key, value, see.score_problem, given)
     return Row(key, value, see.score_problem, given, expected="not supported on this system", refused=True)
 
@@ -84,8 +84,8 @@ ROWS = [
         expected=0.125,
         refused_without=True,
     ),
-    Row("reward.remote_retries", "2", requests, QUICK, expected=2),
-    Row("reward.remote_wait", "0.01", waits, (*ONE_SERVER, "reward.remote_retries=2"), expected=False),
+    Row("reward.remote_retries", "2", requests, QUICK, expected=2, long=True),
+    Row("reward.remote_wait", "0.01", waits, (*ONE_SERVER, "reward.remote_retries=2"), expected=False, long=True),
     Row("reward.remote_timeout", "0.01", said, QUICK, expected="no response within 0.01 s"),
     Row(
         "reward_model.reward_kwargs",

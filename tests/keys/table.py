@@ -2,8 +2,11 @@
 
 from . import (
     actor,
+    agents,
     ahead,
     algorithm,
+    chat,
+    conversations,
     credit,
     critic,
     data,
@@ -12,6 +15,8 @@ from . import (
     megatron,
     model,
     models_more,
+    observing,
+    profiling,
     ranks,
     reward,
     reward_model,
@@ -39,12 +44,17 @@ SECTIONS = (
     reward_model,
     sandbox,
     algorithm,
+    conversations,
     credit,
     trainer,
+    profiling,
+    observing,
     gathering,
     sampling,
     scoring,
     sglang,
     ahead,
+    chat,
+    agents,
 )
 ROWS = [row for section in SECTIONS for row in section.ROWS]

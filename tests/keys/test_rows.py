@@ -10,7 +10,9 @@ from .table import ROWS
 FIRST = {row.observe.__qualname__: row for row in reversed(ROWS)}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.key for row in ROWS])
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row.key, marks=[pytest.mark.long] if row.long else []) for row in ROWS]
+)
 def test_a_key_acts(row, kit):
     row.check(kit)
 

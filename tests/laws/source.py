@@ -14,6 +14,7 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
+from burnish.cli.main import command_parser
 from burnish.config import Loaded, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,8 +40,8 @@ class Module:
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     @property
-    def room(self) -> str:
-        """The room it stands in: a folder of burnish, or the name of a file beside them."""
+    def package(self) -> str:
+        """The package that it is in: a folder of burnish, or the name of a file beside them."""
         parts = self.path.relative_to(PACKAGE).with_suffix("").parts
         return parts[0]
 
@@ -197,18 +198,11 @@ def links(page: Path) -> Iterator[str]:
 
 def resolve(words: list[str], given: tuple[str, ...] | list[str] = ()) -> Loaded:
     """Read and check what a `burnish train` command asks for; its files need not exist."""
-    overrides, options = [], {"--config-path": None, "--config-name": None}
-    rest = iter(words[2:])
-    for word in rest:
-        if word in options:
-            options[word] = next(rest)
-        elif not word.startswith("--"):
-            overrides.append(word)
-    path = options["--config-path"]
+    args = command_parser("train").parse_args(words[2:])
     return load(
-        overrides,
-        config_path=None if path is None else str(ROOT / path),
-        config_name=options["--config-name"],
+        args.overrides,
+        config_path=None if args.config_path is None else str(ROOT / args.config_path),
+        config_name=args.config_name,
         given=given,
     )
 

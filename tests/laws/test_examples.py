@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
+import yaml
 
+import burnish
 from burnish.algos.advantages import ADVANTAGES, Credit
+from burnish.cli.main import main
 from burnish.config import load
 from burnish.data.custom import load_custom_rows
 from burnish.user_code import load_user_attribute
@@ -17,8 +23,9 @@ from burnish.user_code import load_user_attribute
 from .source import ROOT, commands, python_trainings, resolve
 
 EXAMPLES = ROOT / "examples"
-SCRIPTS = sorted(EXAMPLES.glob("*.sh"))
+SCRIPTS = sorted([*EXAMPLES.glob("*.sh"), *(EXAMPLES / "agents").glob("*.sh")])
 PYTHON = sorted(EXAMPLES.rglob("*.py"))
+NOTEBOOKS = sorted((EXAMPLES / "notebooks").glob("*.ipynb"))
 
 
 def test_there_is_an_example_for_every_task():
@@ -51,6 +58,80 @@ def test_scripts_start_a_training_that_is_understood(path):
     assert len(trainings) == 1
     assert text.rstrip().endswith('"$@"'), "a script takes further overrides"
     assert resolve(trainings[0]).notices == []
+
+
+def test_the_slurm_script_starts_a_training_that_is_understood():
+    path = EXAMPLES / "slurm" / "train.sbatch"
+    assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
+    text = path.read_text(encoding="utf-8")
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", text, flags=re.M))
+    by_slurm = {"SLURM_JOB_NUM_NODES": options["nodes"], "SLURM_GPUS_ON_NODE": options["gpus-per-node"]}
+    filled = re.sub(r"\$(\w+)", lambda name: by_slurm.get(name[1], name[0]), text).replace('"$@" &', '"$@"')
+    (training,) = [words for words in commands(filled) if words[:2] == ["burnish", "train"]]
+    loaded = resolve(training)
+    assert loaded.notices == []
+    assert (loaded.cfg.trainer.nnodes, loaded.cfg.trainer.n_gpus_per_node) == (4, 8)
+    assert options["signal"].startswith("B:TERM@") and "trap 'kill -TERM $TRAINING" in text
+
+
+def test_the_ray_job_is_a_manifest_whose_training_is_understood():
+    job = yaml.safe_load((EXAMPLES / "kuberay" / "rayjob.yaml").read_text(encoding="utf-8"))
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    loaded = resolve(job["spec"]["entrypoint"].split())
+    cluster = job["spec"]["rayClusterSpec"]
+    (workers,) = cluster["workerGroupSpecs"]
+    machines = [cluster["headGroupSpec"]["template"], workers["template"]]
+    gpus = [machine["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for machine in machines]
+    assert loaded.notices == []
+    assert loaded.cfg.trainer.nnodes == 1 + workers["replicas"]
+    assert set(gpus) == {loaded.cfg.trainer.n_gpus_per_node}
+    assert all(machine["spec"]["containers"][0]["image"].endswith(f":{burnish.__version__}") for machine in machines)
+    for machine in machines:  # every mount has a volume
+        mounts = {mount["name"] for mount in machine["spec"]["containers"][0]["volumeMounts"]}
+        assert mounts == {volume["name"] for volume in machine["spec"]["volumes"]}
+
+
+def test_the_verl_script_converts(capsys):
+    path = EXAMPLES / "verl" / "run_grpo.sh"
+    assert os.access(path, os.X_OK)
+    assert main(["convert", "--json", str(path)]) == 0
+    converted = json.loads(capsys.readouterr().out)
+    assert converted["dialect"] == "verl"
+
+
+def cells(path):
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebooks_are_saved_without_output_and_ask_for_what_there_is(path):
+    code = [cell for cell in cells(path) if cell["cell_type"] == "code"]
+    assert code and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+    text = "\n".join("".join(cell["source"]) for cell in code)
+    assert compile(text, path.name, "exec")
+    for words in python_trainings(text):
+        assert resolve(words, given=["data.train_files", "data.val_files"]).notices == []
+    prose = "\n".join("".join(cell["source"]) for cell in cells(path) if cell["cell_type"] == "markdown")
+    assert prose.startswith("# ")
+    assert [link for link in re.findall(r"\]\(([^)\s]+)\)", prose) if not (path.parent / link).exists()] == []
+
+
+def test_there_are_three_notebooks():
+    assert [path.stem for path in NOTEBOOKS] == ["1_first_run", "2_own_reward", "3_verl_script"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebooks_run(path):
+    """Assertions in the cells say whether it worked; a cell that fails raises here."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(path.parent)}}).execute()
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
 
 
 def test_the_yaml_example_is_the_same_run_as_the_script():

@@ -42,6 +42,9 @@ TABLES = {
     "RESUME_MODES": "burnish.loop.state",
     "SCORE_NORMALIZERS": "burnish.algos.shaping",
     "ASYNC_MODES": "burnish.loop.schedules",
+    "TOOL_PARSERS": "burnish.rollout.chat.tool_calls",
+    "HISTORIES": "burnish.rollout.chat.history",
+    "TOKENIZATION_CHECKS": "burnish.rollout.chat.drift",
 }
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
@@ -103,16 +106,16 @@ def own_signature(key, job):
     return f"{tree(job).sections[key].cls.__name__}("
 
 
-# Files of the config room that turn keys into other keys, or into what a room is handed.
+# Files of the config package that turn keys into other keys, or into what a package is handed.
 HANDS_ON = ("derive", "adapters", "async_rules", "megatron", "ranks")
 
 
 def test_every_acting_key_is_read_by_somebody():
-    """`cfg.x` must stand in a room, or where the config hands it on (HANDS_ON, or a default "${x}")."""
+    """`cfg.x` must stand in a package, or where the config hands it on (HANDS_ON, or a default "${x}")."""
     read = {
         node.attr
         for module in modules()
-        if module.room != "config" or module.path.stem in HANDS_ON
+        if module.package != "config" or module.path.stem in HANDS_ON
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }

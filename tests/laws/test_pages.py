@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from burnish.cli.main import COMMANDS
+from burnish.cli.main import COMMANDS, command_parser
 from burnish.config.aliases import find_alias
 from burnish.config.jobs import JOBS
 from burnish.config.tree import tree
@@ -56,6 +56,8 @@ def check_command(words, where):
         assert set(words[1:]) <= set(TARGETS), f"{where}: the Makefile has no {words[1:]}"
     elif words[0] == "burnish":
         assert words[1] in COMMANDS, f"{where}: there is no `burnish {words[1]}`"
+        words = words[: words.index(">")] if ">" in words else words
+        assert command_parser(words[1]).parse_args(words[2:]), where
         if words[1] == "train" and "..." not in words and where not in SHOWN_TO_FAIL:
             resolve(words)
         if words[1] == "explain":

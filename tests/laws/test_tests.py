@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from functools import cache
+from pathlib import Path
 
 from .source import ROOT, Module, calls, dotted, modules
 
@@ -60,19 +61,45 @@ def test_no_test_is_skipped():
     assert not skipped, skipped
 
 
+MARKERS = ("attack", "attacks")  # for a test, and for each of its parameters
+
+
+def test_every_test_of_security_names_its_attack():
+    """The table of docs/security.md counts attacks by their markers."""
+    tests = [
+        (module, function)
+        for module in modules(TESTS / "security")
+        for function in functions(module)
+        if function.name.startswith("test_")
+    ]
+    unnamed = [
+        f"{module.where}:{function.lineno} {function.name}"
+        for module, function in tests
+        if not any(dotted(call.func) in MARKERS for mark in function.decorator_list for call in calls(mark))
+    ]
+    assert tests and not unnamed, unnamed
+
+
 def is_skip_mark(node: ast.AST) -> bool:
     name = dotted(node)
     return name.startswith("pytest.mark.") and name.rpartition(".")[2] in SKIP_MARKS
 
 
-def functions(module: Module) -> list[ast.FunctionDef]:
-    return [node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+@cache
+def functions(module: Module) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
+    return tuple(node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+@cache
+def helper_files(folder: Path) -> tuple[Module, ...]:
+    """Files in this folder and above that hold no tests."""
+    folders = {folder, *folder.parents}
+    return tuple(one for one in modules(TESTS) if one.path.parent in folders and not one.path.name.startswith("test_"))
 
 
 def asserting_functions(module: Module) -> set[str]:
     """Functions of this file, and of conftests and helpers beside or above it, that assert, perhaps through others."""
-    beside = [one for one in modules(TESTS) if one.path.parent in {module.path.parent, *module.path.parents}]
-    near = [module, *(one for one in beside if not one.path.name.startswith("test_"))]
+    near = [module, *helper_files(module.path.parent)]
     called = {function.name: asserts_or_calls(function) for one in near for function in functions(one)}
     asserting: set[str] = {name for name, names in called.items() if names is None}
     while True:

@@ -1,14 +1,28 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
-from burnish.log.console import ConsoleLogger, get_console, progress_counter, say
-from burnish.log.logger import RunInfo
+from burnish.log.console import (
+    PLAIN,
+    ConsoleLogger,
+    activity,
+    fit,
+    get_console,
+    line_width,
+    progress_counter,
+    say,
+    short_path,
+)
+from burnish.log.logger import Loggers, RunInfo
 
 STEP = {
     "critic/score/mean": 0.53125,
@@ -67,23 +81,13 @@ def test_text_is_not_interpreted_as_markup():
     assert "x" * 300 + " ...\n" in text and "x" * 301 not in text
 
 
-def test_a_terminal_shows_a_bar_below_the_lines():
-    console = Console(file=io.StringIO(), width=120, force_terminal=True, force_interactive=True, legacy_windows=False)
-    console.file.isatty = lambda: True
-    console._environ = {"TERM": "xterm-256color"}
-    text = run_lines(console, STEP, STEP, total=2)
-    assert "1/2" in text and "2/2" in text and "━" in text
-    assert "score 0.531" in text
-    assert "left 0:00\n" not in text  # the bar has the time left, the lines do not repeat it
-
-
 def test_a_notebook_gets_plain_lines():
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     console.is_jupyter = True
     logger = ConsoleLogger(console)
     logger._print = lambda text, style=None: console.file.write(text + "\n")
     logger.start(RunInfo("p", "n", Path("r"), {}, 2))
-    assert logger.progress is None
+    assert logger.region is None
 
 
 def test_say_follows_standard_output(capsys):
@@ -110,3 +114,119 @@ def test_progress_counter_moves_a_bar_on_a_terminal():
     with progress_counter("prompts", 5, console) as done:
         done(5)
     assert "5/5" in console.file.getvalue() and "5/5 prompts" not in console.file.getvalue()
+
+
+def test_progress_counter_prints_at_most_ten_lines():
+    console = Console(file=io.StringIO(), force_terminal=False)
+    with progress_counter("rows", 1000, console) as done:
+        for number in range(1, 1001):
+            done(number)
+    assert console.file.getvalue().splitlines() == [f"{number}/1000 rows" for number in range(100, 1001, 100)]
+
+
+def terminal(width: int) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=True, _environ={"TERM": "xterm"})
+
+
+def without_colors(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+def printed_lines(console: Console) -> list[str]:
+    """What was printed, without colors; also what was erased later."""
+    return [line for line in re.split(r"[\r\n]+", without_colors(console.file.getvalue())) if line]
+
+
+LONG = STEP | {"rollout/zero_variance_groups": 1.0} | {f"val-core/source_{i}/acc/mean@1": 0.5 for i in range(5)}
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_line_is_wider_than_the_terminal(width):
+    console = terminal(width)
+    logger = ConsoleLogger(console)
+    logger.start(RunInfo("project", "experiment", Path("runs/a/b/c"), {}, 1000))
+    logger.note("sampling noise depends only on seed and prompt; the last bits of log-probs also on the batch")
+    logger.note("词" * 25 + " " + "语" * 25)
+    for step in (9, 10, 999):
+        logger.log(step, LONG)
+    logger.close()
+    lines = printed_lines(console)
+    assert max(cell_len(line) for line in lines) <= width
+    steps = [line for line in lines if line.startswith("step ") and "score 0." in line]
+    assert len(steps) == 1 and steps[0].startswith("step 999/1000") and "4.2 s" in steps[0]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_plain_lines_fit_a_terminal_and_have_the_same_columns(width, monkeypatch):
+    monkeypatch.setenv(PLAIN, "1")
+    console = terminal(width)
+    lines = run_lines(console, LONG, *[STEP] * 9, total=1000).splitlines()
+    assert "\x1b[1A" not in console.file.getvalue() and "\r" not in console.file.getvalue()
+    steps = [line for line in map(without_colors, lines) if line.startswith("step ") and "score 0." in line]
+    assert len(steps) == 10 and max(map(cell_len, steps)) <= width
+    assert all("4.2 s" in line for line in steps)
+    assert len({("lr" in line, "tok/s" in line) for line in steps}) == 1
+
+
+def test_words_stay_whole():
+    command = "burnish generate model.path=/a/very/long/path/that/is/wider/than/the/terminal"
+    assert fit(f"next: {command}", 40).split() == f"next: {command}".split()
+    assert fit(command, None) == command
+    assert fit("  a bb ccc", 8) == "  a bb\n    ccc"
+
+
+def test_columns_of_the_environment_limit_a_pipe(monkeypatch):
+    console = plain_console()
+    assert line_width(console) is None
+    monkeypatch.setenv("COLUMNS", "80")
+    assert line_width(console) == 80
+
+
+def test_a_warning_appears_once_with_a_count():
+    console = plain_console()
+    failed = [STEP | {"reward/failed": float(count)} for count in (1, 2, 3)]
+    lines = run_lines(console, *failed).splitlines()
+    assert [line for line in lines if "failed" in line] == [
+        "step 1: the reward function failed on 1 response",
+        "the reward function failed on 1 response (3 times, steps 1 to 3)",
+    ]
+    logger = ConsoleLogger(plain_console())
+    for _ in range(4):
+        logger.note("the disk is slow")
+    logger.close()
+    logger.close()
+    assert logger.console.file.getvalue().splitlines() == ["the disk is slow", "the disk is slow (4 times)"]
+
+
+def test_an_activity_is_shown_on_a_terminal_and_after_a_while_elsewhere(monkeypatch):
+    console = terminal(80)
+    with activity("loading the model", console=console) as update:
+        update("loading the engine")
+    assert "loading the model" in console.file.getvalue()
+    plain = plain_console()
+    shown = threading.Event()
+    plain.print = lambda text: shown.set() if text == "validation ..." else None
+    monkeypatch.setattr("burnish.log.console.SECONDS_UNTIL_SHOWN", 0.0)
+    with activity("validation", console=plain):
+        assert shown.wait(10)
+
+
+def test_a_short_or_hidden_activity_prints_nothing():
+    plain, hidden = plain_console(), terminal(80)
+    with activity("validation", console=plain), activity("nested", console=plain):
+        pass
+    with activity("loading", shown=False, console=hidden):
+        pass
+    assert plain.file.getvalue() == hidden.file.getvalue() == ""
+
+
+def test_only_a_console_logger_shows_activities():
+    with Loggers(["file"]).activity("loading") as update:
+        update("still loading")
+    assert Loggers(["console"]).loggers["console"].region is None
+
+
+def test_paths_are_relative_to_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert short_path(tmp_path / "runs" / "x") == "runs/x"
+    assert short_path("/elsewhere/x") == "/elsewhere/x"

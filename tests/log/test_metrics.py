@@ -9,7 +9,7 @@ import torch
 
 from burnish.batch import Batch, Ragged
 from burnish.log.clock import PER_RESPONSE_TOKEN, PER_TOKEN
-from burnish.log.metrics import batch_metrics
+from burnish.log.metrics import batch_metrics, engine_metrics
 from burnish.log.step_warnings import step_warnings
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -116,7 +116,8 @@ def test_only_empty_responses():
 
 def test_equal_scores_give_a_warning():
     batch = Batch(uid=["a", "a"], token_level_scores=Ragged.of([[0.0, 0.3], [0.3]]))
-    assert step_warnings(batch_metrics(batch)) == ["the only group has equal scores: no learning signal in this step"]
+    (text,) = step_warnings(batch_metrics(batch)).values()
+    assert text == "the only group has equal scores: no learning signal in this step"
 
 
 def test_every_name_is_documented():
@@ -126,3 +127,16 @@ def test_every_name_is_documented():
     emitted |= {"perf/total_num_tokens", "perf/time_per_step", "perf/throughput", "reward/failed"}
     emitted |= {"mean@N", "std@N", "best@n/mean", "worst@n/std", "maj@n/mean"}
     assert emitted <= documented
+
+
+def test_metrics_of_an_engine_with_conversations():
+    counts = {"decode_tokens": 30.0, "decode_slots": 40.0, "loaded_tokens": 9.0, "loaded_slots": 10.0}
+    counts |= {"prefill_tokens": 105.0, "evicted_sessions": 2.0}
+    assert engine_metrics(counts, min_prefill=100) == {
+        "rollout/decode_occupancy": 0.75,
+        "rollout/decode_occupancy_loaded": 0.9,
+        "rollout/prefill_tokens": 105.0,
+        "rollout/prefill_ratio": 1.05,
+        "rollout/evicted_sessions": 2.0,
+    }
+    assert engine_metrics({"tokens": 3.0}, min_prefill=7) == {}  # of an engine that does not count them

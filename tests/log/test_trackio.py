@@ -21,4 +21,4 @@ def test_a_second_folder_in_one_process_is_reported(tmp_path, monkeypatch, capsy
     logger.close()
     assert (Path(trackio.TRACKIO_DIR) / "second.db").exists()
     assert "TRACKIO_DIR" not in os.environ
-    assert "was imported earlier" in capsys.readouterr().out.replace("\n", " ")
+    assert "was already imported in this process" in capsys.readouterr().out.replace("\n", " ")

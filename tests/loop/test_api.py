@@ -74,7 +74,8 @@ def test_secrets_do_not_reach_the_run_folder(launch, monkeypatch, capfd, tmp_pat
     setting = f"+custom_reward_function.reward_kwargs.api_key={API_KEY}"
     monkeypatch.setenv("HF_TOKEN", HUB_TOKEN)
     monkeypatch.setattr(sys, "argv", ["burnish", "train", setting, f"--hub-token={HUB_TOKEN}"])
-    launch(setting, "trainer.logger=[console,file]", "trainer.save_freq=2", reward=reward)
+    settings = (setting, "trainer.logger=[console,file]", "trainer.save_freq=2")
+    launch(*settings, "reward.failure_threshold=null", reward=reward)
     assert set(seen) == {API_KEY}, "the reward itself gets it"
     assert "<hidden>" in (tmp_path / "run" / "config.yaml").read_text()
     printed = "".join(capfd.readouterr())

@@ -41,7 +41,7 @@ def test_a_metric_that_is_not_there_is_named_with_those_that_are():
         measure("b", {"c": 1.0, "a": 1.0})
 
 
-def test_the_state_goes_on_with_the_same_metric_or_none():
+def test_the_best_step_is_restored_for_the_same_metric_only():
     state = {"step": 3, "value": 0.5, "by": "a"}
     same, other, none = Best("a"), Best("b"), Best()
     for best in (same, other, none):
@@ -115,7 +115,9 @@ def test_a_full_disk_does_not_cost_the_best(make_run, rows, values, monkeypatch,
     assert len(refused) == 2 and run.recorder.checkpoints.best() == 2 and run.recorder.checkpoints.steps() == [2, 5]
     for name, fact in checkpoint.read_manifest(run.recorder.checkpoints.path(2)).items():
         same = checkpoint.read_manifest(whole.recorder.checkpoints.path(2))[name] == fact
-        assert same or name.endswith(".metadata"), name
+        assert same or name == "trainer.json", name
+    states = [checkpoint.read_trainer(each.recorder.checkpoints.path(2)) for each in (run, whole)]
+    assert [state.pop("experiment") is not None for state in states] and states[0] == states[1]
 
 
 def test_a_disk_full_to_the_last_step_does_not_cost_the_best(

@@ -7,7 +7,7 @@ from burnish.errors import UserError, UserErrors
 from burnish.loop.build import build, check_names, total_steps
 
 
-def test_all_wrong_names_are_told_at_once(settings):
+def test_all_wrong_names_are_reported_at_once(settings):
     cfg = load(settings(), given=["data.train_files"]).cfg
     cfg.algorithm.adv_estimator = "gpro"
     cfg.actor_rollout_ref.rollout.name = "bultin"

@@ -70,11 +70,11 @@ def test_the_tokenizer_of_the_reward_model_itself_may_be_named(made, tmp_path):
         (("critic.forward_max_token_len_per_gpu=50",), MicroBatchSize(tokens=50)),
     ],
 )
-def test_how_reading_is_cut(made, overrides, cut):
+def test_how_scoring_is_split_into_micro_batches(made, overrides, cut):
     assert made(*overrides).model.micro_batch == cut
 
 
-def test_precedence_is_said(made):
+def test_precedence_is_reported(made):
     assert "the reward model's alone: reward functions and rules are not called" in made().notices[0]
     assert "mine.py are not called" in made("custom_reward_function.path=mine.py").notices[0]
     mixed = made("reward.function_weight=0.5", "custom_reward_function.path=mine.py").notices[0]
@@ -117,7 +117,7 @@ def test_a_folder_that_is_not_there(made, tmp_path):
     assert caught.value.key == "reward_model.model.path"
 
 
-def test_a_missing_template_is_told_before_the_model_is_loaded(made, tmp_path, monkeypatch):
+def test_a_missing_template_is_reported_before_the_model_is_loaded(made, tmp_path, monkeypatch):
     bare = make_tokenizer(CHARACTERS)
     bare.chat_template = None
     folder = make_reward_model(tmp_path / "bare", bare)
@@ -176,7 +176,7 @@ def test_a_class_that_cannot_be(made, class_file, more, problem):
         made(class_file, *more)
 
 
-def test_keys_that_a_class_of_ones_own_decides_are_said(settings, class_file):
+def test_keys_that_a_custom_class_overrides_are_reported(settings, class_file):
     given = ("reward_model.enable=true", class_file, "reward_model.model.custom_cls.name=Length")
     loaded = load(settings(*given, "reward_model.max_length=9"), given=["data.train_files"])
     assert any("reward_model.max_length=9 has no effect here: the class" in line for line in loaded.notices)

@@ -127,7 +127,7 @@ def test_a_step_measures_the_mismatch_whatever_is_done_about_it(make_run, next_p
         assert metrics["rollout_corr/rollout_rs_masked_fraction"] == 0
 
 
-def test_in_bypass_mode_one_update_has_the_gradient_of_reading(make_run, next_prompts, weights):
+def test_in_bypass_mode_one_update_has_the_gradient_of_recomputed_log_probs(make_run, next_prompts, weights):
     """With the engine's probabilities the trainer's own, both ways teach the same."""
     taught = []
     for name, overrides in {"plain": (), "bypass": (f"{SECTION}.bypass_mode=true",)}.items():

@@ -11,6 +11,7 @@ from burnish.batch import Batch, Ragged
 from burnish.config.algorithm import AlgorithmConfig, PfPpoConfig
 from burnish.loop.correct import Correction
 from burnish.loop.credit import credit, filtrate, group_numbers
+from burnish.rollout.trajectory import Turn
 
 LENGTHS = [3, 1, 0, 2]
 
@@ -223,3 +224,32 @@ def test_credit_takes_memory_by_tokens_that_exist(order):
             filtrate(done, config, seed=0, step=1)
     assert largest.entries <= len(responses.flat)
     assert done["advantages"].flat.isfinite().all()
+
+
+def test_rows_of_one_sample_are_one_conversation():
+    """Two rows of sample 0: its score counts once in the group, and both rows get its advantage."""
+    rows = Batch(
+        uid=["a", "a", "a"],
+        sample=[0, 0, 1],
+        responses=Ragged.of([[1, 1], [1], [1]], torch.int64),
+        response_mask=ragged([1, 1], [1], [1]),
+        token_level_scores=ragged([0, 0], [1.0], [0.0]),
+    )
+    done, _ = credit(rows, AlgorithmConfig(norm_adv_by_std_in_grpo=False), ADVANTAGES["grpo"], FixedKL(0.0))
+    assert done["advantages"].flat.tolist() == [0.5, 0.5, 0.5, -0.5]
+
+
+def test_turn_credit_reads_the_turns_of_a_batch():
+    turns = [[Turn(0, 1, reward=1.0), Turn(1, 2, "tool"), Turn(2, 3)], [Turn(0, 1)]]
+    rows = Batch(
+        uid=["a", "a"],
+        sample=[0, 1],
+        responses=Ragged.of([[5, 9, 6], [5]], torch.int64),
+        response_mask=ragged([1, 0, 1], [1]),
+        token_level_scores=ragged([1.0, 0, 2.0], [0.5]),
+        turns=turns,
+    )
+    config = AlgorithmConfig(norm_adv_by_std_in_grpo=False, turn_credit="return_to_go")
+    done, _ = credit(rows, config, ADVANTAGES["grpo"], FixedKL(0.0))
+    assert done["returns"].flat.tolist() == [3.0, 0.0, 2.0, 0.5]
+    assert done["advantages"].flat.tolist() == [2.5, 0.0, 2.0, -2.5]

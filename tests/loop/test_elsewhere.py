@@ -94,7 +94,7 @@ def test_a_remote_model_that_is_not_there_is_named(make_run):
         make_run("actor_rollout_ref.model.path=memory://nowhere")
 
 
-def test_a_run_goes_on_from_the_copies_of_its_checkpoints(make_run, memory, tmp_path, weights, equal):
+def test_a_run_resumes_from_the_copies_of_its_checkpoints(make_run, memory, tmp_path, weights, equal):
     whole = make_run(*FOUR, out="whole")
     fit(whole)
     fit(make_run(*FOUR, HDFS, out="first"))
@@ -112,7 +112,7 @@ def test_the_local_checkpoint_goes_before_the_copy(make_run, memory):
     assert make_run(*FOUR, HDFS, out="run").step == 2
 
 
-def test_a_failed_copy_is_said_and_the_run_goes_on(make_run, memory, monkeypatch):
+def test_a_failed_copy_is_reported_and_the_run_continues(make_run, memory, monkeypatch):
     def put_file(self, *arguments, **more):
         raise OSError("no route")
 
@@ -121,7 +121,8 @@ def test_a_failed_copy_is_said_and_the_run_goes_on(make_run, memory, monkeypatch
     monkeypatch.setattr(run.recorder.loggers, "note", said.append)
     monkeypatch.setattr(type(memory), "put_file", put_file)
     assert fit(run).step == 4
-    assert [line.partition(",")[0] for line in said] == [f"the checkpoint of step {n} was not uploaded" for n in (2, 4)]
+    failures = [line.partition(",")[0] for line in said if "uploaded" in line]
+    assert failures == [f"the checkpoint of step {n} was not uploaded" for n in (2, 4)]
     assert [step for step in run.recorder.checkpoints.steps()] == [2, 4]
 
 
@@ -175,7 +176,7 @@ def test_two_steps_and_two_more_are_four(make_run, classes, name, weights, equal
         assert (second.rollout.sampler.sampler.scores == whole.rollout.sampler.sampler.scores).all()
 
 
-def test_a_curriculum_that_forgets_is_told(make_run, classes):
+def test_a_curriculum_without_state_is_reported(make_run, classes):
     classes.write_text(CLASSES.replace("def state_dict", "def no_state"))
     run = make_run(f"data.sampler.class_path={classes}", "data.sampler.class_name=Curriculum")
     assert any("data.sampler.class_name" in line and "state_dict" in line for line in run.recorder.notices)
@@ -184,4 +185,5 @@ def test_a_curriculum_that_forgets_is_told(make_run, classes):
 def test_a_checkpoint_of_another_sampler_is_refused(make_run, classes):
     fit(make_run(*FOUR))
     with pytest.raises(UserError, match="the checkpoint is of another sampler"):
-        make_run(*FOUR, f"data.sampler.class_path={classes}", "data.sampler.class_name=Curriculum")
+        sampler = (f"data.sampler.class_path={classes}", "data.sampler.class_name=Curriculum")
+        make_run(*FOUR, *sampler, "trainer.resume_changes=accept")

@@ -15,7 +15,7 @@ def test_the_trained_policy_is_a_folder_that_hugging_face_reads(make_run, tmp_pa
     assert all(torch.equal(weight, trained[name]) for name, weight in model.state_dict().items())
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "trained")
     assert tokenizer.get_vocab() == run.recorder.tokenizer.get_vocab()
-    assert f"exported the policy to {tmp_path / 'out' / 'trained'}" in (tmp_path / "run" / "notes.txt").read_text()
+    assert f"exported the model to {tmp_path / 'out' / 'trained'}" in (tmp_path / "run" / "notes.txt").read_text()
 
 
 def test_an_interrupted_run_exports_nothing(launch, ctrl_c_at, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from burnish.loop.fit import fit
 from burnish.training.checkpoint import damage
+from burnish.view.runs import RunReader
 
 
 def checkpoints(folder):
@@ -85,6 +86,29 @@ def test_rollouts_go_where_asked(launch, tmp_path):
     launch(f"trainer.rollout_data_dir={tmp_path / 'elsewhere'}")
     assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == ["1.jsonl", "2.jsonl"]
     assert not (tmp_path / "run" / "rollouts").exists()
+
+
+def test_the_tokens_of_every_step_are_recorded(launch, tmp_path):
+    launch("trainer.logger=[file]")
+    reader = RunReader(tmp_path / "run")
+    assert reader.token_steps() == [1, 2] and sorted(reader.timeline()) == [1, 2]
+    assert {"gen", "update_actor", "step"} <= {name for name, _, _ in reader.timeline()[2]["spans"]}
+    samples, tokens = reader.step_file(2).samples, reader.token_file(2)
+    assert tokens.scores.tolist() == pytest.approx([sample.score for sample in samples])
+    columns = tokens.row(0)
+    assert {"advantages", "old_log_probs", "entropys"} <= set(columns)
+    assert "".join(reader.texts.texts(columns["ids"].tolist())).startswith(samples[0].response)
+    started, finished = tokens.times()[0]
+    assert started < finished
+
+
+def test_recording_changes_nothing(launch, tmp_path):
+    texts = []
+    for name, keep in (("on", 5), ("off", 0)):
+        launch(f"trainer.default_local_dir={tmp_path / name}", f"trainer.rollout_keep={keep}")
+        texts.append((tmp_path / name / "rollouts" / "2.jsonl").read_text())
+        assert (tmp_path / name / "tokens").exists() == (keep > 0)
+    assert texts[0] == texts[1]
 
 
 def test_reward_problems_are_counted_and_named(launch, tmp_path):

@@ -42,7 +42,7 @@ class Group:
         self.names, self.starter, self.host, self.closed = names, starter, host, False
         Group.made.append(self)
 
-    def free_address(self):
+    def new_rendezvous(self):
         return "there:5"
 
     def build(self, factory, args):
@@ -96,19 +96,21 @@ def test_auto_takes_torchruns_processes(groups, torchrun):
 
 
 def test_auto_takes_ray_where_it_is_installed(groups, monkeypatch):
-    door = SimpleNamespace(close=lambda: None, host="10.0.0.1")
+    door = SimpleNamespace(close=lambda: None, host="10.0.0.1", notices=["from ray"])
     monkeypatch.setattr(burnish.loop.launch, "RayCluster", lambda options: door)
     monkeypatch.setattr(burnish.loop.launch, "RayActors", lambda cluster, **how: (cluster, how))
     started(TWO)
-    assert groups.made[0].starter == (door, {"nodes": 1, "resource": None})
+    cluster, how = groups.made[0].starter
+    environment = how.pop("runtime_env")
+    assert (cluster, how, environment(0)) == (door, {"nodes": 1, "resource": None}, {})
     assert groups.made[0].host == "10.0.0.1"
 
 
-def test_without_ray_the_ranks_are_plain_processes_and_that_is_said(groups, monkeypatch):
+def test_without_ray_the_ranks_are_plain_processes_and_a_notice_says_so(groups, monkeypatch):
     monkeypatch.setattr(burnish.loop.launch, "installed", lambda: False)
     run = started(TWO)
     assert isinstance(groups.made[0].starter, Processes)
-    assert groups.made[0].host == "127.0.0.1"
+    assert groups.made[0].host is None
     assert "Ray is not installed" in run.notices[0]
 
 
@@ -116,9 +118,23 @@ def test_without_ray_the_ranks_are_plain_processes_and_that_is_said(groups, monk
 def test_several_machines_need_ray(groups, monkeypatch, nodes):
     monkeypatch.setattr(burnish.loop.launch, "installed", lambda: False)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"pip install burnish\[ray\]") as caught:
+    with pytest.raises(UserError, match=r'pip install -e "\.\[ray\]"') as caught:
         started(TWO, *nodes)
     assert caught.value.key == "trainer.nnodes"
+
+
+@pytest.mark.parametrize("nodes", [("trainer.nnodes=2",), (*APART, "rollout.nnodes=2")])
+def test_several_machines_without_a_cluster_fail_at_once(monkeypatch, tmp_path, nodes):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    cfg = load([*GIVEN, TWO, *nodes]).cfg
+    with pytest.raises(UserError, match="the run needs 2 machines, but no Ray cluster is running") as caught:
+        check_launcher(cfg, pools(cfg))
+    assert caught.value.key == "trainer.nnodes"
+    assert "ray start --head" in caught.value.hint and "trainer.nnodes=1" in caught.value.hint
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
+    assert check_launcher(cfg, pools(cfg)) is None
 
 
 def test_torchrun_must_have_been_used(groups):

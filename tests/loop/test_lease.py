@@ -34,7 +34,7 @@ def test_a_step_and_a_save_must_fit(monkeypatch):
     assert lease.runs_out()
 
 
-def test_a_run_saves_and_stops_in_time_and_goes_on_elsewhere(make_run, monkeypatch, tmp_path):
+def test_a_run_saves_before_its_lease_ends_and_resumes_elsewhere(make_run, monkeypatch, tmp_path):
     monkeypatch.setenv(VARIABLES[0], str(time.time() + 3600))
     steps = ("trainer.total_training_steps=3", "trainer.logger=[file]")
     run = make_run(*steps)

@@ -100,7 +100,7 @@ def test_a_greedy_baseline_is_scored_too(make_run, next_prompts, with_model):
     assert batch["greedy_scores"].unique().numel() > 1
 
 
-def test_filtered_groups_are_judged_by_the_model(make_run, with_model):
+def test_groups_are_filtered_by_the_reward_model(make_run, with_model):
     filtered = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score")
     run = make_run(*with_model, *filtered, reward=never)
     batch = judged(run, run.rollout.next_prompts())
@@ -152,7 +152,7 @@ def test_scores_that_are_no_numbers_stop_the_run_if_asked(make_run, next_prompts
         judged(run, next_prompts(run))
 
 
-def test_inputs_over_the_limit_are_counted_and_said_once(launch, with_model, metric_lines, capsys):
+def test_inputs_over_the_limit_are_counted_and_reported_once(launch, with_model, metric_lines, capsys):
     launch(*with_model, "reward_model.max_length=8", "trainer.logger=[console,file]", reward=never)
     counted = [numbers["reward_model/overlong_inputs"] for _, numbers in metric_lines()]
     assert counted == [8.0, 8.0]

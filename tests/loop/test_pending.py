@@ -55,7 +55,17 @@ def test_a_gathered_batch_comes_back(make_run, tmp_path, overrides):
         assert (one.epoch, one.metrics, one.notes) == (wanted.epoch, wanted.metrics, wanted.notes)
 
 
-def test_what_rewards_return_and_scores_that_wait_for_a_judge(make_run, tmp_path):
+def test_whole_rows_do_not_come_back(make_run, tmp_path):
+    """Agents and some rewards read them while a batch is generated; a scored batch does not carry them."""
+    run = make_run()
+    made = produce(run.rollout, 1)
+    run.rollout.train_data.with_rows = True
+    pending_writer([made], run.rollout.train_data)(tmp_path)
+    (read,) = read_pending(tmp_path, run.rollout.train_data)
+    assert_same(read.batch, made.batch)
+
+
+def test_reward_extras_and_scores_before_the_reward_model_survive(make_run, tmp_path):
     run = make_run()
     prompts = run.rollout.train_data.batch([3, 1], epoch=2)
     extras = [
@@ -98,5 +108,5 @@ def test_other_data_is_refused(make_run, rows, tmp_path):
     assert caught.value.key == "data.train_files"
 
 
-def test_an_empty_place_has_none(make_run, tmp_path):
+def test_an_empty_folder_has_no_pending_batches(make_run, tmp_path):
     assert read_pending(tmp_path / "nowhere", make_run().rollout.train_data) == []

@@ -46,6 +46,17 @@ def test_the_first_run_generates_and_the_next_one_reads(skipping, next_prompts, 
     assert asked == []
 
 
+def test_recordings_of_0_1_are_read(skipping, next_prompts, tmp_path):
+    """The limit of prompt and response together had another name."""
+    first = skipping(f"{ROLLOUT}.max_model_len=30")
+    expected = first.rollout.collect(next_prompts(first), step=1)
+    file = tmp_path / "kept" / "1.jsonl"
+    assert '"max_total_tokens": 30' in file.read_text()
+    file.write_text(file.read_text().replace('"max_total_tokens"', '"room"'))
+    second = skipping(f"{ROLLOUT}.max_model_len=30")
+    assert second.rollout.collect(next_prompts(second), step=1)["responses"].lists() == expected["responses"].lists()
+
+
 def test_rewards_are_given_anew(skipping, next_prompts):
     first = skipping(reward=lambda solution_str: 0.0)
     first.rollout.collect(next_prompts(first), step=1)

@@ -56,7 +56,7 @@ def test_without_a_checkpoint_it_starts_again_as_it_was_asked_to(launch, dies, t
     assert "resumed from" not in (tmp_path / "run" / "notes.txt").read_text()
 
 
-def test_a_run_that_started_anew_goes_on_from_its_own_checkpoint(launch, dies, tmp_path):
+def test_a_run_that_started_anew_resumes_from_its_own_checkpoint(launch, dies, tmp_path):
     launch("trainer.save_freq=1", "trainer.total_training_steps=3", out="run")
     dies(3)
     launch(*FOUR, "trainer.resume_mode=disable", "trainer.save_freq=2", out="run")

@@ -18,12 +18,12 @@ PPO = ("algorithm.adv_estimator=gae",)
         ((*PPO, "trainer.critic_warmup=1"), 1, False),
     ],
 )
-def test_the_policy_is_read_unless_reading_and_teaching_are_one_pass(make_run, overrides, step, reads):
+def test_old_log_probs_are_computed_unless_the_update_computes_them(make_run, overrides, step, reads):
     run = make_run(*overrides)
     assert run.learner.needs_old_log_probs(step + 1, 8, current=True) is reads
 
 
-def test_not_reading_gives_the_weights_of_reading(make_run, next_prompts, weights, equal, monkeypatch):
+def test_skipping_old_log_probs_gives_the_same_weights(make_run, next_prompts, weights, equal, monkeypatch):
     one, other = make_run(out="one"), make_run(out="other")
     monkeypatch.setattr(other.learner.policy, "updates_once", lambda num_rows: False)
     for run in (one, other):

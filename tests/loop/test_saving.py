@@ -114,7 +114,7 @@ def test_at_the_end_what_is_needed_is_tried_a_last_time(how):
     assert tried == [1, 1, 1], "it is written: nothing is left to try"
 
 
-def test_an_error_of_our_own_is_raised_to_whoever_saves_or_waits_next():
+def test_a_programming_error_in_a_save_is_raised_by_the_next_save_or_wait():
     saving = Saving()
     saving.start(1, lambda: 1 // 0)
     with pytest.raises(RuntimeError, match="in the background") as caught:
@@ -151,7 +151,7 @@ def test_what_is_written_is_the_state_of_when_it_was_asked(make_run, gate, weigh
     gate.set()
     run.recorder.saving.wait()
     other = make_run()
-    assert other.recorder.notices == [f"resumed from {run.recorder.checkpoints.path(0)}"]
+    assert other.recorder.notices[-1] == f"resumed from {run.recorder.checkpoints.path(0)}"
     assert equal(weights(other.learner.policy), before) and other.learner.policy.optimizer.updates == 0
     hub = make_run("actor_rollout_ref.actor.checkpoint.load_contents=[hf_model]")
     assert equal(weights(hub.learner.policy), before)
@@ -233,9 +233,7 @@ def refuses(monkeypatch, steps):
 
 
 @pytest.mark.parametrize("more", [(), (ASYNC,)], ids=["waiting", "beside"])
-def test_a_full_disk_is_told_and_tried_again_until_there_is_room(
-    make_run, monkeypatch, tmp_path, more, saved_before_each_step
-):
+def test_a_full_disk_is_reported_and_saving_is_retried(make_run, monkeypatch, tmp_path, more, saved_before_each_step):
     refuses(monkeypatch, (2, 3))
     settings = ("trainer.save_freq=2", "trainer.total_training_steps=5", "trainer.logger=[file]")
     run = make_run(*settings, *more)
@@ -263,7 +261,7 @@ def test_a_run_that_ends_on_a_full_disk_says_so(make_run, monkeypatch, tmp_path,
     assert (tmp_path / "x" / "model.safetensors").is_file()
 
 
-def test_responses_wait_for_room_on_the_disk(make_run, monkeypatch, rollouts, tmp_path):
+def test_trajectories_are_kept_while_the_disk_is_full(make_run, monkeypatch, rollouts, tmp_path):
     dump = recorder_module.dump_rollouts
     tried = []
 

@@ -63,7 +63,7 @@ def test_each_batch_is_sampled_with_the_weights_before_the_last(make_run):
     assert not producers(), "with its last batch the producer is done"
 
 
-def test_the_next_batch_is_made_while_this_one_is_learnt(make_run, monkeypatch):
+def test_the_next_batch_is_generated_during_the_update(make_run, monkeypatch):
     run = make_run(ONE_STEP_OFF, "trainer.total_training_steps=3")
     learning, generating = threading.Event(), threading.Event()
 
@@ -136,6 +136,7 @@ REMAX = ("algorithm.adv_estimator=remax", "reward.normalize=running")
 FILTERED = ("algorithm.filter_groups.enable=true", "data.gen_batch_size=6", "actor_rollout_ref.rollout.n=4")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("algorithm", "stops"),
     [(GRPO, (1, 2, 3)), (PPO, (1, 2, 3)), (REMAX, (2,)), (FILTERED, (2,))],
@@ -184,12 +185,13 @@ def test_ctrl_c_keeps_the_batch_that_is_made(make_run, ctrl_c_at, rollouts, tmp_
     assert rollouts(tmp_path / "halves") == rollouts(tmp_path / "whole")
 
 
-def test_a_run_in_turn_goes_on_with_what_was_generated_ahead(make_run, launch, rollouts, tmp_path):
+def test_a_synchronous_run_resumes_with_batches_generated_ahead(make_run, launch, rollouts, tmp_path):
     launch(ONE_STEP_OFF, "trainer.total_training_steps=3", "trainer.save_freq=1")
     made = rollouts(tmp_path / "run")
     path = tmp_path / "run" / "global_step_1"
     run = make_run(
         *("trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}", "trainer.total_training_steps=3"),
+        "trainer.resume_changes=accept",
         out="turn",
     )
     (batch, _), (other, _) = steps(run, 2)
@@ -197,7 +199,7 @@ def test_a_run_in_turn_goes_on_with_what_was_generated_ahead(make_run, launch, r
     assert set(other["uid"]) == {json.loads(line)["uid"] for line in made["3.jsonl"].splitlines()}
 
 
-def test_only_the_critic_is_taught_at_first(make_run):
+def test_only_the_critic_is_updated_at_first(make_run):
     run = make_run(
         *(ONE_STEP_OFF, "algorithm.adv_estimator=gae", "trainer.critic_warmup=2", "trainer.total_training_steps=4")
     )
@@ -253,7 +255,7 @@ def test_without_a_correction_stale_rows_are_still_read(make_run):
 @pytest.mark.parametrize("sync_every", [1, 2, 3, 4])
 @pytest.mark.parametrize("staleness", [0, 0.5, 1, 2])
 @pytest.mark.parametrize("queue_size", [None, 1, 3])
-def test_bounds_hold_whoever_is_faster(sync_every, staleness, queue_size):
+def test_bounds_hold_whichever_side_is_faster(sync_every, staleness, queue_size):
     """Every order in which producer and learner can take turns, from any step on."""
     bounds = StalenessLimits(sync_every, int(staleness * sync_every), queue_size)
     oldest = 0
@@ -368,6 +370,7 @@ def uids(folder):
     return [[json.loads(line)["uid"] for line in path.read_text().splitlines()] for path in files]
 
 
+@pytest.mark.long
 def test_nothing_is_lost_or_doubled_by_a_stop(make_run, ctrl_c_at, tmp_path):
     """Finished batches are kept, unfinished ones asked for again: every step has the prompts it has in turn."""
     keys = ("trainer.total_training_steps=8", "async_training.queue_size=3")
@@ -402,7 +405,8 @@ def test_a_save_amid_a_batch_forgets_the_batch_and_keeps_the_queue(make_run, mon
     state = json.loads((tmp_path / "run" / "global_step_1" / "trainer.json").read_text())
     assert state["sampler"]["offset"] == 8, "the prompts of batch 3 are drawn, and count as not drawn"
     assert run.rollout.sampler.offset == 12
-    assert [one.step for one in make_run(*QUEUE).schedule.pending] == [2]
+    again = make_run(*QUEUE, "trainer.resume_changes=accept")
+    assert [one.step for one in again.schedule.pending] == [2]
 
 
 # when things go wrong

@@ -36,7 +36,7 @@ def compare(found, expected) -> None:
         close(ours, theirs)
 
 
-def test_two_ranks_train_as_one_survive_a_kill_and_one_goes_on(launch, metric_lines, tmp_path, monkeypatch):
+def test_two_ranks_train_as_one_survive_a_kill_and_resume_as_one(launch, metric_lines, tmp_path, monkeypatch):
     """PPO with reference and critic, and engines on both ranks. A rank is killed in the second step, the run restarts
     from its last checkpoint by itself, and one process makes the third step."""
     expected = launch(*PPO, *FILE, "trainer.total_training_steps=3", out="alone")
@@ -61,10 +61,11 @@ def test_two_ranks_train_as_one_survive_a_kill_and_one_goes_on(launch, metric_li
         for step, numbers in metric_lines(tmp_path / "several")
     ]
     compare(ours, metric_lines(tmp_path / "alone"))
-    shards = {path.name for path in (tmp_path / "several" / "global_step_1" / "actor").glob("*.distcp")}
-    assert shards == {"__0_0.distcp", "__1_0.distcp"}
+    shards = {path.name for path in (tmp_path / "several" / "global_step_1" / "actor").glob("*.safetensors")}
+    assert shards == {f"shards-0000{rank}-000.safetensors" for rank in range(2)}
 
 
+@pytest.mark.long
 def test_an_engine_and_a_reward_model_on_devices_of_their_own(launch, metric_lines, tmp_path):
     scorer = make_reward_model(tmp_path / "scorer", make_tokenizer("0123456789+"))
     scored = ("reward_model.enable=true", f"reward_model.model.path={scorer}")

@@ -52,7 +52,7 @@ def test_bounds_come_after_normalising():
     assert shaped(Shaper(normalizer=BatchMoments(), clip=(-1.0, 1.0))) == pytest.approx(expected.tolist())
 
 
-def test_running_normalisation_goes_on_from_its_state():
+def test_running_normalization_continues_from_its_state():
     whole, first, second = (Shaper(normalizer=RunningMoments()) for _ in range(3))
     shaped(whole)
     expected = shaped(whole, (5.0, 5.0, 9.0, 1.0))
@@ -81,7 +81,7 @@ def test_what_is_added_stands_on_the_last_token():
     assert on_last_token(Batch(responses=raw), raw, torch.tensor([4.0, 9.0, -1.0])).lists() == [[0.5, 3.5], [], [-1.0]]
 
 
-def test_the_penalty_is_told_where_asked():
+def test_the_penalty_is_logged_if_requested():
     batch, metrics = Shaper(Overlong(10, 4, 1.0, log=True)).shape(batch_of([1.0, 2.0, 3.0, 4.0]))
     assert batch["overlong_reward"].tolist() == [0.0, 0.0, -0.5, -1.0]
     assert metrics == {"reward/overlong_reward": -0.375, "reward/overlong": 0.5}

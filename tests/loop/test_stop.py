@@ -3,6 +3,8 @@
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -34,7 +36,7 @@ def test_a_signal_finishes_the_step_and_saves(launch, tmp_path, capfd, signum, n
     assert f"{name} received: finishing this step, then saving" in capfd.readouterr().err
     assert "stopped after step 2; checkpoint saved" in (tmp_path / "run" / "notes.txt").read_text()
     assert signal.getsignal(signum) == handler
-    again = launch("trainer.total_training_steps=5")
+    again = launch("trainer.total_training_steps=5", "trainer.resume_changes=accept", reward=sends(signum))
     assert again.step == 5 and again.status == 0
 
 
@@ -54,6 +56,51 @@ def test_the_commands_exit_status_names_the_signal(monkeypatch, raised):
 
     monkeypatch.setattr("burnish.cli.train.run", stop)
     assert main(["train"]) == (143 if isinstance(raised, StopNow) else 130)
+
+
+def test_an_interruption_names_the_last_checkpoint(launch, monkeypatch, tmp_path):
+    launch("trainer.save_freq=1")
+
+    def stop(*arguments, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("burnish.loop.build.build_roles", stop)  # while models are loaded
+    with pytest.raises(KeyboardInterrupt) as caught:
+        launch("trainer.total_training_steps=5", "trainer.save_freq=1")
+    last = tmp_path / "run" / "global_step_2"
+    assert caught.value.__notes__ == [f"interrupted; the last checkpoint is {last}; run the same command to resume"]
+    with pytest.raises(KeyboardInterrupt) as caught:
+        launch(out="new")
+    assert caught.value.__notes__ == ["interrupted; no checkpoint was saved yet; the same command starts anew"]
+
+
+@pytest.mark.parametrize("module", ["burnish.cli.train", "torch"])
+def test_ctrl_c_during_an_import_ends_without_a_traceback(module):
+    """As the command does it, in a process of its own: the import itself is interrupted."""
+    script = f"""
+import sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["burnish", "train", "actor_rollout_ref.model.path=x/y", "data.train_files=z.parquet"]
+from burnish.__main__ import main
+sys.exit(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 130 and "Traceback" not in ended.stderr
+    assert ended.stderr.startswith("interrupted")
+
+
+def test_the_command_says_disk_full(monkeypatch, capfd):
+    def write(args):
+        raise OSError(28, "No space left on device", "out.parquet")
+
+    monkeypatch.setattr("burnish.cli.train.run", write)
+    assert main(["train"]) == 1
+    printed = capfd.readouterr().err
+    assert printed.startswith("disk full: ") and "out.parquet" in printed and "Traceback" not in printed
 
 
 def test_a_thread_that_is_not_the_main_one_asks_for_no_signals():

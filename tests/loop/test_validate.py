@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from burnish.errors import UserError
 from burnish.loop.validate import validate
 
 SAMPLED = (
@@ -94,3 +95,56 @@ def test_the_scorers_extras_never_hide_the_record(make_run, rows, next_prompts):
     run = make_run(reward=lambda solution_str: {"score": 0.5, "input": "mine", "output": "mine"})
     batch = run.rollout.collect(next_prompts(run), step=1)
     assert [row["output"] for row in run.recorder.trajectory_records(batch)] == batch["response_text"]
+
+
+def fails(solution_str):
+    raise KeyError("label")
+
+
+def test_a_validation_in_which_every_reward_fails_stops_the_run(launch, rows, capsys):
+    with pytest.raises(UserError) as caught:
+        launch("trainer.val_before_train=true", reward=fails, val_dataset=rows(3))
+    text = str(caught.value)
+    assert "the reward failed on all 3 samples of the validation at step 0" in text
+    assert "raised KeyError: 'label'" in text and "test_validate.py" in text and ", line " in text
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score"),
+        ("async_training.mode=one_step_off",),
+    ],
+    ids=["plain", "group filter", "one step off"],
+)
+def test_a_step_in_which_every_reward_fails_stops_the_run(launch, more):
+    with pytest.raises(UserError, match=r"the reward failed on all \d+ samples of step 1. First cause: raised Key"):
+        launch(*more, reward=fails)
+
+
+def test_a_run_may_go_on_without_rewards(launch):
+    assert launch("reward.failure_threshold=null", reward=fails).step == 2
+
+
+def test_a_trl_function_trains_on_columns_of_the_data(launch, rows, tmp_path):
+    """Messages in, messages out; the columns of each row; what it prints is in the run folder."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def reward(prompts, completions, answer, ground_truth, **kwargs):\n"
+        "    for prompt, completion, number, truth in zip(prompts, completions, answer, ground_truth):\n"
+        "        assert prompt[0]['content'] == f'{number}+{number}' and truth == str(2 * number), (prompt, number)\n"
+        "        assert completion[0]['role'] == 'assistant' and 'reward_model' in kwargs\n"
+        "    print('scored', len(completions))\n"
+        "    return [float(len(completion[0]['content'])) for completion in completions]\n"
+    )
+    dataset = [{**row, "answer": number} for number, row in enumerate(rows())]
+    settings = (f"custom_reward_function.path={path}", "custom_reward_function.name=reward", "reward.num_workers=1")
+    batched = "reward_model.reward_manager=batch"
+    for out, more in (("one", ()), ("all", (batched,))):
+        result = launch(*settings, *more, out=out, reward=None, dataset=dataset)
+        assert result.metrics["reward/failed"] == 0 and result.metrics["critic/score/mean"] > 0
+        assert "scored" in (tmp_path / out / "reward.log").read_text()
+    assert "scored 8" in (tmp_path / "all" / "reward.log").read_text()
+    with pytest.raises(UserError, match=r"mine.py:reward requires 'answer', which is no column of the data"):
+        launch(*settings, out="none", reward=None)

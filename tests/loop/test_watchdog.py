@@ -22,7 +22,7 @@ def test_a_phase_that_never_ends_is_named_with_all_stacks(tmp_path, capfd):
         assert "hangs_in_here" in told and "burnish-watchdog" not in told.split("hangs_in_here")[0].split("\n")[0]
 
 
-def test_a_run_that_goes_on_is_left_alone(tmp_path):
+def test_a_run_that_makes_progress_is_not_killed(tmp_path):
     clock, statuses = Clock(), []
     watchdog = Watchdog(clock, 0.3, tmp_path, end=statuses.append)
     watchdog.start()

@@ -70,7 +70,7 @@ def test_what_nobody_will_write_is_forgotten(worker):
     assert list(worker._writers) == [kept.id]
 
 
-def test_a_full_disk_is_told_and_may_be_tried_again(worker, tmp_path):
+def test_a_full_disk_is_reported_and_saving_can_be_retried(worker, tmp_path):
     write = TrainedRoleHandle(Here(worker), "policy").writer(["model"], copy=True)
     worker.roles["policy"].full = True
     with pytest.raises(OSError, match="No space left on device"):

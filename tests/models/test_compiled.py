@@ -41,6 +41,7 @@ def forward_backward(model, lengths: list[int]) -> tuple[torch.Tensor, list[torc
     return logits.detach(), [parameter.grad for parameter in model.parameters()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_one_program_for_all_layers_and_rows_and_nothing_changes(tiny_folder, traced, monkeypatch, recomputed):
     monkeypatch.setattr(attention, "torch_kernel_applies", lambda *given: True)
@@ -57,6 +58,7 @@ def test_one_program_for_all_layers_and_rows_and_nothing_changes(tiny_folder, tr
     assert not traced["graph_break"]
 
 
+@pytest.mark.long
 def test_rows_that_go_one_by_one_break_the_program_and_nothing_else(tiny_folder, traced):
     """Where the kernel does not fit (here: float32 on a CPU), attention stays outside."""
     plain, compiled = (load_causal_lm(ModelSource(tiny_folder), PACKED, torch.float32).train() for _ in range(2))
@@ -93,6 +95,7 @@ def test_without_a_c_compiler_all_is_torchs(monkeypatch):
     library.compiled.cache_clear()
 
 
+@pytest.mark.long
 def test_models_do_not_use_up_each_others_programs(tiny_folder, traced, monkeypatch):
     """Of one class, as policy and reference are: each may have as many as the compiler allows for one piece of code."""
     monkeypatch.setattr(attention, "torch_kernel_applies", lambda *given: True)

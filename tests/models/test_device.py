@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from burnish.errors import UserError
-from burnish.models.device import make_cpu_bf16_safe, pick_device, pick_dtype
+from burnish.log.folder import RunFolder
+from burnish.loop.build import choose_threads
+from burnish.models.device import limit_cpu_threads, make_cpu_bf16_safe, pick_device, pick_dtype, restore_cpu_threads
 
 CPU = torch.device("cpu")
 
@@ -64,3 +66,48 @@ def test_an_accelerator_without_its_library_is_refused_by_name():
     with pytest.raises(UserError, match="pip install torch_npu") as caught:
         pick_device("npu")
     assert (caught.value.key, caught.value.value) == ("trainer.device", "npu")
+
+
+@pytest.fixture
+def four_threads(monkeypatch):
+    """A machine with four cores."""
+    threads = [4]
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: threads.__setitem__(0, number))
+    monkeypatch.setattr("burnish.models.device.available_cores", lambda: 4)
+    limit_cpu_threads.cache_clear()
+    yield threads
+    limit_cpu_threads.cache_clear()
+
+
+@pytest.fixture
+def quota(monkeypatch):
+    """One core for this process."""
+    monkeypatch.setattr("burnish.models.device.available_cores", lambda: 1)
+
+
+def test_threads_keep_to_the_quota_and_the_choice_is_reported(four_threads, quota, monkeypatch):
+    notice = limit_cpu_threads()
+    assert four_threads == [1]
+    assert "CPU threads: 1 of 4" in notice and "OMP_NUM_THREADS" in notice
+    monkeypatch.setattr("burnish.models.device.available_cores", lambda: 4)
+    assert restore_cpu_threads(3) and four_threads == [3]
+    assert not restore_cpu_threads(3)
+    assert not restore_cpu_threads(5) and four_threads == [3]  # a machine with fewer cores
+
+
+def test_the_environment_decides_about_threads(four_threads, quota, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert limit_cpu_threads() is None
+    assert not restore_cpu_threads(2)
+    assert four_threads == [4]
+
+
+def test_a_resumed_run_keeps_its_threads(four_threads, quota, tmp_path):
+    folder = RunFolder(tmp_path)
+    assert "CPU threads: 1 of 4" in choose_threads(folder)[0]
+    (tmp_path / "global_step_2").mkdir()
+    four_threads[0] = 4
+    assert choose_threads(folder) == ["CPU threads: 1, as when the run started (OMP_NUM_THREADS=N sets them)"]
+    assert four_threads == [1]

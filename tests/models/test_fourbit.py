@@ -30,7 +30,7 @@ def test_unpacked_weights_are_those_the_model_computes_with(packed, tiny_folder)
     torch.testing.assert_close(plain(**INPUTS).logits, packed(**INPUTS).logits, rtol=0, atol=1e-4)
 
 
-def test_reading_and_teaching_multiply_alike(packed):
+def test_inference_and_training_have_the_same_products(packed):
     with torch.no_grad():
         read = packed.eval()(**INPUTS).logits
     assert torch.equal(read, packed.train()(**INPUTS).logits)
@@ -43,5 +43,5 @@ def test_only_linear_weights_are_packed(packed):
 
 def test_without_bitsandbytes_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(UserError, match=r"pip install burnish\[bitsandbytes\]"):
+    with pytest.raises(UserError, match=r'pip install -e "\.\[bitsandbytes\]"'):
         four_bits(torch.float32, (), "actor_rollout_ref.model")

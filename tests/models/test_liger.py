@@ -16,7 +16,7 @@ def test_where_it_cannot_run_it_says_so(monkeypatch):
     with pytest.raises(UserError, match="GPUs only"):
         check_liger(torch.device("cpu"), KEY)
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)
-    with pytest.raises(UserError, match=r"pip install burnish\[liger\]"):
+    with pytest.raises(UserError, match=r'pip install -e "\.\[liger\]"'):
         check_liger(torch.device("cuda"), KEY)
 
 

@@ -79,13 +79,13 @@ def test_folder_without_config(tmp_path):
 
 def test_relative_name_that_is_no_folder_is_a_hub_name():
     """It may be one; without a network the error is still ours."""
-    with pytest.raises(UserError, match="cannot read the model's config"):
+    with pytest.raises(UserError, match="cannot load the model's config"):
         load_config(ModelSource("nobody/no-such-model"))
 
 
 def test_damaged_config(folder):
     rewrite_config(folder, model_type="no_such_architecture")
-    with pytest.raises(UserError, match="cannot read the model's config"):
+    with pytest.raises(UserError, match="cannot load the model's config"):
         load_config(ModelSource(str(folder)))
 
 
@@ -246,3 +246,10 @@ def test_an_override_of_the_wrong_kind_is_named(tmp_path):
     with pytest.raises(UserError, match="invalid value for the model's config") as caught:
         load_config(ModelSource(str(tmp_path), override_config={"num_hidden_layers": "many"}))
     assert caught.value.key == "actor_rollout_ref.model.override_config.num_hidden_layers"
+
+
+def test_a_megatron_checkpoint_is_named_and_the_weights_beside_the_tokenizer_are_offered(tmp_path):
+    (tmp_path / "release" / "mp_rank_00").mkdir(parents=True)
+    with pytest.raises(UserError, match="a Megatron checkpoint") as caught:
+        ModelSource(path=str(tmp_path), tokenizer_path="base").checked_path()
+    assert "actor_rollout_ref.model.path=base" in str(caught.value.hint)

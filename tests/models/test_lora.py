@@ -154,5 +154,5 @@ def test_the_dtype_of_adapters(model):
 
 def test_without_peft_it_says_what_to_install(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(UserError, match=r"pip install burnish\[peft\]"):
+    with pytest.raises(UserError, match=r'pip install -e "\.\[peft\]"'):
         adapt(model)

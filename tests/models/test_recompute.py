@@ -48,14 +48,14 @@ def test_no_method_changes_a_gradient_and_each_keeps_less(family_folder):
     assert counts["uniform", 2] == counts["uniform", 9]
 
 
-def test_reading_runs_every_layer_once(tiny_folder):
+def test_inference_runs_every_layer_once(tiny_folder):
     model = load_causal_lm(ModelSource(tiny_folder), PACKED, torch.float32).eval()
     before = model(**INPUTS).logits
     enable_recompute(model, "uniform", 2, "key")
     assert torch.equal(model(**INPUTS).logits, before)
 
 
-def test_layers_that_cannot_be_told_apart(tiny_folder):
+def test_layers_of_unknown_structure_are_refused(tiny_folder):
     model = load_causal_lm(ModelSource(tiny_folder), PACKED, torch.float32)
     model.model.layers = nn.Sequential(*model.model.layers)
     with pytest.raises(UserError, match="cannot be found"):

@@ -116,7 +116,7 @@ def test_rope_that_depends_on_the_batch_is_refused(saved):
         loaded(saved("sequence", num_labels=1, rope_parameters=rope))
 
 
-def test_a_model_that_bends_its_score_is_refused(saved, monkeypatch):
+def test_a_model_that_transforms_its_score_is_refused(saved, monkeypatch):
     folder = saved("sequence", num_labels=1)
     forward = type(loaded(folder)).forward
 

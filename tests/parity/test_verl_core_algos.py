@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,14 @@ import torch
 from burnish.algos.advantages import ADVANTAGES, Credit
 from burnish.compat import verl_core_algos as verl
 from burnish.errors import UserError
+
+TOKEN_ESTIMATORS = (
+    "gae",
+    "remax",
+    "reinforce_plus_plus",
+    "optimal_token_baseline",
+    "tir_optimal_token_baseline",
+)
 
 
 @pytest.fixture
@@ -27,7 +37,7 @@ def pad(flat, credit):
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
-@pytest.mark.parametrize("name", [n for n in ADVANTAGES.names() if n not in ("gae", "remax", "reinforce_plus_plus")])
+@pytest.mark.parametrize("name", [n for n in ADVANTAGES.names() if n not in TOKEN_ESTIMATORS])
 def test_padded_estimators_agree_with_flat_ones(name, credit):
     rewards, mask = pad(credit.token_level_rewards, credit), pad(credit.response_mask, credit)
     padded, _ = verl.get_adv_estimator_fn(name)(rewards, mask, credit.groups.numpy())
@@ -44,6 +54,43 @@ def test_padded_token_estimators_agree_with_flat_ones(credit):
     for name, padded in calls.items():
         for got, expected in zip(padded, ADVANTAGES[name].load()(credit), strict=True):
             torch.testing.assert_close(got, pad(expected, credit))
+
+
+@pytest.mark.parametrize("name", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+@pytest.mark.parametrize("with_weights", [True, False])
+def test_padded_token_baselines_agree_with_flat_ones(name, with_weights, credit):
+    log_probs = -credit.values.abs()
+    columns = {"old_log_probs": log_probs, "sum_pi_squared": log_probs.exp() / 2}
+    weights = {"importance_weights": 1 + log_probs / 10} if with_weights else {}
+    padded = {column: pad(x, credit) for column, x in columns.items()}
+    if with_weights:
+        padded["rollout_is_weights"] = pad(weights["importance_weights"], credit)
+    rewards, mask = pad(credit.token_level_rewards, credit), pad(credit.response_mask, credit)
+    for tail in (True, False):
+        results = verl.get_adv_estimator_fn(name)(
+            rewards, mask, credit.groups.numpy(), **padded, handle_zero_tail=tail, config=None
+        )
+        flat = ADVANTAGES[name].load()(replace(credit, **columns, **weights), zero_tail=tail)
+        for got, expected in zip(results, flat, strict=True):
+            torch.testing.assert_close(got, pad(expected, credit))
+
+
+def test_sequence_weights_and_geo_mean_ignore_padding():
+    """What lies in the padding must not matter, nor may NaN there."""
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1.0]])
+    ratio = torch.tensor([[0.1, 0.2, 5.0, torch.nan], [0.1, -0.2, 0.3, 0.1]])
+    weights, metrics = verl.compute_rollout_correction_weights(ratio, mask, "sequence", 2.0)
+    assert weights.tolist() == [
+        pytest.approx([math.exp(0.3)] * 2 + [0, 0]),
+        pytest.approx([math.exp(0.3)] * 4),
+    ]
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(math.exp(0.3))
+    clean = verl.compute_rollout_correction_weights(ratio.masked_fill(mask == 0, 0.0), mask, "sequence", 2.0)[0]
+    assert torch.equal(weights, clean)
+    old, new = torch.zeros(2, 4) - 1, torch.zeros(2, 4) - 1
+    loss, _ = verl.compute_policy_loss_geo_mean(old, new, torch.ones(2, 4), mask, rollout_is_weights=ratio.exp())
+    means = [(0.1 + 0.2) / 2, (0.1 - 0.2 + 0.3 + 0.1) / 4]
+    assert loss.item() == pytest.approx(-sum(map(math.exp, means)) / 2)
 
 
 def test_a_verl_style_estimator_runs_as_one_of_ours(credit):

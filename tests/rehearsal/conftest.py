@@ -44,7 +44,8 @@ def command() -> Callable[..., list[str]]:
 @pytest.fixture
 def rehearsed(command: Callable[..., list[str]]) -> Callable[..., Rehearsal]:
     def make(steps: int = 1, folder: Path | None = None, **changes: object) -> Rehearsal:
-        return rehearse(translate_command(command(**changes)), steps=steps, folder=folder)
+        # Without trust, a user's file would be imported in another process, which takes longer (tests/security).
+        return rehearse(translate_command(command(**changes)), steps=steps, folder=folder, trust=True)
 
     return make
 

@@ -6,7 +6,7 @@ import json
 
 from burnish.dialects.translate import translate_command
 from burnish.rehearsal.rehearse import rehearse
-from burnish.rehearsal.report import BROKEN, PASSED
+from burnish.rehearsal.report import BROKEN, PASSED, REFUSED, UNSUPPORTED
 
 
 def breaking(report):
@@ -34,9 +34,19 @@ def test_separate_resource_pools_and_a_missing_reward_file(rehearsed):
     report = rehearsed(trainer__nnodes=2, **engines, **transport, **reward)
     assert report.passed, breaking(report)
     (line,) = [line for line in report.folded if "one process instead of all ranks" in line]
-    assert "actor_rollout_ref.hybrid_engine=false and 2 more" in line
+    assert "actor_rollout_ref.hybrid_engine=false" in line and "rollout.n_gpus_per_node=8" in line
     assert any("/elsewhere/reward.py is not on this machine" in line for line in report.stand_ins)
     assert "the reward function" in report.not_tested
+
+
+def test_a_function_of_trl_needs_the_columns_of_the_data(rehearsed, gsm8k, tmp_path):
+    reward = tmp_path / "reward.py"
+    reward.write_text("def compute_score(completions, solution, **kwargs):\n    return [1.0 for _ in completions]\n")
+    synthetic = rehearsed(custom_reward_function__path=reward)
+    assert synthetic.passed, breaking(synthetic)
+    assert any("reads columns of the data, and the rows are synthetic" in line for line in synthetic.stand_ins)
+    (text,) = breaking(rehearsed(data__train_files=gsm8k(), custom_reward_function__path=reward))
+    assert "requires 'solution', which is no column of the data" in text
 
 
 def test_a_missing_column_is_named(rehearsed, gsm8k):
@@ -48,7 +58,7 @@ def test_a_missing_column_is_named(rehearsed, gsm8k):
 def test_several_mistakes_are_reported_together(rehearsed, gsm8k):
     report = rehearsed(data__train_files=gsm8k(count=20), actor_rollout_ref__actor__ppo_mini_batch_size=128)
     assert any("the files have 20 rows" in text for text in breaking(report))
-    assert any("ppo_mini_batch_size=128" in text and "more than the 64 prompts" in text for text in breaking(report))
+    assert any("ppo_mini_batch_size=128" in text and "more than the 64 prompts" in text for text in report.refused)
 
 
 def test_a_reward_that_raises_on_every_sample(rehearsed, gsm8k, tmp_path):
@@ -84,7 +94,8 @@ def test_a_template_that_fails(rehearsed, gsm8k, tmp_path):
 
 def test_batch_arithmetic_is_checked_before_scaling(rehearsed):
     report = rehearsed(actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu=5)
-    (text,) = breaking(report)
+    (text,) = report.refused
+    assert report.exit_status == REFUSED and not breaking(report)
     assert "ppo_micro_batch_size_per_gpu=5" in text and "on 8 rank(s) are 16 responses" in text
 
 
@@ -126,10 +137,11 @@ def test_errors_use_the_users_names():
 
 
 def test_two_steps_without_an_unsupported_key(rehearsed, tmp_path):
-    report = rehearsed(steps=2, folder=tmp_path, **{"+actor_rollout_ref__rollout__multi_turn__enable": True})
-    assert report.passed, breaking(report)
-    assert any("multi_turn" in line for line in report.dropped)
-    assert "multi-turn: its keys were dropped" in report.not_tested
+    report = rehearsed(steps=2, folder=tmp_path, **{"data__image_key": "pictures"})
+    assert report.exit_status == UNSUPPORTED and not breaking(report)
+    assert any("data.image_key=pictures" in line for line in report.unsupported)
+    assert any("image_key" in line for line in report.dropped)
+    assert any("vision" in line and "its keys were dropped" in line for line in report.not_tested)
     dumps = sorted(path.name for path in (tmp_path / "run" / "default_local_dir" / "rollouts").glob("*.jsonl"))
     assert dumps == ["1.jsonl", "2.jsonl"]
 
@@ -142,5 +154,6 @@ def test_supervised_training_is_rehearsed():
         " model.partial_pretrain=google/gemma-2b-it trainer.logger=[console]"
     )
     report = rehearse(translate_command(command.split()))
-    assert report.passed, [report.refused, report.findings]
+    assert report.exit_status == UNSUPPORTED and not breaking(report), [report.refused, report.findings]
+    assert any("nproc_per_node" in line for line in report.unsupported)  # several processes
     assert any("tiny gemma" in line for line in report.stand_ins)

@@ -7,7 +7,8 @@ import pytest
 from burnish.config import load
 from burnish.config.status import check_pending
 from burnish.rehearsal.folding import fold
-from burnish.rehearsal.plan import Plan, in_user_names
+from burnish.rehearsal.plan import Plan, in_user_names, value_of
+from burnish.rehearsal.rehearse import left_out
 from burnish.rehearsal.scale import micro_batch_size, scale, scale_factor
 
 
@@ -71,8 +72,8 @@ def test_streamed_prompts_are_a_mini_batch(tmp_path):
 def test_pending_keys_are_dropped_with_a_line_each(tmp_path):
     plan = plan_of(
         tmp_path,
-        "actor_rollout_ref.rollout.multi_turn.enable=true",
-        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5",
+        "data.image_key=pictures",
+        "data.video_key=films",
         "actor_rollout_ref.rollout.name=sglang",
         "actor_rollout_ref.actor.strategy=megatron",
         "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4",
@@ -81,7 +82,7 @@ def test_pending_keys_are_dropped_with_a_line_each(tmp_path):
         "actor_rollout_ref.model.override_config.num_hidden_layers=4",
     )
     fold(plan)
-    assert len(plan.dropped) == 2 and all("multi_turn" in line and "multi-turn" in line for line in plan.dropped)
+    assert len(plan.dropped) == 2 and all("_key" in line and "vision" in line for line in plan.dropped)
     assert any("sglang" in line for line in plan.folded) and any("instead of all ranks" in line for line in plan.folded)
     assert plan.settings["actor_rollout_ref.actor.strategy"] == "megatron"  # its schedules work in one process too
     assert any("num_hidden_layers=4 is ignored" in line for line in plan.folded)
@@ -89,6 +90,43 @@ def test_pending_keys_are_dropped_with_a_line_each(tmp_path):
     assert check_pending(loaded.cfg, loaded.settings) == []
     assert plan.settings["trainer.device"] == "cpu" and plan.settings["trainer.resume_mode"] == "disable"
     assert str(plan.settings["trainer.default_local_dir"]).startswith(str(tmp_path))
+
+
+def test_every_change_to_a_setting_has_a_line(tmp_path):
+    """Also to keys that no list of the report knows: they are compared one by one."""
+    plan = plan_of(
+        tmp_path,
+        "actor_rollout_ref.model.path=Qwen/Qwen3-8B",
+        "data.train_files=t",
+        "data.train_batch_size=64",
+        "data.truncation=error",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+        "actor_rollout_ref.actor.fsdp_config.param_offload=true",
+        "actor_rollout_ref.rollout.enforce_eager=true",
+        "actor_rollout_ref.rollout.dtype=bfloat16",
+        "actor_rollout_ref.model.override_config.num_hidden_layers=4",
+        *("trainer.save_freq=20", "trainer.test_freq=5", "trainer.total_epochs=3", "trainer.nnodes=2"),
+    )
+    settings = dict(plan.settings)
+    scale(plan, 1, real_tokenizer=False)
+    fold(plan)
+    lines = [*plan.scaled, *plan.folded, *plan.dropped, *left_out(plan, settings)]
+    ran = load(values=plan.settings, check=False)
+    changed = {key for key, value in settings.items() if ran.settings.get(key) != value}
+    assert {"trainer.save_freq", "data.truncation"} <= changed
+    silent = [
+        key for key in changed if value_of_run(ran.cfg, key) != settings[key] and not any(key in x for x in lines)
+    ]
+    assert silent == []
+    for key in ("actor_rollout_ref.actor.fsdp_config.param_offload", "actor_rollout_ref.rollout.enforce_eager"):
+        assert any(line.startswith(f"{key}=true: ") for line in lines)  # the same value, without effect on a CPU
+
+
+def value_of_run(cfg, key):
+    try:
+        return value_of(cfg, key, "train")
+    except KeyError:
+        return None
 
 
 def test_messages_use_the_users_names():

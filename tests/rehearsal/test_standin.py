@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification, Gemma2Config, Qwen3MoeConfig
 
+from burnish.config import load
 from burnish.models.load import load_tokenizer
 from burnish.rehearsal.families import CHATML, FAMILIES, family_of_config, family_of_name
+from burnish.rehearsal.models import replace_models
+from burnish.rehearsal.plan import Plan
 from burnish.rehearsal.standin import byte_tokenizer, local_folder, make_stand_in, tiny_config
 
 NAMES = {
@@ -85,3 +88,13 @@ def test_a_reward_model_has_one_score(tmp_path):
 def test_nothing_is_downloaded():
     assert local_folder("Qwen/Qwen2.5-7B-Instruct") is None
     assert local_folder("/no/such/folder") is None
+
+
+def test_the_config_of_another_folder_describes_the_model(tmp_path):
+    """MindSpeed RL's `load` names no family; the config does."""
+    keys = {"path": "./ckpt", "hf_config_path": "./Qwen3-8B", "tokenizer_path": "./Qwen3-8B"}
+    loaded = load([f"actor_rollout_ref.model.{key}={value}" for key, value in keys.items()], check=False)
+    settings = {key: setting.value for key, setting in loaded.settings.items()}
+    stand_in = replace_models(Plan("train", loaded.cfg, settings, tmp_path))
+    assert stand_in is not None
+    assert stand_in.family.name == "qwen3"

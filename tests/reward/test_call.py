@@ -30,7 +30,9 @@ def test_reward_kwargs_override_arguments():
 
 
 def test_an_invalid_function_is_refused_at_construction():
-    with pytest.raises(UserError, match=r"f.py:f requires 'completion', which is not available"):
+    with pytest.raises(
+        UserError, match=r"f.py:f\(completion, ground_truth\) requires 'completion', which is not available"
+    ):
         call(lambda completion, ground_truth: 0)
     with pytest.raises(UserError, match=r"reward_kwargs.bonsu=1: f.py:f does not accept 'bonsu'. Did you mean 'bonus'"):
         call(lambda solution_str, bonus=2: 0, bonsu=1)

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from burnish.errors import UserError
+from burnish.isolation.probe import isolation
 from burnish.reward.code import code
-from burnish.reward.sandbox.namespaces import isolation
 
 SUMS = json.dumps({"inputs": ["1 2", "3 4", "5 6"], "outputs": ["3", "7", "12"]})
 
@@ -67,7 +67,7 @@ WRONG = [
     ("def f(a): return lambda: a", {"fn_name": "f", "inputs": [[1]], "outputs": [1]}, "W"),
     ("def f(x): return [x]", {"assert_case": ["assert f(1) == (1,)", "assert f(1) is None"]}, "WE"),
     # Leaving before the assertion runs, with a good exit status, is no way to pass it.
-    ("import os\nos._exit(0)", {"assert_case": ["assert f(1) == 1", "assert f(1)"]}, "WW"),
+    ("import os\nos._exit(0)", {"assert_case": ["assert f(1) == 1", "assert f(1)"]}, "WE"),
     ("print('3')\nraise SystemExit(0)", {"fn_name": "f", "inputs": [[1]], "outputs": [[4]]}, "W"),
     (
         "class Always:\n    def __eq__(self, other): return True\ndef f(x): return Always()",

@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from burnish.reward.limits import looks_secret, worker_environment
+from burnish.redact import looks_secret
+from burnish.reward.limits import worker_environment
 
 SECRET = [
     "OPENAI_API_KEY",
@@ -42,7 +43,11 @@ def test_other_names(name):
 def test_environment_of_a_worker():
     environment = {"HF_TOKEN": "a", "MY_KEY": "b", "PATH": "c"}
     kept, withheld = worker_environment(environment, ("MY_KEY",))
-    assert kept == {"MY_KEY": "b", "PATH": "c", "PYTHONHASHSEED": "0"}
+    assert {name: kept[name] for name in ("MY_KEY", "PATH", "PYTHONHASHSEED")} == {
+        "MY_KEY": "b",
+        "PATH": "c",
+        "PYTHONHASHSEED": "0",
+    }
     assert withheld == ["HF_TOKEN"]
 
 
@@ -53,3 +58,10 @@ def test_memory_limit_is_enforced_or_returns_false():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout == "True\n") == sys.platform.startswith("linux")
     assert ("MemoryError" in done.stderr) == (done.stdout == "True\n")
+
+
+def test_libraries_of_a_worker_start_one_thread_each():
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    kept, _ = worker_environment(dict.fromkeys(names, "16"), ("MKL_NUM_THREADS",))
+    assert [kept[name] for name in names] == ["1", "1", "16"], "pass_env passes the user's own value"
+    assert kept["TOKENIZERS_PARALLELISM"] == "false"

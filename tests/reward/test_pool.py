@@ -94,14 +94,28 @@ def test_a_sample_is_retried_if_something_else_killed_its_worker(scorer, sample,
     assert one.problems == {}
 
 
-def test_workers_share_the_work(scorer, sample):
-    def slow(solution_str):
-        time.sleep(0.05)
+def test_replaced_workers_are_logged_once_with_a_count(scorer, sample, caplog):
+    def die(solution_str):
+        os._exit(3)
+
+    one = scorer(die)
+    assert all("exit status 3" in score.problem for score in one.score([sample("a"), sample("b"), sample("c")]))
+    one.close()
+    lines = [record.getMessage() for record in caplog.records if "replaced" in record.getMessage()]
+    assert lines[0] == "a reward worker was replaced: the worker died (exit status 3)"
+    assert len(lines) == 2 and lines[1].startswith("3 reward workers were replaced: ")
+
+
+def test_workers_share_the_work(scorer, sample, tmp_path):
+    def wait_for_the_other(solution_str):
+        (tmp_path / str(os.getpid())).touch()
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
         return {"score": 1.0, "process": os.getpid()}
 
-    one = scorer(slow, num_workers=2, isolate=False)  # isolated workers all have the same pid
-    one.score([sample() for _ in range(8)])  # both are up now
-    scores = one.score([sample() for _ in range(8)])
+    one = scorer(wait_for_the_other, num_workers=2, timeout=90, isolate=False)  # isolated ones have the same pid
+    scores = one.score([sample() for _ in range(4)])
     assert len({score.extras["process"] for score in scores}) == 2
 
 

@@ -28,10 +28,14 @@ def test_replies_are_matched_and_the_deadline_is_extended(sample):
     worker.send(sent)
     first_deadline = worker.deadline
     assert not worker.idle
-    job, outcome = worker.parse_reply(worker.channel.receive())
+    for _ in range(2):  # it has begun, and replies
+        assert worker.parse_message(worker.channel.receive()) is None and worker.started
+    job, outcome = worker.parse_message(worker.channel.receive())  # it has begun the next one
     assert (job, outcome.value) == (sent[0], 1.0)
     assert worker.deadline > first_deadline
-    job, outcome = worker.parse_reply(worker.channel.receive())
+    assert worker.parse_message(worker.channel.receive()) is None
+    assert not worker.idle  # until it is done with the chunk
+    job, outcome = worker.parse_message(worker.channel.receive())
     assert (job, outcome.value) == (sent[1], 2.0)
     assert worker.idle
     assert worker.deadline is None
@@ -47,7 +51,8 @@ def test_the_first_unfinished_job_is_the_culprit(sample):
     worker = start(die_on_b)
     sent = jobs(sample, "a", "b", "c")
     worker.send(sent)
-    worker.parse_reply(worker.channel.receive())
+    for _ in range(3):
+        worker.parse_message(worker.channel.receive())
     with pytest.raises(EOFError):
         worker.channel.receive()
     assert worker.exit_reason() == "exit status 7"
@@ -76,10 +81,18 @@ def test_replies_are_never_unpickled(sample, tmp_path):
         b"[0, 0, NaN]",
         b"[0, 0, 1.0, []]",
         b'[0, 0, 1.0, {}, "odd"]',
+        b'[0, "started", "twice"]',
+        b"[0, 0, 1" + b"0" * 4000 + b"]",
+        b"[0, 0, 1e16]",
+        b"[0, 0, -Infinity]",
+        b'[0, 0, 1.0, {"a": 1' + b"0" * 30 + b"}]",
+        b'[0, 0, 1.0, {"a": ' + b"[" * 20 + b"]" * 20 + b"}]",
+        b'[0, 0, 1.0, {"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]",
+        b'[0, 0, 1.0, {}, "raised", "' + b"x" * 10**6 + b'"]',
     ):
-        worker.jobs = dict(enumerate(jobs(sample, "a")))
+        worker.jobs, worker.started = dict(enumerate(jobs(sample, "a"))), True
         with pytest.raises(EOFError, match="invalid reply"):
-            worker.parse_reply(reply)
+            worker.parse_message(reply)
     assert not (tmp_path / "was_run").exists()
     worker.stop()
 

@@ -12,7 +12,7 @@ from burnish.reward.sandbox.settings import SandboxSettings
 from burnish.reward.score import Scorer
 from burnish.reward.settings import RewardSettings
 
-from .sandbox.conftest import forced
+from ..isolation.programs import forced
 from .sandbox.service import run_payload, serving, slowly
 
 SUMS = json.dumps({"inputs": ["1 2", "3 4"], "outputs": ["3", "7"]})

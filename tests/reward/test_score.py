@@ -5,7 +5,9 @@ import random
 import pytest
 
 from burnish.errors import UserError
-from burnish.reward.score import choose_source
+from burnish.reward.managers import make_scorer
+from burnish.reward.output import OutputLog
+from burnish.reward.score import Scorer, choose_source
 from burnish.reward.settings import RewardSettings
 
 
@@ -144,10 +146,10 @@ def test_secrets_are_not_visible(scorer, sample, monkeypatch):
     assert passed.extras == {"seen": ["hunter2", "fine"]}
 
 
-def test_prints_are_logged_once_each(scorer, sample, caplog):
+def test_prints_are_logged_without_a_file_for_them(scorer, sample, caplog):
     caplog.set_level(logging.DEBUG, logger="burnish.reward")
     one = scorer(lambda solution_str: print("thinking about", solution_str) or 1.0)
-    one.score([sample("a"), sample("a"), sample("b")])
+    one.score([sample("a"), sample("b")])
     lines = [record.getMessage() for record in caplog.records if "printed" in record.getMessage()]
     assert len(lines) == 2
     assert lines[0].endswith("printed: thinking about a")
@@ -181,3 +183,125 @@ def test_precedence(reward_file, caplog):
     assert choose_source(settings, None).label("any") == "my_reward.py:compute_score"
     assert choose_source(settings, lambda solution_str: 3.0).key == "reward"
     assert f"custom_reward_function.path={path} is ignored" in caplog.text
+
+
+def broken(solution_str):
+    if solution_str.startswith("bad"):
+        raise ValueError(f"cannot read {solution_str}")
+    return 1.0
+
+
+def test_failures_of_all_samples_are_an_error_with_the_first_cause(scorer, sample):
+    one = scorer(broken)
+    one.check_failures("step 1")
+    one.score([sample("bad 1"), sample("bad 2"), sample("bad 1")])
+    with pytest.raises(UserError) as caught:
+        one.check_failures("step 3")
+    text = str(caught.value)
+    for part in (
+        "the reward failed on all 3 samples of step 3. First cause: raised ValueError: cannot read bad 1",
+        "test_score.py:broken",
+        'test_score.py", line ',
+        "sample 0 of uid 'row-0', response 'bad 1'",
+        "reward.failure_threshold=null",
+    ):
+        assert part in text
+    one.score([sample("good")])
+    one.check_failures("step 3")
+    report = one.drain()
+    assert (report.num_samples, report.num_failed) == (4, 3)
+    assert one.drain().num_samples == 0
+
+
+@pytest.mark.parametrize(
+    ("threshold", "num_bad", "stops"),
+    [(0.5, 1, False), (0.5, 2, True), (None, 4, False), (0.0, 1, True), (1.0, 3, False)],
+)
+def test_the_failure_threshold_is_a_share_of_samples(scorer, sample, threshold, num_bad, stops):
+    one = scorer(broken, failure_threshold=threshold)
+    one.score([sample("bad" if number < num_bad else "good") for number in range(4)])
+    if not stops:
+        assert one.check_failures("step 1") is None
+        return
+    with pytest.raises(UserError, match=f"failed on {num_bad} of 4 samples of step 1"):
+        one.check_failures("step 1")
+
+
+def test_failures_of_a_batch_reward_count_for_each_sample(sample):
+    def fails(solution_strs):
+        raise KeyError("label")
+
+    with make_scorer("batch", {}, RewardSettings(num_workers=1), fails) as one:
+        one.score([sample(), sample()])
+        with pytest.raises(
+            UserError, match=r"failed on all 2 samples of step 1. First cause: raised KeyError: 'label'"
+        ):
+            one.check_failures("step 1")
+
+
+def test_failures_of_a_reward_server_stop_too(sample):
+    settings = RewardSettings(remote_url=("http://127.0.0.1:9/none",), remote_retries=1)
+    with Scorer(settings) as one:
+        one.score([sample()])
+        with pytest.raises(UserError, match=r"^reward.remote_url.*failed on all 1 samples .*127.0.0.1:9/none"):
+            one.check_failures("the validation at step 0")
+
+
+PRINTS = """
+    import sys, os
+    print("at import")
+    def compute_score(solution_str):
+        print("to stdout", solution_str)
+        print("to stderr", file=sys.stderr)
+        os.write(1, b"to the descriptor\\n")
+        os.system("echo from a child")
+        return 1.0
+"""
+
+
+def test_what_a_function_prints_goes_to_a_file(scorer, sample, reward_file, tmp_path, capfd):
+    log = tmp_path / "reward.log"
+    one = scorer(path=reward_file(PRINTS), log_path=str(log))
+    assert one.drain().notices == ()
+    assert [score.value for score in one.score([sample("a"), sample("b")])] == [1.0, 1.0]
+    text = log.read_text()
+    for part in ("at import", "to stdout a", "to stdout b", "to stderr", "to the descriptor", "from a child"):
+        assert part in text
+    assert one.drain().notices == (f"the reward function prints; its output is in {log}",)
+    one.score([sample("c")])
+    assert one.drain().notices == ()
+    assert "to stdout" not in "".join(capfd.readouterr())
+
+
+def test_a_function_that_breaks_its_output_still_scores(scorer, sample, reward_file, tmp_path):
+    code = """
+        import os, sys
+        def compute_score(solution_str):
+            print("before")
+            sys.stdout.close()
+            os.close(1)
+            return 2.0
+    """
+    scores = scorer(path=reward_file(code), log_path=str(tmp_path / "reward.log")).score([sample(), sample()])
+    assert scores[0].value == 2.0
+
+
+def test_the_file_of_output_is_bounded(tmp_path):
+    log = OutputLog(tmp_path / "reward.log", max_bytes=1000)
+    for number in range(100):
+        log.write(f"sample {number}", "x" * 50)
+    log.write("secret", "token sk-abcdefghij0123456789klmnop")
+    assert "sk-abcdefghij" not in (tmp_path / "reward.log").read_text()
+    log.write("last", "y" * 5000)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["reward.log", "reward.log.1"]
+    assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
+    assert (tmp_path / "reward.log").read_text().endswith("y\n")
+
+
+def test_columns_that_a_function_requires_are_checked(scorer):
+    one = scorer(lambda completions, answer, ground_truth: [1.0])
+    assert one.reads_rows and not one.reads_prompts
+    one.check_columns(["answer", "data_source"])
+    with pytest.raises(UserError, match=r"requires 'answer', which is no column of the data.*the columns data_"):
+        one.check_columns(["data_source"])

@@ -28,6 +28,7 @@ def run_rollout(monkeypatch, capsys):
     return run
 
 
+@pytest.mark.long
 def test_rollout(run_rollout, tmp_path):
     peers = ("--peer", "slow=1", "--peer", "fast=1e9")
     printed = run_rollout("--max-num-seqs", "16", "--checks", "none", *peers, "--results", str(tmp_path))
@@ -55,6 +56,7 @@ def scaling(monkeypatch):
     return scaling
 
 
+@pytest.mark.long
 def test_scaling(scaling, monkeypatch, tmp_path, capsys):
     """The real engine on a clock that counts tokens: 1 s per run and 1 ms per token."""
     generate = scaling.seconds

@@ -30,7 +30,7 @@ def test_greedy_and_restricted():
         ({"stop": ("x",), "stop_token_ids": (3,), "logprobs": 5, "ignore_eos": True, "seed": 3}, []),
     ],
 )
-def test_what_bends_the_draw_is_named(settings, named):
+def test_settings_that_bias_sampling_are_named(settings, named):
     assert Sampling(9, **settings).biases == named
     assert Sampling(9, **settings).restricted == bool(named)
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from burnish.batch import Batch, Ragged
-from burnish.loop.collect import EpisodeRunner, run_coroutine, run_episodes
+from burnish.loop.collect import EpisodeRunner, run_episodes
+from burnish.loop.event_loop import run_coroutine
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Capabilities, Completion, Sampling
 from burnish.rollout.episode import Prompt, SingleTurn, prompts_for, turn_seed
@@ -117,7 +118,7 @@ def test_turn_0_has_the_seed_of_the_trajectory_and_later_turns_their_own():
 
 
 def test_a_response_gets_what_its_prompt_leaves():
-    groups = prompts_for(rows(), Sampling(3, min_tokens=3, room=5), 1, seed=1, step=4)
+    groups = prompts_for(rows(), Sampling(3, min_tokens=3, max_total_tokens=5), 1, seed=1, step=4)
     assert [group[0].sampling.max_tokens for group in groups] == [3, 2, 3]
     assert [group[0].sampling.min_tokens for group in groups] == [3, 2, 3]
 

@@ -32,7 +32,7 @@ def test_no_gradient_has_no_length():
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_told(poison):
+def test_gradients_that_are_not_finite_are_reported(poison):
     made = parameters()
     made[1].grad[0, 0] = poison
     assert not torch.isfinite(clip_gradients(made, 1.0))

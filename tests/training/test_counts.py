@@ -102,7 +102,7 @@ def test_one_pass_per_micro_batch_and_no_padding(make_policy, batch, without, pa
     assert sum(seen) == 2 * int(row_lengths(batch).sum())  # every token once in each epoch, and nothing else
 
 
-def test_reading_pads_nothing_either(make_policy, make_critic, batch, passes):
+def test_inference_pads_nothing_either(make_policy, make_critic, batch, passes):
     for role, inference in ((make_policy(), "compute_log_probs"), (make_critic(), "compute_values")):
         seen = passes(role)
         getattr(role, inference)(batch)

@@ -62,7 +62,7 @@ def test_a_skipped_update_leaves_the_average(averaging, batch):
     assert equal(policy.optimizer.average.weights, before) and policy.optimizer.skipped == 1
 
 
-def test_a_resumed_average_goes_on_bit_by_bit(averaging, batch, weights, tmp_path):
+def test_a_resumed_average_continues_bit_by_bit(averaging, batch, weights, tmp_path):
     trained, fresh = averaging(), averaging()
     trained.update(batch, 1)
     save(tmp_path / "actor", trained)

@@ -90,7 +90,7 @@ def test_megatrons_own_checkpoints_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "trainer.json"])
-def test_our_own_are_not_foreign(tmp_path, name):
+def test_our_checkpoints_are_not_external(tmp_path, name):
     step = tmp_path / "global_step_10"
     hub(step / "actor" / "huggingface")
     touch(step / name)

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from burnish.batch import Ragged
-from burnish.training.inference import compute_log_probs, compute_values, in_row_order
+from burnish.training.backend import MicroBatch
+from burnish.training.inference import compute_log_probs, compute_policy_columns, compute_values, in_row_order
 from burnish.training.packing import MicroBatchSize
 
 CUTS = [
@@ -16,11 +17,24 @@ CUTS = [
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_the_cut_changes_no_log_prob(backend, batch, cut):
-    whole, entropy = compute_log_probs(backend(), batch, 0.7, MicroBatchSize(rows=len(batch)), with_entropy=True)
-    parts, part_entropy = compute_log_probs(backend(), batch, 0.7, cut, with_entropy=True)
-    assert torch.equal(parts.lengths, batch["responses"].lengths)
-    torch.testing.assert_close(parts.flat, whole.flat, rtol=0, atol=1e-5)
-    torch.testing.assert_close(part_entropy.flat, entropy.flat, rtol=0, atol=1e-5)
+    whole = compute_policy_columns(backend(), batch, 0.7, MicroBatchSize(rows=len(batch)))
+    parts = compute_policy_columns(backend(), batch, 0.7, cut)
+    assert torch.equal(parts["log_probs"].lengths, batch["responses"].lengths)
+    for name in ("log_probs", "entropys"):
+        torch.testing.assert_close(parts[name].flat, whole[name].flat, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sum_pi_squared_is_that_of_the_whole_vocabulary(backend, batch, temperature):
+    made = backend()
+    columns = compute_policy_columns(made, batch, temperature, MicroBatchSize(rows=2), sum_pi_squared=True)
+    whole = MicroBatch.select(batch, list(range(len(batch))))
+    (head,) = made.forward([whole], lambda output: output.head_input())
+    expected = (head.hidden @ head.weight.T / temperature).double().softmax(-1).square().sum(-1)
+    torch.testing.assert_close(columns["sum_pi_squared"].flat.double(), expected, rtol=1e-4, atol=1e-6)
+    plain = compute_policy_columns(made, batch, temperature, MicroBatchSize(rows=2))
+    assert "sum_pi_squared" not in plain
+    assert torch.equal(plain["log_probs"].flat, columns["log_probs"].flat)
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
@@ -31,18 +45,18 @@ def test_the_cut_changes_no_value(value_backend, batch, cut):
 
 def test_rows_keep_their_own_log_probs_when_reordered(backend, batch):
     order = [4, 2, 0, 5, 3, 1]
-    there = compute_log_probs(backend(), batch, 1.0, MicroBatchSize(tokens=20), with_entropy=False)[0]
-    here = compute_log_probs(backend(), batch.select(order), 1.0, MicroBatchSize(tokens=20), with_entropy=False)[0]
+    there = compute_log_probs(backend(), batch, 1.0, MicroBatchSize(tokens=20))
+    here = compute_log_probs(backend(), batch.select(order), 1.0, MicroBatchSize(tokens=20))
     torch.testing.assert_close(here.flat, there.select(torch.tensor(order)).flat, rtol=0, atol=1e-5)
 
 
-def test_reading_leaves_no_graph_and_turns_dropout_off(backend, batch):
+def test_inference_leaves_no_graph_and_turns_dropout_off(backend, batch):
     made = backend()
     made.model.train()
     modes = []
     made.model.register_forward_pre_hook(lambda *_: modes.append(made.model.training))
     made.model.model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
-    log_probs, _ = compute_log_probs(made, batch, 1.0, MicroBatchSize(rows=2), with_entropy=True)
+    log_probs = compute_log_probs(made, batch, 1.0, MicroBatchSize(rows=2))
     assert not log_probs.flat.requires_grad
     assert modes == [False] * 3 and made.model.training
 

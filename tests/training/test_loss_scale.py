@@ -38,7 +38,7 @@ def test_it_learns_from_updates():
     assert scale.factor == 1
 
 
-def test_it_goes_on_from_a_checkpoint(backend, batch, make_policy, tmp_path):
+def test_the_scale_is_restored_from_a_checkpoint(backend, batch, make_policy, tmp_path):
     optim = settings("actor_rollout_ref.actor", {"optim.lr": 1e-2}).optim
 
     def half():

@@ -40,7 +40,7 @@ def put_fails(monkeypatch, url, when):
     monkeypatch.setattr(kind, "put_file", put)
 
 
-def test_a_new_machine_goes_on_from_the_newest_copy(save, url, tmp_path):
+def test_a_new_machine_resumes_from_the_newest_copy(save, url, tmp_path):
     for step in (1, 2):
         checkpoints = save(step)
         assert Mirror(url).upload(checkpoints, step) is None
@@ -56,7 +56,7 @@ def test_nothing_there_is_a_new_start(url, tmp_path):
     assert Mirror(url).fetch_latest(Checkpoints(tmp_path / "run")) == (None, [])
 
 
-def test_a_failed_copy_is_told_and_made_up_for(save, url, monkeypatch):
+def test_a_failed_copy_is_reported_and_retried(save, url, monkeypatch):
     broken = [True]
     put_fails(monkeypatch, url, broken)
     mirror = Mirror(url)

@@ -226,13 +226,13 @@ def test_the_policy_knows_whether_it_is_updated_once(make_policy, changes, rows,
     assert make_policy(**changes).updates_once(rows) is once
 
 
-def test_with_dropout_reading_and_teaching_differ(make_policy):
+def test_with_dropout_inference_and_training_differ(make_policy):
     policy = make_policy()
     policy.backend.model.model.layers[0].self_attn.attention_dropout = 0.1
     assert not policy.updates_once(6)
 
 
-def test_responses_without_a_token_teach_nothing_and_break_nothing(make_policy, batch, weights):
+def test_responses_without_a_token_have_no_gradient(make_policy, batch, weights):
     policy = make_policy(**{"optim.weight_decay": 0.0})
     before = weights(policy)
     metrics = policy.update(batch.select([2, 2]), 1).metrics

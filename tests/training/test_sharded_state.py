@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from transformers import AutoModelForCausalLM
 
 from burnish.config.adapters import AdapterSettings
@@ -81,8 +82,15 @@ def update_and_save(rank: int | None, folder: str, batch, out: str, adapted: boo
     saved = facts(policy)
     policy.update(batch, 2)
     write(Path(out))
+    if not (adapted or averaged):  # as earlier versions wrote it
+        state, kwargs = policy.backend.state_dict(["model", "optimizer"]), {"no_dist": rank is None}
+        dcp.save(state, checkpoint_id=Path(out) / "earlier", process_group=parallel_group(policy), **kwargs)
     policy.export(Path(out) / "exported", None)
     return saved, facts(policy)
+
+
+def parallel_group(policy: Policy):
+    return policy.backend.parallel.checkpoint_group
 
 
 def load_and_update(rank: int | None, folder: str, batch, out: str, adapted: bool, averaged: bool):
@@ -110,7 +118,14 @@ def save_all(rank: int, folder: str, batch, out: str):
 def load_all(rank: int, folder: str, batch, out: str):
     cases = {"full": CASES["full"], "adapters": CASES["adapters"], "one process": CASES["plain"]}
     found = {name: load_and_update(rank, folder, batch, f"{out}/{name}", *case) for name, case in cases.items()}
-    return found | {"hub": load_hub(rank, folder, f"{out}/plain")}
+    return found | {"hub": load_hub(rank, folder, f"{out}/plain"), "earlier": load_earlier(rank, folder, out)}
+
+
+def load_earlier(rank: int | None, folder: str, out: str):
+    """The weights of a checkpoint of two ranks in the earlier format."""
+    policy = make(folder, parallel_of(rank), False, False)
+    policy.load(Path(out, "plain", "earlier"), ["model", "optimizer"], key=KEY)
+    return facts(policy)["weights"]
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +150,7 @@ def same(found: dict, expected: dict, exact: bool) -> None:
             torch.testing.assert_close(found[part][name], tensor, **tolerance, msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["full", "adapters"])
 def test_two_ranks_save_what_one_and_two_load(ranks, model_folder, name):
     out, batch, (first, second), _, loaded = ranks
@@ -161,6 +177,13 @@ def test_one_process_saves_what_two_ranks_load(ranks):
     for rank in loaded:
         same(rank["one process"][0], saved, exact=True)
         same(rank["one process"][1], updated, exact=False)
+
+
+def test_the_earlier_format_moves_between_numbers_of_ranks(ranks, model_folder):
+    out, _, (first, _), _, loaded = ranks
+    expected = first["plain"][1]["weights"]
+    for found in (load_earlier(None, str(model_folder), str(out)), *(rank["earlier"] for rank in loaded)):
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_a_hugging_face_folder_is_read_into_shards(ranks):

@@ -168,11 +168,10 @@ def on_four_ranks(rank: int, folder: str) -> dict[str, Any]:
     return {"compared": all_compared(rank, list(FOUR.values())), "updated": updated(rank, folder, 2, 2)}
 
 
-def on_two_ranks(rank: int, folder: str, model_folder: str, batch: Batch) -> dict[str, Any]:
+def on_two_ranks(rank: int, folder: str) -> dict[str, Any]:
     return {
         "compared": all_compared(rank, list(TWO.values())),
         "loaded": {sizes: loaded(rank, folder, *sizes) for sizes in ((1, 2), (2, 1))},
-        "policies": all_trained(rank, model_folder, batch, policies_on(2)),
     }
 
 
@@ -190,10 +189,10 @@ class Launches:
 
 
 @pytest.fixture(scope="module")
-def launches(tmp_path_factory, model_folder, tokenizer) -> Launches:
+def launches(tmp_path_factory) -> Launches:
     folder = str(tmp_path_factory.mktemp("tensor") / "state")
     four = run_ranks(4, on_four_ranks, folder)
-    two = run_ranks(2, on_two_ranks, folder, str(model_folder), without_old(tokenizer))
+    two = run_ranks(2, on_two_ranks, folder)
     return Launches(run_ranks(1, on_one_rank, folder), two, four)
 
 
@@ -219,16 +218,19 @@ def check(ranks: list[Seen]) -> None:
             assert torch.equal(gradient, ranks[0].gradients[name]), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TWO)
 def test_two_tensor_ranks_are_the_plain_model(launches, name):
     check(seen(launches.two, TWO, name))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FOUR)
 def test_two_by_two_are_the_plain_model(launches, name):
     check(seen(launches.four, FOUR, name))
 
 
+@pytest.mark.long
 def test_matrices_of_layers_are_split_and_nothing_else(launches):
     matrices = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     split = seen(launches.two, TWO, "qwen3")[0].split
@@ -277,6 +279,7 @@ def loaded(rank: int, folder: str, data: int, tensor: int) -> dict[str, dict[str
     return everything(model, optimizer)
 
 
+@pytest.mark.long
 def test_clipped_updates_are_those_of_one_process(launches):
     alone, ranks = launches.one[0]["updated"], [rank["updated"] for rank in launches.four]
     for rank in ranks:
@@ -294,6 +297,7 @@ def test_clipped_updates_are_those_of_one_process(launches):
             assert torch.equal(rank["weights"][name], ranks[0]["weights"][name]), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("data", "tensor"), [(1, 1), (1, 2), (2, 1)])
 def test_a_checkpoint_of_two_by_two_is_read_by_any_number_of_ranks(launches, data, tensor):
     saved = launches.four[0]["updated"]
@@ -379,14 +383,10 @@ def check_policies(ranks: list[list[dict[str, Any]]], model_folder: Any, batch: 
             assert found["local"] < expected["local"]
 
 
-def test_a_policy_on_two_tensor_ranks_learns_what_one_process_does(launches, model_folder, tokenizer):
-    check_policies([rank["policies"] for rank in launches.two], model_folder, without_old(tokenizer))
-
-
-@pytest.mark.long
-def test_a_policy_on_four_ranks_learns_what_one_process_does(model_folder, tokenizer):
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_a_policy_on_ranks_learns_what_one_process_does(model_folder, tokenizer, size):
     batch = without_old(tokenizer)
-    check_policies(run_ranks(4, all_trained, str(model_folder), batch, policies_on(4)), model_folder, batch)
+    check_policies(run_ranks(size, all_trained, str(model_folder), batch, policies_on(size)), model_folder, batch)
 
 
 def alike(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -21,6 +21,16 @@ def test_without_a_seed_rows_keep_their_order():
     assert plan().mini_batches(10, step=3, epoch=0) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
+def test_mini_batches_change_their_order_and_keep_their_rows():
+    ordered = plan().mini_batches(64, step=1, epoch=0)
+    shuffled = plan(mini_batch_order_seed=7)
+    one = shuffled.mini_batches(64, step=1, epoch=0)
+    assert one != ordered
+    assert sorted(one) == ordered
+    assert plan(mini_batch_order_seed=7).mini_batches(64, step=1, epoch=1) == one  # the same in every epoch of a step
+    assert shuffled.mini_batches(64, step=2, epoch=0) != one
+
+
 def test_a_seed_shuffles_alike_every_time_and_differently_for_each_step_and_epoch():
     shuffled = plan(shuffle_seed=7)
     one = shuffled.mini_batches(64, step=1, epoch=0)

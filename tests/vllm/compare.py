@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -40,7 +39,8 @@ def expected(model, prompt, response, temperature):
 def assert_log_probs(model, engine, sampling, temperature):
     for prompt, completion in zip(PROMPTS, respond(engine, sampling), strict=True):
         wanted = expected(model, prompt, completion.ids, temperature)
-        assert completion.log_probs == pytest.approx(wanted, abs=2e-5)
+        worst = max(abs(a - b) for a, b in zip(completion.log_probs, wanted, strict=True))
+        assert worst <= 5e-5, worst  # float32 on CPUs with and without AVX-512; a stale layer differs by 1e-2
 
 
 def moved(model, seed):

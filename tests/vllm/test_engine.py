@@ -201,7 +201,7 @@ def test_starting_disturbs_nobody(tiny_folder):
     engine.close()
 
 
-def test_what_vllm_does_not_take_is_said_by_key(tiny_folder):
+def test_settings_that_vllm_does_not_support_are_refused_by_key(tiny_folder):
     source, cpu = ModelSource(tiny_folder), torch.device("cpu")
 
     def build(**more):

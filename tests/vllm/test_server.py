@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -13,11 +15,14 @@ from burnish.errors import UserError
 from burnish.models.load import ModelSource
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import EngineOptions, Request, Sampling
+from burnish.rollout.engines.http import HttpClient, Refused
+from burnish.rollout.engines.private import KEY_VARIABLE
 from burnish.rollout.engines.vllm.arguments import FIXED
 from burnish.rollout.engines.vllm.remote import versions_of
 from burnish.rollout.engines.vllm.server import VllmServer
 
 from ..contracts import test_engines as contract
+from ..security.peers import descendants, is_loopback, listening_hosts
 from .compare import BENT, PROMPTS, assert_log_probs, expected, moved, respond
 
 # Of the suite, what the way over HTTP could break.
@@ -25,7 +30,7 @@ SUITE = [
     *(contract.test_generate, contract.test_finish_reasons, contract.test_stop_token_ids, contract.test_min_tokens),
     *(contract.test_likeliest_tokens, contract.test_arrival_while_others_run, contract.test_pause_twice),
     *(contract.test_the_same_request_gives_the_same_response, contract.test_abort, contract.test_no_requests),
-    *(contract.test_a_bad_request_reaches_its_future_and_the_engine_goes_on, contract.test_penalties),
+    *(contract.test_a_bad_request_fails_alone, contract.test_penalties),
 ]
 WITH_WEIGHTS = [
     *(contract.test_score, contract.test_new_weights_change_the_output, contract.test_weights_may_change_while_paused),
@@ -144,9 +149,25 @@ def test_versions_of_a_response(spans, versions):
     assert versions_of(spans) == versions
 
 
-def test_a_server_that_runs_already(engine, their_model, tiny_folder):
+def test_only_this_user_reaches_the_server(engine):
+    """Every route needs the key, at a unix socket in a private folder; what listens beside it is on loopback."""
+    process = engine.core.process
+    for key in (None, "x" * 64):
+        for path in ("/health", "/v1/models", "/collective_rpc", "/pause", "/update_weight_version", "/sleep"):
+            with pytest.raises(Refused, match="401"):
+                asyncio.run(HttpClient(process.url, key).post(path, {}, PATIENCE))
+    assert asyncio.run(HttpClient(process.url, process.api_key).get("/health", PATIENCE)) == ""
+    assert stat.S_IMODE(process.folder.stat().st_mode) == 0o700 and str(process.folder) in process.url
+    family = [process.process.pid, *descendants(process.process.pid)]
+    assert all(is_loopback(host) for pid in family for host in listening_hosts(pid))
+    for pid in family:
+        assert process.api_key.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_server_that_runs_already(engine, their_model, tiny_folder, monkeypatch):
     """Two engines of one server, and what the second cannot be told."""
     url = engine.core.process.url
+    monkeypatch.setenv(KEY_VARIABLE, engine.core.process.api_key)
     second = VllmServer(options(tiny_folder, base_url=url))
     other = moved(their_model(tiny_folder), seed=9)
     second.load_weights(other.named_parameters(), version=7)

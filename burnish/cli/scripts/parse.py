@@ -6,9 +6,8 @@ Supports assignments, export, quotes, $name, ${name:-default}, arguments and her
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +32,7 @@ class _Interpreter:
     script: Path
     folder: Path
     args: Sequence[str]
+    environment: Mapping[str, str]
     variables: dict[str, str] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     commands: list[RecordedCommand] = field(default_factory=list)
@@ -47,7 +47,7 @@ class _Interpreter:
             number = int(name)
             value = str(self.script) if number == 0 else self.args[number - 1] if number <= len(self.args) else ""
         else:
-            value = self.variables.get(name, os.environ.get(name, ""))
+            value = self.variables.get(name, self.environment.get(name, ""))
         return value or (self.expand(default) if default is not None else "")
 
     def expand(self, text: str) -> str:
@@ -91,9 +91,11 @@ class _Interpreter:
             self.commands.append(RecordedCommand(tuple(words), env | assignments, str(self.folder)))
 
 
-def parse_script(text: str, script: Path, args: Sequence[str], folder: Path) -> Recording:
-    """The commands of a simple script. UserError if it needs a real shell."""
-    interpreter = _Interpreter(script, folder, args)
+def parse_script(
+    text: str, script: Path, args: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> Recording:
+    """The commands of a simple script with this environment. UserError if it needs a real shell."""
+    interpreter = _Interpreter(script, folder, args, environment)
     for command, here in _commands(text.replace("\\\n", " "), interpreter):
         interpreter.run(command, here)
     notes = ["the script was parsed, not run: this system has no process isolation", *interpreter.notes]

@@ -2,7 +2,8 @@
 
 A real bash runs the script, so that variables, functions, loops, arrays, here-documents and `$(...)` work. It runs in
 its own namespaces: without network, with its own process table, and with a temporary root in which system folders are
-read-only and the script's folder is a copy. It has no side effects.
+read-only and the script's folder is a copy. It has no side effects, and sees neither secrets nor private files
+(`visible`).
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from pathlib import Path
 from typing import IO
 
 from burnish.cli.scripts.recorder_shell import write_recorder
+from burnish.cli.scripts.visible import Visible, shown_environment, text_of
 from burnish.errors import UserError
-from burnish.reward.sandbox.limits import Limits
-from burnish.reward.sandbox.namespaces import BARE_PYTHON, interpreter_folders, isolation, spawn_isolated
-from burnish.reward.sandbox.rootfs import BOX, SYSTEM
+from burnish.isolation.limits import Limits
+from burnish.isolation.probe import isolation
+from burnish.isolation.rootfs import BOX, SYSTEM
+from burnish.isolation.spawn import BARE_PYTHON, interpreter_folders, spawn_isolated
+from burnish.untrusted import is_private_path
 
 SECONDS = 20.0
 _LIMITS = Limits(cpu_seconds=SECONDS, memory_mb=512, processes=96)
@@ -33,9 +37,7 @@ _POLL_SECONDS = 0.25
 _MAX_BYTES = 16 * 2**20  # of records
 _MAX_RECORDS = 2000
 _MIN_DESCRIPTOR = 60  # above those that scripts usually open, below the sandbox's limit
-_MAX_TEXT_BYTES = 256 * 1024
-_MAX_COPIED_FILES, _MAX_COPIED_BYTES, _MAX_DEPTH = 1000, 8 * 2**20, 4
-_SKIPPED = {".git", "__pycache__", "node_modules", ".venv", "wandb", "outputs", "checkpoints"}
+_MAX_COPIED_BYTES = 8 * 2**20
 _PATHS = re.compile(r"""(?:~|\$HOME|\$\{HOME\})?(?:/[\w.@+-]+)+/?""")
 # Variables of the recorder, and those that bash sets itself.
 _IGNORED_VARIABLES = re.compile(r"BURNISH_\w+|BASH_ENV|BASH_FUNC_.*|_|PWD|OLDPWD|SHLVL|PATH|TMPDIR")
@@ -61,25 +63,31 @@ class Recording(list[RecordedCommand]):
         self.notes = list(notes)
 
 
-def record_script(path: str | Path, args: Sequence[str] = (), cwd: str | Path | None = None) -> Recording:
-    """Record the commands that a script would start. UserError if the script cannot be isolated."""
+def record_script(
+    path: str | Path, args: Sequence[str] = (), cwd: str | Path | None = None, *, trust: bool = False
+) -> Recording:
+    """Record the commands that a script would start. UserError if the script cannot be isolated.
+
+    With `trust` the script sees the whole environment, and every file that it names.
+    """
     script = Path(path).expanduser().absolute()
     folder = Path(cwd or ".").absolute()
     if not script.is_file():
         raise UserError(f"no such script: {path}")
-    text = _text_of(script)
+    text = text_of(script)
     if text is None:
         raise UserError(f"{path}: not a shell script", allowed="a text file for bash")
+    environment = dict(os.environ) if trust else shown_environment(os.environ)
     if not isolation().strong:
         from burnish.cli.scripts.parse import parse_script
 
-        return parse_script(text, script, args, folder)
+        return parse_script(text, script, args, folder, environment)
     bash = shutil.which("bash")
     if bash is None:
         raise UserError(
             "bash is not installed", hint="burnish convert -- COMMAND, with the command that the script starts"
         )
-    return _SandboxedScript(script, folder, bash).record(args)
+    return _SandboxedScript(script, folder, bash, Visible.of(script, folder, trust=trust)).record(args, environment)
 
 
 @dataclass(frozen=True)
@@ -87,10 +95,11 @@ class _SandboxedScript:
     script: Path
     folder: Path
     bash: str
+    visible: Visible
 
-    def record(self, args: Sequence[str]) -> Recording:
-        environment = {name: value for name, value in os.environ.items() if not _REMOVED_VARIABLES.fullmatch(name)}
-        files = dict(_copies(self.script, self.folder))
+    def record(self, args: Sequence[str], variables: Mapping[str, str]) -> Recording:
+        environment = {name: value for name, value in variables.items() if not _REMOVED_VARIABLES.fullmatch(name)}
+        copies = _copies(self.script, self.folder, self.visible)
         with tempfile.TemporaryDirectory(prefix="burnish-recorder-") as recorder, tempfile.TemporaryFile() as errors:
             start = ["-c", 'cd -- "$1" && shift && exec "$@"', "start", str(self.folder), self.bash, str(self.script)]
             recorder_variables = write_recorder(Path(recorder), self.bash, BARE_PYTHON[0])
@@ -98,7 +107,7 @@ class _SandboxedScript:
                 process = spawn_isolated(
                     [self.bash, "-p", *start, *args],
                     readable=[recorder],
-                    files=files,
+                    files=copies.files,
                     env=environment | recorder_variables | {"TMPDIR": BOX, "BURNISH_RECORDS": str(write_fd)},
                     limits=_LIMITS,
                     pass_fds=[write_fd],
@@ -112,15 +121,15 @@ class _SandboxedScript:
                     data, limit = _read(read_fd, errors, time.monotonic() + SECONDS)
                     status = None if limit else process.wait()
             message = _last_line(errors)
-        return self._recording(data, environment, _end_notes(status, limit, message))
+        return self._recording(data, environment, [*copies.notes, *_end_notes(status, limit, message)])
 
     def _recording(self, data: bytes, environment: Mapping[str, str], end_notes: list[str]) -> Recording:
         commands, notes = [], []
-        for kind, *words in _messages(data):
+        for kind, *words in filter(None, _messages(data)):
             if kind == "note":
                 notes += words
-            elif kind == "command":
-                commands.append(_command(words, environment))
+            elif kind == "command" and (command := _command(words, environment)) is not None:
+                commands.append(command)
         return Recording(commands, list(dict.fromkeys([*notes, *end_notes])))
 
 
@@ -176,7 +185,10 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\[\\nt]", lambda match: _ESCAPES[match[0]], text)
 
 
-def _command(words: list[str], environment: Mapping[str, str]) -> RecordedCommand:
+def _command(words: list[str], environment: Mapping[str, str]) -> RecordedCommand | None:
+    """None for a record that is not of the recorder: the script can write to its pipe, too."""
+    if len(words) < 3 or not re.fullmatch(r"[0-9]{1,6}", words[1]) or not 0 < int(words[1]) <= len(words) - 2:
+        return None
     folder, count, rest = words[0], int(words[1]), words[2:]
     pairs = (variable.partition("=") for variable in rest[count:])
     env = {
@@ -206,54 +218,53 @@ def _last_line(errors: IO[bytes]) -> str:
     return lines[-1][:300] if lines else ""
 
 
-def _copies(script: Path, folder: Path) -> Iterator[tuple[str, str]]:
-    """Paths and texts for the temporary root: the script, files near it and in `folder`, and paths in its text.
+@dataclass
+class _Copies:
+    """Files of the temporary root (path -> text; a path that ends in / is a folder), and notes on what they lack."""
 
-    Binary and large files are copied empty, because scripts often test whether their data exist.
+    files: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    remaining: int = _MAX_COPIED_BYTES
+
+    def add(self, path: Path, text: str | None) -> None:
+        if path.is_dir():
+            self.files[f"{path}/"] = ""
+            return
+        text = text if text is not None and len(text) <= self.remaining else ""
+        self.remaining -= len(text)
+        self.files[str(path)] = text
+
+
+def _copies(script: Path, folder: Path, visible: Visible) -> _Copies:
+    """The script, the files near it and in `folder`, and the paths in its text that exist.
+
+    Binary and large files are empty, because scripts often test whether their data exist; so are files elsewhere.
     """
     home = os.environ.get("HOME") or "/"
-    text = _text_of(script) or ""
+    text = text_of(script) or ""
+    copies = _Copies()
+    for path in (Path(home), folder):
+        if not _is_mounted(path):
+            copies.add(path, None)
+    copies.add(script, text)
+    for path in visible.nearby():
+        if not _is_mounted(path) and str(path) not in copies.files:
+            copies.add(path, visible.text(path))
     mentioned = (re.sub(r"^(~|\$HOME|\$\{HOME\})", lambda _: home, path) for path in _PATHS.findall(text))
-    remaining = _MAX_COPIED_BYTES
-    first = [Path(home), folder, script]
-    nearby = [path for root in dict.fromkeys((folder, script.parent)) for path in _walk(root, _MAX_DEPTH)]
-    for path in [*first, *nearby[:_MAX_COPIED_FILES], *(Path(name) for name in mentioned if os.path.exists(name))]:
-        if _is_visible(str(path)):
+    for name in dict.fromkeys(mentioned):
+        path = Path(name)
+        if _is_mounted(path) or name in copies.files or not os.path.exists(name):
             continue
-        if path.is_dir():
-            yield f"{path}/", ""
+        if not visible.trust and is_private_path(name):
+            copies.notes.append(f"{name}: a private file, not shown to the script (--trust shows it)")
             continue
-        content = _text_of(path) or ""
-        content = content if len(content) <= remaining else ""
-        remaining -= len(content)
-        yield str(path), content
+        copies.add(path, visible.text(path))
+        if path.is_file() and not visible.contains(path) and text_of(path):
+            copies.notes.append(f"{name}: outside the script's folder, so the script saw it empty (--trust shows it)")
+    return copies
 
 
-def _walk(root: Path, depth: int) -> Iterator[Path]:
-    """Files and folders, nearest first. Python environments are skipped."""
-    if root.parent == root or _is_visible(str(root)) or (root / "pyvenv.cfg").exists():
-        return
-    with contextlib.suppress(PermissionError):
-        entries = sorted(root.iterdir())
-        yield from (path for path in entries if path.is_file())
-        for path in entries:
-            if path.is_dir() and not path.is_symlink() and path.name not in _SKIPPED:
-                yield path
-                if depth > 1:
-                    yield from _walk(path, depth - 1)
-
-
-def _is_visible(path: str) -> bool:
+def _is_mounted(path: Path) -> bool:
     """Whether the sandbox mounts this path anyway: system folders and those of this Python."""
     mounted = (*SYSTEM, *interpreter_folders(), "/proc", "/sys", "/dev", "/etc", BOX)
     return f"{path}/".startswith(tuple(f"{folder}/" for folder in mounted))
-
-
-def _text_of(path: Path) -> str | None:
-    try:
-        if path.stat().st_size > _MAX_TEXT_BYTES:
-            return None
-        text = path.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-    return None if "\0" in text else text

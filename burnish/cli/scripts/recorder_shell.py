@@ -12,7 +12,7 @@ import os
 import shutil
 from pathlib import Path
 
-from burnish.reward.sandbox.rootfs import SYSTEM
+from burnish.isolation.rootfs import SYSTEM
 
 # Real tools inside the sandbox: they process text, or access files of the temporary root.
 TEXT_TOOLS = (
@@ -202,7 +202,7 @@ __burnish_before() {
       if [[ $__second =~ $__burnish_plain ]]; then
         __file=$(__burnish_first "$__second")
         if [[ -n $__file && ! -r $__file ]]; then
-          __burnish_note "source $__file: file not found, nothing was read"
+          __burnish_note "source $__file: not found or not visible here, nothing was read"
           "$BURNISH_RECORDER/bin/mkdir" -p -- "$(dirname -- "$__file")" && : >"$__file"
         fi
       fi ;;

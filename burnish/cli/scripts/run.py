@@ -21,9 +21,11 @@ from burnish.cli.run import run_command
 from burnish.dialects.invocation import parse_command
 from burnish.dialects.translate import knows_command
 from burnish.errors import StopNow, UserError
+from burnish.escape import escape_output
 
 SHIMMED_PROGRAMS = ("python", "python3", "ray", "deepspeed", "torchrun", "accelerate")
 SHIMS_VARIABLE = "BURNISH_SHIMS"  # holds the folder of the shims
+ASSUME_VARIABLE = "BURNISH_AS"  # holds the argument of --as
 NOT_FOUND = 127
 _PACKAGES = str(Path(__file__).resolve().parents[3])
 # Patterns of commands that a dialect may know. All others start directly, without a Python process to check them.
@@ -46,8 +48,8 @@ exit {not_found}
 """
 
 
-def run_script(path: str, args: Sequence[str] = ()) -> int:
-    """Run an unchanged script and return its exit status."""
+def run_script(path: str, args: Sequence[str] = (), assume: str | None = None) -> int:
+    """Run an unchanged script and return its exit status. `assume` is the argument of --as."""
     from burnish.log.console import say
 
     bash = shutil.which("bash")
@@ -58,7 +60,7 @@ def run_script(path: str, args: Sequence[str] = ()) -> int:
         f" {', '.join(SHIMMED_PROGRAMS)}; all other programs run normally."
     )
     with tempfile.TemporaryDirectory(prefix="burnish-shims-") as folder:
-        environment = os.environ | write_shims(Path(folder))
+        environment = os.environ | write_shims(Path(folder)) | ({ASSUME_VARIABLE: assume} if assume else {})
         process = subprocess.Popen([bash, path, *args], env=environment)
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run inside handles Ctrl-C
         try:
@@ -94,6 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the shims. `argv` is the program name and its arguments."""
     from burnish.log.console import say, say_error
 
+    if argv is None:
+        escape_output()
     words = list(sys.argv[1:] if argv is None else argv)
     if words[0] == "ray" and words[1:3] != ["job", "submit"]:
         say(f"`{' '.join(words[:2])}`: skipped, Burnish does not need a Ray cluster here.")
@@ -105,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # arguments may contain secrets
     _deactivate_shims()
     try:
-        return run_command(words)
+        return run_command(words, os.environ.get(ASSUME_VARIABLE))
     except UserError as error:
         say_error(error.text())
         return 1

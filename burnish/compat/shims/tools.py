@@ -1,4 +1,4 @@
-"""verl.tools and verl.interactions: base classes and schemas of users' tools."""
+"""verl.tools and verl.interactions: base classes, schemas and decorators of users' tools."""
 
 from __future__ import annotations
 
@@ -144,6 +144,59 @@ class BaseTool:
         return None
 
 
+class MCPBaseTool(BaseTool):
+    """Base class of tools of MCP servers. Burnish calls the servers; a subclass may read the results itself."""
+
+    def _parse_tool_result(self, content: list[Any]) -> tuple[str, dict[str, Any]]:
+        """(text, metadata) of a result's parts."""
+        return " ".join(part.text for part in content if part.type == "text"), {}
+
+
+@dataclass(frozen=True)
+class FunctionTool:
+    """A function under @function_tool."""
+
+    name: str
+    fn: Callable[..., Any]
+    tool_schema: dict[str, Any] | OpenAIFunctionToolSchema
+
+
+FUNCTION_TOOLS: list[FunctionTool] = []  # of all files
+FUNCTION_TOOL_REGISTRY: dict[str, FunctionTool] = {}  # the last one of each name
+
+
+def function_tool(
+    name: str | Callable[..., Any] | None = None, *, schema: dict[str, Any] | OpenAIFunctionToolSchema | None = None
+) -> Any:
+    """@function_tool, @function_tool("name") or @function_tool(schema=...): the function is a tool.
+
+    Without a schema, type hints and a Google-style docstring give one.
+    """
+    if callable(name):
+        return _register(name, None, schema)
+    return lambda function: _register(function, name, schema)
+
+
+def _register(function: Callable[..., Any], name: str | None, schema: Any) -> Callable[..., Any]:
+    from transformers.utils import get_json_schema
+
+    name = name or function.__name__
+    for entry in FUNCTION_TOOLS:
+        if entry.name == name and entry.fn.__module__ == function.__module__ and entry.fn is not function:
+            raise ValueError(f"the function tool {name!r} is already registered to {entry.fn.__qualname__}")
+    if schema is None:
+        schema = get_json_schema(function)
+        schema["function"]["name"] = name
+    entry = FunctionTool(name, function, schema)
+    FUNCTION_TOOLS.append(entry)
+    FUNCTION_TOOL_REGISTRY[name] = entry
+    return function
+
+
+def get_function_tool(name: str) -> FunctionTool:
+    return FUNCTION_TOOL_REGISTRY[name]
+
+
 class BaseInteraction:
     """An environment that replies to the model: a simulated user, a judge, a game."""
 
@@ -165,6 +218,39 @@ class BaseInteraction:
 
     async def finalize_interaction(self, instance_id: str | None = None, **kwargs: Any) -> None:
         return None
+
+
+class Gsm8kInteraction(BaseInteraction):
+    """Tells the model whether its answer is right until it is."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self._instance_dict: dict[str, dict[str, Any]] = {}
+
+    async def start_interaction(
+        self, instance_id: str | None = None, ground_truth: str | None = None, **kwargs: Any
+    ) -> str:
+        instance_id = instance_id or str(uuid.uuid4())
+        self._instance_dict[instance_id] = {"response": "", "ground_truth": ground_truth, "reward": 0.0}
+        return instance_id
+
+    async def generate_response(
+        self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
+    ) -> tuple[bool, str, float, dict[str, Any]]:
+        answers = [message["content"] for message in messages if message.get("role") == "assistant"]
+        self._instance_dict[instance_id]["response"] = answers[-1] if answers else ""
+        if await self.calculate_score(instance_id) == 1.0:
+            return True, "Your response is correct!", 1.0, {}
+        return False, "Your response is incorrect! Reflect on your answer and try again.", 0.0, {}
+
+    async def calculate_score(self, instance_id: str | None = None, **kwargs: Any) -> float:
+        from burnish.compat.shims.scores import gsm8k
+
+        instance = self._instance_dict[str(instance_id)]
+        return float(gsm8k(f"#### {instance['response']}", instance["ground_truth"], method="flexible"))
+
+    async def finalize_interaction(self, instance_id: str | None = None, **kwargs: Any) -> None:
+        self._instance_dict.pop(str(instance_id), None)
 
 
 def rollout_trace_op(function: Callable[..., Any]) -> Callable[..., Any]:

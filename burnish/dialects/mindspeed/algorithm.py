@@ -54,12 +54,9 @@ def _kl(t: Translator) -> None:
         return
     if controller.value not in _KL_CONTROLLERS:
         t.refuse(controller, f"must be one of {', '.join(_KL_CONTROLLERS)}")
-    in_loss = t.stage.kl == "loss" and coef.value
-    if controller.value == "adaptive" and in_loss:
-        why = "the coefficient of a KL loss is constant, and MindSpeed RL never updates its controller"
-        t.refuse(controller, f"{why}: write kl_ctrl_type: fixed")
     elif controller.value == "adaptive":
-        t.inert(controller, "MindSpeed RL never updates its controller: the coefficient stays init_kl_coef")
+        why = "MindSpeed RL never updates its adaptive controller: the coefficient stays init_kl_coef there too"
+        t.set(controller, "algorithm.kl_ctrl.type", "fixed", why)
     else:
         t.inert(controller, "the KL coefficient is constant")
     if t.stage.kl is None:
@@ -127,12 +124,7 @@ def _loss(t: Translator) -> None:
 
 
 def _shuffling(t: Translator) -> None:
-    shuffle = t.rl["shuffle_mini_batch"]
-    if shuffle.value:
-        why = "MindSpeed RL shuffles the order of mini-batches, Burnish shuffles samples across them"
-        t.refuse(shuffle, f"{why}: write false, and actor_rollout_ref.actor.shuffle=true to shuffle samples")
-    else:
-        t.set(shuffle, f"{ACTOR}.shuffle")
+    t.set(t.rl["shuffle_mini_batch"], f"{ACTOR}.shuffle_mini_batches", why="their order, not their samples")
 
 
 def _critic(t: Translator) -> None:

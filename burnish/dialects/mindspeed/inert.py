@@ -79,7 +79,6 @@ _REASONS: dict[str, dict[str, tuple[str, ...]]] = {
         "responses always keep the order of the prompts": ("guarantee_order",),
         "perf/throughput counts actual tokens, not the maximum or mean length": ("log_max_throughput",),
         "MindSpeed RL never updates its adaptive controller": ("kl_horizon", "kl_target"),
-        "the reference always loads the weights at tokenizer_name_or_path": ("integrated_mode_config",),
     },
     "generate": {
         _KERNELS: ("torchair_graph", "ascend_scheduler_config_enabled"),

@@ -5,10 +5,12 @@ Entries use Megatron's key names. Burnish builds the model from config.json; an 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from burnish.errors import UserError
+from burnish.untrusted import read_json_object
 
 _COMMON: dict[str, Any] = {
     "make_vocab_size_divisible_by": 1,
@@ -123,10 +125,11 @@ def read_hf_config(path: str, folder: str = ".") -> dict[str, Any] | None:
     """config.json of a local model folder, or None if there is none."""
     file = Path(folder, str(path)).expanduser() / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = read_json_object(file)
+    except (OSError, UserError):
         return None
-    rope = config.get("rope_parameters") or {}
+    rope = config.get("rope_parameters")
+    rope = rope if isinstance(rope, dict) else {}
     return {**({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}), **config}
 
 

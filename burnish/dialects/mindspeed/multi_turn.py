@@ -13,6 +13,8 @@ _MULTI_TURN_KEYS = {
     "tool_response_truncate_side": "tool_response_truncate_side",
     "tool_parser_format": "format",
 }
+# MindSpeed RL names the side of a long tool response that is kept; ours is the one that is removed.
+_REMOVED_SIDES = {"left": "right", "right": "left"}
 _VISION = ("reuse_image_embeds", "colocate_actor_and_vit", "vit_forward_micro_batch_size")
 
 
@@ -29,6 +31,9 @@ def _tools(t: Translator) -> None:
         setting = rl[name]
         if not enable.value:
             t.inert(setting, "multi_turn_enable is off")
+        elif setting.value in list(_REMOVED_SIDES):
+            why = f"{setting.value} names the side that is kept; here, the one that is removed"
+            t.set(setting, f"{ROLLOUT}.multi_turn.{ours}", _REMOVED_SIDES[setting.value], why)
         elif setting.value:
             why = "turns with tool responses" if ours == "max_user_turns" else ""
             t.set(setting, f"{ROLLOUT}.multi_turn.{ours}", why=why)

@@ -7,6 +7,7 @@ import math
 from burnish.dialects.mindspeed.roles import ACTOR, REF, ROLLOUT, Role, is_sharded, trained_roles, uses_reference
 from burnish.dialects.mindspeed.translator import Setting, Translator
 
+NPUS_PER_NODE = 8
 TENSOR_SIZE = "tensor_model_parallel_size"
 _SIZES = (
     TENSOR_SIZE,
@@ -21,6 +22,11 @@ _FLAGS = ("moe_tp_extend_ep",)
 _LORA_WHY = (
     "LoRA does not support tensor parallelism: FSDP shards the layers over all ranks instead, with the same results"
 )
+# Placement that does not change results: FSDP shards the same weights over the same devices.
+_REPLACED_BY_FSDP = {
+    "pipeline_model_parallel_size": "FSDP shards the layers over all ranks instead of stages, with the same results",
+    "expert_model_parallel_size": "FSDP shards the experts over all ranks instead, with the same results",
+}
 _SINGLE_RANK = "each model replica is on one rank"
 # Megatron's load balancing type -> aux_loss_scope; None has no loss.
 _BALANCING = {"aux_loss": "layer", "seq_aux_loss": "sequence", "noaux_tc": None, "none": None, "sinkhorn": None}
@@ -45,15 +51,16 @@ def _devices(t: Translator) -> None:
     rl, integrated = t.rl, t.rl["use_integrated_worker"]
     actor = rl["actor_resource"]
     count = (actor.value or {}).get("num_npus")
-    if isinstance(count, int):
+    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+        t.refuse(Setting(f"{actor.theirs}.num_npus", count, True), "must be a positive number of devices")
+    elif isinstance(count, int):
         setting = Setting(f"{actor.theirs}.num_npus", count, actor.explicit)
         replica_size = math.prod(t.actor.value(name) or 1 for name in _REPLICA_SIZES)
         if count % replica_size:
             why = f"a model replica takes tensor x pipeline x context parallel = {replica_size} devices"
             t.refuse(setting, f"{why}: write a multiple of it, as in MindSpeed RL")
         else:
-            why = "the total, as if on one node: set trainer.nnodes for several"
-            t.set(setting, "trainer.n_gpus_per_node", why=why)
+            _nodes(t, setting)
     t.handled.add(actor.theirs)
     for name in (actor.value or {}).keys() - {"num_npus"}:
         t.refuse(Setting(f"{actor.theirs}.{name}", actor.value[name], True), "a resource has num_npus only")
@@ -71,18 +78,29 @@ def _devices(t: Translator) -> None:
         t.pending(rl["vit_resource"], "not supported yet (vision)")
 
 
+def _nodes(t: Translator, total: Setting) -> None:
+    """Split the total number of devices into equal nodes of at most 8, the size of an Ascend server."""
+    per_node = next(size for size in range(NPUS_PER_NODE, 0, -1) if total.value % size == 0)
+    nodes = total.value // per_node
+    why = "" if nodes == 1 else f"{total.value} devices as {nodes} nodes of {per_node}"
+    t.set(total, "trainer.n_gpus_per_node", per_node, why)
+    t.set(total, "trainer.nnodes", nodes, why) if nodes > 1 else None
+
+
 def _sizes(t: Translator, role: Role) -> None:
     section, sharded = role.section, is_sharded(t)
     has_lora = section is t.actor and section.value("lora_target_modules")
-    replaced = {TENSOR_SIZE: 1} if has_lora and (section.value(TENSOR_SIZE) or 1) > 1 else {}
+    replaced = dict(_REPLACED_BY_FSDP)
+    if has_lora:
+        replaced[TENSOR_SIZE] = _LORA_WHY
     flags = {"sequence_parallel": "sequence_parallel", "use_distributed_optimizer": "use_distributed_optimizer"}
     for name, ours in {**{name: name for name in _SIZES}, **flags}.items():
         if not sharded:
             t.inert(section[name], _SINGLE_RANK)
             continue
         for key in role.parallel:
-            if name in replaced:
-                t.set(section[name], f"{key}.megatron.{ours}", replaced[name], _LORA_WHY)
+            if name in replaced and (section.value(name) or 1) > 1:
+                t.set(section[name], f"{key}.megatron.{ours}", 1, replaced[name])
             else:
                 t.set(section[name], f"{key}.megatron.{ours}")
     for name in (*_LAYOUT, *_FLAGS):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from typing import Any
 
-from burnish.dialects.mindspeed.translator import Section, Translator
+from burnish.dialects.mindspeed.translator import Section, Setting, Translator
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -30,6 +32,18 @@ def trained_roles(t: Translator) -> list[Role]:
     if t.stage.critic:
         roles.append(Role(t.critic, "critic", "critic.model", "critic.model.fsdp_config", ("critic",)))
     return roles
+
+
+def initial_weights(t: Translator) -> Setting:
+    """Where the policy's first weights are: `load` with finetune, else the folder of the tokenizer."""
+    load, path = t.actor["load"], t.actor["tokenizer_name_or_path"]
+    from_load = t.actor.value("finetune") and load.value is not None and not same_folder(load.value, path.value)
+    return load if from_load else path
+
+
+def same_folder(one: Any, other: Any) -> bool:
+    """Whether two paths are written alike, but for a trailing slash or a leading ./"""
+    return one is not None and other is not None and os.path.normpath(str(one)) == os.path.normpath(str(other))
 
 
 def uses_reference(t: Translator) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from burnish.dialects.mindspeed.model_library import read_hf_config
 from burnish.dialects.mindspeed.roles import (
     ACTOR,
     MODEL,
     REF,
     ROLLOUT,
+    initial_weights,
     prompts_per_step,
     prompts_per_update,
     trained_roles,
@@ -88,24 +88,27 @@ def _lengths(t: Translator) -> None:
         _multi_turn_lengths(t)
     else:
         t.set(max_tokens, "data.max_response_length")
-    total = prompt.value + max_tokens.value
+    longest = t.rl["max_total_response_length"] if t.rl.value("multi_turn_enable") else max_tokens
+    total = prompt.value + longest.value
     if seq.value is not None and max_model_len.value < seq.value:
         t.refuse(max_model_len, f"must be at least megatron_training.seq_length={seq.value}, also in MindSpeed RL")
     elif max_model_len.value <= prompt.value:
         t.refuse(max_model_len, f"leaves no tokens for a response: write generate_config.max_model_len: {total}")
     else:
-        why = f"less than {prompt.value} + {max_tokens.value} = {total}: responses to long prompts are truncated"
+        why = f"less than {prompt.value} + {longest.value} = {total}: responses to long prompts are truncated"
         t.set(max_model_len, f"{ROLLOUT}.max_model_len", why=why if max_model_len.value < total else "")
 
 
 def _multi_turn_lengths(t: Translator) -> None:
-    """Multi-turn runs have one response budget for all turns."""
+    """Multi-turn runs have one response budget for all turns, and one for each."""
     max_tokens, total = t.sampling["max_tokens"], t.rl["max_total_response_length"]
     t.set(total, "data.max_response_length", why="token budget of all turns")
     if max_tokens.value < total.value:
-        why = f"a per-turn limit below max_total_response_length={total.value} is not supported"
-        t.refuse(max_tokens, f"{why}; write max_tokens: {total.value}")
+        t.set(max_tokens, f"{ROLLOUT}.multi_turn.max_turn_length", why="token budget of one turn")
     else:
+        if total.value < max_tokens.value:
+            why = f"must be at least sampling_config.max_tokens={max_tokens.value}, also in MindSpeed RL"
+            t.refuse(total, why)
         t.inert(max_tokens, f"max_total_response_length={total.value} limits all turns together")
 
 
@@ -114,8 +117,11 @@ def _model(t: Translator) -> None:
     trust = t.generate["trust_remote_code"]
     if path.value is None:
         t.refuse(path, "required: write megatron_training.tokenizer_name_or_path, a Hugging Face model folder")
-    else:
+    elif initial_weights(t) is path:
         t.set(path, f"{MODEL}.path", why="tokenizer, config and weights in Hugging Face format are loaded from there")
+    else:
+        t.set(path, f"{MODEL}.tokenizer_path", why="the weights come from load")
+        t.set(path, f"{MODEL}.hf_config_path")
     if tokenizer_type.value in _TOKENIZERS:
         t.inert(tokenizer_type, "Burnish always uses Hugging Face tokenizers")
     else:
@@ -153,16 +159,10 @@ def _precision(t: Translator) -> None:
 
 def _dropouts(t: Translator) -> None:
     """MindSpeed RL defaults to dropout 0.1; Hugging Face decoders have attention dropout only."""
-    path = t.actor.value("tokenizer_name_or_path")
-    hf = read_hf_config(path, t.folder) if path else None
     for role in trained_roles(t):
         attention, hidden = role.section["attention_dropout"], role.section["hidden_dropout"]
-        model_default = (hf or {}).get("attention_dropout") or 0.0
         why = "" if attention.explicit else "default of MindSpeed RL"
-        if float(attention.value) == float(model_default):
-            t.inert(attention, "same as in the model's config.json")
-        else:
-            t.set(attention, f"{role.model}.override_config.attention_dropout", float(attention.value), why)
+        t.set(attention, f"{role.model}.override_config.attention_dropout", float(attention.value), why)
         if hidden.value:
             default = "" if hidden.explicit else " (0.1 is MindSpeed RL's default)"
             t.refuse(hidden, f"Hugging Face models have no hidden dropout{default}: write hidden_dropout: 0.0")

@@ -7,13 +7,26 @@ from typing import Any
 
 from burnish.dialects.mindspeed.compose import Composed
 from burnish.dialects.mindspeed.model_library import MODELS, mismatches, read_hf_config, replaced_values, summarize
-from burnish.dialects.mindspeed.roles import MODEL, Role, trained_roles
+from burnish.dialects.mindspeed.roles import (
+    MODEL,
+    REF,
+    Role,
+    initial_weights,
+    same_folder,
+    trained_roles,
+    uses_reference,
+)
 from burnish.dialects.mindspeed.schema import ARCHITECTURE
 from burnish.dialects.mindspeed.translator import Section, Setting, Translator
 from burnish.errors import nearest
 
 _MANIFEST = "manifest.json"
-_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt")
+_MEGATRON_FILES = ("latest_checkpointed_iteration.txt", "mp_rank_*", "release/mp_rank_*", "iter_*/mp_rank_*")
+_START_FROM = "write finetune: true and load: a Hugging Face folder with its weights"
+_MEGATRON_FIX = (
+    "A Megatron checkpoint: convert it to Hugging Face format and write load: that folder; if it only repeats the"
+    " weights at tokenizer_name_or_path, remove load"
+)
 
 
 def translate_weights(t: Translator, composed: Composed) -> None:
@@ -22,6 +35,7 @@ def translate_weights(t: Translator, composed: Composed) -> None:
     for role in trained_roles(t):
         _load(t, role)
         _contents(t, role)
+    _reference(t)
     _adapters(t)
 
 
@@ -86,35 +100,50 @@ def _resume(t: Translator) -> None:
             t.set(finetune, "trainer.resume_mode", mode, "finetune is off: resume from load")
             if not is_run_folder:
                 t.set(load, "trainer.resume_from_path")
+    elif _is_megatron_checkpoint(load.value, t.folder):
+        why = "holds a Megatron checkpoint, which cannot be resumed"
+        t.refuse(load, f"{why}. To start from it, {_START_FROM}")
     elif load.value == save.value:
         t.set(finetune, "trainer.resume_mode", "auto", "load equals save: resume from the newest checkpoint there")
     else:
         why = "finetune is off, so the run would resume from this checkpoint; Megatron checkpoints are not supported"
-        t.refuse(load, f"{why}. Write finetune: true to start from the weights at tokenizer_name_or_path")
+        t.refuse(load, f"{why}. To start from it, {_START_FROM}; to start from tokenizer_name_or_path, remove load")
 
 
 def _load(t: Translator, role: Role) -> None:
+    """Initial weights. MindSpeed RL reads them from `load`, and only the config from tokenizer_name_or_path."""
     load, path = role.section["load"], t.actor.value("tokenizer_name_or_path")
+    for name in ("load_checkpoint_loosely", "pretrained_checkpoint"):
+        t.inert(role.section[name], "weights are loaded from load, else from tokenizer_name_or_path")
     if load.theirs in t.handled:
         return
-    folder = Path(t.folder, str(path)).expanduser() if path else None
     if load.value is None:
         why = "without it MindSpeed RL starts from random weights; Burnish loads those at tokenizer_name_or_path"
         t.inert(Setting(load.theirs, None, True), why)
-    elif folder is not None and _has_no_weights(folder):
-        why = "Megatron weights are not supported, and tokenizer_name_or_path has no Hugging Face weights"
-        t.refuse(load, f"{why}: put model.safetensors there")
+    elif not role.section.value("finetune"):
+        t.inert(load, "the checkpoint of the policy is resumed, with the critic in it")
+    elif same_folder(load.value, path):
+        t.inert(load, "the same folder as tokenizer_name_or_path, whose weights are loaded")
+    elif _is_megatron_checkpoint(load.value, t.folder):
+        t.refuse(load, f"holds a Megatron checkpoint, which Burnish cannot read. {_MEGATRON_FIX}")
     else:
-        t.inert(load, "the same weights in Megatron format; Burnish loads those at tokenizer_name_or_path instead")
-    for name in ("load_checkpoint_loosely", "pretrained_checkpoint"):
-        t.inert(role.section[name], "weights are loaded from tokenizer_name_or_path, and must be complete")
+        t.set(load, f"{role.model}.path", why=f"must be in Hugging Face format. {_MEGATRON_FIX}")
 
 
-def _has_no_weights(folder: Path) -> bool:
-    """Whether a local model folder has a config.json but no weight files."""
-    return (folder / "config.json").is_file() and not any(
-        file for pattern in _WEIGHT_FILES for file in folder.glob(pattern)
-    )
+def _reference(t: Translator) -> None:
+    """The reference starts from the policy's first weights, or from integrated_mode_config.ref_model_load_path."""
+    config = t.rl["integrated_mode_config"]
+    path = (config.value or {}).get("ref_model_load_path") if isinstance(config.value, dict) else None
+    t.inert(config, "the reference is the policy's first model" if path is None else "names the reference's weights")
+    if path is None:
+        return
+    setting = Setting(f"{config.theirs}.ref_model_load_path", path, True)
+    if not uses_reference(t):
+        t.inert(setting, "this run has no reference model")
+    elif same_folder(path, initial_weights(t).value):
+        t.inert(setting, "the policy's first weights, which the reference has anyway")
+    else:
+        t.set(setting, f"{REF}.model.path", why="must be in Hugging Face format, not a Megatron checkpoint")
 
 
 def _contents(t: Translator, role: Role) -> None:
@@ -136,6 +165,12 @@ def _contents(t: Translator, role: Role) -> None:
 
 def _is_burnish_checkpoint(path: str, folder: str) -> bool:
     return (Path(folder, str(path)).expanduser() / _MANIFEST).is_file() or _is_run_folder(path, folder)
+
+
+def _is_megatron_checkpoint(path: str, folder: str) -> bool:
+    """Whether a local folder has Megatron's layout: a tracker file, or a `release` or `iter_N` folder of ranks."""
+    local = Path(folder, str(path)).expanduser()
+    return any(next(local.glob(pattern), None) is not None for pattern in _MEGATRON_FILES)
 
 
 def _is_run_folder(path: str, folder: str) -> bool:

@@ -33,6 +33,7 @@ def _reward_source(t: Translator) -> None:
     if agent:
         t.set("agent_func_path", f"{ROLLOUT}.agent.agent_func_path")
         t.inert("remote_rm_url", f"{t.spelling('agent_func_path')} returns the rewards")
+        t.set_implicit("reward.on_error", "stop", "OpenRLHF stops when an agent fails")
     elif url:
         urls = [part.strip() for part in url.split(",") if part.strip()]
         why = (

@@ -8,22 +8,22 @@ from typing import Any
 from burnish.dialects.invocation import Invocation
 from burnish.dialects.openrlhf import ppo, sft
 from burnish.dialects.report import Translation
-from burnish.errors import UserError
+from burnish.errors import NotSupportedYet, UserError
 
 PACKAGE = "openrlhf.cli."
 PROGRAMS = {"train_ppo_ray": ppo.translate, "train_ppo": ppo.translate, "train_sft": sft.translate}
-_PREFERENCES = "preference training is not supported"
-_REWARD_MODELS = "training reward models is not supported"
+_PREFERENCES = "preference training is not supported yet"
+_REWARD_MODELS = "training reward models is not supported yet"
 UNSUPPORTED_PROGRAMS = {
     "train_dpo": _PREFERENCES,
     "train_kto": _PREFERENCES,
     "train_rm": _REWARD_MODELS,
     "train_prm": _REWARD_MODELS,
-    "train_kd": "distillation is not supported",
-    "batch_inference": "its flags are not translated; use `burnish generate` with Burnish keys",
+    "train_kd": "distillation is not supported yet",
+    "batch_inference": "its flags are not translated yet; use `burnish generate` with Burnish keys",
     "serve_rm": "start the reward server with OpenRLHF, and pass its address as --remote_rm_url",
-    "interactive_chat": "interactive chat is not supported",
-    "lora_combiner": "its flags are not translated; use `burnish export` to merge adapters",
+    "interactive_chat": "interactive chat is not supported yet",
+    "lora_combiner": "its flags are not translated yet; use `burnish export` to merge adapters",
 }
 
 
@@ -38,9 +38,11 @@ class OpenRLHF:
 
     def translate_command(self, invocation: Invocation, folder: str = ".") -> Translation:
         program = program_of(invocation.entry)
+        programs = [f"{PACKAGE}{name}" for name in PROGRAMS]
+        if program in UNSUPPORTED_PROGRAMS:
+            raise NotSupportedYet(UNSUPPORTED_PROGRAMS[program], key=invocation.entry, allowed=programs)
         if program not in PROGRAMS:
-            problem = UNSUPPORTED_PROGRAMS.get(program or "", "unknown OpenRLHF program")
-            raise UserError(problem, key=invocation.entry, allowed=[f"{PACKAGE}{name}" for name in PROGRAMS])
+            raise UserError("unknown OpenRLHF program", key=invocation.entry, allowed=programs)
         return PROGRAMS[program](invocation)
 
     def translate_config(

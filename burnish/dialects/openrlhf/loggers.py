@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from burnish.dialects.openrlhf.translator import HIDDEN, Translator
+from burnish.dialects.openrlhf.translator import Translator
 
 DEFAULT_LOGGERS = ["console", "file"]
 LOGGED_IN = ("true", "1", "yes")  # no API key: the user has run `wandb login`
@@ -35,7 +35,7 @@ def _wandb(t: Translator, token: str) -> None:
     t.set("use_wandb", "trainer.logger", [*DEFAULT_LOGGERS, "wandb"])
     if token.lower() not in LOGGED_IN:
         t.translation.environment["WANDB_API_KEY"] = token
-        t.converted("use_wandb", f"WANDB_API_KEY={HIDDEN} in the environment")
+        t.converted("use_wandb", "its value is WANDB_API_KEY in the environment")
     for name, variable in (("wandb_org", "WANDB_ENTITY"), ("wandb_group", "WANDB_RUN_GROUP")):
         value = t.get(name)
         if value is not None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from burnish.dialects.openrlhf.flags import Flag
 from burnish.errors import nearest
+from burnish.redact import HIDDEN, is_secret, remember
 
-_SECRET = re.compile(r"wandb|token|api_?key|secret|password", re.IGNORECASE)  # unknown flags may hold secrets too
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$|-\d+\.?\d*[eE][-+]?\d+$")
 
 
@@ -89,7 +89,9 @@ def parse(argv: Sequence[str], flag_set: FlagSet) -> Command:
         values = [text] if equals else []
         while not equals and rest and not _is_flag(rest[0]):
             values.append(rest.pop(0))
-        shown = "***" if values and _SECRET.search(spelling) else " ".join(values) or None
+        # It may be a misspelled --use_wandb, whose value is a key.
+        hidden = any(is_secret(spelling, value) or "wandb" in spelling for value in values)
+        shown = HIDDEN if hidden else " ".join(values) or None
         command.unparsed.append(UnparsedFlag(spelling, shown, match.why))
     command.is_dotted = any("." in flag_value.spelling for flag_value in command.values.values())
     return command
@@ -130,13 +132,16 @@ def _take_words(flag: Flag, inline: list[str] | None, rest: list[str]) -> list[s
 
 def _store(command: Command, name: str, spelling: str, words: list[str] | str) -> None:
     flag = command.flag_set.flags[name]
+    if flag.secret:
+        for word in words:
+            remember(word)
     if isinstance(words, str):
         command.unparsed.append(UnparsedFlag(spelling, None, words))
         return
     try:
         value = True if flag.nargs == 0 else _parse_values(flag, words)
     except ValueError as error:
-        shown = "***" if flag.secret else " ".join(words)
+        shown = HIDDEN if flag.secret else " ".join(words)
         command.unparsed.append(UnparsedFlag(spelling, shown, str(error)))
         return
     target, fixed = command.flag_set.aliases.get(name, (name, None))

@@ -11,8 +11,8 @@ from burnish.config.values import convert
 from burnish.dialects.openrlhf.parser import Command
 from burnish.dialects.report import CONVERTED, INERT, KEPT, REFUSED, Item, Translation, is_default
 from burnish.errors import UserError
+from burnish.redact import HIDDEN
 
-HIDDEN = "***"
 REPEATED = "repeated later; the last value applies"
 BUILT_IN = "(OpenRLHF itself)"  # source of behavior that no flag controls
 _UNCHANGED = object()

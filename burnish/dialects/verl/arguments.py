@@ -15,10 +15,12 @@ _CONFIG_FLAGS = {
     "--config-dir": "config_dir",
     "-cd": "config_dir",
 }
+_PRINT_CONFIG = ("--cfg", "-c")
 # Flags that do not change the run: those with a value, and switches.
-_VALUE_FLAGS = ("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun")
-_SWITCHES = ("--resolve", "--run", "-r", "--help", "-h", "--hydra-help", "--version")
-_SWEEPS = ("--multirun", "-m", "--shell-completion", "-sc")
+_VALUE_FLAGS = (*_PRINT_CONFIG, "--package", "-p", "--info", "-i", "--experimental-rerun")
+_SWITCHES = ("--resolve", "--run", "-r")
+_SWEEPS = ("--multirun", "-m")
+_OTHER_ACTIONS = ("--help", "-h", "--hydra-help", "--version", "--info", "-i", "--shell-completion", "-sc")
 
 
 @dataclass
@@ -29,6 +31,7 @@ class Arguments:
     config_path: str | None = None
     config_name: str | None = None
     config_dir: str | None = None
+    prints_config: bool = False  # --cfg: print the config and exit
     items: list[Item] = field(default_factory=list)  # report on the flags
 
     @property
@@ -56,6 +59,11 @@ def _apply_flag(arguments: Arguments, flag: str, value: str) -> Item:
         name = _CONFIG_FLAGS[flag]
         setattr(arguments, name, value)
         return Item(flag, value, KEPT, why="folder of the config file" if "name" not in name else "")
+    if flag in _PRINT_CONFIG:
+        arguments.prints_config = True
+        return Item(flag, value or None, INERT, why="`burnish run` prints the config and exits, as Hydra does")
+    if flag in _OTHER_ACTIONS:
+        return Item(flag, value or None, REFUSED, why="Hydra prints and exits; `burnish explain` lists keys")
     if flag in _VALUE_FLAGS or flag in _SWITCHES:
         return Item(flag, value or None, INERT, why="a flag of Hydra that does not affect the run")
     if flag in _SWEEPS:

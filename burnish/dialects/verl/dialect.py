@@ -4,30 +4,52 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from burnish.config.aliases import ALIASES, GROUPS, find_alias
 from burnish.config.jobs import JOBS
-from burnish.config.overrides import Entry, is_group, read_file, read_mapping, read_overrides
+from burnish.config.overrides import Entry, flat, is_added, is_group, read_file, read_mapping, read_overrides
 from burnish.config.tree import tree
 from burnish.config.verl_files import VERL_FILES
 from burnish.dialects.invocation import Invocation
 from burnish.dialects.report import CONVERTED, KEPT, REFUSED, Item, Translation
 from burnish.dialects.verl.arguments import Arguments, parse_arguments
-from burnish.dialects.verl.defaults import write_defaults
-from burnish.dialects.verl.programs import BURNISH, Program, find_program
+from burnish.dialects.verl.defaults import verl_defaults, write_defaults
+from burnish.dialects.verl.programs import BURNISH, Program, find_program, module_of
 from burnish.dialects.verl.torchrun import apply_torchrun_counts
 from burnish.dialects.verl.translator import Translator
+from burnish.dialects.verl.versions import (
+    Assumption,
+    assume_version,
+    given_version,
+    megatron_defaults_of,
+    parse_version,
+)
+from burnish.dialects.yaml_file import check_folder, read_yaml
 from burnish.errors import UserError
 
 # Environment variables that a Burnish run needs too; the rest configure verl's libraries.
 _VARIABLES = ("WANDB_", "HF_", "MLFLOW_", "SWANLAB_", "TRACKIO_", "CUDA_VISIBLE_DEVICES", "TOKENIZERS_", "SANDBOX_")
+_MEGATRON_FILE = "ppo_megatron_trainer"
 _ASYNC_WHY = "this program generates on separate devices during training"
 
 
 class Verl:
     """The dialect of verl."""
+
+    version: str | None = None  # whose defaults apply; None: the version that the settings imply
+
+    def assume(self, text: str) -> None:
+        """Use the defaults of one version, `verl==0.7`, whatever the settings imply."""
+        name, equals, version = text.partition("==")
+        if name.strip() != "verl" or not equals:
+            raise UserError("not a version of verl", key="--as", value=text, hint="--as verl==0.7")
+        self.version = parse_version(version)
+
+    def _assumption(self, names: Sequence[str]) -> Assumption:
+        return assume_version(names) if self.version is None else given_version(self.version)
 
     def knows_command(self, invocation: Invocation) -> bool:
         return find_program(invocation.entry, invocation.argv) is not None
@@ -43,38 +65,48 @@ class Verl:
         if invocation.entry == BURNISH:
             argv.remove(program.job)
         arguments = parse_arguments(argv)
-        translation = Translation("verl", program.job, [*arguments.items])
+        translation = Translation("verl", program.job, [*arguments.items], prints_config=arguments.prints_config)
         translation.environment = {name: value for name, value in invocation.env.items() if name.startswith(_VARIABLES)}
         if program.refusal:
             translation.items.append(Item(invocation.entry, None, REFUSED, why=program.refusal))
         translator = Translator(translation)
-        _add_config_file(translator, arguments, program, folder)
+        file = _read_config_file(translation, arguments, program, folder)
+        assumed = self._assumption([*_written(arguments.overrides, file), module_of(invocation.entry)])
+        for entry in _of_version(file, assumed.version):
+            translator.add(entry, explicit=file.is_users)
         translator.add_overrides(_key_overrides(arguments))
-        cfg = translator.finish()
+        cfg = translator.finish(verl_defaults(program.job, assumed.version) if program.config_name else None)
         for key, value in _async_settings(program).items():
             if key not in translation.settings:
                 translation.add(Item(invocation.entry, None, CONVERTED, key, value, _ASYNC_WHY, explicit=False))
         if program.job == "sft":
             apply_torchrun_counts(invocation, translation)
         if program.config_name:
-            write_defaults(translation, cfg)
+            write_defaults(translation, cfg, assumed.version)
+            translation.notes.append(assumed.note())
         return translation
 
     def translate_config(
         self, config: dict[str, Any], folder: str = ".", overrides: tuple[str, ...] = ()
     ) -> Translation:
+        if config.get("defaults"):
+            check_folder(folder)
         entries = read_mapping(config, folder, "the file")
         arguments = parse_arguments(overrides)
         parsed, _ = read_overrides(arguments.overrides)
         keys = [entry.key for entry in entries] + [override.key_or_group for override in parsed]
         translation = Translation("verl", _job_of(keys), [*arguments.items])
         translator = Translator(translation)
-        for entry in entries:
+        bases = [_stem(entry) for entry in config.get("defaults") or [] if isinstance(entry, str)]
+        file = ConfigFile(entries, tuple(base for base in bases if base in VERL_FILES))
+        assumed = self._assumption(_written(arguments.overrides, file))
+        for entry in _of_version(file, assumed.version) if file.bases else entries:
             translator.add(entry)
         translator.add_overrides(arguments.overrides)
-        cfg = translator.finish()
-        if _inherits(config):
-            write_defaults(translation, cfg)
+        cfg = translator.finish(verl_defaults(translation.job, assumed.version) if file.bases else None)
+        if file.bases:  # a file without any gets Burnish's defaults
+            write_defaults(translation, cfg, assumed.version)
+            translation.notes.append(assumed.note())
         return translation
 
 
@@ -94,28 +126,75 @@ def _key_overrides(arguments: Arguments) -> list[str]:
     return [text for text in arguments.overrides if text not in groups]
 
 
-def _add_config_file(translator: Translator, arguments: Arguments, program: Program, folder: str) -> None:
-    """Add the config file: the user's if it exists, else verl's file of that name."""
+@dataclass(frozen=True)
+class ConfigFile:
+    """The entries of a config file, and the files of verl's tree that it builds on."""
+
+    entries: Sequence[Entry] = ()
+    bases: tuple[str, ...] = ()
+    is_users: bool = True  # else a file of verl
+
+
+def _read_config_file(translation: Translation, arguments: Arguments, program: Program, folder: str) -> ConfigFile:
+    """Read the config file: the user's if it exists, else verl's file of that name."""
     name = arguments.config_name or program.config_name
     if not name:
-        return
+        return ConfigFile()
     config_folder = os.path.join(folder, arguments.folder or ".")
     exists = any(Path(config_folder, f"{_stem(name)}{suffix}").is_file() for suffix in (".yaml", ".yml"))
-    is_user_file = exists and arguments.config_name is not None
+    is_users = exists and arguments.config_name is not None
     try:
         parsed, _ = read_overrides(arguments.overrides)
         groups = [override for override in parsed if is_group(override, arguments.folder and config_folder)]
-        read = read_file if is_user_file else _read_verl_file
+        if is_users:
+            check_folder(config_folder, [override.input_line or "" for override in groups])
+        read = read_file if is_users else _read_verl_file
         entries: Sequence[Entry] = read(config_folder, name, groups)
     except UserError as error:
-        items = translator.translation.items
+        items = translation.items
         index = next(index for index, item in enumerate(items) if item.theirs in ("--config-name", "-cn"))
         items[index] = Item(items[index].theirs, name, REFUSED, why=error.text())
-        return
-    if not is_user_file:
-        _explain_verl_file(translator.translation, name)
-    for entry in entries:
-        translator.add(entry, explicit=is_user_file)
+        return ConfigFile()
+    if is_users:
+        return ConfigFile(entries, _bases(config_folder, name))
+    _explain_verl_file(translation, name)
+    return ConfigFile(entries, (_stem(name),), is_users=False)
+
+
+def _bases(folder: str, name: str) -> tuple[str, ...]:
+    """The files of verl's tree in the `defaults:` list of a user's file."""
+    path = next(path for end in (".yaml", ".yml") if (path := Path(folder, f"{_stem(name)}{end}")).is_file())
+    content = read_yaml(path)
+    defaults = content.get("defaults") if isinstance(content, dict) else None
+    return tuple(_stem(entry) for entry in defaults or [] if isinstance(entry, str) and _stem(entry) in VERL_FILES)
+
+
+def _of_version(file: ConfigFile, version: str) -> list[Entry]:
+    """The file's entries, with what verl's Megatron files set in this version instead of in 0.5."""
+    before = _values_of(_MEGATRON_FILE)
+    if not any(before.items() <= _values_of(base).items() for base in file.bases):
+        return list(file.entries)
+    changes = megatron_defaults_of(version)
+    entries = [
+        replace(entry, value=changes[entry.key])
+        if entry.key in changes and entry.value == before.get(entry.key)
+        else entry
+        for entry in file.entries
+    ]
+    missing = [key for key in changes if key not in {entry.key for entry in entries}]
+    return [*(Entry(key, changes[key], f"verl's {_MEGATRON_FILE}") for key in missing), *entries]
+
+
+def _values_of(name: str) -> dict[str, Any]:
+    """What a file of verl's tree sets, by key."""
+    return {entry.key: entry.value for entry in flat(VERL_FILES[name], name) if not isinstance(entry.value, list)}
+
+
+def _written(overrides: Sequence[str], file: ConfigFile) -> list[str]:
+    """`key=value` of everything the user wrote, except keys added with `+`, which no version has."""
+    parsed, _ = read_overrides(overrides)
+    written = [f"{override.key_or_group}={override.value()}" for override in parsed if not is_added(override)]
+    return [*(f"{entry.key}={entry.value}" for entry in file.entries if file.is_users), *written]
 
 
 def _read_verl_file(folder: str, name: str, groups: Sequence[Any]) -> list[Entry]:
@@ -135,12 +214,6 @@ def _explain_verl_file(translation: Translation, name: str) -> None:
 
 def _stem(name: str) -> str:
     return name.removesuffix(".yaml").removesuffix(".yml")
-
-
-def _inherits(config: dict[str, Any]) -> bool:
-    """Whether a YAML inherits from a file of verl's tree. One that does not gets Burnish's defaults."""
-    defaults = config.get("defaults") or []
-    return any(isinstance(entry, str) and _stem(entry) in VERL_FILES for entry in defaults)
 
 
 def _job_of(keys: Sequence[str]) -> str:

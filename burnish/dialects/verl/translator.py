@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from burnish.config.aliases import find_alias
 from burnish.config.load import build
 from burnish.config.overrides import COMMAND_LINE, Entry, entry_of, read_overrides
-from burnish.config.settings import Settings
+from burnish.config.settings import Setting, Settings, why_unset
 from burnish.config.tree import tree
-from burnish.config.values import is_interpolation, written_as
+from burnish.config.values import is_interpolation, is_unset, written_as
+from burnish.config.verl_only import find_verl_only
 from burnish.dialects.report import CONVERTED, INERT, KEPT, REFUSED, Item, Translation
 from burnish.errors import UserError
 
 _HYDRA = "hydra."
+_SCALARS = (bool, int, float, type(None))
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,22 @@ class Translator:
             return
         alone = Settings(self.settings.tree)
         alone.add_all([entry])
-        self.entries.append(SourceEntry(entry, theirs, explicit, tuple(alone.values), _explain(entry, alone)))
+        keys = tuple(key for key, setting in alone.values.items() if self._takes(key, setting.value))
+        self.entries.append(SourceEntry(entry, theirs, explicit, keys, _explain(entry, alone)))
 
-    def finish(self) -> Any:
-        """Resolve interpolations, report on every entry, and return the config. Per key, the last entry wins."""
-        cfg, errors = build(self.settings)
+    def _takes(self, key: str, value: Any) -> bool:
+        """Whether the settings took the value; null in one spelling leaves a key to another."""
+        return value is not None or key not in self.settings.values or self.settings.values[key].value is None
+
+    def finish(self, defaults: Mapping[str, Any] | None = None) -> Any:
+        """Resolve interpolations, report on every entry, and return the config. Per key, the last entry wins.
+
+        `defaults` are the source system's, to which interpolations may refer.
+        """
+        complete = Settings(self.settings.tree)
+        complete.values = {key: Setting(value, "") for key, value in (defaults or {}).items()} | self.settings.values
+        cfg, errors = build(complete)
+        self.settings.values = {key: value for key, value in self.settings.values.items() if key in complete.values}
         errors_by_key = {error.key: error for error in errors}
         last = {key: source for source in self.entries for key in source.keys}
         for source in self.entries:
@@ -103,9 +116,19 @@ class Translator:
         if entry.remove:
             why = "removed: its default applies"
             return Item(source.theirs, None, CONVERTED, entry.key, default, why, source.explicit)
+        if match and not match[1] and is_unset(match[0], entry.value):
+            return Item(source.theirs, entry.value, CONVERTED, why=why_unset(entry.value), explicit=source.explicit)
         if match or entry.key in self.settings.tree.sections:
             why = "empty: nothing to set"
             return Item(source.theirs, entry.value, KEPT, entry.key, entry.value, why, source.explicit)
+        alias = find_alias(entry.key, self.settings.tree.job)
+        keys = (entry.key, *(alias[1] if alias else ()))
+        row = next((row for key in keys if (row := find_verl_only(key, self.settings.tree.job))), None)
+        if row is not None:
+            return Item(source.theirs, entry.value, INERT, why=row.reason(entry.value), explicit=source.explicit)
+        if alias is not None:
+            why = f"{alias[0].why}; {why_unset(entry.value)}"
+            return Item(source.theirs, entry.value, CONVERTED, why=why, explicit=source.explicit)
         why = "selects a config group of verl; Burnish has a single section with all its keys"
         return Item(source.theirs, entry.value, INERT, why=why, explicit=source.explicit)
 
@@ -133,7 +156,8 @@ def _explain(entry: Entry, alone: Settings) -> str:
         reasons.append(alias[0].why)
     for key, setting in alone.values.items():
         if _changed(entry.value, setting.value):
-            reasons.append(f"{written_as(entry.value)} is written {written_as(setting.value)} here")
+            theirs = "empty" if entry.value == "" else written_as(entry.value)
+            reasons.append(f"{theirs} is written {written_as(setting.value)} here")
         if key != entry.key and not alias and not reasons:
             reasons.append(f"{entry.key}={written_as(entry.value)} sets this key")
     return "; ".join(dict.fromkeys(reasons))
@@ -141,6 +165,12 @@ def _explain(entry: Entry, alone: Settings) -> str:
 
 def _changed(theirs: Any, ours: Any) -> bool:
     """Whether the value changed, beyond the spelling of a number or switch or a one-element list."""
+    if (
+        isinstance(theirs, bool) != isinstance(ours, bool)
+        and not isinstance(theirs, str)
+        and not isinstance(ours, list)
+    ):
+        return True  # false for a number, 1 for a switch
     if is_interpolation(theirs) or theirs == ours or isinstance(theirs, dict):
         return False
     if isinstance(ours, list):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.data.files import Rows
 from burnish.data.prompt import read_prompt
 from burnish.errors import UserError, nearest
-from burnish.reward.sample import Sample
+from burnish.reward.sample import Sample, SampleRow
 
 if TYPE_CHECKING:
     from burnish.config.jobs import EvalDataConfig
@@ -35,7 +35,9 @@ def check_columns(rows: Rows, cfg: EvalDataConfig, *, reads_prompts: bool) -> No
         )
 
 
-def samples_of(rows: Rows, number: int, cfg: EvalDataConfig, *, reads_prompts: bool) -> list[Sample]:
+def samples_of(
+    rows: Rows, number: int, cfg: EvalDataConfig, *, reads_prompts: bool, reads_rows: bool = False
+) -> list[Sample]:
     """One sample per response of a row."""
     row, where = rows.row(number), rows.where(number)
     extra = _object(row, "extra_info", where)
@@ -47,6 +49,7 @@ def samples_of(rows: Rows, number: int, cfg: EvalDataConfig, *, reads_prompts: b
             f"{where} has no {cfg.data_source_key!r}", key="data.data_source_key", value=cfg.data_source_key
         )
     prompt = read_prompt(row, cfg.prompt_key, where).contents() if reads_prompts else ""
+    sample_row = _sample_row(row, cfg, where) if reads_rows else None
     return [
         Sample(
             data_source=str(source),
@@ -55,14 +58,26 @@ def samples_of(rows: Rows, number: int, cfg: EvalDataConfig, *, reads_prompts: b
             extra_info=extra,
             uid=f"{rows.fingerprint}-{number}",
             sample=sample,
+            row=sample_row,
             **({"prompt": prompt, "query": prompt + response} if reads_prompts else {}),
         )
         for sample, response in enumerate(_responses(row, cfg, where))
     ]
 
 
-def all_samples(rows: Rows, cfg: EvalDataConfig, *, reads_prompts: bool) -> Iterator[list[Sample]]:
-    return (samples_of(rows, number, cfg, reads_prompts=reads_prompts) for number in range(len(rows)))
+def all_samples(
+    rows: Rows, cfg: EvalDataConfig, *, reads_prompts: bool, reads_rows: bool = False
+) -> Iterator[list[Sample]]:
+    inputs = {"reads_prompts": reads_prompts, "reads_rows": reads_rows}
+    return (samples_of(rows, number, cfg, **inputs) for number in range(len(rows)))
+
+
+def _sample_row(row: Mapping[str, Any], cfg: EvalDataConfig, where: str) -> SampleRow:
+    """The row for functions that take columns by name. Files of responses have no tokens."""
+    prompt = read_prompt(row, cfg.prompt_key, where)
+    text = prompt.messages or [] if prompt.plain_text is None else prompt.plain_text
+    columns = {name: value for name, value in row.items() if name not in (cfg.prompt_key, cfg.response_key)}
+    return SampleRow(text, columns, [])
 
 
 def check_rows(rows: Rows, cfg: EvalDataConfig) -> set[str]:

@@ -10,15 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from burnish.config import Loaded, load
+from burnish.config import Loaded, Overrides, load
 from burnish.config.reward import SandboxConfig
 from burnish.data.files import ListRows, Rows, read_files
 from burnish.jobs.eval.measure import ScoredRow, Summary, summarize
 from burnish.jobs.eval.responses import all_samples, check_columns, check_rows
 from burnish.jobs.eval.write import check_output, write_scored
-from burnish.log.console import is_interactive, progress_counter
+from burnish.log.console import Console, progress_counter
 from burnish.reward.sample import Problem, Score
 from burnish.reward.sandbox.settings import SandboxSettings
 from burnish.reward.score import Scorer
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from burnish.config.jobs import EvalConfig
 
 MAX_PENDING = 4096  # responses submitted and not yet scored, to bound the memory for large files
-PROGRESS_LINES = 10  # if there is no progress bar
 
 
 @dataclass(frozen=True)
@@ -60,15 +57,20 @@ class Report:
 
 
 def evaluate(
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     reward: Callable[..., Any] | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
     config_path: str | None = None,
     config_name: str | None = None,
 ) -> Report:
-    """`burnish eval` from Python. `reward` replaces custom_reward_function, `rows` replaces data.path."""
-    loaded = load(overrides, config_path=config_path, config_name=config_name, job="eval")
+    """Score responses: `burnish eval` from Python.
+
+    `rows` (with `responses`, `data_source` and `reward_model`, as `burnish.generate` returns them) replaces data.path,
+    `reward` replaces custom_reward_function. The report has `sources` (by name), `overall`, `scored` and `as_dict()`.
+    """
+    given = [] if rows is None else ["data.path"]
+    loaded = load(overrides, config_path=config_path, config_name=config_name, job="eval", given=given)
     return evaluate_loaded(loaded, reward, rows)
 
 
@@ -91,7 +93,8 @@ def evaluate_loaded(
     sources = check_rows(data, cfg.data)
     with Scorer(settings_of(cfg), reward) as scorer:
         scorer.check_sources(sources)
-        check_columns(data, cfg.data, reads_prompts=scorer.reads_prompts)
+        check_columns(data, cfg.data, reads_prompts=scorer.reads_prompts or scorer.reads_rows)
+        scorer.check_columns(data.kinds)
         with progress(len(data), console) as report_progress:
             scored = score_rows(scorer, data, cfg, report_progress)
         problems = scorer.drain_problems()
@@ -112,9 +115,8 @@ def progress(total: int, console: Console | None) -> Iterator[Callable[[int], No
     if console is None:
         yield lambda done: None
         return
-    every = 1 if is_interactive(console) else max(1, total // PROGRESS_LINES)
     with progress_counter("rows", total, console) as count:
-        yield lambda done: count(done) if done % every == 0 or done == total else None
+        yield count
 
 
 def score_rows(scorer: Scorer, rows: Rows, cfg: EvalConfig, report_progress: Callable[[int], None]) -> list[ScoredRow]:
@@ -130,7 +132,7 @@ def score_rows(scorer: Scorer, rows: Rows, cfg: EvalConfig, report_progress: Cal
         report_progress(len(scored))
         return len(futures)
 
-    for samples in all_samples(rows, cfg.data, reads_prompts=scorer.reads_prompts):
+    for samples in all_samples(rows, cfg.data, reads_prompts=scorer.reads_prompts, reads_rows=scorer.reads_rows):
         pending.append([scorer.submit(sample) for sample in samples])
         num_pending += len(samples)
         while num_pending > MAX_PENDING:

@@ -10,6 +10,7 @@ from typing import Any
 
 from burnish.data.files import ArrowRows, Rows, as_table, write_table
 from burnish.errors import UserError
+from burnish.escape import escape
 from burnish.jobs.eval.measure import ScoredRow
 from burnish.registry import Registry
 
@@ -62,7 +63,8 @@ def write_lines(rows: Rows, scored: Sequence[ScoredRow], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w", encoding="utf-8") as file:
             for number, row in enumerate(scored):
-                file.write(json.dumps({**rows.row(number), **_plain(row)}, ensure_ascii=False, default=str) + "\n")
+                line = json.dumps({**rows.row(number), **_plain(row)}, ensure_ascii=False, default=str)
+                file.write(f"{escape(line)}\n")
         os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"cannot write: {error}", key=KEY, value=str(path)) from error

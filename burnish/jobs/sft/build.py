@@ -18,10 +18,15 @@ from burnish.jobs.sft.run import SftRun
 from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
 from burnish.loop.backends import check_kernels, optimizer_options, trained_language_model
+from burnish.loop.build import choose_threads
+from burnish.loop.experiment import check_same_shape, describe_experiment
 from burnish.loop.export import check_export_dir
+from burnish.loop.finish import check_finished
+from burnish.loop.state import find_checkpoint
 from burnish.models.device import pick_device
 from burnish.models.load import ModelSource, load_config, load_tokenizer, read_chat_template
-from burnish.training.checkpoint import Checkpoints
+from burnish.training.checkpoint import Checkpoints, read_trainer
+from burnish.training.export import loadable_path
 from burnish.training.mirror import Mirror
 from burnish.training.packing import MicroBatchSize
 from burnish.training.sft import SftModel
@@ -35,8 +40,13 @@ Rows = Sequence[Mapping[str, Any]]
 MODEL = "model.partial_pretrain"
 
 
-def build(cfg: SftConfig, dataset: Rows | None = None, val_dataset: Rows | None = None) -> SftRun:
-    """Check what is cheap to check first: names, then files, then the model."""
+def build(
+    cfg: SftConfig, dataset: Rows | None = None, val_dataset: Rows | None = None, *, stop_if_finished: bool = False
+) -> SftRun:
+    """Check what is cheap to check first: names, then files, then the model.
+
+    With `stop_if_finished`, raises AlreadyFinished where the run folder holds this run, with all its steps done.
+    """
     device = pick_device(cfg.trainer.device)
     check_kernels({"model": cfg.model}, cfg.model.use_liger, device)
     loggers = Loggers(cfg.trainer.logger)
@@ -56,19 +66,40 @@ def build(cfg: SftConfig, dataset: Rows | None = None, val_dataset: Rows | None 
     sampler = PromptSampler(len(train), data.train_batch_size, shuffle=True, seed=cfg.trainer.seed)
     total = cfg.trainer.total_training_steps or cfg.trainer.total_epochs * sampler.batches_per_epoch
     folder = RunFolder(cfg.trainer.default_local_dir)
-    return SftRun(
+    notices = [*train.notices, *([] if val is None else val.notices), *sampler.notices(), *choose_threads(folder)]
+    run = SftRun(
         cfg=cfg,
         tokenizer=tokenizer,
         train_data=train,
         sampler=sampler,
         val_data=val,
-        model=build_model(cfg, source, device, total),
         loggers=loggers,
         folder=folder,
         checkpoints=Checkpoints(Path(folder.path)),
         total_steps=total,
         mirror=Mirror(cfg.trainer.default_hdfs_dir) if cfg.trainer.default_hdfs_dir else None,
+        experiment=describe_experiment(
+            cfg,
+            "sft",
+            {"data.train_files": train.fingerprint, "data.val_files": None if val is None else val.fingerprint},
+        ),
+        notices=notices,
     )
+    find_start(run, source, stop_if_finished=stop_if_finished)
+    with loggers.activity("loading the model"):
+        run.model = build_model(cfg, source, device, total)
+    return run
+
+
+def find_start(run: SftRun, source: ModelSource, *, stop_if_finished: bool) -> None:
+    """Find the checkpoint to resume from, and refuse one of another experiment, before the model is loaded."""
+    run.resume_from = checkpoint = find_checkpoint(run)
+    step = None
+    if isinstance(checkpoint, Path):
+        step = read_trainer(checkpoint)["step"]
+        check_same_shape(checkpoint, load_config(source).to_dict(), source.key, source.path)
+    if stop_if_finished and run.trainer.resume_mode == "auto":
+        check_finished(run, step, run.total_steps)
 
 
 def model_source(cfg: SftConfig) -> ModelSource:
@@ -76,7 +107,7 @@ def model_source(cfg: SftConfig) -> ModelSource:
     if not model.partial_pretrain:
         raise UserError("no model is set", key=MODEL, hint=f"{MODEL}=Qwen/Qwen2.5-0.5B")
     return ModelSource(
-        path=model.partial_pretrain,
+        path=loadable_path(model.partial_pretrain, MODEL),
         key=MODEL,
         override_config=dict(model.override_config),
         external_lib=tuple(model.external_lib),

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from burnish.config import Loaded, load
+from burnish.config import Loaded, Overrides, load
 from burnish.config.tree import to_plain
+from burnish.errors import UserError
 from burnish.jobs.sft.build import build
 from burnish.jobs.sft.run import SftRun
+from burnish.log.console import say
 from burnish.log.curves import draw_curves
+from burnish.log.folder import RunFolder
 from burnish.log.logger import RunInfo
-from burnish.loop.fit import Result
-from burnish.loop.state import PATH_KEY, RESUME_MODES
-from burnish.loop.stop import stop_request
+from burnish.loop.finish import AlreadyFinished, Result, conclude, leave_model, stopped
+from burnish.loop.state import PATH_KEY, reading
+from burnish.loop.stop import naming_last_checkpoint, stop_request
 from burnish.training.checkpoint import read_trainer
 from burnish.training.external_checkpoints import ExternalCheckpoint
 
 
 def sft(
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     dataset: Sequence[Mapping[str, Any]] | None = None,
     val_dataset: Sequence[Mapping[str, Any]] | None = None,
     config_path: str | None = None,
     config_name: str | None = None,
 ) -> Result:
-    """Fine-tune a model on examples. Datasets given here replace data.train_files and data.val_files."""
+    """Fine-tune a model on examples: `burnish sft` from Python.
+
+    `dataset` and `val_dataset`, lists of rows, replace data.train_files and data.val_files.
+    """
     rows = {"data.train_files": dataset, "data.val_files": val_dataset}
     given = [key for key, value in rows.items() if value is not None]
     loaded = load(overrides, config_path=config_path, config_name=config_name, job="sft", given=given)
@@ -41,17 +48,24 @@ def sft_loaded(
     val_dataset: Sequence[Mapping[str, Any]] | None = None,
 ) -> Result:
     """The same from a loaded config."""
-    run = build(loaded.cfg, dataset, val_dataset)
-    try:
-        resume(run)
-        start(run, loaded)
-        return fit(run)
-    finally:
-        run.close()
+    folder = RunFolder(loaded.cfg.trainer.default_local_dir)
+    with folder.locked(), naming_last_checkpoint(folder.path):
+        try:
+            run = build(loaded.cfg, dataset, val_dataset, stop_if_finished=True)
+            try:
+                resume(run)
+                start(run, loaded)
+                return fit(run)
+            finally:
+                run.close()
+        except AlreadyFinished as finished:
+            say(finished.text)
+            return finished.result
 
 
 def start(run: SftRun, loaded: Loaded) -> None:
     trainer = run.cfg.trainer
+    run.folder.finished.unlink(missing_ok=True)
     run.folder.describe(loaded.yaml(), device=run.model.device)
     config = to_plain(loaded.cfg)
     info = RunInfo(trainer.project_name, trainer.experiment_name, run.folder.path, config, run.total_steps)
@@ -62,7 +76,7 @@ def start(run: SftRun, loaded: Loaded) -> None:
 
 def fit(run: SftRun) -> Result:
     """Train to the end, or until a signal; either way the state is saved."""
-    result = Result(run.folder.path, run.step)
+    result, started = Result(run.folder.path, run.step), time.monotonic()
     with stop_request() as stop:
         while run.step < run.total_steps and not stop.is_set():
             one_step(run, result)
@@ -71,15 +85,21 @@ def fit(run: SftRun) -> Result:
             save(run)
         run.saving.wait()
         run.saving.report(run.loggers.note)
-    unsaved = run.saving.failure
-    if not result.interrupted:
-        export(run)
-    elif unsaved is None:
-        run.loggers.note(f"stopped after step {run.step}; checkpoint saved. Run the same command to resume")
+    unsaved, result.seconds = run.saving.failure, time.monotonic() - started
+    try:
+        if not result.interrupted:
+            leave_model(run, result, lambda folder: run.model.export(folder, run.tokenizer))
+    except UserError:
+        if unsaved is None:
+            raise
+    if result.interrupted and unsaved is None:
+        run.loggers.note(f"{stopped(run, run.step)}. Run the same command to resume")
     if run.folder.metrics.exists():
         draw_curves(run.folder.metrics, run.folder.curves)
     if unsaved is not None:
         raise unsaved
+    if not result.interrupted:
+        conclude(run, result, run.total_steps)
     return result
 
 
@@ -107,15 +127,6 @@ def one_step(run: SftRun, result: Result) -> None:
     run.saving.report(run.loggers.note)
 
 
-def export(run: SftRun) -> None:
-    """Write the model and its tokenizer to trainer.export_dir, if set."""
-    if run.cfg.trainer.export_dir is None:
-        return
-    folder, model = Path(run.cfg.trainer.export_dir).expanduser(), run.model
-    model.export(folder, run.tokenizer)
-    run.loggers.note(f"exported the model to {folder}")
-
-
 def validate(run: SftRun) -> dict[str, float]:
     """Mean cross entropy per trained token over all validation examples."""
     data, size = run.val_data, run.cfg.data.train_batch_size
@@ -134,6 +145,8 @@ def save(run: SftRun) -> None:
     config, model = run.cfg.trainer.checkpoint, run.model
     role = model.writer(config.save_contents, run.tokenizer, copy=config.async_save)
     state = {"step": run.step, "seed": run.cfg.trainer.seed, "sampler": run.sampler.state_dict()}
+    if run.experiment is not None:
+        state["experiment"] = run.experiment.state_dict()
     write = partial(_write, run, run.step, role, state)
     if config.async_save:
         for step in run.saving.start(run.step, write):
@@ -152,8 +165,8 @@ def _write(run: SftRun, step: int, role: Callable[[Path], None], state: dict[str
 
 
 def resume(run: SftRun) -> None:
-    """Continue from a checkpoint, if trainer.resume_mode finds one."""
-    folder = RESUME_MODES[run.cfg.trainer.resume_mode].load()(run)
+    """Continue from the checkpoint that was found."""
+    folder = run.resume_from
     if folder is None:
         return
     if isinstance(folder, ExternalCheckpoint):
@@ -164,6 +177,7 @@ def resume(run: SftRun) -> None:
     model, contents = run.model, run.cfg.trainer.checkpoint.load_contents
     key = "trainer.checkpoint.load_contents"
     model.load(folder / "actor", contents, key=key)
-    run.sampler.load_state_dict(state["sampler"])
+    with reading(folder):
+        run.sampler.load_state_dict(state["sampler"])
     run.step = run.saved_step = state["step"]
     run.notices.append(f"resumed from {folder}")

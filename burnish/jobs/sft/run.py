@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.data.examples import ExampleDataset
@@ -10,8 +11,10 @@ from burnish.data.sampler import PromptSampler
 from burnish.log.clock import Clock
 from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
+from burnish.loop.experiment import Experiment
 from burnish.loop.saving import Saving
 from burnish.training.checkpoint import Checkpoints
+from burnish.training.external_checkpoints import ExternalCheckpoint
 from burnish.training.mirror import Mirror
 from burnish.training.sft import SftModel
 
@@ -28,12 +31,14 @@ class SftRun:
     train_data: ExampleDataset
     sampler: PromptSampler
     val_data: ExampleDataset | None
-    model: SftModel
+    model: SftModel = field(init=False)  # loaded when it is known that the run can start
     loggers: Loggers
     folder: RunFolder
     checkpoints: Checkpoints
     total_steps: int
     mirror: Mirror | None = None  # copies of the checkpoints elsewhere
+    experiment: Experiment | None = None  # what the settings and files of the run are
+    resume_from: Path | ExternalCheckpoint | None = None
     saving: Saving = field(default_factory=Saving)
     clock: Clock = field(default_factory=Clock)
     notices: list[str] = field(default_factory=list)

@@ -36,9 +36,18 @@ def compiled(name: str, *flags: str) -> ctypes.CDLL:
     try:
         if not library.exists():
             _compile(compiler, source, flags, library)
+        _check_owner(library)
         return ctypes.CDLL(str(library))
     except OSError as error:  # the cache folder is not writable, or its files cannot be loaded
         raise CannotCompileError(f"{library.parent}: {error}") from error
+
+
+def _check_owner(library: Path) -> None:
+    """Loading a library runs its code: it must be this user's (or root's), and not everybody's to change."""
+    for path in (library, library.parent):
+        status = path.stat()
+        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o002:
+            raise CannotCompileError(f"{path} belongs to another user, or everybody can write to it")
 
 
 def _compile(compiler: str, source: Path, flags: tuple[str, ...], library: Path) -> None:
@@ -46,7 +55,7 @@ def _compile(compiler: str, source: Path, flags: tuple[str, ...], library: Path)
 
     Linking takes no optimization flags: with some, compilers link start-up code that changes the process's rounding.
     """
-    library.parent.mkdir(parents=True, exist_ok=True)
+    library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         objects, linked = f"{folder}/{source.stem}.o", f"{folder}/{source.stem}.so"
         for command in (

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from burnish.errors import UserError
+from burnish.errors import UserError, install_package
 
 # Kernel files import this as `tl`; the first launch replaces it by triton.language in their globals.
 tl: Any = None
@@ -67,5 +67,5 @@ def _triton() -> tuple[Any, Any]:
         import triton
         import triton.language as language
     except ImportError as missing:
-        raise UserError("Triton is not installed", hint="pip install triton") from missing
+        raise UserError("Triton is not installed", hint=install_package("triton")) from missing
     return triton, language

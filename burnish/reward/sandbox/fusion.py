@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from burnish.errors import UserError
-from burnish.reward.sandbox.result import OUTPUT, TIME, RunResult
+from burnish.http import Client, ResponseTooLong
+from burnish.isolation.limits import OUTPUT, TIME
+from burnish.reward.sandbox.result import RunResult
 from burnish.reward.sandbox.runner import RunFn
 from burnish.reward.sandbox.settings import SandboxSettings
 
@@ -24,7 +22,7 @@ _PAUSE = 1.0  # seconds before the second attempt; each further pause is one sec
 _QUEUE_SECONDS = 30.0  # in addition to compiling and running, for the service's queue
 _COMPILE_SECONDS = 30.0
 _GATEWAY_TIMEOUT = 504
-_CHUNK = 65536
+_OTHER_BYTES = 65536  # of a response besides the program's output
 _MAX_ESCAPE = 6  # JSON bytes per byte of program output, at most
 _MAX_MESSAGE = 500
 
@@ -38,10 +36,10 @@ class FusionRunner:
         self.settings = settings
         self.cancel_event = cancel_event or threading.Event()
         self.pause = pause
-        self._url = settings.url or ""
-        if urlsplit(self._url).scheme not in ("http", "https") or not urlsplit(self._url).netloc:
-            raise UserError("not an http(s) URL", key=_KEY, value=settings.url, hint=f"{_KEY}=http://...")
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        try:
+            self._client = Client(settings.url or "", use_proxy=True)
+        except ValueError as error:
+            raise UserError("not an http(s) URL", key=_KEY, value=settings.url, hint=f"{_KEY}=http://...") from error
 
     def check(self) -> str:
         """Run a test program, before training depends on the service."""
@@ -90,31 +88,20 @@ class FusionRunner:
         # JSON can escape lone surrogates, but the service could not decode them.
         clean = {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in payload.items()}
         body = json.dumps(clean).encode()
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        request = urllib.request.Request(self._url, body, headers, method="POST")
         timeout = _COMPILE_SECONDS + self.settings.timeout + _QUEUE_SECONDS
+        limit = 2 * _MAX_ESCAPE * self.settings.output_kb * 1024 + _OTHER_BYTES  # of stdout and stderr
         try:
-            with self._opener.open(request, timeout=timeout) as response:
-                return self._body(response, time.monotonic() + timeout)
-        except urllib.error.HTTPError as error:
-            error.close()
-            raise (_RetryableError if error.code == _GATEWAY_TIMEOUT else _ServiceError)(
-                f"HTTP status {error.code}"
-            ) from error
-        except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
+            response = self._client.call("POST", "", body, timeout=timeout, max_bytes=limit)
+        except ResponseTooLong as error:
+            raise _ServiceError("the response is longer than sandbox.output_kb allows") from error
+        except TimeoutError as error:
+            raise _RetryableError("the response was not complete in time") from error
+        except (OSError, EOFError, ValueError) as error:
             raise _RetryableError(f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]) from error
-
-    def _body(self, response: http.client.HTTPResponse, deadline: float) -> bytes:
-        """Read the body, up to the maximum size of stdout and stderr and the deadline."""
-        limit = 2 * _MAX_ESCAPE * self.settings.output_kb * 1024 + _CHUNK
-        body = b""
-        while chunk := response.read1(_CHUNK):
-            body += chunk
-            if len(body) > limit:
-                raise _ResponseTooLong
-            if time.monotonic() > deadline:
-                raise _RetryableError("the response was not complete in time")
-        return body
+        if not 200 <= response.status < 300:
+            retryable = response.status == _GATEWAY_TIMEOUT
+            raise (_RetryableError if retryable else _ServiceError)(f"HTTP status {response.status}")
+        return response.body
 
     def _parse(self, body: bytes, seconds: float) -> RunResult:
         try:
@@ -156,15 +143,3 @@ class _RetryableError(Exception):
 
 class _ServiceError(Exception):
     """The request failed, and a retry would fail too."""
-
-
-class _ResponseTooLong(_ServiceError):
-    def __init__(self) -> None:
-        super().__init__("the response is longer than sandbox.output_kb allows")
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Do not follow redirects: only the configured URL may respond."""
-
-    def redirect_request(self, *arguments: Any) -> None:
-        return None

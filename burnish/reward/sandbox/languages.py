@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import shutil
-import sysconfig
 from dataclasses import dataclass
 
 from burnish.errors import UserError
+from burnish.isolation.spawn import BARE_PYTHON, package_folders
 from burnish.registry import Registry
-from burnish.reward.sandbox.namespaces import BARE_PYTHON
 
 LANGUAGES = Registry("programming language", key="ground_truth.language")
 
@@ -27,9 +26,10 @@ class Language:
 @functools.cache
 def python() -> Language:
     """This Python interpreter with its installed packages, but without its environment and start-up files."""
-    paths = list(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))
-    start = f"import sys, runpy; sys.path += {paths!r}; sys.argv = ['main.py']; "
-    return Language("main.py", (*BARE_PYTHON, "-c", start + "runpy.run_path('main.py', run_name='__main__')"))
+    # Not runpy, which takes longer to import than most programs to run.
+    start = f"import sys; sys.path += {list(package_folders())!r}; sys.argv = ['main.py']; __file__ = 'main.py'; "
+    run = "del sys; exec(compile(open(__file__, 'rb').read(), __file__, 'exec'))"
+    return Language("main.py", (*BARE_PYTHON, "-c", start + run))
 
 
 @LANGUAGES.register("cpp", fences=("cpp", "c++", "cc"))

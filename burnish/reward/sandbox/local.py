@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import UserError
+from burnish.isolation.limits import MEMORY, OUTPUT, PROCESSES, TIME, Limits
+from burnish.isolation.plan import WEAK
+from burnish.isolation.probe import isolation
+from burnish.isolation.rootfs import BOX
+from burnish.isolation.spawn import IsolatedProcess, spawn_isolated
 from burnish.reward.sandbox.languages import LANGUAGES
-from burnish.reward.sandbox.launcher import WEAK
-from burnish.reward.sandbox.limits import Limits
-from burnish.reward.sandbox.namespaces import IsolatedProcess, isolation, spawn_isolated
-from burnish.reward.sandbox.result import MEMORY, OUTPUT, PROCESSES, TIME, RunResult
-from burnish.reward.sandbox.rootfs import BOX
+from burnish.reward.sandbox.result import RunResult
 from burnish.reward.sandbox.runner import RunFn
 from burnish.reward.sandbox.settings import SandboxSettings
 
@@ -62,13 +63,14 @@ class LocalRunner:
             return f"sandbox: {current.description}"
         if not self.settings.allow_weak:
             raise UserError(
-                f"responses are programs, and {current.description}. Model-written programs could read your files",
+                f"responses are programs, and {current.description}. They could {', '.join(current.still_possible)}",
                 key="sandbox.allow_weak",
                 value=False,
                 allowed="true on a disposable machine, or a sandbox service (reward_model.sandbox_fusion.url)",
                 hint="sandbox.allow_weak=true",
             )
-        return f"WEAK SANDBOX (sandbox.allow_weak=true): {current.description}"
+        gaps = ", ".join(current.still_possible)
+        return f"WEAK SANDBOX (sandbox.allow_weak=true): {current.description}. Programs can {gaps}"
 
     @contextlib.contextmanager
     def prepare(self, code: str, language: str = "python") -> Iterator[RunFn]:

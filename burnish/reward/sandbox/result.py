@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TIME, MEMORY, OUTPUT, PROCESSES = "time", "memory", "output", "processes"
-
 
 @dataclass(frozen=True)
 class RunResult:

@@ -64,6 +64,9 @@ class HfEngine:
     def end_session(self, session: str) -> None:
         """Sessions are ignored: every batch prefills its prompts."""
 
+    def expect_return(self, session: str, seconds: float) -> None:
+        """Sessions are ignored."""
+
     def pause(self) -> None:
         with self._model_lock:
             self.paused = True

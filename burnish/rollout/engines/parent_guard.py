@@ -14,6 +14,7 @@ import threading
 
 
 def main(command: list[str]) -> int:
+    os.umask(os.umask(0o022) | 0o022)  # other users must not connect to sockets that the command creates
     threading.Thread(target=_kill_group_with_parent, daemon=True).start()
     return subprocess.call(command, stdin=subprocess.DEVNULL)
 

@@ -1,38 +1,54 @@
-"""ServerProcess: a server that we start, with a log; it ends when this process ends."""
+"""ServerProcess: a server that we start, with a log; it ends when this process ends.
+
+Only this user can reach it: it gets a random key, its folder has mode 700, and its process groups stay on the loopback
+interface.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from burnish.network import prefer_loopback, socket_folder
 from burnish.rollout.engine import EngineDied
 from burnish.rollout.engines import parent_guard
+from burnish.rollout.engines.private import KEY_VARIABLE, STORES
 
 LOG_LINES = 30  # of the server's log in an error message
+PACKAGES = Path(__file__).resolve().parents[3]  # the folder of the burnish package
+
+
+def server_folder(name: str) -> Path:
+    return socket_folder(f"burnish-{name.lower()}-")
 
 
 class ServerProcess:
-    """`name`: of the system, for messages."""
+    """`name`: of the system, for messages. `folder` is removed at the end."""
 
-    def __init__(self, name: str, command: Sequence[str], url: str, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], url: str, environment: Mapping[str, str], folder: Path | None = None
+    ) -> None:
         self.name = name
         self.url = url
-        self.folder = Path(tempfile.mkdtemp(prefix=f"burnish-{name.lower()}-"))
+        self.api_key = secrets.token_hex(32)
+        self.folder = server_folder(name) if folder is None else folder
         self._log = (self.folder / "server.log").open("wb")
+        variables = {**environment, KEY_VARIABLE: self.api_key, STORES: str(self.folder)}
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGES), variables.get("PYTHONPATH", "")]))
+        prefer_loopback(variables)
         self.process = subprocess.Popen(
             [sys.executable, parent_guard.__file__, *command],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=dict(environment),
+            env=variables,
             start_new_session=True,
         )
 
@@ -59,7 +75,6 @@ class ServerProcess:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def server_key(process: ServerProcess | None) -> str | None:
+    """The key of the server that we started, or of a running one."""
+    return os.environ.get(KEY_VARIABLE) if process is None else process.api_key

@@ -93,6 +93,9 @@ class Supervised:
     def end_session(self, session: str) -> None:
         self._call(lambda engine: engine.end_session(session))
 
+    def expect_return(self, session: str, seconds: float) -> None:
+        self._call(lambda engine: engine.expect_return(session, seconds))
+
     def pause(self) -> None:
         self._paused = True
         self._call(lambda engine: engine.pause())

@@ -32,11 +32,10 @@ deepspeed --module $training_commands > out.log &
 
 
 def parse(text, *args):
-    return parse_script(text, Path("run.sh"), args, Path("here"))
+    return parse_script(text, Path("run.sh"), args, Path("here"), {})
 
 
-def test_simple_script(monkeypatch):
-    monkeypatch.delenv("MODEL", raising=False)
+def test_simple_script():
     recording = parse(SCRIPT, "a=1", "b=2")
     env = {"WANDB_MODE": "offline"}
     assert [(command.words, command.env) for command in recording] == [

@@ -36,13 +36,22 @@ def test_dapo_has_no_kl():
     assert f"{ACTOR}.use_kl_loss" not in translation.settings
 
 
-def test_adaptive_kl_is_refused_in_the_loss_and_inert_elsewhere():
+def test_adaptive_kl_becomes_fixed_and_is_reported():
     adaptive = ("rl_config.kl_ctrl_type", "adaptive")
-    assert "write kl_ctrl_type: fixed" in refusals(translate(adaptive))["rl_config.kl_ctrl_type"]
-    for changes in ((DAPO, adaptive), (*PPO, ("rl_config.use_kl_in_reward", True), adaptive)):
+    for changes in ((adaptive,), (DAPO, adaptive), (*PPO, ("rl_config.use_kl_in_reward", True), adaptive)):
         translation = translate(*changes)
         assert translation.exit_status == 0
-        assert "never updates" in items(translation, "rl_config.kl_ctrl_type")[0].why
+        item = items(translation, "rl_config.kl_ctrl_type")[0]
+        assert (item.status, item.ours_value) == ("converted", "fixed")
+        assert "never updates" in item.why
+        assert translation.settings["algorithm.kl_ctrl.type"] == "fixed"
+
+
+def test_shuffle_mini_batch():
+    translation = translate(("rl_config.shuffle_mini_batch", True))
+    assert translation.exit_status == 0
+    assert translation.settings[f"{ACTOR}.shuffle_mini_batches"] is True
+    assert f"{ACTOR}.shuffle" not in translation.settings
 
 
 def test_only_gae_uses_gamma_and_lambda():
@@ -84,7 +93,6 @@ def test_loss_aggregation():
         ("rl_config.kl_penalty", 0.1, "must be a KL estimator"),
         ("rl_config.kl_penalty", "full", "must be a KL estimator"),
         ("rl_config.kl_ctrl_type", "linear", "fixed, adaptive"),
-        ("rl_config.shuffle_mini_batch", True, "actor_rollout_ref.actor.shuffle=true"),
         ("rl_config.rule_reward", False, "rule_reward: true"),
         ("rl_config.verifier_function", ["acc_for_dap0"], "Did you mean 'acc_for_dapo'?"),
         ("rl_config.verifier_weight", [1.0, 1.0], "2 weights for 1 verifiers"),

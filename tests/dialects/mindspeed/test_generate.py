@@ -107,16 +107,31 @@ def tools(**changes):
     return translate(*((f"rl_config.{key}", value) for key, value in {**TOOLS, **changes}.items()))
 
 
-def test_multi_turn_is_pending():
+def test_multi_turn():
     translation = tools()
-    assert items(translation, "rl_config.multi_turn_enable")[0].status == "pending"
+    assert items(translation, "rl_config.multi_turn_enable")[0].status == "kept"
     assert translation.settings[f"{ROLLOUT}.multi_turn.max_user_turns"] == 3
     assert translation.settings["data.max_response_length"] == 64
     assert translation.exit_status == 0
 
 
-def test_per_turn_limit_is_refused():
-    assert f"{SAMPLING}.max_tokens" in refusals(tools(max_total_response_length=128))
+def test_the_truncated_side_is_converted():
+    """MindSpeed RL names the side that is kept."""
+    key = f"{ROLLOUT}.multi_turn.tool_response_truncate_side"
+    for theirs, ours in (("left", "right"), ("right", "left"), ("middle", "middle")):
+        translation = tools(tool_response_truncate_side=theirs)
+        assert translation.settings[key] == ours
+    (item,) = items(tools(tool_response_truncate_side="left"), "rl_config.tool_response_truncate_side")
+    assert item.status == "converted" and "the side that is kept" in item.why
+
+
+def test_limits_of_one_turn_and_of_all_turns():
+    translation = tools(max_total_response_length=128)
+    assert translation.settings["data.max_response_length"] == 128
+    assert translation.settings[f"{ROLLOUT}.multi_turn.max_turn_length"] == 64
+    assert translation.exit_status == 0
+    assert f"{ROLLOUT}.multi_turn.max_turn_length" not in tools().settings
+    assert "rl_config.max_total_response_length" in refusals(tools(max_total_response_length=32))
 
 
 def test_multi_turn_keys_without_multi_turn_are_inert():
@@ -137,12 +152,34 @@ def test_images_are_pending():
     assert items(translation, "rl_config.reuse_image_embeds")[0].status == "pending"
 
 
-def test_profiler_is_pending():
-    section = {"integrated": {"profile": True, "profile_step_start": 2, "profile_step_end": 4, "profile_ranks": [0]}}
-    translation = translate(("profiler_config", section))
-    assert translation.settings["trainer.profile_steps"] == [2, 3]
-    assert items(translation, "profiler_config.integrated.profile")[0].status == "pending"
+def test_msprobe_warns_and_does_not_refuse():
+    translation = translate(("msprobe_config", {"msprobe": True, "dump_path": "d", "actor_train_dump": True}))
+    item = items(translation, "msprobe_config.msprobe")[0]
+    assert item.status == "inert"
+    assert item.why.startswith("warning: no ")
+    assert {found.status for found in translation.items if found.theirs.startswith("msprobe_config")} == {"inert"}
     assert translation.exit_status == 0
+
+
+def test_the_profiler_is_converted():
+    given = {"profile": True, "mstx": True, "profile_step_start": 2, "profile_step_end": 4, "profile_level": "level2"}
+    given |= {"profile_with_memory": True, "profile_save_path": "p"}
+    translation = translate(("profiler_config", {"integrated": given}))
+    assert translation.exit_status == 0
+    settings = translation.settings
+    assert (settings["global_profiler.tool"], settings["trainer.profile_steps"]) == ("npu", [2, 3])
+    options = "trainer.npu_profile.options"
+    assert [settings[f"{options}.{name}"] for name in ("level", "with_memory", "save_path")] == ["level2", True, "p"]
+    assert settings["actor_rollout_ref.actor.profiler.all_ranks"] is True
+    assert items(translation, "profiler_config.integrated.mstx")[0].status == "inert"
+
+
+def test_a_stage_of_the_profiler_is_a_role_phase_by_phase():
+    given = {"profile": True, "stage": "actor_update", "profile_ranks": [0, 1]}
+    settings = translate(("profiler_config", {"integrated": given})).settings
+    assert settings["actor_rollout_ref.actor.profiler.discrete"] is True
+    assert settings["actor_rollout_ref.actor.profiler.ranks"] == [0, 1]
+    assert not any(key.startswith("actor_rollout_ref.rollout.profiler") for key in settings)
 
 
 def test_disabled_profiler_is_inert():
@@ -153,8 +190,7 @@ def test_disabled_profiler_is_inert():
     )
 
 
-def test_msprobe_is_refused_only_if_enabled():
-    assert "rollout_data_dir" in refusals(translate(("msprobe_config", {"msprobe": True})))["msprobe_config.msprobe"]
+def test_disabled_msprobe_is_inert():
     off = translate(("msprobe_config", {"msprobe": False, "dump_path": "d"}))
     assert items(off, "msprobe_config.dump_path")[0].status == "inert"
 

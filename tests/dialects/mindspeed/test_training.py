@@ -160,6 +160,31 @@ def test_parallel_sizes_of_one_need_no_megatron():
     assert items(translation, "actor_config.sequence_parallel")[0].status == "inert"
 
 
+@pytest.mark.parametrize(
+    ("total", "nodes", "per_node"), [(1, 1, 1), (4, 1, 4), (8, 1, 8), (16, 2, 8), (64, 8, 8), (256, 32, 8), (12, 2, 6)]
+)
+def test_devices_are_nodes_of_eight(total, nodes, per_node):
+    settings = translate(("rl_config.actor_resource.num_npus", total)).settings
+    assert (settings.get("trainer.nnodes", 1), settings["trainer.n_gpus_per_node"]) == (nodes, per_node)
+
+
+@pytest.mark.parametrize("name", ["pipeline_model_parallel_size", "expert_model_parallel_size"])
+def test_fsdp_replaces_pipeline_stages_and_expert_parallelism(name):
+    translation = translate(("rl_config.actor_resource.num_npus", 8), (f"actor_config.{name}", 2))
+    assert translation.settings[f"{ACTOR}.megatron.{name}"] == 1
+    assert {item.status for item in items(translation, f"actor_config.{name}")} == {"converted"}
+
+
+def test_dropout_is_written_out_whether_or_not_the_model_is_here(tmp_path, monkeypatch):
+    """A conversion must not depend on the files of the machine that converts."""
+    monkeypatch.chdir(tmp_path)
+    key = f"{MODEL}.override_config.attention_dropout"
+    assert translate().settings[key] == 0.0
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"attention_dropout": 0.1}')
+    assert translate().settings[key] == 0.0
+
+
 def test_block_recomputation_counts_layers_of_every_stage():
     changes = [("recompute_granularity", "full"), ("recompute_method", "block"), ("recompute_num_layers", 4)]
     pipeline = [("rl_config.actor_resource.num_npus", 2), ("actor_config.pipeline_model_parallel_size", 2)]

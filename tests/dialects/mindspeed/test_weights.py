@@ -2,25 +2,60 @@
 
 import json
 
+import pytest
+
 from .configs import items, refusals, translate
 
 LOAD = ("actor_config.load", "./megatron")
 RESUME = ("actor_config.finetune", False)
 
 
-def test_megatron_weights_are_replaced_by_hf_weights():
+MODEL = "actor_rollout_ref.model"
+
+
+def test_weights_come_from_load_and_the_config_from_the_tokenizers_folder():
+    """Nobody can tell from the paths whether `load` is the base model or an SFT checkpoint."""
     translation = translate(LOAD)
     assert translation.exit_status == 0
-    assert "tokenizer_name_or_path" in items(translation, LOAD[0])[0].why
+    assert translation.settings[f"{MODEL}.path"] == "./megatron"
+    assert translation.settings[f"{MODEL}.tokenizer_path"] == "./model"
+    assert translation.settings[f"{MODEL}.hf_config_path"] == "./model"
+    (item,) = items(translation, LOAD[0])
+    assert "Hugging Face format" in item.why
+    assert "remove load" in item.why
 
 
-def test_megatron_weights_without_hf_weights_are_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize("load", [None, "./model/", "model"])
+def test_without_another_folder_weights_come_from_the_tokenizers(load):
+    settings = translate(("actor_config.load", load)).settings
+    assert settings[f"{MODEL}.path"] == "./model"
+    assert f"{MODEL}.tokenizer_path" not in settings
+
+
+def test_a_reference_of_its_own_weights():
+    key, base = "rl_config.integrated_mode_config", {"ref_model_load_path": "./base"}
+    assert translate((key, base)).settings["actor_rollout_ref.ref.model.path"] == "./base"
+    assert "actor_rollout_ref.ref.model.path" not in translate((key, base), ("rl_config.init_kl_coef", 0)).settings
+    assert "actor_rollout_ref.ref.model.path" not in translate((key, {"ref_model_load_path": "./model"})).settings
+
+
+def test_a_critic_of_its_own_weights():
+    critic = ("critic_config", {"lr": 1e-6, "load": "./critic", "finetune": True})
+    stage = (("megatron_training.stage", "ray_ppo"), ("rl_config.adv_estimator", "gae"))
+    settings = translate(*stage, critic).settings
+    assert settings["critic.model.path"] == "./critic"
+    assert settings[f"{MODEL}.path"] == "./model"
+
+
+@pytest.mark.parametrize("file", ["latest_checkpointed_iteration.txt", "iter_0000100/mp_rank_00/model_optim_rng.pt"])
+@pytest.mark.parametrize("changes", [(LOAD,), (LOAD, RESUME), (LOAD, RESUME, ("actor_config.save", "./megatron"))])
+def test_a_megatron_checkpoint_on_this_machine_is_refused(tmp_path, monkeypatch, file, changes):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    assert "model.safetensors" in refusals(translate(LOAD))[LOAD[0]]
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"")
-    assert refusals(translate(LOAD)) == {}
+    (tmp_path / "megatron" / file).parent.mkdir(parents=True)
+    (tmp_path / "megatron" / file).write_bytes(b"")
+    why = refusals(translate(*changes))[LOAD[0]]
+    assert "Megatron checkpoint" in why
+    assert "Hugging Face" in why
 
 
 def test_resuming_from_a_megatron_checkpoint_is_refused():

@@ -127,6 +127,7 @@ print("compiled")
 """
 
 
+@pytest.mark.long
 def test_every_kernel_compiles_for_hopper(tmp_path):
     """No GPU is needed for that; logits are read and written 16 bytes at a time."""
     script = tmp_path / "compile.py"

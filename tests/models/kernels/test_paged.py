@@ -175,6 +175,7 @@ def test_tiles_divide_blocks_and_stay_small():
     assert kernels._tile(16, 64, torch.bfloat16) == 16 and kernels._tile(64, 256, torch.float32) == 32
 
 
+@pytest.mark.long
 def test_every_kernel_of_decoding_compiles_for_hopper(tmp_path):
     """No GPU is needed for that."""
     script = Path(__file__).parent / "hopper.py"

@@ -34,7 +34,7 @@ def test_ulysses_where_the_ranks_divide_the_heads(heads, kv_heads, size, method)
     assert (f"{heads} heads are not divisible by {size} ranks" in choice.notice) == (method is RING)
 
 
-def test_repeated_heads_are_said():
+def test_repeated_heads_are_reported():
     assert "4 of 32 heads on each rank." in choose_method(config(32, 8), 8, KEY).notice
     assert (
         "2 of 32 heads on each rank, the 8 KV heads repeated 2 times." in choose_method(config(32, 8), 16, KEY).notice

@@ -50,6 +50,7 @@ def on_ranks():
     return get
 
 
+@pytest.mark.long  # tests/training/test_sequence.py trains on two ranks
 @pytest.mark.parametrize("case", TWO, ids=name)
 def test_two_ranks_are_one(on_ranks, case):
     assert_the_same(on_ranks(2, TWO)[name(case)])
@@ -68,7 +69,7 @@ def assert_the_same(found):
         assert gradient_error < 2e-5
 
 
-def test_alone_every_place_is_here():
+def test_a_single_process_holds_every_position():
     column = torch.arange(3.0)
     places = Places(torch.tensor([4, 5, 9]))
     assert places.own(column) is column

@@ -71,7 +71,7 @@ def test_merged_tiles_are_the_plain_product(window, softcap):
     merged = Merged(query, 5)
     for other, tile in cut:
         merged.add(query, *slices[other], shape, tile)
-    torch.testing.assert_close(merged.output, plain.detach(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(merged.output, plain.detach(), rtol=0, atol=5e-6)
 
     found = Gradients(torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value))
     asked = Queries(query, merged.lse, grad, (grad * merged.output).sum(-1))
@@ -80,4 +80,4 @@ def test_merged_tiles_are_the_plain_product(window, softcap):
         part = Gradients(found.query, found.key[:, start : start + SHARE], found.value[:, start : start + SHARE])
         part.add(asked, *slices[other], shape, tile)
     for ours, theirs in zip((found.query, found.key, found.value), whole, strict=True):
-        torch.testing.assert_close(ours, theirs.grad, rtol=0, atol=2e-6)
+        torch.testing.assert_close(ours, theirs.grad, rtol=0, atol=5e-6)

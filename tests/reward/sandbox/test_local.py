@@ -8,11 +8,12 @@ import uuid
 import pytest
 
 from burnish.errors import UserError
-from burnish.reward.sandbox.launcher import WEAK
+from burnish.isolation.plan import WEAK
 from burnish.reward.sandbox.local import LocalRunner
 from burnish.reward.sandbox.settings import SandboxSettings
 
-from .conftest import MODES, processes_with
+from ...isolation.modes import PROGRAM_MODES as MODES
+from ...isolation.modes import processes_with
 
 
 @pytest.mark.parametrize("mode", MODES)

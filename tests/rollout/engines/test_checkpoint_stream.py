@@ -34,7 +34,7 @@ def test_what_comes_under_both_names_is_not_doubled(weights, their_model, tiny_f
     assert sorted(sent) == sorted(name for name, _ in given)
 
 
-def test_a_gap_and_a_wrong_shape_are_told(weights, their_model, tiny_folder):
+def test_a_gap_and_a_wrong_shape_are_errors(weights, their_model, tiny_folder):
     given = list(their_model(tiny_folder).named_parameters())
     stream = weights.stream(given[:-1])
     assert len(list(stream)) == len(given)  # one is missing, the tied head is added

@@ -68,7 +68,7 @@ def test_places_count():
     assert len({number(tensor), *map(number, moved)}) == 1 + len(moved)
 
 
-def test_numbers_that_compare_equal_are_still_told_apart():
+def test_checksums_distinguish_numbers_that_compare_equal():
     assert number(torch.tensor([0.0, 1.0])) != number(torch.tensor([-0.0, 1.0]))
 
 

@@ -34,7 +34,10 @@ def handler(host: Any) -> type[BaseHTTPRequestHandler]:
             self._answer(call)
 
         def _answer(self, call: Any) -> None:
+            key, given = host.arguments.api_key, self.headers["Authorization"]
             try:
+                if key and self.path != "/health" and given != f"Bearer {key}":
+                    raise Bad(401, "Unauthorized")
                 if call is None:
                     raise Bad(404, "Not Found")
                 status, told = 200, call()

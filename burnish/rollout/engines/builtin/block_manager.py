@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Sequence
-from typing import NamedTuple
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engines.builtin.kv_cache import KVCache, blocks_for
@@ -55,11 +56,22 @@ class BlockPool:
         return self._references[block] > 1
 
 
-class SessionKV(NamedTuple):
-    """The cached tokens of a session whose next request has not come yet."""
+@dataclass
+class SessionKV:
+    """The cached tokens of a session whose next request has not started yet."""
 
     input: ModelInput
     blocks: list[int]
+    expected_at: float  # when its next request is expected
+    queued: int | None = None  # the number of that request in the order of arrival, once it waits for a batch slot
+
+    def eviction_order(self, now: float) -> tuple[bool, float]:
+        """The largest is evicted first: the session that will need its KV last.
+
+        One that is overdue by t is expected in another t: latencies have long tails. Requests that already wait are
+        started in the order of arrival.
+        """
+        return (True, abs(self.expected_at - now)) if self.queued is None else (False, self.queued)
 
 
 class BlockManager:
@@ -70,14 +82,23 @@ class BlockManager:
     differs in the last bits, and a result would depend on whether the session was evicted.
     """
 
-    def __init__(self, block_size: int, prefix_caching: bool, exact_only: bool) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        prefix_caching: bool,
+        exact_only: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.exact_only = exact_only
         self.cache: KVCache | None = None
         self.pool = BlockPool(0)
         self.prefix_cache: PrefixCache | None = None
-        self.sessions: OrderedDict[str, SessionKV] = OrderedDict()  # least recently used first
+        self.sessions: dict[str, SessionKV] = {}
+        self.num_evicted = 0  # sessions
+        self._arrivals = itertools.count()
         self.version = 0  # changes with every block table
 
     def open(self, cache: KVCache) -> None:
@@ -135,7 +156,6 @@ class BlockManager:
         """Tokens of the session's KV that this input extends."""
         if session is None or session not in self.sessions:
             return 0
-        self.sessions.move_to_end(session)
         kept = self.sessions[session]
         num_tokens = min(kept.input.common_prefix(input), len(input) - 1)  # the last token's logits must be computed
         full, tail = divmod(num_tokens, self.block_size)
@@ -190,7 +210,9 @@ class BlockManager:
         if self.prefix_cache is not None:
             self.prefix_cache.evict(num_blocks)
         while self.pool.num_free < num_blocks and self.sessions:
-            self.drop_session(next(iter(self.sessions)))
+            now = self.clock()
+            self.drop_session(max(self.sessions, key=lambda name: self.sessions[name].eviction_order(now)))
+            self.num_evicted += 1
             if self.prefix_cache is not None:
                 self.prefix_cache.evict(num_blocks)
         return self.pool.num_free >= num_blocks
@@ -224,9 +246,21 @@ class BlockManager:
                 self.pool.share(block)
             ids = (*prompt.ids, *sequence.tokens[:-1])[:num_tokens]
             self.sessions[sequence.session] = SessionKV(
-                ModelInput(ids, prompt.media), sequence.block_table[:num_blocks]
+                ModelInput(ids, prompt.media), sequence.block_table[:num_blocks], self.clock()
             )
         self.free(sequence)
+
+    def expect_return(self, session: str, seconds: float) -> None:
+        """The session's next request is expected in so many seconds."""
+        kept = self.sessions.get(session)
+        if kept is not None:
+            kept.expected_at, kept.queued = self.clock() + seconds, None
+
+    def enqueue(self, session: str | None) -> None:
+        """The session's next request has come, and waits for a batch slot."""
+        kept = None if session is None else self.sessions.get(session)
+        if kept is not None:
+            kept.queued = next(self._arrivals)
 
     def drop_session(self, session: str | None) -> None:
         kept = None if session is None else self.sessions.pop(session, None)

@@ -38,6 +38,7 @@ class BuiltinEngine:
             sleep=True,
             digests=True,
             sessions=True,
+            watch=True,
             remarks=self.decoder.remarks,
         )
         self.paused = self.asleep = False
@@ -74,6 +75,9 @@ class BuiltinEngine:
 
     def end_session(self, session: str) -> None:
         self._worker.post(lambda: self.scheduler.end_session(session))
+
+    def expect_return(self, session: str, seconds: float) -> None:
+        self._worker.post(lambda: self.scheduler.blocks.expect_return(session, seconds))
 
     def pause(self) -> None:
         self._worker.do(self._pause)

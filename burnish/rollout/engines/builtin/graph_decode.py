@@ -292,6 +292,8 @@ class GraphDecoder:
                     stopped.add(sequence)
                 scheduler.finish(sequence, end)
                 scheduler.counts["finished"] += 1
+            elif sequence.request.watch is not None:
+                sequence.request.watch.check(output.tokens, sequence.tokens)
         self._unread = None
         if stopped:
             scheduler.remove(stopped)

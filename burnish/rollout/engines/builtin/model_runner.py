@@ -28,8 +28,7 @@ from burnish.rollout.engines.builtin.paged_attention import Uncached
 from burnish.rollout.engines.builtin.sampling import SamplingBatch
 from burnish.rollout.engines.builtin.sequence import PromptState, SequenceState, split_chunks
 from burnish.rollout.engines.weights import release_weights
-
-CPU_TOKENS = 2048  # per forward pass on a CPU; measured: activations of more tokens do not stay in its caches
+from burnish.sizing import CPU_PREFILL_TOKENS as CPU_TOKENS
 
 PrefillAttention = Callable[[list[Segment]], PagedAttention]
 

@@ -81,14 +81,30 @@ class Scheduler:
         """Admit what fits, then decode."""
         self.admit()
         if self.running:
-            self.decoder.step(self)
+            self._decode()
         for name, count in self.decoder.take_counts().items():
             self.counts[name] += count
+        if self.blocks.num_evicted:
+            self.counts["evicted_sessions"] += self.blocks.num_evicted
+            self.blocks.num_evicted = 0
+
+    def _decode(self) -> None:
+        """Decode, and count how many of the batch slots get a token; separately while requests wait for slots."""
+        num_slots = self.options.max_num_seqs
+        is_loaded = len(self.running) + len(self.waiting) >= num_slots
+        num_steps, num_tokens = self.counts["decode_steps"], self.counts["tokens"]
+        self.decoder.step(self)
+        num_steps, num_tokens = self.counts["decode_steps"] - num_steps, self.counts["tokens"] - num_tokens
+        for kind in ("decode", "loaded") if is_loaded else ("decode",):
+            self.counts[f"{kind}_slots"] += num_steps * num_slots
+            self.counts[f"{kind}_tokens"] += num_tokens
 
     # requests
 
     def enqueue(self, sequences: list[SequenceState]) -> None:
         self.waiting.extend(sequences)
+        for sequence in sequences:
+            self.blocks.enqueue(sequence.session)
         if any(sequence.request.priority for sequence in self.waiting):
             self.waiting = deque(sorted(self.waiting, key=lambda s: s.request.priority))  # stable: first come first
 
@@ -99,6 +115,8 @@ class Scheduler:
         self.remove({s for s in self.running if s.future in futures})
         for sequence in [s for s in self.waiting if s.future in futures]:
             sequence.complete(Finish("abort"))
+            if sequence.session is not None:
+                self.blocks.expect_return(sequence.session, 0.0)
         self.waiting = deque(s for s in self.waiting if s.future not in futures)
         self._free_unused_prompts()
 
@@ -282,14 +300,14 @@ class Scheduler:
             sequence.top.append(top)
         for sequence, token, log_prob in zip(sequences, sampled.tokens, sampled.log_probs, strict=True):
             sequence.append(token, log_prob, self.version)
-            if not (
-                sequence.has_stop_conditions or token in self.eos_ids or len(sequence.tokens) >= sequence.max_tokens
-            ):
+            if not (sequence.needs_look or token in self.eos_ids or len(sequence.tokens) >= sequence.max_tokens):
                 continue  # the common case: this token cannot end the sequence
             end = finish(sequence.tokens, sequence.request.sampling, self.eos_ids, self.options.decode)
             if end is not None:
                 self.finish(sequence, end)
                 done.add(sequence)
+            elif sequence.request.watch is not None:
+                sequence.request.watch.check((token,), sequence.tokens)
         self.counts["tokens"] += len(sequences)
         if done:
             self.counts["finished"] += len(done)

@@ -51,6 +51,11 @@ class SequenceState:
         return bool(self.request.sampling.stop or self.request.sampling.stop_token_ids)
 
     @cached_property
+    def needs_look(self) -> bool:
+        """Whether the host has something to check after every token."""
+        return self.has_stop_conditions or self.request.watch is not None
+
+    @cached_property
     def needs_host_readback(self) -> bool:
         """Whether the host must process its tokens before the device generates more: stop strings and penalties."""
         return bool(self.request.sampling.stop or self.request.sampling.looks_back)

@@ -30,6 +30,7 @@ from burnish.rollout.engine import (
 )
 from burnish.rollout.engines.checkpoint_stream import Weights
 from burnish.rollout.engines.http import HttpClient, Refused
+from burnish.rollout.engines.process import server_key
 from burnish.rollout.engines.sglang.requests import RunningRequest, find_end, refusals, score_of, scoring_body
 from burnish.rollout.engines.sglang.server import (
     CALL_TIMEOUT,
@@ -70,7 +71,8 @@ class SglangEngine:
         self._calls: dict[str, RunningRequest] = {}  # in progress at the server, by rid
         check_server(options.extra, options.device, options.section)
         self._server = None if "base_url" in options.extra else Server(launch_arguments(options))
-        self._http = HttpClient(options.extra["base_url"] if self._server is None else self._server.url)
+        url = options.extra["base_url"] if self._server is None else self._server.url
+        self._http = HttpClient(url, server_key(self._server))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="burnish-sglang-engine", daemon=True)
         self._thread.start()
@@ -121,6 +123,9 @@ class SglangEngine:
 
     def end_session(self, session: str) -> None:
         """The server's radix cache keeps what later turns share, and evicts it by itself."""
+
+    def expect_return(self, session: str, seconds: float) -> None:
+        """Sessions are ignored."""
 
     def pause(self) -> None:
         self._do(self._hold("pause"))
@@ -261,7 +266,7 @@ class SglangEngine:
 
     async def _call(self, one: RunningRequest, body: dict[str, Any]) -> dict[str, Any]:
         """The reply; raises if the server dies first. It may take hours, so `_watch` replaces a time limit."""
-        call = self._loop.create_task(self._http.post("/generate", body, None))
+        call = self._loop.create_task(self._http.post("/generate", body))
         self._calls[one.rid] = one
         try:
             await asyncio.wait({call, self._death}, return_when=asyncio.FIRST_COMPLETED)

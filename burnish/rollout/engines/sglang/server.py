@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from burnish.errors import UserError, nearest
+from burnish.errors import UserError, install_extra, nearest
 from burnish.models.load import flat_overrides, load_config
+from burnish.network import LOOPBACK, bind, listens
 from burnish.rollout.engine import EngineDied, EngineOptions
 from burnish.rollout.engines.http import HttpClient, Refused, check_address
-from burnish.rollout.engines.process import ServerProcess, free_port
+from burnish.rollout.engines.process import ServerProcess
 from burnish.rollout.engines.sglang.weights import weight_sync_method
 
 OWN = (
@@ -27,6 +28,8 @@ OWN = (
     "weight_dir",
     "start_timeout",
 )  # entries of engine_kwargs.sglang that the server does not get
+# Arguments of the server that Burnish sets: who may reach it.
+FIXED = ("host", "port", "api_key", "admin_api_key")
 CALL_TIMEOUT = 60.0  # seconds, for calls that generate nothing
 POLL_INTERVAL = 0.2  # seconds
 SPARE_TOKENS = 8  # of the context, which the server reserves for itself
@@ -36,8 +39,13 @@ class Server(ServerProcess):
     """A server started by us."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
-        command = [sys.executable, "-m", "sglang.launch_server", *command_line(arguments)]
-        super().__init__("SGLang", command, f"http://{arguments['host']}:{arguments['port']}", environment())
+        self.port = arguments["port"]
+        command = [sys.executable, "-m", "burnish.rollout.engines.sglang.serve", *command_line(arguments)]
+        super().__init__("SGLang", command, f"http://{LOOPBACK}:{self.port}", environment())
+
+    def is_listening(self) -> bool:
+        """Whether the port is ours: another user may have taken it, and must not get the key."""
+        return listens(self.port, os.geteuid())
 
 
 async def wait_for_server(http: HttpClient, server: Server | None, timeout: float) -> dict[str, Any]:
@@ -47,6 +55,8 @@ async def wait_for_server(http: HttpClient, server: Server | None, timeout: floa
         if server is not None:
             server.check()
         try:
+            if server is not None and not server.is_listening():
+                raise EngineDied(f"it does not listen at port {server.port}")
             await http.get("/health", CALL_TIMEOUT)
             return await server_info(http)
         except (EngineDied, Refused) as error:
@@ -77,7 +87,7 @@ def check_server(extra: Mapping[str, Any], device: torch.device, section: str) -
             raise UserError(problem, key=f"{key}.{name}", value=value)
     elif importlib.util.find_spec("sglang") is None:
         problem = "SGLang is not installed, and no running server is configured"
-        hint = f"pip install burnish[sglang], or {key}.base_url=http://host:port"
+        hint = f"{install_extra('sglang')}, or {key}.base_url=http://host:port"
         raise UserError(problem, key=f"{section}.name", value="sglang", hint=hint)
     else:
         check_arguments(arguments, key)
@@ -98,8 +108,6 @@ def launch_arguments(options: EngineOptions) -> dict[str, Any]:
         "dtype": str(options.dtype).removeprefix("torch."),
         "device": options.device.type,
         "base_gpu_id": None if on_cpu else options.device.index or 0,
-        "host": "127.0.0.1",
-        "port": free_port(),
         "tp_size": options.tensor_parallel,
         "dp_size": options.data_parallel,
         "ep_size": options.expert_parallel,
@@ -115,6 +123,8 @@ def launch_arguments(options: EngineOptions) -> dict[str, Any]:
         "enable_deterministic_inference": bool(options.invariant),
         "log_level": "warning",
         **extra,
+        "host": LOOPBACK,
+        "port": free_port(),
     }
 
 
@@ -124,6 +134,8 @@ def check_arguments(arguments: dict[str, Any], key: str) -> None:
 
     known = [field.name for field in dataclasses.fields(ServerArgs)]
     for name, value in arguments.items():
+        if name in FIXED:
+            raise UserError("Burnish sets this argument itself", key=f"{key}.{name}")
         if name not in known:
             similar = nearest(name, [*known, *OWN])
             problem = "the installed SGLang has no such argument." + (f" Did you mean {similar!r}?" if similar else "")
@@ -151,6 +163,11 @@ def command_line(arguments: dict[str, Any]) -> list[str]:
         elif value is not True:
             words.append(str(value))
     return words
+
+
+def free_port() -> int:
+    with bind(LOOPBACK) as probe:
+        return probe.getsockname()[1]
 
 
 def environment() -> dict[str, str]:

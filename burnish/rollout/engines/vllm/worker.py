@@ -14,6 +14,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from burnish.rollout.engines.private import use_private_stores
+
 GREEDY = 1e-5  # below this temperature vLLM is greedy; we report its log-prob at temperature 1
 
 
@@ -22,6 +24,11 @@ class WorkerExtension:
 
     model_runner: Any
     reload_weights: Callable[..., None]
+
+    def __new__(cls, *arguments: Any, **named: Any) -> WorkerExtension:
+        """Runs before the worker opens its process group."""
+        use_private_stores()
+        return super().__new__(cls)
 
     def burnish_prepare(self) -> None:
         report_at_temperature(self.model_runner.sampler)

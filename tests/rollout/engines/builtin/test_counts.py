@@ -101,3 +101,14 @@ def test_a_full_cache_does_not_shorten_the_window(tiny_folder, make_engine, prom
     engine.generate([Request(ModelInput(prompt(30, salt)), Sampling(40, ignore_eos=True), salt) for salt in range(4)])
     engine.step()
     assert len(engine.waiting) > 0 and engine.stats()["decode_steps"] == WINDOW
+
+
+def test_busy_slots(tiny_folder, make_engine, prompt):
+    """Six responses of four tokens on four slots: a full batch, then two of four slots."""
+    engine = make_engine(tiny_folder, own_thread=False, max_num_seqs=4)
+    engine.generate([Request(ModelInput(prompt(30, 1)), Sampling(4, ignore_eos=True), seed) for seed in range(6)])
+    while engine.step():
+        pass
+    counts = engine.stats()
+    assert (counts["decode_tokens"], counts["decode_slots"]) == (6 * 3, 6 * 4)
+    assert (counts["loaded_tokens"], counts["loaded_slots"]) == (4 * 3, 3 * 4)

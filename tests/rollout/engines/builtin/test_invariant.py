@@ -44,18 +44,21 @@ def two_threads():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(params=["native", "torch"])
+@pytest.fixture(params=["native", pytest.param("torch", marks=pytest.mark.long)])
 def both_ways(request, monkeypatch):
     """With the C kernels, and without a compiler."""
     if request.param == "torch":
         monkeypatch.setattr(ModelRunner, "_compile", lambda runner, group: None)
+    return request.param
 
 
 def test_alone_and_in_batches_are_equal(tiny_folder, make_engine, requests, both_ways):
+    if both_ways == "torch":  # slow
+        requests = requests[:150]
     alone = respond(make_engine(tiny_folder, max_num_seqs=1), requests)
     assert {completion.finish_reason for completion in alone} == {"stop", "length"}
     assert max(len(completion.ids) for completion in alone) == 24
-    assert len({tuple(completion.ids) for completion in alone}) > 300
+    assert len({tuple(completion.ids) for completion in alone}) > 0.6 * len(requests)
     for size in (7, 64, 256):
         assert respond(make_engine(tiny_folder, max_num_seqs=size), requests) == alone, size
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from burnish.models.model_input import Media, ModelInput
-from burnish.rollout.engine import Request, Sampling
+from burnish.rollout.engine import Request, Sampling, TokenWatch
 from burnish.rollout.engines.builtin.block_manager import BlockManager
 from burnish.rollout.engines.builtin.kv_cache import CacheShape, KVCache
 from burnish.rollout.engines.builtin.sequence import SequenceState
+from burnish.rollout.prefill_count import PrefillCount
 
 PATIENCE = 60.0
 NINE = Sampling(9, ignore_eos=True)
@@ -84,6 +85,16 @@ def all_free(engine):
     return blocks.num_used == int(hasattr(engine.decoder, "graphs"))
 
 
+def retire(blocks, prompt, name):
+    """A session of two blocks that has ended its turn."""
+    request = Request(ModelInput(prompt(20, ord(name))), NINE, 0, session=name)
+    sequence = SequenceState(request, Future(), tokens=[1, 2, 3])
+    prompt_state = blocks.allocate_prompt(request.input, name)
+    blocks.fork(prompt_state, [sequence])
+    blocks.free(prompt_state)
+    blocks.retire(sequence)
+
+
 class TestConversation:
     def test_the_same_with_and_without(self, mode, make, prompt, plain):
         engine, talk = make(mode), Conversation(prompt, session="a")
@@ -100,6 +111,20 @@ class TestConversation:
         assert not all_free(engine)
         engine.end_session("a")
         assert all_free(engine)
+
+    def test_no_more_prefill_than_necessary(self, make, prompt):
+        engine, needed = make("step"), PrefillCount()
+        talks = [Conversation(prompt, 0, f"s{number}") for number in range(2)]
+        for turn in range(3):
+            requests = [replace(talk.request(), seed=10 * number + turn) for number, talk in enumerate(talks)]
+            for request in requests:
+                needed.sent(request)
+            futures = engine.generate(requests)
+            for talk, request, future in zip(talks, requests, futures, strict=True):
+                needed.completed(request, future.result(PATIENCE))
+                talk.reply(future.result(PATIENCE))
+        # Both samples share the prompt; each later turn has the last sampled token and 11 new ones.
+        assert engine.stats()["prefill_tokens"] == needed.minimum == 300 + 2 * 2 * 12
 
     def test_every_family(self, family_folder, make_engine, prompt):
         """Windows, soft caps and q/k norms; prefill that starts inside a block."""
@@ -235,31 +260,47 @@ class TestEviction:
         """The smallest cache: every conversation evicts the others, and is prefilled again."""
         engine = make(mode, memory_share=0.0, max_model_len=500)
         talks = [Conversation(prompt, salt, f"s{salt}") for salt in range(3)]
-        for _ in range(3):
+        for turn in range(3):
             for future, talk in [(engine.generate([talk.request()])[0], talk) for talk in talks]:
                 talk.reply(future.result(PATIENCE))
+            for talk in talks:  # another order of eviction each time
+                engine.expect_return(talk.session, 10.0 * ((talk.salt + turn) % 3))
         for salt, talk in enumerate(talks):
             assert_equal(mode, talk.completions, plain(mode, salt, turns=3))
-        assert engine.stats()["prefill_tokens"] > 3 * 340
+        counts = engine.stats()
+        assert counts["prefill_tokens"] > 3 * 340 and counts["evicted_sessions"] > 0
 
-    def test_least_recently_used_first(self, prompt):
-        cache = KVCache(CacheShape(1, 1, 2, torch.float32, 16), 8, torch.device("cpu"))
-        blocks = BlockManager(16, prefix_caching=False, exact_only=False)
-        blocks.open(cache)
-        for name in ("a", "b", "c"):
-            request = Request(ModelInput(prompt(20, ord(name))), NINE, 0, session=name)
-            sequence = SequenceState(request, Future(), tokens=[1, 2, 3])
-            prompt_state = blocks.allocate_prompt(request.input, name)
-            blocks.fork(prompt_state, [sequence])
-            blocks.free(prompt_state)
-            blocks.retire(sequence)
-        assert list(blocks.sessions) == ["a", "b", "c"] and blocks.pool.num_free == 2
-        extended = ModelInput((*prompt(20, ord("a")), 1, 2, 9))
-        assert blocks.num_new_blocks(extended, "a") == 0  # also marks it as used
-        assert blocks.make_room(3) and list(blocks.sessions) == ["c", "a"]
-        assert blocks.allocate_prompt(extended, "a").num_scheduled == 22
-        assert blocks.make_room(6) and not blocks.sessions
-        assert not blocks.make_room(7)
+    def test_the_one_expected_back_last_goes_first(self, prompt):
+        """And of those whose return is unknown or overdue, the one that has been away longest."""
+        now = 0.0
+        blocks = BlockManager(16, prefix_caching=False, exact_only=False, clock=lambda: now)
+        blocks.open(KVCache(CacheShape(1, 1, 2, torch.float32, 16), 16, torch.device("cpu")))
+        for name in "abcdefg":
+            now += 1.0
+            retire(blocks, prompt, name)
+        assert blocks.pool.num_free == 2
+        blocks.expect_return("a", 2.0)  # b is overdue by 5 s and d by 3 s
+        blocks.expect_return("e", 40.0)
+        blocks.expect_return("f", 20.0)
+        blocks.enqueue("g")  # its request waits, and that of c behind it
+        blocks.enqueue("c")
+        order = []
+        while blocks.sessions:
+            before = set(blocks.sessions)
+            assert blocks.make_room(blocks.pool.num_free + 1)
+            order += before - set(blocks.sessions)
+        assert order == ["e", "f", "b", "d", "a", "c", "g"] and blocks.num_evicted == 7
+
+    def test_an_aborted_request_is_not_awaited(self, make, prompt):
+        engine = make("step", own_thread=False)
+        talk = Conversation(prompt, session="a")
+        talk.turn(engine)
+        engine.pause()
+        (future,) = engine.generate([talk.request()])
+        kept = engine.scheduler.blocks.sessions["a"]
+        assert kept.queued is not None
+        engine.abort([future])
+        assert kept.queued is None
 
     def test_a_preempted_sequence_of_a_session(self, make, prompt, plain):
         engine = make("loop", memory_share=0.0, max_model_len=420)
@@ -382,3 +423,14 @@ def test_prompts_in_chunks(mode, make, prompt, plain):
     request = Request(ModelInput(talk.input.ids[: 320 + 70]), NINE, 1)
     assert_equal(mode, talk.completions[1:], [whole.generate([request])[0].result(PATIENCE)])
     assert engine.stats()["prefill_tokens"] == (390 - 256 if mode == "invariant" else 82)
+
+
+def test_tokens_are_reported_while_they_are_sampled(mode, make, prompt):
+    reports: list[list[int]] = []
+    watch = TokenWatch(frozenset(range(0, 1000, 2)), reports.append)
+    engine, request = make(mode), Request(ModelInput(prompt(40)), Sampling(24, ignore_eos=True), 3)
+    plain, watched = (engine.generate([r])[0].result(PATIENCE) for r in (request, replace(request, watch=watch)))
+    assert watched == plain and reports
+    assert all(tokens == plain.ids[: len(tokens)] and len(tokens) < 24 for tokens in reports)
+    if mode != "loop":  # which reads whole windows
+        assert [len(tokens) for tokens in reports] == [n for n in range(1, 24) if plain.ids[n - 1] % 2 == 0]

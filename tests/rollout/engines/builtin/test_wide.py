@@ -78,6 +78,7 @@ def gap(deep, prompt, ask, **way) -> float:
     return float((found - told).abs().mean())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS, ids=["by token", "in windows", "invariant"])
 def test_engine_and_trainer_come_closer(way, deep, prompt, ask, monkeypatch):
     widely = gap(deep, prompt, ask, **way)

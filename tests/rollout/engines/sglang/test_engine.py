@@ -28,7 +28,7 @@ def test_tokens_and_log_probs_are_those_of_transformers(make_engine, their_model
 
 
 @pytest.mark.parametrize("settings", [{"presence_penalty": 2.0}, {"min_tokens": 9}, {"bad_words": ((5,), (7,))}])
-def test_bent_draws_have_plain_log_probs(settings, make_engine, their_model, tiny_folder):
+def test_restricted_sampling_has_log_probs_of_the_full_vocabulary(settings, make_engine, their_model, tiny_folder):
     """The server's are of the bent logits; ours are over all tokens as they are."""
     engine, model = make_engine(tiny_folder, "sglang"), their_model(tiny_folder)
     wanted = [Request(ModelInput((3 + n, 5)), Sampling(12, logprobs=2, **settings), n) for n in range(6)]

@@ -38,7 +38,7 @@ def test_what_there_is_no_word_for():
     assert banned["logit_bias"] == {"6": -1e9, "8": -1e9}
 
 
-def test_a_broken_off_response_goes_on_behind_what_it_has():
+def test_an_interrupted_response_continues_after_its_tokens():
     request = RunningRequest(Request(ModelInput((4, 5)), Sampling(9), 1), None)
     first = request.body([2], seeded=True)
     reply = {"output_token_logprobs": [[-0.5, 7, None], [-0.25, 8, None]], "finish_reason": {"type": "abort"}}

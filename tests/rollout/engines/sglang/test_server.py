@@ -90,7 +90,7 @@ def test_an_argument_that_sglang_does_not_know(standin):
 
 
 def test_sglang_is_not_installed():
-    with pytest.raises(UserError, match=r"pip install burnish\[sglang\]") as caught:
+    with pytest.raises(UserError, match=r'pip install -e "\.\[sglang\]"') as caught:
         check_server({}, CPU, SECTION)
     assert caught.value.key == f"{SECTION}.name"
 
@@ -147,6 +147,7 @@ def test_what_is_promised_is_what_the_server_can(tiny_folder):
     assert caught.value.key == f"{SECTION}.max_model_len"
 
 
+@pytest.mark.long
 def test_our_own_server(standin, their_model, tiny_folder):
     """Started, filled over disk, killed, started again: every prompt answered as if nothing had happened."""
     made = []

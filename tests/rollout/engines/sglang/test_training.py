@@ -77,7 +77,7 @@ def test_training_with_a_server(tiny_folder, sglang_server, tmp_path):
 
 
 @pytest.mark.long
-def test_training_goes_on_when_its_server_is_killed(standin, tiny_folder, tmp_path):
+def test_training_continues_when_its_server_is_killed(standin, tiny_folder, tmp_path):
     """Twice the same run; in the second the server is killed while it generates. The numbers are the same."""
     calm = trained(*training(tiny_folder, tmp_path / "calm", f"{SECTION}.invariant=true"))
     told = f"{SECTION}.disable_log_stats=false"

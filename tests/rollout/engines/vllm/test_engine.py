@@ -52,7 +52,7 @@ def engine(tiny_folder, monkeypatch):
     engine.close()
 
 
-def test_asleep_it_takes_weights_before_it_takes_room_for_the_cache(engine, their_model, tiny_folder):
+def test_waking_takes_weights_before_memory_for_the_cache(engine, their_model, tiny_folder):
     stream = list(their_model(tiny_folder).named_parameters())
     count = len(stream) + 1  # and the tied head
     engine.load_weights(stream, 1)
@@ -75,7 +75,7 @@ def test_without_vllm_it_says_what_to_install(monkeypatch, tiny_folder):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else real(name))
     with pytest.raises(UserError) as caught:
         ENGINES["vllm"].load().check({}, torch.device("cpu"), "rollout")
-    assert caught.value.key == "rollout.name" and "pip install burnish[vllm]" in caught.value.text()
+    assert caught.value.key == "rollout.name" and 'pip install -e ".[vllm]"' in caught.value.text()
 
 
 @pytest.mark.parametrize(("found", "fits"), [("0.25.1", False), ("0.26.0", True), ("0.32.4", True), ("0.33.0", False)])
@@ -124,6 +124,7 @@ def test_closing_the_in_process_engine(has_finalizer):
         assert client.calls == [*detached, *expected]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_finalizer", [False, True], ids=["0.26", "0.32"])
 def test_the_last_core_of_a_process_takes_the_groups_down(has_finalizer, monkeypatch):
     monkeypatch.setattr(library.Core, "open_cores", 2)

@@ -12,6 +12,7 @@ class ServerArgs:
     tokenizer_path: str | None = None
     host: str = "127.0.0.1"
     port: int = 30000
+    api_key: str | None = None
     load_format: str = "auto"
     dtype: str = "auto"
     device: str | None = None

@@ -1,0 +1,130 @@
+"""A rough estimate of a step's duration, from the model's size and stated assumptions about the GPU.
+
+Nothing is measured: generation is bound by memory bandwidth or arithmetic, everything else by arithmetic. The report
+prints the assumptions next to the numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from burnish.config import TrainConfig
+from burnish.config.ranks import num_ranks
+from burnish.config.rules import has_critic
+from burnish.doctor.arithmetic import max_sequence_length, responses_per_engine
+from burnish.doctor.engine import EnginePlan
+from burnish.doctor.memory import Shapes
+from burnish.doctor.shapes import Shape
+
+BANDWIDTH_USED = 0.6  # share of the memory bandwidth that decoding reaches
+FORWARD_USED = 0.5  # share of the peak arithmetic that forward passes reach
+UPDATE_USED = 0.4  # and updates
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Peak numbers of one GPU, as its vendor states them."""
+
+    name: str
+    flops: float  # dense bf16, per second
+    bandwidth: float  # bytes per second
+
+
+GPUS = (
+    Gpu("B200", 2250e12, 8.0e12),
+    Gpu("H200", 989e12, 4.8e12),
+    Gpu("H100", 989e12, 3.35e12),
+    Gpu("H20", 148e12, 4.0e12),
+    Gpu("A100", 312e12, 2.0e12),
+    Gpu("L40S", 362e12, 0.86e12),
+    Gpu("A10", 125e12, 0.6e12),
+    Gpu("RTX 4090", 165e12, 1.0e12),
+)
+DEFAULT_GPU = "A100"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of each phase of a step, and what they assume."""
+
+    seconds: dict[str, float]
+    assumptions: tuple[str, ...]
+
+    @property
+    def step(self) -> float:
+        return sum(self.seconds.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """As `doctor --json` prints it."""
+        return {
+            "kind": "estimate",
+            "step_seconds": round(self.step, 1),
+            "phases": {name: round(seconds, 1) for name, seconds in self.seconds.items()},
+            "assumptions": list(self.assumptions),
+        }
+
+
+def gpu_named(name: str | None) -> Gpu:
+    """The known GPU that a device's name contains; the default for others."""
+    known = next((gpu for gpu in GPUS if name is not None and gpu.name.lower() in name.lower()), None)
+    return known or next(gpu for gpu in GPUS if gpu.name == DEFAULT_GPU)
+
+
+def estimate_step(
+    cfg: TrainConfig, shapes: Shapes, engine: EnginePlan, sequences_at_once: int, device: str | None
+) -> Estimate:
+    """Seconds of one step if every response has full length. `sequences_at_once` is per engine."""
+    gpu, rollout = gpu_named(device), cfg.actor_rollout_ref.rollout
+    num_responses = cfg.data.train_batch_size * rollout.n
+    num_tokens = num_responses * max_sequence_length(rollout)
+    rate = gpu.flops * num_ranks(cfg)
+    policy, critic = shapes.policy, shapes.critic or shapes.policy
+    seconds = {"generation": _generation(cfg, policy, engine, sequences_at_once, gpu)}
+
+    def forward(shape: Shape) -> float:
+        return 2 * shape.active_parameters * num_tokens / (rate * FORWARD_USED)
+
+    def update(shape: Shape, recompute: bool, epochs: int) -> float:
+        factor = 8 if recompute else 6
+        return epochs * factor * shape.active_parameters * num_tokens / (rate * UPDATE_USED)
+
+    actor = cfg.actor_rollout_ref.actor
+    seconds["log-probs"] = forward(policy)
+    if actor.use_kl_loss or cfg.algorithm.use_kl_in_reward:
+        seconds["reference"] = forward(shapes.reference or policy)
+    if shapes.reward_model is not None:
+        seconds["reward model"] = forward(shapes.reward_model)
+    if has_critic(cfg):
+        seconds["values"] = forward(critic)
+        seconds["critic update"] = update(critic, cfg.critic.model.enable_gradient_checkpointing, cfg.critic.ppo_epochs)
+    recompute = cfg.actor_rollout_ref.model.enable_gradient_checkpointing
+    seconds["policy update"] = update(policy, recompute, actor.ppo_epochs)
+    return Estimate(seconds, _assumptions(gpu, device, sequences_at_once))
+
+
+def _generation(cfg: TrainConfig, shape: Shape, engine: EnginePlan, sequences_at_once: int, gpu: Gpu) -> float:
+    """Decoding, sequences_at_once at a time, and the prompts' forward passes."""
+    rollout = cfg.actor_rollout_ref.rollout
+    num_responses = responses_per_engine(cfg)
+    at_once = max(1, min(sequences_at_once, num_responses))
+    length = max_sequence_length(rollout)
+    response = max(1, min(rollout.response_length, length))
+    cached = at_once * (length - response / 2) * engine.token_bytes
+    bound_by_memory = (engine.weights + cached) / (gpu.bandwidth * BANDWIDTH_USED)
+    bound_by_arithmetic = 2 * shape.active_parameters * at_once / (gpu.flops * FORWARD_USED)
+    decoding = num_responses / at_once * response * max(bound_by_memory, bound_by_arithmetic)
+    num_prompt_tokens = num_responses / rollout.n * max(0, length - response)  # responses of a prompt share its pass
+    return decoding + 2 * shape.active_parameters * num_prompt_tokens / (gpu.flops * FORWARD_USED)
+
+
+def _assumptions(gpu: Gpu, device: str | None, sequences_at_once: int) -> tuple[str, ...]:
+    found = device is not None and gpu.name.lower() in device.lower()
+    origin = "" if found else " (an assumption: the GPU of the run is not known here)"
+    return (
+        f"{gpu.name}: {gpu.flops / 1e12:.0f} TFLOP/s in bf16, {gpu.bandwidth / 1e12:.1f} TB/s{origin}",
+        f"{BANDWIDTH_USED:.0%} of the bandwidth in decoding; {FORWARD_USED:.0%} of the arithmetic in forward passes,"
+        f" {UPDATE_USED:.0%} in updates",
+        f"every response has full length; {sequences_at_once:,} at once on an engine",
+        "without attention over long contexts, communication, rewards, offloading and loading",
+    )

@@ -1,0 +1,1 @@
+"""Episodes of several turns: with tools, simulated users, environments, and users' own agents."""

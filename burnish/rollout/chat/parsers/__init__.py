@@ -1,0 +1,1 @@
+"""One file per text format of tool calls."""

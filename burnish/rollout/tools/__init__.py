@@ -1,0 +1,1 @@
+"""Tools that a model may call: protocol, loading, limits, and the built-in ones."""

@@ -1,0 +1,352 @@
+"""What the pages of the viewer show, as plain values: one function per request. The server and the export call them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from burnish.errors import UserError
+from burnish.view import samples as sampling
+from burnish.view.config_table import config_table
+from burnish.view.health import check
+from burnish.view.runs import RunReader, shown
+from burnish.view.token_file import TokenFile
+
+MAX_POINTS = 1500  # of one curve: more than a screen has columns
+MAX_NAMES = 200  # metrics in one request
+MAX_TEXT = 20_000  # characters of a text in one answer; more on request
+MAX_TOKENS = 4096  # in one answer
+MAX_TIMELINE = 400  # newest steps
+MAX_BARS = 4000  # conversations of a step
+MAX_DEPTH = 6  # of values inside records
+
+Plan = Callable[[RunReader], dict[str, Any] | None]  # doctor's memory plan of a run
+
+
+class NotFound(Exception):
+    """There is no such run, step or row."""
+
+
+class ViewApi:
+    """Answers for a fixed list of runs."""
+
+    def __init__(self, runs: Sequence[RunReader], plan: Plan = lambda run: None) -> None:
+        self.run_list = list(runs)
+        self.plan = plan
+        self.requests: dict[str, Callable[[Mapping[str, str]], Any]] = {
+            "runs": self.runs,
+            "metrics": self.metrics,
+            "health": self.health,
+            "steps": self.steps,
+            "step": self.step,
+            "sample": self.sample,
+            "text": self.text,
+            "tokens": self.tokens,
+            "difference": self.difference,
+            "search": self.search,
+            "timeline": self.timeline,
+            "bars": self.bars,
+            "config": self.config,
+            "memory": self.memory,
+            "files": self.files,
+        }
+
+    def answer(self, name: str, query: Mapping[str, str]) -> Any:
+        """The answer of a request as JSON values; NotFound for what does not exist."""
+        if name not in self.requests:
+            raise NotFound(name)
+        return finite(self.requests[name](query))
+
+    def runs(self, query: Mapping[str, str]) -> Any:
+        return {
+            "runs": [
+                {"id": number, "name": run.name, "path": shown(run.path), **asdict(run.state())}
+                for number, run in enumerate(self.run_list)
+            ]
+        }
+
+    def metrics(self, query: Mapping[str, str]) -> Any:
+        """Without `names`, the names; else the curves of these, with at most MAX_POINTS points each."""
+        run = self._run(query)
+        metrics, timeline = run.metrics(), run.timeline()
+        if "names" not in query:
+            return {"names": sorted(metrics.names), "last_step": metrics.last_step}
+        times = elapsed_times(metrics.steps, timeline)
+        curves = {}
+        for name in query["names"].split(",")[:MAX_NAMES]:
+            points = thinned(metrics.curve(name))
+            curves[name] = [[step, times.get(step), value] for step, value in points]
+        return {"curves": curves, "last_step": metrics.last_step}
+
+    def health(self, query: Mapping[str, str]) -> Any:
+        run, lang = self._run(query), query.get("lang", "en")
+        alarms = check(run.metrics().steps, run.state())
+        shown = [
+            {
+                **asdict(alarm),
+                "steps": alarm.steps[-50:],
+                "num_steps": len(alarm.steps),
+                **{part: alarm.text(part, lang) for part in ("title", "meaning", "remedy")},
+            }
+            for alarm in alarms
+        ]
+        return {"alarms": shown, "notes": run.notes()[-200:]}
+
+    def steps(self, query: Mapping[str, str]) -> Any:
+        run = self._run(query)
+        return {"steps": run.steps(), "token_steps": run.token_steps()}
+
+    def step(self, query: Mapping[str, str]) -> Any:
+        """All trajectories of a step in short."""
+        run, step = self._run(query), _integer(query, "step")
+        file = run.step_file(step)
+        if file is None:
+            raise NotFound(f"step {step}")
+        tokens = self._tokens(run, step, len(file.samples))
+        rows = [dict(vars(sample)) for sample in file.samples]
+        if tokens is not None:
+            columns = {"length": tokens.lengths.tolist(), "prompt_length": tokens.prompt_lengths.tolist()}
+            columns |= {name: tokens.row_means(name) for name in ("advantages", "entropys")}
+            for row, values in enumerate(rows):
+                values |= {name: column[row] for name, column in columns.items() if column is not None}
+        return {"samples": rows, "has_tokens": tokens is not None}
+
+    def sample(self, query: Mapping[str, str]) -> Any:
+        """One trajectory; long texts are cut, `text` has the rest."""
+        record = self._record(query)
+        turns = [turn for turn in sampling.listed(record.get("turns")) if isinstance(turn, Mapping)]
+        names = ("input", "output", "gts", "score", "uid", "sample", "finish_reason", "data_source", "problem")
+        return {
+            **{name: cut(record.get(name)) for name in names},
+            "extras": {name[:200]: cut(value) for name, value in list(sampling.extras(record).items())[:100]},
+            "turns": [
+                {
+                    name: cut(turn.get(name))
+                    for name in ("role", "text", "reward", "finish_reason", "tool_calls", "latency")
+                }
+                for turn in turns[:500]
+            ],
+            "num_turns": len(turns),
+        }
+
+    def text(self, query: Mapping[str, str]) -> Any:
+        """Part of a long text: `field` is input, output, gts, or turn/N."""
+        record, field, start = self._record(query), query.get("field", ""), max(0, _integer(query, "start", 0))
+        if field.startswith("turn/"):
+            turns, number = sampling.listed(record.get("turns")), field.removeprefix("turn/")
+            turn = turns[int(number)] if number.isdecimal() and int(number) < len(turns) else None
+            text = sampling.text_of(turn.get("text")) if isinstance(turn, Mapping) else ""
+        else:
+            text = sampling.text_of(record.get(field)) if field in ("input", "output", "gts", "problem") else ""
+        return {"text": text[start : start + MAX_TEXT], "length": len(text)}
+
+    def tokens(self, query: Mapping[str, str]) -> Any:
+        """Tokens `start` to `start + count` of a trajectory's response, or of its prompt with part=prompt."""
+        run, step, row = self._run(query), _integer(query, "step"), _integer(query, "row")
+        tokens = self._tokens(run, step)
+        if tokens is None or not 0 <= row < len(tokens):
+            raise NotFound(f"tokens of step {step}, row {row}")
+        start = max(0, _integer(query, "start", 0))
+        end = start + min(MAX_TOKENS, max(1, _integer(query, "count", MAX_TOKENS)))
+        if query.get("part") == "prompt":
+            ids = tokens.prompt(row, start, end)
+            return {
+                "start": start,
+                "length": int(tokens.prompt_lengths[row]),
+                "ids": ids,
+                "texts": run.texts.texts(ids),
+            }
+        columns = tokens.row(row, start, end)
+        ids, flags = columns.pop("ids").tolist(), columns.pop("flags").tolist()
+        answer = {"start": start, "length": int(tokens.lengths[row]), "ids": ids, "flags": flags}
+        answer |= {"texts": run.texts.texts(ids), "version": tokens.version}
+        if "top_ids" in columns:
+            answer["alternatives"] = _alternatives(run, columns.pop("top_ids"), columns.pop("top_log_probs"))
+        answer["columns"] = {name: _rounded(column) for name, column in columns.items()}
+        if {"old_log_probs", "rollout_log_probs"} <= columns.keys():
+            gap = np.clip(columns["old_log_probs"] - columns["rollout_log_probs"], -20, 20)
+            answer["columns"]["ratio"] = _rounded(np.exp(gap))
+        return answer
+
+    def difference(self, query: Mapping[str, str]) -> Any:
+        """Where encoding the response's text again would give other tokens than those that were sampled and trained."""
+        run, step, row = self._run(query), _integer(query, "step"), _integer(query, "row")
+        tokens = self._tokens(run, step)
+        if tokens is None or not 0 <= row < len(tokens):
+            raise NotFound(f"tokens of step {step}, row {row}")
+        ids = tokens.row(row, 0, 20_000)["ids"].tolist()
+        again = run.texts.retokenized(ids)
+        if again is None:
+            return {"is_known": False}
+        same = changed_from(ids, again)
+        return {"is_known": True, "num_sampled": len(ids), "num_encoded": len(again), "changed": same[:2000]}
+
+    def search(self, query: Mapping[str, str]) -> Any:
+        run, text = self._run(query), query.get("text", "")[:1000]
+        if not text:
+            return {"matches": [], "next_step": None}
+        before = _integer(query, "before", -1)
+        result = run.search(text, None if before < 0 else before)
+        return {"matches": [asdict(match) for match in result.matches[:500]], "next_step": result.next_step}
+
+    def timeline(self, query: Mapping[str, str]) -> Any:
+        """When the phases of the newest steps ran; without a timeline file, their seconds from the metrics."""
+        run = self._run(query)
+        timeline, metrics = run.timeline(), run.metrics()
+        steps = sorted(set(timeline) | set(metrics.steps))[-MAX_TIMELINE:]
+        lines = []
+        for step in steps:
+            values = metrics.steps.get(step, {})
+            seconds = {name[9:]: value for name, value in values.items() if name.startswith("timing_s/")}
+            lines.append({"step": step, "spans": timeline.get(step, {}).get("spans", []), "seconds": seconds})
+        return {"steps": lines}
+
+    def bars(self, query: Mapping[str, str]) -> Any:
+        """The trajectories of a step over time: seconds of generation, and of waiting for tools within."""
+        run, step = self._run(query), _integer(query, "step")
+        tokens, file = self._tokens(run, step), run.step_file(step)
+        times = None if tokens is None else tokens.times()
+        if tokens is None or times is None:
+            return {"bars": []}
+        waits = [sample.tool_seconds for sample in file.samples] if file is not None else []
+        waits = waits if len(waits) == len(times) else [0.0] * len(times)
+        lengths = tokens.lengths.tolist()
+        return {
+            "bars": [[*span, wait, length] for span, wait, length in zip(times, waits, lengths, strict=True)][:MAX_BARS]
+        }
+
+    def config(self, query: Mapping[str, str]) -> Any:
+        """The settings of one run, or of several side by side (`runs`: numbers joined by commas)."""
+        numbers = query.get("runs", query.get("run", "0")).split(",")[:8]
+        return config_table([self._run({"run": number}) for number in numbers], query.get("lang", "en"))
+
+    def memory(self, query: Mapping[str, str]) -> Any:
+        run = self._run(query)
+        metrics = run.metrics()
+        names = [name for name in sorted(metrics.names) if "memory" in name or "rss" in name]
+        peaks = {name: max(value for _, value in metrics.curve(name)) for name in names}
+        try:
+            plan = self.plan(run)
+        except (UserError, OSError):
+            plan = None
+        return {"plan": plan, "peaks": peaks}
+
+    def files(self, query: Mapping[str, str]) -> Any:
+        run = self._run(query)
+        checkpoints = [{**asdict(checkpoint), "path": shown(checkpoint.path)} for checkpoint in run.checkpoints()]
+        return {
+            "path": shown(run.path),
+            "checkpoints": checkpoints,
+            "has_model": run.has_model(),
+            "command": run.command(),
+            "environment": run.environment(),
+            "journal": run.journal(),
+        }
+
+    def _run(self, query: Mapping[str, str]) -> RunReader:
+        number = _integer(query, "run", 0)
+        if not 0 <= number < len(self.run_list):
+            raise NotFound(f"run {number}")
+        return self.run_list[number]
+
+    def _record(self, query: Mapping[str, str]) -> dict[str, Any]:
+        run, step, row = self._run(query), _integer(query, "step"), _integer(query, "row")
+        file = run.step_file(step)
+        if file is None or not 0 <= row < len(file.samples):
+            raise NotFound(f"step {step}, row {row}")
+        return file.record(row)
+
+    def _tokens(self, run: RunReader, step: int, num_rows: int | None = None) -> TokenFile | None:
+        """The tokens of a step; None where they do not belong to its trajectories (another run's file)."""
+        tokens = run.token_file(step)
+        return None if tokens is None or num_rows not in (None, len(tokens)) else tokens
+
+
+def elapsed_times(steps: Mapping[int, Any], timeline: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+    """Seconds since the start at which each step ended: recorded, else the sum of its steps' seconds."""
+    recorded = {step: line["time"] for step, line in timeline.items() if line["time"] is not None}
+    if recorded:
+        starts = [span[1] for line in timeline.values() for span in line["spans"]]
+        first = min([*starts, *recorded.values()])
+        return {step: recorded[step] - first if step in recorded else 0.0 for step in steps}
+    total, times = 0.0, {}
+    for step in sorted(steps):
+        total += steps[step].get("timing_s/step", 0.0) + steps[step].get("timing_s/testing", 0.0)
+        times[step] = total
+    return times
+
+
+def thinned(points: list[tuple[int, float]], limit: int = MAX_POINTS) -> list[tuple[int, float]]:
+    """At most about `limit` points: the smallest and the largest of every stretch, so that spikes stay visible."""
+    if len(points) <= limit:
+        return points
+    size = math.ceil(len(points) * 2 / limit)
+    kept: list[tuple[int, float]] = []
+    for start in range(0, len(points), size):
+        part = points[start : start + size]
+        ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
+        kept += sorted(ends)
+    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
+
+
+def changed_from(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """Places of `before` that are not part of the common subsequence with `after` around equal ends."""
+    from difflib import SequenceMatcher
+
+    matcher = SequenceMatcher(None, before, after, autojunk=False)
+    changed: list[int] = []
+    for tag, start, end, _, _ in matcher.get_opcodes():
+        if tag != "equal":
+            changed += range(start, max(end, start + 1))
+    return [place for place in changed if place < len(before)]
+
+
+def cut(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """A value of a record with long texts and lists cut; a text that was cut is {"cut": text, "length": N}."""
+    if isinstance(value, str):
+        return value if len(value) <= MAX_TEXT else {"cut": value[:MAX_TEXT], "length": len(value)}
+    if isinstance(value, Mapping):
+        if depth == 0:
+            return "..."
+        return {str(name)[:200]: cut(entry, depth - 1) for name, entry in list(value.items())[:100]}
+    if isinstance(value, list | tuple):
+        return "..." if depth == 0 else [cut(entry, depth - 1) for entry in value[:200]]
+    return value
+
+
+def finite(value: Any) -> Any:
+    """JSON values: non-finite numbers become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return value
+
+
+def _alternatives(run: RunReader, ids: np.ndarray, log_probs: np.ndarray) -> list[list[list[Any]]]:
+    rows = zip(ids.tolist(), log_probs.astype(float).round(4).tolist(), strict=True)
+    return [
+        [[run.texts.text(token), value] for token, value in zip(tokens, values, strict=True) if token >= 0]
+        for tokens, values in rows
+    ]
+
+
+def _rounded(column: np.ndarray) -> list[Any]:
+    if column.dtype.kind != "f":
+        return column.tolist()
+    return np.round(column.astype(np.float64), 5).tolist()
+
+
+def _integer(query: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = query.get(name, "")
+    if text.removeprefix("-").isdecimal() and len(text) < 16:
+        return int(text)
+    if default is None:
+        raise NotFound(f"{name}={text[:50]}")
+    return default

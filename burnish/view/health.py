@@ -1,0 +1,204 @@
+"""Health of a run: alarms computed from its metrics, each with what it means and what to try.
+
+`check` is a pure function of the metrics; the web viewer and the terminal show its result. A threshold is a starting
+point for a look at the run, not a verdict.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from burnish.view.alarm_texts import TEXTS
+from burnish.view.runs import HUNG, RUNNING, STOPPED, RunState
+
+WINDOW = 10  # newest steps that decide whether an alarm is active
+SPIKE_HISTORY = 20  # steps before a spike that it is compared with
+CRITICAL, WARNING, NOTICE = "critical", "warning", "notice"
+SEVERITIES = (CRITICAL, WARNING, NOTICE)
+
+Steps = Mapping[int, Mapping[str, float]]
+Curve = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A problem that the metrics show. `is_active` means within the newest steps."""
+
+    kind: str
+    severity: str
+    metric: str
+    value: float | None  # the number that raised it
+    threshold: float | None
+    steps: tuple[int, ...] = ()  # where it was seen
+    is_active: bool = True
+    detail: str = ""
+
+    def text(self, part: str, lang: str = "en") -> str:
+        """The title, meaning or remedy, in English or Chinese."""
+        texts = TEXTS[self.kind]
+        return texts.get(f"{part}_{lang}", texts[f"{part}_en"])
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Alarm where the mean of the newest steps reaches `warning`, or `critical`."""
+
+    kind: str
+    metrics: tuple[str, ...]  # the first that the run has
+    warning: float
+    critical: float
+    is_low: bool = False  # small values are the problem
+
+
+LIMITS = (
+    Limit("zero_variance", ("rollout/zero_variance_groups",), 0.5, 0.9),
+    Limit("truncation", ("rollout/truncated", "response_length/clip_ratio"), 0.2, 0.5),
+    Limit("mismatch", ("rollout_corr/k3_kl",), 0.01, 0.1),
+    Limit("mismatch", ("training/rollout_actor_probs_pearson_corr",), 0.99, 0.95, is_low=True),
+    Limit("clipping", ("actor/pg_clipfrac",), 0.3, 0.6),
+    Limit("stale", ("async/version_lag/mean",), 2.0, 5.0),
+    Limit("drift", ("rollout/tokenization_drift",), 0.05, 0.5),
+)
+KL = ("actor/ppo_kl", "actor/kl_loss", "actor/reward_kl_penalty")
+SPIKES = {  # metric -> (kind, factor over the median of the steps before, smallest value that counts)
+    **{name: ("kl_spike", 5.0, 0.05) for name in KL},
+    "actor/grad_norm": ("gradient_spike", 5.0, 1e-3),
+    "critic/grad_norm": ("gradient_spike", 5.0, 1e-3),
+}
+ENTROPY_SHARE, ENTROPY_LOW = 0.1, 0.05  # of the first steps; nats per token
+TOOL_FAILURES = (0.1, 0.5)
+SILENCE = 10.0  # steps' worth of seconds without a sign of life
+MIN_SILENCE = 120.0
+
+
+def check(steps: Steps, state: RunState | None = None, now: float | None = None) -> list[Alarm]:
+    """All alarms, active and severe ones first."""
+    alarms = [alarm for rule in RULES for alarm in rule(steps)]
+    if state is not None:
+        alarms += _liveness(state, time.time() if now is None else now)
+    return sorted(alarms, key=lambda alarm: (not alarm.is_active, SEVERITIES.index(alarm.severity)))
+
+
+def curve(steps: Steps, name: str) -> Curve:
+    return [(step, values[name]) for step, values in sorted(steps.items()) if name in values]
+
+
+def _limits(steps: Steps) -> Iterator[Alarm]:
+    for limit in LIMITS:
+        name = next((name for name in limit.metrics if any(name in values for values in steps.values())), None)
+        points = [] if name is None else [(step, value) for step, value in curve(steps, name) if math.isfinite(value)]
+        if name is None or not points:
+            continue
+        sign = -1 if limit.is_low else 1
+        recent = sum(value for _, value in points[-WINDOW:]) / len(points[-WINDOW:])
+        beyond = tuple(step for step, value in points if sign * value >= sign * limit.warning)
+        if sign * recent >= sign * limit.warning:
+            severity = CRITICAL if sign * recent >= sign * limit.critical else WARNING
+            yield Alarm(limit.kind, severity, name, recent, limit.warning, beyond)
+        elif len(beyond) >= WINDOW:
+            worst = max((value for _, value in points), key=lambda value: sign * value)
+            yield Alarm(limit.kind, NOTICE, name, worst, limit.warning, beyond, is_active=False)
+
+
+def _spikes(steps: Steps) -> Iterator[Alarm]:
+    for name, (kind, factor, floor) in SPIKES.items():
+        points = [(step, abs(value)) for step, value in curve(steps, name) if math.isfinite(value)]
+        found = []
+        for place in range(5, len(points)):
+            usual = median(value for _, value in points[max(0, place - SPIKE_HISTORY) : place])
+            limit = max(factor * usual, floor)
+            if points[place][1] > limit:
+                found.append((*points[place], limit))
+        if found:
+            is_active = found[-1][0] in {step for step, _ in points[-WINDOW:]}
+            _, value, limit = max(found, key=lambda spike: spike[1] / spike[2])
+            numbers = tuple(step for step, _, _ in found)
+            severity = (CRITICAL if len(found) >= 3 else WARNING) if is_active else NOTICE
+            yield Alarm(kind, severity, name, value, limit, numbers, is_active)
+
+
+def _counted(kind: str, names: Callable[[str], bool]) -> Callable[[Steps], Iterator[Alarm]]:
+    """An alarm for metrics that should be 0."""
+
+    def rule(steps: Steps) -> Iterator[Alarm]:
+        present = sorted({name for values in steps.values() for name in values if names(name)})
+        for name in present:
+            points = curve(steps, name)
+            seen = [(step, value) for step, value in points if value > 0 or not math.isfinite(value)]
+            if not seen:
+                continue
+            recent = {step for step, _ in points[-WINDOW:]}
+            num_recent = sum(step in recent for step, _ in seen)
+            severity = CRITICAL if num_recent * 2 > WINDOW else WARNING if num_recent else NOTICE
+            total = sum(value for _, value in seen if math.isfinite(value))
+            yield Alarm(kind, severity, name, total, 0.0, tuple(step for step, _ in seen), num_recent > 0)
+
+    return rule
+
+
+def _tools(steps: Steps) -> Iterator[Alarm]:
+    shares = []
+    for step, values in sorted(steps.items()):
+        calls = values.get("tools/calls", 0.0)
+        failed = values.get("tools/failed", 0.0) + values.get("tools/timed_out", 0.0)
+        if calls > 0:
+            shares.append((step, failed / calls))
+    if not shares:
+        return
+    recent = sum(value for _, value in shares[-WINDOW:]) / len(shares[-WINDOW:])
+    warning, critical = TOOL_FAILURES
+    if recent >= warning:
+        seen = tuple(step for step, value in shares if value >= warning)
+        yield Alarm("tools", CRITICAL if recent >= critical else WARNING, "tools/failed", recent, warning, seen)
+
+
+def _entropy(steps: Steps) -> Iterator[Alarm]:
+    points = [(step, value) for step, value in curve(steps, "actor/entropy") if math.isfinite(value)]
+    if len(points) < 2 * WINDOW:
+        return
+    first = sum(value for _, value in points[:5]) / 5
+    recent = sum(value for _, value in points[-WINDOW:]) / WINDOW
+    limit = min(ENTROPY_SHARE * first, ENTROPY_LOW)
+    if recent < limit:
+        below = tuple(step for step, value in points if value < limit)
+        yield Alarm("entropy", WARNING, "actor/entropy", recent, limit, below)
+
+
+def _non_finite(steps: Steps) -> Iterator[Alarm]:
+    seen: dict[str, list[int]] = {}
+    for step, values in sorted(steps.items()):
+        for name, value in values.items():
+            if not math.isfinite(value):
+                seen.setdefault(name, []).append(step)
+    recent = set(sorted(steps)[-WINDOW:])
+    for name, numbers in seen.items():
+        is_active = bool(recent & set(numbers))
+        yield Alarm("non_finite", CRITICAL if is_active else NOTICE, name, math.nan, None, tuple(numbers), is_active)
+
+
+def _liveness(state: RunState, now: float) -> Iterator[Alarm]:
+    silence = None if state.updated is None else now - state.updated
+    if state.state == HUNG:
+        yield Alarm("hang", CRITICAL, "", silence, None, (state.step,), detail=state.phase or "")
+    elif state.state == STOPPED and (state.total_steps is None or state.step < state.total_steps):
+        yield Alarm("stopped", NOTICE, "", silence, None, (state.step,))
+    elif state.state == RUNNING and silence is not None and state.seconds_per_step is not None:
+        limit = max(MIN_SILENCE, SILENCE * state.seconds_per_step)
+        if silence > limit:
+            yield Alarm("silent", CRITICAL, "", silence, limit, (state.step,))
+
+
+RULES: Sequence[Callable[[Steps], Iterator[Alarm]]] = (
+    _limits,
+    _spikes,
+    _counted("reward_failures", lambda name: name in ("reward/failed", "reward_model/failed")),
+    _counted("skipped_updates", lambda name: name.endswith("/skipped_updates")),
+    _counted("faults", lambda name: name in ("training/restarts", "training/failed_saves")),
+    _tools,
+    _entropy,
+    _non_finite,
+)

@@ -1,0 +1,364 @@
+"""RunReader: everything about a run that its folder holds. Nothing is written, nothing outside the folder is read."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from burnish.errors import UserError
+from burnish.log.file import METRICS, NOTES
+from burnish.log.folder import HOLDER
+from burnish.log.timeline import NAME as TIMELINE
+from burnish.log.tokens import FOLDER as TOKENS
+from burnish.log.tokens import recorded_steps, token_path
+from burnish.storage import FINAL_MODEL, FINISHED
+from burnish.untrusted import load_yaml, read_json_object, read_text
+from burnish.view.json_lines import GrowingFile, open_regular, parse_object, read_lines
+from burnish.view.metrics import Metrics, number
+from burnish.view.samples import SearchResult, StepFile, index_step, search
+from burnish.view.token_file import TokenFile, TokenTexts
+
+RUNNING, FINISHED_STATE, STOPPED, HUNG = "running", "finished", "stopped", "hung"
+MAX_STEP_BYTES = 2 * 2**30  # of one rollouts file
+MAX_NOTES = 2**20  # characters of the newest notes
+MAX_FOUND = 200  # runs below a folder
+MAX_DEPTH = 4  # folders between a given folder and a run
+CACHED_STEPS = 8
+RECENT = 600.0  # seconds; a run on another machine is taken to be running if it wrote that recently
+_CHECKPOINT = re.compile(r"global_step_(\d{1,12})")
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far a run is."""
+
+    state: str  # running, finished, stopped or hung
+    step: int
+    total_steps: int | None
+    started: float | None  # seconds since 1970
+    updated: float | None  # the last sign of life
+    seconds_per_step: float | None
+    seconds_left: float | None
+    phase: str | None = None  # of a hang
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    step: int
+    path: Path
+    bytes: int
+    time: float
+    is_latest: bool
+    is_best: bool
+
+
+class RunReader:
+    """One run folder. Methods may be called from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self._lock = threading.RLock()
+        self._metrics = Metrics(self.path / METRICS)
+        self._timeline = GrowingFile(self.path / TIMELINE)
+        self._timeline_lines: dict[int, dict[str, Any]] = {}
+        self._steps: OrderedDict[tuple[Any, ...], StepFile] = OrderedDict()
+        self._tokens: OrderedDict[tuple[Any, ...], TokenFile] = OrderedDict()
+        self.texts = TokenTexts(self.path / TOKENS)
+
+    @property
+    def name(self) -> str:
+        """The folder's name; that of its parent too where the folder has a name like any other."""
+        is_plain = self.path.name in ("run", "default", "out")
+        return f"{self.path.parent.name}/{self.path.name}" if is_plain else self.path.name
+
+    # -- progress ----------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> Metrics:
+        """The metrics up to now."""
+        with self._lock:
+            self._metrics.refresh()
+            return self._metrics
+
+    def timeline(self) -> dict[int, dict[str, Any]]:
+        """Step -> {"time", "total_steps", "spans"}; empty for a run that recorded none."""
+        with self._lock:
+            replaced, lines = self._timeline.read()
+            if replaced:
+                self._timeline_lines = {}
+            for line in lines:
+                if type(line.get("step")) is int:
+                    self._timeline_lines[line["step"]] = {
+                        "time": number(line.get("time")),
+                        "total_steps": line.get("total_steps"),
+                        "spans": [span for span in map(_span, _as_list(line.get("spans"))) if span is not None],
+                    }
+            return self._timeline_lines
+
+    def state(self) -> RunState:
+        """Whether the run is alive, and how far it is."""
+        metrics, timeline, finished = self.metrics(), self.timeline(), self.finished()
+        step = max(metrics.last_step, max(timeline, default=0))
+        total = self._total_steps(timeline, finished)
+        updated = _newest_time([self.path / METRICS, self.path / TIMELINE, self.path / NOTES])
+        hang = self.hang()
+        state = FINISHED_STATE if finished else RUNNING if self._is_alive(updated) else HUNG if hang else STOPPED
+        pace = _pace(metrics)
+        left = pace * max(0, total - step) if pace is not None and total and state == RUNNING else None
+        return RunState(state, step, total, self._started(timeline), updated, pace, left, hang)
+
+    def _total_steps(self, timeline: dict[int, dict[str, Any]], finished: dict[str, Any] | None) -> int | None:
+        trainer = self.config().get("trainer")
+        declared = trainer.get("total_training_steps") if isinstance(trainer, dict) else None
+        last = timeline[max(timeline)]["total_steps"] if timeline else None
+        for value in ((finished or {}).get("total_steps"), last, declared):
+            if type(value) is int and value > 0:
+                return value
+        return None
+
+    def _started(self, timeline: dict[int, dict[str, Any]]) -> float | None:
+        starts = [start for line in timeline.values() for _, start, _ in line["spans"]]
+        return min(starts) if starts else None
+
+    def _is_alive(self, updated: float | None) -> bool:
+        """Whether the process that locked the folder still exists. Of another machine only its files are known."""
+        try:
+            holder = read_json_object(self.path / HOLDER, limit=10_000)
+        except (OSError, UserError):
+            return False
+        pid = holder.get("pid")
+        if holder.get("host") != socket.gethostname() or type(pid) is not int or pid <= 0:
+            return updated is not None and time.time() - updated < RECENT
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:  # it is another user's
+            return True
+        return True
+
+    def hang(self) -> str | None:
+        """The first line of the newest hang report."""
+        for path in sorted(self._files("hang_rank_*.txt")):
+            try:
+                return read_text(path, limit=64 * 2**20).split("\n", 1)[0][:500]
+            except (OSError, UserError):
+                continue
+        return None
+
+    # -- files of the run --------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """config.yaml; empty if there is none."""
+        try:
+            value = load_yaml(read_text(self.path / "config.yaml"), "config.yaml")
+        except (OSError, UserError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def environment(self) -> dict[str, Any]:
+        return self._object("environment.json")
+
+    def finished(self) -> dict[str, Any] | None:
+        """The record of a run that came to its end."""
+        return self._object(FINISHED) or None
+
+    def command(self) -> list[str]:
+        """The command lines that started the run, oldest first."""
+        return self._text("command.txt").splitlines()[-50:]
+
+    def notes(self) -> list[str]:
+        """What the run reported."""
+        return self._text(NOTES, MAX_NOTES).splitlines()[-1000:]
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Complete checkpoints, oldest first."""
+        latest = self._text("latest_checkpointed_iteration.txt").strip()
+        best = self._text("best_checkpointed_iteration.txt").strip()
+        found = []
+        for folder in self._files("global_step_*"):
+            match = _CHECKPOINT.fullmatch(folder.name)
+            if match is None or not (folder / "manifest.json").is_file():
+                continue
+            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+            step = match[1]
+            found.append(
+                Checkpoint(
+                    int(step), folder, size, folder.stat().st_mtime, is_latest=step == latest, is_best=step == best
+                )
+            )
+        return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+    def has_model(self) -> bool:
+        """Whether the trained model is in the run folder."""
+        return (self.path / FINAL_MODEL / "config.json").is_file()
+
+    def journal(self) -> dict[str, int]:
+        """Journals of the steps since the last checkpoint: name -> number of recorded events."""
+        return {path.stem: sum(1 for _ in self._lines(path)) for path in self._files("journal/*.jsonl")}
+
+    def journal_events(self, name: str, limit: int = 1000) -> list[dict[str, Any]]:
+        """The newest events of a journal: what was sampled and what tools answered, as it happens."""
+        path = self.path / "journal" / f"{name}.jsonl"
+        if not self._is_inside(path):
+            return []
+        events = [event for line in self._lines(path) if (event := parse_object(line)) is not None and "key" in event]
+        return events[-limit:]
+
+    # -- trajectories ------------------------------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """Steps whose trajectories are on disk."""
+        return sorted(self._rollout_files())
+
+    def token_steps(self) -> list[int]:
+        """Steps whose tokens are on disk (trainer.rollout_keep)."""
+        return recorded_steps(self.path / TOKENS)
+
+    def step_file(self, step: int) -> StepFile | None:
+        """The trajectories of a step; None if it has none."""
+        path = self._rollout_files().get(step)
+        return None if path is None else self._cached(self._steps, path, index_step)
+
+    def token_file(self, step: int) -> TokenFile | None:
+        """The tokens of a step; None if they were not recorded, or are damaged."""
+        path = token_path(self.path / TOKENS, step)
+        if not (path.is_file() and self._is_inside(path)):
+            return None
+        try:
+            return self._cached(self._tokens, path, TokenFile)
+        except Exception:  # safetensors has an exception class of its own, and a damaged file is only missing
+            return None
+
+    def search(self, text: str, before: int | None = None) -> SearchResult:
+        """Search the trajectories of the run, newest step first; `before` continues an earlier search."""
+        files = self._rollout_files()
+        return search({step: path for step, path in files.items() if before is None or step <= before}, text)
+
+    def _rollout_files(self) -> dict[int, Path]:
+        """Step -> file. Files of an earlier run in the same folder are older than this run's first step."""
+        started = self._started(self.timeline())
+        first = min(self.timeline(), default=0)
+        files = {}
+        for path in self._files("rollouts/*.jsonl"):
+            is_old = started is not None and first <= 1 and path.stat().st_mtime < started
+            if path.stem.isdecimal() and not is_old and path.stat().st_size <= MAX_STEP_BYTES:
+                files[int(path.stem)] = path
+        return files
+
+    def _cached(self, cache: OrderedDict[tuple[Any, ...], Any], path: Path, read: Callable[[Path], Any]) -> Any:
+        status = path.stat()
+        key = (path, status.st_ino, status.st_mtime_ns, status.st_size)
+        with self._lock:
+            if key not in cache:
+                cache[key] = read(path)
+            cache.move_to_end(key)
+            while len(cache) > CACHED_STEPS:
+                cache.popitem(last=False)
+            return cache[key]
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _files(self, pattern: str) -> list[Path]:
+        """Existing paths inside the folder; links that lead out of it are left out."""
+        try:
+            return [path for path in self.path.glob(pattern) if path.exists() and self._is_inside(path)]
+        except OSError:
+            return []
+
+    def _is_inside(self, path: Path) -> bool:
+        return path.resolve().is_relative_to(self.path)
+
+    def _lines(self, path: Path) -> Iterable[bytes]:
+        try:
+            file = open_regular(path)
+        except OSError:
+            return
+        with file:
+            yield from (line for _, line in read_lines(file))
+
+    def _object(self, name: str) -> dict[str, Any]:
+        try:
+            return read_json_object(self.path / name) if self._is_inside(self.path / name) else {}
+        except (OSError, UserError):
+            return {}
+
+    def _text(self, name: str, limit: int = 2**20) -> str:
+        """The last `limit` bytes of a text file; "" if there is none."""
+        path = self.path / name
+        if not self._is_inside(path):
+            return ""
+        try:
+            with open_regular(path) as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
+                return file.read(limit).decode("utf-8", errors="replace")
+        except OSError:
+            return ""
+
+
+def find_runs(paths: Iterable[Path]) -> list[RunReader]:
+    """The run folders among these folders and below them, most recently written first."""
+    found: dict[Path, RunReader] = {}
+    for path in paths:
+        path = path.expanduser().resolve()
+        if not path.is_dir():
+            raise UserError(f"no such folder: {path}", hint="burnish view RUN_FOLDER (trainer.default_local_dir)")
+        for folder in _run_folders(path, MAX_DEPTH):
+            if len(found) < MAX_FOUND:
+                found.setdefault(folder, RunReader(folder))
+    times = {folder: _newest_time([folder / METRICS, folder / "config.yaml"]) or 0.0 for folder in found}
+    return sorted(found.values(), key=lambda run: -times[run.path])
+
+
+def shown(path: Path) -> str:
+    """The path, relative to the current folder where it is inside: shorter to read and to type."""
+    current = Path.cwd()
+    return str(path.relative_to(current)) if path.is_relative_to(current) else str(path)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run."""
+    return (folder / METRICS).is_file() or ((folder / "config.yaml").is_file() and (folder / "command.txt").is_file())
+
+
+def _run_folders(folder: Path, depth: int) -> Iterable[Path]:
+    if is_run(folder):
+        yield folder
+        return
+    if depth == 0:
+        return
+    try:
+        children = sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+    except OSError:
+        return
+    for child in children[:1000]:
+        if not child.is_symlink():
+            yield from _run_folders(child, depth - 1)
+
+
+def _newest_time(paths: Iterable[Path]) -> float | None:
+    return max((path.stat().st_mtime for path in paths if path.is_file()), default=None)
+
+
+def _pace(metrics: Metrics, count: int = 20) -> float | None:
+    """Median seconds of the last steps."""
+    seconds = [value for _, value in metrics.curve("timing_s/step")[-count:]]
+    return sorted(seconds)[len(seconds) // 2] if seconds else None
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _span(value: Any) -> tuple[str, float, float] | None:
+    if not (isinstance(value, list) and len(value) == 3 and isinstance(value[0], str)):
+        return None
+    start, seconds = number(value[1]), number(value[2])
+    return None if start is None or seconds is None else (value[0][:100], start, seconds)

@@ -1,0 +1,27 @@
+// Health: alarms first, with what they mean and what to try.
+
+import { fill, h, number, seconds } from "./dom.js";
+import { get, go, state } from "./state.js";
+import { t } from "./words.js";
+
+function alarmCard(alarm, run, many) {
+  const steps = alarm.steps.slice(-12).map((step) => h("button", { class: "plain small", onclick: () => go({ page: "samples", runs: String(run.id), step: String(step), group: "", row: "" }) }, String(step)));
+  const value = alarm.metric ? `${alarm.metric} = ${number(alarm.value)}` : alarm.value === null ? "" : seconds(alarm.value);
+  return h("section", { class: `card alarm ${alarm.severity}` }, h("i", {}), h("div", {},
+    h("h3", {}, alarm.title, h("span", { class: `tag ${alarm.severity === "critical" ? "bad" : alarm.severity === "warning" ? "warn" : ""}` }, t(alarm.severity)), h("span", { class: "tag" }, t(alarm.is_active ? "active" : "past")), many && h("span", { class: "tag" }, run.name), h("span", { class: "mono dim" }, value, alarm.threshold ? `  (${t("threshold")} ${number(alarm.threshold)})` : "")),
+    h("p", {}, alarm.meaning), alarm.detail && h("p", { class: "mono" }, alarm.detail), h("p", {}, h("b", {}, `${t("remedy")}: `), alarm.remedy),
+    steps.length > 0 && h("p", { class: "small dim" }, `${t("seenAt")} `, alarm.num_steps > steps.length ? "… " : "", steps.flatMap((step) => [step, " "]))));
+}
+
+export async function healthPage(main, context) {
+  const show = async () => {
+    const answers = await Promise.all(context.runs.map(async (run) => [run, await get("health", { run: run.id, lang: state.lang })]));
+    const cards = answers.flatMap(([run, answer]) => answer.alarms.map((alarm) => alarmCard(alarm, run, answers.length > 1)));
+    const isFine = answers.every(([, answer]) => !answer.alarms.some((alarm) => alarm.is_active));
+    const notes = answers.filter(([, answer]) => answer.notes.length);
+    fill(main, isFine && h("div", { class: "card fine", style: { marginBottom: "12px" } }, h("b", {}, "✓"), t("fine")), cards,
+      notes.map(([run, answer]) => [h("h2", {}, t("notes"), answers.length > 1 ? ` · ${run.name}` : ""), h("div", { class: "card" }, h("pre", {}, answer.notes.join("\n")))]));
+  };
+  await show();
+  return { refresh: show };
+}

@@ -1,0 +1,132 @@
+// Samples: step -> group -> trajectory -> token, with filters and a search over the whole run.
+
+import { fill, h, number, seconds } from "./dom.js";
+import { get, go, remember, state } from "./state.js";
+import { firstLine, tokenStrip } from "./tokens.js";
+import { t } from "./words.js";
+
+const ROW = 58;
+
+export function scoreColor(score, low, high) {
+  if (score === null) return "var(--dim)";
+  const share = high > low ? (score - low) / (high - low) : 0.5;
+  return `color-mix(in srgb, var(--c2) ${Math.round(share * 100)}%, var(--bad))`;
+}
+
+export function virtualList(items, draw) {
+  const inner = h("div", { style: { position: "relative", height: `${items.length * ROW}px` } });
+  const list = h("div", { class: "card list", tabindex: 0 }, inner);
+  let drawn = "";
+  const update = () => {
+    const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 6), last = Math.min(items.length, first + Math.ceil((list.clientHeight || 700) / ROW) + 12);
+    const range = `${first}:${last}`;
+    if (range === drawn) return;
+    drawn = range;
+    const rows = [];
+    for (let i = first; i < last; i += 1) { const row = draw(items[i]); row.style.top = `${i * ROW}px`; rows.push(row); }
+    inner.replaceChildren(...rows);
+  };
+  list.addEventListener("scroll", update, { passive: true });
+  requestAnimationFrame(() => { const current = items.findIndex((item) => item.isCurrent); if (current > 8) list.scrollTop = (current - 3) * ROW; drawn = ""; update(); });
+  update();
+  return list;
+}
+
+function longText(value, query, field) {
+  if (value === null || value === undefined) return h("pre", { class: "dim" }, "–");
+  if (typeof value !== "object" || !("cut" in value)) return h("pre", {}, typeof value === "string" ? value : JSON.stringify(value, null, 1));
+  const pre = h("pre", {}, value.cut);
+  let end = value.cut.length;
+  const button = h("button", { class: "plain small", onclick: async () => {
+    const part = await get("text", { ...query, field, start: end });
+    pre.append(h("span", {}, part.text));
+    end += part.text.length;
+    if (end >= part.length || !part.text) button.remove();
+  } }, `${t("more")} (${value.length} ${t("characters")})`);
+  return [pre, button];
+}
+
+function turnBox(role, title, tags, ...content) { return h("section", { class: `turn ${role}` }, h("header", {}, h("b", {}, title), tags.filter(Boolean).map((tag) => h("span", { class: "tag" }, tag))), content); }
+
+function callBox(call) {
+  const source = call.function || call, args = source.arguments ?? source.parameters ?? source.args ?? {};
+  const { name, arguments: _a, parameters: _p, args: _r, ...rest } = source;
+  return h("div", { class: "call" }, h("b", { class: "mono" }, name || "?"), h("pre", {}, typeof args === "string" ? args : JSON.stringify(args, null, 1)), Object.keys(rest).length > 0 && h("pre", { class: "dim" }, JSON.stringify(rest)));
+}
+
+async function trajectory(place, query, sample) {
+  const record = await get("sample", query);
+  const facts = [[t("score"), number(record.score)], [t("finish"), record.finish_reason], [t("length"), sample.length ?? `${sample.characters} ${t("characters")}`], [t("source"), record.data_source], ...Object.entries(record.extras).slice(0, 12).map(([name, value]) => [name, typeof value === "number" ? number(value) : JSON.stringify(value)])];
+  const turns = record.turns.map((turn, i) => turnBox(turn.role, turn.role, [turn.reward !== null && turn.reward !== undefined && `${t("reward")} ${number(turn.reward)}`, turn.latency > 0 && `${t("latency")} ${seconds(turn.latency)}`, turn.finish_reason], longText(turn.text, query, `turn/${i}`), (turn.tool_calls || []).map((call) => (call && typeof call === "object" ? callBox(call) : null))));
+  const strip = h("div", {});
+  fill(place, h("div", { class: "tools small" }, facts.map(([name, value]) => h("span", {}, h("span", { class: "dim" }, `${name} `), String(value ?? "–")))),
+    record.problem && h("div", { class: "card", style: { borderColor: "var(--bad)", marginBottom: "10px" } }, h("b", {}, t("problem")), longText(record.problem, query, "problem")),
+    h("div", { class: "card" }, turnBox("prompt", t("prompt"), [], longText(record.input, query, "input")), record.turns.length ? turns : turnBox("assistant", t("response"), [], longText(record.output, query, "output")), turnBox("prompt", t("truth"), [], longText(record.gts, query, "gts"))), strip);
+  if (sample.length !== undefined) await tokenStrip(strip, query, sample.length);
+  else fill(strip, h("p", { class: "dim" }, t("noTokens")));
+}
+
+function groupsOf(samples) {
+  const groups = new Map();
+  for (const sample of samples) { if (!groups.has(sample.uid)) groups.set(sample.uid, []); groups.get(sample.uid).push(sample); }
+  return [...groups].map(([uid, rows]) => ({ uid, rows: rows.sort((a, b) => (b.score ?? -Infinity) - (a.score ?? -Infinity)) }));
+}
+
+export async function samplesPage(main, context) {
+  const run = context.runs[0];
+  const { steps } = await get("steps", { run: run.id });
+  if (!steps.length) { fill(main, h("p", { class: "empty" }, t("none"))); return {}; }
+  const wanted = Number(state.step || steps[steps.length - 1]);
+  const step = steps.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best), steps[0]);
+  const answer = await get("step", { run: run.id, step });
+  const all = answer.samples, scores = all.map((s) => s.score).filter((s) => s !== null), low = Math.min(...scores), high = Math.max(...scores);
+  const filters = context.filters, listPlace = h("div", {}), side = h("div", {}), detail = h("div", {});
+  let groups = [];
+  const passes = (s) => (filters.min === "" || s.score >= Number(filters.min)) && (filters.max === "" || s.score <= Number(filters.max)) && (filters.minLength === "" || (s.length ?? s.characters) >= Number(filters.minLength)) && (!filters.finish || s.finish_reason === filters.finish) && (!filters.source || s.data_source === filters.source) && (!filters.tool || s.tools.includes(filters.tool)) && (!filters.problem || s.problem);
+  const choose = (group, row) => { remember({ step: String(step), group: group.uid, row: row === undefined ? "" : String(row) }); showGroup(group); drawList(); };
+  const showGroup = (group) => {
+    const numbers = group.rows.map((s) => s.score).filter((s) => s !== null), mean = numbers.reduce((a, b) => a + b, 0) / (numbers.length || 1);
+    const isEqual = numbers.length > 1 && Math.max(...numbers) - Math.min(...numbers) < 1e-9;
+    fill(side, h("h2", {}, `${t("group")} `, h("span", { class: "mono dim" }, group.uid), "  ", h("span", { class: "tag" }, `${t("mean")} ${number(mean)}`), " ", isEqual && h("span", { class: "tag warn" }, t("equal"))),
+      h("div", { class: "side" }, group.rows.map((s) => h("button", { class: "card", "aria-current": String(String(s.row) === state.row), onclick: () => choose(group, s.row) }, h("div", { class: "score", style: { color: scoreColor(s.score, low, high) } }, number(s.score)), h("div", { class: "small dim" }, `#${s.sample} · ${s.length ?? s.characters} · ${s.finish_reason}${s.advantages !== undefined && s.advantages !== null ? ` · A ${number(s.advantages, 3)}` : ""}${s.num_turns > 1 ? ` · ${s.num_turns} ${t("turns")}` : ""}`), h("pre", {}, s.response.trim())))));
+    const picked = group.rows.find((s) => String(s.row) === state.row) || group.rows[0];
+    trajectory(detail, { run: run.id, step, row: picked.row }, picked).catch((error) => fill(detail, h("p", { class: "dim" }, error.message)));
+  };
+  const drawList = () => {
+    groups = groupsOf(all.filter(passes)).map((group) => ({ ...group, isCurrent: group.uid === state.group }));
+    const list = virtualList(groups, (group) => h("button", { class: "item", "aria-current": String(group.isCurrent), onclick: () => choose(group) },
+      h("div", { class: "line" }, h("span", { class: "scores" }, group.rows.slice(0, 16).map((s) => h("i", { style: { background: scoreColor(s.score, low, high) } }))), h("span", { class: "small dim" }, `${number(group.rows.reduce((a, s) => a + (s.score ?? 0), 0) / group.rows.length, 3)}`), h("span", { class: "small dim" }, group.rows[0].data_source), group.rows.some((s) => s.problem) && h("span", { class: "tag bad" }, t("problem"))),
+      h("div", { class: "text" }, firstLine(group.rows[0].prompt))));
+    const top = listPlace.querySelector(".list")?.scrollTop;
+    fill(listPlace, h("p", { class: "small dim" }, `${groups.length} ${t("groups")}, ${groups.reduce((a, g) => a + g.rows.length, 0)} ${t("trajectories")}`), groups.length ? list : h("p", { class: "empty" }, t("none")));
+    if (top !== undefined) list.scrollTop = top;
+  };
+  const search = async (text) => {
+    if (!text) return drawList();
+    fill(listPlace, h("p", { class: "small dim" }, t("searching")));
+    const found = [];
+    for (let before = ""; before !== null;) {
+      const part = await get("search", { run: run.id, text, before });
+      found.push(...part.matches);
+      before = found.length < 500 ? part.next_step : null;
+      const rows = virtualList(found, (match) => h("button", { class: "item", onclick: () => go({ step: String(match.step), row: String(match.row), group: "" }) }, h("div", { class: "small dim" }, `${t("step")} ${match.step} · #${match.row}`), h("div", { class: "text" }, firstLine(match.before), h("mark", {}, match.match), firstLine(match.after))));
+      fill(listPlace, h("p", { class: "small dim" }, `${found.length} ${t("matches")}${before !== null ? ", …" : ""}`), found.length > 0 && rows);
+    }
+  };
+  const choice = (name, values) => h("label", {}, t(name), h("select", { onchange: (e) => { filters[name] = e.target.value; drawList(); } }, h("option", { value: "" }, t("all")), values.map((value) => h("option", { value, selected: filters[name] === value }, value))));
+  const bound = (name, label) => h("input", { class: "short", type: "number", step: "any", placeholder: label, "aria-label": label, value: filters[name], onchange: (e) => { filters[name] = e.target.value; drawList(); } });
+  const distinct = (values) => [...new Set(values)].filter(Boolean).sort().slice(0, 100);
+  const place = steps.indexOf(step), move = (delta) => { const next = steps[place + delta]; if (next !== undefined) go({ step: String(next), group: "", row: "" }); };
+  fill(main, h("div", { class: "tools" },
+    h("button", { class: "plain", "aria-label": "previous step", onclick: () => move(-1) }, "←"), h("label", {}, t("step"), h("select", { onchange: (e) => go({ step: e.target.value, group: "", row: "" }) }, steps.slice().reverse().map((one) => h("option", { value: one, selected: one === step }, one)))), h("button", { class: "plain", "aria-label": "next step", onclick: () => move(1) }, "→"),
+    h("label", {}, t("score"), bound("min", t("min")), bound("max", t("max"))), h("label", {}, t("length"), bound("minLength", t("min"))),
+    choice("finish", distinct(all.map((s) => s.finish_reason))), choice("source", distinct(all.map((s) => s.data_source))), choice("tool", distinct(all.flatMap((s) => s.tools))),
+    h("button", { class: "plain", "aria-pressed": String(filters.problem), onclick: (e) => { filters.problem = !filters.problem; e.target.setAttribute("aria-pressed", String(filters.problem)); drawList(); } }, t("problem")),
+    h("input", { id: "find", type: "search", placeholder: t("search"), "aria-label": t("search"), onchange: (e) => search(e.target.value) })),
+  h("div", { class: "split" }, listPlace, h("div", {}, side, detail)));
+  drawList();
+  const first = groups.find((g) => g.uid === state.group) || groups.find((g) => g.rows.some((s) => String(s.row) === state.row)) || groups[0];
+  if (first) { remember({ step: state.step && String(step), group: first.uid }); showGroup(first); drawList(); }
+  const step_ = (delta) => { const at = groups.findIndex((g) => g.uid === state.group), next = groups[at + delta]; if (next) { choose(next); } };
+  return { onkey: (key) => ({ ArrowLeft: () => move(-1), ArrowRight: () => move(1), j: () => step_(1), k: () => step_(-1) })[key]?.() };
+}

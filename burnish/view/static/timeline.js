@@ -1,0 +1,109 @@
+// Timeline: seconds per phase of each step, the phases of one step, its conversations as bars, and gaps.
+
+import { cssColor, fill, h, hideTip, number, seconds, sharpCanvas, showTip, tipTable } from "./dom.js";
+import { get, remember, state } from "./state.js";
+import { t } from "./words.js";
+
+const INNER = new Set(["step", "verify_weights"]);
+
+export function gapsOf(spans) {
+  const step = spans.find((span) => span[0] === "step");
+  const inner = spans.filter((span) => span[0] !== "step").sort((a, b) => a[1] - b[1]);
+  const found = [];
+  let end = step ? step[1] : inner[0]?.[1], last = t("step");
+  for (const [name, start, length] of inner) {
+    if (start - end > 0.02 * (step?.[2] || 1)) found.push({ seconds: start - end, before: last, after: name });
+    if (start + length > end) { end = start + length; last = name; }
+  }
+  return found.sort((a, b) => b.seconds - a.seconds);
+}
+
+function stackChart(steps, colors, onPick, chosen) {
+  const canvas = h("canvas", { role: "img", "aria-label": t("phases") });
+  const totals = steps.map((line) => Object.entries(line.seconds).filter(([name]) => !INNER.has(name)));
+  const draw = () => {
+    const { pen, width, height } = sharpCanvas(canvas, 170), top = Math.max(...totals.map((list) => list.reduce((a, [, s]) => a + (s || 0), 0)), 1e-9), bar = Math.min(40, (width - 50) / Math.max(1, steps.length));
+    pen.font = `10.5px ${cssColor("--sans")}`; pen.fillStyle = cssColor("--dim"); pen.textAlign = "right"; pen.fillText(seconds(top), 44, 10); pen.fillText("0", 44, height - 16);
+    pen.textAlign = "center";
+    totals.forEach((list, i) => {
+      let y = height - 18;
+      for (const [name, value] of list) { const size = ((value || 0) / top) * (height - 26); pen.fillStyle = colors.get(name); pen.globalAlpha = steps[i].step === chosen() ? 1 : 0.72; pen.fillRect(50 + i * bar, y - size, Math.max(1, bar - 1.5), size); y -= size; }
+      pen.globalAlpha = 1;
+      if (i % Math.ceil(60 / bar) === 0) { pen.fillStyle = cssColor("--dim"); pen.fillText(steps[i].step, 50 + i * bar + bar / 2, height - 4); }
+    });
+    return bar;
+  };
+  const at = (event) => Math.floor((event.clientX - canvas.getBoundingClientRect().left - 50) / draw());
+  canvas.addEventListener("pointermove", (event) => { const i = at(event); if (steps[i]) showTip(event, [h("div", { class: "dim small" }, `${t("step")} ${steps[i].step}`), tipTable(totals[i].map(([name, value]) => [name, seconds(value)]))]); else hideTip(); });
+  canvas.addEventListener("pointerleave", hideTip);
+  canvas.addEventListener("click", (event) => { const i = at(event); if (steps[i]) onPick(steps[i].step); });
+  return { canvas, draw };
+}
+
+function ganttChart(line, colors) {
+  const canvas = h("canvas", { role: "img", "aria-label": t("phasesOf") }), spans = line.spans.filter((span) => span[0] !== "step");
+  const names = [...new Set(spans.map((span) => span[0]))], start = Math.min(...line.spans.map((span) => span[1])), end = Math.max(...line.spans.map((span) => span[1] + span[2]));
+  const draw = () => {
+    const { pen, width } = sharpCanvas(canvas, names.length * 24 + 22), x = (time) => 120 + ((time - start) / Math.max(1e-9, end - start)) * (width - 190);
+    pen.font = `12px ${cssColor("--sans")}`;
+    names.forEach((name, row) => {
+      pen.fillStyle = cssColor("--text"); pen.textAlign = "right"; pen.fillText(name, 110, row * 24 + 15);
+      pen.fillStyle = cssColor("--soft"); pen.fillRect(120, row * 24 + 3, width - 190, 16);
+      for (const [, from, length] of spans.filter((span) => span[0] === name)) { pen.fillStyle = colors.get(name) || cssColor("--c7"); pen.fillRect(x(from), row * 24 + 3, Math.max(1.5, x(from + length) - x(from)), 16); }
+      pen.fillStyle = cssColor("--dim"); pen.textAlign = "left"; pen.fillText(seconds(spans.filter((span) => span[0] === name).reduce((a, span) => a + span[2], 0)), width - 62, row * 24 + 15);
+    });
+    pen.fillStyle = cssColor("--dim"); pen.textAlign = "left"; pen.fillText("0", 120, names.length * 24 + 14); pen.textAlign = "right"; pen.fillText(seconds(end - start), width - 70, names.length * 24 + 14);
+  };
+  return { canvas, draw };
+}
+
+function barsChart(bars) {
+  const rows = bars.filter((bar) => bar[0] !== null).sort((a, b) => a[0] - b[0] || a[1] - b[1]), start = Math.min(...rows.map((bar) => bar[0])), end = Math.max(...rows.map((bar) => bar[1]));
+  const canvas = h("canvas", { role: "img", "aria-label": t("conversations") }), size = Math.max(2, Math.min(14, 420 / rows.length)), top = 70;
+  const events = rows.flatMap((bar) => [[bar[0], 1], [bar[1], -1]]).sort((a, b) => a[0] - b[0] || b[1] - a[1]);
+  const draw = () => {
+    const { pen, width } = sharpCanvas(canvas, top + rows.length * size + 20), x = (time) => 50 + ((time - start) / Math.max(1e-9, end - start)) * (width - 60);
+    let count = 0, last = start;
+    pen.fillStyle = cssColor("--c5"); pen.globalAlpha = 0.45;
+    for (const [time, change] of events) { const tall = (count / rows.length) * 50; pen.fillRect(x(last), 60 - tall, Math.max(0, x(time) - x(last)), tall); count += change; last = time; }
+    pen.globalAlpha = 1; pen.font = `10.5px ${cssColor("--sans")}`; pen.fillStyle = cssColor("--dim"); pen.textAlign = "right"; pen.fillText(String(rows.length), 44, 16); pen.fillText("0", 44, 60);
+    rows.forEach(([from, to, wait], i) => {
+      const whole = x(to) - x(from), share = Math.min(1, wait / Math.max(1e-9, to - from));
+      pen.fillStyle = cssColor("--c0"); pen.fillRect(x(from), top + i * size, Math.max(1, whole * (1 - share)), Math.max(1, size - 1));
+      pen.fillStyle = cssColor("--c4"); pen.fillRect(x(from) + whole * (1 - share), top + i * size, whole * share, Math.max(1, size - 1));
+    });
+    pen.fillStyle = cssColor("--dim"); pen.textAlign = "right"; pen.fillText(seconds(end - start), width - 8, top + rows.length * size + 14);
+  };
+  canvas.addEventListener("pointermove", (event) => { const bar = rows[Math.floor((event.clientY - canvas.getBoundingClientRect().top - top) / size)]; if (bar) showTip(event, tipTable([[t("generating"), seconds(bar[1] - bar[0] - bar[2])], [t("waiting"), seconds(bar[2])], [t("tokens"), number(bar[3])]])); else hideTip(); });
+  canvas.addEventListener("pointerleave", hideTip);
+  return { canvas, draw };
+}
+
+export async function timelinePage(main, context) {
+  const run = context.runs[0], detail = h("div", {});
+  let charts = [];
+  const redraw = () => charts.forEach((chart) => chart.canvas.isConnected && chart.draw());
+  const show = async () => {
+    const { steps } = await get("timeline", { run: run.id });
+    if (!steps.length) return fill(main, h("p", { class: "empty" }, t("none")));
+    const names = [...new Set(steps.flatMap((line) => [...Object.keys(line.seconds), ...line.spans.map((span) => span[0])]))].filter((name) => !INNER.has(name));
+    const colors = new Map(names.map((name, i) => [name, cssColor(`--c${i % 8}`)]));
+    const chosen = () => Number(state.step) || steps[steps.length - 1].step;
+    const pick = async (step) => {
+      remember({ step: String(step) });
+      const line = steps.find((one) => one.step === chosen()) || steps[steps.length - 1], gaps = gapsOf(line.spans);
+      const { bars } = await get("bars", { run: run.id, step: line.step }).catch(() => ({ bars: [] }));
+      const gantt = line.spans.length ? ganttChart(line, colors) : null, known = bars.filter((bar) => bar[0] !== null), talks = known.length ? barsChart(bars) : null;
+      fill(detail, h("h2", {}, `${t("phasesOf")} ${line.step}`), h("div", { class: "card wide" }, gantt ? gantt.canvas : h("p", { class: "dim" }, t("noSpans")), gantt && h("p", { class: "small dim" }, gaps.length ? [`${t("gaps")}: `, gaps.slice(0, 4).map((gap) => `${seconds(gap.seconds)} ${t("between")} ${gap.before} – ${gap.after}`).join("; ")] : t("noGaps"))),
+        talks && [h("h2", {}, `${t("conversations")} ${line.step}`), h("div", { class: "card wide" }, talks.canvas, h("div", { class: "keys" }, h("span", {}, h("i", { class: "bg5" }), t("occupancy")), h("span", {}, h("i", { class: "bg0" }), t("generating")), h("span", {}, h("i", { class: "bg4" }), t("waiting"))))]);
+      charts = [stack, gantt, talks].filter(Boolean);
+      redraw();
+    };
+    const stack = stackChart(steps, colors, pick, chosen);
+    fill(main, h("h2", {}, t("phases")), h("div", { class: "card wide" }, stack.canvas, h("div", { class: "keys" }, names.map((name) => h("span", {}, h("i", { style: { background: colors.get(name) } }), name)))), detail);
+    await pick(chosen());
+  };
+  await show();
+  addEventListener("resize", redraw, { signal: context.signal });
+  return { redraw: show, refresh: show };
+}

@@ -1,0 +1,165 @@
+"""What `burnish run` refuses, convert, doctor and rehearse refuse too, with the same exit status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from burnish.cli import convert, doctor, rehearse, run
+from burnish.config import device, load
+from burnish.config.status import check_pending, pending_keys
+from burnish.config.tree import kinds, tree
+from burnish.config.values import written_as
+from burnish.dialects.report import PENDING
+from burnish.dialects.translate import translate_command
+from burnish.errors import ExitStatus
+
+VERL = ("python3", "-m", "verl.trainer.main_ppo")
+COMMAND = (
+    *VERL,
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct",
+    "data.train_files=/there/gsm8k/train.parquet",
+    "data.val_files=null",
+    "data.train_batch_size=16",
+    "actor_rollout_ref.rollout.n=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
+    "trainer.n_gpus_per_node=1",
+)
+# Contexts in which conditional keys are supported, refused, or without effect.
+CONTEXTS = (
+    (),
+    (
+        "actor_rollout_ref.actor.strategy=megatron",
+        "critic.strategy=megatron",
+        "actor_rollout_ref.ref.strategy=megatron",
+    ),
+    ("actor_rollout_ref.hybrid_engine=false", "rollout.nnodes=1", "rollout.n_gpus_per_node=1"),
+    ("reward_model.enable=true", "reward_model.model.path=rm", "actor_rollout_ref.rollout.name=sglang"),
+)
+
+
+def other_value(leaf):
+    """A valid value that is not the default."""
+    types = set(kinds(leaf.hint))
+    if leaf.facts.allowed:
+        return next(name for name in leaf.facts.allowed if name != leaf.default)
+    if bool in types:
+        return not leaf.default
+    if int in types or float in types:
+        return (2 if leaf.default != 2 else 4) if int in types else 0.5
+    if list[int] in types:
+        return [2]
+    if leaf.free:
+        return {"a": 1}
+    return ["x"] if any(str(kind).startswith("list") for kind in types) else "x"
+
+
+def pending_settings():
+    """One setting for every pending key or value."""
+    leaves = tree("train").leaves
+    for name, _ in pending_keys():
+        key, _, value = name.partition("=")
+        yield key, value or other_value(leaves[key])
+
+
+@pytest.mark.parametrize("context", CONTEXTS, ids=("plain", "megatron", "engine_pool", "reward_model"))
+def test_checks_refuse_a_key_exactly_if_loading_does(context):
+    """For every pending key: `burnish run` refuses it if and only if the checks do."""
+    base = [*COMMAND[3:], *context]
+    settings = [f"{key}={written_as(value)}" for key, value in pending_settings()]
+    loaded = load([*base, *settings], check=False)
+    refused = {error.key for error in check_pending(loaded.cfg, loaded.settings)}
+    translation = translate_command(["burnish", "train", *base, *settings])
+    unsupported = {item.ours for item in translation.blockers() if item.status == PENDING}
+    assert unsupported == refused and len(refused) > 10
+
+
+@pytest.mark.parametrize("number", range(0, 45, 9))
+def test_one_pending_key_is_enough(number):
+    key, value = list(pending_settings())[number]
+    base, setting = COMMAND[3:], f"{key}={written_as(value)}"
+    loaded = load([*base, setting], check=False)
+    refused = check_pending(loaded.cfg, loaded.settings)
+    translation = translate_command(["burnish", "train", *base, setting])
+    assert translation.run_status == (ExitStatus.UNSUPPORTED if refused else ExitStatus.OK)
+
+
+def parse(module, *words):
+    parser = argparse.ArgumentParser()
+    module.add_parser(parser.add_subparsers())
+    return parser.parse_args([module.__name__.rpartition(".")[2], *words])
+
+
+REFUSED_COMMANDS = (
+    ("data.image_key=img", ExitStatus.UNSUPPORTED),
+    ("data.image_key=images", ExitStatus.UNSUPPORTED),  # the default: typed only for prompts with images
+    ("actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-3B-Instruct", ExitStatus.UNSUPPORTED),
+    ("+actor_rollout_ref.rollout.data_parallel_size=2", ExitStatus.UNSUPPORTED),
+    ("algorithm.adv_estimatr=grpo", ExitStatus.REFUSED),
+    ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=5", ExitStatus.REFUSED),
+)
+
+
+@pytest.mark.parametrize(("setting", "status"), REFUSED_COMMANDS, ids=lambda value: str(value))
+def test_every_command_exits_with_the_same_status(setting, status, monkeypatch, capsys):
+    monkeypatch.setattr("burnish.rehearsal.rehearse._rehearse_plan", lambda plan, steps: None)  # reads, does not run
+    name = setting.lstrip("+").partition("=")[0]
+    words = ["--", *COMMAND, setting]
+    assert run.run(parse(run, *words)) == status
+    assert name in capsys.readouterr().err
+    assert convert.run(parse(convert, *words)) == status
+    assert name in " ".join(capsys.readouterr().out.splitlines()[:14])  # among the first lines
+    assert doctor.run(parse(doctor, "--gpu-memory", "80", "--no-files", *words)) == status
+    assert name in " ".join(capsys.readouterr().out.splitlines()[:16])
+    assert rehearse.run(parse(rehearse, *words)) == status
+    assert name in " ".join(capsys.readouterr().out.splitlines()[:8])
+
+
+def test_accepted_command_exits_with_zero(capsys):
+    assert convert.run(parse(convert, "--", *COMMAND)) == ExitStatus.OK
+    assert doctor.run(parse(doctor, "--gpu-memory", "80", "--no-files", "--", *COMMAND)) == ExitStatus.OK
+    assert "does not start" not in capsys.readouterr().out
+
+
+MACHINE_KEYS = (
+    "actor_rollout_ref.actor.fsdp_config.param_offload=True",
+    "actor_rollout_ref.rollout.free_cache_engine=False",
+    "actor_rollout_ref.rollout.enforce_eager=False",
+    "actor_rollout_ref.model.enable_activation_offload=True",
+    "trainer.device=auto",
+)
+
+
+@pytest.mark.parametrize("words", [(), MACHINE_KEYS], ids=("defaults", "set"))
+@pytest.mark.parametrize(
+    "start",
+    [
+        COMMAND,
+        (
+            "python3",
+            "-m",
+            "openrlhf.cli.train_ppo_ray",
+            "--pretrain",
+            "m",
+            "--prompt_data",
+            "d",
+            "--remote_rm_url",
+            "u",
+        ),
+    ],
+    ids=("verl", "openrlhf"),
+)
+def test_the_translation_does_not_depend_on_the_machine(start, words, monkeypatch, capsys):
+    """A laptop and a machine with GPUs print the same."""
+    outputs = []
+    for has_cuda, num_cpus in ((False, 2), (True, 64)):
+        monkeypatch.setattr(device, "_has_cuda", lambda has_cuda=has_cuda: has_cuda)
+        monkeypatch.setattr("os.cpu_count", lambda num_cpus=num_cpus: num_cpus)
+        status = convert.run(parse(convert, "--json", "--", *start, *(words if start is COMMAND else ())))
+        outputs.append((status, json.loads(capsys.readouterr().out)))
+    assert outputs[0] == outputs[1]

@@ -1,0 +1,3 @@
+from ..agents.conftest import chat_tokenizer
+
+__all__ = ["chat_tokenizer"]
