@@ -27,9 +27,10 @@ import burnish.loop.recorder
 import burnish.training.checkpoint as checkpoint
 from burnish.config import load
 from burnish.errors import WorkerDied
+from burnish.isolation import linux
 from burnish.log.clock import Clock
 from burnish.log.tensorboard import TensorboardLogger
-from burnish.reward.sandbox import linux
+from burnish.loop.journal import FileJournal
 from burnish.reward.score import Scorer
 from burnish.training.checkpoint import Checkpoints
 from burnish.training.policy import Policy
@@ -80,6 +81,7 @@ def trace_phases(emit: Callable[[str], None]) -> None:
     trace(Checkpoints, "keep", "keep", emit)
     trace(Scorer, "submit", "reward", emit)
     trace(burnish.loop.recorder, "dump_rollouts", "dump", emit)
+    trace(FileJournal, "begin", "act", emit)  # a tool or an environment starts to work
 
 
 @fault("full disk")

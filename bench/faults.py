@@ -4,7 +4,8 @@
 
 Prints the table of docs/reliability.md. `tried` counts faults, `survived` those after which the run completed (by
 itself or with the same command), `lost` the differences from the undisturbed run: weights, optimizers, sample order,
-responses, and every metric except timing_* and perf/*, bit for bit. Runs of all faults write faults.json.
+responses, and every metric except times and the engine's work, bit for bit. Runs of all faults write faults.json and
+faults_conversations.json; conversations need the extras mcp and openenv.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import tables
+from conversations import KINDS, kill_conversations
 from killing import ASYNC_SAVE, GRPO, PPO, Baseline, Commands, Instant, Task, differences, kill, kill_repeatedly
 
 ONE_STEP_OFF = ("async_training.mode=one_step_off",)
@@ -113,6 +116,19 @@ def kill_one_step_off(bench: Bench) -> Counts:
 def kill_two_ranks(bench: Bench) -> Counts:
     """Kills the main process; its ranks end with it."""
     return killed(bench, *GRPO, *TWO_RANKS, kills=max(1, bench.kills // 5))
+
+
+def killed_conversations(bench: Bench, kind: str) -> Counts:
+    """No call is executed again that had answered."""
+    seed = bench.rng.randrange(10**6)
+    outcome = kill_conversations(bench.commands, bench.task, bench.new_folder(), kind, bench.kills, seed)
+    by_phase = ", ".join(f"{phase} {count}" for phase, count in outcome.kills.most_common())
+    total = outcome.kills.total()
+    return Counts(total, total, outcome.lost, f"{by_phase}; {outcome.in_flight} while a tool or environment worked")
+
+
+CONVERSATIONS = {f"kill -9, conversations with {kind}": partial(killed_conversations, kind=kind) for kind in KINDS}
+FAULTS |= CONVERSATIONS
 
 
 @fault("SIGTERM from a scheduler")
@@ -284,7 +300,13 @@ def main() -> int:
         for name, row in counts.items()
     ]
     print(tables.table(COLUMNS, rows), end="")
-    tables.save(args, "faults", COLUMNS, rows, full=len(counts) == len(FAULTS))
+    # Conversations need more libraries, so they may be run alone; they have a table of their own.
+    tried = [row for row in rows if row["fault"] not in CONVERSATIONS]
+    if tried:
+        tables.save(args, "faults", COLUMNS, tried, full=len(tried) == len(FAULTS) - len(CONVERSATIONS))
+    if len(tried) < len(rows):
+        rows = [row for row in rows if row["fault"] in CONVERSATIONS]
+        tables.save(args, "faults_conversations", COLUMNS, rows, full=len(rows) == len(CONVERSATIONS))
     return 0 if all(row.survived == row.tried and not row.lost for row in counts.values()) else 1
 
 

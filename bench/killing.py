@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -20,7 +21,8 @@ from burnish.demo.tiny import make_model, make_tokenizer
 
 COMMAND = Path(__file__).with_name("command.py")
 STEPS = 4
-TIMING = ("timing_", "perf/")
+# Times, and the work of an engine: what a journal answers is not generated again.
+TIMING = ("timing_", "perf/", "rollout/decode_occupancy", "rollout/prefill_", "rollout/evicted_sessions")
 GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_kl_loss=true")
 PPO = (
     "algorithm.adv_estimator=gae",
@@ -56,7 +58,8 @@ class CommandResult:
 
 
 def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # a short run may have ended before
+        os.kill(pid, signal.SIGKILL)
 
 
 class Task:
@@ -241,8 +244,14 @@ def metrics(run: Path) -> dict[str, float]:
     return numbers
 
 
-def rollouts(run: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in sorted((run / "rollouts").glob("[0-9]*.jsonl"))}
+def rollouts(run: Path) -> dict[str, Any]:
+    """Every sample of every step, without the seconds that tools took."""
+    samples = {}
+    for path in sorted((run / "rollouts").glob("[0-9]*.jsonl")):
+        samples[path.name] = lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for turn in [turn for line in lines for turn in line.get("turns", ())]:
+            turn["latency"] = None
+    return samples
 
 
 def checkpoints(run: Path) -> dict[str, object]:

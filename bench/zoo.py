@@ -100,6 +100,7 @@ ZOO = (
     ),
     Algorithm("remax", "score against a greedy response", estimator("remax")),
     Algorithm("opo", "length-weighted baseline", estimator("opo")),
+    Algorithm("otb", "optimal baseline per position", estimator("optimal_token_baseline")),
     Algorithm(
         "gpg",
         "plain policy gradient, group baseline",
@@ -132,6 +133,8 @@ ZOO = (
     Algorithm("cispo", "clipped, detached ratio times log-prob", loss("cispo", TWO_EPOCHS)),
     Algorithm("sapo", "a soft gate instead of clipping", loss("sapo", TWO_EPOCHS)),
     Algorithm("gmpo", "geometric mean of the ratios", loss("geo_mean", TWO_EPOCHS)),
+    Algorithm("dppo-tv", "trust region on each token's probability", loss("dppo_tv", TWO_EPOCHS)),
+    Algorithm("dppo-kl", "trust region by binary KL", loss("dppo_kl", TWO_EPOCHS)),
     Algorithm("clip-cov", "tokens of high covariance excluded", loss("clip_cov", TWO_EPOCHS)),
     Algorithm("kl-cov", "KL penalty on tokens of high covariance", loss("kl_cov", TWO_EPOCHS)),
     Algorithm("tis", "truncated importance sampling per token", grpo(f"{CORRECTION}.rollout_is=token")),
