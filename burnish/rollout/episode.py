@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from burnish.batch import Batch
@@ -309,7 +309,7 @@ class EngineSampler:
         else:
             completion = await self._request(input, wanted, turn_seed(self.prompt.seed, turn), token_watch(watch))
             if completion.finish_reason != "abort":
-                self.journal.add(key, asdict(completion))
+                self.journal.add(key, dict(vars(completion)))  # not asdict, which copies every token's numbers
         self.tokens.sampled += len(completion.ids)
         if self._return_at and self.session is not None:  # acts began while the turn was sampled
             self.queue.engine.expect_return(self.session, max(0.0, self._return_at - time.monotonic()))
