@@ -276,7 +276,8 @@ def tracker_gone(bench: Bench) -> Counts:
         arguments = bench.task.arguments(folder, *baseline.settings, "trainer.logger=[console,tensorboard]")
         result = bench.commands.run(arguments, inject=inject)
         named = result.printed.count("failed in log") == 1
-        counts.add(result.status == 0 and named, differences(baseline.folder, folder))
+        lost = differences(baseline.folder, folder, ignore=["trainer.logger"])
+        counts.add(result.status == 0 and named, lost)
     return counts
 
 

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from burnish.demo.tiny import make_model, make_tokenizer
+from burnish.training.checkpoint import TRAINER
 
 COMMAND = Path(__file__).with_name("command.py")
 STEPS = 4
@@ -209,7 +210,7 @@ def kill_repeatedly(baseline: Baseline, kills: int, seed: int, ignore: Sequence[
 def differences(one: Path, other: Path, ignore: Sequence[str] = ()) -> list[str]:
     """Differences between two runs: state, order of samples, responses, and every metric that is not a time.
 
-    `ignore` lists metrics that count the fault, and `checkpoints` where not all could be written.
+    `ignore` lists metrics that count the fault, settings it needs, and `checkpoints` where not all could be written.
     """
     lines = []
     for name, read in COMPARED.items():
@@ -228,12 +229,28 @@ def differences(one: Path, other: Path, ignore: Sequence[str] = ()) -> list[str]
     return lines
 
 
-def state(run: Path) -> dict[str, str]:
-    """Hashes of every file of the last checkpoint: weights, optimizers, counters, sampler, KL controller."""
+def state(run: Path) -> dict[str, object]:
+    """Hashes of the files of the last checkpoint (weights, optimizers), and every value of its trainer.json (counters,
+    sampler, KL controller, settings), so that a setting in which two runs differ on purpose can be ignored by name."""
     last = run / f"global_step_{(run / 'latest_checkpointed_iteration.txt').read_text()}"
     files = json.loads((last / "manifest.json").read_text())["files"]
     # .metadata, torch's index of the shards, contains a random id.
-    return {f"{last.name}/{name}": fact["sha256"] for name, fact in files.items() if not name.endswith(".metadata")}
+    hashes = {
+        f"{last.name}/{name}": fact["sha256"]
+        for name, fact in files.items()
+        if name != TRAINER and not name.endswith(".metadata")
+    }
+    trainer = json.loads((last / TRAINER).read_text())
+    return hashes | {f"{last.name}/{TRAINER}{key}": value for key, value in leaves(trainer)}
+
+
+def leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """Values of nested JSON objects, with the path that leads to each."""
+    if not isinstance(value, dict) or not value:
+        yield key, value
+        return
+    for name, part in value.items():
+        yield from leaves(part, f"{key} {name}")
 
 
 def metrics(run: Path) -> dict[str, float]:
