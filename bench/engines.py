@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 from shapes import config_of
@@ -13,7 +14,7 @@ from transformers import PretrainedConfig, Qwen2Config
 
 from burnish.models.load import ModelSource
 from burnish.models.model_input import ModelInput
-from burnish.rollout.engine import Engine, EngineOptions, Request, Sampling
+from burnish.rollout.engine import EngineOptions, Request, Sampling
 from burnish.rollout.engines.builtin.engine import BuiltinEngine
 from burnish.seeding import derive_seed
 
@@ -41,7 +42,7 @@ class Bench:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    def engine(self, config: PretrainedConfig, dtype: torch.dtype, folder: Path, **more: object) -> Engine:
+    def engine(self, config: PretrainedConfig, dtype: torch.dtype, folder: Path, **more: Any) -> BuiltinEngine:
         """An engine with freshly initialized weights; the caller closes it."""
         config.save_pretrained(folder)
         extra = {"sync_interval": self.sync_interval, "block_size": self.block}

@@ -153,7 +153,10 @@ NUM_STOP_TOKENS = 8  # stop-token slots of a sequence before they have to grow
 
 
 def cache_blocks(max_model_len: int, max_num_seqs: int, block: int, *, device_loop: bool) -> tuple[int, int]:
-    """The fewest blocks with which a sequence of full length can run, and the most that all sequences can use."""
+    """The fewest blocks with which a sequence of full length can run, and the most that all sequences can use.
+
+    Where conversations wait with their KV, `max_num_seqs` are those that run or wait.
+    """
     per_sequence = -(-max_model_len // block)
     if not device_loop:
         return per_sequence + 1, per_sequence * (max_num_seqs + 1)

@@ -186,6 +186,7 @@ class EngineOptions:
     eos_ids: tuple[int, ...]
     max_model_len: int
     max_num_seqs: int = 1024
+    max_sessions: int = 0  # conversations at once; more than max_num_seqs wait with their KV, for a tool or a slot
     max_num_batched_tokens: int = 8192
     memory_share: float = 0.5
     invariant: bool | None = None

@@ -170,17 +170,22 @@ class BlockManager:
         if self.prefix_cache is not None:
             self.prefix_cache.insert(prompt.input, prompt.num_scheduled, prompt.blocks)
 
-    def fork(self, prompt: PromptState, sequences: Sequence[SequenceState]) -> None:
-        """Give sequences the prompt: full blocks shared, the partial one copied. OutOfBlocksError changes nothing."""
-        full, tail = divmod(len(prompt.input), self.block_size)
-        copies = self._take(len(sequences)) if tail else []
-        for number, sequence in enumerate(sequences):
+    def fork(self, sequences: Sequence[tuple[PromptState, SequenceState]]) -> None:
+        """Give sequences their prompts: full blocks shared, the partial one copied. OutOfBlocksError changes nothing.
+
+        All copies are made at once: dozens of conversations return between two host syncs, and a model has dozens of
+        layers.
+        """
+        partial = [prompt.blocks[-1] for prompt, _ in sequences if len(prompt.input) % self.block_size]
+        copies = self._take(len(partial))
+        if copies:
+            self.open_cache.copy_blocks(partial, copies)
+        unused = iter(copies)
+        for prompt, sequence in sequences:
+            full, tail = divmod(len(prompt.input), self.block_size)
             for block in prompt.blocks[:full]:
                 self.pool.share(block)
-            sequence.block_table = prompt.blocks[:full] + ([copies[number]] if tail else [])
-        if tail:
-            self.open_cache.copy_block(prompt.blocks[full], copies, tail)
-        for sequence in sequences:
+            sequence.block_table = prompt.blocks[:full] + ([next(unused)] if tail else [])
             self.drop_session(sequence.session)
         self.version += 1
 
@@ -229,7 +234,7 @@ class BlockManager:
                 self.pool.drop(block)
                 moves.append((block, sequence.block_table[place]))
         if moves:
-            self.open_cache.move_blocks(*zip(*moves, strict=True))
+            self.open_cache.copy_blocks(*zip(*moves, strict=True))
 
     # sessions
 

@@ -168,7 +168,8 @@ class GraphDecoder:
     def _allocate(self) -> DeviceMemory:
         options, shape, device = self.options, self.runner.shape, self.options.device
         row_blocks = blocks_for(options.max_model_len, shape.block_size)
-        least, most = cache_blocks(options.max_model_len, options.max_num_seqs, shape.block_size, device_loop=True)
+        num_seqs = max(options.max_num_seqs, options.max_sessions)
+        least, most = cache_blocks(options.max_model_len, num_seqs, shape.block_size, device_loop=True)
         num_slots = max(options.max_num_seqs, *self.plan.capture_sizes, 1)
         model = self.runner.model
         vocabulary, dtype = head_weight(model).shape[0], model.dtype

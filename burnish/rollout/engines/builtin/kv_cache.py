@@ -56,18 +56,12 @@ class KVCache:
     def block_size(self) -> int:
         return self.keys[0].shape[2]
 
-    def move_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks in every layer; no target is a source."""
         device = self.keys[0].device
         source, target = torch.tensor(list(sources), device=device), torch.tensor(list(targets), device=device)
         for pool in (*self.keys, *self.values):
             pool[target] = pool[source]
-
-    def copy_block(self, source: int, targets: Sequence[int], tokens: int) -> None:
-        """Copy the first `tokens` entries of one block into others, in every layer."""
-        index = torch.tensor(list(targets), device=self.keys[0].device)
-        for pool in (*self.keys, *self.values):
-            pool[index, :, :tokens] = pool[source, :, :tokens]
 
 
 class Segment(NamedTuple):

@@ -163,9 +163,9 @@ class Scheduler:
         if chunks:
             self.runner.prefill(chunks)
             self.counts["prefill_tokens"] += sum(count for _, count in chunks)
-        self._fork(started)
         if started:
             prompts = [self.prompts[sequence.request.input.key] for sequence in started]
+            self.blocks.fork(list(zip(prompts, started, strict=True)))
             sampled = self.decoder.first_tokens(started, prompts)
             gone = set(started)
             self.waiting = deque(sequence for sequence in self.waiting if sequence not in gone)
@@ -242,14 +242,6 @@ class Scheduler:
                 break
             self.blocks.free(self.prompts.pop(key))
         return self.blocks.make_room(num_blocks)
-
-    def _fork(self, sequences: list[SequenceState]) -> None:
-        """Give sequences their prompts' blocks."""
-        by_prompt: dict[bytes, list[SequenceState]] = {}
-        for sequence in sequences:
-            by_prompt.setdefault(sequence.request.input.key, []).append(sequence)
-        for key, members in by_prompt.items():
-            self.blocks.fork(self.prompts[key], members)
 
     def _free_unused_prompts(self) -> None:
         """Prompts that no waiting sequence needs; running sequences hold references to the blocks they share."""

@@ -47,8 +47,8 @@ class StepDecoder:
     def open_cache(self) -> None:
         """Allocate the configured share of free memory, and no more than the largest batch can use."""
         shape = self.runner.shape
-        sizes = (self.options.max_model_len, self.options.max_num_seqs, shape.block_size)
-        least, most = cache_blocks(*sizes, device_loop=False)
+        num_seqs = max(self.options.max_num_seqs, self.options.max_sessions)
+        least, most = cache_blocks(self.options.max_model_len, num_seqs, shape.block_size, device_loop=False)
         affordable = int(free_bytes(self.options.device) * self.options.memory_share) // shape.block_bytes
         num_blocks = max(least, min(most, affordable))  # one sequence always fits
         cache = KVCache(shape, num_blocks, self.options.device)

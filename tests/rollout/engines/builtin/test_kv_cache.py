@@ -95,9 +95,20 @@ def test_half_precision_cache():
     assert shape.block_bytes == sum(pool[0].nbytes for pool in (*cache.keys, *cache.values))
 
 
-def test_copy_block():
-    cache = KVCache(CacheShape(1, 1, 2, torch.float32), 4, torch.device("cpu"))
-    cache.keys[0][1] = 5.0
-    cache.copy_block(1, [0, 3], 10)
-    assert (cache.keys[0][[0, 3], :, :10] == 5).all()
-    assert not cache.keys[0][[0, 3], :, 10:].any() and not cache.keys[0][2].any()
+def test_copy_blocks():
+    cache = KVCache(CacheShape(1, 1, 2, torch.float32), 5, torch.device("cpu"))
+    cache.keys[0][1], cache.values[0][2] = 5.0, 7.0
+    cache.copy_blocks([1, 1, 2], [0, 3, 4])
+    assert (cache.keys[0][[0, 3]] == 5).all() and (cache.values[0][4] == 7).all()
+    assert not cache.keys[0][[2, 4]].any() and not cache.values[0][[0, 3]].any()
+
+
+@pytest.mark.parametrize("device_loop", [False, True])
+def test_waiting_sessions_have_room(tiny_folder, make_engine, device_loop):
+    """The cache holds all conversations that run or wait, not only those that run."""
+    blocks = {}
+    for num_sessions in (0, 2, 40):
+        engine = make_engine(tiny_folder, max_num_seqs=4, max_sessions=num_sessions, device_loop=device_loop)
+        engine.decoder.open_cache()
+        blocks[num_sessions] = engine.scheduler.blocks.pool.num_blocks
+    assert blocks[0] == blocks[2] and blocks[40] / blocks[0] == (40 + 1) / (4 + 1)

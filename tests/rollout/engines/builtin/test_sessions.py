@@ -90,7 +90,7 @@ def retire(blocks, prompt, name):
     request = Request(ModelInput(prompt(20, ord(name))), NINE, 0, session=name)
     sequence = SequenceState(request, Future(), tokens=[1, 2, 3])
     prompt_state = blocks.allocate_prompt(request.input, name)
-    blocks.fork(prompt_state, [sequence])
+    blocks.fork([(prompt_state, sequence)])
     blocks.free(prompt_state)
     blocks.retire(sequence)
 
