@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import tables
 import torch
@@ -59,35 +60,40 @@ def write_model(folder: Path, shape: str, device: str) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def prompt_row(rng: random.Random) -> dict[str, Any]:
+    question = f"{rng.randint(0, 99)}+{rng.randint(0, 99)}="
+    prompt = [{"role": "user", "content": question}]
+    return {"prompt": prompt, "data_source": "digits", "reward_model": {"ground_truth": ""}}
+
+
+def overrides(model: Path, folder: Path, steps: int, new_tokens: int, device: str) -> list[str]:
+    return [
+        f"{MODEL}.path={model}",
+        f"{MODEL}.enable_gradient_checkpointing=false",
+        "algorithm.adv_estimator=grpo",
+        f"data.train_batch_size={PROMPTS}",
+        f"data.max_response_length={new_tokens}",
+        "data.max_prompt_length=128",
+        f"{ACTOR}.ppo_mini_batch_size={PROMPTS}",
+        f"{ACTOR}.use_dynamic_bsz=true",
+        f"{ACTOR}.ppo_max_token_len_per_gpu=16384",
+        f"{ACTOR}.optim.lr=1e-6",
+        f"{ROLLOUT}.n={SAMPLES}",
+        f"{ROLLOUT}.max_num_seqs={PROMPTS * SAMPLES}",
+        f"{ROLLOUT}.gpu_memory_utilization=0.3",
+        f"trainer.device={device}",
+        f"trainer.total_training_steps={steps}",
+        f"trainer.default_local_dir={folder}",
+        "trainer.logger=[file]",
+    ]
+
+
 def run_burnish(model: Path, steps: int, new_tokens: int, device: str) -> dict[str, float]:
     """Medians of every metric, without the first step."""
     rng = random.Random(0)
-    questions = [f"{rng.randint(0, 99)}+{rng.randint(0, 99)}=" for _ in range(PROMPTS * steps)]
-    rows = [
-        {"prompt": [{"role": "user", "content": q}], "data_source": "digits", "reward_model": {"ground_truth": ""}}
-        for q in questions
-    ]
+    rows = [prompt_row(rng) for _ in range(PROMPTS * steps)]
     with tempfile.TemporaryDirectory() as folder:
-        overrides = [
-            f"{MODEL}.path={model}",
-            f"{MODEL}.enable_gradient_checkpointing=false",
-            "algorithm.adv_estimator=grpo",
-            f"data.train_batch_size={PROMPTS}",
-            f"data.max_response_length={new_tokens}",
-            "data.max_prompt_length=128",
-            f"{ACTOR}.ppo_mini_batch_size={PROMPTS}",
-            f"{ACTOR}.use_dynamic_bsz=true",
-            f"{ACTOR}.ppo_max_token_len_per_gpu=16384",
-            f"{ACTOR}.optim.lr=1e-6",
-            f"{ROLLOUT}.n={SAMPLES}",
-            f"{ROLLOUT}.max_num_seqs={PROMPTS * SAMPLES}",
-            f"{ROLLOUT}.gpu_memory_utilization=0.3",
-            f"trainer.device={device}",
-            f"trainer.total_training_steps={steps}",
-            f"trainer.default_local_dir={folder}",
-            "trainer.logger=[file]",
-        ]
-        burnish.train(overrides, reward=reward, dataset=rows)
+        burnish.train(overrides(model, Path(folder), steps, new_tokens, device), reward=reward, dataset=rows)
         metrics = [
             numbers for step, numbers in sorted(read_metrics(Path(folder) / "metrics.jsonl").items()) if step > 1
         ]
