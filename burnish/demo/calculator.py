@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,11 @@ TOOL = SCHEMA["function"]["name"]
 HIDDEN, LAYERS = 64, 2
 ROPE_THETA = 100.0  # conversations are short: with 10,000 most frequencies are of no use, and copying is learned late
 WARMUP, TRAIN, HELD_OUT = 3000, 2000, 256
-UPDATES, LEARNING_RATE = 450, 4e-3  # of the warm-up
+LEARNING_RATE = 2e-3  # of the warm-up; with twice as much, some seeds never learn to copy
+# Copying is learned late and suddenly, after 300 to 450 updates: how many depends on the seed and on rounding. So the
+# first part of the warm-up ends when the model copies, not after a fixed number of updates.
+MAX_UPDATES, CHECK_EVERY, NUM_CHECKED, COPIES = 1500, 25, 150, 0.98
+CARELESS_UPDATES = 200  # of the second part, with a decaying learning rate
 GIVES_UP = "?"  # what most demonstrations answer to a calculation
 CARELESS = 0.6  # share of demonstrations that give up, or call without need
 THOROUGH = 0.75  # share of the other demonstrations of two operations that call twice
@@ -99,6 +104,11 @@ class Demonstration:
     question: Question
     calls: tuple[str, ...]
     answer: str
+
+
+def solve(question: Question) -> Demonstration:
+    """The needed calls and the correct answer."""
+    return Demonstration(question, tuple(question.calls[: question.num_needed_calls]), str(question.results[-1]))
 
 
 def demonstrate(question: Question, rng: random.Random) -> Demonstration:
@@ -207,19 +217,27 @@ class CalculatorTask:
         return Problems.split(problems, WARMUP, TRAIN)
 
     def warm_up(self, model: Path, problems: Problems, seed: int, progress: Progress) -> str:
-        """Create a random model and train it with SFT to imitate careless demonstrations."""
+        """Create a random model and train it with SFT: first how to call, then to imitate careless demonstrations."""
         tokenizer = tools_tokenizer()
         make_model(model, tokenizer, hidden=HIDDEN, layers=LAYERS, seed=seed, rope_theta=ROPE_THETA)
         rng = random.Random(derive_seed(seed, "warm-up"))
-        warmup = Warmup(model, LEARNING_RATE)
-        demonstrations = [demonstrate(Question.of(problem.question), rng) for problem in problems.warmup]
-        batch = Renderer(tokenizer).batch(demonstrations)
-        for update in range(1, UPDATES + 1):
-            chosen = rng.choices(range(len(batch)), k=warmup.batch_size)
-            warmup.update(batch.select(chosen), lr_scale=schedule(update))
-            progress(f"update {update} of {UPDATES}")
+        warmup, renderer = Warmup(model, LEARNING_RATE), Renderer(tokenizer)
+        questions = [Question.of(problem.question) for problem in problems.warmup]
+        thorough = renderer.batch([solve(question) for question in questions])
+        trained, checked = (thorough.select(list(part)) for part in _split(len(thorough), NUM_CHECKED))
+        copied, update = 0.0, 0
+        while copied < COPIES and update < MAX_UPDATES:
+            update += 1
+            warmup.update(_sample(trained, warmup.batch_size, rng), lr_scale=min(1.0, update / 20))
+            progress(f"learning to call, update {update}")
+            if update % CHECK_EVERY == 0:
+                copied = share_copied(warmup, checked)
+        careless = renderer.batch([demonstrate(question, rng) for question in questions])
+        for number in range(CARELESS_UPDATES):
+            warmup.update(_sample(careless, warmup.batch_size, rng), lr_scale=1.0 - number / CARELESS_UPDATES)
+            progress(f"careless conversations, update {number + 1} of {CARELESS_UPDATES}")
         warmup.save()
-        return f"{WARMUP} conversations, most of which give up"
+        return f"{WARMUP} conversations ({update + CARELESS_UPDATES} updates); the last ones mostly give up"
 
     def reward(self) -> Callable[..., Any] | None:
         return compute_score
@@ -232,6 +250,26 @@ class CalculatorTask:
         return question, final_answer(record["output"])
 
 
-def schedule(update: int) -> float:
-    """Learning-rate factor: a linear warm-up over 20 updates, and a linear decay over the last 40 %."""
-    return min(1.0, update / 20, (UPDATES - update) / (0.4 * UPDATES) + 0.02)
+def share_copied(warmup: Warmup, batch: Batch) -> float:
+    """The share of conversations whose turns the model would write, given the first token of each.
+
+    That token decides whether to call or to answer; all others are copied or are the same in every conversation.
+    """
+    log_probs = Ragged.like(warmup.log_probs(batch), batch["responses"]).lists()
+    masks = batch["response_mask"].lists()
+    likely = [
+        all(
+            value > math.log(0.5) for value, before, now in zip(row, [0.0, *mask], mask, strict=False) if before and now
+        )
+        for row, mask in zip(log_probs, masks, strict=True)
+    ]
+    return sum(likely) / len(likely)
+
+
+def _split(length: int, count: int) -> tuple[range, range]:
+    """All but the last `count`, and those."""
+    return range(length - count), range(length - count, length)
+
+
+def _sample(batch: Batch, count: int, rng: random.Random) -> Batch:
+    return batch.select(rng.choices(range(len(batch)), k=count))

@@ -48,10 +48,11 @@ def run_demo(
     steps: int | None = None,
     overrides: tuple[str, ...] = (),
     shown: bool = False,
+    tools: Sequence[Any] | None = None,
 ) -> DemoResult:
     """Run a task of the demo in `folder`. `overrides` are config overrides for training; `shown` prints what happens.
 
-    `steps` are those of GRPO, by default as many as the task needs.
+    `steps` are those of GRPO, by default as many as the task needs. `tools` replace those of the task.
     """
     started = time.perf_counter()
     say = console_say if shown else _ignore
@@ -65,7 +66,7 @@ def run_demo(
         done = demo.warm_up(model, problems, seed, lambda text: update(f"warm-up (SFT): {text}"))
     say(f"1. warm-up (SFT) on {done}")
     say("2. GRPO on prompts and rewards only")
-    result = reinforce(demo, folder, model, problems, seed, steps, overrides)
+    result = reinforce(demo, folder, model, problems, seed, steps, overrides, tools=tools)
     if result.step < steps:
         raise UserError(f"the demo was stopped at step {result.step} of {steps}", hint="the same command again")
     metrics = read_metrics(result.folder / "metrics.jsonl")

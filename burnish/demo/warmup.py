@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from burnish.batch import Batch
 from burnish.models.attention import PACKED
@@ -39,6 +40,12 @@ class Warmup:
         torch.nn.utils.clip_grad_norm_(self.backend.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def log_probs(self, batch: Batch) -> Tensor:
+        """Of the response tokens, all rows in a row."""
+        self.backend.model.eval()
+        return self.backend.log_probs(PackedRows.of(batch, self.backend.device), 1.0, False)[0]
 
     def save(self) -> None:
         """Overwrite the model in the folder."""

@@ -113,7 +113,8 @@ def sampled(text: str) -> list[tuple[str, bool]]:
 
 
 def test_a_short_run_calls_the_tool_and_trains_on_the_model_s_turns(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(calculator, "UPDATES", 50)
+    monkeypatch.setattr(calculator, "MAX_UPDATES", 40)
+    monkeypatch.setattr(calculator, "CARELESS_UPDATES", 10)
     monkeypatch.setattr(calculator, "CARELESS", 0.0)  # every demonstration of a calculation has a call
     monkeypatch.setattr(Warmup, "batch_size", 16)
     monkeypatch.setattr("burnish.loop.fit.draw_curves", lambda metrics, picture: None)

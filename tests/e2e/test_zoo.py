@@ -13,11 +13,15 @@ ALWAYS = {"dapo", "reinforce++", "noise"}
 
 
 def load_zoo():
-    sys.path.insert(0, str(SCRIPT.parent))
+    """The script's folder must not stay on the path: its agents.py would hide a library of that name."""
     spec = importlib.util.spec_from_file_location("bench_zoo", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     sys.modules["bench_zoo"] = module
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(SCRIPT.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(SCRIPT.parent))
     return module
 
 

@@ -11,7 +11,7 @@ AGENT = "actor_rollout_ref.rollout.agent"
 CHAT = ("data.max_response_length=64", f'data.apply_chat_template_kwargs.chat_template="{TEMPLATE}"')
 TURNS_FILE = USER / "turns.py"
 TOOL = (f"{TURNS}.function_tool_path={TURNS_FILE}", f"{TURNS}.format={TURNS_FILE}:EveryTurnCalls", *CHAT)
-FILE = USER / "agents.py"
+FILE = USER / "agent_classes.py"
 GAME = f"{AGENT}.environment={FILE}:Game"
 
 
