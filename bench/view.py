@@ -23,6 +23,7 @@ import json
 import random
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -158,7 +159,7 @@ class StepMeter:
 
             recorder.dump_trajectories = lambda *arguments: timed(dump, *arguments)
             recorder.record_step = lambda *arguments: timed(record, *arguments)
-            started, background = time.perf_counter(), background_seconds(recorder.tokens)
+            started, background = time.perf_counter(), background_seconds()
             original(run, result)
             self.folder = recorder.folder.path
             self.num_recorded += count if is_on else 0
@@ -167,7 +168,7 @@ class StepMeter:
                 self.num_tokens.append(count)
             if place > 0 and is_on:
                 self.foreground.append(in_recording)
-                self.background.append(background_seconds(recorder.tokens) - background)
+                self.background.append(background_seconds() - background)
 
         fit._one_step = one_step
         try:
@@ -197,12 +198,10 @@ class StepMeter:
         }
 
 
-def background_seconds(writer: TokenWriter) -> float:
-    """CPU time of the writer's thread so far."""
-    thread = writer._thread
-    if thread is None or thread.ident is None:
-        return 0.0
-    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+def background_seconds() -> float:
+    """CPU time of the threads that write, so far."""
+    threads = [thread for thread in threading.enumerate() if thread.name in ("burnish-tokens", "burnish-texts")]
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0)) for thread in threads)
 
 
 def demo_steps(task: str, steps: int) -> dict[str, Any]:

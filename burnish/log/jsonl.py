@@ -16,7 +16,7 @@ from burnish.untrusted import parse_json
 
 def plain(value: Any) -> Any:
     """Convert to JSON types. Non-finite numbers become "NaN", "Infinity" and "-Infinity", which float() parses."""
-    if isinstance(value, bool | int | str) or value is None:
+    if value is None or isinstance(value, (str, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
@@ -31,7 +31,11 @@ def plain(value: Any) -> Any:
 
 def encode(value: Any) -> str:
     """One line of JSON, without the newline. Characters that act on a terminal are escaped, others are readable."""
-    return escape(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
+    try:  # as a rule there is nothing to convert, and a copy takes longer than the text
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=plain)
+    except (TypeError, ValueError):  # other keys than strings, or non-finite numbers
+        text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+    return escape(text)
 
 
 def read(path: Path) -> Iterator[dict]:

@@ -41,6 +41,7 @@ def _fit(run: Run) -> Result:
         result.step, result.interrupted, result.signum = run.step, not run.finished, stop.signum
         if result.interrupted and (recorder.saved_step != run.step or saving.failure is not None):
             save(run)
+        recorder.flush()
         saving.finish()
         saving.report(recorder.loggers.note)
     if result.interrupted and saving.failure is None:

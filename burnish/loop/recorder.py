@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.batch import Batch
-from burnish.log.folder import RunFolder, dump_rollouts
+from burnish.batch import Batch, Ragged
+from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
+from burnish.log.rollout_writer import RolloutWriter
 from burnish.log.timeline import Span, Timeline
 from burnish.log.tokens import TokenWriter
 from burnish.loop.best import Best
@@ -25,7 +27,26 @@ if TYPE_CHECKING:
     from burnish.config.optim import CheckpointConfig
     from burnish.config.trainer import TrainerConfig
 
-MAX_UNDUMPED = 20  # steps whose trajectories are kept in memory while the disk refuses them
+# Columns of the batch that trajectories are written from.
+TEXT_COLUMNS = frozenset(
+    {
+        "prompt_ids",
+        "responses",
+        "rollout_log_probs",
+        "top_log_probs",
+        "token_level_scores",
+        "response_text",
+        "reward_extras",
+        "reward_problem",
+        "ground_truth",
+        "uid",
+        "sample",
+        "finish_reason",
+        "data_source",
+        "turns",
+        "overlong_reward",
+    }
+)
 
 
 @dataclass
@@ -41,6 +62,7 @@ class Recorder:
     checkpoints: Checkpoints
     lease: Lease
     best: Best  # validation so far
+    texts: RolloutWriter  # trajectories as readable JSON lines
     tokens: TokenWriter  # what every token was trained with, for the viewer
     timeline: Timeline
     mirror: Mirror | None = None  # copies of the checkpoints elsewhere
@@ -51,9 +73,9 @@ class Recorder:
     resume_from: Path | ExternalCheckpoint | None = None
     saving: Saving = field(default_factory=Saving)
     notices: list[str] = field(default_factory=list)  # logged when the loggers have started
-    undumped: dict[int, list[dict]] = field(default_factory=dict)  # trajectories that the disk refused, by step
     num_restarts: int = 0  # after a worker died
     saved_step: int = 0  # of the newest checkpoint
+    _texts_tokenizer: Any = None  # of the thread that writes texts
 
     def fault_metrics(self) -> dict[str, float]:
         """Faults that the run survived; none, as a rule."""
@@ -61,20 +83,22 @@ class Recorder:
         return {name: float(count) for name, count in counts.items() if count > 0}
 
     def dump_trajectories(self, step: int, batch: Batch) -> None:
-        """Write the step's trajectories as readable JSON lines. What the disk refuses is tried again next step."""
-        folder = self.trainer.rollout_data_dir or self.folder.rollouts
-        self.undumped[step] = self.trajectory_records(batch)
-        try:
-            for waiting in list(self.undumped):
-                dump_rollouts(folder, waiting, self.undumped[waiting])
-                del self.undumped[waiting]
-        except OSError as error:
-            problem = f"cannot write the trajectories of step {step} to {folder} yet"
-            self.loggers.note(f"{disk_full(error)}{problem}: {error}")
-        while len(self.undumped) > MAX_UNDUMPED:
-            oldest = min(self.undumped)
-            del self.undumped[oldest]
-            self.loggers.note(f"gave up writing the trajectories of step {oldest}")
+        """Queue the step's trajectories for writing as readable JSON lines."""
+        if self._texts_tokenizer is None:  # a fast tokenizer refuses calls while another thread is in one
+            self._texts_tokenizer = copy.deepcopy(self.tokenizer)
+        tokenizer = self._texts_tokenizer
+        batch = Batch(**{name: _on_host(batch[name]) for name in batch if name in TEXT_COLUMNS})
+        self.texts.record(step, lambda: trajectory_records(batch, tokenizer))
+        self._report_texts()
+
+    def flush(self) -> None:
+        """Wait until the trajectories are written, as before a checkpoint: a resumed run does not write them again."""
+        self.texts.wait()
+        self._report_texts()
+
+    def _report_texts(self) -> None:
+        for problem in self.texts.take_problems():
+            self.loggers.note(problem)
 
     def record_step(self, step: int, batch: Batch, spans: list[Span], total_steps: int) -> None:
         """Write what `burnish view` shows of a step beside metrics and texts: its tokens, and when its phases ran."""
@@ -87,78 +111,87 @@ class Recorder:
         except OSError as error:
             self.loggers.note(f"{disk_full(error)}cannot write {self.timeline.path}: {error}")
 
-    def trajectory_records(self, batch: Batch) -> list[dict]:
-        """One readable record per trajectory, with the reward's extras."""
-        inputs = self.tokenizer.batch_decode(batch["prompt_ids"].lists(), skip_special_tokens=False)
-        scores = batch["token_level_scores"].sums().tolist()
-        tokens, turns = self._token_records(batch), self._turn_records(batch)
-        return [
-            {
-                **batch["reward_extras"][row],
-                "input": inputs[row],
-                "output": batch["response_text"][row],
-                "gts": batch["ground_truth"][row],
-                "score": scores[row],
-                "uid": batch["uid"][row],
-                "sample": batch["sample"][row],
-                "finish_reason": batch["finish_reason"][row],
-                "data_source": batch["data_source"][row],
-                **_problem(batch["reward_problem"][row]),
-                **tokens[row],
-                **turns[row],
-                **_overlong(batch, row),
-            }
-            for row in range(len(batch))
-        ]
-
-    def _token_records(self, batch: Batch) -> list[dict[str, list[dict]]]:
-        """Every token with its log-prob and the likeliest alternatives, where rollout.logprobs asks for them."""
-        if "top_log_probs" not in batch:
-            return [{} for _ in range(len(batch))]
-
-        def text(token: int) -> str:
-            return self.tokenizer.decode([token])
-
-        rows = zip(batch["responses"].lists(), batch["rollout_log_probs"].lists(), batch["top_log_probs"], strict=True)
-        return [
-            {
-                "logprobs": [
-                    {
-                        "id": token,
-                        "token": text(token),
-                        "logprob": log_prob,
-                        "top": [[text(i), value] for i, value in top],
-                    }
-                    for token, log_prob, top in zip(ids, log_probs, likeliest or [[]] * len(ids), strict=True)
-                ]
-            }
-            for ids, log_probs, likeliest in rows
-        ]
-
-    def _turn_records(self, batch: Batch) -> list[dict[str, list[dict]]]:
-        """The turns of each conversation: who wrote what, what it earned, how long a tool took."""
-        if "turns" not in batch:
-            return [{} for _ in range(len(batch))]
-        return [
-            {
-                "turns": [
-                    {
-                        "role": turn.role,
-                        "text": self.tokenizer.decode(ids[turn.start : turn.end], skip_special_tokens=False),
-                        "reward": turn.reward,
-                        "finish_reason": turn.finish_reason,
-                        "tool_calls": list(turn.tool_calls),
-                        "latency": turn.latency,
-                    }
-                    for turn in turns
-                ]
-            }
-            for ids, turns in zip(batch["responses"].lists(), batch["turns"], strict=True)
-        ]
-
     def close(self) -> None:
         self.tokens.close()
+        self.texts.close()
+        self._report_texts()
         self.loggers.close()
+
+
+def _on_host(column: Any) -> Any:
+    return Ragged(column.flat.detach().cpu(), column.lengths) if isinstance(column, Ragged) else column
+
+
+def trajectory_records(batch: Batch, tokenizer: Any) -> list[dict]:
+    """One readable record per trajectory, with the reward's extras."""
+    inputs = tokenizer.batch_decode(batch["prompt_ids"].lists(), skip_special_tokens=False)
+    scores = batch["token_level_scores"].sums().tolist()
+    tokens, turns = _token_records(batch, tokenizer), _turn_records(batch, tokenizer)
+    return [
+        {
+            **batch["reward_extras"][row],
+            "input": inputs[row],
+            "output": batch["response_text"][row],
+            "gts": batch["ground_truth"][row],
+            "score": scores[row],
+            "uid": batch["uid"][row],
+            "sample": batch["sample"][row],
+            "finish_reason": batch["finish_reason"][row],
+            "data_source": batch["data_source"][row],
+            **_problem(batch["reward_problem"][row]),
+            **tokens[row],
+            **turns[row],
+            **_overlong(batch, row),
+        }
+        for row in range(len(batch))
+    ]
+
+
+def _token_records(batch: Batch, tokenizer: Any) -> list[dict[str, list[dict]]]:
+    """Every token with its log-prob and the likeliest alternatives, where rollout.logprobs asks for them."""
+    if "top_log_probs" not in batch:
+        return [{} for _ in range(len(batch))]
+
+    def text(token: int) -> str:
+        return tokenizer.decode([token])
+
+    rows = zip(batch["responses"].lists(), batch["rollout_log_probs"].lists(), batch["top_log_probs"], strict=True)
+    return [
+        {
+            "logprobs": [
+                {
+                    "id": token,
+                    "token": text(token),
+                    "logprob": log_prob,
+                    "top": [[text(i), value] for i, value in top],
+                }
+                for token, log_prob, top in zip(ids, log_probs, likeliest or [[]] * len(ids), strict=True)
+            ]
+        }
+        for ids, log_probs, likeliest in rows
+    ]
+
+
+def _turn_records(batch: Batch, tokenizer: Any) -> list[dict[str, list[dict]]]:
+    """The turns of each conversation: who wrote what, what it earned, how long a tool took."""
+    if "turns" not in batch:
+        return [{} for _ in range(len(batch))]
+    return [
+        {
+            "turns": [
+                {
+                    "role": turn.role,
+                    "text": tokenizer.decode(ids[turn.start : turn.end], skip_special_tokens=False),
+                    "reward": turn.reward,
+                    "finish_reason": turn.finish_reason,
+                    "tool_calls": list(turn.tool_calls),
+                    "latency": turn.latency,
+                }
+                for turn in turns
+            ]
+        }
+        for ids, turns in zip(batch["responses"].lists(), batch["turns"], strict=True)
+    ]
 
 
 def _problem(problem: str | None) -> dict[str, str]:

@@ -47,6 +47,7 @@ def save(run: Run, *, required: bool = False) -> None:
     A failed write is remembered in `recorder.saving`. A slow disk may skip a checkpoint, unless it is `required`.
     """
     recorder, learner, rollout = run.recorder, run.learner, run.rollout
+    recorder.flush()
     in_background = recorder.actor_checkpoint.async_save or (
         learner.critic is not None and recorder.critic_checkpoint.async_save
     )

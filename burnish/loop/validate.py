@@ -6,6 +6,7 @@ from burnish.batch import Batch
 from burnish.log.folder import dump_rollouts
 from burnish.log.metrics import sample_sums
 from burnish.log.validation import pick_generations, validation_metrics
+from burnish.loop.recorder import trajectory_records
 from burnish.loop.rollout import Rollout
 from burnish.loop.run import Run
 from burnish.reward.trajectories import last_rows
@@ -23,7 +24,7 @@ def validate(run: Run) -> dict[str, float]:
         batch = _score_by_model(rollout, Batch.join(parts), where)
     for line in rollout.take_reward_problems(where)[1]:
         recorder.loggers.note(line)
-    records = recorder.trajectory_records(batch)
+    records = trajectory_records(batch, recorder.tokenizer)
     if trainer.validation_data_dir is not None:
         dump_rollouts(trainer.validation_data_dir, run.step, records)
     if trainer.log_val_generations > 0:

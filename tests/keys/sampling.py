@@ -2,6 +2,7 @@
 
 from functools import cache
 
+from burnish.loop.recorder import trajectory_records
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
 
@@ -34,7 +35,7 @@ def prefilled(*groups: tuple[tuple[int, ...], ...]) -> Observe:
 
 def dumped_tokens(case: Case) -> int:
     """Likeliest tokens in the dump of a rollout, beside each token."""
-    record = case.run.recorder.trajectory_records(see.step_batch(case))[0]
+    record = trajectory_records(see.step_batch(case), case.run.recorder.tokenizer)[0]
     return len(record["logprobs"][0]["top"]) if "logprobs" in record else 0
 
 

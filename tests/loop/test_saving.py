@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-import burnish.loop.recorder as recorder_module
+import burnish.log.rollout_writer as rollout_writer
 import burnish.training.checkpoint as checkpoint
 from burnish.errors import UserError
 from burnish.loop.fit import fit
@@ -262,7 +262,7 @@ def test_a_run_that_ends_on_a_full_disk_says_so(make_run, monkeypatch, tmp_path,
 
 
 def test_trajectories_are_kept_while_the_disk_is_full(make_run, monkeypatch, rollouts, tmp_path):
-    dump = recorder_module.dump_rollouts
+    dump = rollout_writer.dump_rollouts
     tried = []
 
     def refuse(folder, step, rows):
@@ -271,7 +271,7 @@ def test_trajectories_are_kept_while_the_disk_is_full(make_run, monkeypatch, rol
             raise OSError(errno.ENOSPC, "No space left on device")
         return dump(folder, step, rows)
 
-    monkeypatch.setattr(recorder_module, "dump_rollouts", refuse)
+    monkeypatch.setattr(rollout_writer, "dump_rollouts", refuse)
     fit(make_run("trainer.total_training_steps=3", "trainer.logger=[file]"))
     assert tried == [1, 1, 1, 2, 3] and list(rollouts(tmp_path / "run")) == ["1.jsonl", "2.jsonl", "3.jsonl"]
     assert "cannot write the trajectories of step 1" in (tmp_path / "run" / "notes.txt").read_text()
@@ -281,9 +281,9 @@ def test_responses_are_not_kept_for_ever(make_run, monkeypatch, tmp_path):
     def refuse(folder, step, rows):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(recorder_module, "dump_rollouts", refuse)
-    monkeypatch.setattr(recorder_module, "MAX_UNDUMPED", 1)
+    monkeypatch.setattr(rollout_writer, "dump_rollouts", refuse)
+    monkeypatch.setattr(rollout_writer, "MAX_REFUSED", 1)
     run = make_run("trainer.total_training_steps=2", "trainer.logger=[file]")
     fit(run)
-    assert list(run.recorder.undumped) == [2]
+    assert list(run.recorder.texts._refused) == [2]
     assert "gave up writing the trajectories of step 1" in (tmp_path / "run" / "notes.txt").read_text()

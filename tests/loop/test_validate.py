@@ -3,6 +3,7 @@ import json
 import pytest
 
 from burnish.errors import UserError
+from burnish.loop.recorder import trajectory_records
 from burnish.loop.validate import validate
 
 SAMPLED = (
@@ -94,7 +95,7 @@ def test_the_scorers_extras_never_hide_the_record(make_run, rows, next_prompts):
 
     run = make_run(reward=lambda solution_str: {"score": 0.5, "input": "mine", "output": "mine"})
     batch = run.rollout.collect(next_prompts(run), step=1)
-    assert [row["output"] for row in run.recorder.trajectory_records(batch)] == batch["response_text"]
+    assert [row["output"] for row in trajectory_records(batch, run.recorder.tokenizer)] == batch["response_text"]
 
 
 def fails(solution_str):
