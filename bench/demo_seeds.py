@@ -7,8 +7,8 @@ A seed passes if held-out greedy accuracy rises from the range in BARS to more t
 (20 seeds of `sort`, 10 of `tools`) write demo_seeds.json or demo_tools_seeds.json. Exits with status 1 if fewer seeds
 pass than the task requires.
 
-`--shuffled` is a control of the task `tools`: the calculator answers with the result of another call. Then a seed passes
-if accuracy stays below the target, and the result file is demo_tools_shuffled.json.
+`--shuffled` is a control of the task `tools`: the calculator answers with the result of another call. Then a seed
+passes if accuracy stays below the target, and the result file is demo_tools_shuffled.json.
 """
 
 from __future__ import annotations
