@@ -20,10 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import burnish.cli.main
+import burnish.log.rollout_writer
 import burnish.log.tracker_thread
 import burnish.loop.api
 import burnish.loop.fit
-import burnish.loop.recorder
 import burnish.training.checkpoint as checkpoint
 from burnish.config import load
 from burnish.errors import WorkerDied
@@ -80,7 +80,7 @@ def trace_phases(emit: Callable[[str], None]) -> None:
     trace(checkpoint, "_write_manifest", "manifest", emit)
     trace(Checkpoints, "keep", "keep", emit)
     trace(Scorer, "submit", "reward", emit)
-    trace(burnish.loop.recorder, "dump_rollouts", "dump", emit)
+    trace(burnish.log.rollout_writer, "dump_rollouts", "dump", emit)
     trace(FileJournal, "begin", "act", emit)  # a tool or an environment starts to work
 
 
