@@ -3,13 +3,14 @@
     python bench/gpu_step.py                          # Burnish only: every phase of a step
     python bench/gpu_step.py --peers FOLDER           # and TRL with generate
     python bench/gpu_step.py --peers FOLDER --vllm    # and TRL with vLLM on the same GPU
+    python bench/gpu_step.py --ppo                    # PPO instead: a critic, and KL to a reference; 1,024 responses
     python bench/gpu_step.py --smoke                  # tiny, on a CPU
 
 FOLDER contains trl_grpo.py. Weights are random, so no response ends early. A step wakes the engine, generates, scores,
 updates, syncs the weights and puts the engine to sleep. The first step compiles and is excluded. The engine may use 0.3
 of the memory, as TRL's vLLM does. Response lengths and the agreement of engine and trainer are checked first. Runs with
---peers and --vllm write gpu_step.json and gpu_step_phases.json. Exits with status 1 if a target (3x TRL with vLLM, 6x
-with generate) is missed.
+--peers and --vllm write gpu_step.json and gpu_step_phases.json, those with --ppo gpu_step_ppo.json. Exits with status 1
+if a target (3x TRL with vLLM, 6x with generate, a critic's update of 1.1x the actor's) is missed.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ COLUMNS = {
     "Burnish is faster by": "{ratio:.1f}x",
     "target": "{target:.0f}x",
 }
+CRITIC_TARGET = 1.1  # its update relative to the actor's
+PPO_PROMPTS = 128
 PHASE_COLUMNS = {"phase": "{phase}", "s": "{seconds:.3f}"}
 MAX_DIFFERENCE = 0.02  # mean difference of sampled-token probabilities between engine and trainer
 
@@ -88,12 +91,29 @@ def overrides(model: Path, folder: Path, steps: int, new_tokens: int, device: st
     ]
 
 
-def run_burnish(model: Path, steps: int, new_tokens: int, device: str) -> dict[str, float]:
-    """Medians of every metric, without the first step."""
+def ppo_overrides(prompts: int) -> list[str]:
+    """What PPO changes, with the critic's update like the actor's."""
+    return [
+        "algorithm.adv_estimator=gae",
+        f"data.train_batch_size={prompts}",
+        f"{ACTOR}.use_kl_loss=true",
+        f"{ACTOR}.ppo_mini_batch_size={prompts}",
+        f"{ROLLOUT}.max_num_seqs={prompts * SAMPLES}",
+        "critic.ppo_max_token_len_per_gpu=16384",
+        "critic.model.enable_gradient_checkpointing=false",
+        "critic.optim.lr=1e-6",
+    ]
+
+
+def run_burnish(model: Path, steps: int, new_tokens: int, device: str, ppo_prompts: int = 0) -> dict[str, float]:
+    """Medians of every metric, without the first step. PPO on `ppo_prompts` prompts, or GRPO if that is 0."""
     rng = random.Random(0)
-    rows = [prompt_row(rng) for _ in range(PROMPTS * steps)]
+    rows = [prompt_row(rng) for _ in range((ppo_prompts or PROMPTS) * steps)]
     with tempfile.TemporaryDirectory() as folder:
-        burnish.train(overrides(model, Path(folder), steps, new_tokens, device), reward=reward, dataset=rows)
+        settings = overrides(model, Path(folder), steps, new_tokens, device)
+        if ppo_prompts:
+            settings += ppo_overrides(ppo_prompts)
+        burnish.train(settings, reward=reward, dataset=rows)
         metrics = [
             numbers for step, numbers in sorted(read_metrics(Path(folder) / "metrics.jsonl").items()) if step > 1
         ]
@@ -127,6 +147,7 @@ def run_trl(model: Path, script: Path, steps: int, new_tokens: int, vllm: bool) 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="tiny, on a CPU")
+    parser.add_argument("--ppo", action="store_true", help="PPO with a critic and a reference instead of GRPO")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--peers", type=Path, help="folder with trl_grpo.py")
     parser.add_argument("--vllm", action="store_true", help="also TRL with vLLM")
@@ -136,7 +157,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         write_model(model, shape, device)
-        metrics = run_burnish(model, 2 if args.smoke else args.steps, new_tokens, device)
+        ppo_prompts = 0 if not args.ppo else PROMPTS if args.smoke else PPO_PROMPTS
+        metrics = run_burnish(model, 2 if args.smoke else args.steps, new_tokens, device, ppo_prompts)
         phases = [
             {"phase": name.removeprefix("timing_s/"), "seconds": value}
             for name, value in metrics.items()
@@ -144,6 +166,11 @@ def main() -> int:
         ]
         print(tables.table(PHASE_COLUMNS, phases))
         passed = valid(metrics, new_tokens)
+        if args.ppo:
+            ratio = metrics["timing_s/update_critic"] / metrics["timing_s/update_actor"]
+            print(f"the critic's update takes {ratio:.2f}x the actor's; the target is {CRITIC_TARGET}x")
+            tables.save(args, "gpu_step_ppo", PHASE_COLUMNS, phases, full=not args.smoke)
+            return 0 if passed and (args.smoke or ratio <= CRITIC_TARGET) else 1
         step = metrics["timing_s/step"]
         rows = [{"system": "Burnish", "seconds": step}]
         print(f"\n{tables.table(COLUMNS, rows)}", end="", flush=True)

@@ -70,7 +70,10 @@ _TRAIN = (
             "use_torch_compile",
         )
     ),
-    Alias("critic.model.fsdp_config.ulysses_sequence_parallel_size", "critic.ulysses_sequence_parallel_size", NEWER),
+    *(
+        Alias(f"critic.model.fsdp_config.{name}", f"critic.{name}", NEWER)
+        for name in ("ulysses_sequence_parallel_size", "use_torch_compile")
+    ),
     Alias(
         "actor_rollout_ref.rollout.multi_turn.max_turns",
         (

@@ -105,6 +105,9 @@ class CriticConfig:
     ulysses_sequence_parallel_size: int = at_least(1, 1)
     """Ranks that share one sequence: Ulysses if they divide the number of heads, otherwise ring attention."""
 
+    use_torch_compile: bool = II("actor_rollout_ref.actor.use_torch_compile")
+    """Compile the critic's layers; follows the policy's."""
+
     nccl_timeout: int = at_least(600, 1)
     """Timeout in seconds of the critic's collective operations."""
 

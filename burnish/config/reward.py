@@ -210,6 +210,9 @@ class RewardModelConfig:
     forward_max_token_len_per_gpu: int = at_least(II("critic.forward_max_token_len_per_gpu"), 1)
     """Token budget of one forward pass on one rank; follows the critic's."""
 
+    use_torch_compile: bool = II("actor_rollout_ref.actor.use_torch_compile")
+    """Compile the reward model's layers; follows the policy's."""
+
     ulysses_sequence_parallel_size: int = at_least(1, 1)
     """Ranks that share one sequence: Ulysses if they divide the number of heads, otherwise ring attention."""
 

@@ -36,6 +36,7 @@ DOCS: dict[str, str] = {
     "CriticConfig.loss_agg_mode": "如何把逐 token 损失聚合成一个数；跟随策略。",
     "CriticConfig.grad_clip": "一次更新的最大梯度范数；0 不裁剪。范数非有限的更新会被跳过。",
     "CriticConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数：可整除注意力头则用 Ulysses，否则环形。",
+    "CriticConfig.use_torch_compile": "编译 critic 的各层；跟随策略。",
     "CriticConfig.nccl_timeout": "critic 集合通信的超时秒数。",
     "CriticConfig.load_weight": "从模型目录加载权重（Megatron）。",
     # rewards
@@ -103,6 +104,7 @@ DOCS: dict[str, str] = {
     "RewardModelConfig.micro_batch_size_per_gpu": (
         "单个进程一次打分的回答数；null 按 forward_max_token_len_per_gpu 打包。"
     ),
+    "RewardModelConfig.use_torch_compile": "编译奖励模型的各层；跟随策略。",
     "RewardModelConfig.max_length": "奖励模型输入的最大 token 数，过长时去掉开头；null 不限。",
     "RewardModelConfig.use_dynamic_bsz": "按 token 数而不是回答数切分；跟随 critic。",
     "RewardModelConfig.forward_max_token_len_per_gpu": "单个进程一次打分的 token 预算；跟随 critic。",

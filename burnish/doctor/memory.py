@@ -189,6 +189,7 @@ def _critic(cfg: TrainConfig, shape: Shape, on_cpu: bool) -> Role:
         key="critic.model",
         on_cpu=on_cpu,
         head=False,
+        compiled=critic.use_torch_compile,
     )
 
 
@@ -221,7 +222,16 @@ def _reward_model(cfg: TrainConfig, shape: Shape | None, on_cpu: bool) -> Role |
     fsdp = config.model.fsdp_config
     itemsize = itemsize_of(fsdp.mixed_precision.param_dtype, default_itemsize(on_cpu))
     shards = shards_of(config.strategy, num_ranks(cfg), fsdp, config.megatron, config.ulysses_sequence_parallel_size)
-    return frozen_role("reward model", shape, fsdp, shards, Itemsize(itemsize, itemsize), on_cpu=on_cpu, head=False)
+    return frozen_role(
+        "reward model",
+        shape,
+        fsdp,
+        shards,
+        Itemsize(itemsize, itemsize),
+        on_cpu=on_cpu,
+        head=False,
+        compiled=config.use_torch_compile,
+    )
 
 
 def _notes(cfg: TrainConfig, shapes: Shapes, policy: Role, engine: EnginePlan) -> list[str]:

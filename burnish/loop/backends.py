@@ -93,7 +93,7 @@ def trained_language_model(
         apply_liger(network)
     adapters = _adapt(network, model, key, device, seed=seed)
     if compiled and not liger and not model.load_in_4bit:
-        _compile(network, key, device, parallel, precision.compute)
+        use_faster_layers(network, key, device, parallel, precision.compute)
     return _checked(
         _finish(network, adapters, model, key, precision, fsdp, fsdp_key, device, head=head, parallel=parallel)
     )
@@ -106,6 +106,7 @@ def trained_value_model(
     fsdp_key: str,
     device: torch.device,
     *,
+    compiled: bool = False,
     seed: int,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
@@ -114,6 +115,8 @@ def trained_value_model(
     precision = Precision.of(fsdp, fsdp_key, device)
     network = _load(_load_values, source, model, key, precision, device)
     adapters = _adapt(network, model, key, device, heads=(VALUE_HEAD,), seed=seed)
+    if compiled and not model.load_in_4bit:
+        use_faster_layers(network, key, device, parallel, precision.compute)
     return _finish(network, adapters, model, key, precision, fsdp, fsdp_key, device, parallel=parallel)
 
 
@@ -135,7 +138,7 @@ def frozen_language_model(
     network = load_causal_lm(source, _attention(model, key, device), precision.weights)
     _cast_buffers(network, precision.buffers)
     if compiled:
-        _compile(network, key, device, parallel, precision.compute)
+        use_faster_layers(network, key, device, parallel, precision.compute)
     options = BackendOptions(
         offload=wants_offload(fsdp, device, parallel), head=head, fsdp=fsdp_options(fsdp, fsdp_key, device)
     )
@@ -219,7 +222,7 @@ def _adapt(
     return add_adapters(network, settings, dtype=dtype, heads=heads, seed=derive_seed(seed, "adapters", key))
 
 
-def _compile(
+def use_faster_layers(
     network: PreTrainedModel, key: str, device: torch.device, parallel: ParallelContext, compute: torch.dtype
 ) -> None:
     """Compile the layers where that is known to work: on one GPU, in families without graph breaks in a layer.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 
 from burnish.errors import UserError
-from burnish.loop.backends import fsdp_options, wants_offload
+from burnish.loop.backends import fsdp_options, use_faster_layers, wants_offload
 from burnish.models.device import pick_dtype
 from burnish.models.load import ModelSource, load_tokenizer
 from burnish.models.reward_model import check_score, load_reward_model
@@ -66,6 +66,8 @@ def build_reward_model(
     fsdp, key = config.model.fsdp_config, "reward_model.model.fsdp_config.mixed_precision.param_dtype"
     dtype = pick_dtype(fsdp.mixed_precision.param_dtype, device, key)
     model = load_reward_model(source, dtype)
+    if config.use_torch_compile:
+        use_faster_layers(model, "reward_model.model", device, parallel, dtype)
     mean, std = _moments(model.config, source) if config.normalize else (0.0, 1.0)
     options = BackendOptions(
         offload=wants_offload(fsdp, device, parallel),
@@ -73,7 +75,7 @@ def build_reward_model(
     )
     backend = create_backend(model, device, dtype, options=options, parallel=parallel)
     assert isinstance(backend, ModuleBackend)
-    with backend.on_device():
+    with backend.on_device(), torch.compiler.set_stance("force_eager"):
         backend.run_unsharded(lambda: check_score(backend.model, source))
     return RewardModel(
         backend,

@@ -233,7 +233,16 @@ def build_critic(
     critic, source = cfg.critic, critic_source(cfg)
     fsdp = critic.model.fsdp_config
     key = "critic.model.fsdp_config"
-    backend = trained_value_model(source, critic.model, fsdp, key, device, seed=cfg.trainer.seed, parallel=parallel)
+    backend = trained_value_model(
+        source,
+        critic.model,
+        fsdp,
+        key,
+        device,
+        compiled=critic.use_torch_compile,
+        seed=cfg.trainer.seed,
+        parallel=parallel,
+    )
     updates = critic.ppo_epochs * -(-cfg.data.train_batch_size // critic.ppo_mini_batch_size)
     backend.create_optimizer(critic.optim, total_steps, updates, optimizer_options(fsdp, backend))
     return Critic(

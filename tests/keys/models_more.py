@@ -127,6 +127,10 @@ ROWS = [
         expected=[],
     ),
     Row(f"{REF}.use_torch_compile", "false", memory.compiled_functions("reference"), KL, expected=["forward"] * 2),
+    Row("critic.use_torch_compile", "false", memory.compiled_functions("critic"), GAE, expected=["forward"] * 2),
+    Row(
+        "reward_model.use_torch_compile", "false", memory.compiled_functions("policy"), JUDGED, expected=["forward"] * 2
+    ),
     Row(f"{POLICY}.fused_kernel_options.impl_backend", "torch", memory.triton_chunks("policy"), expected=0, long=True),
     Row(f"{REF}.model.path", lambda kit: str(kit.other_model), memory.reference_log_probs, KL),
     Row(f"{REF}.model.override_config", "{rms_norm_eps:0.5}", memory.reference_log_probs, KL),
