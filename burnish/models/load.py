@@ -300,9 +300,17 @@ def _build(
         return family.from_config(config, **kwargs)
     try:
         with quiet_transformers():
-            return align_weights(family.from_pretrained(source.checked_path(), config=config, **kwargs))
+            model, report = family.from_pretrained(
+                source.checked_path(), config=config, output_loading_info=True, **kwargs
+            )
     except (OSError, ValueError) as error:
         raise load_error("the model", error, key=source.key, value=source.path) from error
+    missing = sorted(name for name in report["missing_keys"] if not name.startswith("score."))
+    if missing and vision_family(config) is not None:
+        # Names of weights differ between classes and versions; a tower with fresh weights would still train.
+        problem = f"the files lack weights: {', '.join(missing[:3])}{' ...' if missing[3:] else ''}"
+        raise UserError(problem, key=source.key, value=source.path)
+    return align_weights(model)
 
 
 def for_language_model(config: PretrainedConfig, attn: str | None) -> str | dict[str, str] | None:

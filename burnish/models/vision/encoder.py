@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 CACHE_BYTES = 2**31
+MAX_SECONDS = 10**6  # of a video
 KEYS: Mapping[MediaKind, str] = {"image": "data.image_key", "video": "data.video_key"}
 
 
@@ -116,6 +117,8 @@ class VisionEncoder:
         stamps = picture.timestamps if isinstance(picture, Video) else None
         if stamps is not None and len(stamps) != len(frames):
             raise UserError(f"the video has {len(frames)} frames and {len(stamps)} time stamps", key=KEYS[kind])
+        if stamps is not None and not all(0 <= stamp < MAX_SECONDS for stamp in stamps):
+            raise UserError(f"the time stamps of the video are not all numbers from 0 to {MAX_SECONDS}", key=KEYS[kind])
         digest = _digest(self._salt, kind, frames, stamps)
         work = self._pictures.video if kind == "video" else self._pictures.image
         argument: Any = Video(frames, stamps) if kind == "video" else frames[0]
