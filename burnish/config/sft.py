@@ -82,8 +82,17 @@ class SftDataConfig:
     multiturn: SftMultiturnConfig = section(SftMultiturnConfig)
     """Multi-turn examples."""
 
+    image_key: str | None = "images"
+    """Column with an example's images; null reads none (docs/vision.md)."""
+
+    video_key: str | None = "videos"
+    """Column with an example's videos; null reads none."""
+
+    mm_processor_kwargs: dict[str, Any] = setting({})
+    """Arguments of the model's image and video processor."""
+
     max_length: int = at_least(1024, 1)
-    """Maximum example length in tokens."""
+    """Maximum example length in tokens, including those of pictures."""
 
     truncation: str = one_of("error", TRUNCATIONS)
     """What to do with longer examples."""
@@ -148,6 +157,9 @@ class SftModelConfig(TrainedModelConfig):
 
     trust_remote_code: bool = False
     """Allow the model's repository to run its own Python code."""
+
+    freeze_vision_tower: bool = False
+    """Do not train the model's vision tower and its projector."""
 
     aux_loss_coef: float = at_least(0.0, 0)
     """Weight of the router load-balancing loss of MoE models."""
