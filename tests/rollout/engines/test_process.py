@@ -11,12 +11,12 @@ from burnish.rollout.engines.process import ServerProcess, server_folder
 
 
 def test_the_first_error_of_the_log_is_the_cause():
-    process = ServerProcess("vLLM", ["json.tool", "/no/such/file"], "unix:none", os.environ, server_folder("vllm"))
+    process = ServerProcess("vLLM", ["no.such.module"], "unix:none", os.environ, server_folder("vllm"))
     try:
         process.process.wait(60)
         with pytest.raises(EngineDied, match="exited with status"):
             process.check()
-        assert "/no/such/file" in (process.first_error() or "")
+        assert "No module named" in (process.first_error() or "")
         (process.folder / "server.log").write_text(
             "INFO all is well\n(Worker pid=1) ERROR [x.py:1] RuntimeError: no such head\nEngineDeadError: see above\n"
         )
