@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import II
 
 from burnish.config.fields import at_least, files, one_of, section, setting
-from burnish.config.names import HANDLERS, PROMPT_TYPES, TRUNCATIONS
+from burnish.config.names import HANDLERS, INVALID_MEDIA, PROMPT_TYPES, TRUNCATIONS
 
 
 @dataclass
@@ -151,6 +151,12 @@ class DataConfig:
     video_key: str | None = "videos"
     """Column with a row's videos, in the order of <video> in the prompt: files like those of images, or lists of
     frames; a mapping may also set fps, nframes, max_frames, video_start, video_end and max_pixels. null reads none."""
+
+    invalid_media: str = one_of("error", INVALID_MEDIA)
+    """What to do with rows whose images or videos are missing, corrupt, too large or not as many as in the prompt."""
+
+    max_images_per_prompt: int | None = at_least(None, 1)
+    """Maximum images of a prompt; a row with more is handled as invalid_media says. null means no limit."""
 
     image_patch_size: int = at_least(14, 1)
     """Patch size to which verl's loader aligns image sizes."""

@@ -116,7 +116,6 @@ _ENGINE = (
     VerlOnly("*rollout.scheduling_policy", "results do not depend on the order of requests"),
     VerlOnly("*rollout.moe_load_balance_metrics_interval", "this metric is not logged"),
     VerlOnly("*rollout.quantization_config_file", "only used with rollout.quantization"),
-    VerlOnly("*rollout.limit_images", "only used with image data"),
     VerlOnly(
         "*rollout.use_preprocessed_multimodal_input", "pictures are always processed once, for engine and trainer"
     ),

@@ -61,6 +61,8 @@ DOCS: dict[str, str] = {
     "DataConfig.image_patch_size": "verl 的读取器使图片尺寸对齐的 patch 大小。",
     "DataConfig.return_multi_modal_inputs": "在 verl 的批次中携带处理器产生的图像与视频张量。",
     "DataConfig.mm_processor_kwargs": "模型图像与视频处理器的参数，例如 {max_pixels: 200704}。",
+    "DataConfig.invalid_media": "图片或视频缺失、损坏、过大或数量与提示不符的行如何处理。",
+    "DataConfig.max_images_per_prompt": "一条提示的最多图片数；超出的行按 invalid_media 处理。null 表示不限。",
     "DataConfig.tokenizer": "分词器的路径或名称；null 使用模型自带的分词器。",
     "DataConfig.trust_remote_code": "允许分词器仓库执行其自带的 Python 代码。",
     "DataConfig.use_shm": "先把数据文件复制到共享内存再读取。",
@@ -266,9 +268,12 @@ DOCS: dict[str, str] = {
     "ValKwargsConfig.presence_penalty": "验证时从回答中已有 token 的 logit 减去的值；0 为关闭。",
     "ValKwargsConfig.frequency_penalty": "验证时 token 在回答中每出现一次就从其 logit 减去的值；0 为关闭。",
     "ValKwargsConfig.seed": "验证采样的随机种子；null 跟随 rollout 的种子，再跟随运行的种子。",
-    "EngineKwargsConfig.vllm": "原样传给 vLLM 的参数；值为 null 的会被略去。",
+    "EngineKwargsConfig.vllm": (
+        "原样传给 vLLM 的参数，值为 null 的会被略去；另有 Burnish 自己的 base_url、python、weight_dir、start_timeout"
+        "（见 docs/engines.md）。"
+    ),
     "EngineKwargsConfig.sglang": (
-        "原样传给 SGLang 服务的参数；另有 Burnish 自己的 base_url、weight_sync、weight_dir、start_timeout"
+        "原样传给 SGLang 服务的参数；另有 Burnish 自己的 base_url、python、weight_sync、weight_dir、start_timeout"
         "（见 docs/engines.md）。"
     ),
     "EngineKwargsConfig.trtllm": "原样传给 TensorRT-LLM 的参数。",

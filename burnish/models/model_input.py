@@ -11,7 +11,6 @@ from typing import Literal
 
 from torch import Tensor
 
-
 MediaKind = Literal["image", "video"]
 
 

@@ -82,5 +82,5 @@ def _images(t: Translator) -> None:
         t.inert(rl[name], why)
     why = "the architecture comes from the model's config.json; actor.freeze_vision_tower decides what is trained"
     t.inert(t.actor["mm_model"], why)
-    for limit in limits:
-        t.inert(limit, "the engine takes the images and videos of every row")
+    t.set(limits[0], "data.max_images_per_prompt")
+    t.inert(limits[1], "the number of videos is not limited")

@@ -153,6 +153,7 @@ def test_images_are_read_from_verls_column():
         *("converted", "inert")
     }
     assert translation.settings["data.image_key"] == "images"
+    assert translation.settings["data.max_images_per_prompt"] == 1  # MindSpeed RL's default
     assert "actor_rollout_ref.actor.freeze_vision_tower" not in translation.settings
 
 
