@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -13,6 +15,12 @@ from burnish.models.logprobs import chunk_logits
 def backbone(model: PreTrainedModel) -> nn.Module:
     """Everything before the head: token ids -> hidden states."""
     return getattr(model, model.base_model_prefix)
+
+
+def modules_outside(model: nn.Module, skip: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """All modules of a model but those below `skip`."""
+    skipped = {id(module) for part in skip for module in part.modules()}
+    return (module for module in model.modules() if id(module) not in skipped)
 
 
 def head_weight(model: PreTrainedModel) -> Tensor:

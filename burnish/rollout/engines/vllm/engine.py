@@ -31,6 +31,7 @@ from burnish.rollout.engines.vllm.arguments import (
     sampling_fields,
 )
 from burnish.rollout.engines.vllm.library import Core, StepOutput
+from burnish.rollout.engines.vllm.media import expanded_otherwise, kinds_of, with_placeholders
 from burnish.rollout.stop import Finish, finish
 
 if TYPE_CHECKING:
@@ -62,7 +63,15 @@ class VllmEngine:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         can_sleep = options.device.type != "cpu" and options.sleeps
-        self.capabilities = Capabilities("request", invariant=False, score=True, abort=True, sleep=can_sleep)
+        self.media_kinds = kinds_of(options.model) if isinstance(self.core, Core) else frozenset()
+        self.capabilities = Capabilities(
+            "request",
+            invariant=False,
+            score=True,
+            abort=True,
+            sleep=can_sleep,
+            reads_sources=bool(self.media_kinds),
+        )
 
     @staticmethod
     def check(extra: Mapping[str, Any], device: torch.device, section: str) -> None:
@@ -74,7 +83,7 @@ class VllmEngine:
     # the protocol
 
     def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
-        check_requests(requests, self.options)
+        check_requests(requests, self.options, self.media_kinds)
         for sampling in {request.sampling for request in requests}:
             raise_all(list(self.refusals(sampling, self.options.section)))
         new_future = Future if self.options.own_thread else partial(DrivenFuture, self.step)
@@ -179,11 +188,11 @@ class VllmEngine:
         waiting, self.waiting = self.waiting, []
         for sequence in waiting:
             request, name = sequence.request, next(self._names)
-            ids = request.input.ids
             try:
-                self._check_ids(ids)
+                self._check_ids(request.input.ids)
                 fields = sampling_fields(request, self.eos_ids)
-                self.core.add(name, ids, fields, request.sampling.bad_words, request.priority)
+                ids, images = with_placeholders(request.input)
+                self.core.add(name, ids, fields, request.sampling.bad_words, request.priority, images)
             except Exception as error:  # vLLM refused this request; the others go on
                 sequence.future.set_exception(error)
             else:
@@ -221,6 +230,12 @@ class VllmEngine:
         sequence = self.running.get(name)
         if sequence is None:
             return True
+        shown = sequence.request.input
+        if shown.media and not sequence.tokens and output.prompt_ids is not None:
+            if tuple(output.prompt_ids) != shown.ids:
+                del self.running[name]
+                sequence.future.set_exception(expanded_otherwise(shown, output.prompt_ids))
+                return True
         if self.options.prefix_caching and not sequence.tokens:
             self.counts["prefix_hit_tokens"] += output.num_cached
         num_top = sequence.request.sampling.logprobs or 0
