@@ -10,7 +10,19 @@ import pytest
 from .source import imported, modules, python
 
 GROUND = {
-    *("batch", "errors", "escape", "folders", "http", "isolation", "json_values", "network", "redact", "registry"),
+    *(
+        "batch",
+        "errors",
+        "escape",
+        "folders",
+        "http",
+        "isolation",
+        "json_values",
+        "media",
+        "network",
+        "redact",
+        "registry",
+    ),
     *("seeding", "sizing", "storage", "untrusted", "user_code"),
 }
 COMMON = GROUND | {"config"}
@@ -34,10 +46,11 @@ MAY_IMPORT = {
     "json_values": set(),
     "registry": {"errors", "user_code"},
     "storage": {"errors", "folders", "http", "untrusted"},
+    "media": {"errors", "http", "storage", "untrusted"},
     "config": {"registry", "errors", "redact", "untrusted", "user_code"},
     "dialects": {"config", "registry", "errors", "redact", "untrusted"},
     "algos": {"registry"},
-    "models": {"errors", "storage", "sizing", "untrusted"},
+    "models": {"errors", "media", "storage", "sizing", "untrusted"},
     "compat": {"algos", "registry", "batch", "errors", "data", "reward", "rollout"},
     "data": COMMON,
     "reward": COMMON | {"algos", "models", "training", "rollout", "log"},
@@ -76,6 +89,7 @@ HEAVY = (
     "matplotlib",
     "mcp",
     "bm25s",
+    "av",
 )
 # Other doors to a heavy library.
 SAME_LIBRARY = {"torch.utils.tensorboard": "tensorboard"}
