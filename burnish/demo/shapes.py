@@ -77,10 +77,9 @@ class Scene:
 
 def random_scene(rng: random.Random) -> Scene:
     """One to four shapes of one color, each somewhere in a quarter of its own."""
-    quarters = rng.sample([(SIDE // 4, SIDE // 4), (3 * SIDE // 4, SIDE // 4)]
-                          + [(SIDE // 4, 3 * SIDE // 4), (3 * SIDE // 4, 3 * SIDE // 4)], rng.randint(1, MAX_COUNT))
+    quarters = [(x, y) for x in (SIDE // 4, 3 * SIDE // 4) for y in (SIDE // 4, 3 * SIDE // 4)]
     shapes = []
-    for x, y in quarters:
+    for x, y in rng.sample(quarters, rng.randint(1, MAX_COUNT)):
         radius = rng.randint(7, 10)
         free = SIDE // 4 - radius
         shapes.append((rng.choice(SHAPES), x + rng.randint(-free, free), y + rng.randint(-free, free), radius))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 MediaKind = Literal["image", "video"]
 
+
 @dataclass(frozen=True, eq=False)
 class Media:
     """One processed image or video, and the span of tokens that stands for it.

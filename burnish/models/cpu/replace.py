@@ -36,7 +36,7 @@ MISMATCH = (TypeError, RuntimeError, AttributeError, ValueError, KeyError, Index
 
 
 def replace_with_cpu_kernels(model: nn.Module, kernels: Kernels, skip: Iterable[nn.Module] = ()) -> int:
-    """Replace supported submodules outside of `skip` by equivalents backed by C kernels; returns how many were replaced.
+    """Replace supported submodules outside of `skip` by equivalents backed by C kernels; returns how many were.
 
     Without a matrix product in `kernels` (training), linear layers stay. `JoinedLinear` layers stay as well: they call
     the product that they were joined with.

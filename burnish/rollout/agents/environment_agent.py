@@ -69,7 +69,9 @@ class EnvironmentAgent:
         template, observation = self.context.template, self.context.template.escape(observation)
         images, videos = pictures_of(observation)
         if not (replaces or made):
-            images, videos = (before + new for before, new in zip(originals(prompt.input), (images, videos), strict=True))
+            images, videos = (
+                before + new for before, new in zip(originals(prompt.input), (images, videos), strict=True)
+            )
         model_input = template.input_with(template.render(started), images, videos)
         forked = sampler.fork(0, model_input)
         if forked.budget(model_input) == 0:

@@ -31,9 +31,7 @@ def read_pictures(values: Any, kind: str, where: str) -> tuple[Any, ...]:
         raise InvalidMedia(f"{where}: {len(values)} {kind}s; at most {MAX_PICTURES} are allowed")
     if kind == "image":
         return tuple(read_image(value, where, local_files=False) for value in values)
-    return tuple(
-        value if isinstance(value, Video) else read_video(value, where, local_files=False) for value in values
-    )
+    return tuple(value if isinstance(value, Video) else read_video(value, where, local_files=False) for value in values)
 
 
 def read_content(content: Any, where: str) -> Any:

@@ -20,7 +20,8 @@ from burnish.models.model_input import MediaKind, ModelInput, whole_runs
 from burnish.models.paged import PagedAttention, bind_cache
 from burnish.models.parts import head_weight, logit_softcap
 from burnish.models.positions import TEXT
-from burnish.models.vision.family import Embedded, MediaSlice, vision_family
+from burnish.models.vision.family import vision_family
+from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice
 from burnish.models.wide import hidden_states
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.invariant import TILE, can_be_invariant, make_invariant, padding, tiled_product
@@ -32,6 +33,7 @@ from burnish.rollout.engines.builtin.sequence import PromptState, SequenceState,
 from burnish.rollout.engines.weights import release_weights
 from burnish.sizing import CPU_PREFILL_TOKENS as CPU_TOKENS
 
+MEMO_BYTES = 64 << 20  # of features of pictures whose prompts are not finished, or come again
 PrefillAttention = Callable[[list[Segment]], PagedAttention]
 
 
@@ -67,6 +69,7 @@ class ModelRunner:
         self.shape = CacheShape(
             config.num_hidden_layers, config.num_key_value_heads, head_dim, options.dtype, block_size
         )
+        self.memo = FeatureMemo(MEMO_BYTES, one_by_one=self.invariant)
         self.positions = TEXT if self.family is None else self.family.positions
         self.cache: KVCache | None = None
         self.remarks: tuple[str, ...] = ()  # reported at the start of a run
@@ -105,6 +108,7 @@ class ModelRunner:
             nothing = [None] * self.shape.layers
             bind_cache(self.model, nothing, nothing)
         self.cache = None
+        self.memo.clear()
         if self.cpu_kernels is not None:
             self.cpu_kernels.layers.forget()
 
@@ -113,10 +117,12 @@ class ModelRunner:
         for group in self.joined:
             group.part()
         self.joined = []
+        self.memo.clear()
         release_weights(self.model)
 
     def after_load(self) -> None:
         """Drop what was derived from the old weights."""
+        self.memo.clear()
         if not self.joined:  # the weights were released
             self.joined = join_products(self.model, self.product, skip=self.tower)
         if self.cpu_kernels is not None:
@@ -174,7 +180,7 @@ class ModelRunner:
 
     def _embed(self, ids: Tensor, slices: list[MediaSlice]) -> Embedded:
         assert self.family is not None  # check_requests refuses media for a text model
-        return self.family.embed(self.model, ids, slices)
+        return self.family.embed(self.model, ids, slices, memo=self.memo)
 
     # media
 
