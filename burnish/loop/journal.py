@@ -2,8 +2,8 @@
 
 {run folder}/journal/{step}.jsonl and validation-{step}.jsonl have one line per event; pictures that tools and
 environments returned are PNG files in a folder beside it, written before the line that refers to them. A run that was
-killed reads the files of the steps that it repeats: it calls no tool again that had answered, and samples no turn again.
-A checkpoint makes the files of its steps obsolete.
+killed reads the files of the steps that it repeats: it calls no tool again that had answered, and samples no turn
+again. A checkpoint makes the files of its steps obsolete.
 """
 
 from __future__ import annotations

@@ -69,9 +69,8 @@ class EnvironmentAgent:
         template, observation = self.context.template, self.context.template.escape(observation)
         images, videos = pictures_of(observation)
         if not (replaces or made):
-            images, videos = (
-                before + new for before, new in zip(originals(prompt.input), (images, videos), strict=True)
-            )
+            of_row = originals(prompt.input)
+            images, videos = [*of_row[0], *images], [*of_row[1], *videos]
         model_input = template.input_with(template.render(started), images, videos)
         forked = sampler.fork(0, model_input)
         if forked.budget(model_input) == 0:

@@ -230,12 +230,11 @@ class VllmEngine:
         sequence = self.running.get(name)
         if sequence is None:
             return True
-        shown = sequence.request.input
-        if shown.media and not sequence.tokens and output.prompt_ids is not None:
-            if tuple(output.prompt_ids) != shown.ids:
-                del self.running[name]
-                sequence.future.set_exception(expanded_otherwise(shown, output.prompt_ids))
-                return True
+        shown, theirs = sequence.request.input, output.prompt_ids
+        if shown.media and not sequence.tokens and theirs is not None and tuple(theirs) != shown.ids:
+            del self.running[name]
+            sequence.future.set_exception(expanded_otherwise(shown, theirs))
+            return True
         if self.options.prefix_caching and not sequence.tokens:
             self.counts["prefix_hit_tokens"] += output.num_cached
         num_top = sequence.request.sampling.logprobs or 0
