@@ -143,6 +143,19 @@ class PromptEncoder:
             raise InvalidMedia(f"the model's processor refuses it: {error}") from error
         return Encoded(list(encoded.ids), tuple(encoded.media))
 
+    def take_shown(self, text: str, waiting: list[RawMedia]) -> list[RawMedia]:
+        """Remove the next pictures that a part of a rendered text has placeholders for; returns them."""
+        if self.vision is None:
+            return []
+        counts = {kind: text.count(placeholder) for kind, placeholder in self.vision.placeholders.items()}
+        shown = []
+        for item in list(waiting):
+            if counts.get(item.kind, 0) > 0:
+                counts[item.kind] -= 1
+                waiting.remove(item)
+                shown.append(item)
+        return shown
+
     def check_texts(self, messages: Sequence[dict[str, Any]]) -> None:
         """Refuse a text with a token that stands for a picture: it would shift the pictures of the prompt."""
         assert self.vision is not None

@@ -399,4 +399,6 @@ def _plain(value: Any) -> Any:
         return dict(value)
     if hasattr(value, "tolist"):
         return value.tolist()
+    if hasattr(value, "tobytes"):  # a Pillow image
+        return [str(getattr(value, "size", "")), short_hash(value.tobytes())]
     return type(value).__qualname__

@@ -34,6 +34,10 @@ class Sizing:
     resized_width: int | None = None
     resized_height: int | None = None
 
+    @property
+    def is_set(self) -> bool:
+        return any(vars(self).values())
+
     def size(self, width: int, height: int) -> tuple[int, int]:
         """Width and height with the same aspect ratio, unless both sides are given."""
         if self.resized_width and self.resized_height:
@@ -78,6 +82,18 @@ def image_of(value: Any, origin: Origin) -> Image:
     value, options = unwrap(value, "image", origin)
     sizing = read_sizing(options, "image", origin)
     return sizing.apply(_read(value, origin), origin)
+
+
+def image_bytes(value: Any, where: str, folder: str = "") -> bytes:
+    """An image as a file: its own bytes if it has any, else PNG. It is decoded once, so that a bad one is found."""
+    origin = Origin(where, folder=folder)
+    inner, options = unwrap(value, "image", origin)
+    picture = _read(inner, origin)
+    if isinstance(inner, str | bytes | bytearray | memoryview) and not read_sizing(options, "image", origin).is_set:
+        return encoded_bytes(inner, "image", origin)
+    buffer = io.BytesIO()
+    read_sizing(options, "image", origin).apply(picture, origin).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def read_sizing(options: Mapping[str, Any], kind: str, origin: Origin) -> Sizing:

@@ -99,7 +99,7 @@ def read_video(
     if times is not None:
         raise origin.failed("timestamps belong to a list of frames; a video file has its own")
     content = encoded_bytes(value, "video", origin)
-    sizing = sizing if any(vars(sizing).values()) else Sizing(max_pixels=FRAME_PIXELS)
+    sizing = sizing if sizing.is_set else Sizing(max_pixels=FRAME_PIXELS)
     sampling, form = _sampling(options, origin), sniffed(content)
     if form in ANIMATIONS:
         return _from_animation(content, sampling, sizing, total_pixels, origin)
