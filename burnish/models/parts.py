@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,13 @@ def head_weight(model: PreTrainedModel) -> Tensor:
     if head is None or getattr(head, "bias", None) is not None:
         raise UserError(f"{type(model).__name__} has no linear head without bias", key="actor_rollout_ref.model.path")
     return head.weight
+
+
+def token_values(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
+    """A value model's prediction at every token, [1, T]."""
+    if vision_family(model.config) is None:
+        return model(**inputs).logits[..., 0]
+    return model.get_submodule("score")(backbone(model)(**inputs).last_hidden_state)[..., 0]
 
 
 def logit_softcap(model: PreTrainedModel) -> float | None:
