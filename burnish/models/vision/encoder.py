@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import shutil
 import struct
@@ -86,8 +87,9 @@ class VisionEncoder:
         self._check(text, images, videos)
         order: list[MediaKind] = [self._kinds[match.group()] for match in self._placeholder.finditer(text)]
         remaining: dict[MediaKind, Iterator[Any]] = {"image": iter(images), "video": iter(videos)}
-        processed = [self._process(kind, next(remaining[kind])) for kind in order]
-        return self._assemble(text, list(zip(order, processed, strict=True)), add_special_tokens, offset)
+        pictures = [next(remaining[kind]) for kind in order]
+        found = [(kind, self._process(kind, picture)) for kind, picture in zip(order, pictures, strict=True)]
+        return self._assemble(text, found, pictures, add_special_tokens, offset)
 
     def _check(self, text: str, images: Sequence[Image], videos: Sequence[Video]) -> None:
         given: dict[MediaKind, int] = {"image": len(images), "video": len(videos)}
@@ -129,6 +131,7 @@ class VisionEncoder:
         self,
         text: str,
         found: Sequence[tuple[MediaKind, tuple[bytes, Processed]]],
+        pictures: Sequence[Image | Video],
         add_special_tokens: bool,
         offset: int,
     ) -> ModelInput:
@@ -157,7 +160,24 @@ class VisionEncoder:
             if token in special:
                 places.append((len(ids), count))
             ids += [token] * count
-        return ModelInput(tuple(ids), tuple(_media(found, places, offset)))
+        return ModelInput(tuple(ids), tuple(_media(found, pictures, places, offset)))
+
+    def expanded(self, text: str, images: Sequence[Image], videos: Sequence[Video]) -> str:
+        """A text whose first placeholders, those of these pictures, are written as their tokens decode."""
+        remaining = {"image": iter(images), "video": iter(videos)}
+        count = len(images) + len(videos)
+        pieces, end = [], 0
+        for match in itertools.islice(self._placeholder.finditer(text), count):
+            kind = self._kinds[match.group()]
+            picture = next(remaining[kind], None)
+            if picture is None:
+                break
+            token = self.tokenizer.convert_ids_to_tokens(self._pictures.feature_ids[kind])
+            processed = self._process(kind, picture)[1].pieces
+            pieces.append(text[end : match.start()])
+            pieces += [piece if isinstance(piece, str) else token * piece for piece in processed]
+            end = match.end()
+        return "".join([*pieces, text[end:]])
 
     def save(self, folder: Path) -> None:
         """Copy the processor's files into a model's folder, so that others can load it as a whole."""
@@ -222,11 +242,14 @@ class PictureCache:
 
 
 def _media(
-    found: Sequence[tuple[MediaKind, tuple[bytes, Processed]]], places: Sequence[tuple[int, int]], offset: int
+    found: Sequence[tuple[MediaKind, tuple[bytes, Processed]]],
+    pictures: Sequence[Image | Video],
+    places: Sequence[tuple[int, int]],
+    offset: int,
 ) -> Iterator[Media]:
-    """The media items of all pictures, given where their runs of tokens stand."""
+    """The media items of all pictures, given where their runs of tokens stand. The first item has the picture."""
     remaining = iter(places)
-    for kind, (digest, processed) in found:
+    for (kind, (digest, processed)), picture in zip(found, pictures, strict=True):
         mine = [next(remaining) for piece in processed.pieces if isinstance(piece, int)]
         per_item = len(mine) // len(processed.items)
         for number, tensors in enumerate(processed.items):
@@ -237,7 +260,8 @@ def _media(
                 mask[begin - start : begin - start + count] = True
             # Spans are part of the digest: crops of one image have the same content but for their number.
             own = hashlib.blake2b(digest + struct.pack("q", number), digest_size=16).digest()
-            yield Media(kind, own, offset + start, length, tensors, None if bool(mask.all()) else mask)
+            features, source = None if bool(mask.all()) else mask, None if number else picture
+            yield Media(kind, own, offset + start, length, tensors, features, source)
 
 
 def _rgb(image: Image) -> Image:
