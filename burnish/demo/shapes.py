@@ -21,7 +21,7 @@ from burnish.demo.tasks import Progress
 from burnish.demo.tiny import END
 from burnish.demo.tiny_vision import make_vision_model
 from burnish.demo.warmup import Warmup
-from burnish.models.load import ModelSource, load_tokenizer
+from burnish.models.load import ModelSource, load_tokenizer, quiet_transformers
 from burnish.models.vision.encoder import VisionEncoder, load_vision_encoder
 from burnish.seeding import derive_seed
 
@@ -31,8 +31,6 @@ COLORS = {
     "red": (220, 40, 40),
     "green": (40, 170, 60),
     "blue": (50, 80, 220),
-    "yellow": (235, 210, 50),
-    "purple": (150, 60, 180),
     "black": (25, 25, 25),
 }
 SHAPES = ("circle", "square", "triangle")
@@ -41,6 +39,7 @@ COLOR, COUNT = "color?", "count?"
 ANSWERS = {COLOR: tuple(COLORS), COUNT: tuple(str(number) for number in range(1, MAX_COUNT + 1))}
 WORDS = (COLOR, COUNT, *COLORS)  # one token each
 HIDDEN, LAYERS = 64, 2
+GAIN = 2.5
 WARMUP, TRAIN, HELD_OUT = 256, 2000, 256
 WARMUP_UPDATES = 40
 LEARNING_RATE = 2e-3  # of the warm-up
@@ -146,6 +145,17 @@ def compute_score(solution_str: str, ground_truth: str) -> dict[str, float]:
     return {"score": correct, "acc": correct}
 
 
+def make_model(folder: Path, seed: int) -> None:
+    """A random model, with larger weights than such models start from: at their size a tiny one hardly looks."""
+    model = make_vision_model(folder, FAMILY, words=WORDS, hidden=HIDDEN, layers=LAYERS, seed=seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter *= GAIN
+    with quiet_transformers():
+        model.save_pretrained(folder)
+
+
 class VisionTask:
     """Name the color of shapes, and count them."""
 
@@ -177,7 +187,7 @@ class VisionTask:
     def warm_up(self, model: Path, problems: Problems, seed: int, progress: Progress) -> str:
         """Create a random model and teach it the form of an answer; the answers themselves are random."""
         model.mkdir(parents=True, exist_ok=True)
-        make_vision_model(model, FAMILY, words=WORDS, hidden=HIDDEN, layers=LAYERS, seed=seed)
+        make_model(model, seed)
         warmup, renderer = Warmup(model, LEARNING_RATE), Renderer(model)
         rng = random.Random(derive_seed(seed, "warm-up"))
         for number in range(WARMUP_UPDATES):
