@@ -10,20 +10,8 @@ import pytest
 from .source import imported, modules, python
 
 GROUND = {
-    *(
-        "batch",
-        "errors",
-        "escape",
-        "folders",
-        "http",
-        "isolation",
-        "json_values",
-        "media",
-        "network",
-        "redact",
-        "registry",
-    ),
-    *("seeding", "sizing", "storage", "untrusted", "user_code"),
+    *("batch", "errors", "escape", "folders", "http", "isolation", "json_values", "media", "network", "redact"),
+    *("registry", "seeding", "sizing", "storage", "untrusted", "user_code"),
 }
 COMMON = GROUND | {"config"}
 MIDDLE = {"algos", "models", "data", "rollout", "reward", "training", "distributed", "log", "profiling"}
@@ -50,7 +38,7 @@ MAY_IMPORT = {
     "config": {"registry", "errors", "redact", "untrusted", "user_code"},
     "dialects": {"config", "registry", "errors", "redact", "untrusted"},
     "algos": {"registry"},
-    "models": {"errors", "media", "storage", "sizing", "untrusted"},
+    "models": {"errors", "media", "registry", "storage", "sizing", "untrusted"},
     "compat": {"algos", "registry", "batch", "errors", "data", "reward", "rollout"},
     "data": COMMON,
     "reward": COMMON | {"algos", "models", "training", "rollout", "log"},
