@@ -15,13 +15,9 @@ from burnish.data.encode import PromptEncoder
 from burnish.data.files import ListRows, read_files
 from burnish.data.measure import LengthCounter, measure
 from burnish.data.pictures import MediaColumns, has_pictures, place_pictures
-from burnish.demo.tiny_vision import TINY_FAMILIES, make_vision_model
+from burnish.demo.tiny_vision import TINY_FAMILIES
 from burnish.errors import UserError
 from burnish.media import InvalidMedia
-from burnish.models.load import ModelSource, load_tokenizer
-from burnish.models.vision.encoder import VisionEncoder, load_vision_encoder
-
-FAMILY = "qwen2_5_vl"
 
 
 def png(color="red", size=56):
@@ -33,27 +29,6 @@ def png(color="red", size=56):
 RED, BLUE = png("red"), png("blue")
 FRAMES = [PIL.Image.new("RGB", (56, 56), (40 * number, 0, 0)) for number in range(4)]
 CHAT = "Look: <image>What is it?"
-
-
-@pytest.fixture(scope="session")
-def encoder_of(tmp_path_factory):
-    """The encoder of a family's tiny model."""
-    made = {}
-
-    def encoder_of(family=FAMILY):
-        if family not in made:
-            folder = tmp_path_factory.mktemp(family)
-            make_vision_model(folder, family, hidden=32, layers=1)
-            tokenizer = load_tokenizer(str(folder), key="data.tokenizer")
-            made[family] = load_vision_encoder(ModelSource(str(folder)), tokenizer)
-        return made[family]
-
-    return encoder_of
-
-
-@pytest.fixture
-def vision(encoder_of) -> VisionEncoder:
-    return encoder_of()
 
 
 def row(text=CHAT, images=(RED,), **more):
