@@ -106,7 +106,7 @@ class VisionTask:
     heading = "picture"
     data_source = DATA_SOURCE
     accuracy = f"val-core/{data_source}/acc/mean@1"
-    steps = 100
+    steps = 120
     settings = (
         "data.train_batch_size=32",
         "data.max_prompt_length=32",
