@@ -16,7 +16,7 @@ TASKS.register_lazy(
     "tools", "burnish.demo.calculator:CalculatorTask", folder="runs/demo_tools", about="call a calculator when needed"
 )
 TASKS.register_lazy(
-    "vision", "burnish.demo.shapes:VisionTask", folder="runs/demo_vision", about="name and count shapes in pictures"
+    "vision", "burnish.demo.shapes:VisionTask", folder="runs/demo_vision", about="count the shapes in pictures"
 )
 DEFAULT = "sort"
 

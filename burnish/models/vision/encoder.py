@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from burnish.errors import UserError
-from burnish.media import Video
+from burnish.media import InvalidMedia, Video
 from burnish.models.load import ModelSource, load_config
 from burnish.models.model_input import Media, MediaKind, ModelInput
 from burnish.models.vision.family import VisionFamily, vision_family
@@ -106,18 +106,18 @@ class VisionEncoder:
                 )
             limit = limits[kind]
             if limit is not None and count > limit:
-                raise UserError(f"the prompt has {count} {kind}s, more than the limit of {limit}", key=KEYS[kind])
+                raise InvalidMedia(f"the prompt has {count} {kind}s, more than the limit of {limit}", key=KEYS[kind])
 
     def _process(self, kind: MediaKind, picture: Image | Video) -> tuple[bytes, Processed]:
         """The picture's digest, and what the processor makes of it, from the cache where it was seen before."""
         frames = [_rgb(frame) for frame in (picture.frames if isinstance(picture, Video) else (picture,))]
         if not frames or any(not frame.width * frame.height for frame in frames):
-            raise UserError(f"the {kind} has no pixels", key=KEYS[kind])
+            raise InvalidMedia(f"the {kind} has no pixels", key=KEYS[kind])
         if len({frame.size for frame in frames}) > 1:
-            raise UserError("the frames of the video differ in size", key=KEYS[kind])
+            raise InvalidMedia("the frames of the video differ in size", key=KEYS[kind])
         stamps = picture.timestamps if isinstance(picture, Video) else None
         if stamps is not None and len(stamps) != len(frames):
-            raise UserError(f"the video has {len(frames)} frames and {len(stamps)} time stamps", key=KEYS[kind])
+            raise InvalidMedia(f"the video has {len(frames)} frames and {len(stamps)} time stamps", key=KEYS[kind])
         digest = _digest(self._salt, kind, frames, stamps)
         work = self._pictures.video if kind == "video" else self._pictures.image
         argument: Any = Video(frames, stamps) if kind == "video" else frames[0]
@@ -125,7 +125,7 @@ class VisionEncoder:
             return digest, self._cache.get(digest, lambda: work(argument))
         except ValueError as error:
             problem = f"the processor refuses the {kind} of {frames[0].width} x {frames[0].height} pixels: {error}"
-            raise UserError(problem, key=KEYS[kind]) from error
+            raise InvalidMedia(problem, key=KEYS[kind]) from error
 
     def _assemble(
         self,
@@ -151,7 +151,7 @@ class VisionEncoder:
         if sum(token in special for token in tokenized) != len(runs):
             names = ", ".join(sorted(self.tokenizer.convert_ids_to_tokens(token) for token in special))
             problem = f"the text has tokens that only stand for pictures ({names}) beside the placeholders"
-            raise UserError(problem, key=KEYS["image"])
+            raise InvalidMedia(problem, key=KEYS["image"])
         ids: list[int] = []
         places: list[tuple[int, int]] = []  # of each run in the ids
         remaining = iter(runs)
@@ -225,6 +225,9 @@ class PictureCache:
         self.nbytes = 0
         self._lock = threading.Lock()
         self._entries: OrderedDict[bytes, Processed] = OrderedDict()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PictureCache, (self.max_bytes,)  # processes that measure prompts start with an empty one
 
     def get(self, digest: bytes, process: Callable[[], Processed]) -> Processed:
         with self._lock:
