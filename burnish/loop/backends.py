@@ -89,7 +89,7 @@ def trained_language_model(
     seed: int,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
-    """The policy's model, loaded, adapted and checked. `freeze_tower`: the key that freezes its vision tower, if set."""
+    """The policy's model, loaded, adapted and checked. `freeze_tower` is the key that freezes its vision tower."""
     key = source.key.rpartition(".")[0]
     precision = Precision.of(fsdp, fsdp_key, device, torch_dtype)
     network = _load(load_causal_lm, source, model, key, precision, device)

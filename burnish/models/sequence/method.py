@@ -59,11 +59,7 @@ def choose_method(config: PretrainedConfig, size: int, key: str, tensor_size: in
     whole = family is not None and family.sees_whole_images
     if dropout or whole:
         divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-        lacking = (
-            f"attention dropout (attention_dropout={dropout:g})"
-            if dropout
-            else "images whose tokens all see each other"
-        )
+        lacking = f"attention dropout (attention_dropout={dropout:g})" if dropout else "images seen as a whole"
         raise UserError(
             f"{heads} heads ({kv_heads} KV heads) are not divisible by {size} ranks, and ring attention"
             f" does not support {lacking}",
