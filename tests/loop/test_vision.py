@@ -14,6 +14,7 @@ import burnish
 from burnish.data.shapes import shape_rows
 from burnish.demo.tiny_vision import make_vision_model
 from burnish.log.file import read_metrics
+from burnish.loop.fit import _one_step
 
 TIMES = ("timing", "perf/")
 
@@ -52,6 +53,7 @@ def launch(model: Path, folder: Path, *overrides: str, steps: int = 2, dataset=N
             "actor_rollout_ref.actor.ppo_mini_batch_size=4",
             "actor_rollout_ref.actor.optim.lr=1e-3",
             f"trainer.total_training_steps={steps}",
+            "reward.num_workers=0",
             "trainer.logger=[file]",
             f"trainer.default_local_dir={folder}",
             *overrides,
@@ -81,15 +83,14 @@ def test_engine_and_trainer_see_the_same_pictures(model, tmp_path):
         return digits(solution_str, ground_truth)
 
     contents = "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]"
-    inline = "reward.num_workers=0"
-    launch(model, tmp_path, contents, inline, "trainer.save_freq=2", reward=reward, val_dataset=rows(4, seed=9))
+    launch(model, tmp_path, contents, "trainer.save_freq=2", reward=reward, val_dataset=rows(4, seed=9))
     for _, line in numbers(tmp_path)[1:]:
         assert line["training/rollout_probs_diff_max"] < 2e-5 and line["actor/ppo_kl"] == 0.0
         assert line["actor/grad_norm"] > 0
     trained = load_file(tmp_path / "global_step_2" / "actor" / "huggingface" / "model.safetensors")
     before = load_file(model / "model.safetensors")
     moved = {name for name in before if not torch.equal(before[name], trained[name])}
-    assert any("visual" in name for name in moved) and any("language_model" in name for name in moved)
+    assert any("visual" in name for name in moved) and any("visual" not in name for name in moved)
     assert seen and all(sizes == [(28, 28)] for sizes in seen)
 
 
@@ -101,15 +102,15 @@ def test_engine_and_trainer_see_the_same_pictures(model, tmp_path):
         ("async_training.mode=one_step_off", "trainer.save_freq=1"),
         ("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2"),
         ("actor_rollout_ref.actor.freeze_vision_tower=true",),
-        ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=all-linear"),
         ("actor_rollout_ref.rollout.name=hf",),
     ],
-    ids=["remax", "filter", "one step off", "kl loss", "frozen", "lora", "hf"],
+    ids=["remax", "filter", "one step off", "kl loss", "frozen", "hf"],
 )
 def test_other_ways_to_train(model, tmp_path, overrides):
     result = launch(model, tmp_path, *overrides)
     assert result.step == 2
-    assert numbers(tmp_path)[-1][1]["training/rollout_probs_diff_max"] < 1e-4
+    first = numbers(tmp_path)[0][1]  # later weights are newer than those that sampled, where generation overlaps
+    assert first["training/rollout_probs_diff_max"] < 1e-4
 
 
 def test_rows_without_pictures(model, tmp_path):
@@ -124,10 +125,19 @@ def test_rows_without_pictures(model, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["sync", "one_step_off"])
-def test_a_resumed_run_ends_as_one_that_was_never_stopped(model, tmp_path, mode):
+def test_a_resumed_run_ends_as_one_that_was_never_stopped(model, tmp_path, monkeypatch, mode):
+    """To the last bit; with one step off, a checkpoint has a batch that is not learned yet, and its pictures."""
+
+    def fail(run, result):
+        if run.step == 2:
+            raise OSError("pulled the plug")
+        _one_step(run, result)
+
     options = (f"async_training.mode={mode}", "trainer.save_freq=1")
     launch(model, tmp_path / "whole", *options, steps=4)
-    launch(model, tmp_path / "parts", *options, steps=2)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="plug"):
+        patch.setattr("burnish.loop.fit._one_step", fail)
+        launch(model, tmp_path / "parts", *options, steps=4)
     launch(model, tmp_path / "parts", *options, steps=4)
     ours, theirs = (weights(tmp_path / name, 4) for name in ("parts", "whole"))
     assert ours.keys() == theirs.keys() and ours
