@@ -54,17 +54,22 @@ DOCS: dict[str, str] = {
     "DataConfig.filter_overlong_prompts": "丢弃套模板后超过 max_prompt_length 的数据，并报告丢弃数量。",
     "DataConfig.filter_overlong_prompts_workers": "过滤时对提示分词的进程数；null 为一个。",
     "DataConfig.truncation": "未被过滤但超过 max_prompt_length 的提示如何处理。",
-    "DataConfig.image_key": "存放图片的列。",
-    "DataConfig.video_key": "存放视频的列。",
-    "DataConfig.image_patch_size": "处理器使图片尺寸对齐的 patch 大小。",
-    "DataConfig.return_multi_modal_inputs": "在批次中携带处理器产生的图像与视频张量。",
+    "DataConfig.image_key": "存放图片的列，依提示中 <image> 的顺序：字节、路径、URL、base64，或 Hugging Face datasets"
+    " 的映射。相对路径以数据文件所在目录为起点。null 不读取。",
+    "DataConfig.video_key": "存放视频的列，依提示中 <video> 的顺序：与图片同样形式的文件，或帧的列表；映射还可设置"
+    " fps、nframes、max_frames、video_start、video_end 和 max_pixels。null 不读取。",
+    "DataConfig.image_patch_size": "verl 的读取器使图片尺寸对齐的 patch 大小。",
+    "DataConfig.return_multi_modal_inputs": "在 verl 的批次中携带处理器产生的图像与视频张量。",
+    "DataConfig.mm_processor_kwargs": "模型图像与视频处理器的参数，例如 {max_pixels: 200704}。",
+    "DataConfig.invalid_media": "图片或视频缺失、损坏、过大或数量与提示不符的行如何处理。",
+    "DataConfig.max_images_per_prompt": "一条提示的最多图片数；超出的行按 invalid_media 处理。null 表示不限。",
     "DataConfig.tokenizer": "分词器的路径或名称；null 使用模型自带的分词器。",
     "DataConfig.trust_remote_code": "允许分词器仓库执行其自带的 Python 代码。",
     "DataConfig.use_shm": "先把数据文件复制到共享内存再读取。",
     "DataConfig.apply_chat_template_kwargs": "传给分词器对话模板的参数，例如 enable_thinking: false。",
     # model
     "FusedKernelConfig.impl_backend": "GPU 上融合对数概率输出头的实现：分块 torch，或 Triton。",
-    "LoraConfig.type": "适配器的种类：lora，或 dora（还学习每行权重的长度）；canonical_lora 在此即 lora。",
+    "LoraConfig.type": "适配器的种类：lora，或 dora（还学习每行权重的长度）；canonical_lora 与 vlm_lora 在此即 lora。",
     "LoraConfig.rank": "适配器的秩；0 为关闭。同 lora_rank。",
     "LoraConfig.alpha": "适配器的缩放：输出乘以 alpha / rank。同 lora_alpha。",
     "LoraConfig.dropout": "适配器之前的 dropout。同 lora_dropout。",
@@ -104,7 +109,8 @@ DOCS: dict[str, str] = {
     "RefModelConfig.trust_remote_code": "允许参考模型的仓库执行其自带的 Python 代码；跟随策略。",
     "TrainedModelConfig.lora_alpha": "LoRA 的缩放：适配器输出乘以 lora_alpha / lora_rank。",
     "TrainedModelConfig.target_modules": "加 LoRA 适配器的模块：all-linear、单个名称、名称列表或正则表达式。",
-    "TrainedModelConfig.exclude_modules": "不加 LoRA 适配器的模块：正则表达式或名称列表。",
+    "TrainedModelConfig.exclude_modules": "不加 LoRA 适配器的模块：正则表达式或名称列表，例如"
+    " '.*visual.*'（Qwen-VL 的视觉塔）。",
     "TrainedModelConfig.lora_adapter_path": "作为起点的 LoRA 适配器目录（peft 格式）；秩、缩放与模块以它为准。",
     "ModelConfig.use_liger": "用 Liger 的算子替换模型的部分模块。",
     "ModelConfig.use_fused_kernels": "使用融合输出头：不构造完整 logits 就得到对数概率与熵。",
@@ -237,7 +243,7 @@ DOCS: dict[str, str] = {
     "ActorConfig.use_fused_kernels": "跟随 model.use_fused_kernels。",
     "ActorConfig.use_remove_padding": "跟随 model.use_remove_padding。",
     "ActorConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数：可整除注意力头则用 Ulysses，否则环形。",
-    "ActorConfig.freeze_vision_tower": "不训练模型的视觉部分。",
+    "ActorConfig.freeze_vision_tower": "不训练模型的视觉塔及其投影层。",
     "ActorConfig.load_weight": "从模型目录加载权重；关闭则随机初始化（Megatron）。",
     "RefConfig.strategy": "参考模型的后端；跟随策略。",
     "RefConfig.log_prob_micro_batch_size": "全部进程一次前向的回答数；log_prob_micro_batch_size_per_gpu 的旧写法。",
@@ -262,9 +268,12 @@ DOCS: dict[str, str] = {
     "ValKwargsConfig.presence_penalty": "验证时从回答中已有 token 的 logit 减去的值；0 为关闭。",
     "ValKwargsConfig.frequency_penalty": "验证时 token 在回答中每出现一次就从其 logit 减去的值；0 为关闭。",
     "ValKwargsConfig.seed": "验证采样的随机种子；null 跟随 rollout 的种子，再跟随运行的种子。",
-    "EngineKwargsConfig.vllm": "原样传给 vLLM 的参数；值为 null 的会被略去。",
+    "EngineKwargsConfig.vllm": (
+        "原样传给 vLLM 的参数，值为 null 的会被略去；另有 Burnish 自己的 base_url、python、weight_dir、start_timeout"
+        "（见 docs/engines.md）。"
+    ),
     "EngineKwargsConfig.sglang": (
-        "原样传给 SGLang 服务的参数；另有 Burnish 自己的 base_url、weight_sync、weight_dir、start_timeout"
+        "原样传给 SGLang 服务的参数；另有 Burnish 自己的 base_url、python、weight_sync、weight_dir、start_timeout"
         "（见 docs/engines.md）。"
     ),
     "EngineKwargsConfig.trtllm": "原样传给 TensorRT-LLM 的参数。",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +18,12 @@ def backbone(model: PreTrainedModel) -> nn.Module:
     """Everything before the head: token ids -> hidden states. Of a vision-language model, its language model."""
     family = vision_family(model.config)
     return getattr(model, model.base_model_prefix) if family is None else family.language_model(model)
+
+
+def modules_outside(model: nn.Module, skip: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """All modules of a model but those below `skip`."""
+    skipped = {id(module) for part in skip for module in part.modules()}
+    return (module for module in model.modules() if id(module) not in skipped)
 
 
 def head_weight(model: PreTrainedModel) -> Tensor:

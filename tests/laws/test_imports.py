@@ -32,9 +32,9 @@ MAY_IMPORT = {
     "untrusted": {"errors"},
     "folders": {"errors"},
     "json_values": set(),
-    "media": {"errors", "storage", "untrusted"},
     "registry": {"errors", "user_code"},
     "storage": {"errors", "folders", "http", "untrusted"},
+    "media": {"errors", "http", "storage", "untrusted"},
     "config": {"registry", "errors", "redact", "untrusted", "user_code"},
     "dialects": {"config", "registry", "errors", "redact", "untrusted"},
     "algos": {"registry"},
@@ -77,6 +77,7 @@ HEAVY = (
     "matplotlib",
     "mcp",
     "bm25s",
+    "av",
 )
 # Other doors to a heavy library.
 SAME_LIBRARY = {"torch.utils.tensorboard": "tensorboard"}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from burnish.errors import UserError
 from burnish.models.model_input import Media, MediaKind
 from burnish.models.positions import TEXT, Positions
-from burnish.models.vision.features import Embedded, MediaSlice
+from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice
 from burnish.registry import Registry
 
 if TYPE_CHECKING:
@@ -53,12 +53,18 @@ class VisionFamily(Protocol):
         ...
 
     def embed(
-        self, model: PreTrainedModel, ids: Tensor, slices: Sequence[MediaSlice], *, always: bool = False
+        self,
+        model: PreTrainedModel,
+        ids: Tensor,
+        slices: Sequence[MediaSlice],
+        *,
+        always: bool = False,
+        memo: FeatureMemo | None = None,
     ) -> Embedded:
         """Embeddings of a packed stream [T] with the media's features in place.
 
         `always` runs the vision tower (on a stand-in) where there is no media too, so that ranks that shard it do the
-        same collectives; its gradients are then zero.
+        same collectives; its gradients are then zero. `memo` has features that were computed before.
         """
         ...
 

@@ -13,7 +13,7 @@ from transformers.models.smolvlm import processing_smolvlm
 from burnish.media import Video
 from burnish.models.model_input import Media, MediaKind
 from burnish.models.positions import TEXT, Positions
-from burnish.models.vision.features import Embedded, MediaSlice, place, to_device
+from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice, place, to_device
 from burnish.models.vision.pictures import MAX_FRAMES, Processed, describe, load_image_processor, runs_between
 
 if TYPE_CHECKING:
@@ -48,11 +48,17 @@ class Idefics3:
         return {name: model.get_submodule(name) for name in ("model.vision_model", "model.connector")}
 
     def embed(
-        self, model: PreTrainedModel, ids: Tensor, slices: Sequence[MediaSlice], *, always: bool = False
+        self,
+        model: PreTrainedModel,
+        ids: Tensor,
+        slices: Sequence[MediaSlice],
+        *,
+        always: bool = False,
+        memo: FeatureMemo | None = None,
     ) -> Embedded:
         embeds = model.get_input_embeddings()(ids)
         if slices:
-            return Embedded(place(slices, lambda media: self._features(model, media)).into(embeds))
+            return Embedded(place(slices, lambda media: self._features(model, media), memo).into(embeds))
         if always:
             size = self.config.vision_config.image_size
             features = self._tiles(model, torch.zeros(1, 3, size, size))

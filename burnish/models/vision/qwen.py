@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from burnish.media import Video
 from burnish.models.model_input import Media, MediaKind
-from burnish.models.vision.features import Embedded, MediaSlice, Placed, place, to_device
+from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice, Placed, place, to_device
 from burnish.models.vision.mrope import GRIDS, SECONDS, MropePositions
 from burnish.models.vision.pictures import MAX_FRAMES, Processed, describe, has_file, load_image_processor
 
@@ -44,11 +44,17 @@ class Qwen2VL:
         return {"model.visual": model.get_submodule("model.visual")}
 
     def embed(
-        self, model: PreTrainedModel, ids: Tensor, slices: Sequence[MediaSlice], *, always: bool = False
+        self,
+        model: PreTrainedModel,
+        ids: Tensor,
+        slices: Sequence[MediaSlice],
+        *,
+        always: bool = False,
+        memo: FeatureMemo | None = None,
     ) -> Embedded:
         embeds = model.get_input_embeddings()(ids)
         if slices:
-            placed = place(slices, lambda media: self._features(model, media))
+            placed = place(slices, lambda media: self._features(model, media), memo)
             return Embedded(placed.into(embeds), self._arguments(placed, len(ids)))
         if always:
             return self._without_effect(embeds, self._features(model, [self._stand_in()])[0])

