@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 CACHE_BYTES = 2**31
+MAX_SECONDS = 10**6  # of a video
 KEYS: Mapping[MediaKind, str] = {"image": "data.image_key", "video": "data.video_key"}
 
 
@@ -99,7 +100,7 @@ class VisionEncoder:
             if count and kind not in self.kinds:
                 raise UserError(f"models of type {self.family.name!r} take no {kind}s", key=KEYS[kind])
             if found.count(kind) != count:
-                raise UserError(
+                raise InvalidMedia(
                     f"the prompt has {found.count(kind)} placeholders for {kind}s"
                     f" ({self.placeholders.get(kind)!r}), and there are {count} {kind}s",
                     key=KEYS[kind],
@@ -118,6 +119,10 @@ class VisionEncoder:
         stamps = picture.timestamps if isinstance(picture, Video) else None
         if stamps is not None and len(stamps) != len(frames):
             raise InvalidMedia(f"the video has {len(frames)} frames and {len(stamps)} time stamps", key=KEYS[kind])
+        if stamps is not None and not all(0 <= stamp < MAX_SECONDS for stamp in stamps):
+            raise InvalidMedia(
+                f"the time stamps of the video are not all numbers from 0 to {MAX_SECONDS}", key=KEYS[kind]
+            )
         digest = _digest(self._salt, kind, frames, stamps)
         work = self._pictures.video if kind == "video" else self._pictures.image
         argument: Any = Video(frames, stamps) if kind == "video" else frames[0]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from burnish.models.model_input import Media
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,11 @@ def _features_of(part: MediaSlice) -> tuple[int, Tensor]:
     return int(mask[: part.first].sum()), shown
 
 
-def to_device(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Pictures of a micro-batch, joined and copied to the device, without waiting for the copy."""
+def to_device(tensors: Sequence[Tensor], model: PreTrainedModel) -> Tensor:
+    """Pictures of a micro-batch, joined and copied to where the model computes, without waiting for the copy.
+
+    That is where its embedding is: sharded weights may wait on the CPU, but embeddings are gathered here.
+    """
+    device = cast(nn.Embedding, model.get_input_embeddings()).weight.device
     joined = torch.cat(list(tensors))
     return joined.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else joined.to(device)

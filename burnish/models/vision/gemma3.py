@@ -24,6 +24,7 @@ class Gemma3:
     kinds: frozenset[MediaKind] = frozenset({"image"})
     positions: Positions = TEXT
     sees_whole_images = True
+    changes_layers = False
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config: Any = config
@@ -59,7 +60,7 @@ class Gemma3:
 
     def _images(self, model: PreTrainedModel, images: Tensor) -> Tensor:
         """[images, features, hidden]."""
-        output = model.get_submodule("model.vision_tower")(pixel_values=to_device([images], model.device))
+        output = model.get_submodule("model.vision_tower")(pixel_values=to_device([images], model))
         return model.get_submodule("model.multi_modal_projector")(output.last_hidden_state)
 
     def model_arguments(self, media: Sequence[Media]) -> dict[str, Tensor]:

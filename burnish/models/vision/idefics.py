@@ -33,6 +33,7 @@ class Idefics3:
     kinds: frozenset[MediaKind] = frozenset({"image"})
     positions: Positions = TEXT
     sees_whole_images = False
+    changes_layers = False
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config: Any = config
@@ -71,7 +72,7 @@ class Idefics3:
 
     def _tiles(self, model: PreTrainedModel, tiles: Tensor) -> Tensor:
         """[tiles, features, hidden]. Without the model's own search for padding, which drops a tile of zeros."""
-        output = model.get_submodule("model.vision_model")(to_device([tiles], model.device), return_dict=True)
+        output = model.get_submodule("model.vision_model")(to_device([tiles], model), return_dict=True)
         return model.get_submodule("model.connector")(output.last_hidden_state)
 
     def model_arguments(self, media: Sequence[Media]) -> dict[str, Tensor]:

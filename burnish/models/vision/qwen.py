@@ -26,6 +26,7 @@ ASSUMED_FPS = 2.0  # of frames without time stamps: the rate at which Qwen's own
 class Qwen2VL:
     kinds: frozenset[MediaKind] = frozenset({"image", "video"})
     sees_whole_images = False
+    changes_layers = False
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config: Any = config
@@ -63,8 +64,8 @@ class Qwen2VL:
         """Images and videos alike go through the tower in one call."""
         tower = model.get_submodule("model.visual")
         grids = torch.cat([item.tensors[GRIDS[item.kind]] for item in media])
-        pixels = to_device([item.tensors[PIXELS[item.kind]] for item in media], model.device)
-        output = tower(pixels, grid_thw=grids.to(model.device), return_dict=True)
+        pixels = to_device([item.tensors[PIXELS[item.kind]] for item in media], model)
+        output = tower(pixels, grid_thw=grids.to(pixels.device), return_dict=True)
         sizes = (grids.prod(-1) // self.merge**2).tolist()
         layers = (output.pooler_output, *(getattr(output, "deepstack_features", None) or ()))
         return list(zip(*(layer.split(sizes) for layer in layers), strict=True))
@@ -103,6 +104,8 @@ class Qwen25VL(Qwen2VL):
 
 class Qwen3VL(Qwen2VL):
     """Features of deeper layers of the tower are added after the first layers of the language model (deepstack)."""
+
+    changes_layers = True
 
     def _arguments(self, placed: Placed, length: int) -> dict[str, Any]:
         mask = torch.zeros(1, length, dtype=torch.bool, device=placed.where.device)
