@@ -147,7 +147,7 @@ DIGEST_WIDTH = 4096  # 8-byte words per row of the matrix that a weight's checks
 
 # Per-sequence decode state on the device. The device updates the first columns; only the host writes the others.
 UPDATED_COLUMNS = ("token", "length", "num_tokens", "active")
-INT_COLUMNS = (*UPDATED_COLUMNS, "limit", "seed", "greedy", "top_k", "min_tokens", "num_prompt")
+INT_COLUMNS = (*UPDATED_COLUMNS, "limit", "seed", "greedy", "top_k", "min_tokens", "num_prompt", "offset")
 FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")
 NUM_STOP_TOKENS = 8  # stop-token slots of a sequence before they have to grow
 

@@ -91,16 +91,19 @@ class SftDataConfig:
     multiturn: SftMultiturnConfig = section(SftMultiturnConfig)
     """Multi-turn examples."""
 
-    image_key: str = "images"
+    image_key: str | None = "images"
     """Column with a row's images, in the order of <image> in its messages: bytes, paths, URLs, base64, or the mappings
-    of Hugging Face datasets. Relative paths start at the data file's folder."""
+    of Hugging Face datasets. Relative paths start at the data file's folder. null reads none."""
 
-    video_key: str = "videos"
+    video_key: str | None = "videos"
     """Column with a row's videos, in the order of <video> in its messages: files like those of images, or lists of
-    frames; a mapping may also set fps, nframes, max_frames, video_start, video_end and max_pixels."""
+    frames; a mapping may also set fps, nframes, max_frames, video_start, video_end and max_pixels. null reads none."""
 
     invalid_media: str = one_of("error", INVALID_MEDIA)
     """What to do with rows whose images or videos are missing, corrupt, too large or not as many as in the messages."""
+
+    mm_processor_kwargs: dict[str, Any] = setting({})
+    """Arguments of the model's image and video processor."""
 
     max_length: int = at_least(1024, 1)
     """Maximum example length in tokens, those of images and videos included."""
@@ -168,6 +171,9 @@ class SftModelConfig(TrainedModelConfig):
 
     trust_remote_code: bool = False
     """Allow the model's repository to run its own Python code."""
+
+    freeze_vision_tower: bool = False
+    """Do not train the model's vision tower and its projector."""
 
     aux_loss_coef: float = at_least(0.0, 0)
     """Weight of the router load-balancing loss of MoE models."""

@@ -98,12 +98,12 @@ class RawMedia:
 class MediaColumns:
     """Where a row's pictures are, and how many a prompt may have."""
 
-    image_key: str = "images"
-    video_key: str = "videos"
+    image_key: str | None = "images"  # None: none are read
+    video_key: str | None = "videos"
     max_images: int | None = None
     expected: bool = True  # whether the data have such columns: then <image> in a text is never mere text
 
-    def keys(self) -> dict[Kind, str]:
+    def keys(self) -> dict[Kind, str | None]:
         return {"image": self.image_key, "video": self.video_key}
 
 
@@ -240,8 +240,10 @@ def _parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]
     return (part for content in lists for part in content if isinstance(part, Mapping))
 
 
-def _column(row: Mapping[str, Any], name: str, kind: Kind) -> list[Any]:
+def _column(row: Mapping[str, Any], name: str | None, kind: Kind) -> list[Any]:
     """The pictures of a column: a list, or a single one. Those of verl's dataset classes come in multi_modal_data."""
+    if name is None:
+        return []
     value = row.get(name)
     data = row.get(MODEL_DATA)
     if not _is_filled(value) and isinstance(data, Mapping):

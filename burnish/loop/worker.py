@@ -17,6 +17,7 @@ from burnish.distributed.process_group import RankInfo, destroy_process_group, i
 from burnish.distributed.rendezvous import verify_group
 from burnish.distributed.weights import Endpoint, receive, send
 from burnish.loop.build_reward_model import build_reward_model
+from burnish.loop.media_transfer import MediaStore
 from burnish.loop.profiling import process_profiler, watch_mini_batches
 from burnish.loop.roles import (
     build_critic,
@@ -29,6 +30,7 @@ from burnish.loop.roles import (
 )
 from burnish.models.device import pick_device
 from burnish.models.load import load_generation_config
+from burnish.models.model_input import Media
 from burnish.rollout.engine import Capabilities, Completion, Request
 from burnish.rollout.engines.digests import sync_weights
 from burnish.seeding import derive_seed
@@ -61,6 +63,7 @@ class Worker:
         self.source = policy_source(cfg)
         self.tokenizer = load_run_tokenizer(cfg, self.source)
         self.notices: list[str] = []
+        self.media = MediaStore()
         self.roles: dict[str, Any] = {}
         for role in roles:
             self.roles[role] = getattr(self, f"_build_{role}")(total_steps)
@@ -71,8 +74,10 @@ class Worker:
 
     # any role
 
-    def call_role(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method or read an attribute of a role, on every rank."""
+    def call_role(self, role: str, method: str, *args: Any, media: Sequence[Media] = (), **kwargs: Any) -> Any:
+        """Call a method or read an attribute of a role, on every rank. `media`: pictures that were not sent before."""
+        self.media.receive(media)
+        args = tuple(map(self.media.restore_batch, args))
         attribute = getattr(self.roles[role], method)
         with memory_reported(self.roles, self.device):
             value = attribute(*args, **kwargs) if callable(attribute) else attribute
@@ -105,9 +110,12 @@ class Worker:
 
     # the engine
 
-    def generate(self, ids: Sequence[int], requests: Sequence[Request]) -> list[Future[Completion]]:
+    def generate(
+        self, ids: Sequence[int], requests: Sequence[Request], media: Sequence[Media] = ()
+    ) -> list[Future[Completion]]:
         """Start requests under the controller's ids; the host sends each completion when it is finished."""
-        futures = self.roles["engine"].generate(requests)
+        self.media.receive(media)
+        futures = self.roles["engine"].generate(self.media.restore_requests(requests))
         for id, future in zip(ids, futures, strict=True):
             self._in_flight[id] = future
             future.add_done_callback(partial(self._finish, id))
@@ -186,6 +194,7 @@ class Worker:
             generation,
             self.tokenizer,
             own_thread=True,
+            data=self.cfg.data,
             bucket_megabytes=bucket,
             beside="policy" in self.roles,
         )

@@ -15,12 +15,15 @@ from burnish.models.cpu.autograd import DifferentiableLayers
 from burnish.models.cpu.library import CannotCompileError
 from burnish.models.cpu.replace import replace_with_cpu_kernels
 from burnish.models.recompute import decoder_layers
+from burnish.models.vision.family import vision_family
 from burnish.sizing import COMPILED_FAMILIES
 
 COMPILED_ON = frozenset({"cuda"})  # on a CPU, compilation takes longer than it saves
 
 
 def can_compile(model: PreTrainedModel, device: torch.device) -> bool:
+    if vision_family(model.config) is not None:
+        return False  # shapes of positions and of images differ from micro-batch to micro-batch
     return device.type in COMPILED_ON and model.config.get_text_config().model_type in COMPILED_FAMILIES
 
 

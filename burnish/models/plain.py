@@ -8,15 +8,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForTokenClassification,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from burnish.errors import UserError
+from burnish.models.load import model_class
 
 
 def plain_config(model: PreTrainedModel) -> PretrainedConfig:
@@ -49,7 +44,7 @@ def build_model(
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """A language (or value) model of this config with these weights; without weights, on the meta device."""
-    family = AutoModelForTokenClassification if values else AutoModelForCausalLM
+    family = model_class(config, values=values, key="CHECKPOINT")
     with torch.device("meta"):
         model = family.from_config(config, trust_remote_code=trust_remote_code)
     if weights is None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from burnish.errors import UserError
 from burnish.models.parts import backbone
+from burnish.models.vision.family import vision_family
 
 
 def enable_recompute(model: PreTrainedModel, method: str | None, num_layers: int | None, key: str) -> None:
@@ -35,6 +36,10 @@ def block(model: PreTrainedModel, num_layers: int | None, key: str) -> None:
 def uniform(model: PreTrainedModel, num_layers: int | None, key: str) -> None:
     """Checkpoint groups of `num_layers` layers: keep only each group's input."""
     size = num_layers or 1
+    family = vision_family(model.config)
+    if size > 1 and family is not None and family.changes_layers:
+        problem = f"models of type {family.name!r} add image features between layers, which cannot be grouped"
+        raise UserError(problem, key=key, value="uniform", hint=f"{key}=block")
     layers = list(decoder_layers(model, key))
     for start in range(0, len(layers), size):
         _group(layers[start : start + size])

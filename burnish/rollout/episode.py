@@ -86,7 +86,7 @@ class Sampler(Protocol):
 
 
 INTERRUPTED: dict[str, Any] = {"interrupted": True}
-Act = Callable[[], Awaitable[dict[str, Any]]]  # returns what JSON can hold
+Act = Callable[[], Awaitable[dict[str, Any]]]  # returns what JSON can hold, and pictures (burnish.media)
 Watcher = Callable[[list[int]], None]
 
 
@@ -147,10 +147,12 @@ def turn_seed(seed: int, turn: int) -> int:
 def prompts_for(prompts: Batch, sampling: Sampling, n: int, *, seed: int, step: int) -> list[list[Prompt]]:
     """n prompts per row of the data. A trajectory's seed is a function of run seed, step, uid and sample number."""
     seed = seed if sampling.seed is None else sampling.seed
-    names = [name for name in prompts if name not in ("prompt_ids", "uid") and isinstance(prompts[name], list)]
+    names = [name for name in prompts if name not in ("prompt_ids", "uid", "media") and isinstance(prompts[name], list)]
+    media = prompts.get("media") or [()] * len(prompts)
     groups = []
     for number, (ids, uid) in enumerate(zip(prompts["prompt_ids"].lists(), prompts["uid"], strict=True)):
-        model_input, row = ModelInput(tuple(ids)), {name: prompts[name][number] for name in names}
+        model_input = ModelInput(tuple(ids), tuple(media[number]))
+        row = {name: prompts[name][number] for name in names}
         limited = sampling.after(len(ids))
         groups.append(
             [

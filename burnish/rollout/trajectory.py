@@ -68,6 +68,11 @@ class Trajectory:
         )
 
     @property
+    def all_media(self) -> tuple[Media, ...]:
+        """Those of the prompt and of what came after it; offsets count from the start of the prompt."""
+        return self.prompt.media + self.media
+
+    @property
     def is_single_turn(self) -> bool:
         return len(self.turns) == 1 and self.turns[0].reward is None and not self.futures
 
@@ -81,13 +86,15 @@ def response_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
 
     generation_time is when an episode began and ended in seconds since 1970, or None. top_log_probs is added where
     the sampling asked for them; turns, and what is known about a conversation, where a trajectory has more than one
-    turn.
+    turn. media is added where a trajectory has images or videos.
     """
     responses = Ragged.of([t.ids for t in trajectories], torch.int64)
     mask = Ragged.like(torch.ones(len(responses.flat)), responses)
     columns: dict[str, Column] = {}
     if trajectories and all(t.top_log_probs is not None for t in trajectories):
         columns["top_log_probs"] = [t.top_log_probs for t in trajectories]
+    if any(t.all_media for t in trajectories):
+        columns["media"] = [t.all_media for t in trajectories]
     if not all(t.is_single_turn for t in trajectories):
         columns["turns"] = [t.turns for t in trajectories]
         columns["conversation"] = [t.info for t in trajectories]

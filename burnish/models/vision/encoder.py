@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import shutil
 import struct
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from burnish.errors import UserError
-from burnish.media import Video
+from burnish.media import InvalidMedia, Video
 from burnish.models.load import ModelSource, load_config
 from burnish.models.model_input import Media, MediaKind, ModelInput
 from burnish.models.vision.family import VisionFamily, vision_family
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 CACHE_BYTES = 2**31
+MAX_SECONDS = 10**6  # of a video
 KEYS: Mapping[MediaKind, str] = {"image": "data.image_key", "video": "data.video_key"}
 
 
@@ -86,8 +88,9 @@ class VisionEncoder:
         self._check(text, images, videos)
         order: list[MediaKind] = [self._kinds[match.group()] for match in self._placeholder.finditer(text)]
         remaining: dict[MediaKind, Iterator[Any]] = {"image": iter(images), "video": iter(videos)}
-        processed = [self._process(kind, next(remaining[kind])) for kind in order]
-        return self._assemble(text, list(zip(order, processed, strict=True)), add_special_tokens, offset)
+        pictures = [next(remaining[kind]) for kind in order]
+        found = [(kind, self._process(kind, picture)) for kind, picture in zip(order, pictures, strict=True)]
+        return self._assemble(text, found, pictures, add_special_tokens, offset)
 
     def _check(self, text: str, images: Sequence[Image], videos: Sequence[Video]) -> None:
         given: dict[MediaKind, int] = {"image": len(images), "video": len(videos)}
@@ -97,25 +100,29 @@ class VisionEncoder:
             if count and kind not in self.kinds:
                 raise UserError(f"models of type {self.family.name!r} take no {kind}s", key=KEYS[kind])
             if found.count(kind) != count:
-                raise UserError(
+                raise InvalidMedia(
                     f"the prompt has {found.count(kind)} placeholders for {kind}s"
                     f" ({self.placeholders.get(kind)!r}), and there are {count} {kind}s",
                     key=KEYS[kind],
                 )
             limit = limits[kind]
             if limit is not None and count > limit:
-                raise UserError(f"the prompt has {count} {kind}s, more than the limit of {limit}", key=KEYS[kind])
+                raise InvalidMedia(f"the prompt has {count} {kind}s, more than the limit of {limit}", key=KEYS[kind])
 
     def _process(self, kind: MediaKind, picture: Image | Video) -> tuple[bytes, Processed]:
         """The picture's digest, and what the processor makes of it, from the cache where it was seen before."""
         frames = [_rgb(frame) for frame in (picture.frames if isinstance(picture, Video) else (picture,))]
         if not frames or any(not frame.width * frame.height for frame in frames):
-            raise UserError(f"the {kind} has no pixels", key=KEYS[kind])
+            raise InvalidMedia(f"the {kind} has no pixels", key=KEYS[kind])
         if len({frame.size for frame in frames}) > 1:
-            raise UserError("the frames of the video differ in size", key=KEYS[kind])
+            raise InvalidMedia("the frames of the video differ in size", key=KEYS[kind])
         stamps = picture.timestamps if isinstance(picture, Video) else None
         if stamps is not None and len(stamps) != len(frames):
-            raise UserError(f"the video has {len(frames)} frames and {len(stamps)} time stamps", key=KEYS[kind])
+            raise InvalidMedia(f"the video has {len(frames)} frames and {len(stamps)} time stamps", key=KEYS[kind])
+        if stamps is not None and not all(0 <= stamp < MAX_SECONDS for stamp in stamps):
+            raise InvalidMedia(
+                f"the time stamps of the video are not all numbers from 0 to {MAX_SECONDS}", key=KEYS[kind]
+            )
         digest = _digest(self._salt, kind, frames, stamps)
         work = self._pictures.video if kind == "video" else self._pictures.image
         argument: Any = Video(frames, stamps) if kind == "video" else frames[0]
@@ -123,12 +130,13 @@ class VisionEncoder:
             return digest, self._cache.get(digest, lambda: work(argument))
         except ValueError as error:
             problem = f"the processor refuses the {kind} of {frames[0].width} x {frames[0].height} pixels: {error}"
-            raise UserError(problem, key=KEYS[kind]) from error
+            raise InvalidMedia(problem, key=KEYS[kind]) from error
 
     def _assemble(
         self,
         text: str,
         found: Sequence[tuple[MediaKind, tuple[bytes, Processed]]],
+        pictures: Sequence[Image | Video],
         add_special_tokens: bool,
         offset: int,
     ) -> ModelInput:
@@ -148,7 +156,7 @@ class VisionEncoder:
         if sum(token in special for token in tokenized) != len(runs):
             names = ", ".join(sorted(self.tokenizer.convert_ids_to_tokens(token) for token in special))
             problem = f"the text has tokens that only stand for pictures ({names}) beside the placeholders"
-            raise UserError(problem, key=KEYS["image"])
+            raise InvalidMedia(problem, key=KEYS["image"])
         ids: list[int] = []
         places: list[tuple[int, int]] = []  # of each run in the ids
         remaining = iter(runs)
@@ -157,7 +165,24 @@ class VisionEncoder:
             if token in special:
                 places.append((len(ids), count))
             ids += [token] * count
-        return ModelInput(tuple(ids), tuple(_media(found, places, offset)))
+        return ModelInput(tuple(ids), tuple(_media(found, pictures, places, offset)))
+
+    def expanded(self, text: str, images: Sequence[Image], videos: Sequence[Video]) -> str:
+        """A text whose first placeholders, those of these pictures, are written as their tokens decode."""
+        remaining = {"image": iter(images), "video": iter(videos)}
+        count = len(images) + len(videos)
+        pieces, end = [], 0
+        for match in itertools.islice(self._placeholder.finditer(text), count):
+            kind = self._kinds[match.group()]
+            picture = next(remaining[kind], None)
+            if picture is None:
+                break
+            token = self.tokenizer.convert_ids_to_tokens(self._pictures.feature_ids[kind])
+            processed = self._process(kind, picture)[1].pieces
+            pieces.append(text[end : match.start()])
+            pieces += [piece if isinstance(piece, str) else token * piece for piece in processed]
+            end = match.end()
+        return "".join([*pieces, text[end:]])
 
     def save(self, folder: Path) -> None:
         """Copy the processor's files into a model's folder, so that others can load it as a whole."""
@@ -206,6 +231,9 @@ class PictureCache:
         self._lock = threading.Lock()
         self._entries: OrderedDict[bytes, Processed] = OrderedDict()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PictureCache, (self.max_bytes,)  # processes that measure prompts start with an empty one
+
     def get(self, digest: bytes, process: Callable[[], Processed]) -> Processed:
         with self._lock:
             if digest in self._entries:
@@ -222,11 +250,14 @@ class PictureCache:
 
 
 def _media(
-    found: Sequence[tuple[MediaKind, tuple[bytes, Processed]]], places: Sequence[tuple[int, int]], offset: int
+    found: Sequence[tuple[MediaKind, tuple[bytes, Processed]]],
+    pictures: Sequence[Image | Video],
+    places: Sequence[tuple[int, int]],
+    offset: int,
 ) -> Iterator[Media]:
-    """The media items of all pictures, given where their runs of tokens stand."""
+    """The media items of all pictures, given where their runs of tokens stand. The first item has the picture."""
     remaining = iter(places)
-    for kind, (digest, processed) in found:
+    for (kind, (digest, processed)), picture in zip(found, pictures, strict=True):
         mine = [next(remaining) for piece in processed.pieces if isinstance(piece, int)]
         per_item = len(mine) // len(processed.items)
         for number, tensors in enumerate(processed.items):
@@ -237,7 +268,8 @@ def _media(
                 mask[begin - start : begin - start + count] = True
             # Spans are part of the digest: crops of one image have the same content but for their number.
             own = hashlib.blake2b(digest + struct.pack("q", number), digest_size=16).digest()
-            yield Media(kind, own, offset + start, length, tensors, None if bool(mask.all()) else mask)
+            features, source = None if bool(mask.all()) else mask, None if number else picture
+            yield Media(kind, own, offset + start, length, tensors, features, source)
 
 
 def _rgb(image: Image) -> Image:

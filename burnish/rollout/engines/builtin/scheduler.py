@@ -195,11 +195,12 @@ class Scheduler:
                 prompt = self._open_prompt(sequence)
             if prompt.num_remaining:
                 count = self._chunk_size(prompt.num_remaining, budget, alone=not chunks)
-                if count == 0:
+                count = self.runner.whole_chunk(prompt, count)
+                if count == 0 or (chunks and count > budget):
                     break
                 self.blocks.schedule_prefill(prompt, count)
                 chunks.append((prompt, count))
-                budget -= count
+                budget = max(0, budget - count)
             if prompt.num_remaining == 0:
                 started.append(sequence)
         return started, chunks

@@ -29,6 +29,7 @@ class SequenceState:
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     slot: int = NO_SLOT  # its index in the device's batch (graph_decode.py)
     stale: bool = False  # part of its KV comes from older weights
+    offset: int = 0  # position of a new token minus its index: media may take fewer positions than tokens
     session: str | None = field(init=False)
 
     def __post_init__(self) -> None:
