@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import nn
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
 from transformers.modeling_outputs import TokenClassifierOutput
+
+if TYPE_CHECKING:
+    import torch
 
 
 def token_classifier(config: PretrainedConfig) -> type[PreTrainedModel]:
@@ -39,5 +45,10 @@ def _class_for(config_class: type[PretrainedConfig]) -> type[PreTrainedModel]:
         return cls._from_config(config, **kwargs)
 
     name = f"{language_model.__name__.removesuffix('ForConditionalGeneration')}ForTokenClassification"
+    # transformers finds the names of weights in files by the name of the class, else by the type of the model.
+    renaming = get_checkpoint_conversion_mapping(language_model.__name__)
+    renaming = get_checkpoint_conversion_mapping(config_class.model_type) if renaming is None else renaming
+    if renaming is not None:
+        register_checkpoint_conversion_mapping(name, renaming, overwrite=True)
     members = {"__init__": init, "forward": forward, "from_config": from_config, "__module__": __name__}
     return type(name, (family,), members)
