@@ -290,7 +290,9 @@ def build_engine(
     rollout = cfg.actor_rollout_ref.rollout
     bucket = rollout.update_weights_bucket_megabytes
     generation = backend.model.generation_config
-    return engine_of(rollout, source, device, generation, tokenizer, bucket_megabytes=bucket, beside=True)
+    return engine_of(
+        rollout, source, device, generation, tokenizer, data=cfg.data, bucket_megabytes=bucket, beside=True
+    )
 
 
 def engine_of(
@@ -303,8 +305,10 @@ def engine_of(
     own_thread: bool | None = None,
     bucket_megabytes: int = 512,
     beside: bool = False,
+    data: Any = None,
 ) -> Engine:
-    """The engine of a rollout section, still without weights. `generation` is the model's generation config."""
+    """The engine of a rollout section, still without weights. `generation` is the model's generation config, `data` the
+    section that says how images are processed."""
     options = EngineOptions(
         model=source,
         dtype=pick_dtype(rollout.dtype, device, f"{section}.dtype"),
@@ -330,6 +334,8 @@ def engine_of(
         pipeline_parallel=rollout.pipeline_model_parallel_size,
         bucket_megabytes=bucket_megabytes,
         extra=engine_kwargs(rollout),
+        max_images=None if data is None else data.max_images_per_prompt,
+        media_settings={} if data is None else data.mm_processor_kwargs,
         section=section,
     )
     entry = engine_row(rollout.name, rollout.mode)

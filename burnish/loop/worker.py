@@ -194,6 +194,7 @@ class Worker:
             generation,
             self.tokenizer,
             own_thread=True,
+            data=self.cfg.data,
             bucket_megabytes=bucket,
             beside="policy" in self.roles,
         )
