@@ -367,6 +367,8 @@ DOCS: dict[str, str] = {
     # eval and generate
     "EvalDataConfig.path": "带有回答的文件（.parquet、.jsonl 等）。可写一个路径、列表或逗号分隔的多个路径。",
     "EvalDataConfig.prompt_key": "存放提示的列，供需要读取它的奖励使用（reward.remote_url）。",
+    "EvalDataConfig.image_key": "存放一行图片的列，供接受 multi_modal_data 的奖励使用；null 不读取。",
+    "EvalDataConfig.video_key": "存放一行视频的列，供此类奖励使用；null 不读取。",
     "EvalDataConfig.response_key": "存放每行回答列表的列；单个字符串视为一个回答。",
     "EvalDataConfig.data_source_key": "标明数据来源的列；得分按来源取平均。",
     "EvalDataConfig.reward_model_key": "存放标准答案的列：含 ground_truth 的对象，或答案本身；不需要答案时为 null。",

@@ -191,6 +191,7 @@ def build_policy(
         liger=model.use_liger,
         head=head_kernel(model.fused_kernel_options.impl_backend, actor.use_torch_compile, device),
         compiled=actor.use_torch_compile,
+        freeze_tower="actor_rollout_ref.actor.freeze_vision_tower" if actor.freeze_vision_tower else None,
         seed=cfg.trainer.seed,
         parallel=parallel,
     )

@@ -21,6 +21,7 @@ from burnish.models.load import (
 )
 from burnish.models.parts import backbone
 from burnish.models.vision.family import vision_family
+from burnish.models.vision.tower import with_stream_attention
 
 PROBE = 4  # tokens of the sequence on which the model's own score is compared with ours
 
@@ -50,7 +51,7 @@ def load_reward_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedMode
     fresh = [name for name in report["missing_keys"] if name.startswith("score.") and name != "score.bias"]
     if fresh or not isinstance(getattr(model, "score", None), nn.Module):
         raise _refusal(source, "it has no trained score head")
-    return model.eval().requires_grad_(False)
+    return with_stream_attention(model).eval().requires_grad_(False)
 
 
 def last_token_scores(model: PreTrainedModel, inputs: dict, last: Tensor) -> Tensor:

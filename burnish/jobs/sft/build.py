@@ -19,6 +19,7 @@ from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
 from burnish.loop.backends import check_kernels, optimizer_options, trained_language_model
 from burnish.loop.build import choose_threads
+from burnish.loop.build_vision import build_vision
 from burnish.loop.experiment import check_same_shape, describe_experiment
 from burnish.loop.export import check_export_dir
 from burnish.loop.finish import check_finished
@@ -57,12 +58,13 @@ def build(
     tokenizer = load_tokenizer(source.checked_path(), trust_remote_code=source.trust_remote_code, key=MODEL)
     if data.chat_template is not None:
         tokenizer.chat_template = read_chat_template(data.chat_template, "data.chat_template")
+    vision = build_vision(cfg, source, tokenizer)
     train_finder = Finder("data.train_files", data.train_split, data.use_shm, tokenizer=tokenizer)
-    train = load_examples(data, train_finder, data.train_files, data.train_max_samples, dataset)
+    train = load_examples(data, train_finder, data.train_files, data.train_max_samples, dataset, vision)
     val: ExampleDataset | None = None
     if data.val_files or val_dataset is not None:
         val_finder = Finder("data.val_files", data.val_split, data.use_shm, tokenizer=tokenizer)
-        val = load_examples(data, val_finder, data.val_files, data.val_max_samples, val_dataset)
+        val = load_examples(data, val_finder, data.val_files, data.val_max_samples, val_dataset, vision)
     sampler = PromptSampler(len(train), data.train_batch_size, shuffle=True, seed=cfg.trainer.seed)
     total = cfg.trainer.total_training_steps or cfg.trainer.total_epochs * sampler.batches_per_epoch
     folder = RunFolder(cfg.trainer.default_local_dir)
@@ -126,6 +128,7 @@ def build_model(cfg: SftConfig, source: ModelSource, device: torch.device, total
         device,
         torch_dtype=None,
         liger=cfg.model.use_liger,
+        freeze_tower="model.freeze_vision_tower" if cfg.model.freeze_vision_tower else None,
         seed=cfg.trainer.seed,
     )
     rows = data.micro_batch_size or data.micro_batch_size_per_gpu

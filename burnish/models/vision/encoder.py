@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-import shutil
 import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,7 +98,7 @@ class VisionEncoder:
             if count and kind not in self.kinds:
                 raise UserError(f"models of type {self.family.name!r} take no {kind}s", key=KEYS[kind])
             if found.count(kind) != count:
-                raise InvalidMedia(
+                raise UserError(
                     f"the prompt has {found.count(kind)} placeholders for {kind}s"
                     f" ({self.placeholders.get(kind)!r}), and there are {count} {kind}s",
                     key=KEYS[kind],
@@ -120,9 +118,7 @@ class VisionEncoder:
         if stamps is not None and len(stamps) != len(frames):
             raise InvalidMedia(f"the video has {len(frames)} frames and {len(stamps)} time stamps", key=KEYS[kind])
         if stamps is not None and not all(0 <= stamp < MAX_SECONDS for stamp in stamps):
-            raise InvalidMedia(
-                f"the time stamps of the video are not all numbers from 0 to {MAX_SECONDS}", key=KEYS[kind]
-            )
+            raise InvalidMedia(f"its time stamps are not all numbers from 0 to {MAX_SECONDS}", key=KEYS[kind])
         digest = _digest(self._salt, kind, frames, stamps)
         work = self._pictures.video if kind == "video" else self._pictures.image
         argument: Any = Video(frames, stamps) if kind == "video" else frames[0]
@@ -183,13 +179,6 @@ class VisionEncoder:
             pieces += [piece if isinstance(piece, str) else token * piece for piece in processed]
             end = match.end()
         return "".join([*pieces, text[end:]])
-
-    def save(self, folder: Path) -> None:
-        """Copy the processor's files into a model's folder, so that others can load it as a whole."""
-        for name in PROCESSOR_FILES:
-            source = Path(self.folder) / name
-            if source.is_file() and not (folder / name).exists():
-                shutil.copyfile(source, folder / name)
 
 
 def load_vision_encoder(
