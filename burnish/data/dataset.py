@@ -99,7 +99,7 @@ class PromptDataset:
             raise UserError("no rows selected", key=key, value=self.rows.name, hint="max_samples=-1 selects all rows")
         self._check_columns()
         self._check_first_row()
-        if vision is not None and not has_media:
+        if vision is not None and not has_media and (cfg.image_key or cfg.video_key):
             self._check_placeholders()
         if len(self.kept) < len(self.rows):
             samples_key = key.replace("_files", "_max_samples")

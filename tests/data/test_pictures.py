@@ -418,3 +418,12 @@ def test_paths_of_rows_are_those_of_their_own_file(data, write, tmp_path):
     files = [write(f"{name}/a.jsonl", rows) for name in ("one", "two")]
     media = data(read_files(files)).batch([0, 1], 0)["media"]
     assert media[0] != media[1] and Path(files[0]).parent != Path(files[1]).parent
+
+
+def test_null_reads_no_column():
+    columns = MediaColumns(image_key=None)
+    message = {"role": "user", "content": "<image>What <video>?"}
+    (placed,), media = place_pictures([message], {"images": [RED], "videos": [FRAMES]}, columns, "row 0", "")
+    assert [item.kind for item in media] == ["video"]
+    assert "".join(part.get("text", "|") for part in placed["content"]) == "<image>What |?"
+    assert not has_pictures({"images": [RED]}, columns)
