@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ TRUNCATIONS = Registry("truncation", key="data.truncation")
 RESERVED_KWARGS = frozenset({"tokenize", "return_tensors", "return_dict", "padding", "truncation", "max_length"})
 
 
+Truncate = Callable[[Sequence[int], int, str], Sequence[int]]  # tokens, limit, where the row is
 PROBE = "BURNISHxPROBE"
 
 
@@ -188,6 +189,19 @@ def truncate_spans(kept: Sequence[int], length: int, spans: Sequence[tuple[int, 
             return None
         offsets.append(places[offset])
     return offsets
+
+
+def truncated(encoded: Encoded, truncate: Truncate, limit: int, where: str, limit_key: str) -> Encoded:
+    """The prompt after a truncation; UserError if that would cut or drop a picture."""
+    if not encoded.media:
+        return Encoded(list(truncate(encoded.ids, limit, where)))
+    length = len(encoded.ids)
+    kept = truncate(range(length), limit, where)
+    offsets = truncate_spans(kept, length, [(item.offset, item.num_tokens) for item in encoded.media])
+    if offsets is None:
+        raise cuts_a_picture(where, length, limit, limit_key)
+    media = tuple(item.at(offset) for item, offset in zip(encoded.media, offsets, strict=True))
+    return Encoded([encoded.ids[position] for position in kept], media)
 
 
 def cuts_a_picture(where: str, length: int, limit: int, limit_key: str, key: str = "data.truncation") -> UserError:

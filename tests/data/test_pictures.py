@@ -11,10 +11,11 @@ import pytest
 
 from burnish.data.check import check_rows
 from burnish.data.dataset import PromptDataset
-from burnish.data.encode import PromptEncoder
+from burnish.data.encode import TRUNCATIONS, PromptEncoder, truncated
 from burnish.data.files import ListRows, read_files
 from burnish.data.measure import LengthCounter, measure
 from burnish.data.pictures import MediaColumns, has_pictures, place_pictures
+from burnish.data.prompt_pictures import encode_row
 from burnish.demo.tiny_vision import TINY_FAMILIES
 from burnish.errors import UserError
 from burnish.media import InvalidMedia
@@ -427,3 +428,17 @@ def test_null_reads_no_column():
     assert [item.kind for item in media] == ["video"]
     assert "".join(part.get("text", "|") for part in placed["content"]) == "<image>What |?"
     assert not has_pictures({"images": [RED]}, columns)
+
+
+def test_one_row_for_jobs_without_a_dataset(data, vision, write):
+    rows = read_files([write("a.parquet", [row(), BAD["corrupt"][0], row("x", None)])])
+    encoder = PromptEncoder(vision.tokenizer, {}, vision=vision)
+    arguments = (encoder, "prompt", MediaColumns(), "data.path")
+    encoded = encode_row(rows, 0, *arguments)
+    batch = data(rows, invalid_media="drop").batch([0], 0)
+    assert encoded.ids == batch["prompt_ids"].lists()[0] and encoded.media == batch["media"][0]
+    with pytest.raises(InvalidMedia, match=r"a\.parquet, row 1: image 0: corrupt image"):
+        encode_row(rows, 1, *arguments)
+    assert encode_row(rows, 2, *arguments).media == ()
+    with pytest.raises(UserError, match=r"row 0 has .* would cut or drop a picture"):
+        truncated(encoded, TRUNCATIONS["right"].load(), 12, "row 0", "rollout.prompt_length")
