@@ -110,10 +110,13 @@ class PromptEncoder:
 
     def ids(self, prompt: Prompt) -> list[int]:
         """The tokens of the prompt, pictures included."""
-        return self.encode(prompt).ids
+        return self.encode(prompt, pixels=False).ids
 
-    def encode(self, prompt: Prompt) -> Encoded:
-        """The tokens of the prompt, and its pictures. InvalidMedia does not name the row."""
+    def encode(self, prompt: Prompt, *, pixels: bool = True) -> Encoded:
+        """The tokens of the prompt, and its pictures. InvalidMedia does not name the row.
+
+        With `pixels=False`, pictures are decoded but not processed where possible: for lengths.
+        """
         if prompt.ids is not None:
             return Encoded(prompt.ids)
         # A template writes its special tokens itself; plain text gets those of the tokenizer, such as a leading BOS.
@@ -121,10 +124,16 @@ class PromptEncoder:
         if self.vision is None:
             return Encoded(list(self.tokenizer(self.text(prompt), add_special_tokens=add_special_tokens)["input_ids"]))
         self.check_texts(prompt.messages or [])
-        return self.encode_text(self.text(prompt), prompt.media, add_special_tokens=add_special_tokens)
+        return self.encode_text(self.text(prompt), prompt.media, add_special_tokens=add_special_tokens, pixels=pixels)
 
     def encode_text(
-        self, text: str, media: Sequence[RawMedia] = (), *, add_special_tokens: bool = False, offset: int = 0
+        self,
+        text: str,
+        media: Sequence[RawMedia] = (),
+        *,
+        add_special_tokens: bool = False,
+        offset: int = 0,
+        pixels: bool = True,
     ) -> Encoded:
         """The tokens of a rendered text with one placeholder for each picture."""
         if self.vision is None:
@@ -139,7 +148,9 @@ class PromptEncoder:
         images = [item.read() for item in media if item.kind == "image"]
         videos = [item.read() for item in media if item.kind == "video"]
         try:
-            encoded = self.vision.encode(text, images, videos, add_special_tokens=add_special_tokens, offset=offset)
+            encoded = self.vision.encode(
+                text, images, videos, add_special_tokens=add_special_tokens, offset=offset, pixels=pixels
+            )
         except (ValueError, ArithmeticError) as error:  # processors refuse extreme sizes so
             raise InvalidMedia(f"the model's processor refuses it: {error}") from error
         return Encoded(list(encoded.ids), tuple(encoded.media))

@@ -75,6 +75,7 @@ class VisionEncoder(Protocol):
         *,
         add_special_tokens: bool = False,
         offset: int = 0,
+        pixels: bool = True,  # false: for lengths; media need no tensors
     ) -> EncodedInput: ...
 
 

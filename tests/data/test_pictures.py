@@ -18,7 +18,7 @@ from burnish.data.pictures import MediaColumns, has_pictures, place_pictures
 from burnish.data.prompt_pictures import encode_row
 from burnish.demo.tiny_vision import TINY_FAMILIES
 from burnish.errors import UserError
-from burnish.media import InvalidMedia
+from burnish.media import InvalidMedia, Video
 
 
 def png(color="red", size=56):
@@ -442,3 +442,30 @@ def test_one_row_for_jobs_without_a_dataset(data, vision, write):
     assert encode_row(rows, 2, *arguments).media == ()
     with pytest.raises(UserError, match=r"row 0 has .* would cut or drop a picture"):
         truncated(encoded, TRUNCATIONS["right"].load(), 12, "row 0", "rollout.prompt_length")
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_lengths_without_pixels_are_the_same(family, encoder_of):
+    vision = encoder_of(family)
+    sizes = [(56, 56), (57, 90), (200, 31), (28, 28), (111, 333), (56, 56)]
+    images = [PIL.Image.new("RGB", size) for size in sizes]
+    text = "a".join(vision.placeholders["image"] for _ in images)
+    whole, measured = vision.encode(text, images), vision.encode(text, images, pixels=False)
+    assert measured.ids == whole.ids
+    assert [(m.offset, m.num_tokens) for m in measured.media] == [(m.offset, m.num_tokens) for m in whole.media]
+    assert all(not item.tensors for item in measured.media) and all(item.tensors for item in whole.media)
+    if "video" in vision.kinds:
+        for stamps in (None, [0.0, 1.0, 2.0, 13.0]):
+            video = Video(FRAMES, stamps)
+            text = vision.placeholders["video"]
+            assert vision.encode(text, (), [video], pixels=False).ids == vision.encode(text, (), [video]).ids
+
+
+def test_measuring_processes_nothing_that_its_size_tells(vision, data, monkeypatch):
+    processed = []
+    image = vision._pictures.image
+    monkeypatch.setattr(vision._pictures, "image", lambda picture: processed.append(picture) or image(picture))
+    dataset = data([row(images=(png("green"),)), row(images=(png("yellow"),))])
+    assert processed == []
+    dataset.batch([0, 1], 0)
+    assert len(processed) == 2
