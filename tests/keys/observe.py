@@ -50,6 +50,14 @@ def columns(case: Case) -> set[str]:
     return set(prompts(case))
 
 
+def media_digests(case: Case) -> list[bytes]:
+    return [item.digest for row in prompts(case)["media"] for item in row]
+
+
+def num_media(case: Case) -> int:
+    return len(media_digests(case))
+
+
 def data_sources(case: Case) -> list[str]:
     return prompts(case)["data_source"]
 
