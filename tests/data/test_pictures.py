@@ -9,10 +9,12 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from burnish.config.data import HandlerConfig
 from burnish.data.check import check_rows
 from burnish.data.dataset import PromptDataset
 from burnish.data.encode import TRUNCATIONS, PromptEncoder, truncated
 from burnish.data.files import ListRows, read_files
+from burnish.data.load import load_train
 from burnish.data.measure import LengthCounter, measure
 from burnish.data.pictures import MediaColumns, has_pictures, place_pictures
 from burnish.data.prompt_pictures import encode_row
@@ -469,3 +471,10 @@ def test_measuring_processes_nothing_that_its_size_tells(vision, data, monkeypat
     assert processed == []
     dataset.batch([0, 1], 0)
     assert len(processed) == 2
+
+
+def test_a_handler_keeps_the_pictures(vision, config, write):
+    raw = {"instruction": "Look: <image>?", "output": "red", "images": [{"bytes": RED, "path": None}]}
+    cfg = config(train_files=[write("raw.parquet", [raw])], handler=HandlerConfig(name="AlpacaStyleInstructionHandler"))
+    batch = load_train(cfg, vision.tokenizer, run_seed=0, vision=vision).batch([0], 0)
+    assert len(batch["media"][0]) == 1 and batch["ground_truth"] == ["red"]
