@@ -397,10 +397,14 @@ class StandInFrame:
     def __init__(self, number):
         self.pts, self.time_base = number * 512 + 1024, Fraction(1, 15360)  # 30 a second, from second 1/15 on
         self.width, self.height = 16, 12
-        self.number = number
+        self.number, self.rotation, self.is_discard = number, self.turned, number < self.num_cut
+
+    turned, num_cut = 0, 0
 
     def to_image(self):
-        return PIL.Image.new("RGB", (self.width, self.height), (self.number, 0, 0))
+        image = PIL.Image.new("RGB", (self.width, self.height), (self.number, 0, 0))
+        image.putpixel((self.width - 1, 0), (self.number, 255, 0))
+        return image
 
 
 class StandInContainer:
@@ -446,6 +450,22 @@ def test_frames_of_a_file_are_chosen_by_time(av):
     assert set(av.opened) == {"mp4"}  # never guessed from the content
     assert len(read_video({"video": MP4, "nframes": 1}, "row").frames) == 1
     assert read_video({"video": MP4, "max_pixels": 48}, "row").frames[0].size == (8, 6)
+
+
+@pytest.mark.parametrize(
+    ("turned", "size", "corner"),
+    [(0, (16, 12), (15, 0)), (90, (12, 16), (0, 0)), (-90, (12, 16), (11, 15)), (180, (16, 12), (0, 11))],
+)
+def test_frames_are_upright(turned, size, corner, av, monkeypatch):
+    monkeypatch.setattr(StandInFrame, "turned", turned)  # degrees, counterclockwise
+    frame = read_video(MP4, "row").frames[0]
+    assert frame.size == size and frame.getpixel(corner)[1] == 255
+
+
+def test_frames_that_are_cut_away_are_not_chosen(av, monkeypatch):
+    monkeypatch.setattr(StandInFrame, "num_cut", 30)
+    video = read_video({"video": MP4, "nframes": 2}, "row")
+    assert [frame.getpixel((0, 0))[0] for frame in video.frames] == [30, 89] and video.timestamps[0] == 0
 
 
 @pytest.mark.parametrize(
