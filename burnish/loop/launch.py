@@ -65,9 +65,7 @@ class LaunchedRoles:
         A worker that does not answer is left out: a record for the viewer must not stop a run.
         """
         groups = list(dict.fromkeys(self.groups.values()))
-        futures = {
-            name: group.submit(rank, "take_spans") for group in groups for rank, name in enumerate(group.names)
-        }
+        futures = {name: group.submit(rank, "take_spans") for group in groups for rank, name in enumerate(group.names)}
         answered, _ = wait(futures.values(), timeout=SPANS_TIMEOUT)
         return {
             name: future.result()

@@ -12,6 +12,8 @@ from burnish.config.profiled import SECTIONS, tool_of
 if TYPE_CHECKING:
     from burnish.config.profiler import GlobalTorchMemoryConfig, NpuOptionsConfig, ProfilerConfig, ToolConfig
 
+FOLDER = "profile"  # of recordings, in the run folder
+
 # Phases of the clock -> the role that computes in them. Others are the controller's.
 PHASES = {
     "gen": "rollout",

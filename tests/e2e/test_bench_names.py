@@ -44,7 +44,9 @@ def traced_phases() -> set[str]:
 
 
 def test_the_search_finds_what_is_patched():
-    assert len(patched()) >= 13 and "Clock._enter" in patched() and "burnish.log.rollout_writer.dump_rollouts" in patched()
+    assert (
+        len(patched()) >= 13 and "Clock._enter" in patched() and "burnish.log.rollout_writer.dump_rollouts" in patched()
+    )
     assert {"resume", "write", "reward", "dump", "act"} <= traced_phases()
 
 
