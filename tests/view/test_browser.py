@@ -107,10 +107,15 @@ def numbered(browser, base, name):
     return next(run["id"] for run in browser.execute_script(script) if name in run["name"])
 
 
-def screenshot(browser, tmp_path, name):
+def screenshot(browser, tmp_path, name, selector=None):
+    """Of the window, or of one element."""
     folder = SCREENSHOTS if IS_UPDATING else tmp_path
     folder.mkdir(exist_ok=True)
-    assert browser.save_screenshot(str(folder / f"{name}.png"))
+    if selector is None:
+        assert browser.save_screenshot(str(folder / f"{name}.png"))
+    else:
+        element = browser.execute_script("return document.querySelector(arguments[0])", selector)
+        assert element.screenshot(str(folder / f"{name}.png"))
 
 
 def assert_quiet(browser):
@@ -202,15 +207,14 @@ def test_timeline_and_config(browser, base, runs, tmp_path):
     show(browser, base, f"page=timeline&runs={ranks}", "document.querySelectorAll('.wide canvas').length === 4")
     text = browser.execute_script("return document.body.innerText")
     assert "Processes in step 3" in text and "waiting for the engine" in text
-    browser.execute_script("document.querySelectorAll('h2')[2].scrollIntoView()")
-    screenshot(browser, tmp_path, "processes")
+    screenshot(browser, tmp_path, "processes", ".card.wide:has([aria-label='Processes in step'])")
+    screenshot(browser, tmp_path, "conversations", ".card.wide:has([aria-label='Conversations of step'])")
     until(browser, "return document.querySelectorAll('.card.wide button').length === 2")  # a trace of each rank
     browser.execute_script("document.querySelector('.card.wide button').click()")
     until(browser, "return document.querySelectorAll('.profile-detail tr').length > 5")
     said = browser.execute_script("return document.querySelector('.profile-detail').innerText")
     assert "CPU operators" in said and "update_actor" in said and "aten::" in said and "idle" in said
-    browser.execute_script("document.querySelector('.profile-detail').parentNode.scrollIntoView()")
-    screenshot(browser, tmp_path, "profiles")
+    screenshot(browser, tmp_path, "profiles", ".card.wide:has(.profile-detail)")
     link = browser.execute_script("return document.querySelector('.card.wide a').href")
     size = f"return fetch('{link}').then(r => r.arrayBuffer()).then(b => b.byteLength)"
     assert browser.execute_script(size) == next(runs.glob("tools_two_ranks/profile/**/*rank_0*")).stat().st_size

@@ -10,7 +10,7 @@ function summaryOf(one) {
   const longest = one.top[0]?.seconds || 1e-9;
   return [
     h("p", { class: "profile-facts" }, `${t(one.kind)} · ${seconds(one.seconds)} · ${t("idleShare")} ${percent(one.idle_share)}`),
-    h("p", { class: "small dim" }, one.phases.map(([name, value]) => `${name} ${seconds(value)}`).join(" · ")),
+    h("p", { class: "small dim" }, one.phases.slice(0, 12).map(([name, value]) => `${name} ${seconds(value)}`).join(" · ")),
     h("table", { class: "data" }, h("tr", {}, h("th", {}, t("longest")), h("th", { class: "num" }, t("time")), h("th", { class: "num" }, t("calls")), h("th", {})), one.top.map((entry) => h("tr", {}, h("td", { class: "mono" }, entry.name), h("td", { class: "num tight" }, seconds(entry.seconds)), h("td", { class: "num" }, entry.calls), h("td", { style: { width: "25%" } }, h("div", { class: "meter" }, h("i", { style: { width: `${(100 * entry.seconds) / longest}%` } })))))),
   ];
 }
