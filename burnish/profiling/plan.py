@@ -66,7 +66,7 @@ class RoleProfile:
     @property
     def key(self) -> str:
         """The config key that chooses the tool."""
-        return f"{SECTIONS[self.role]}.profiler.tool"
+        return f"{SECTIONS[self.role]}.profiler.tool" if self.role in SECTIONS else "profiler.tool"
 
     @property
     def has_mini_batch_range(self) -> bool:
