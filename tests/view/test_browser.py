@@ -114,6 +114,7 @@ def screenshot(browser, tmp_path, name, selector=None):
     if selector is None:
         assert browser.save_screenshot(str(folder / f"{name}.png"))
     else:
+        browser.execute_script("document.getElementById('top').style.position = 'static'")  # else it covers a part
         element = browser.execute_script("return document.querySelector(arguments[0])", selector)
         assert element.screenshot(str(folder / f"{name}.png"))
 
