@@ -382,7 +382,7 @@ DOCS: dict[str, str] = {
     "AgentConfig.agent_func_path": "OpenRLHF 方式的智能体 Python 文件（AgentExecutor 或函数 step）："
     "由它与引擎对话并给出奖励。",
     "AgentConfig.environment": "每个对话所处的环境：gymnasium、textarena、reasoning_gym、skyrl_gym、verifiers、"
-    "openenv、package.module:Class 或 path/to/file.py:Class；其奖励即各轮的奖励。",
+    "verifiers_v1、openenv、package.module:Class 或 path/to/file.py:Class；其奖励即各轮的奖励。",
     "AgentConfig.environment_kwargs": "环境的参数。",
     "AgentConfig.timeout": "智能体或环境在模型的两轮之间最多可用的秒数，超过则该对话失败；null 不限。",
     "AgentConfig.agent_loop_manager_class": "替换 verl 智能体循环管理器的类（点分名称）。",
