@@ -267,7 +267,7 @@ def _checked(backend: Backend) -> Backend:
     assert isinstance(backend, ModuleBackend)
     # Eager: nothing is worth compiling for a few tokens.
     with backend.on_device(), backend.autocast(), torch.compiler.set_stance("force_eager"):
-        backend.run_unsharded(lambda: check_head(backend.model, segments=[4]))
+        backend.check(lambda model, **given: check_head(model, segments=[4], **given))
     return backend
 
 

@@ -64,7 +64,8 @@ def role_writer(
     if "hf_model" in contents:
         state["weights"] = hub_weights(backend)
     if "model" in contents and adapters is not None:
-        state["adapter"] = {name: full_tensor(tensor) for name, tensor in adapters.state().items()}
+        entries = ((name, full_tensor(tensor)) for name, tensor in adapters.state().items())
+        state["adapter"] = dict(backend.all_stages(entries))
     counters: dict[str, Any] = {name: getattr(optimizer, name) for name in COUNTERS}
     if optimizer.scale.enabled:
         counters[LOSS_SCALE] = optimizer.loss_scale
@@ -113,8 +114,8 @@ def hub_weights(backend: Backend) -> dict[str, Tensor]:
     average = _optimizer(backend).average
     if backend.adapters is None:
         state = (average or backend.model).state_dict()
-        return {name: full_tensor(tensor) for name, tensor in state.items()}
-    dtype = backend.model.get_input_embeddings().weight.dtype
+        return dict(backend.all_stages((name, full_tensor(tensor)) for name, tensor in state.items()))
+    dtype = next(backend.model.parameters()).dtype
     with swapped_weights(backend.model, {} if average is None else average.weights):
         return {name: tensor.to(dtype) for name, tensor in backend.weights()}
 
@@ -183,6 +184,8 @@ def load_role(folder: Path, backend: Backend, contents: Collection[str], *, key:
     if "hf_model" in parts:
         weights: dict[str, Any] = _load_hub(hub_folder(folder), type(backend.model), key)
         options = StateDictOptions(full_state_dict=parallel.is_distributed)
+        if parallel.pipeline_size > 1:
+            weights = {name: weights[name] for name in backend.model.state_dict()}
         set_model_state_dict(backend.model, weights, options=options)
     if optimizer.average is not None and AVERAGE not in state:
         optimizer.average.reset()
