@@ -157,6 +157,7 @@ def wants_offload(fsdp: FsdpConfig, device: torch.device, parallel: ParallelCont
 
 def fsdp_options(fsdp: FsdpConfig, key: str, device: torch.device) -> FsdpOptions:
     """How ranks shard the model."""
+    megatron = f"{key.removesuffix('.fsdp_config').removesuffix('.model')}.megatron"
     return FsdpOptions(
         reshard_after_forward=fsdp.reshard_after_forward,
         offload=fsdp.offload_policy,
@@ -165,7 +166,8 @@ def fsdp_options(fsdp: FsdpConfig, key: str, device: torch.device) -> FsdpOption
         min_num_params=fsdp.wrap_policy.min_num_params,
         layer_classes=tuple(fsdp.wrap_policy.transformer_layer_cls_to_wrap),
         key=key,
-        tensor_key=f"{key.removesuffix('.fsdp_config').removesuffix('.model')}.megatron.tensor_model_parallel_size",
+        tensor_key=f"{megatron}.tensor_model_parallel_size",
+        expert_key=f"{megatron}.expert_model_parallel_size",
     )
 
 

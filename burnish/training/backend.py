@@ -147,6 +147,7 @@ class FsdpOptions:
     layer_classes: tuple[str, ...] = ()
     key: str = "actor_rollout_ref.actor.fsdp_config"  # where they are set, for error messages
     tensor_key: str = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size"
+    expert_key: str = "actor_rollout_ref.actor.megatron.expert_model_parallel_size"
 
 
 @dataclass(frozen=True)

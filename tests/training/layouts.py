@@ -173,7 +173,7 @@ def same(found: dict[str, Any], expected: dict[str, Any], close: float) -> None:
     for ours, theirs in zip(found["numbers"], expected["numbers"], strict=True):
         assert ours.keys() == theirs.keys()
         for name, number in theirs.items():
-            exact = name.endswith(("_loss", "grad_norm"))  # other metrics are float32 sums
+            exact = name.endswith(("pg_loss", "vf_loss", "grad_norm"))  # other metrics are float32 sums
             limit = close if exact else max(close, 1e-5)
             assert abs(ours[name] - number) <= limit * max(abs(number), 1e-3), (name, ours[name], number)
     assert found["columns"].keys() == expected["columns"].keys()
