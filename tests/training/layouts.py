@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -189,3 +191,39 @@ def same(found: dict[str, Any], expected: dict[str, Any], close: float) -> None:
         assert float((gradient - theirs).norm()) <= close * largest, name
     for name, weight in expected["weights"].items():
         assert float((found["weights"][name] - weight).norm()) <= close * float(weight.norm()), name
+
+
+# What moves between layouts
+
+CONTENTS = ("model", "optimizer", "extra")
+KEY = "actor_rollout_ref.actor.checkpoint.load_contents"
+
+
+def first_step(parallel: ParallelContext, batch: Batch, case: Case, folder: Path) -> None:
+    """One step, then everything into a checkpoint."""
+    policy = policy_of(case, parallel)
+    policy.update(batch, 1)
+    if parallel.is_main:
+        folder.mkdir()
+    if parallel.is_distributed:
+        dist.barrier()
+    policy.writer((*CONTENTS, "hf_model"), copy=True)(folder)
+    if parallel.is_distributed:
+        dist.barrier()
+
+
+def second_step(parallel: ParallelContext, batch: Batch, case: Case, folder: Path, *contents: str) -> dict[str, Tensor]:
+    """One more step from a checkpoint; all weights."""
+    policy = policy_of(case, parallel)
+    with torch.no_grad():
+        for parameter in policy.backend.model.parameters():
+            parameter.zero_()
+    policy.load(folder, contents or CONTENTS, key=KEY)
+    policy.update(batch, 2)
+    return {name: tensor.clone() for name, tensor in policy.weights()}
+
+
+def same_weights(found: dict[str, Tensor], expected: dict[str, Tensor], close: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert float((found[name] - weight).norm()) <= close * float(weight.norm()), name
