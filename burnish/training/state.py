@@ -137,7 +137,7 @@ def swapped_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterato
 def copy_to_cpu(state: Any, copies: dict[tuple, Tensor]) -> Any:
     """Copy every tensor to CPU memory. Tensors that share memory (tied weights) share their copy."""
     if isinstance(state, Tensor):
-        key = (local_part(state).data_ptr(), state.shape, state.dtype)
+        key = (local_part(state).data_ptr(), state.shape, state.dtype, type(state))
         if key not in copies:
             copies[key] = state.detach().to("cpu", copy=True)
         return copies[key]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -157,14 +156,6 @@ def load_all(rank: int, batch: Batch, folder: Path) -> dict[str, Any]:
         for name, (case, _, target) in MOVES.items()
         if target is not None
     } | {"hub": layouts.second_step(Layout(2).context(), batch, DENSE, folder / "to sharded ranks", "hf_model")}
-
-
-@cache
-def after_two_steps(case: Case, make: Any) -> dict[str, torch.Tensor]:
-    policy = policy_of(case, layouts.SINGLE_PROCESS)
-    for step in (1, 2):
-        policy.update(make(), step)
-    return dict(policy.weights())
 
 
 def test_checkpoints_move_between_layouts(batch, tmp_path):
