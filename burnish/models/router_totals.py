@@ -1,6 +1,6 @@
 """What the routers of a mixture of experts did in some of the layers: enough for the balancing loss of all layers.
 
-`router.balance_loss` is about all layers together. Where they are on different ranks, each adds its own to these totals.
+`router.balance_loss` is about all layers together. Where they are on different ranks, each adds its own to the totals.
 """
 
 from __future__ import annotations

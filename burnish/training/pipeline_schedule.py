@@ -1,8 +1,8 @@
 """Pipeline schedules as plain data: in which order a rank runs the forward and backward passes of its layers.
 
-A model of `size * virtual` stages runs on `size` ranks: stage s is chunk s // size of rank s % size. Every rank computes
-the schedule of all ranks from the same three numbers, so that nothing has to be agreed on. `simulate` plays a schedule:
-it proves that no rank waits forever, and counts bubbles, messages and activations kept.
+A model of `size * virtual` stages runs on `size` ranks: stage s is chunk s // size of rank s % size. Every rank
+computes the schedule of all ranks from the same three numbers, so that nothing has to be agreed on. `simulate` plays a
+schedule: it proves that no rank waits forever, and counts bubbles, messages and activations kept.
 """
 
 from __future__ import annotations

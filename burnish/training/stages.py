@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class StageOptions:
     num_first: int | None = None  # layers on the first rank; None: as many as on others
     num_last: int | None = None
     num_each: tuple[int, ...] | None = None  # layers on each rank, instead of the two above
-    key: str = "actor_rollout_ref.actor.megatron"
+    key: str = field(default="actor_rollout_ref.actor.megatron", compare=False)
 
 
 ONE_STAGE = StageOptions()
@@ -198,7 +198,7 @@ class Stages:
 
     @torch.no_grad()
     def _check_chain(self) -> None:
-        """Refuse a model that does more with hidden states than to pass them from layer to layer (Gemma scales them)."""
+        """Refuse a model that does more with hidden states than pass them from layer to layer (Gemma scales them)."""
         weight = next(self.model.parameters())
         shape = (1, PROBE_TOKENS, self.model.config.get_text_config().hidden_size)
         given = torch.linspace(-1, 1, shape[1] * shape[2], device=weight.device, dtype=weight.dtype).view(shape)

@@ -1,4 +1,4 @@
-"""The law of layouts: on a recorded batch, every layout of ranks gives the loss, gradient and weights of one process."""
+"""The law of layouts: on a recorded batch, every layout gives the loss, gradient and weights of one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from burnish.training.packing import row_lengths
 from burnish.training.pipeline_schedule import Shape, num_messages, training_plan
 from tests.ranks import run_ranks
 from tests.training import layouts
-from tests.training.layouts import ACTOR, Case, Layout, alone, policy_of, same, same_weights, study, study_heads
+from tests.training.layouts import Case, Layout, alone, policy_of, same, same_weights, study, study_heads
 
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-5}
 FLOAT32 = torch.float32

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from burnish.config.optim import OptimConfig
 
 
-
 # What goes from stage to stage: hidden states [1, T, hidden] and, where a mixture of experts is trained, what its
 # routers did so far (RouterTotals).
 Message = tuple[Tensor, ...]
@@ -262,7 +261,9 @@ class PipelineBackend(FsdpBackend):
         """The last stage's head, on hidden states that nobody computed."""
         if not self.stages.is_last:
             return
-        hidden = torch.linspace(-1, 1, 4 * self.hidden_size, device=self.device, dtype=self.compute_dtype).view(1, 4, -1)
+        hidden = torch.linspace(-1, 1, 4 * self.hidden_size, device=self.device, dtype=self.compute_dtype).view(
+            1, 4, -1
+        )
         self._current = Pass(self.parallel.stages.virtual - 1)
         try:
             self.run_unsharded(lambda: check(self.model, inputs_embeds=hidden))
@@ -350,7 +351,9 @@ class PipelineBackend(FsdpBackend):
         groups = []
         for decays in (True, False):
             names = [
-                name for name, ndim in self.stages.trained.items() if decays == (ndim > 1 or not config.decay_matrices_only)
+                name
+                for name, ndim in self.stages.trained.items()
+                if decays == (ndim > 1 or not config.decay_matrices_only)
             ]
             if names:
                 groups.append({**template, "weight_decay": config.weight_decay if decays else 0.0, "params": names})
