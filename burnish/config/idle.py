@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from burnish.config import conditions as when
 from burnish.config.conditions import Condition
-from burnish.config.megatron_status import ONE_STAGE, STAGE_FIELDS
+from burnish.config.megatron_status import FROZEN, ONE_STAGE, STAGE_FIELDS
 from burnish.config.names import Line
 from burnish.config.pending import (
     ENGINE_PER_DEVICE,
@@ -242,6 +242,10 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         *(
             Idle(when.role_has_one_stage(section), ONE_STAGE, _keys(section, _STAGES))
             for section in when.MEGATRON_ROLES
+        ),
+        *(
+            Idle(when.role_has_one_stage(section), FROZEN, (f"{section}.megatron.override_transformer_config",))
+            for section in ("actor_rollout_ref.ref", "reward_model")
         ),
         *(
             Idle(when.role_uses_megatron(section), _CONTEXT_PARALLEL, (f"{section}.ulysses_sequence_parallel_size",))

@@ -64,7 +64,7 @@ _KERNELS = Line(
 _EXPERT_KERNELS = Line(
     "it selects how experts are computed and does not change results", "它只决定专家如何计算，不改变结果"
 )
-_FROZEN = Line("this role is not trained", "该角色不训练")
+FROZEN = Line("this role is not trained", "该角色不训练")
 _STATE = Line(
     "the optimizer state is float32, and megatron.optimizer_offload decides where it is stored",
     "优化器状态的位置由 megatron.optimizer_offload 决定，其类型为 float32",
@@ -86,10 +86,8 @@ _STATE_FIELDS = (
 MEGATRON_INERT: dict[str, Line] = {
     "*.fsdp_config.strategy": Line("the role's own strategy decides", "由角色自身的 strategy 决定"),
     "*.megatron.grad_offload": Line("gradients are freed after every update", "梯度在每次更新后即释放"),
-    "actor_rollout_ref.ref.megatron.optimizer_offload": _FROZEN,
-    "reward_model.megatron.optimizer_offload": _FROZEN,
-    "actor_rollout_ref.ref.megatron.override_transformer_config": _FROZEN,
-    "reward_model.megatron.override_transformer_config": _FROZEN,
+    "actor_rollout_ref.ref.megatron.optimizer_offload": FROZEN,
+    "reward_model.megatron.optimizer_offload": FROZEN,
     "*.megatron.expert_tensor_parallel_size": Line("every rank holds whole experts", "每个进程都持有完整的专家"),
     "*.megatron.sequence_parallel": Line(
         "activations between tensor-parallel layers are replicated; results are the same",

@@ -224,7 +224,7 @@ def _over_groups(norm: Tensor, groups: tuple[ProcessGroup, ...]) -> Tensor:
     """The norm of all ranks' parts from those of each rank."""
     if not groups:
         return norm
-    square = (norm if norm.dtype == torch.float64 else norm.float()) ** 2
+    square = norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2
     for group in groups:
         distributed.all_reduce(square, group=group)
     return square.sqrt()
