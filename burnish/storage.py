@@ -67,6 +67,17 @@ def local_path(path: str, *, key: str, use_shm: bool = False) -> str:
     return _in_shared_memory(path, key) if use_shm else path
 
 
+def read_remote(url: str, *, key: str, limit: int) -> bytes | None:
+    """The content of a remote file, of which no more than `limit` + 1 bytes are read, without a copy in the cache. None
+    if there is no such file."""
+    with _user_errors(url, key):
+        filesystem, root = _open(url, key)
+        if not filesystem.isfile(root):
+            return None
+        with filesystem.open(root, "rb") as file:
+            return file.read(limit + 1)
+
+
 def cache_folder() -> Path:
     """The folder of copies of remote files: BURNISH_CACHE, or ~/.cache/burnish."""
     return Path(os.environ.get("BURNISH_CACHE") or "~/.cache/burnish").expanduser()

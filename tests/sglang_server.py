@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 STANDINS = str(Path(__file__).parent / "standins")
 ROOT = str(Path(__file__).parents[1])
@@ -43,6 +45,22 @@ class SglangServer:
             except OSError:
                 assert time.monotonic() < end, "the server does not start"
             time.sleep(0.05)
+
+    def slow_down(self, seconds: float = 0.05) -> None:
+        """Every step takes so long, until the next abort."""
+        self._post("standin_pace", {"seconds": seconds})
+
+    def wait_for_steps(self, count: int) -> None:
+        """Return after so many steps since `slow_down`."""
+        end = time.monotonic() + PATIENCE
+        while self._post("standin_steps", {}) < count:
+            assert time.monotonic() < end, "the server generates nothing"
+            time.sleep(0.01)
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(f"{self.url}/{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return json.load(answer)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

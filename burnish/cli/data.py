@@ -20,6 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
     for entry in PREPARERS.entries.values():
         _add_preparer(commands, entry)
     _add_environment(commands)
+    _add_shapes(commands)
     check = commands.add_parser("check", help="check a file; exit status 1 if it has errors")
     check.set_defaults(data_run=run_check)
     check.add_argument("file", metavar="FILE", help=".parquet, .jsonl or .json")
@@ -32,6 +33,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
     )
     check.add_argument("--prompt-key", default="prompt", metavar="COLUMN")
     check.add_argument("--reward-fn-key", default="data_source", metavar="COLUMN")
+    check.add_argument("--image-key", default="images", metavar="COLUMN", help="images, which are all decoded")
+    check.add_argument("--video-key", default="videos", metavar="COLUMN", help="videos, which are all decoded")
     return parser
 
 
@@ -43,6 +46,8 @@ def _add_preparer(commands: argparse._SubParsersAction, entry: Entry) -> None:
     parser.add_argument("out", metavar="OUT", help="parquet file to write")
     parser.add_argument("--prompt-key", default=recipe.prompt_key, metavar="COLUMN", help="default: %(default)s")
     parser.add_argument("--answer-key", default=recipe.answer_key, metavar="COLUMN", help="default: %(default)s")
+    if recipe.image_key is not None:
+        parser.add_argument("--image-key", default=recipe.image_key, metavar="COLUMN", help="default: %(default)s")
     parser.add_argument("--no-answer", action="store_true", help="the rows have no answer, and the reward needs none")
     parser.add_argument(
         "--data-source",
@@ -71,6 +76,32 @@ def _add_environment(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the first row; the next has the next")
     parser.add_argument("--system", default="", metavar="TEXT", help="system message of every prompt")
     parser.add_argument("--split", default="train", help="saved in extra_info")
+
+
+def _add_shapes(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "vision-shapes", help="images of colored shapes, drawn here, with questions about them"
+    )
+    parser.set_defaults(data_run=run_shapes)
+    parser.add_argument("out", metavar="OUT", help="parquet file to write")
+    parser.add_argument("--task", default="count", metavar="NAME", help="count, color or shape (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=1000, metavar="N", help="rows (default: %(default)s)")
+    parser.add_argument("--image-size", type=int, default=56, metavar="N", help="pixels a side (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="rows of equal seed and split are equal")
+    parser.add_argument("--question", metavar="TEXT", help="instead of the task's own")
+    parser.add_argument("--split", default="train", help="rows of splits differ; saved in extra_info")
+
+
+def run_shapes(args: argparse.Namespace) -> int:
+    """Draw the images and write them with their questions."""
+    from burnish.data.files import write_parquet
+    from burnish.data.shapes import shape_rows
+
+    rows = shape_rows(args.task, args.size, args.seed, size=args.image_size, split=args.split, question=args.question)
+    rows = list(rows)
+    write_parquet(rows, args.out)
+    print(f"wrote {len(rows)} rows to {args.out}")
+    return 0
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,6 +145,7 @@ def run_prepare(args: argparse.Namespace) -> int:
         instruction=args.instruction,
         system=args.system,
         split=args.split,
+        image_key=getattr(args, "image_key", None),
     )
     with activity(f"reading {args.source}", console=get_stderr()):
         rows = raw_rows(args.source, subset=args.subset, split=args.split)
@@ -160,6 +192,8 @@ def run_check(args: argparse.Namespace) -> int:
             reward_fn_key=args.reward_fn_key,
             max_prompt_length=args.max_prompt_length,
             encoder=encoder,
+            image_key=args.image_key,
+            video_key=args.video_key,
         )
     print("\n".join(report.lines()))
     return 1 if report.errors else 0

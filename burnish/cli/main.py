@@ -46,6 +46,7 @@ COMMANDS = {
   burnish runs --json | jq '.[] | select(.state == "crashed")'""",
     "data": """
   burnish data gsm8k openai/gsm8k train.parquet --split train
+  burnish data vision-shapes shapes.parquet --task count --size 512
   burnish data check train.parquet --tokenizer Qwen/Qwen2.5-0.5B-Instruct""",
     "explain": """
   burnish explain algorithm.adv_estimator

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import II
 
 from burnish.config.fields import at_least, files, one_of, section, setting
-from burnish.config.names import HANDLERS, PROMPT_TYPES, TRUNCATIONS
+from burnish.config.names import HANDLERS, INVALID_MEDIA, PROMPT_TYPES, TRUNCATIONS
 
 
 @dataclass
@@ -145,10 +145,18 @@ class DataConfig:
     """What to do with prompts longer than max_prompt_length that were not filtered out."""
 
     image_key: str = "images"
-    """Column with a row's images."""
+    """Column with a row's images, in the order of <image> in the prompt: bytes, paths, URLs, base64, or the mappings of
+    Hugging Face datasets. Relative paths start at the data file's folder."""
 
     video_key: str = "videos"
-    """Column with a row's videos."""
+    """Column with a row's videos, in the order of <video> in the prompt: files like those of images, or lists of
+    frames; a mapping may also set fps, nframes, max_frames, video_start, video_end and max_pixels."""
+
+    invalid_media: str = one_of("error", INVALID_MEDIA)
+    """What to do with rows whose images or videos are missing, corrupt, too large or not as many as in the prompt."""
+
+    max_images_per_prompt: int | None = at_least(None, 1)
+    """Maximum images of a prompt; a row with more is handled as invalid_media says. null means no limit."""
 
     image_patch_size: int = at_least(14, 1)
     """Patch size to which the processor aligns image sizes."""

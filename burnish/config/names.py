@@ -167,6 +167,11 @@ TRUNCATIONS = {
     "middle": Line("keep beginning and end", "保留开头和末尾"),
 }
 
+INVALID_MEDIA = {
+    "error": Line("stop with an error that names the first such row", "报错并指出首个此类行"),
+    "drop": Line("drop such rows and report how many", "丢弃此类行并报告数量"),
+}
+
 HANDLERS = {
     "AlpacaStyleInstructionHandler": Line(
         "prompt from instruction and input, answer from output", "指令与输入组成问题，输出为答案"
@@ -377,6 +382,7 @@ TABLES = {
     "logger": LOGGERS,
     "schedule": SCHEDULES,
     "truncation": TRUNCATIONS,
+    "treatment of invalid media": INVALID_MEDIA,
     "data handler": HANDLERS,
     "prompt type": PROMPT_TYPES,
     "resume mode": RESUME_MODES,

@@ -59,11 +59,12 @@ class EngineKwargsConfig:
     """Further arguments of external engines."""
 
     vllm: dict[str, Any] = setting({})
-    """Arguments passed to vLLM unchanged; null values are omitted."""
+    """Arguments passed to vLLM unchanged, null values omitted; and base_url, python, weight_dir and start_timeout of
+    Burnish (docs/engines.md)."""
 
     sglang: dict[str, Any] = setting({})
-    """Arguments passed to the SGLang server unchanged; and base_url, weight_sync, weight_dir and start_timeout of
-    Burnish (docs/engines.md)."""
+    """Arguments passed to the SGLang server unchanged; and base_url, python, weight_sync, weight_dir and
+    start_timeout of Burnish (docs/engines.md)."""
 
     trtllm: dict[str, Any] = setting({})
     """Arguments passed to TensorRT-LLM unchanged."""

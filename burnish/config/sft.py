@@ -9,7 +9,16 @@ from burnish.config.adapters import TrainedModelConfig
 from burnish.config.data import CustomClassConfig
 from burnish.config.engine import FsdpConfig
 from burnish.config.fields import at_least, between, files, one_of, section, setting
-from burnish.config.names import DEVICES, LOGGERS, RESUME_CHANGES, RESUME_MODES, SCHEDULES, STRATEGIES, TRUNCATIONS
+from burnish.config.names import (
+    DEVICES,
+    INVALID_MEDIA,
+    LOGGERS,
+    RESUME_CHANGES,
+    RESUME_MODES,
+    SCHEDULES,
+    STRATEGIES,
+    TRUNCATIONS,
+)
 from burnish.config.optim import CheckpointConfig
 
 
@@ -82,8 +91,19 @@ class SftDataConfig:
     multiturn: SftMultiturnConfig = section(SftMultiturnConfig)
     """Multi-turn examples."""
 
+    image_key: str = "images"
+    """Column with a row's images, in the order of <image> in its messages: bytes, paths, URLs, base64, or the mappings
+    of Hugging Face datasets. Relative paths start at the data file's folder."""
+
+    video_key: str = "videos"
+    """Column with a row's videos, in the order of <video> in its messages: files like those of images, or lists of
+    frames; a mapping may also set fps, nframes, max_frames, video_start, video_end and max_pixels."""
+
+    invalid_media: str = one_of("error", INVALID_MEDIA)
+    """What to do with rows whose images or videos are missing, corrupt, too large or not as many as in the messages."""
+
     max_length: int = at_least(1024, 1)
-    """Maximum example length in tokens."""
+    """Maximum example length in tokens, those of images and videos included."""
 
     truncation: str = one_of("error", TRUNCATIONS)
     """What to do with longer examples."""

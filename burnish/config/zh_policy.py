@@ -54,8 +54,12 @@ DOCS: dict[str, str] = {
     "DataConfig.filter_overlong_prompts": "丢弃套模板后超过 max_prompt_length 的数据，并报告丢弃数量。",
     "DataConfig.filter_overlong_prompts_workers": "过滤时对提示分词的进程数；null 为一个。",
     "DataConfig.truncation": "未被过滤但超过 max_prompt_length 的提示如何处理。",
-    "DataConfig.image_key": "存放图片的列。",
-    "DataConfig.video_key": "存放视频的列。",
+    "DataConfig.image_key": "存放图片的列，依提示中 <image> 的顺序：字节、路径、URL、base64，或 Hugging Face datasets"
+    " 的映射。相对路径以数据文件所在目录为起点。",
+    "DataConfig.video_key": "存放视频的列，依提示中 <video> 的顺序：与图片同样形式的文件，或帧的列表；映射还可设置"
+    " fps、nframes、max_frames、video_start、video_end 和 max_pixels。",
+    "DataConfig.invalid_media": "图片或视频缺失、损坏、过大或数量与提示不符的行如何处理。",
+    "DataConfig.max_images_per_prompt": "一条提示的最多图片数；超出的行按 invalid_media 处理。null 表示不限。",
     "DataConfig.image_patch_size": "处理器使图片尺寸对齐的 patch 大小。",
     "DataConfig.return_multi_modal_inputs": "在批次中携带处理器产生的图像与视频张量。",
     "DataConfig.tokenizer": "分词器的路径或名称；null 使用模型自带的分词器。",
@@ -263,9 +267,12 @@ DOCS: dict[str, str] = {
     "ValKwargsConfig.presence_penalty": "验证时从回答中已有 token 的 logit 减去的值；0 为关闭。",
     "ValKwargsConfig.frequency_penalty": "验证时 token 在回答中每出现一次就从其 logit 减去的值；0 为关闭。",
     "ValKwargsConfig.seed": "验证采样的随机种子；null 跟随 rollout 的种子，再跟随运行的种子。",
-    "EngineKwargsConfig.vllm": "原样传给 vLLM 的参数；值为 null 的会被略去。",
+    "EngineKwargsConfig.vllm": (
+        "原样传给 vLLM 的参数，值为 null 的会被略去；另有 Burnish 自己的 base_url、python、weight_dir、start_timeout"
+        "（见 docs/engines.md）。"
+    ),
     "EngineKwargsConfig.sglang": (
-        "原样传给 SGLang 服务的参数；另有 Burnish 自己的 base_url、weight_sync、weight_dir、start_timeout"
+        "原样传给 SGLang 服务的参数；另有 Burnish 自己的 base_url、python、weight_sync、weight_dir、start_timeout"
         "（见 docs/engines.md）。"
     ),
     "EngineKwargsConfig.trtllm": "原样传给 TensorRT-LLM 的参数。",

@@ -305,7 +305,12 @@ DOCS: dict[str, str] = {
     "SftDataConfig.response_key": "存放回答的列。",
     "SftDataConfig.prompt_dict_keys": "提示列为映射时，依次进入的键。",
     "SftDataConfig.response_dict_keys": "回答列为映射时，依次进入的键。",
-    "SftDataConfig.max_length": "样本的最大 token 数。",
+    "SftDataConfig.image_key": "存放图片的列，依消息中 <image> 的顺序：字节、路径、URL、base64，或 Hugging Face"
+    " datasets 的映射。相对路径以数据文件所在目录为起点。",
+    "SftDataConfig.video_key": "存放视频的列，依消息中 <video> 的顺序：与图片同样形式的文件，或帧的列表；映射还可设置"
+    " fps、nframes、max_frames、video_start、video_end 和 max_pixels。",
+    "SftDataConfig.invalid_media": "图片或视频缺失、损坏、过大或数量与消息不符的行如何处理。",
+    "SftDataConfig.max_length": "样本的最大 token 数，含图片与视频的 token。",
     "SftDataConfig.truncation": "更长的样本如何处理。",
     "SftDataConfig.balance_dp_token": "损失除以全部进程的 token 数。",
     "SftDataConfig.pad_mode": "verl 的样本填充方式。",

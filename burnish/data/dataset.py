@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,25 @@ import torch
 from torch import Tensor
 
 from burnish.batch import Batch, Column, Ragged
-from burnish.data.encode import TRUNCATIONS, PromptEncoder, TemplateFailure, too_long
+from burnish.data.encode import (
+    TRUNCATIONS,
+    Encoded,
+    PromptEncoder,
+    TemplateFailure,
+    cuts_a_picture,
+    too_long,
+    truncate_spans,
+)
 from burnish.data.extended import ExtendedRows
-from burnish.data.files import ListRows, Rows
+from burnish.data.files import ListRows, Rows, folder_of
 from burnish.data.handlers import PROMPT_TYPES
-from burnish.data.measure import PromptLength, measure
+from burnish.data.invalid_media import INVALID_MEDIA, at_row
+from burnish.data.measure import Measured, PromptLength, measure
+from burnish.data.pictures import MODEL_DATA, SPLIT, MediaColumns, VisionEncoder, texts
 from burnish.data.prompt import Prompt, read_prompt, select_tools
+from burnish.data.prompt_pictures import with_pictures
 from burnish.errors import UserError
+from burnish.media import InvalidMedia
 
 if TYPE_CHECKING:
     from burnish.config.data import DataConfig
@@ -66,13 +78,16 @@ class PromptDataset:
         selected: Sequence[int] | None = None,
         key: str = "data.train_files",
         tools: Sequence[Any] = (),  # schemas that the chat template shows the model
+        vision: VisionEncoder | None = None,  # None: the model takes text only
     ) -> None:
         self.rows: Rows = rows if isinstance(rows, Rows) else ListRows(rows)
         self.cfg = cfg
         self.key = key
         self.templated = cfg.apply_chat_template and PROMPT_TYPES[cfg.handler.prompt_type].metadata["templated"]
         kwargs = dict(cfg.apply_chat_template_kwargs or {})
-        self.encoder = PromptEncoder(tokenizer, kwargs, self.templated, cfg.input_template, tuple(tools))
+        self.encoder = PromptEncoder(tokenizer, kwargs, self.templated, cfg.input_template, tuple(tools), vision)
+        has_media = any(name in self.rows.kinds for name in (cfg.image_key, cfg.video_key, MODEL_DATA))
+        self.media_columns = MediaColumns(cfg.image_key, cfg.video_key, cfg.max_images_per_prompt, has_media)
         self.truncation = TRUNCATIONS[cfg.truncation]
         self.kept: list[int] = list(range(len(self.rows))) if selected is None else list(selected)
         self.report: FilterReport | None = None
@@ -84,6 +99,8 @@ class PromptDataset:
             raise UserError("no rows selected", key=key, value=self.rows.name, hint="max_samples=-1 selects all rows")
         self._check_columns()
         self._check_first_row()
+        if vision is not None and not has_media:
+            self._check_placeholders()
         if len(self.kept) < len(self.rows):
             samples_key = key.replace("_files", "_max_samples")
             self.notices.append(f"{key}: {samples_key} selects {len(self.kept)} of {len(self.rows)} rows")
@@ -138,13 +155,16 @@ class PromptDataset:
         numbers = [self.kept[index] for index in indices]
         rows = [(self.rows.row(number), number) for number in numbers]
         prompts = [(self._read_prompt(row, number), number) for row, number in rows]
+        encoded = [self._encoded(prompt, number) for prompt, number in prompts]
         columns: dict[str, Column] = {
-            "prompt_ids": Ragged.of([self._ids(prompt, number) for prompt, number in prompts], torch.int64),
+            "prompt_ids": Ragged.of([each.ids for each in encoded], torch.int64),
             "uid": [self.uid(*key) for key in zip(indices, epochs, strict=True)],
             "data_source": [self._data_source(row, number) for row, number in rows],
             "ground_truth": [self._ground_truth(row, number) for row, number in rows],
             "extra_info": [self._extra_info(row, number) for row, number in rows],
         }
+        if self.encoder.vision is not None:
+            columns["media"] = [each.media for each in encoded]
         if "agent_name" in self.rows.kinds:
             columns["agent_name"] = [row.get("agent_name") for row, _ in rows]
         if self.cfg.return_raw_chat:
@@ -183,50 +203,72 @@ class PromptDataset:
         for name in (self.cfg.prompt_key, self.cfg.reward_fn_key):
             if row.get(name) is None:
                 raise UserError(f"{where}: no {name!r}", key="data.datagen.name", value=self.cfg.datagen.name)
-        try:
-            length = len(self.encoder.ids(self._prompt_with_tools(row, where)))
-        except TemplateFailure as failure:
-            if self.cfg.filter_overlong_prompts:
-                return False
-            raise UserError(f"{where}: the chat template failed: {failure}", key=self.key) from failure
+        result = self._measure([self._measured(self._full_prompt, row, where, "")])[0]
+        if result.failure and not self.cfg.filter_overlong_prompts:
+            raise UserError(f"{where}: the chat template failed: {result.failure}", key=self.key)
+        if result.media_error is not None:
+            INVALID_MEDIA[self.cfg.invalid_media].load()([(where, result.media_error)], self.key)
         limit = self.cfg.max_prompt_length
-        if length > limit and not self.cfg.filter_overlong_prompts and self.truncation.metadata.get("before_start"):
-            raise too_long(f"{where} has {length} tokens", limit, length)
-        return length <= limit or not self.cfg.filter_overlong_prompts
+        if result.length > limit and not self.cfg.filter_overlong_prompts:
+            if self.truncation.metadata.get("before_start"):
+                raise too_long(f"{where} has {result.length} tokens", limit, result.length)
+            self._check_truncation(result, where)
+        is_broken = bool(result.failure) or result.media_error is not None
+        return not is_broken and (result.length <= limit or not self.cfg.filter_overlong_prompts)
 
     def _read_prompt(self, row: Mapping[str, Any], number: int) -> Prompt:
-        for name in (self.cfg.image_key, self.cfg.video_key):
-            if row.get(name):
-                raise UserError(f"{self._where(number)} has {name}; only text prompts are supported", key=self.key)
-        prompt = self._prompt_with_tools(row, self._where(number))
+        where = self._where(number)
+        prompt = self._full_prompt(row, where, folder_of(self.rows, number))
         if not self.templated and prompt.plain_text is None and prompt.ids is None:
             name = self.cfg.prompt_key
-            problem = f"{self._where(number)}: {name!r} is a list of messages, which requires a chat template"
+            problem = f"{where}: {name!r} is a list of messages, which requires a chat template"
             raise UserError(problem, key="data.apply_chat_template", value=False, hint="data.apply_chat_template=true")
         return prompt
 
-    def _prompt_with_tools(self, row: Mapping[str, Any], where: str) -> Prompt:
-        """The prompt and the tools that it shows."""
+    def _full_prompt(self, row: Mapping[str, Any], where: str, folder: str) -> Prompt:
+        """The prompt with its pictures and the tools that it shows."""
         prompt = read_prompt(row, self.cfg.prompt_key, where)
         tools = select_tools(row, self.encoder.tool_names, where)
-        return prompt if tools is None else replace(prompt, tools=tools)
+        prompt = prompt if tools is None else replace(prompt, tools=tools)
+        return with_pictures(prompt, row, self.encoder, self.media_columns, where, folder, self.key)
 
-    def _ids(self, prompt: Prompt, number: int) -> Tensor:
-        """Truncated tokens of a prompt, cached while the budget lasts."""
+    def _encoded(self, prompt: Prompt, number: int) -> Encoded:
+        """Truncated tokens of a prompt, cached while the budget lasts, and its pictures, which are not cached here."""
         if number in self._cache:
-            return self._cache[number]
+            return Encoded(self._cache[number].tolist())
+        where = self._where(number)
         try:
-            ids = self.encoder.ids(prompt)
+            encoded = self.encoder.encode(prompt)
         except TemplateFailure as failure:
-            raise UserError(f"{self._where(number)}: the chat template failed: {failure}", key=self.key) from failure
-        if not ids:
-            raise UserError(f"{self._where(number)}: the prompt has no tokens", key=self.key)
-        truncate = self.truncation.load()
-        tokens = torch.tensor(truncate(ids, self.cfg.max_prompt_length, self._where(number)), dtype=torch.int32)
-        if len(tokens) <= self._cache_budget:
-            self._cache_budget -= len(tokens)
-            self._cache[number] = tokens
-        return tokens
+            raise UserError(f"{where}: the chat template failed: {failure}", key=self.key) from failure
+        except UserError as error:
+            raise (at_row(error, where) if prompt.media or isinstance(error, InvalidMedia) else error) from error
+        if not encoded.ids:
+            raise UserError(f"{where}: the prompt has no tokens", key=self.key)
+        encoded = self._truncated(encoded, where)
+        if len(encoded.ids) <= self._cache_budget and not encoded.media:
+            self._cache_budget -= len(encoded.ids)
+            self._cache[number] = torch.tensor(encoded.ids, dtype=torch.int32)
+        return encoded
+
+    def _truncated(self, encoded: Encoded, where: str) -> Encoded:
+        truncate, limit, length = self.truncation.load(), self.cfg.max_prompt_length, len(encoded.ids)
+        if not encoded.media:
+            return Encoded(list(truncate(encoded.ids, limit, where)))
+        kept = truncate(range(length), limit, where)
+        spans = [(item.offset, item.num_tokens) for item in encoded.media]
+        offsets = truncate_spans(kept, length, spans)
+        if offsets is None:
+            raise cuts_a_picture(where, length, limit, "data.max_prompt_length")
+        media = tuple(item.at(offset) for item, offset in zip(encoded.media, offsets, strict=True))
+        return Encoded([encoded.ids[position] for position in kept], media)
+
+    def _check_truncation(self, measured: PromptLength, where: str) -> None:
+        """Refuse a truncation that would cut a picture."""
+        limit = self.cfg.max_prompt_length
+        kept = self.truncation.load()(range(measured.length), limit, where)
+        if truncate_spans(kept, measured.length, measured.spans) is None:
+            raise cuts_a_picture(where, measured.length, limit, "data.max_prompt_length")
 
     def _raw_ids(self, prompt: Prompt, number: int) -> list[int]:
         if prompt.messages is None:
@@ -289,18 +331,59 @@ class PromptDataset:
         """Fail before a model is loaded where every row would fail."""
         try:
             self.encoder.text(self.prompt(0))
-        except TemplateFailure:
+        except (TemplateFailure, InvalidMedia):
             return  # may concern this row only; reported when the row is measured or used
 
-    def _measure(self) -> list[PromptLength]:
-        logger.info("%s: measuring %d prompts", self.key, len(self.kept))
-        prompts = (self.prompt(index) for index in range(len(self.kept)))
+    def _check_placeholders(self) -> None:
+        """Report prompts with <image> where the data have no column of images: its name may be wrong."""
+        count = sum(any(map(SPLIT.search, texts(self._read_messages(number)))) for number in self.kept)
+        problem = f"{count} of {len(self.kept)} prompts have <image> or <video>, but the data have no such column"
+        keys = f"data.image_key={self.cfg.image_key}, data.video_key={self.cfg.video_key}"
+        if count == len(self.kept):
+            columns = ", ".join(sorted(self.rows.kinds))
+            raise UserError(f"{problem} ({keys})", key=self.key, allowed=columns, hint="data.image_key=COLUMN")
+        if count:
+            self.notices.append(f"{self.key}: {problem} ({keys}): it is text")
+
+    def _read_messages(self, number: int) -> list[dict[str, Any]]:
+        return read_prompt(self.rows.row(number), self.cfg.prompt_key, self._where(number)).messages or []
+
+    def _measure(self, prompts: Iterable[Measured]) -> list[PromptLength]:
         return measure(prompts, self.encoder, self.cfg.filter_overlong_prompts_workers)
+
+    def _measure_all(self) -> list[PromptLength]:
+        """The lengths of all prompts, of which those with bad pictures are dropped first."""
+        logger.info("%s: measuring %d prompts", self.key, len(self.kept))
+        lengths = self._measure(self._measured(self.prompt, index) for index in range(len(self.kept)))
+        errors = [
+            (self._where(number), length.media_error)
+            for number, length in zip(self.kept, lengths, strict=True)
+            if length.media_error is not None
+        ]
+        if not errors:
+            return lengths
+        INVALID_MEDIA[self.cfg.invalid_media].load()(errors, self.key)
+        first = at_row(errors[0][1], errors[0][0]).problem
+        if len(errors) == len(self.kept):
+            raise UserError(f"no prompt is left: all have bad pictures (first: {first})", key=self.key)
+        self.notices.append(
+            f"{self.key}: data.invalid_media=drop dropped {len(errors)} of {len(self.kept)} prompts (first: {first})"
+        )
+        good = [index for index, length in enumerate(lengths) if length.media_error is None]
+        self.kept = [self.kept[index] for index in good]
+        return [lengths[index] for index in good]
+
+    def _measured(self, read: Callable[..., Prompt], *arguments: Any) -> Measured:
+        """The prompt, or what is wrong with its pictures."""
+        try:
+            return read(*arguments)
+        except InvalidMedia as error:
+            return PromptLength(0, media_error=error)
 
     def _filter(self) -> None:
         """Drop prompts that are too long or on which the chat template fails, and log how many."""
         limit = self.cfg.max_prompt_length
-        lengths = self._measure()
+        lengths = self._measure_all()
         failures = [index for index, length in enumerate(lengths) if length.failure]
         first = f"{self._where(self.kept[failures[0]])}: {lengths[failures[0]].failure}" if failures else None
         fitting = [i for i, length in enumerate(lengths) if not length.failure and length.length <= limit]
@@ -324,7 +407,7 @@ class PromptDataset:
     def _check_lengths(self) -> None:
         """Measure all prompts before the run starts: truncation=error would stop it, others cut without a word."""
         limit = self.cfg.max_prompt_length
-        lengths = self._measure()
+        lengths = self._measure_all()
         failures = [index for index, length in enumerate(lengths) if length.failure]
         if failures:
             where, why = self._where(self.kept[failures[0]]), lengths[failures[0]].failure
@@ -332,6 +415,8 @@ class PromptDataset:
             raise UserError(problem, key=self.key, hint="data.filter_overlong_prompts=true to drop them")
         long = [index for index, length in enumerate(lengths) if length.length > limit]
         if long and not self.truncation.metadata.get("before_start"):
+            for index in long:
+                self._check_truncation(lengths[index], self._where(self.kept[index]))
             cut = {name: count for name, (count, _) in self._by_file(long).items() if count}
             files = f" ({', '.join(f'{name}: {count}' for name, count in cut.items())})" if len(cut) > 1 else ""
             self.notices.append(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from burnish.data.pictures import RawMedia, VisionEncoder, placeholder_text, texts
 from burnish.data.prompt import Prompt
 from burnish.errors import UserError
+from burnish.media import InvalidMedia
 from burnish.registry import Registry
 
 MAX_CHARACTERS = 16 * 2**20  # of a rendered prompt: tokenizing it takes ten times its memory
@@ -17,8 +20,19 @@ TRUNCATIONS = Registry("truncation", key="data.truncation")
 RESERVED_KWARGS = frozenset({"tokenize", "return_tensors", "return_dict", "padding", "truncation", "max_length"})
 
 
+PROBE = "BURNISHxPROBE"
+
+
 class TemplateFailure(Exception):
     """The chat template raised on a prompt."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The tokens of a prompt, and its processed pictures with the spans of tokens that stand for them."""
+
+    ids: list[int]
+    media: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -30,6 +44,7 @@ class PromptEncoder:
     use_template: bool = True
     input_template: str | None = None  # text with {}, where no chat template applies
     tools: tuple[dict[str, Any], ...] = ()  # schemas that the chat template shows the model
+    vision: VisionEncoder | None = None  # None: the model takes text only
 
     def __post_init__(self) -> None:
         reserved = sorted(RESERVED_KWARGS & self.template_kwargs.keys())
@@ -53,36 +68,135 @@ class PromptEncoder:
         if self.has_template:
             return self._templated(prompt.messages, prompt.tools)
         if prompt.plain_text is not None:
-            return (self.input_template or "{}").replace("{}", prompt.plain_text)
+            return (self.input_template or "{}").replace("{}", self._plain_text(prompt))
         raise UserError(
             "the prompts are chat messages, and the tokenizer has no chat template",
             allowed="an instruct model, a chat template, or prompts that are plain strings",
             hint="data.apply_chat_template_kwargs.chat_template='{% for m in messages %}{{ m.content }}{% endfor %}'",
         )
 
+    def _plain_text(self, prompt: Prompt) -> str:
+        if self.vision is None or not prompt.media:
+            return prompt.plain_text or ""
+        return "".join(placeholder_text(m["content"], self.vision.placeholders) for m in prompt.messages or [])
+
     def _templated(self, messages: list[dict[str, Any]], names: Collection[str] | None) -> str:
         kwargs = {"add_generation_prompt": True, **self.template_kwargs}
         tools = [schema for schema in self.tools if names is None or schema["function"]["name"] in names]
         if tools:
             kwargs["tools"] = tools
-        try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
-        except Exception as error:  # a template is the model author's program and may raise anything
-            raise TemplateFailure(f"{type(error).__name__}: {error}") from error
+        if self.vision is not None and not self._takes_strings:
+            messages = [_as_parts(message) for message in messages]
+        text = self._rendered(messages, kwargs)
         if len(text) > MAX_CHARACTERS:
             raise TemplateFailure(f"it makes {len(text):,} characters of a prompt; the limit is {MAX_CHARACTERS:,}")
         return text
 
+    def _rendered(self, messages: list[dict[str, Any]], kwargs: dict[str, Any]) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
+        except Exception as error:  # a template is the model author's program and may raise anything
+            raise TemplateFailure(f"{type(error).__name__}: {error}") from error
+
+    @cached_property
+    def _takes_strings(self) -> bool:
+        """Whether the template shows contents that are strings. Some of vision models show lists of parts only, and
+        render nothing for a string."""
+        try:
+            return PROBE in self._rendered([{"role": "user", "content": PROBE}], dict(self.template_kwargs))
+        except TemplateFailure:
+            return False
+
     def ids(self, prompt: Prompt) -> list[int]:
-        """The tokens of the prompt."""
+        """The tokens of the prompt, pictures included."""
+        return self.encode(prompt).ids
+
+    def encode(self, prompt: Prompt) -> Encoded:
+        """The tokens of the prompt, and its pictures. InvalidMedia does not name the row."""
         if prompt.ids is not None:
-            return prompt.ids
+            return Encoded(prompt.ids)
         # A template writes its special tokens itself; plain text gets those of the tokenizer, such as a leading BOS.
-        return list(self.tokenizer(self.text(prompt), add_special_tokens=not self.has_template)["input_ids"])
+        add_special_tokens = not self.has_template
+        if self.vision is None:
+            return Encoded(list(self.tokenizer(self.text(prompt), add_special_tokens=add_special_tokens)["input_ids"]))
+        self.check_texts(prompt.messages or [])
+        return self.encode_text(self.text(prompt), prompt.media, add_special_tokens=add_special_tokens)
+
+    def encode_text(
+        self, text: str, media: Sequence[RawMedia] = (), *, add_special_tokens: bool = False, offset: int = 0
+    ) -> Encoded:
+        """The tokens of a rendered text with one placeholder for each picture."""
+        if self.vision is None:
+            return Encoded(list(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]))
+        for kind, placeholder in self.vision.placeholders.items():
+            shown, given = text.count(placeholder), sum(item.kind == kind for item in media)
+            if shown != given:
+                raise InvalidMedia(
+                    f"the chat template shows {shown} placeholders {placeholder!r} for {given} {kind}s",
+                    key=f"data.{kind}_key",
+                )
+        images = [item.read() for item in media if item.kind == "image"]
+        videos = [item.read() for item in media if item.kind == "video"]
+        try:
+            encoded = self.vision.encode(text, images, videos, add_special_tokens=add_special_tokens, offset=offset)
+        except (ValueError, ArithmeticError) as error:  # processors refuse extreme sizes so
+            raise InvalidMedia(f"the model's processor refuses it: {error}") from error
+        return Encoded(list(encoded.ids), tuple(encoded.media))
+
+    def take_shown(self, text: str, waiting: list[RawMedia]) -> list[RawMedia]:
+        """Remove the next pictures that a part of a rendered text has placeholders for; returns them."""
+        if self.vision is None:
+            return []
+        counts = {kind: text.count(placeholder) for kind, placeholder in self.vision.placeholders.items()}
+        shown = []
+        for item in list(waiting):
+            if counts.get(item.kind, 0) > 0:
+                counts[item.kind] -= 1
+                waiting.remove(item)
+                shown.append(item)
+        return shown
+
+    def check_texts(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Refuse a text with a token that stands for a picture: it would shift the pictures of the prompt."""
+        assert self.vision is not None
+        for kind, placeholder in self.vision.placeholders.items():
+            if any(placeholder in text for text in texts(messages)):
+                problem = f"the text contains {placeholder!r}, which the model reads as the place of a picture ({kind})"
+                raise InvalidMedia(problem, key=f"data.{kind}_key")
 
     def content_ids(self, prompt: Prompt) -> list[int]:
         """The tokens of the messages' contents, without template and special tokens."""
         return list(self.tokenizer(prompt.contents(), add_special_tokens=False)["input_ids"])
+
+
+def _as_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def truncate_spans(kept: Sequence[int], length: int, spans: Sequence[tuple[int, int]]) -> list[int] | None:
+    """New offsets of spans (offset, number of tokens), if these positions of `length` are kept; None if one is cut.
+
+    The tokens beside a span must stay too: models mark the start and end of a picture with them.
+    """
+    places = {position: place for place, position in enumerate(kept)}
+    offsets = []
+    for offset, count in spans:
+        needed = range(max(offset - 1, 0), min(offset + count + 1, length))
+        first = places.get(needed[0])
+        if first is None or places.get(needed[-1]) != first + len(needed) - 1:
+            return None
+        offsets.append(places[offset])
+    return offsets
+
+
+def cuts_a_picture(where: str, length: int, limit: int, limit_key: str, key: str = "data.truncation") -> UserError:
+    return UserError(
+        f"{where} has {length} tokens, and a truncation to {limit_key}={limit} would cut or drop a picture",
+        key=key,
+        hint=f"{limit_key}={length}, or shorter texts"
+        + (", or data.filter_overlong_prompts=true to drop such rows" if limit_key.endswith("prompt_length") else ""),
+    )
 
 
 @TRUNCATIONS.register("error", before_start=True)

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.data.encode import PromptEncoder, TemplateFailure
+from burnish.data.encode import PromptEncoder, TemplateFailure, truncate_spans
+from burnish.data.pictures import RawMedia
 from burnish.data.prompt import Prompt, read_messages
 from burnish.data.tool_messages import check_shown, with_calls
 from burnish.data.turn_spans import turn_segments
 from burnish.errors import UserError
+from burnish.media import InvalidMedia
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class Example:
 
     ids: list[int]
     loss_mask: list[bool]
+    media: tuple[Any, ...] = ()  # processed pictures; none of their tokens is a target
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.loss_mask):
@@ -29,40 +32,60 @@ class Example:
         """Position of the first target token, or the end."""
         return next((t for t, is_target in enumerate(self.loss_mask) if is_target and t > 0), len(self.ids))
 
-    def truncated(self, truncate: Callable[[Sequence[int]], Sequence[int]]) -> Example:
-        """The example after a truncation."""
+    def truncated(self, truncate: Callable[[Sequence[int]], Sequence[int]]) -> Example | None:
+        """The example after a truncation; None if that would cut a picture."""
         kept = truncate(range(len(self.ids)))
-        return Example([self.ids[t] for t in kept], [self.loss_mask[t] for t in kept])
+        offsets = truncate_spans(kept, len(self.ids), [(item.offset, item.num_tokens) for item in self.media])
+        if offsets is None:
+            return None
+        media = tuple(item.at(offset) for item, offset in zip(self.media, offsets, strict=True))
+        return Example([self.ids[t] for t in kept], [self.loss_mask[t] for t in kept], media)
 
 
 def pair_example(encoder: PromptEncoder, prompt: Prompt, response: str) -> Example:
     """A prompt and its response, which ends with EOS like a generated one."""
-    prompt_ids = encoder.ids(prompt)
+    encoded = encoder.encode(prompt)
     eos = encoder.tokenizer.eos_token_id
+    if encoder.vision is not None:
+        encoder.check_texts([{"content": response}])
     response_ids = encoder.tokenizer(response, add_special_tokens=False)["input_ids"] + ([] if eos is None else [eos])
-    return Example([*prompt_ids, *response_ids], [False] * len(prompt_ids) + [True] * len(response_ids))
+    loss_mask = [False] * len(encoded.ids) + [True] * len(response_ids)
+    return Example([*encoded.ids, *response_ids], loss_mask, encoded.media)
 
 
-def chat_example(encoder: PromptEncoder, messages: list[dict[str, Any]], *, tolerant: bool) -> Example:
+def chat_example(
+    encoder: PromptEncoder, messages: list[dict[str, Any]], media: Sequence[RawMedia] = (), *, tolerant: bool
+) -> Example:
     """A conversation: the targets are the assistant turns, tool calls included, without their headers.
 
     The text is the chat template's rendering of the whole conversation. It is tokenized in the segments of generation
     (up to an assistant header; the assistant's text), so that targets have the tokens that would be sampled.
-    `tolerant` accepts a conversation whose segments tokenize differently from the whole.
+    `tolerant` accepts a conversation whose segments tokenize differently from the whole. `media` has one picture for
+    each part of the messages that stands for one, in order.
     """
+    if encoder.vision is not None:
+        encoder.check_texts(messages)
     messages = with_calls(encoder, messages)
     segments = turn_segments(encoder, messages)
     check_shown(messages, segments)
     ids: list[int] = []
     loss_mask: list[bool] = []
+    spans: list[Any] = []
+    waiting = list(media)
     for text, is_target in segments:
-        tokens = encoder.tokenizer(text, add_special_tokens=False)["input_ids"]
-        ids += tokens
-        loss_mask += [is_target] * len(tokens)
+        shown = encoder.take_shown(text, waiting)
+        if shown and is_target:
+            raise InvalidMedia(f"an assistant turn has a picture ({shown[0].kind} {shown[0].number})")
+        encoded = encoder.encode_text(text, shown, offset=len(ids))
+        ids += encoded.ids
+        spans += encoded.media
+        loss_mask += [is_target] * len(encoded.ids)
+    if waiting:
+        raise InvalidMedia(f"the chat template shows {len(media) - len(waiting)} of {len(media)} pictures")
     whole = "".join(text for text, _ in segments)
-    if not tolerant and ids != list(encoder.tokenizer(whole, add_special_tokens=False)["input_ids"]):
+    if not tolerant and ids != encoder.encode_text(whole, media).ids:
         raise TemplateFailure("its turns tokenize differently alone and together")
-    return Example(ids, loss_mask)
+    return Example(ids, loss_mask, tuple(spans))
 
 
 def tokenized_example(row: Mapping[str, Any], where: str) -> Example | None:

@@ -277,6 +277,15 @@ def read_csv(path: Path, key: str, name: str) -> Rows:
     return ListRows(rows, name, fingerprint_of_file(path))
 
 
+def folder_of(rows: Rows, number: int) -> str:
+    """The folder of the file that a row is from, for relative paths in it; "" if it is from no file."""
+    name = rows.where(number).rpartition(", ")[0]  # `where` says "FILE, row NUMBER"
+    if is_remote(name):
+        return name.rpartition("/")[0]
+    path = Path(name)
+    return str(path.parent) if path.is_file() else name if name and path.is_dir() else ""
+
+
 def write_parquet(rows: list[dict[str, Any]], out: str | Path) -> None:
     """Write rows as one parquet file, atomically."""
     parquet_path(out, "OUT")
@@ -390,4 +399,6 @@ def _plain(value: Any) -> Any:
         return dict(value)
     if hasattr(value, "tolist"):
         return value.tolist()
+    if hasattr(value, "tobytes"):  # a Pillow image
+        return [str(getattr(value, "size", "")), short_hash(value.tobytes())]
     return type(value).__qualname__

@@ -14,6 +14,7 @@ from burnish.data.files import ListRows, Rows, join_rows
 from burnish.data.find import Finder
 from burnish.data.handlers import HandledRows
 from burnish.data.mix import MixedRows
+from burnish.data.pictures import VisionEncoder
 from burnish.data.sampler import PromptSampler, epoch_order
 from burnish.data.user_sampler import UserSampler, load_user_sampler
 from burnish.seeding import derive_seed
@@ -40,12 +41,13 @@ def load_train(
     rows: Sequence[Mapping[str, Any]] | None = None,
     processor: Any = None,
     tools: Sequence[Any] = (),
+    vision: VisionEncoder | None = None,
 ) -> PromptDataset:
     """The training prompts: `rows` if given, else data.custom_cls, else data.train_files."""
     source = Source(
         cfg.train_files, "data.train_files", cfg.train_split, cfg.train_max_samples, cfg.shuffle, cfg.train_probs
     )
-    return _load(cfg, tokenizer, source, order_seed(cfg, run_seed), rows, processor, tools)
+    return _load(cfg, tokenizer, source, order_seed(cfg, run_seed), rows, processor, tools, vision)
 
 
 def load_val(
@@ -56,10 +58,11 @@ def load_val(
     rows: Sequence[Mapping[str, Any]] | None = None,
     processor: Any = None,
     tools: Sequence[Any] = (),
+    vision: VisionEncoder | None = None,
 ) -> PromptDataset:
     """The validation prompts: `rows` if given, else data.custom_cls, else data.val_files."""
     source = Source(cfg.val_files, "data.val_files", cfg.val_split, cfg.val_max_samples, cfg.validation_shuffle)
-    return _load(cfg, tokenizer, source, order_seed(cfg, run_seed), rows, processor, tools)
+    return _load(cfg, tokenizer, source, order_seed(cfg, run_seed), rows, processor, tools, vision)
 
 
 def train_sampler(cfg: DataConfig, dataset: PromptDataset, *, run_seed: int) -> PromptSampler | UserSampler:
@@ -89,6 +92,7 @@ def _load(
     rows: Sequence[Mapping[str, Any]] | None,
     processor: Any,
     tools: Sequence[Any],
+    vision: VisionEncoder | None,
 ) -> PromptDataset:
     max_samples = source.max_samples
     loaded: Rows
@@ -101,7 +105,7 @@ def _load(
     else:
         loaded = _file_rows(cfg, tokenizer, source, seed)
     selected = select_rows(len(loaded), max_samples, source.shuffle, seed)
-    return PromptDataset(loaded, tokenizer, cfg, selected=selected, key=source.key, tools=tools)
+    return PromptDataset(loaded, tokenizer, cfg, selected=selected, key=source.key, tools=tools, vision=vision)
 
 
 def _file_rows(cfg: DataConfig, tokenizer: Any, source: Source, seed: int) -> Rows:

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from burnish.data.prompt import text_of
 from burnish.errors import UserError
+from burnish.media import InvalidMedia
+from burnish.media.image import image_bytes
 from burnish.registry import Registry
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ class Recipe:
     system: str = ""
     split: str = "train"
     ability: str = ""
+    image_key: str | None = None  # column of pictures, which the rows then have too
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,27 @@ def boxed_answer(solution: str) -> str:
 
 
 @PREPARERS.register(
+    "geo3k",
+    about="geometry with figures (Geometry3K): problem with <image>, images, answer",
+    subset=None,
+    recipe=Recipe(
+        prompt_key="problem",
+        answer_key="answer",
+        data_source="hiyouga/geometry3k",
+        instruction="Think step by step between <think> and </think>, then put the final answer inside \\boxed{}.",
+        ability="math",
+        image_key="images",
+    ),
+)
+def figure_answer(answer: Any) -> str:
+    """The answer as text, without white space around it."""
+    text = str(answer).strip()
+    if not text:
+        raise BadRow("the answer is empty")
+    return text
+
+
+@PREPARERS.register(
     "jsonl",
     about="any rows with a prompt and, if the reward needs one, an answer",
     subset=None,
@@ -105,24 +130,26 @@ def whole_answer(answer: Any) -> Any:
 
 def prepare(name: str, raw: Rows, recipe: Recipe) -> Prepared:
     """Convert the rows; the result lists those that cannot be converted."""
+    from burnish.data.files import folder_of
+
     read_answer = PREPARERS[name].load()
     if not recipe.data_source:
         problem = "a data source is required: it selects the reward and groups the metrics"
         raise UserError(problem, key="--data-source", hint="--data-source my/task")
-    for column in filter(None, (recipe.prompt_key, recipe.answer_key)):
+    for column in filter(None, (recipe.prompt_key, recipe.answer_key, recipe.image_key)):
         if column not in raw.kinds:
             problem = f"no column {column!r} in {raw.name}"
             raise UserError(problem, allowed=", ".join(raw.kinds), hint="--prompt-key NAME --answer-key NAME")
     prepared = Prepared([], [])
     for number in range(len(raw)):
         try:
-            prepared.rows.append(_row(raw.row(number), number, recipe, read_answer))
+            prepared.rows.append(_row(raw.row(number), number, recipe, read_answer, folder_of(raw, number)))
         except BadRow as error:
             prepared.bad.append((number, str(error)))
     return prepared
 
 
-def _row(raw: Mapping[str, Any], number: int, recipe: Recipe, read_answer: Any) -> dict[str, Any]:
+def _row(raw: Mapping[str, Any], number: int, recipe: Recipe, read_answer: Any, folder: str) -> dict[str, Any]:
     question = raw.get(recipe.prompt_key)
     answer = raw.get(recipe.answer_key) if recipe.answer_key else None
     if not question:
@@ -138,7 +165,24 @@ def _row(raw: Mapping[str, Any], number: int, recipe: Recipe, read_answer: Any) 
     if recipe.answer_key:
         row["reward_model"] = {"style": "rule", "ground_truth": read_answer(answer)}
         row["extra_info"]["answer"] = answer
+    if recipe.image_key is not None:
+        row["images"] = _images(raw.get(recipe.image_key), row["prompt"], folder)
     return row
+
+
+def _images(value: Any, messages: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
+    """The pictures as bytes, so that the file is complete, after each was decoded once."""
+    values = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+    wanted = sum(text_of(message["content"]).count("<image>") for message in messages)
+    if wanted != len(values):
+        raise BadRow(f"{wanted} <image> in the question, but {len(values)} images")
+    images = []
+    for number, each in enumerate(values):
+        try:
+            images.append({"bytes": image_bytes(each, f"image {number}", folder), "path": None})
+        except InvalidMedia as error:
+            raise BadRow(error.problem) from error
+    return images
 
 
 def _messages(question: str | list[dict[str, Any]], recipe: Recipe) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from burnish.data.pictures import RawMedia
 from burnish.errors import UserError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -21,6 +22,7 @@ class Prompt:
     plain_text: str | None = None
     ids: list[int] | None = None
     tools: tuple[str, ...] | None = None  # names of the tools that the model is shown; None: all
+    media: tuple[RawMedia, ...] = ()  # one for each part of the messages with type image or video, in order
 
     def contents(self) -> str:
         """The contents of all messages, joined without a template."""

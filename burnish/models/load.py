@@ -16,6 +16,7 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForTokenClassification,
     AutoTokenizer,
     GenerationConfig,
@@ -30,6 +31,7 @@ from transformers.utils import logging
 from burnish.errors import UserError
 from burnish.models import attention
 from burnish.models.fourbit import is_packed
+from burnish.models.vision.family import vision_family
 from burnish.storage import MODEL_CONFIG, check_exists, local_path, model_folder
 from burnish.untrusted import MAX_CONFIG_BYTES, read_json_object, read_text
 
@@ -232,7 +234,8 @@ def load_causal_lm(
             raise UserError(
                 f"RoPE of type {rope!r} depends on the longest sequence of a batch", key=source.key, value=source.path
             )
-    return _build(AutoModelForCausalLM, source, config, attn, dtype, empty=empty, **kwargs)
+    family = AutoModelForCausalLM if vision_family(config, source.key) is None else AutoModelForImageTextToText
+    return _build(family, source, config, attn, dtype, empty=empty, **kwargs)
 
 
 def rope_types(config: PretrainedConfig) -> set[str]:
@@ -279,8 +282,13 @@ def _build(
     **kwargs: Any,
 ) -> PreTrainedModel:
     attention.register()
-    attn = attn or _default_attention(config)
-    kwargs = {"attn_implementation": attn, "dtype": dtype, "trust_remote_code": source.trust_remote_code, **kwargs}
+    implementation = _for_language_model(config, attn or _default_attention(config))
+    kwargs = {
+        "attn_implementation": implementation,
+        "dtype": dtype,
+        "trust_remote_code": source.trust_remote_code,
+        **kwargs,
+    }
     if empty:
         return family.from_config(config, **kwargs)
     try:
@@ -288,6 +296,14 @@ def _build(
             return align_weights(family.from_pretrained(source.checked_path(), config=config, **kwargs))
     except (OSError, ValueError) as error:
         raise load_error("the model", error, key=source.key, value=source.path) from error
+
+
+def _for_language_model(config: PretrainedConfig, attn: str | None) -> str | dict[str, str] | None:
+    """The vision tower keeps transformers' attention: ours is causal."""
+    if attn is None or vision_family(config) is None:
+        return attn
+    tower = "eager" if attn == attention.PACKED_EAGER else "sdpa"
+    return {"": tower, "vision_config": tower, "text_config": attn}
 
 
 def _default_attention(config: PretrainedConfig) -> str | None:

@@ -5,25 +5,33 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 from torch import Tensor
 
+MediaKind = Literal["image", "video"]
+
 
 @dataclass(frozen=True, eq=False)
 class Media:
-    """One processed image or video, and the span of placeholder tokens that stands for it.
+    """One processed image or video, and the span of tokens that stands for it.
 
-    Equal content has an equal `digest`; the tensors themselves are never compared.
+    Equal content has an equal `digest`; the tensors themselves are never compared. The span may hold other tokens
+    between the placeholders (rows of a split image, time stamps of frames): `features` says which tokens are replaced.
     """
 
-    kind: Literal["image", "video"]
+    kind: MediaKind
     digest: bytes  # hash of the content and of how it was processed
-    offset: int  # index of its first placeholder token in ModelInput.ids
-    num_tokens: int  # placeholder tokens
+    offset: int  # index of the first token of its span in ModelInput.ids
+    num_tokens: int  # tokens of its span
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # the model's keyword arguments: pixels, grids
+    features: Tensor | None = None  # [num_tokens] bool: which tokens of the span a feature replaces; None: all
+
+    def at(self, offset: int) -> Media:
+        """The same media with its span elsewhere."""
+        return replace(self, offset=offset)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Media) and self.identity == other.identity

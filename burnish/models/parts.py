@@ -8,11 +8,13 @@ from transformers import PreTrainedModel
 
 from burnish.errors import UserError
 from burnish.models.logprobs import chunk_logits
+from burnish.models.vision.family import vision_family
 
 
 def backbone(model: PreTrainedModel) -> nn.Module:
-    """Everything before the head: token ids -> hidden states."""
-    return getattr(model, model.base_model_prefix)
+    """Everything before the head: token ids -> hidden states. Of a vision-language model, its language model."""
+    family = vision_family(model.config)
+    return getattr(model, model.base_model_prefix) if family is None else family.language_model(model)
 
 
 def head_weight(model: PreTrainedModel) -> Tensor:

@@ -64,7 +64,7 @@ for _name in ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFa
         example=Example(r"\frac{1}{2}", right=r"It is $\boxed{\dfrac12}$.", wrong=r"It is $\boxed{\frac{1}{3}}$."),
     )
 
-for _name in ("burnish/sort", "burnish/sums"):
+for _name in ("burnish/sort", "burnish/sums", "burnish/shapes"):
     REWARDS.register_lazy(_name, "burnish.reward.exact:exact", example=Example("42", right=" 42\n", wrong="24"))
 
 for _name in ("math_dapo", "math", "math_dapo_reasoning", "aime*"):

@@ -18,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from burnish.errors import UserError
 from burnish.models.parts import backbone
+from burnish.models.vision.family import vision_family
 
 NORM = "norm"
 EMBEDDING = "embed_tokens"
@@ -54,6 +55,9 @@ def layer_ranges(num_layers: int, options: StageOptions) -> list[range]:
 def check_stages(config: PretrainedConfig, options: StageOptions) -> None:
     """Raise, before any weight is loaded, where the layers cannot be split into these stages."""
     if options.size > 1:
+        if vision_family(config) is not None:
+            key = f"{options.key}.pipeline_model_parallel_size"
+            raise UserError("not supported yet for vision models", key=key, value=options.size, hint=f"{key}=1")
         layer_ranges(config.get_text_config().num_hidden_layers, options)
 
 
@@ -139,6 +143,7 @@ class Stages:
     def __init__(self, model: PreTrainedModel, rank: int, options: StageOptions) -> None:
         self.model, self.backbone = model, backbone(model)
         self.rank, self.options = rank, options
+        check_stages(model.config, options)
         _check_parts(model, options.key)
         self.layers = ChunkedLayers(self.backbone.get_submodule("layers").children())
         self.backbone._modules["layers"] = self.layers

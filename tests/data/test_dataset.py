@@ -195,7 +195,7 @@ def test_a_missing_column_names_those_present(key, column, tokenizer, config, su
         ({"data_source": None}, "row 1: no 'data_source'"),
         ({"reward_model": "rule"}, "row 1: 'reward_model' must be an object, not str"),
         ({"extra_info": [1]}, "row 1: 'extra_info' must be an object, not list"),
-        ({"images": ["x.png"]}, "row 1 has images; only text prompts"),
+        ({"images": ["x.png"]}, "row 1 has images or videos, but this model takes text only"),
     ],
 )
 def test_bad_rows_are_named(change, problem, tokenizer, config, sums):

@@ -10,8 +10,8 @@ import pytest
 from .source import imported, modules, python
 
 GROUND = {
-    *("batch", "errors", "escape", "folders", "http", "isolation", "json_values", "network", "redact", "registry"),
-    *("seeding", "sizing", "storage", "untrusted", "user_code"),
+    *("batch", "errors", "escape", "folders", "http", "isolation", "json_values", "media", "network", "redact"),
+    *("registry", "seeding", "sizing", "storage", "untrusted", "user_code"),
 }
 COMMON = GROUND | {"config"}
 MIDDLE = {"algos", "models", "data", "rollout", "reward", "training", "distributed", "log", "profiling"}
@@ -34,10 +34,11 @@ MAY_IMPORT = {
     "json_values": set(),
     "registry": {"errors", "user_code"},
     "storage": {"errors", "folders", "http", "untrusted"},
+    "media": {"errors", "http", "storage", "untrusted"},
     "config": {"registry", "errors", "redact", "untrusted", "user_code"},
     "dialects": {"config", "registry", "errors", "redact", "untrusted"},
     "algos": {"registry"},
-    "models": {"errors", "storage", "sizing", "untrusted"},
+    "models": {"errors", "media", "registry", "storage", "sizing", "untrusted"},
     "compat": {"algos", "registry", "batch", "errors", "data", "reward", "rollout"},
     "data": COMMON,
     "reward": COMMON | {"algos", "models", "training", "rollout", "log"},
@@ -76,6 +77,7 @@ HEAVY = (
     "matplotlib",
     "mcp",
     "bm25s",
+    "av",
 )
 # Other doors to a heavy library.
 SAME_LIBRARY = {"torch.utils.tensorboard": "tensorboard"}

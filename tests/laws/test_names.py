@@ -37,6 +37,7 @@ TABLES = {
     "VERIFIERS": "burnish.reward.verifiers",
     "LOGGERS": "burnish.log.logger",
     "TRUNCATIONS": "burnish.data.encode",
+    "INVALID_MEDIA": "burnish.data.invalid_media",
     "HANDLERS": "burnish.data.handlers",
     "PROMPT_TYPES": "burnish.data.handlers",
     "RESUME_MODES": "burnish.loop.state",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -19,10 +20,11 @@ from pathlib import Path
 from burnish.network import prefer_loopback, socket_folder
 from burnish.rollout.engine import EngineDied
 from burnish.rollout.engines import parent_guard
+from burnish.rollout.engines.environment import variables_for
 from burnish.rollout.engines.private import KEY_VARIABLE, STORES
 
+EXCEPTION = re.compile(r"\b\w+(Error|Exception): \S.*")
 LOG_LINES = 30  # of the server's log in an error message
-PACKAGES = Path(__file__).resolve().parents[3]  # the folder of the burnish package
 
 
 def server_folder(name: str) -> Path:
@@ -30,10 +32,17 @@ def server_folder(name: str) -> Path:
 
 
 class ServerProcess:
-    """`name`: of the system, for messages. `folder` is removed at the end."""
+    """`name`: of the system, for messages. `folder` is removed at the end. `module`: what Python runs, with its
+    arguments; `python`: the interpreter of another environment."""
 
     def __init__(
-        self, name: str, command: Sequence[str], url: str, environment: Mapping[str, str], folder: Path | None = None
+        self,
+        name: str,
+        module: Sequence[str],
+        url: str,
+        environment: Mapping[str, str],
+        folder: Path | None = None,
+        python: str | None = None,
     ) -> None:
         self.name = name
         self.url = url
@@ -41,10 +50,10 @@ class ServerProcess:
         self.folder = server_folder(name) if folder is None else folder
         self._log = (self.folder / "server.log").open("wb")
         variables = {**environment, KEY_VARIABLE: self.api_key, STORES: str(self.folder)}
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGES), variables.get("PYTHONPATH", "")]))
+        variables = variables_for(python, self.folder, variables)
         prefer_loopback(variables)
         self.process = subprocess.Popen(
-            [sys.executable, parent_guard.__file__, *command],
+            [sys.executable, parent_guard.__file__, python or sys.executable, "-m", *module],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -63,6 +72,12 @@ class ServerProcess:
     def log_tail(self) -> str:
         text = (self.folder / "server.log").read_text(errors="replace")
         return "\n".join(text.splitlines()[-LOG_LINES:])
+
+    def first_error(self) -> str | None:
+        """The first exception in its log: what fails later is usually a consequence. Lines have prefixes."""
+        text = (self.folder / "server.log").read_text(errors="replace")
+        found = EXCEPTION.search(text)
+        return None if found is None else found.group().strip()
 
     def close(self) -> None:
         """Kill its process group and remove its folder."""

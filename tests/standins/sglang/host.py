@@ -11,6 +11,7 @@ import base64
 import json
 import pickle
 import random
+import time
 from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
@@ -33,6 +34,18 @@ BANNED = -1e8
 PLACES = 15  # bits for a place in a row, in a seed
 
 
+class PacedEngine(BuiltinEngine):
+    """Takes so many seconds for a step, until the next abort: tests that interrupt a response must come in time."""
+
+    seconds = 0.0
+    num_steps = 0
+
+    def _step(self) -> None:
+        time.sleep(self.seconds)
+        super()._step()
+        self.num_steps += 1
+
+
 class Host:
     """The model, and the requests it works on."""
 
@@ -46,7 +59,7 @@ class Host:
         self.context = arguments.context_length or config.max_position_embeddings
         self.eos_ids = tuple(e for e in [config.eos_token_id] if e is not None)
         tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer_path or arguments.model_path)
-        self.engine = BuiltinEngine(
+        self.engine = PacedEngine(
             EngineOptions(
                 source,
                 torch.float32,
@@ -195,6 +208,7 @@ class Host:
     def abort_request(self, body: dict[str, Any]) -> None:
         chosen = [f for rid, f in list(self.running.items()) if body.get("abort_all") or rid.startswith(body["rid"])]
         self.engine.abort(chosen)
+        self.engine.seconds = 0.0
 
     def flush_cache(self, body: dict[str, Any]) -> str:
         if self.running:
@@ -244,6 +258,14 @@ class Host:
 
     def get_server_info(self) -> dict[str, Any]:
         return {**vars(self.arguments), "context_length": self.context, "version": "standin", "counts": self.counts}
+
+    # of the stand-in alone
+
+    def standin_pace(self, body: dict[str, Any]) -> None:
+        self.engine.seconds, self.engine.num_steps = body["seconds"], 0
+
+    def standin_steps(self, body: dict[str, Any]) -> int:
+        return self.engine.num_steps
 
 
 def entries(values: list[float | None], tokens: list[int]) -> list[list[Any]]:

@@ -24,6 +24,9 @@ FIELDS: dict[str, dict[str, tuple]] = {
     "/update_weights_from_tensor": {"serialized_named_tensors": LIST, "load_format": TEXT, "flush_cache": SWITCH},
     "/release_memory_occupation": {"tags": LIST},
     "/resume_memory_occupation": {"tags": LIST},
+    # of the stand-in alone
+    "/standin_pace": {"seconds": NUMBER},
+    "/standin_steps": {},
 }
 SAMPLING: dict[str, tuple] = {
     "max_new_tokens": (int,),

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from burnish.models.kernels.sample import sample_tokens
 from burnish.models.parts import head_weight, logit_softcap
-from burnish.models.positions import positions_for
 from burnish.models.wide import hidden_states
 from burnish.rollout.engines.builtin.decode_plan import DecodePlan
 from burnish.rollout.engines.builtin.device_batch import DeviceBatch, SamplingMode
@@ -41,7 +40,6 @@ class DecodeStep:
     ) -> None:
         self.model, self.size, self.plan = model, size, plan
         self.batch, self.logits, self.block_size, self.dummy_slot = buffers
-        self.positions = positions_for(model.config.get_text_config().model_type)
         self.mode = mode._replace(num_slow=min(mode.num_slow, size))
         self.head, self.softcap = head_weight(model), logit_softcap(model)
         self.tables = self.batch.tables.device[:size]
@@ -68,7 +66,7 @@ class DecodeStep:
             torch.where(active, self.length + 1, 1),
             self.plan.triton,
         )
-        return hidden_states(self.model, self.token, self.positions.decode(self.length), attention)
+        return hidden_states(self.model, self.token, self.length, attention)
 
     def _parts(self, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(first slot, hidden states) of as many slots at once as the logits buffer holds."""

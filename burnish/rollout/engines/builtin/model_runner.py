@@ -18,7 +18,7 @@ from burnish.models.logprobs import chunk_logits
 from burnish.models.model_input import ModelInput
 from burnish.models.paged import PagedAttention, bind_cache
 from burnish.models.parts import head_weight, logit_softcap
-from burnish.models.positions import positions_for
+from burnish.models.vision.family import positions_of
 from burnish.models.wide import hidden_states
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.invariant import TILE, can_be_invariant, make_invariant, padding, tiled_product
@@ -62,7 +62,7 @@ class ModelRunner:
         self.shape = CacheShape(
             config.num_hidden_layers, config.num_key_value_heads, head_dim, options.dtype, block_size
         )
-        self.positions = positions_for(config.model_type)
+        self.positions = positions_of(self.model.config)
         self.cache: KVCache | None = None
         self.remarks: tuple[str, ...] = ()  # reported at the start of a run
         self.cpu_kernels: CpuKernels | None = None

@@ -101,7 +101,7 @@ class StepDecoder:
         self._prepare(sequences)
         attention, runner = self._attention, self.runner
         tokens = torch.tensor([s.tokens[-1] for s in sequences] + [0] * attention.pad, device=runner.device)
-        positions = F.pad(runner.positions.decode(attention.lengths), (0, attention.pad))
+        positions = F.pad(attention.lengths, (0, attention.pad))
         hidden = hidden_states(runner.model, tokens, positions, attention)
         index = torch.tensor([len(sequence.tokens) for sequence in sequences], device=runner.device)
         sampled = sample_to_host(runner.logits(hidden)[: len(sequences)], self._sampling, index)

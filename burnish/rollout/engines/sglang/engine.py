@@ -29,6 +29,7 @@ from burnish.rollout.engine import (
     check_sampling,
 )
 from burnish.rollout.engines.checkpoint_stream import Weights
+from burnish.rollout.engines.environment import python_of
 from burnish.rollout.engines.http import HttpClient, Refused
 from burnish.rollout.engines.process import server_key
 from burnish.rollout.engines.sglang.requests import RunningRequest, find_end, refusals, score_of, scoring_body
@@ -70,7 +71,8 @@ class SglangEngine:
         self._requests: dict[Future[Completion], RunningRequest] = {}
         self._calls: dict[str, RunningRequest] = {}  # in progress at the server, by rid
         check_server(options.extra, options.device, options.section)
-        self._server = None if "base_url" in options.extra else Server(launch_arguments(options))
+        python = python_of(options.extra)
+        self._server = None if "base_url" in options.extra else Server(launch_arguments(options), python)
         url = options.extra["base_url"] if self._server is None else self._server.url
         self._http = HttpClient(url, server_key(self._server))
         self._loop = asyncio.new_event_loop()

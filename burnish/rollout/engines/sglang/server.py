@@ -1,13 +1,11 @@
-"""SGLang's server process and its arguments. The only file that imports `sglang`."""
+"""SGLang's server process and its arguments."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import importlib.util
 import json
 import os
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,18 +16,21 @@ from burnish.errors import UserError, install_extra, nearest
 from burnish.models.load import flat_overrides, load_config
 from burnish.network import LOOPBACK, bind, listens
 from burnish.rollout.engine import EngineDied, EngineOptions
+from burnish.rollout.engines.environment import describe, python_of
 from burnish.rollout.engines.http import HttpClient, Refused, check_address
 from burnish.rollout.engines.process import ServerProcess
 from burnish.rollout.engines.sglang.weights import weight_sync_method
 
 OWN = (
     "base_url",
+    "python",
     "weight_sync",
     "weight_dir",
     "start_timeout",
 )  # entries of engine_kwargs.sglang that the server does not get
 # Arguments of the server that Burnish sets: who may reach it.
 FIXED = ("host", "port", "api_key", "admin_api_key")
+GRAPH_SIZES = ("cuda_graph_bs_decode", "cuda_graph_bs")  # newest first
 CALL_TIMEOUT = 60.0  # seconds, for calls that generate nothing
 POLL_INTERVAL = 0.2  # seconds
 SPARE_TOKENS = 8  # of the context, which the server reserves for itself
@@ -38,10 +39,10 @@ SPARE_TOKENS = 8  # of the context, which the server reserves for itself
 class Server(ServerProcess):
     """A server started by us."""
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
+    def __init__(self, arguments: dict[str, Any], python: str | None = None) -> None:
         self.port = arguments["port"]
-        command = [sys.executable, "-m", "burnish.rollout.engines.sglang.serve", *command_line(arguments)]
-        super().__init__("SGLang", command, f"http://{LOOPBACK}:{self.port}", environment())
+        module = ["burnish.rollout.engines.sglang.serve", *command_line(arguments)]
+        super().__init__("SGLang", module, f"http://{LOOPBACK}:{self.port}", environment(), python=python)
 
     def is_listening(self) -> bool:
         """Whether the port is ours: another user may have taken it, and must not get the key."""
@@ -85,12 +86,12 @@ def check_server(extra: Mapping[str, Any], device: torch.device, section: str) -
         for name, value in arguments.items():
             problem = f"has no effect on a running server ({key}.base_url)"
             raise UserError(problem, key=f"{key}.{name}", value=value)
-    elif importlib.util.find_spec("sglang") is None:
+    elif "python" not in extra and importlib.util.find_spec("sglang") is None:
         problem = "SGLang is not installed, and no running server is configured"
-        hint = f"{install_extra('sglang')}, or {key}.base_url=http://host:port"
+        hint = f"{install_extra('sglang')}, {key}.python=/path/to/venv/bin/python, or {key}.base_url=http://host:port"
         raise UserError(problem, key=f"{section}.name", value="sglang", hint=hint)
     else:
-        check_arguments(arguments, key)
+        check_arguments(arguments, key, python_of(extra))
     weight_sync_method(extra, device, section)
 
 
@@ -118,7 +119,7 @@ def launch_arguments(options: EngineOptions) -> dict[str, Any]:
         "chunked_prefill_size": options.max_num_batched_tokens if options.chunked_prefill else -1,
         "max_prefill_tokens": options.max_num_batched_tokens,
         "disable_cuda_graph": options.eager,
-        "cuda_graph_bs": None if options.eager else options.capture_sizes,
+        graph_sizes_argument(options): None if options.eager else options.capture_sizes,
         "enable_memory_saver": options.sleeps and not on_cpu,
         "enable_deterministic_inference": bool(options.invariant),
         "log_level": "warning",
@@ -128,11 +129,9 @@ def launch_arguments(options: EngineOptions) -> dict[str, Any]:
     }
 
 
-def check_arguments(arguments: dict[str, Any], key: str) -> None:
-    """Refuse names that the installed SGLang does not know."""
-    from sglang.srt.server_args import ServerArgs
-
-    known = [field.name for field in dataclasses.fields(ServerArgs)]
+def check_arguments(arguments: dict[str, Any], key: str, python: str | None = None) -> None:
+    """Refuse names that the SGLang of the server's environment does not know."""
+    known = describe("sglang", python, f"{key}.python").arguments
     for name, value in arguments.items():
         if name in FIXED:
             raise UserError("Burnish sets this argument itself", key=f"{key}.{name}")
@@ -141,6 +140,15 @@ def check_arguments(arguments: dict[str, Any], key: str) -> None:
             problem = "the installed SGLang has no such argument." + (f" Did you mean {similar!r}?" if similar else "")
             hint = f"{key}.{similar}={value}" if similar else None
             raise UserError(problem, key=f"{key}.{name}", value=value, hint=hint)
+
+
+def graph_sizes_argument(options: EngineOptions) -> str:
+    """The name of the batch sizes with a CUDA graph, which newer versions of SGLang have renamed."""
+    if options.eager or options.capture_sizes is None:
+        return GRAPH_SIZES[0]
+    key = f"{options.section}.engine_kwargs.sglang.python"
+    known = describe("sglang", python_of(options.extra), key).arguments
+    return next((name for name in GRAPH_SIZES if name in known), GRAPH_SIZES[0])
 
 
 def context_length(options: EngineOptions) -> int:

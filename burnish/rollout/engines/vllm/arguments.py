@@ -26,7 +26,7 @@ FIXED = {
 }
 # verl also uses load_format for ways to send weights; vLLM then loads the folder by its default.
 LOAD_FORMATS = {"dtensor": "auto", "hf": "auto", "megatron": "auto"}
-OWN = ("base_url", "weight_dir", "start_timeout")  # entries of engine_kwargs.vllm that vLLM does not get
+OWN = ("base_url", "python", "weight_dir", "start_timeout")  # entries of engine_kwargs.vllm that vLLM does not get
 
 
 def engine_arguments(options: EngineOptions) -> dict[str, Any]:

@@ -67,6 +67,10 @@ class VllmEngine:
     @staticmethod
     def check(extra: Mapping[str, Any], device: torch.device, section: str) -> None:
         """Check, before a model is loaded, that vLLM is installed, for this device, and knows these arguments."""
+        if "python" in extra:
+            key = f"{section}.engine_kwargs.vllm.python"
+            problem = "vLLM of another environment cannot run in this process, only as a server"
+            raise UserError(problem, key=key, value=extra["python"], hint=f"{section}.mode=async")
         library.check_installed(section)
         library.check_device(device, section)
         check_kwargs(extra, library.known_arguments(), section, library.version())

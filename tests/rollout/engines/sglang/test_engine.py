@@ -1,7 +1,6 @@
 """The engine against the stand-in server."""
 
 import signal
-import time
 
 import pytest
 import torch
@@ -41,13 +40,14 @@ def test_restricted_sampling_has_log_probs_of_the_full_vocabulary(settings, make
         assert [[token for token, _ in place] for place in made.top_log_probs] == best.indices.tolist()
 
 
-def test_a_pause_changes_nothing(make_engine, tiny_folder):
+def test_a_pause_changes_nothing(make_engine, sglang_server, tiny_folder):
     """Broken off and asked for the rest: the noise goes by seed and place, so the response is the same."""
     engine = make_engine(tiny_folder, "sglang")
     calm = [future.result(PATIENCE) for future in engine.generate(asks(6, 120))]
     futures = engine.generate(asks(6, 120))
     for _ in range(3):
-        time.sleep(0.05)
+        sglang_server.slow_down()
+        sglang_server.wait_for_steps(3)
         engine.pause()
         assert not engine._calls
         engine.resume()
@@ -57,12 +57,13 @@ def test_a_pause_changes_nothing(make_engine, tiny_folder):
         assert one.log_probs == pytest.approx(other.log_probs, abs=1e-4)
 
 
-def test_weights_that_change_on_the_way(make_engine, their_model, tiny_folder):
+def test_weights_that_change_on_the_way(make_engine, sglang_server, their_model, tiny_folder):
     """Each token has the version of the weights that sampled it, and the log-prob that those give it."""
     engine, model = make_engine(tiny_folder, "sglang"), their_model(tiny_folder)
     other = {name: tensor.flip(0) for name, tensor in model.named_parameters()}
+    sglang_server.slow_down()
     futures = engine.generate(asks(4, 150))
-    time.sleep(0.1)
+    sglang_server.wait_for_steps(8)
     engine.load_weights(other.items(), version=2)
     made = [future.result(PATIENCE) for future in futures]
     assert {version for one in made for version in one.versions} == {1, 2}
@@ -78,22 +79,24 @@ def test_weights_that_change_on_the_way(make_engine, their_model, tiny_folder):
         assert one.log_probs == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_penalised_response_starts_again_after_a_pause(make_engine, tiny_folder):
+def test_a_penalised_response_starts_again_after_a_pause(make_engine, sglang_server, tiny_folder):
     engine = make_engine(tiny_folder, "sglang")
     wanted = asks(3, 120, frequency_penalty=0.5)
     calm = [future.result(PATIENCE).ids for future in engine.generate(wanted)]
+    sglang_server.slow_down()
     futures = engine.generate(wanted)
-    time.sleep(0.05)
+    sglang_server.wait_for_steps(5)
     engine.pause()
     engine.resume()
     assert [future.result(PATIENCE).ids for future in futures] == calm
 
 
-def test_abort_gives_what_is_there(make_engine, tiny_folder):
+def test_abort_gives_what_is_there(make_engine, sglang_server, tiny_folder):
     engine = make_engine(tiny_folder, "sglang", max_num_seqs=4)
     calm = [future.result(PATIENCE).ids for future in engine.generate(asks(40, 150))]
+    sglang_server.slow_down()
     futures = engine.generate(asks(40, 150))
-    time.sleep(0.15)
+    sglang_server.wait_for_steps(8)
     engine.abort(futures)
     made = [future.result(0) for future in futures]
     assert {one.finish_reason for one in made} <= {"abort", "length"} and made[-1].ids == []  # it waited for a place

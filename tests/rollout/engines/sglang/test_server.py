@@ -102,7 +102,7 @@ def test_a_server_that_runs_takes_no_arguments():
 
 def test_a_server_that_does_not_start(standin, monkeypatch, tiny_folder):
     before = threading.active_count()
-    monkeypatch.setattr("burnish.rollout.engines.sglang.server.check_arguments", lambda asked, key: None)
+    monkeypatch.setattr("burnish.rollout.engines.sglang.server.check_arguments", lambda asked, key, python: None)
     with pytest.raises(EngineDied, match=r"(?s)exited with status 2.*unrecognized arguments: --kv-cache-dtype"):
         SglangEngine(options_for(tiny_folder, extra={"kv_cache_dtype": "auto"}))
     assert threading.active_count() == before

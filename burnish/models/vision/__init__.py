@@ -1,0 +1,1 @@
+"""Vision-language models: what differs between families, pictures to model inputs, and model inputs to embeddings."""

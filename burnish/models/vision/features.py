@@ -1,0 +1,90 @@
+"""Embeddings with the features of pictures in place, for any part of a packed stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnish.models.model_input import Media
+
+
+@dataclass(frozen=True)
+class MediaSlice:
+    """The tokens first..first + length of a media item, at start..start + length of a packed stream.
+
+    Not the whole item where the tokens before `first` are in the KV cache already.
+    """
+
+    media: Media
+    start: int
+    first: int
+    length: int
+
+    @staticmethod
+    def whole(media: Media, start: int) -> MediaSlice:
+        return MediaSlice(media, start, 0, media.num_tokens)
+
+    def within(self, begin: int, end: int) -> MediaSlice | None:
+        """The part in begin..end of the stream, which becomes a stream of its own; None if it has none."""
+        start, stop = max(self.start, begin), min(self.start + self.length, end)
+        if start >= stop:
+            return None
+        return MediaSlice(self.media, start - begin, self.first + start - self.start, stop - start)
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What the language model is given in place of token ids."""
+
+    embeds: Tensor  # [T, hidden]
+    arguments: dict[str, Any] = field(default_factory=dict)  # further arguments of its forward (Qwen3-VL's deepstack)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Features and the tokens of the stream that they belong to, in the stream's order."""
+
+    where: Tensor  # int64 [n], on the device of the features
+    features: tuple[Tensor, ...]  # [n, hidden] each: those for the embeddings, then those of deeper layers
+
+    def into(self, embeds: Tensor) -> Tensor:
+        """[T, hidden] with the features in place of the placeholders' embeddings."""
+        return embeds.index_copy(0, self.where, self.features[0].to(embeds.dtype))
+
+
+def place(slices: Sequence[MediaSlice], tower: Callable[[list[Media]], list[tuple[Tensor, ...]]]) -> Placed:
+    """Run the tower once for each different picture, and cut out what the slices show of it.
+
+    `tower` returns for every picture its features, [features, hidden], of one or more layers.
+    """
+    slices = sorted((part for part in slices if part.length > 0), key=lambda part: part.start)
+    unique = list({part.media.digest: part.media for part in slices}.values())
+    computed = {media.digest: layers for media, layers in zip(unique, tower(unique), strict=True)}
+    where: list[Tensor] = []
+    layers: list[list[Tensor]] = [[] for _ in computed[unique[0].digest]]
+    for part in slices:
+        before, shown = _features_of(part)
+        where.append(part.start + shown)
+        for kept, features in zip(layers, computed[part.media.digest], strict=True):
+            kept.append(features[before : before + len(shown)])
+    features = tuple(torch.cat(kept) for kept in layers)
+    return Placed(torch.cat(where).to(features[0].device), features)
+
+
+def _features_of(part: MediaSlice) -> tuple[int, Tensor]:
+    """The number of features before the slice, and the tokens of the slice (from its start) that features replace."""
+    mask = part.media.features
+    if mask is None:
+        return part.first, torch.arange(part.length)
+    shown = mask[part.first : part.first + part.length].nonzero().squeeze(-1)
+    return int(mask[: part.first].sum()), shown
+
+
+def to_device(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Pictures of a micro-batch, joined and copied to the device, without waiting for the copy."""
+    joined = torch.cat(list(tensors))
+    return joined.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else joined.to(device)
