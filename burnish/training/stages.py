@@ -203,7 +203,7 @@ class Stages:
 
     @torch.no_grad()
     def _check_chain(self) -> None:
-        """Refuse a model that does more with hidden states than pass them from layer to layer (Gemma scales them)."""
+        """Refuse a model that does more with hidden states than pass them from layer to layer (Granite scales them)."""
         weight = next(self.model.parameters())
         shape = (1, PROBE_TOKENS, self.model.config.get_text_config().hidden_size)
         given = torch.linspace(-1, 1, shape[1] * shape[2], device=weight.device, dtype=weight.dtype).view(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from transformers import (
 )
 
 from burnish.batch import Batch
+from burnish.config.adapters import AdapterSettings
 from burnish.models import attention
+from burnish.models.lora import add_adapters
 from burnish.models.recompute import enable_recompute
 from burnish.training.backend import Backend, BackendOptions, FsdpOptions, create_backend
 from burnish.training.critic import Critic
@@ -86,7 +89,13 @@ class Case:
     recompute: bool = False
 
 
-def language_model(case: Case, parallel: ParallelContext, seed: int = 1, family: Any = AutoModelForCausalLM) -> Backend:
+def language_model(
+    case: Case,
+    parallel: ParallelContext,
+    seed: int = 1,
+    family: Any = AutoModelForCausalLM,
+    adapter: AdapterSettings | None = None,
+) -> Backend:
     """The same weights at every call, on every rank."""
     attention.register()
     torch.manual_seed(seed)
@@ -100,11 +109,30 @@ def language_model(case: Case, parallel: ParallelContext, seed: int = 1, family:
     if case.recompute:
         enable_recompute(model, None, None, "actor_rollout_ref.model")
     options = BackendOptions(fsdp=FsdpOptions(reduce_dtype=case.dtype))
-    return create_backend(model, CPU, case.dtype, options=options, parallel=parallel)
+    adapters = None if adapter is None else add_adapters(model, adapter, dtype=case.dtype, seed=seed)
+    return create_backend(model, CPU, case.dtype, adapters=adapters, options=options, parallel=parallel)
 
 
-def policy_of(case: Case, parallel: ParallelContext) -> Policy:
-    backend = language_model(case, parallel)
+def adapted_policy(case: Case, parallel: ParallelContext) -> Policy:
+    """One that trains adapters."""
+    adapter = AdapterSettings(
+        "actor_rollout_ref.model",
+        rank=2,
+        alpha=4.0,
+        dropout=0.0,
+        target_modules="all-linear",
+        exclude_modules=None,
+        adapter_path=None,
+        dora=False,
+        dtype=None,
+        init_a=None,
+        init_b="normal",
+    )
+    return policy_of(case, parallel, adapter)
+
+
+def policy_of(case: Case, parallel: ParallelContext, adapter: AdapterSettings | None = None) -> Policy:
+    backend = language_model(case, parallel, adapter=adapter)
     actor = settings("actor_rollout_ref.actor", ACTOR | case.changes)
     backend.create_optimizer(actor.optim, 10, 1)
     return Policy(
@@ -201,9 +229,15 @@ CONTENTS = ("model", "optimizer", "extra")
 KEY = "actor_rollout_ref.actor.checkpoint.load_contents"
 
 
-def first_step(parallel: ParallelContext, batch: Batch, case: Case, folder: Path) -> None:
+def first_step(
+    parallel: ParallelContext,
+    batch: Batch,
+    case: Case,
+    folder: Path,
+    make: Callable[[Case, ParallelContext], Policy] = policy_of,
+) -> None:
     """One step, then everything into a checkpoint."""
-    policy = policy_of(case, parallel)
+    policy = make(case, parallel)
     policy.update(batch, 1)
     if parallel.is_main:
         folder.mkdir()
@@ -214,12 +248,20 @@ def first_step(parallel: ParallelContext, batch: Batch, case: Case, folder: Path
         dist.barrier()
 
 
-def second_step(parallel: ParallelContext, batch: Batch, case: Case, folder: Path, *contents: str) -> dict[str, Tensor]:
+def second_step(
+    parallel: ParallelContext,
+    batch: Batch,
+    case: Case,
+    folder: Path,
+    *contents: str,
+    make: Callable[[Case, ParallelContext], Policy] = policy_of,
+) -> dict[str, Tensor]:
     """One more step from a checkpoint; all weights."""
-    policy = policy_of(case, parallel)
+    policy = make(case, parallel)
     with torch.no_grad():
         for parameter in policy.backend.model.parameters():
-            parameter.zero_()
+            if parameter.requires_grad:
+                parameter.zero_()
     policy.load(folder, contents or CONTENTS, key=KEY)
     policy.update(batch, 2)
     return {name: tensor.clone() for name, tensor in policy.weights()}

@@ -180,3 +180,34 @@ def test_checkpoints_move_between_layouts(batch, tmp_path):
     restarted = layouts.second_step(layouts.SINGLE_PROCESS, batch, DENSE, tmp_path / "from one process", "hf_model")
     for rank in ranks:
         same_weights(rank["hub"], restarted, 1e-9)
+
+
+# adapters
+
+
+def adapted(rank: int, batch: Batch, folder: Path) -> dict[str, Any]:
+    """A step with LoRA over two stages, its checkpoint loaded again, and one more step."""
+    parallel = Layout(2, virtual=2).context()
+    found = layouts.train(layouts.adapted_policy(ADAPTED, parallel), batch)
+    layouts.first_step(parallel, batch, ADAPTED, folder, layouts.adapted_policy)
+    return found | {"resumed": layouts.second_step(parallel, batch, ADAPTED, folder, make=layouts.adapted_policy)}
+
+
+ADAPTED = Case("qwen3")
+
+
+def test_adapters_over_stages(batch, tmp_path):
+    ranks = run_ranks(2, adapted, batch, tmp_path / "adapted")
+    expected = layouts.train(layouts.adapted_policy(ADAPTED, layouts.SINGLE_PROCESS), batch)
+    alone = layouts.adapted_policy(ADAPTED, layouts.SINGLE_PROCESS)
+    for step in (1, 2):
+        alone.update(batch, step)
+    two_steps = dict(alone.weights())
+    again = layouts.second_step(
+        layouts.SINGLE_PROCESS, batch, ADAPTED, tmp_path / "adapted", make=layouts.adapted_policy
+    )
+    same_weights(again, two_steps, 1e-6)
+    for rank in ranks:
+        # Merged weights are float32.
+        same({**rank, "columns": {}}, {**expected, "columns": {}}, 1e-6)
+        same_weights(rank["resumed"], two_steps, 1e-6)
