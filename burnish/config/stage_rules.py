@@ -67,15 +67,6 @@ def stage_combinations(cfg: TrainConfig) -> Iterator[UserError]:
             name = role.config.megatron.pipeline_schedule
             problem = f"{name} is not interleaved (virtual_pipeline_model_parallel_size)"
             yield UserError(problem, key=f"{key}.pipeline_schedule", value=name, hint=f"{key}.pipeline_schedule=1f1b")
-        if role.model is not None and role.model.enable_gradient_checkpointing:
-            recompute = role.model.recompute
-            groups = recompute.method == "uniform" and (recompute.num_layers or 1) > 1
-            if groups or recompute.method == "block":
-                problem = (
-                    "pipeline stages recompute layers one by one: groups and blocks of layers are not supported yet"
-                )
-                where, hint = f"{role.model_key}.recompute.method", f"{role.model_key}.recompute.method=null"
-                yield UserError(problem, key=where, value=recompute.method, hint=hint)
         if role.section in ("actor_rollout_ref.actor", "actor_rollout_ref.ref") and wants_exact_kl(cfg):
             problem = "the exact KL (kl_loss_type or kl_penalty full) does not support pipeline stages yet"
             yield UserError(problem, key=size_key, value=stages, hint=f"{size_key}=1")

@@ -20,13 +20,14 @@ from burnish.models.load import ModelSource, load_causal_lm, load_value_model
 from burnish.models.logits import TORCH, LogitKernel
 from burnish.models.lora import Adapters, adapter_dtype, add_adapters
 from burnish.models.parts import check_head
-from burnish.models.recompute import enable_recompute
+from burnish.models.recompute import decoder_layers, enable_recompute
 from burnish.seeding import derive_seed
 from burnish.training.backend import Backend, BackendOptions, FsdpOptions, create_backend
 from burnish.training.backends.module import ModuleBackend
 from burnish.training.offload import has_own_memory
 from burnish.training.optim import OptimizerOptions
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext
+from burnish.training.stages import layer_ranges
 
 if TYPE_CHECKING:
     from burnish.config.adapters import TrainedModelConfig
@@ -253,7 +254,9 @@ def _finish(
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
     if model.enable_gradient_checkpointing:
-        enable_recompute(network, model.recompute.method, model.recompute.num_layers, key)
+        recompute, stages = model.recompute, parallel.stages
+        parts = layer_ranges(len(decoder_layers(network, key)), stages) if stages.size > 1 else None
+        enable_recompute(network, recompute.method, recompute.num_layers, key, parts)
     offloads = has_own_memory(device)
     options = BackendOptions(
         offload=wants_offload(fsdp, device, parallel),

@@ -34,7 +34,7 @@ from burnish.training.inference import compute_scores
 from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext, build_mesh
 from burnish.training.policy import Policy
-from burnish.training.stages import StageOptions
+from burnish.training.stages import StageOptions, layer_ranges
 from tests.conftest import SIZES, sharpen
 from tests.training.conftest import CPU, TEMPERATURE, settings
 
@@ -86,7 +86,7 @@ class Case:
     model: str
     dtype: torch.dtype = torch.float64
     changes: dict[str, Any] = field(default_factory=dict)
-    recompute: bool = False
+    recompute: tuple[str | None, int | None] | None = None  # method and number of layers
 
 
 def language_model(
@@ -106,8 +106,10 @@ def language_model(
     model = family.from_config(config, attn_implementation=attention.PACKED, dtype=torch.float32, **experts)
     sharpen(model, seed)
     model.to(case.dtype)
-    if case.recompute:
-        enable_recompute(model, None, None, "actor_rollout_ref.model")
+    if case.recompute is not None:
+        stages = parallel.stages
+        parts = layer_ranges(FOUR["num_hidden_layers"], stages) if stages.size > 1 else None
+        enable_recompute(model, *case.recompute, "actor_rollout_ref.model", parts)
     options = BackendOptions(fsdp=FsdpOptions(reduce_dtype=case.dtype))
     adapters = None if adapter is None else add_adapters(model, adapter, dtype=case.dtype, seed=seed)
     return create_backend(model, CPU, case.dtype, adapters=adapters, options=options, parallel=parallel)

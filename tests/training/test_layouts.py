@@ -26,14 +26,16 @@ TWO_RANKS: dict[str, tuple[Any, Case, Layout]] = {
     "1F1B, tied embeddings": (study, Case("tied qwen2"), Layout(2)),
     "interleaved": (study, Case("qwen3"), Layout(2, virtual=2)),
     "GPipe, uneven stages": (study, Case("qwen3"), Layout(2, schedule="gpipe", counts={"num_first": 1})),
-    "recomputed": (study, Case("llama", FLOAT32, recompute=True), Layout(2, virtual=2)),
+    "recomputed": (study, Case("llama", FLOAT32, recompute=(None, None)), Layout(2, virtual=2)),
+    "recomputed in groups": (study, Case("qwen3", recompute=("uniform", 3)), Layout(2)),
+    "recomputed in part": (study, Case("qwen3", recompute=("block", 1)), Layout(2)),
     "critic and reward model": (study_heads, Case("qwen3", FLOAT32), Layout(2, virtual=2)),
     "coupled rows": (study, Case("qwen3", changes={"policy_loss.loss_mode": "clip_cov"}), Layout(2)),
     "moving average": (study, Case("tied qwen2", changes={"ema_beta": 0.5}), Layout(2)),
     "stages of a mixture": (study, Case("qwen3 mixture", FLOAT32, BALANCED), Layout(2, virtual=2)),
     "experts": (study, Case("mixtral"), Layout(mesh=EXPERTS)),
     "experts and a critic": (study_heads, Case("qwen3 mixture", FLOAT32), Layout(mesh=EXPERTS)),
-    "experts, recomputed": (study, Case("qwen3 mixture", FLOAT32, recompute=True), Layout(mesh=EXPERTS)),
+    "experts, recomputed": (study, Case("qwen3 mixture", FLOAT32, recompute=(None, None)), Layout(mesh=EXPERTS)),
     "balanced experts": (study, Case("mixtral", FLOAT32, BALANCED), Layout(mesh={**EXPERTS, "sequence_size": 2})),
 }
 FOUR_RANKS: dict[str, tuple[Any, Case, Layout]] = {
