@@ -151,8 +151,9 @@ class Stages:
         self._check_chain()
         self.is_first, self.is_last = rank == 0, rank == options.size - 1
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-        is_tied = head is not None and head.weight is embedding.weight
-        self.tied = _weight_names(model, embedding, head) if is_tied else None  # of embedding and head
+        self.tied: tuple[str, ...] | None = None  # the names of a weight that is embedding and head in one
+        if head is not None and head.weight is embedding.weight:
+            self.tied = _weight_names(model, embedding, head)
         # Trained weights of the whole model and their dimensions, tied weights once.
         self.trained = {name: weight.ndim for name, weight in model.named_parameters() if weight.requires_grad}
         self._cut()
