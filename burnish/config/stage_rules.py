@@ -7,8 +7,10 @@ from typing import Any
 
 from burnish.config.megatron import MegatronRole, megatron_roles_in_use
 from burnish.config.megatron_status import STAGE_FIELDS
+from burnish.config.model_rules import trained_models
 from burnish.config.ranks import (
     expert_parallel_size,
+    num_ranks,
     num_role_ranks,
     pipeline_parallel_size,
     tensor_parallel_size,
@@ -72,6 +74,17 @@ def stage_combinations(cfg: TrainConfig) -> Iterator[UserError]:
             yield UserError(problem, key=size_key, value=stages, hint=f"{size_key}=1")
 
 
+def recomputed_groups(cfg: TrainConfig) -> Iterator[UserError]:
+    """FSDP gathers the weights of one layer at a time, so that ranks cannot recompute several as one."""
+    for key, model in trained_models(cfg):
+        recompute = model.recompute
+        groups = recompute.method == "uniform" and (recompute.num_layers or 1) > 1
+        if num_ranks(cfg) > 1 and model.enable_gradient_checkpointing and groups:
+            problem = "several ranks cannot recompute groups of layers: FSDP gathers weights layer by layer"
+            where = f"{key}.recompute.num_layers"
+            yield UserError(problem, key=where, value=recompute.num_layers, allowed=[1], hint=f"{where}=1")
+
+
 def expert_sizes(cfg: TrainConfig) -> Iterator[UserError]:
     """Expert-parallel ranks are some of those that share one copy of the weights."""
     for role in megatron_roles_in_use(cfg):
@@ -98,4 +111,4 @@ def _staged(cfg: TrainConfig) -> Iterator[MegatronRole]:
     yield from (role for role in megatron_roles_in_use(cfg) if pipeline_parallel_size(role.config) > 1)
 
 
-STAGE_RULES = (stage_fields, stage_combinations, expert_sizes)
+STAGE_RULES = (stage_fields, stage_combinations, recomputed_groups, expert_sizes)

@@ -88,3 +88,10 @@ def test_experts_do_not_combine_with_tensor_ranks():
 def test_without_megatron_the_sizes_do_nothing():
     made = load([f"{KEY}.pipeline_model_parallel_size=2", "data.train_files=x", "actor_rollout_ref.model.path=x"])
     assert any("pipeline_model_parallel_size=2 has no effect here" in line for line in made.notices)
+
+
+def test_ranks_recompute_layers_one_by_one():
+    grouped = ("actor_rollout_ref.model.recompute.method=uniform", "actor_rollout_ref.model.recompute.num_layers=2")
+    key = "actor_rollout_ref.model.recompute.num_layers"
+    assert "layer by layer" in refused(*FOUR, *grouped)[key].problem
+    assert loaded(*grouped).cfg.actor_rollout_ref.model.recompute.num_layers == 2

@@ -27,7 +27,6 @@ TWO_RANKS: dict[str, tuple[Any, Case, Layout]] = {
     "interleaved": (study, Case("qwen3"), Layout(2, virtual=2)),
     "GPipe, uneven stages": (study, Case("qwen3"), Layout(2, schedule="gpipe", counts={"num_first": 1})),
     "recomputed": (study, Case("llama", FLOAT32, recompute=(None, None)), Layout(2, virtual=2)),
-    "recomputed in groups": (study, Case("qwen3", recompute=("uniform", 3)), Layout(2)),
     "recomputed in part": (study, Case("qwen3", recompute=("block", 1)), Layout(2)),
     "critic and reward model": (study_heads, Case("qwen3", FLOAT32), Layout(2, virtual=2)),
     "coupled rows": (study, Case("qwen3", changes={"policy_loss.loss_mode": "clip_cov"}), Layout(2)),
