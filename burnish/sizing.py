@@ -43,9 +43,12 @@ def default_dtype(on_cpu: bool) -> str:
 # Model families, by their config's model_type
 
 # torch.compile turns a layer of these into one graph. Others break it, for instance by routing tokens to experts.
-COMPILED_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "smollm3", "olmo2"})
+_OF_VISION = {"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"}  # language models inside vision models
+COMPILED_FAMILIES = frozenset(
+    {"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "smollm3", "olmo2", *_OF_VISION}
+)
 # Their forward pass never synchronizes with the host, so a CUDA graph can capture it; others decode eagerly.
-CUDA_GRAPH_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"})
+CUDA_GRAPH_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", *_OF_VISION})
 # The built-in engine keeps their residual stream in float32 under autocast, which handles plain linear layers only.
 FLOAT32_RESIDUAL_FAMILIES = COMPILED_FAMILIES
 

@@ -134,9 +134,9 @@ def _is_size(value: object) -> bool:
 
 
 _WITH_DEEPSTACK, _DEEPSTACK = ("qwen3_vl", "qwen3_vl_moe"), (8, 16, 24)
-_SIGLIP = {"patch_size": 16, "image_size": 224, "num_hidden_layers": 12, "num_attention_heads": 12}
+_SIGLIP: dict[str, float] = {"patch_size": 16, "image_size": 224, "num_hidden_layers": 12, "num_attention_heads": 12}
 _IDEFICS = {**_SIGLIP, "patch_size": 32, "hidden_size": 1152, "intermediate_size": 3072, "num_attention_heads": 16}
-_QWEN = {"depth": 32, "num_heads": 16, "patch_size": 14, "spatial_merge_size": 2}
+_QWEN: dict[str, float] = {"depth": 32, "num_heads": 16, "patch_size": 14, "spatial_merge_size": 2}
 _QWEN3 = {**_QWEN, "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16}
 _QWEN3 = {**_QWEN3, "num_position_embeddings": 2304}
 # transformers' defaults, which a config.json may leave out.

@@ -32,6 +32,7 @@ from burnish.errors import UserError
 from burnish.models import attention
 from burnish.models.fourbit import is_packed
 from burnish.models.vision.family import vision_family
+from burnish.models.vision.tower import with_stream_attention
 from burnish.models.vision.values import token_classifier
 from burnish.storage import MODEL_CONFIG, check_exists, local_path, model_folder
 from burnish.untrusted import MAX_CONFIG_BYTES, read_json_object, read_text
@@ -297,7 +298,7 @@ def _build(
         **kwargs,
     }
     if empty:
-        return family.from_config(config, **kwargs)
+        return with_stream_attention(family.from_config(config, **kwargs))
     try:
         with quiet_transformers():
             model, report = family.from_pretrained(
@@ -310,12 +311,13 @@ def _build(
         # Names of weights differ between classes and versions; a tower with fresh weights would still train.
         problem = f"the files lack weights: {', '.join(missing[:3])}{' ...' if missing[3:] else ''}"
         raise UserError(problem, key=source.key, value=source.path)
-    return align_weights(model)
+    return with_stream_attention(align_weights(model))
 
 
 def for_language_model(config: PretrainedConfig, attn: str | None) -> str | dict[str, str] | None:
     """The vision tower keeps transformers' attention: ours is causal."""
-    if attn is None or vision_family(config) is None:
+    family = vision_family(config)
+    if attn is None or family is None:
         return attn
     tower = "eager" if attn == attention.PACKED_EAGER else "sdpa"
     return {"": tower, "vision_config": tower, "text_config": attn}

@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from burnish.errors import UserError
 from burnish.models.load import model_class
+from burnish.models.vision.tower import without_stream_attention
 
 
 def plain_config(model: PreTrainedModel) -> PretrainedConfig:
@@ -19,6 +20,7 @@ def plain_config(model: PreTrainedModel) -> PretrainedConfig:
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
+    without_stream_attention(config)
     return config
 
 

@@ -21,6 +21,7 @@ from burnish.models.load import (
 )
 from burnish.models.parts import backbone
 from burnish.models.vision.family import vision_family
+from burnish.models.vision.tower import with_stream_attention
 
 PROBE = 4  # tokens of the sequence on which the model's own score is compared with ours
 
@@ -50,7 +51,7 @@ def load_reward_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedMode
     fresh = [name for name in report["missing_keys"] if name.startswith("score.") and name != "score.bias"]
     if fresh or not isinstance(getattr(model, "score", None), nn.Module):
         raise _refusal(source, "it has no trained score head")
-    return model.eval().requires_grad_(False)
+    return with_stream_attention(model).eval().requires_grad_(False)
 
 
 def last_token_scores(model: PreTrainedModel, inputs: dict, last: Tensor) -> Tensor:
@@ -60,12 +61,16 @@ def last_token_scores(model: PreTrainedModel, inputs: dict, last: Tensor) -> Ten
 
 
 @torch.no_grad()
-def check_score(model: PreTrainedModel, source: ModelSource) -> None:
-    """Refuse a model whose score is not that of a linear head on the last token."""
+def check_score(model: PreTrainedModel, source: ModelSource, inputs_embeds: Tensor | None = None) -> None:
+    """Refuse a model whose score is not that of a linear head on the last token.
+
+    One without an embedding takes hidden states instead of tokens.
+    """
     padding = model.config.get_text_config().pad_token_id
     ids = [token for token in range(PROBE + 1) if token != padding][:PROBE]
+    tokens = {"input_ids": torch.tensor([ids], device=model.device)}
     inputs = {
-        "input_ids": torch.tensor([ids], device=model.device),
+        **(tokens if inputs_embeds is None else {"inputs_embeds": inputs_embeds}),
         "position_ids": torch.arange(PROBE, device=model.device)[None],
         "attention_mask": None,
         "use_cache": False,
