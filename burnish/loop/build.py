@@ -26,6 +26,7 @@ from burnish.errors import UserError, raise_all
 from burnish.log.clock import Clock
 from burnish.log.folder import RunFolder, persistent_id
 from burnish.log.logger import Loggers, RunInfo
+from burnish.log.pictures import PictureWriter
 from burnish.log.rollout_writer import RolloutWriter
 from burnish.log.timeline import Timeline
 from burnish.log.tokens import TokenWriter
@@ -208,6 +209,7 @@ def build(
             explain_out_of_memory=partial(explain, cfg),
             close_workers=roles.close,
             kill_hung_workers=roles.kill_hung,
+            take_worker_spans=roles.take_spans,
         )
     except BaseException:
         undo.close()
@@ -428,6 +430,7 @@ def build_recorder(cfg: TrainConfig, tokenizer: Any, loggers: Loggers, folder: R
         best=Best(trainer.best_metric_key),
         texts=RolloutWriter(trainer.rollout_data_dir or folder.rollouts),
         tokens=TokenWriter(folder.tokens, trainer.rollout_keep, tokenizer),
+        pictures=PictureWriter(folder.pictures) if trainer.rollout_keep != 0 else None,
         timeline=Timeline(folder.timeline),
         mirror=Mirror(trainer.default_hdfs_dir) if trainer.default_hdfs_dir else None,
         max_prompt_length=cfg.data.max_prompt_length,

@@ -26,7 +26,7 @@ def validate(run: Run) -> dict[str, float]:
         batch = _score_by_model(rollout, Batch.join(with_media(parts)), where)
     for line in rollout.take_reward_problems(where)[1]:
         recorder.loggers.note(line)
-    records = trajectory_records(batch, recorder.tokenizer)
+    records = trajectory_records(batch, recorder.tokenizer, recorder.pictures)
     if trainer.validation_data_dir is not None:
         dump_rollouts(trainer.validation_data_dir, run.step, records)
     if trainer.log_val_generations > 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -111,10 +111,10 @@ def features_of(media: Media) -> Tensor:
     return torch.ones(media.num_tokens, dtype=torch.bool) if media.features is None else media.features
 
 
-def whole_runs(input: ModelInput) -> list[tuple[int, int]]:
+def whole_runs(items: Iterable[Media]) -> list[tuple[int, int]]:
     """(first, end) of every run of tokens that features of one item replace."""
     runs = []
-    for media in input.media:
+    for media in items:
         if media.features is None:
             runs.append((media.offset, media.offset + media.num_tokens))
             continue

@@ -61,7 +61,8 @@ def replace_models(plan: Plan) -> StandIn | None:
         if family is not None:
             plan.add_finding(READING, UserError(family_problem(family), key=key, value=name))
         if first is None:
-            first = stand_in
+            first, plan.sees = stand_in, stand_in.sees
+            _shrink_pictures(plan)
             for path_key in REPLACED_PATHS:
                 plan.drop(path_key)
             _drop_balance_loss(plan, stand_in)
@@ -78,6 +79,15 @@ def _unsupported_config(path: str) -> str | None:
         return unsupported_type(read_json_object(config)) if config.is_file() else None
     except UserError:  # not a config; the stand-in reports it
         return None
+
+
+def _shrink_pictures(plan: Plan) -> None:
+    """The processor of a stand-in makes small pictures; settings for those of the real model do not fit it."""
+    key = "data.mm_processor_kwargs"
+    given = plan.sees and plan.has(key) and plan.value(key)
+    if given:
+        plan.drop(key)
+        plan.folded.append(f"{plan.user_name(key)} is ignored: the stand-in has small pictures")
 
 
 def _drop_balance_loss(plan: Plan, stand_in: StandIn) -> None:

@@ -157,6 +157,7 @@ class Completion:
     finish_reason: FinishReason
     stop_reason: str | int | None = None  # the stop string or stop token that ended it; None for EOS
     top_log_probs: list[list[tuple[int, float]]] | None = None  # per token the top (id, log-prob) pairs, best first
+    queued: float = field(default=0.0, compare=False)  # seconds until the engine started it; 0 where it does not tell
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ class EngineOptions:
     load_format: str = "dummy"  # of an external engine's first weights
     bucket_megabytes: int = 512  # of weights sent at once to an engine in another process
     extra: dict[str, Any] = field(default_factory=dict)  # the engine's entries of engine_kwargs
-    max_media: Mapping[str, int] = field(default_factory=dict)  # of a prompt, by kind; empty: the run is text only
+    max_images: int | None = None  # of a prompt; None: no limit
     media_settings: Mapping[str, Any] = field(default_factory=dict)  # overrides of the model's image processor
     section: str = "actor_rollout_ref.rollout"  # config section of the options, for error messages
 

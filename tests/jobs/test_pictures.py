@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
 from burnish.config import load
 from burnish.demo.tiny_vision import make_vision_model
@@ -145,8 +145,8 @@ def test_checkpoints_and_exports_load_with_their_processor(model, tmp_path):
     export(tmp_path / "run", tmp_path / "exported")
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "exported")
     assert loaded.config.model_type == "qwen2_5_vl"
-    processor = AutoProcessor.from_pretrained(tmp_path / "exported")
-    assert processor.image_processor.patch_size == 14
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "exported")
+    assert processor.patch_size == 14
     assert json.loads((tmp_path / "exported" / "preprocessor_config.json").read_text())["merge_size"] == 2
     again = asked(tmp_path / "exported", questions()).responses
     assert asked(tmp_path / "run", questions()).responses == again

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import burnish
@@ -92,6 +93,17 @@ def test_engine_and_trainer_see_the_same_pictures(model, tmp_path):
     moved = {name for name in before if not torch.equal(before[name], trained[name])}
     assert any("visual" in name for name in moved) and any("visual" not in name for name in moved)
     assert seen and all(sizes == [(28, 28)] for sizes in seen)
+    check_dump(tmp_path)
+
+
+def check_dump(folder: Path) -> None:
+    """A readable record shows each picture as one token, and names its file."""
+    records = [json.loads(line) for line in (folder / "rollouts" / "1.jsonl").read_text().splitlines()]
+    for record in records:
+        (media,) = record["media"]
+        assert record["input"].count("<|image_pad|>") == 1 and media["kind"] == "image"
+        assert Image.open(folder / "pictures" / media["files"][0]).size == (28, 28)
+    assert len({record["media"][0]["digest"] for record in records}) == 4
 
 
 @pytest.mark.parametrize(

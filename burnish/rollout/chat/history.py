@@ -13,7 +13,6 @@ from typing import Any, Self
 from burnish.errors import UserError
 from burnish.models.model_input import ModelInput
 from burnish.registry import Registry
-from burnish.rollout.agents.failure import EpisodeFailed
 from burnish.rollout.chat.forms import Message
 from burnish.rollout.chat.pictures import pictures_of
 from burnish.rollout.chat.template import ChatTemplate
@@ -120,10 +119,7 @@ class FaithfulHistory(AppendHistory):
         messages = self.template.escape(messages)
         text = self.template.conversation([*self.messages, *messages])
         added = self._extension(text, messages)
-        try:
-            context = self.template.input_with(text, *self._with(messages)) if added is None else None
-        except UserError as error:  # a turn has the text of a placeholder
-            raise EpisodeFailed(f"the conversation cannot be rendered again: {error.problem}") from error
+        context = self.template.input_with(text, *self._with(messages)) if added is None else None
         extended = context if added is None else self.input.extend(added.ids, added.media)
         assert extended is not None
         if budget(extended) <= 0:

@@ -14,7 +14,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
+from burnish.media import InvalidMedia
 from burnish.models.model_input import ModelInput
+from burnish.rollout.agents.failure import EpisodeFailed
 from burnish.rollout.chat.forms import (
     AFTER_CALLS,
     AFTER_TEXT,
@@ -113,12 +115,26 @@ class ChatTemplate:
                 key="actor_rollout_ref.model.path",
                 hint="a vision-language model, or tools that return text",
             )
+        try:
+            return self._encoded(text, images, videos, after, offset, self.vision)
+        except InvalidMedia as error:  # a picture, or what a turn says, of this conversation
+            raise EpisodeFailed(error.problem) from error
+
+    def _encoded(
+        self,
+        text: str,
+        images: Sequence[Any],
+        videos: Sequence[Video],
+        after: int | None,
+        offset: int,
+        vision: VisionEncoder,
+    ) -> ModelInput:
         text = text.encode("utf-8", "replace").decode()
         if after is not None:
-            whole = self.vision.encode(self.end_texts[after] + text, images, videos, offset=offset - 1)
+            whole = vision.encode(self.end_texts[after] + text, images, videos, offset=offset - 1)
             if whole.ids[:1] == (after,):
                 return ModelInput(whole.ids[1:], whole.media)
-        return self.vision.encode(text, images, videos, offset=offset)
+        return vision.encode(text, images, videos, offset=offset)
 
     def expanded(self, text: str, images: Sequence[Any], videos: Sequence[Video]) -> str:
         """A rendered text with the first placeholders written out as `decode` writes these pictures."""

@@ -190,7 +190,7 @@ class ModelRunner:
 
     def wholes(self, input: ModelInput) -> list[tuple[int, int]]:
         """Runs of tokens that attend to each other in both directions, and so must be prefilled in one pass."""
-        return whole_runs(input) if self.family is not None and self.family.sees_whole_images else []
+        return whole_runs(input.media) if self.family is not None and self.family.sees_whole_images else []
 
     def whole_chunk(self, prompt: PromptState, count: int) -> int:
         """`count` tokens of a prompt, fewer or more so that no run of `wholes` is split."""

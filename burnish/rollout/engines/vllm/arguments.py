@@ -11,6 +11,7 @@ from burnish.errors import UserError, nearest
 from burnish.models.load import ModelSource, load_config
 from burnish.rollout.engine import EngineOptions, Request, Sampling
 from burnish.rollout.engines.builtin.memory import free_bytes
+from burnish.rollout.engines.vllm.media import kinds_of
 
 MIN_TEMPERATURE = 0.01  # vLLM raises smaller temperatures to this
 MAX_PENALTY = 2.0
@@ -54,16 +55,16 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
         **media_arguments(options),
         **engine_kwargs(options),
     }
-    fixed = FIXED | {"skip_tokenizer_init": False} if options.max_media else FIXED
+    fixed = FIXED | {"skip_tokenizer_init": False} if kinds_of(options.model) else FIXED
     return {name: value for name, value in arguments.items() if value is not None} | fixed
 
 
 def media_arguments(options: EngineOptions) -> dict[str, Any]:
     """For a model that is shown images; vLLM's processor needs the tokenizer."""
-    if not options.max_media:
+    if not kinds_of(options.model):
         return {}
     return {
-        "limit_mm_per_prompt": dict(options.max_media),
+        "limit_mm_per_prompt": None if options.max_images is None else {"image": options.max_images},
         "mm_processor_kwargs": dict(options.media_settings) or None,
         "tokenizer": options.model.tokenizer_path or None,
     }
