@@ -92,7 +92,8 @@ class VisionEncoder:
         order: list[MediaKind] = [self._kinds[match.group()] for match in self._placeholder.finditer(text)]
         remaining: dict[MediaKind, Iterator[Any]] = {"image": iter(images), "video": iter(videos)}
         pictures = [next(remaining[kind]) for kind in order]
-        found = [(kind, self._process(kind, picture, pixels)) for kind, picture in zip(order, pictures, strict=True)]
+        paired = zip(order, pictures, strict=True)
+        found: list[Found] = [(kind, self._process(kind, picture, pixels)) for kind, picture in paired]
         return self._assemble(text, found, pictures, add_special_tokens, offset)
 
     def _check(self, text: str, images: Sequence[Image], videos: Sequence[Video]) -> None:
@@ -112,7 +113,7 @@ class VisionEncoder:
             if limit is not None and count > limit:
                 raise InvalidMedia(f"the prompt has {count} {kind}s, more than the limit of {limit}", key=KEYS[kind])
 
-    def _process(self, kind: MediaKind, picture: Image | Video, pixels: bool) -> tuple[bytes, Processed]:
+    def _process(self, kind: MediaKind, picture: Image | Video, pixels: bool = True) -> tuple[bytes, Processed]:
         """The picture's digest, and what the processor makes of it, from the cache where it was seen before."""
         frames = [_rgb(frame) for frame in (picture.frames if isinstance(picture, Video) else (picture,))]
         if not frames or any(not frame.width * frame.height for frame in frames):
@@ -198,12 +199,12 @@ class VisionEncoder:
 
     def attach(self, ids: Sequence[int], images: Sequence[Image] = (), videos: Sequence[Video] = ()) -> ModelInput:
         """Tokens in which the placeholders are expanded already, with their media. InvalidMedia where they are not."""
-        remaining = {"image": list(images), "video": list(videos)}
-        kinds = {self._pictures.feature_ids[kind]: kind for kind in sorted(self.kinds)}
+        remaining: dict[MediaKind, list[Any]] = {"image": list(images), "video": list(videos)}
+        tokens = self._pictures.feature_ids  # both kinds may have the same (SmolVLM)
         found, pictures, places, index = [], [], [], 0
         while index < len(ids):
-            kind = kinds.get(ids[index])
-            if kind is None or not remaining[kind]:
+            kind = next((kind for kind, left in remaining.items() if left and tokens.get(kind) == ids[index]), None)
+            if kind is None:
                 index += 1
                 continue
             pictures.append(remaining[kind].pop(0))
