@@ -63,7 +63,7 @@ def test_animations_without_end():
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=10)
     content = buffer.getvalue()
     frame = content[content.rindex(b"\x21\xf9\x04") : -1]
-    with pytest.raises(InvalidMedia, match=r"row 1: .*frames; the limit is"):
+    with pytest.raises(InvalidMedia, match=r"row 1: 25,003 frames of 2x2 pixels; the limit is"):
         read_video(content[:-1] + frame * 25_000 + b";", "row 1")
     large = content[:6] + struct.pack("<HH", 8000, 8000) + content[10:-1] + frame * 300 + b";"
     with pytest.raises(InvalidMedia, match=r"row 1: 303 frames of 8000x8000 pixels; the limit is"):
