@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from burnish.config.ranks import sequence_parallel_size, tensor_parallel_size
+from burnish.config.ranks import expert_parallel_size, sequence_parallel_size, tensor_parallel_size
 from burnish.distributed.channel import NO_RESULT
 from burnish.distributed.process_group import RankInfo, destroy_process_group, init_process_group
 from burnish.distributed.rendezvous import verify_group
@@ -29,6 +29,7 @@ from burnish.loop.roles import (
     load_run_tokenizer,
     policy_source,
 )
+from burnish.loop.sharing import stage_options
 from burnish.loop.worker_clock import WorkerClock
 from burnish.models.device import pick_device
 from burnish.models.load import load_generation_config
@@ -61,7 +62,7 @@ class Worker:
         if info.size > 1:
             init_process_group(info, self.device)
         torch.manual_seed(derive_seed(cfg.trainer.seed, "worker"))  # equal on all ranks: they must load equal weights
-        self.contexts: dict[tuple[int, int, int], ParallelContext] = {}  # by fsdp, sequence and tensor size
+        self.contexts: dict[tuple[Any, ...], ParallelContext] = {}  # by their sizes
         self.source = policy_source(cfg)
         self.tokenizer = load_run_tokenizer(cfg, self.source)
         self.notices: list[str] = []
@@ -180,19 +181,22 @@ class Worker:
     # building
 
     def _build_policy(self, total_steps: int) -> Any:
-        parallel = self._parallel(self.cfg.actor_rollout_ref.actor, self.cfg.actor_rollout_ref.actor.fsdp_config)
+        actor = self.cfg.actor_rollout_ref.actor
+        parallel = self._parallel("actor_rollout_ref.actor", actor, actor.fsdp_config)
         return build_policy(self.cfg, self.source, self.device, total_steps, parallel)
 
     def _build_critic(self, total_steps: int) -> Any:
-        parallel = self._parallel(self.cfg.critic, self.cfg.critic.model.fsdp_config)
+        parallel = self._parallel("critic", self.cfg.critic, self.cfg.critic.model.fsdp_config)
         return build_critic(self.cfg, self.device, total_steps, parallel)
 
     def _build_reference(self, total_steps: int) -> Any:
-        parallel = self._parallel(self.cfg.actor_rollout_ref.ref, self.cfg.actor_rollout_ref.ref.fsdp_config)
+        ref = self.cfg.actor_rollout_ref.ref
+        parallel = self._parallel("actor_rollout_ref.ref", ref, ref.fsdp_config)
         return build_reference(self.cfg, self.source, self.device, self.roles["policy"], parallel)
 
     def _build_reward_model(self, total_steps: int) -> Any:
-        parallel = self._parallel(self.cfg.reward_model, self.cfg.reward_model.model.fsdp_config)
+        config = self.cfg.reward_model
+        parallel = self._parallel("reward_model", config, config.model.fsdp_config)
         return build_reward_model(self.cfg, self.device, self.tokenizer, self.notices, parallel)
 
     def _build_engine(self, total_steps: int) -> Any:
@@ -211,22 +215,24 @@ class Worker:
             beside="policy" in self.roles,
         )
 
-    def _parallel(self, role: Any, fsdp: Any) -> ParallelContext:
+    def _parallel(self, section: str, role: Any, fsdp: Any) -> ParallelContext:
         """The ranks' position for a role; roles with equal sizes share process groups."""
         if self.info.size == 1:
             return SINGLE_PROCESS
-        sizes = (fsdp.fsdp_size, sequence_parallel_size(role), tensor_parallel_size(role))
-        if sizes not in self.contexts:
-            self.contexts[sizes] = build_mesh(
-                self.device,
-                fsdp_size=sizes[0],
-                sequence_size=sizes[1],
-                tensor_size=sizes[2],
-                balance=self.cfg.trainer.balance_batch,
-            )
-            for number, group in enumerate(self.contexts[sizes].groups):
-                verify_group(group, self.info.key, f"group {number} of {sizes}")
-        return self.contexts[sizes]
+        stages = stage_options(section, role)
+        sizes = {
+            "fsdp_size": fsdp.fsdp_size,
+            "sequence_size": sequence_parallel_size(role),
+            "tensor_size": tensor_parallel_size(role),
+            "expert_size": expert_parallel_size(role),
+        }
+        key = (*sizes.values(), stages)
+        if key not in self.contexts:
+            balance = self.cfg.trainer.balance_batch
+            self.contexts[key] = build_mesh(self.device, **sizes, stages=stages, balance=balance)
+            for number, group in enumerate(self.contexts[key].groups):
+                verify_group(group, self.info.key, f"group {number} of mesh {len(self.contexts)}")
+        return self.contexts[key]
 
 
 def device_of_rank(name: str, local_rank: int) -> torch.device:

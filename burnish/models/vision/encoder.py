@@ -195,6 +195,34 @@ class VisionEncoder:
             end = match.end()
         return "".join([*pieces, text[end:]])
 
+    def attach(self, ids: Sequence[int], images: Sequence[Image] = (), videos: Sequence[Video] = ()) -> ModelInput:
+        """Tokens in which the placeholders are expanded already, with their media. InvalidMedia where they are not."""
+        remaining = {"image": list(images), "video": list(videos)}
+        kinds = {self._pictures.feature_ids[kind]: kind for kind in sorted(self.kinds)}
+        found, pictures, places, index = [], [], [], 0
+        while index < len(ids):
+            kind = kinds.get(ids[index])
+            if kind is None or not remaining[kind]:
+                index += 1
+                continue
+            pictures.append(remaining[kind].pop(0))
+            found.append((kind, self._process(kind, pictures[-1])))
+            token = ids[index]
+            for count in (piece for piece in found[-1][1][1].pieces if isinstance(piece, int)):
+                while index < len(ids) and ids[index] != token:
+                    index += 1
+                end = index + count
+                if list(ids[index:end]) != [token] * count or list(ids[end : end + 1]) == [token]:
+                    which = f"{kind} {len(pictures) - 1}"
+                    problem = f"the tokens of {which} are not the {count} that the model's processor makes: use it"
+                    raise InvalidMedia(problem, key=KEYS[kind])
+                places.append((index, count))
+                index = end
+        left = sum(map(len, remaining.values()))
+        if left:
+            raise InvalidMedia(f"{left} of the pictures have no place in the tokens", key=KEYS["image"])
+        return ModelInput(tuple(ids), tuple(_media(found, pictures, places, 0)))
+
 
 def load_vision_encoder(
     source: ModelSource, tokenizer: Any, settings: VisionSettings = VisionSettings()
