@@ -85,7 +85,7 @@ class Plan:
     samples: int = 4
     new_tokens: int = 128
     rows: int = 256  # of the measured update
-    micro: int = 16_384
+    micro: int = 4096  # 16,384 do not fit beside the float32 weights of 3B parameters
     device: str = "cuda"
     dtype: torch.dtype = torch.bfloat16
 
