@@ -9,7 +9,7 @@ from burnish.config.adapters import wants_adapter
 from burnish.config.async_rules import is_async, step_counts_prompts, uses_queue
 from burnish.config.device import computes_on_cpu
 from burnish.config.jobs import EvalConfig, GenerateConfig
-from burnish.config.ranks import has_engine_pool, is_single_process, uses_megatron
+from burnish.config.ranks import has_engine_pool, is_single_process, pipeline_parallel_size, uses_megatron
 from burnish.config.root import TrainConfig
 from burnish.config.sft import SftConfig
 
@@ -75,6 +75,15 @@ def role_without_megatron(section: str) -> Condition:
 
     def condition(cfg: TrainConfig) -> bool:
         return not uses_megatron(role(cfg))
+
+    return condition
+
+
+def role_has_one_stage(section: str) -> Condition:
+    role = MEGATRON_ROLES[section]
+
+    def condition(cfg: TrainConfig) -> bool:
+        return pipeline_parallel_size(role(cfg)) == 1
 
     return condition
 
@@ -232,6 +241,14 @@ def policy_without_checkpointing(cfg: TrainConfig) -> bool:
 
 def critic_without_checkpointing(cfg: TrainConfig) -> bool:
     return not cfg.critic.model.enable_gradient_checkpointing
+
+
+def sft_profiles_no_step(cfg: SftConfig) -> bool:
+    return not cfg.trainer.profile_steps
+
+
+def sft_profiles_otherwise(cfg: SftConfig) -> bool:
+    return cfg.profiler.tool != "torch"
 
 
 def sft_without_checkpointing(cfg: SftConfig) -> bool:

@@ -75,6 +75,9 @@ class FsdpConfig:
     """Backend of this section in newer verl; the role's own strategy decides here."""
 
 
+PIPELINE_SCHEDULES = ("1f1b", "gpipe")
+
+
 @dataclass
 class MegatronConfig:
     """Megatron-Core: parallel sizes, offloading, checkpoints."""
@@ -98,10 +101,13 @@ class MegatronConfig:
     """Ranks that share the matrices of one expert; null means the tensor-parallel size."""
 
     pipeline_model_parallel_size: int = at_least(1, 1)
-    """Pipeline stages."""
+    """Pipeline parallelism: ranks that hold different layers of the model."""
 
     virtual_pipeline_model_parallel_size: int | None = at_least(None, 1)
-    """Virtual stages per pipeline stage; null is off."""
+    """Chunks of layers on each of those ranks, for the interleaved schedule; null is one."""
+
+    pipeline_schedule: str = one_of("1f1b", PIPELINE_SCHEDULES)
+    """Order of the passes of a pipeline: 1f1b alternates forward and backward, gpipe runs all forward passes first."""
 
     context_parallel_size: int = at_least(1, 1)
     """Context parallelism: ranks that share one sequence."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from burnish.config import conditions as when
 from burnish.config.conditions import Condition
+from burnish.config.megatron_status import FROZEN, ONE_STAGE, STAGE_FIELDS
 from burnish.config.names import Line
 from burnish.config.pending import (
     ENGINE_PER_DEVICE,
@@ -161,6 +162,10 @@ _NSYS = ("trainer.controller_nsight_options.*", "trainer.worker_nsight_options.*
 _NPU_PROFILER = ("*.profiler.tool_config.npu.*", "trainer.npu_profile.*")
 _MEMORY_PROFILER = ("*.profiler.tool_config.torch_memory.*", "global_profiler.global_tool_config.torch_memory.*")
 _PROFILERS = ("*.profiler.*", "global_profiler.*", *_NSYS, *_NPU_PROFILER)
+_STAGES = (
+    *("megatron.virtual_pipeline_model_parallel_size", "megatron.pipeline_schedule"),
+    *(f"megatron.override_transformer_config.{name}" for name in STAGE_FIELDS),
+)
 _MEGATRON = ("megatron.*", "optim.lr_warmup_init", "optim.lr_decay_*", "optim.min_lr", "optim.lr_wsd_*")
 
 
@@ -235,6 +240,14 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             for section in when.MEGATRON_ROLES
         ),
         *(
+            Idle(when.role_has_one_stage(section), ONE_STAGE, _keys(section, _STAGES))
+            for section in when.MEGATRON_ROLES
+        ),
+        *(
+            Idle(when.role_has_one_stage(section), FROZEN, (f"{section}.megatron.override_transformer_config",))
+            for section in ("actor_rollout_ref.ref", "reward_model")
+        ),
+        *(
             Idle(when.role_uses_megatron(section), _CONTEXT_PARALLEL, (f"{section}.ulysses_sequence_parallel_size",))
             for section in when.MEGATRON_ROLES
         ),
@@ -272,6 +285,8 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         Idle(when.on_cpu, _ON_CPU, (*_OFFLOADS, "*.fsdp_config.cpu_offload", "*.fsdp_config.offload_params")),
         Idle(when.sft_without_adapter, _NO_ADAPTER, _keys("model", _ADAPTER)),
         Idle(when.sft_without_checkpointing, _NO_RECOMPUTE, ("model.recompute.*",)),
+        Idle(when.sft_profiles_no_step, _NO_PROFILED_STEP, ("profiler.*",)),
+        Idle(when.sft_profiles_otherwise, _OTHER_PROFILER, ("profiler.contents",)),
     ),
     "eval": (Idle(when.without_reward_servers, _NO_SERVERS, _REMOTE_REWARD),),
 }

@@ -12,7 +12,13 @@ from burnish.config.adapters import wants_adapter
 from burnish.config.engine import FsdpConfig
 from burnish.config.megatron_status import ACTING_FIELDS, MEGATRON_INERT, MEGATRON_PENDING, OVERRIDES
 from burnish.config.optim import OptimConfig
-from burnish.config.ranks import num_role_ranks, sequence_parallel_size, tensor_parallel_size, uses_megatron
+from burnish.config.ranks import (
+    num_role_ranks,
+    pipeline_parallel_size,
+    sequence_parallel_size,
+    tensor_parallel_size,
+    uses_megatron,
+)
 from burnish.config.root import TrainConfig
 from burnish.config.sequence_rules import roles_in_use, wants_exact_kl
 from burnish.config.values import written_as
@@ -136,7 +142,7 @@ def _full_key(role: MegatronRole, target: Any, name: str) -> str:
     return f"{sections[id(target)]}.{name}"
 
 
-def _in_use(cfg: TrainConfig) -> Iterator[MegatronRole]:
+def megatron_roles_in_use(cfg: TrainConfig) -> Iterator[MegatronRole]:
     """The roles of this run with strategy=megatron."""
     in_use = dict(roles_in_use(cfg))
     yield from (role for role in megatron_roles(cfg) if role.section in in_use and uses_megatron(role.config))
@@ -144,15 +150,21 @@ def _in_use(cfg: TrainConfig) -> Iterator[MegatronRole]:
 
 def parallel_sizes(cfg: TrainConfig) -> Iterator[UserError]:
     """Parallel sizes divide the number of ranks; tensor parallelism does not support adapters."""
-    for role in _in_use(cfg):
+    for role in megatron_roles_in_use(cfg):
         total = num_role_ranks(cfg, role.config)
         tensor, context = tensor_parallel_size(role.config), sequence_parallel_size(role.config)
+        stages = pipeline_parallel_size(role.config)
         key = f"{role.section}.megatron.tensor_model_parallel_size"
-        if total % (tensor * context):
-            valid = [size for size in range(1, total + 1) if total % (size * context) == 0]
+        if total % stages:
+            yield _stages_do_not_divide(role, total, stages)
+        elif total % (tensor * context * stages):
+            others = context * stages
+            valid = [size for size in range(1, total + 1) if total % (size * others) == 0]
+            names, sizes = "tensor x context", f"{tensor} x {context}"
+            if stages > 1:
+                names, sizes = f"{names} x pipeline", f"{sizes} x {stages}"
             yield UserError(
-                f"the {total} rank{'s' * (total > 1)} of this role cannot be divided into groups of"
-                f" tensor x context = {tensor} x {context}",
+                f"the {total} rank{'s' * (total > 1)} of this role cannot be divided into groups of {names} = {sizes}",
                 key=key,
                 value=tensor,
                 allowed=valid or None,
@@ -161,6 +173,15 @@ def parallel_sizes(cfg: TrainConfig) -> Iterator[UserError]:
         if role.model is not None and tensor > 1 and wants_adapter(role.model):
             problem = f"tensor parallelism does not support LoRA ({role.model_key}.lora_rank)"
             yield UserError(problem, key=key, value=tensor, hint=f"{key}=1, or {role.model_key}.lora_rank=0")
+
+
+def _stages_do_not_divide(role: MegatronRole, total: int, stages: int) -> UserError:
+    key = f"{role.section}.megatron.pipeline_model_parallel_size"
+    valid = [size for size in range(1, total + 1) if total % size == 0]
+    problem = f"the {total} rank{'s' * (total > 1)} of this role cannot be divided into {stages} pipeline stages"
+    return UserError(
+        problem, key=key, value=stages, allowed=valid, hint=f"{key}={max(n for n in valid if n <= stages)}"
+    )
 
 
 def exact_kl_sizes(cfg: TrainConfig) -> Iterator[UserError]:
@@ -182,7 +203,7 @@ def exact_kl_sizes(cfg: TrainConfig) -> Iterator[UserError]:
 
 def schedules(cfg: TrainConfig) -> Iterator[UserError]:
     """Megatron's and verl's schedule keys do not contradict each other."""
-    for role in _in_use(cfg):
+    for role in megatron_roles_in_use(cfg):
         if role.optim is None:
             continue
         optim, key = role.optim, f"{role.section}.optim"
@@ -206,7 +227,7 @@ def schedules(cfg: TrainConfig) -> Iterator[UserError]:
 def transformer_fields(cfg: TrainConfig) -> Iterator[UserError]:
     """Unknown fields of Megatron's transformer config are errors, since they may change results."""
     known = re.compile("|".join(_field_patterns()))
-    for role in _in_use(cfg):
+    for role in megatron_roles_in_use(cfg):
         key = f"{role.section}.megatron.override_transformer_config"
         fields = role.config.megatron.override_transformer_config
         for name, value in fields.items():
@@ -221,9 +242,11 @@ def transformer_fields(cfg: TrainConfig) -> Iterator[UserError]:
 
 def _field_patterns() -> Iterator[str]:
     yield from ACTING_FIELDS
+    section = OVERRIDES.rpartition(".")[2]
     for pattern in [*MEGATRON_INERT, *(row.pattern for row in MEGATRON_PENDING)]:
-        if pattern.startswith(f"{OVERRIDES}."):
-            yield pattern.removeprefix(f"{OVERRIDES}.").replace("*", ".*")
+        before, found, field = pattern.partition(f".megatron.{section}.")
+        if before and found:
+            yield field.replace("*", ".*")
 
 
 MEGATRON_RULES = (parallel_sizes, exact_kl_sizes, schedules, transformer_fields)

@@ -1,13 +1,14 @@
 """Megatron's keys: which are not supported yet, and which have no effect and why. All others act.
 
-Megatron-Core is not used: `strategy: megatron` selects the same FSDP2 backend, with tensor parallelism.
+Megatron-Core is not used: `strategy: megatron` selects the same FSDP2 backend, with tensor, pipeline and expert
+parallelism.
 """
 
 from __future__ import annotations
 
-from burnish.config.conditions import no_role_uses_megatron
+from burnish.config.conditions import MEGATRON_ROLES, no_role_uses_megatron, role_has_one_stage
 from burnish.config.names import Line
-from burnish.config.pending import MEGATRON_CORE, MEGATRON_ONLY, MOE_OPTIONS, PIPELINE_PARALLEL, Pending
+from burnish.config.pending import MEGATRON_CORE, MEGATRON_ONLY, MOE_OPTIONS, PIPELINE_LAYOUTS, Pending
 
 OVERRIDES = "*.megatron.override_transformer_config"
 
@@ -16,13 +17,30 @@ def _pending(feature: Line, *patterns: str) -> tuple[Pending, ...]:
     return tuple(Pending(pattern, feature, no_role_uses_megatron, MEGATRON_ONLY) for pattern in patterns)
 
 
+ONE_STAGE = Line(
+    "there is only one pipeline stage (megatron.pipeline_model_parallel_size)",
+    "只有一个流水线级（megatron.pipeline_model_parallel_size）",
+)
+# Fields of Megatron's transformer config about stages. The first are supported, the others are with one stage only.
+STAGE_FIELDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "num_layer_list")
+_OTHER_STAGE_FIELDS = (
+    *("pipeline_model_parallel_layout", "account_for_embedding_in_pipeline_split"),
+    *("account_for_loss_in_pipeline_split", "num_layers_per_virtual_pipeline_stage", "noop_layers"),
+)
+
 MEGATRON_PENDING: tuple[Pending, ...] = (
-    *_pending(
-        PIPELINE_PARALLEL, "*.megatron.pipeline_model_parallel_size", "*.megatron.virtual_pipeline_model_parallel_size"
+    *(
+        Pending(
+            f"{section}.megatron.override_transformer_config.{name}",
+            PIPELINE_LAYOUTS,
+            role_has_one_stage(section),
+            ONE_STAGE,
+        )
+        for section in MEGATRON_ROLES
+        for name in _OTHER_STAGE_FIELDS
     ),
     *_pending(
         MOE_OPTIONS,
-        "*.megatron.expert_model_parallel_size",
         *(f"{OVERRIDES}.moe_{name}" for name in ("router_dtype", "router_load_balancing_type", "router_bias_*")),
         *(f"{OVERRIDES}.moe_{name}" for name in ("aux_loss_coeff", "z_loss_coeff")),
     ),
@@ -40,14 +58,13 @@ _HUB_FORMAT = Line(
     "weights are always read in Hugging Face format, and checkpoints can be loaded with any number of ranks",
     "权重始终按 Hugging Face 格式从模型目录读取，检查点适用于任意进程数",
 )
-_ONE_STAGE = Line("there is only one pipeline stage", "只有一个流水线级")
 _KERNELS = Line(
     "it selects a Megatron-Core kernel and does not change results", "它选择 Megatron-Core 的算子，不改变结果"
 )
 _EXPERT_KERNELS = Line(
     "it selects how experts are computed and does not change results", "它只决定专家如何计算，不改变结果"
 )
-_FROZEN = Line("this role is not trained", "该角色不训练")
+FROZEN = Line("this role is not trained", "该角色不训练")
 _STATE = Line(
     "the optimizer state is float32, and megatron.optimizer_offload decides where it is stored",
     "优化器状态的位置由 megatron.optimizer_offload 决定，其类型为 float32",
@@ -61,12 +78,6 @@ _EXPERT_FIELDS = (
     *("moe_grouped_gemm", "moe_permute_fusion", "moe_enable_deepep", "moe_token_dispatcher_type"),
     *("moe_shared_expert_overlap", "moe_router_fusion"),
 )
-_STAGE_FIELDS = (
-    *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "pipeline_model_parallel_layout"),
-    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-    # MindSpeed's names for the same
-    *("num_layer_list", "num_layers_per_virtual_pipeline_stage", "noop_layers"),
-)
 _STATE_FIELDS = (
     *("optimizer_cpu_offload", "optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d"),
     "use_precision_aware_optimizer",
@@ -75,10 +86,8 @@ _STATE_FIELDS = (
 MEGATRON_INERT: dict[str, Line] = {
     "*.fsdp_config.strategy": Line("the role's own strategy decides", "由角色自身的 strategy 决定"),
     "*.megatron.grad_offload": Line("gradients are freed after every update", "梯度在每次更新后即释放"),
-    "actor_rollout_ref.ref.megatron.optimizer_offload": _FROZEN,
-    "reward_model.megatron.optimizer_offload": _FROZEN,
-    "actor_rollout_ref.ref.megatron.override_transformer_config": _FROZEN,
-    "reward_model.megatron.override_transformer_config": _FROZEN,
+    "actor_rollout_ref.ref.megatron.optimizer_offload": FROZEN,
+    "reward_model.megatron.optimizer_offload": FROZEN,
     "*.megatron.expert_tensor_parallel_size": Line("every rank holds whole experts", "每个进程都持有完整的专家"),
     "*.megatron.sequence_parallel": Line(
         "activations between tensor-parallel layers are replicated; results are the same",
@@ -110,7 +119,6 @@ MEGATRON_INERT: dict[str, Line] = {
     f"{OVERRIDES}.moe_tp_extend_ep": Line("every rank holds whole experts", "每个进程都持有完整的专家"),
     **{f"{OVERRIDES}.{name}": _KERNELS for name in _KERNEL_FIELDS},
     **{f"{OVERRIDES}.{name}": _EXPERT_KERNELS for name in _EXPERT_FIELDS},
-    **{f"{OVERRIDES}.{name}": _ONE_STAGE for name in _STAGE_FIELDS},
     **{f"*.optim.override_optimizer_config.{name}": _STATE for name in _STATE_FIELDS},
     "*.optim.weight_decay_incr_style": Line(
         "weight decay is constant (weight_decay)",
@@ -122,4 +130,4 @@ MEGATRON_INERT: dict[str, Line] = {
 }
 
 # Known fields of Megatron's transformer config: those above, and these, which act (megatron.py).
-ACTING_FIELDS = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+ACTING_FIELDS = ("recompute_granularity", "recompute_method", "recompute_num_layers", *STAGE_FIELDS)

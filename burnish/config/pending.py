@@ -32,12 +32,12 @@ MULTI_PROCESS = Line("multiple processes", "多进程")
 EXTERNAL_ENGINES = Line("external engines", "外部推理引擎")
 TRANSPORTS = Line("other weight transports", "其他权重传输方式")
 MEGATRON_CORE = Line("Megatron-Core", "Megatron-Core")
-PIPELINE_PARALLEL = Line("pipeline parallelism", "流水线并行")
+PIPELINE_LAYOUTS = Line("layouts of pipeline stages", "流水线级的布局")
 MOE_OPTIONS = Line("MoE options", "混合专家模型的选项")
 ASCEND = Line("Ascend devices", "昇腾设备")
 FEATURES = (
     *(MULTI_PROCESS, EXTERNAL_ENGINES, TRANSPORTS, MEGATRON_CORE),
-    *(PIPELINE_PARALLEL, MOE_OPTIONS, ASCEND),
+    *(PIPELINE_LAYOUTS, MOE_OPTIONS, ASCEND),
 )
 
 ONE_PROCESS = Line("the run has one process", "只有一个进程")

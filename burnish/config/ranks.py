@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from burnish.config.root import TrainConfig
@@ -44,8 +45,8 @@ def is_single_process(cfg: TrainConfig) -> bool:
 
 def data_parallel_size(cfg: TrainConfig, role: Any) -> int:
     """Groups of ranks that process different sequences of this role."""
-    stages = role.megatron.pipeline_model_parallel_size if uses_megatron(role) else 1
-    return max(1, num_ranks(cfg) // (sequence_parallel_size(role) * tensor_parallel_size(role) * stages))
+    sizes = (sequence_parallel_size(role), tensor_parallel_size(role), pipeline_parallel_size(role))
+    return max(1, num_ranks(cfg) // math.prod(sizes))
 
 
 def uses_megatron(role: Any) -> bool:
@@ -61,3 +62,18 @@ def sequence_parallel_size(role: Any) -> int:
 def tensor_parallel_size(role: Any) -> int:
     """Ranks that share the weight matrices of this role."""
     return role.megatron.tensor_model_parallel_size if uses_megatron(role) else 1
+
+
+def pipeline_parallel_size(role: Any) -> int:
+    """Ranks that hold different layers of this role."""
+    return role.megatron.pipeline_model_parallel_size if uses_megatron(role) else 1
+
+
+def virtual_pipeline_size(role: Any) -> int:
+    """Chunks of layers on each of those ranks."""
+    return role.megatron.virtual_pipeline_model_parallel_size or 1 if pipeline_parallel_size(role) > 1 else 1
+
+
+def expert_parallel_size(role: Any) -> int:
+    """Ranks that hold different experts of this role."""
+    return role.megatron.expert_model_parallel_size if uses_megatron(role) else 1

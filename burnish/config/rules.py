@@ -20,6 +20,7 @@ from burnish.config.rollout_rules import check_rollout
 from burnish.config.root import TrainConfig
 from burnish.config.sequence_rules import SEQUENCE_RULES
 from burnish.config.sft_rules import SFT_RULES
+from burnish.config.stage_rules import STAGE_RULES
 from burnish.errors import UserError
 
 ACTOR = "actor_rollout_ref.actor"
@@ -344,6 +345,7 @@ RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
     *REWARD_RULES,
     *MODEL_RULES,
     *MEGATRON_RULES,
+    *STAGE_RULES,
     *SEQUENCE_RULES,
     filtering,
     shaping,

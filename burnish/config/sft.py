@@ -20,6 +20,7 @@ from burnish.config.names import (
     TRUNCATIONS,
 )
 from burnish.config.optim import CheckpointConfig
+from burnish.config.profiler import SFT_TOOLS, TORCH_CONTENTS
 
 
 @dataclass
@@ -279,6 +280,9 @@ class SftTrainerConfig:
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     """Contents of checkpoints."""
 
+    profile_steps: list[int] | None = setting(None, low=0)
+    """Steps to profile; null profiles none."""
+
     device: str = one_of("auto", DEVICES, verl="cuda")
     """Device type."""
 
@@ -287,6 +291,20 @@ class SftTrainerConfig:
 
     n_gpus_per_node: int = at_least(1, 1, verl=8)
     """Training processes per machine, one per device."""
+
+
+@dataclass
+class SftProfilerConfig:
+    """Profiling of the steps in trainer.profile_steps."""
+
+    tool: str = one_of("torch", SFT_TOOLS)
+    """Profiling tool."""
+
+    contents: list[str] = one_of([], TORCH_CONTENTS, comma_separated=True)
+    """What tool=torch records; empty: operators on the CPU, and kernels where there is a GPU."""
+
+    save_path: str | None = None
+    """Folder of the recordings; null is profile/ in the run folder."""
 
 
 @dataclass
@@ -304,6 +322,9 @@ class SftConfig:
 
     trainer: SftTrainerConfig = section(SftTrainerConfig)
     """Length, devices, checkpoints and logging of the run."""
+
+    profiler: SftProfilerConfig = section(SftProfilerConfig)
+    """Profiling of the steps in trainer.profile_steps."""
 
     ulysses_sequence_parallel_size: int = at_least(1, 1)
     """Ranks that share one sequence."""

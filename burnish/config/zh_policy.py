@@ -165,8 +165,9 @@ DOCS: dict[str, str] = {
     "MegatronConfig.tensor_model_parallel_size": "张量并行：共同持有一层矩阵的进程数。",
     "MegatronConfig.expert_model_parallel_size": "专家并行：分担各专家的进程数。",
     "MegatronConfig.expert_tensor_parallel_size": "共同持有单个专家矩阵的进程数；null 等于张量并行数。",
-    "MegatronConfig.pipeline_model_parallel_size": "流水线级数。",
-    "MegatronConfig.virtual_pipeline_model_parallel_size": "每个流水线级的虚拟级数；null 为关闭。",
+    "MegatronConfig.pipeline_model_parallel_size": "流水线并行：分别持有模型不同层的进程数。",
+    "MegatronConfig.virtual_pipeline_model_parallel_size": "这些进程各自的层块数，用于交错调度；null 为一块。",
+    "MegatronConfig.pipeline_schedule": "前向与反向的次序：1f1b 交替进行（保留的激活少），gpipe 先做完全部前向。",
     "MegatronConfig.context_parallel_size": "上下文并行：分担一条序列的进程数。",
     "MegatronConfig.sequence_parallel": "沿序列切分张量并行层之间的激活值。",
     "MegatronConfig.use_distributed_optimizer": "在数据并行的进程间切分优化器状态。",
@@ -382,7 +383,7 @@ DOCS: dict[str, str] = {
     "AgentConfig.agent_func_path": "OpenRLHF 方式的智能体 Python 文件（AgentExecutor 或函数 step）："
     "由它与引擎对话并给出奖励。",
     "AgentConfig.environment": "每个对话所处的环境：gymnasium、textarena、reasoning_gym、skyrl_gym、verifiers、"
-    "openenv、package.module:Class 或 path/to/file.py:Class；其奖励即各轮的奖励。",
+    "verifiers_v1、openenv、package.module:Class 或 path/to/file.py:Class；其奖励即各轮的奖励。",
     "AgentConfig.environment_kwargs": "环境的参数。",
     "AgentConfig.timeout": "智能体或环境在模型的两轮之间最多可用的秒数，超过则该对话失败；null 不限。",
     "AgentConfig.agent_loop_manager_class": "替换 verl 智能体循环管理器的类（点分名称）。",

@@ -75,6 +75,7 @@ class VisionEncoder(Protocol):
         *,
         add_special_tokens: bool = False,
         offset: int = 0,
+        pixels: bool = True,  # false: for lengths; media need no tensors
     ) -> EncodedInput: ...
 
 
@@ -113,7 +114,7 @@ class _Placing:
 
     where: str
     folder: str
-    waiting: dict[Kind, Iterator[Any]]
+    waiting: dict[Kind, Iterator[Any]]  # of the kinds that are read
     placed: list[RawMedia] = field(default_factory=list)
     num_placeholders: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
 
@@ -121,7 +122,7 @@ class _Placing:
         """The part of a content that stands for the next picture."""
         if value is None:
             self.num_placeholders[kind] += 1
-            value = next(self.waiting[kind], None)
+            value = next(self.waiting.get(kind, iter(())), None)
         number = sum(media.kind == kind for media in self.placed)
         self.placed.append(RawMedia(kind, number, value, self.folder, f"data.{kind}_key"))
         return {"type": kind}
@@ -152,7 +153,8 @@ def place_pictures(
     InvalidMedia if there are not as many pictures as placeholders, or more than `columns.max_images`.
     """
     given: dict[Kind, list[Any]] = {kind: _column(row, name, kind) for kind, name in columns.keys().items()}
-    waiting: dict[Kind, Iterator[Any]] = {kind: iter(values) for kind, values in given.items()}
+    names = columns.keys()
+    waiting: dict[Kind, Iterator[Any]] = {kind: iter(given[kind]) for kind in KINDS if names[kind] is not None}
     placing = _Placing(where, folder, waiting)
     split = columns.expected or any(given.values())
     placed = []
@@ -197,7 +199,7 @@ def texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _split(content: str, placing: _Placing) -> Iterator[dict[str, Any]]:
     for segment in SPLIT.split(content):
-        if segment in PLACEHOLDERS:
+        if PLACEHOLDERS.get(segment) in placing.waiting:
             yield placing.place(PLACEHOLDERS[segment])
         elif segment:
             yield {"type": "text", "text": segment}
@@ -257,9 +259,10 @@ def _column(row: Mapping[str, Any], name: str | None, kind: Kind) -> list[Any]:
 
 def _is_copy(row: Mapping[str, Any], columns: MediaColumns, kind: Kind, placing: _Placing) -> bool:
     """Whether multi_modal_data repeats the pictures that the messages hold themselves, as verl's classes do."""
-    from_column = _is_filled(row.get(columns.keys()[kind]))
+    name = columns.keys()[kind]
+    from_column = name is not None and _is_filled(row.get(name))
     inside = sum(media.kind == kind for media in placing.placed)
-    return not from_column and inside == len(_column(row, columns.keys()[kind], kind))
+    return not from_column and inside == len(_column(row, name, kind))
 
 
 def _is_filled(value: Any) -> bool:

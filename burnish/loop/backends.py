@@ -22,7 +22,7 @@ from burnish.models.load import ModelSource, load_causal_lm, load_value_model
 from burnish.models.logits import TORCH, LogitKernel
 from burnish.models.lora import Adapters, adapter_dtype, add_adapters
 from burnish.models.parts import check_head
-from burnish.models.recompute import enable_recompute
+from burnish.models.recompute import decoder_layers, enable_recompute
 from burnish.models.vision.family import freeze_vision_tower, vision_modules
 from burnish.seeding import derive_seed
 from burnish.training.backend import Backend, BackendOptions, FsdpOptions, create_backend
@@ -30,6 +30,7 @@ from burnish.training.backends.module import ModuleBackend
 from burnish.training.offload import has_own_memory
 from burnish.training.optim import OptimizerOptions
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext
+from burnish.training.stages import layer_ranges
 
 if TYPE_CHECKING:
     from burnish.config.adapters import TrainedModelConfig
@@ -163,6 +164,7 @@ def wants_offload(fsdp: FsdpConfig, device: torch.device, parallel: ParallelCont
 
 def fsdp_options(fsdp: FsdpConfig, key: str, device: torch.device) -> FsdpOptions:
     """How ranks shard the model."""
+    megatron = f"{key.removesuffix('.fsdp_config').removesuffix('.model')}.megatron"
     return FsdpOptions(
         reshard_after_forward=fsdp.reshard_after_forward,
         offload=fsdp.offload_policy,
@@ -171,7 +173,8 @@ def fsdp_options(fsdp: FsdpConfig, key: str, device: torch.device) -> FsdpOption
         min_num_params=fsdp.wrap_policy.min_num_params,
         layer_classes=tuple(fsdp.wrap_policy.transformer_layer_cls_to_wrap),
         key=key,
-        tensor_key=f"{key.removesuffix('.fsdp_config').removesuffix('.model')}.megatron.tensor_model_parallel_size",
+        tensor_key=f"{megatron}.tensor_model_parallel_size",
+        expert_key=f"{megatron}.expert_model_parallel_size",
     )
 
 
@@ -259,7 +262,9 @@ def _finish(
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
     if model.enable_gradient_checkpointing:
-        enable_recompute(network, model.recompute.method, model.recompute.num_layers, key)
+        recompute, stages = model.recompute, parallel.stages
+        parts = layer_ranges(len(decoder_layers(network, key)), stages) if stages.size > 1 else None
+        enable_recompute(network, recompute.method, recompute.num_layers, key, parts)
     offloads = has_own_memory(device)
     options = BackendOptions(
         offload=wants_offload(fsdp, device, parallel),
@@ -275,7 +280,7 @@ def _checked(backend: Backend) -> Backend:
     assert isinstance(backend, ModuleBackend)
     # Eager: nothing is worth compiling for a few tokens.
     with backend.on_device(), backend.autocast(), torch.compiler.set_stance("force_eager"):
-        backend.run_unsharded(lambda: check_head(backend.model, segments=[4]))
+        backend.check(lambda model, **given: check_head(model, segments=[4], **given))
     return backend
 
 

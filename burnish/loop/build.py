@@ -209,6 +209,7 @@ def build(
             explain_out_of_memory=partial(explain, cfg),
             close_workers=roles.close,
             kill_hung_workers=roles.kill_hung,
+            take_worker_spans=roles.take_spans,
         )
     except BaseException:
         undo.close()

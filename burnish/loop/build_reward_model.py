@@ -76,7 +76,7 @@ def build_reward_model(
     backend = create_backend(model, device, dtype, options=options, parallel=parallel)
     assert isinstance(backend, ModuleBackend)
     with backend.on_device(), torch.compiler.set_stance("force_eager"):
-        backend.run_unsharded(lambda: check_score(backend.model, source))
+        backend.check(lambda model, **given: check_score(model, source, **given))
     return RewardModel(
         backend,
         inputs,

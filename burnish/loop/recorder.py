@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,14 +108,16 @@ class Recorder:
         if unseen is not None:
             self.loggers.note(unseen)
 
-    def record_step(self, step: int, batch: Batch, spans: list[Span], total_steps: int) -> None:
+    def record_step(
+        self, step: int, batch: Batch, spans: list[Span], total_steps: int, workers: Mapping[str, Sequence[Span]]
+    ) -> None:
         """Write what `burnish view` shows of a step beside metrics and texts: its tokens, and when its phases ran."""
         self.tokens.record(step, batch)
         problem = self.tokens.take_problem()
         if problem is not None:
             self.loggers.note(problem)
         try:
-            self.timeline.add(step, spans, total_steps)
+            self.timeline.add(step, spans, total_steps, workers)
         except OSError as error:
             self.loggers.note(f"{disk_full(error)}cannot write {self.timeline.path}: {error}")
 

@@ -12,6 +12,7 @@ import torch
 from burnish.algos.advantages import ADVANTAGES
 from burnish.config.adapters import wants_adapter
 from burnish.errors import UserError
+from burnish.log.timeline import Span
 from burnish.loop.backends import (
     frozen_language_model,
     head_kernel,
@@ -57,6 +58,7 @@ class Roles:
     close: Callable[[], None] = lambda: None
     kill_hung: Callable[[str, float], str] | None = None  # None where there are no worker processes
     groups: Mapping[str, WorkerGroup] = dataclasses.field(default_factory=dict)  # the worker processes of each role
+    take_spans: Callable[[], dict[str, list[Span]]] = dict  # when worker processes were busy
 
     def local(self) -> dict[str, Any]:
         """The roles of this process, by name."""
@@ -115,6 +117,7 @@ def _build_out_of_process(
             close=launched.close,
             kill_hung=launched.kill_hung,
             groups=launched.groups,
+            take_spans=launched.take_spans,
         )
     except BaseException:
         launched.close()

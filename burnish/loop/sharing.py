@@ -1,15 +1,25 @@
-"""Checks that models divide over tensor and sequence ranks, from their configs, before any weight is loaded."""
+"""Checks that models divide over ranks and stages, from their configs, before any weight is loaded."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from burnish.config.ranks import sequence_parallel_size, tensor_parallel_size, uses_megatron
+from burnish.config.ranks import (
+    expert_parallel_size,
+    pipeline_parallel_size,
+    sequence_parallel_size,
+    tensor_parallel_size,
+    uses_megatron,
+    virtual_pipeline_size,
+)
+from burnish.config.stage_rules import layers_per_stage
 from burnish.loop.build_reward_model import reward_model_source
 from burnish.loop.pools import wants_critic, wants_reference, wants_reward_model
 from burnish.loop.roles import critic_source, reference_source
 from burnish.models.load import ModelSource, load_config
 from burnish.models.sequence.method import choose_method
+from burnish.training.expert_parallel import check_experts
+from burnish.training.stages import ONE_STAGE, StageOptions, check_stages
 from burnish.training.tensor_parallel import check_sizes
 
 if TYPE_CHECKING:
@@ -17,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
-    """Raise where heads do not divide over tensor or sequence ranks; returns notices on sequence parallelism."""
+    """Raise where heads, layers or experts do not divide over ranks; returns notices on sequence parallelism."""
     notices = []
     policy, critic = cfg.actor_rollout_ref, cfg.critic
     models: list[tuple[str, Any, ModelSource]] = [("actor_rollout_ref.actor", policy.actor, source)]
@@ -31,7 +41,26 @@ def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
         config = load_config(model_source)
         tensor, sequence = tensor_parallel_size(role), sequence_parallel_size(role)
         check_sizes(config, tensor, f"{key}.megatron.tensor_model_parallel_size")
+        check_stages(config, stage_options(key, role))
+        check_experts(config, expert_parallel_size(role), f"{key}.megatron.expert_model_parallel_size")
         if sequence > 1:
             name = "megatron.context_parallel_size" if uses_megatron(role) else "ulysses_sequence_parallel_size"
             notices.append(choose_method(config, sequence, f"{key}.{name}", tensor).notice)
     return notices
+
+
+def stage_options(section: str, role: Any) -> StageOptions:
+    """How the role's model is cut into pipeline stages."""
+    size = pipeline_parallel_size(role)
+    if size == 1:
+        return ONE_STAGE
+    first, last, each = layers_per_stage(role)
+    return StageOptions(
+        size=size,
+        virtual=virtual_pipeline_size(role),
+        schedule=role.megatron.pipeline_schedule,
+        num_first=first,
+        num_last=last,
+        num_each=each,
+        key=f"{section}.megatron",
+    )

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from burnish.config.ranks import sequence_parallel_size, tensor_parallel_size
+from burnish.config.ranks import expert_parallel_size, sequence_parallel_size, tensor_parallel_size
 from burnish.distributed.channel import NO_RESULT
 from burnish.distributed.process_group import RankInfo, destroy_process_group, init_process_group
 from burnish.distributed.rendezvous import verify_group
 from burnish.distributed.weights import Endpoint, receive, send
+from burnish.log.timeline import Span
 from burnish.loop.build_reward_model import build_reward_model
 from burnish.loop.media_transfer import MediaStore
 from burnish.loop.profiling import process_profiler, watch_mini_batches
@@ -28,6 +29,8 @@ from burnish.loop.roles import (
     load_run_tokenizer,
     policy_source,
 )
+from burnish.loop.sharing import stage_options
+from burnish.loop.worker_clock import WorkerClock
 from burnish.models.device import pick_device
 from burnish.models.load import load_generation_config
 from burnish.models.model_input import Media
@@ -50,7 +53,7 @@ ENGINE_SIZES = (
 class Worker:
     """The handles call all ranks together; of the ranks that have a role's result, one returns it."""
 
-    concurrent = frozenset({"generate", "abort", "end_session", "expect_return", "engine_stats", "write"})
+    concurrent = frozenset({"generate", "abort", "end_session", "expect_return", "engine_stats", "write", "take_spans"})
 
     def __init__(self, info: RankInfo, cfg: TrainConfig, roles: tuple[str, ...], total_steps: int) -> None:
         self.info = info
@@ -59,7 +62,7 @@ class Worker:
         if info.size > 1:
             init_process_group(info, self.device)
         torch.manual_seed(derive_seed(cfg.trainer.seed, "worker"))  # equal on all ranks: they must load equal weights
-        self.contexts: dict[tuple[int, int, int], ParallelContext] = {}  # by fsdp, sequence and tensor size
+        self.contexts: dict[tuple[Any, ...], ParallelContext] = {}  # by their sizes
         self.source = policy_source(cfg)
         self.tokenizer = load_run_tokenizer(cfg, self.source)
         self.notices: list[str] = []
@@ -69,6 +72,7 @@ class Worker:
             self.roles[role] = getattr(self, f"_build_{role}")(total_steps)
         self.profiler = process_profiler(cfg, roles, info.rank, self.device)
         watch_mini_batches(self.roles, self.profiler)
+        self.clock = WorkerClock()
         self._writers: dict[int, Callable[[Path], None]] = {}
         self._in_flight: dict[int, Future[Completion]] = {}  # by request id
 
@@ -79,7 +83,7 @@ class Worker:
         self.media.receive(media)
         args = tuple(map(self.media.restore_batch, args))
         attribute = getattr(self.roles[role], method)
-        with memory_reported(self.roles, self.device):
+        with memory_reported(self.roles, self.device), self.clock.of_call(role, method):
             value = attribute(*args, **kwargs) if callable(attribute) else attribute
         backend = getattr(self.roles[role], "backend", None)
         return value if backend is None or backend.parallel.reports_results else NO_RESULT
@@ -87,6 +91,10 @@ class Worker:
     def profile(self, method: str, *args: Any) -> Any:
         """Start or stop recordings of this process."""
         return getattr(self.profiler, method)(*args)
+
+    def take_spans(self) -> list[Span]:
+        """When this process was busy since the last call."""
+        return self.clock.take()
 
     def take_notices(self) -> Any:
         """What the user should know about how the roles were built, the same on all ranks."""
@@ -100,7 +108,8 @@ class Worker:
     def write(self, id: int, folder: Path) -> str | None:
         """Write a prepared state. A disk error is returned, not raised: it must not end the worker."""
         try:
-            self._writers[id](folder)
+            with self.clock.phase("save_checkpoint"):
+                self._writers[id](folder)
         except OSError as error:
             return str(error)
         return None
@@ -119,6 +128,7 @@ class Worker:
         for id, future in zip(ids, futures, strict=True):
             self._in_flight[id] = future
             future.add_done_callback(partial(self._finish, id))
+        self.clock.generating(futures)
         return futures
 
     def _finish(self, id: int, future: Future[Completion]) -> None:
@@ -144,19 +154,22 @@ class Worker:
 
     def sync_weights(self, version: int) -> float:
         """Load this process's policy into its engine. Returns the seconds spent comparing weights."""
-        return sync_weights(self.roles["engine"], self.roles["policy"].weights(), version, compared_dtype(self.cfg))
+        with self.clock.phase("update_weights"):
+            return sync_weights(self.roles["engine"], self.roles["policy"].weights(), version, compared_dtype(self.cfg))
 
     def send_weights(self, endpoint: Endpoint) -> None:
         """Send the policy to engines in other processes: all ranks gather it, the main rank sends."""
         policy = self.roles["policy"]
-        if policy.backend.parallel.is_main:
-            send(policy.weights(), endpoint, self.device)
-        else:
-            for _ in policy.weights():
-                pass
+        with self.clock.phase("update_weights"):
+            if policy.backend.parallel.is_main:
+                send(policy.weights(), endpoint, self.device)
+            else:
+                for _ in policy.weights():
+                    pass
 
     def receive_weights(self, endpoint: Endpoint, version: int) -> float:
-        return sync_weights(self.roles["engine"], receive(endpoint, self.device), version, compared_dtype(self.cfg))
+        with self.clock.phase("update_weights"):
+            return sync_weights(self.roles["engine"], receive(endpoint, self.device), version, compared_dtype(self.cfg))
 
     def close(self) -> None:
         self.profiler.close()
@@ -168,19 +181,22 @@ class Worker:
     # building
 
     def _build_policy(self, total_steps: int) -> Any:
-        parallel = self._parallel(self.cfg.actor_rollout_ref.actor, self.cfg.actor_rollout_ref.actor.fsdp_config)
+        actor = self.cfg.actor_rollout_ref.actor
+        parallel = self._parallel("actor_rollout_ref.actor", actor, actor.fsdp_config)
         return build_policy(self.cfg, self.source, self.device, total_steps, parallel)
 
     def _build_critic(self, total_steps: int) -> Any:
-        parallel = self._parallel(self.cfg.critic, self.cfg.critic.model.fsdp_config)
+        parallel = self._parallel("critic", self.cfg.critic, self.cfg.critic.model.fsdp_config)
         return build_critic(self.cfg, self.device, total_steps, parallel)
 
     def _build_reference(self, total_steps: int) -> Any:
-        parallel = self._parallel(self.cfg.actor_rollout_ref.ref, self.cfg.actor_rollout_ref.ref.fsdp_config)
+        ref = self.cfg.actor_rollout_ref.ref
+        parallel = self._parallel("actor_rollout_ref.ref", ref, ref.fsdp_config)
         return build_reference(self.cfg, self.source, self.device, self.roles["policy"], parallel)
 
     def _build_reward_model(self, total_steps: int) -> Any:
-        parallel = self._parallel(self.cfg.reward_model, self.cfg.reward_model.model.fsdp_config)
+        config = self.cfg.reward_model
+        parallel = self._parallel("reward_model", config, config.model.fsdp_config)
         return build_reward_model(self.cfg, self.device, self.tokenizer, self.notices, parallel)
 
     def _build_engine(self, total_steps: int) -> Any:
@@ -199,22 +215,24 @@ class Worker:
             beside="policy" in self.roles,
         )
 
-    def _parallel(self, role: Any, fsdp: Any) -> ParallelContext:
+    def _parallel(self, section: str, role: Any, fsdp: Any) -> ParallelContext:
         """The ranks' position for a role; roles with equal sizes share process groups."""
         if self.info.size == 1:
             return SINGLE_PROCESS
-        sizes = (fsdp.fsdp_size, sequence_parallel_size(role), tensor_parallel_size(role))
-        if sizes not in self.contexts:
-            self.contexts[sizes] = build_mesh(
-                self.device,
-                fsdp_size=sizes[0],
-                sequence_size=sizes[1],
-                tensor_size=sizes[2],
-                balance=self.cfg.trainer.balance_batch,
-            )
-            for number, group in enumerate(self.contexts[sizes].groups):
-                verify_group(group, self.info.key, f"group {number} of {sizes}")
-        return self.contexts[sizes]
+        stages = stage_options(section, role)
+        sizes = {
+            "fsdp_size": fsdp.fsdp_size,
+            "sequence_size": sequence_parallel_size(role),
+            "tensor_size": tensor_parallel_size(role),
+            "expert_size": expert_parallel_size(role),
+        }
+        key = (*sizes.values(), stages)
+        if key not in self.contexts:
+            balance = self.cfg.trainer.balance_batch
+            self.contexts[key] = build_mesh(self.device, **sizes, stages=stages, balance=balance)
+            for number, group in enumerate(self.contexts[key].groups):
+                verify_group(group, self.info.key, f"group {number} of mesh {len(self.contexts)}")
+        return self.contexts[key]
 
 
 def device_of_rank(name: str, local_rank: int) -> torch.device:

@@ -47,6 +47,13 @@ class Adapters:
         }
         for head in heads:
             model.get_submodule(head).requires_grad_(True)
+        self.is_part = False  # of a pipeline: other ranks hold the other layers' adapters
+
+    def keep_own(self) -> None:
+        """After the model was cut into pipeline stages: drop the adapters of layers that it no longer has."""
+        modules = {id(module) for module in self.model.modules()}
+        self.layers = {name: layer for name, layer in self.layers.items() if id(layer) in modules}
+        self.is_part = True
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
@@ -105,6 +112,8 @@ class Adapters:
                 self.model.get_submodule(head).load_state_dict(head_state)
         expected = {name.removeprefix(PREFIX) for name in self.state()}
         expected -= {name for name in expected for head in self.heads if name.startswith(f"{head}.")}
+        if self.is_part:
+            state = {name: tensor for name, tensor in state.items() if name in expected}
         if expected != set(state):
             odd = sorted(expected ^ set(state))[:3]
             raise UserError(f"the adapter does not match the model: {', '.join(odd)}", key=key, value=str(folder))

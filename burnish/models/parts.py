@@ -48,10 +48,14 @@ def logit_softcap(model: PreTrainedModel) -> float | None:
 
 @torch.no_grad()
 def check_head(model: PreTrainedModel, **kwargs: object) -> None:
-    """Refuse a model whose logits are not a linear (soft-capped) function of its hidden states."""
-    ids = torch.arange(4, device=model.device)[None] % model.config.get_text_config().vocab_size
-    theirs = model(input_ids=ids, use_cache=False, **kwargs).logits[0].float()
-    hidden = backbone(model)(input_ids=ids, use_cache=False, **kwargs).last_hidden_state[0]
+    """Refuse a model whose logits are not a linear (soft-capped) function of its hidden states.
+
+    Takes arguments of the model, such as `inputs_embeds` for one without an embedding.
+    """
+    if "inputs_embeds" not in kwargs:
+        kwargs["input_ids"] = torch.arange(4, device=model.device)[None] % model.config.get_text_config().vocab_size
+    theirs = model(use_cache=False, **kwargs).logits[0].float()
+    hidden = backbone(model)(use_cache=False, **kwargs).last_hidden_state[0]
     ours = chunk_logits(hidden, head_weight(model), 1.0, logit_softcap(model))
     if not torch.allclose(ours, theirs, rtol=2e-2, atol=2e-2 * float(theirs.abs().max() + 1e-6)):
         raise UserError(

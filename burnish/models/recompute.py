@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,38 +14,51 @@ from burnish.errors import UserError
 from burnish.models.parts import backbone
 from burnish.models.vision.family import vision_family
 
-
-def enable_recompute(model: PreTrainedModel, method: str | None, num_layers: int | None, key: str) -> None:
-    """Checkpoint each layer (None), or use one of Megatron's methods. `key` is the model's config section."""
-    METHODS[method](model, num_layers, f"{key}.recompute.method")
+Parts = Sequence[range] | None  # the layers of each pipeline stage; None: there are no stages
 
 
-def each_layer(model: PreTrainedModel, num_layers: int | None, key: str) -> None:
+def enable_recompute(
+    model: PreTrainedModel, method: str | None, num_layers: int | None, key: str, parts: Parts = None
+) -> None:
+    """Checkpoint each layer (None), or use one of Megatron's methods. `key` is the model's config section.
+
+    As in Megatron, `num_layers` counts within each pipeline stage.
+    """
+    METHODS[method](model, num_layers, f"{key}.recompute.method", parts)
+
+
+def each_layer(model: PreTrainedModel, num_layers: int | None, key: str, parts: Parts = None) -> None:
     """transformers' gradient checkpointing: keep each layer's input."""
     # Reentrant checkpointing loses gradients if a layer's input requires none, as with LoRA.
     model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
-def block(model: PreTrainedModel, num_layers: int | None, key: str) -> None:
+def block(model: PreTrainedModel, num_layers: int | None, key: str, parts: Parts = None) -> None:
     """Recompute only the first `num_layers` layers."""
     each_layer(model, None, key)
-    for layer in decoder_layers(model, key)[num_layers:] if num_layers is not None else ():
-        layer.gradient_checkpointing = False  # pyright: ignore[reportArgumentType]
+    for layers in _split(model, key, parts) if num_layers is not None else ():
+        for layer in layers[num_layers:]:
+            layer.gradient_checkpointing = False  # pyright: ignore[reportArgumentType]
 
 
-def uniform(model: PreTrainedModel, num_layers: int | None, key: str) -> None:
+def uniform(model: PreTrainedModel, num_layers: int | None, key: str, parts: Parts = None) -> None:
     """Checkpoint groups of `num_layers` layers: keep only each group's input."""
     size = num_layers or 1
     family = vision_family(model.config)
     if size > 1 and family is not None and family.changes_layers:
         problem = f"models of type {family.name!r} add image features between layers, which cannot be grouped"
         raise UserError(problem, key=key, value="uniform", hint=f"{key}=block")
+    for layers in _split(model, key, parts):
+        for start in range(0, len(layers), size):
+            _group(layers[start : start + size])
+
+
+def _split(model: PreTrainedModel, key: str, parts: Parts) -> list[list[nn.Module]]:
     layers = list(decoder_layers(model, key))
-    for start in range(0, len(layers), size):
-        _group(layers[start : start + size])
+    return [layers] if parts is None else [layers[part.start : part.stop] for part in parts]
 
 
-METHODS: dict[str | None, Callable[[PreTrainedModel, int | None, str], None]] = {
+METHODS: dict[str | None, Callable[[PreTrainedModel, int | None, str, Parts], None]] = {
     None: each_layer,
     "uniform": uniform,
     "block": block,

@@ -61,12 +61,16 @@ def last_token_scores(model: PreTrainedModel, inputs: dict, last: Tensor) -> Ten
 
 
 @torch.no_grad()
-def check_score(model: PreTrainedModel, source: ModelSource) -> None:
-    """Refuse a model whose score is not that of a linear head on the last token."""
+def check_score(model: PreTrainedModel, source: ModelSource, inputs_embeds: Tensor | None = None) -> None:
+    """Refuse a model whose score is not that of a linear head on the last token.
+
+    One without an embedding takes hidden states instead of tokens.
+    """
     padding = model.config.get_text_config().pad_token_id
     ids = [token for token in range(PROBE + 1) if token != padding][:PROBE]
+    tokens = {"input_ids": torch.tensor([ids], device=model.device)}
     inputs = {
-        "input_ids": torch.tensor([ids], device=model.device),
+        **(tokens if inputs_embeds is None else {"inputs_embeds": inputs_embeds}),
         "position_ids": torch.arange(PROBE, device=model.device)[None],
         "attention_mask": None,
         "use_cache": False,

@@ -157,6 +157,7 @@ class Completion:
     finish_reason: FinishReason
     stop_reason: str | int | None = None  # the stop string or stop token that ended it; None for EOS
     top_log_probs: list[list[tuple[int, float]]] | None = None  # per token the top (id, log-prob) pairs, best first
+    queued: float = field(default=0.0, compare=False)  # seconds until the engine started it; 0 where it does not tell
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,8 @@ class Trajectory:
 def response_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
     """responses, response_mask, rollout_log_probs, weight_version, finish_reason; one row per trajectory.
 
-    generation_time is when an episode began and ended in seconds since 1970, or None. top_log_probs is added where
+    generation_time is when an episode began and ended in seconds since 1970, or None; segments, what it did when
+    (episode.py). top_log_probs is added where
     the sampling asked for them; turns, and what is known about a conversation, where a trajectory has more than one
     turn. media is added where a trajectory has images or videos.
     """
@@ -106,6 +107,7 @@ def response_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
         "weight_version": Ragged.of([t.versions for t in trajectories], torch.int64),
         "finish_reason": [t.finish_reason for t in trajectories],
         "generation_time": [t.info.get("generation_time") for t in trajectories],
+        "segments": [t.info.get("segments", []) for t in trajectories],
     }
 
 

@@ -124,6 +124,10 @@ class Backend(Protocol):
         """(name, tensor) of every parameter under its Hugging Face name; all ranks must iterate together."""
         ...
 
+    def all_stages(self, items: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        """This rank's (name, tensor) items and those of a pipeline's other stages; all ranks iterate together."""
+        ...
+
     def state_dict(self, contents: Collection[str]) -> dict[str, Any]:
         """This rank's shards of "model" and "optimizer", as a checkpoint stores them."""
         ...
@@ -143,6 +147,7 @@ class FsdpOptions:
     layer_classes: tuple[str, ...] = ()
     key: str = "actor_rollout_ref.actor.fsdp_config"  # where they are set, for error messages
     tensor_key: str = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size"
+    expert_key: str = "actor_rollout_ref.actor.megatron.expert_model_parallel_size"
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,7 @@ DEFAULT_OPTIONS = BackendOptions()
 BACKENDS = Registry("training backend", key="trainer.n_gpus_per_node")
 BACKENDS.register_lazy("single", "burnish.training.backends.single:SingleBackend")
 BACKENDS.register_lazy("fsdp", "burnish.training.backends.fsdp:FsdpBackend")
+BACKENDS.register_lazy("pipeline", "burnish.training.backends.pipeline:PipelineBackend")
 
 
 def create_backend(

@@ -91,6 +91,8 @@ class Optimizer:
         self._skipped = 0
         self._pending_norms: list[Tensor] = []  # of updates whose norm the host has not fetched
         self.average: MovingAverage | None = None  # of the weights (ema_beta)
+        self.stages: ProcessGroup | None = None  # a pipeline's ranks, each with other layers
+        self.counted_elsewhere: frozenset[int] = frozenset()  # ids of weights of which another stage has a copy
 
     def _groups(self) -> list[dict[str, Any]]:
         """Parameter groups by weight decay."""
@@ -138,7 +140,8 @@ class Optimizer:
         The host decides nothing here, so it need not wait: AdamW itself reads `found_inf`.
         """
         self.scale.unscale(self.parameters)
-        norm = clip_gradients(self.parameters, grad_clip if grad_clip > 0 else float("inf"))
+        max_norm = grad_clip if grad_clip > 0 else float("inf")
+        norm = clip_gradients(self.parameters, max_norm, self.stages, self.counted_elsewhere)
         finite = norm.isfinite()
         self.scale.update(finite)
         self.adamw.found_inf = (~finite).float()
@@ -172,23 +175,35 @@ class Optimizer:
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+def clip_gradients(
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    stages: ProcessGroup | None = None,
+    counted_elsewhere: frozenset[int] = frozenset(),
+) -> Tensor:
     """Scale gradients down to max_norm; returns the norm before, the same on every rank.
 
     Weights may be on different meshes (those replicated over tensor ranks are sharded over data ranks only), which no
     torch operation accepts together. So each rank measures its parts, and parts sharded alike are reduced together; a
-    weight that several ranks hold counts once.
+    weight that several ranks hold counts once. `stages` are ranks that hold other weights.
     """
     by_groups: dict[tuple[ProcessGroup, ...], list[Tensor]] = {}
-    for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
-        by_groups.setdefault(shard_groups(gradient), []).append(local_part(gradient))
+    copies: list[Tensor] = []
+    for parameter in parameters:
+        if parameter.grad is not None:
+            is_copy = id(parameter) in counted_elsewhere
+            parts = copies if is_copy else by_groups.setdefault(shard_groups(parameter.grad), [])
+            parts.append(local_part(parameter.grad))
     norms = [_global_norm(parts, groups) for groups, parts in by_groups.items()]
-    if not norms:
+    if not norms and stages is None:
         return torch.zeros(())
-    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms or [torch.zeros(())]))
+    if stages is not None:
+        total = _over_groups(total, (stages,))
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)  # the epsilon of torch's clip_grad_norm_
-    for parts in by_groups.values():
-        torch._foreach_mul_(parts, factor)
+    for parts in [*by_groups.values(), copies]:
+        if parts:
+            torch._foreach_mul_(parts, factor)
     return total
 
 
@@ -202,10 +217,14 @@ def shard_groups(tensor: Tensor) -> tuple[ProcessGroup, ...]:
 
 def _global_norm(parts: list[Tensor], groups: tuple[ProcessGroup, ...]) -> Tensor:
     """Norm over the parts of this rank and of the groups' other ranks."""
-    norm = get_total_norm(parts)
+    return _over_groups(get_total_norm(parts), groups)
+
+
+def _over_groups(norm: Tensor, groups: tuple[ProcessGroup, ...]) -> Tensor:
+    """The norm of all ranks' parts from those of each rank."""
     if not groups:
         return norm
-    square = norm.float() ** 2
+    square = norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2
     for group in groups:
         distributed.all_reduce(square, group=group)
     return square.sqrt()

@@ -66,7 +66,8 @@ def role_writer(
     if "hf_model" in contents:
         state["weights"] = hub_weights(backend)
     if "model" in contents and adapters is not None:
-        state["adapter"] = {name: full_tensor(tensor) for name, tensor in adapters.state().items()}
+        entries = ((name, full_tensor(tensor)) for name, tensor in adapters.state().items())
+        state["adapter"] = dict(backend.all_stages(entries))
     counters: dict[str, Any] = {name: getattr(optimizer, name) for name in COUNTERS}
     if optimizer.scale.enabled:
         counters[LOSS_SCALE] = optimizer.loss_scale
@@ -117,8 +118,8 @@ def hub_weights(backend: Backend) -> dict[str, Tensor]:
     average = _optimizer(backend).average
     if backend.adapters is None:
         state = (average or backend.model).state_dict()
-        return {name: full_tensor(tensor) for name, tensor in state.items()}
-    dtype = backend.model.get_input_embeddings().weight.dtype
+        return dict(backend.all_stages((name, full_tensor(tensor)) for name, tensor in state.items()))
+    dtype = next(backend.model.parameters()).dtype
     with swapped_weights(backend.model, {} if average is None else average.weights):
         return {name: tensor.to(dtype) for name, tensor in backend.weights()}
 
@@ -140,7 +141,7 @@ def swapped_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterato
 def copy_to_cpu(state: Any, copies: dict[tuple, Tensor]) -> Any:
     """Copy every tensor to CPU memory. Tensors that share memory (tied weights) share their copy."""
     if isinstance(state, Tensor):
-        key = (local_part(state).data_ptr(), state.shape, state.dtype)
+        key = (local_part(state).data_ptr(), state.shape, state.dtype, type(state))
         if key not in copies:
             copies[key] = state.detach().to("cpu", copy=True)
         return copies[key]
@@ -187,6 +188,8 @@ def load_role(folder: Path, backend: Backend, contents: Collection[str], *, key:
     if "hf_model" in parts:
         weights: dict[str, Any] = _load_hub(hub_folder(folder), type(backend.model), key)
         options = StateDictOptions(full_state_dict=parallel.is_distributed)
+        if parallel.pipeline_size > 1:
+            weights = {name: weights[name] for name in backend.model.state_dict()}
         set_model_state_dict(backend.model, weights, options=options)
     if optimizer.average is not None and AVERAGE not in state:
         optimizer.average.reset()

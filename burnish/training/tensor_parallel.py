@@ -178,7 +178,7 @@ class _SummedGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total = gradient.float()
+        total = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
         total = total.clone() if total is gradient else total
         distributed.all_reduce(total, group=ctx.group)
         return total.to(gradient.dtype), None

@@ -17,10 +17,11 @@ from burnish.view.server import static_files
 # In the order of their imports: each uses only names of those before it.
 MODULES = (
     *("dom.js", "state.js", "words.js", "chart.js", "curves.js", "health.js", "tokens.js", "samples.js"),
-    *("timeline.js", "config.js", "app.js"),
+    *("profiles.js", "timeline.js", "config.js", "app.js"),
 )
 TOKENS_PER_PAGE = 512  # as tokens.js asks for them
 MAX_ROWS = 64  # trajectories of a step
+MAX_PROFILES = 8  # traces whose summaries are part of the page
 MAX_PAGES = 8  # pages of tokens of a trajectory
 MISSING = "This is not part of the exported page. Open the run with `burnish view`."
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
@@ -56,7 +57,7 @@ def collect(api: ViewApi, num_steps: int) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     curves: dict[str, Any] = {}
 
-    def ask(name: str, **query: Any) -> Any:
+    def ask(name: str, /, **query: Any) -> Any:
         words = {word: str(value) for word, value in query.items()}
         try:
             answer = api.answer(name, words)
@@ -75,8 +76,10 @@ def collect(api: ViewApi, num_steps: int) -> dict[str, Any]:
             ask("health", run=number, lang=lang)
             ask("config", runs=number, lang=lang)
             ask("config", runs=everything, lang=lang)
-        for name in ("memory", "files", "timeline"):
+        for name in ("memory", "files", "timeline", "profiles"):
             ask(name, run=number)
+        for profile in [one for one in run.profiles() if one.is_trace][:MAX_PROFILES]:
+            ask("profile", run=number, name=profile.name)
         _collect_steps(run.steps(), number, num_steps, ask, answers)
     return {"answers": answers, "curves": finite(curves), "missing": MISSING}
 
@@ -91,6 +94,7 @@ def _collect_steps(steps: list[int], run: int, count: int, ask: Any, answers: di
     for step in chosen:
         answer = ask("step", run=run, step=step)
         ask("bars", run=run, step=step)
+        ask("processes", run=run, step=step)
         answer["samples"] = answer["samples"][:MAX_ROWS]
         for sample in answer["samples"]:
             ask("sample", run=run, step=step, row=sample["row"])

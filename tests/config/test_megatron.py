@@ -98,9 +98,6 @@ def test_a_megatron_kernel_gives_a_notice():
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("pipeline_model_parallel_size", 2, "pipeline parallelism"),
-        ("virtual_pipeline_model_parallel_size", 2, "pipeline parallelism"),
-        ("expert_model_parallel_size", 2, "MoE options"),
         ("override_mcore_model_config", "{a: 1}", "Megatron-Core"),
     ],
 )

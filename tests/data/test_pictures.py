@@ -9,15 +9,18 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from burnish.config.data import HandlerConfig
 from burnish.data.check import check_rows
 from burnish.data.dataset import PromptDataset
-from burnish.data.encode import PromptEncoder
+from burnish.data.encode import TRUNCATIONS, PromptEncoder, truncated
 from burnish.data.files import ListRows, read_files
+from burnish.data.load import load_train
 from burnish.data.measure import LengthCounter, measure
 from burnish.data.pictures import MediaColumns, has_pictures, place_pictures
+from burnish.data.prompt_pictures import encode_row
 from burnish.demo.tiny_vision import TINY_FAMILIES
 from burnish.errors import UserError
-from burnish.media import InvalidMedia
+from burnish.media import InvalidMedia, Video
 
 
 def png(color="red", size=56):
@@ -418,3 +421,60 @@ def test_paths_of_rows_are_those_of_their_own_file(data, write, tmp_path):
     files = [write(f"{name}/a.jsonl", rows) for name in ("one", "two")]
     media = data(read_files(files)).batch([0, 1], 0)["media"]
     assert media[0] != media[1] and Path(files[0]).parent != Path(files[1]).parent
+
+
+def test_null_reads_no_column():
+    columns = MediaColumns(image_key=None)
+    message = {"role": "user", "content": "<image>What <video>?"}
+    (placed,), media = place_pictures([message], {"images": [RED], "videos": [FRAMES]}, columns, "row 0", "")
+    assert [item.kind for item in media] == ["video"]
+    assert "".join(part.get("text", "|") for part in placed["content"]) == "<image>What |?"
+    assert not has_pictures({"images": [RED]}, columns)
+
+
+def test_one_row_for_jobs_without_a_dataset(data, vision, write):
+    rows = read_files([write("a.parquet", [row(), BAD["corrupt"][0], row("x", None)])])
+    encoder = PromptEncoder(vision.tokenizer, {}, vision=vision)
+    arguments = (encoder, "prompt", MediaColumns(), "data.path")
+    encoded = encode_row(rows, 0, *arguments)
+    batch = data(rows, invalid_media="drop").batch([0], 0)
+    assert encoded.ids == batch["prompt_ids"].lists()[0] and encoded.media == batch["media"][0]
+    with pytest.raises(InvalidMedia, match=r"a\.parquet, row 1: image 0: corrupt image"):
+        encode_row(rows, 1, *arguments)
+    assert encode_row(rows, 2, *arguments).media == ()
+    with pytest.raises(UserError, match=r"row 0 has .* would cut or drop a picture"):
+        truncated(encoded, TRUNCATIONS["right"].load(), 12, "row 0", "rollout.prompt_length")
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_lengths_without_pixels_are_the_same(family, encoder_of):
+    vision = encoder_of(family)
+    sizes = [(56, 56), (57, 90), (200, 31), (28, 28), (111, 333), (56, 56)]
+    images = [PIL.Image.new("RGB", size) for size in sizes]
+    text = "a".join(vision.placeholders["image"] for _ in images)
+    whole, measured = vision.encode(text, images), vision.encode(text, images, pixels=False)
+    assert measured.ids == whole.ids
+    assert [(m.offset, m.num_tokens) for m in measured.media] == [(m.offset, m.num_tokens) for m in whole.media]
+    assert all(not item.tensors for item in measured.media) and all(item.tensors for item in whole.media)
+    if "video" in vision.kinds:
+        for stamps in (None, [0.0, 1.0, 2.0, 13.0]):
+            video = Video(FRAMES, stamps)
+            text = vision.placeholders["video"]
+            assert vision.encode(text, (), [video], pixels=False).ids == vision.encode(text, (), [video]).ids
+
+
+def test_measuring_processes_nothing_that_its_size_tells(vision, data, monkeypatch):
+    processed = []
+    image = vision._pictures.image
+    monkeypatch.setattr(vision._pictures, "image", lambda picture: processed.append(picture) or image(picture))
+    dataset = data([row(images=(png("green"),)), row(images=(png("yellow"),))])
+    assert processed == []
+    dataset.batch([0, 1], 0)
+    assert len(processed) == 2
+
+
+def test_a_handler_keeps_the_pictures(vision, config, write):
+    raw = {"instruction": "Look: <image>?", "output": "red", "images": [{"bytes": RED, "path": None}]}
+    cfg = config(train_files=[write("raw.parquet", [raw])], handler=HandlerConfig(name="AlpacaStyleInstructionHandler"))
+    batch = load_train(cfg, vision.tokenizer, run_seed=0, vision=vision).batch([0], 0)
+    assert len(batch["media"][0]) == 1 and batch["ground_truth"] == ["red"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -11,13 +13,15 @@ from burnish.models.parts import backbone
 from burnish.training.backend import Backend
 
 from . import memory, teaching
+from .kit import Case
 from .models_more import GAE, JUDGED, KL, SIXTEEN, moved
-from .ranks import NUM_TOKENS, held, run
+from .ranks import NUM_TOKENS, held, one_rank, run
 from .roles import twice
 from .row import Observe, Row, Text
 
 ACTOR, REF, CRITIC, JUDGE = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic", "reward_model"
 TENSOR_PARALLEL, SEQUENCE_PARALLEL = {"tokens": 1.0, "weights": 0.5}, {"tokens": 0.5, "weights": 1.0}
+GIVEN: dict[str, tuple[Text, ...]] = {ACTOR: (), REF: KL, CRITIC: GAE, JUDGE: JUDGED}
 ROLES = {ACTOR: "policy", REF: "reference", CRITIC: "critic", JUDGE: "reward_model"}
 
 
@@ -50,6 +54,45 @@ def size_rows(section: str, given: tuple[Text, ...]) -> list[Row]:
         Row(f"{sizes}.tensor_model_parallel_size", "2", see, spread, expected=TENSOR_PARALLEL),
         Row(f"{sizes}.context_parallel_size", "2", see, spread, expected=SEQUENCE_PARALLEL),
     ]
+
+
+@cache
+def position(section: str) -> Observe:
+    """The role's place: stages, chunks, schedule, layers of the first stage, ranks that share experts and weights."""
+
+    def observe(case: Case) -> Any:
+        config = attrgetter(section)(case.cfg)
+        fsdp = config.fsdp_config if hasattr(config, "fsdp_config") else config.model.fsdp_config
+        with one_rank(case) as worker:
+            parallel = worker._parallel(section, config, fsdp)
+            stages = parallel.stages
+            experts = 1 if parallel.experts is None else parallel.experts.size()
+            return stages.size, stages.virtual, stages.schedule, stages.num_first, experts, parallel.mesh.size()
+
+    return observe
+
+
+def layers_held(role: str, backend: Backend) -> int:
+    """Layers with weights of a rank of two."""
+    return sum(any(True for _ in layer.parameters()) for layer in backbone(backend.model).layers)
+
+
+def stage_rows(section: str, given: tuple[Text, ...]) -> list[Row]:
+    spread = (*given, f"{section}.strategy=megatron", "trainer.n_gpus_per_node=2")
+    see, key = position(section), f"{section}.megatron"
+    staged = (*spread, f"{key}.pipeline_model_parallel_size=2")
+    # The judge of these tests has one layer.
+    size = (see, (2, 1, "1f1b", None, 1, 1)) if section == JUDGE else (held(ROLES[section], layers_held), 1)
+    fields = "{num_layers_in_first_pipeline_stage:1}"
+    rows = [
+        Row(f"{key}.pipeline_model_parallel_size", "2", size[0], spread, expected=size[1]),
+        Row(f"{key}.virtual_pipeline_model_parallel_size", "2", see, staged, expected=(2, 2, "1f1b", None, 1, 1)),
+        Row(f"{key}.pipeline_schedule", "gpipe", see, staged, expected=(2, 1, "gpipe", None, 1, 1)),
+        Row(f"{key}.expert_model_parallel_size", "2", see, spread, expected=(1, 1, "1f1b", None, 2, 2)),
+    ]
+    if section in (REF, JUDGE):
+        rows.append(Row(f"{key}.override_transformer_config", fields, see, staged, expected=(2, 1, "1f1b", 1, 1, 1)))
+    return rows
 
 
 def memory_rows(section: str, role: str, given: tuple[Text, ...], taught: bool) -> list[Row]:
@@ -96,6 +139,7 @@ def strategy_row(section: str, role: str, given: tuple[Text, ...]) -> Row:
 
 
 ROWS = [
+    *(row for section, given in GIVEN.items() for row in stage_rows(section, given)),
     *size_rows(ACTOR, ()),
     *size_rows(REF, KL),
     *size_rows(CRITIC, GAE),

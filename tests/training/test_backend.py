@@ -76,7 +76,7 @@ def test_the_parallel_context_names_the_backend(backend, monkeypatch):
     assert type(create_backend(model, CPU, torch.float32)) is SingleBackend
     monkeypatch.setattr(BACKENDS, "entries", dict(BACKENDS.entries))
     BACKENDS.register("reversed")(Reversed)
-    assert BACKENDS.names() == ["single", "fsdp", "reversed"]
+    assert BACKENDS.names() == ["single", "fsdp", "pipeline", "reversed"]
     made = create_backend(model, CPU, torch.float32, parallel=ParallelContext(backend="reversed"))
     assert type(made) is Reversed
 

@@ -16,17 +16,17 @@ _SIZES = (
     "context_parallel_size",
 )
 _REPLICA_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-# Passed on as overrides of the transformer config; the run reports why they have no effect.
+# Passed on as overrides of the transformer config; the run reports why they have no effect, if they have none.
 _LAYOUT = ("context_parallel_algo", "num_layer_list", "num_layers_per_virtual_pipeline_stage", "noop_layers")
+_STAGES, _CHUNK, _NO_OPS = _SIZES[1], *_LAYOUT[2:]
 _FLAGS = ("moe_tp_extend_ep",)
 _LORA_WHY = (
     "LoRA does not support tensor parallelism: FSDP shards the layers over all ranks instead, with the same results"
 )
-# Placement that does not change results: FSDP shards the same weights over the same devices.
-_REPLACED_BY_FSDP = {
-    "pipeline_model_parallel_size": "FSDP shards the layers over all ranks instead of stages, with the same results",
-    "expert_model_parallel_size": "FSDP shards the experts over all ranks instead, with the same results",
-}
+_EXPERTS_WHY = (
+    "expert parallelism does not combine with tensor parallelism yet: FSDP shards the experts over all ranks instead,"
+    " with the same results"
+)
 _SINGLE_RANK = "each model replica is on one rank"
 # Megatron's load balancing type -> aux_loss_scope; None has no loss.
 _BALANCING = {"aux_loss": "layer", "seq_aux_loss": "sequence", "noaux_tc": None, "none": None, "sinkhorn": None}
@@ -90,9 +90,10 @@ def _nodes(t: Translator, total: Setting) -> None:
 def _sizes(t: Translator, role: Role) -> None:
     section, sharded = role.section, is_sharded(t)
     has_lora = section is t.actor and section.value("lora_target_modules")
-    replaced = dict(_REPLACED_BY_FSDP)
-    if has_lora:
-        replaced[TENSOR_SIZE] = _LORA_WHY
+    # Placement that does not change results: FSDP shards the same weights over the same devices.
+    replaced = {TENSOR_SIZE: _LORA_WHY} if has_lora else {}
+    if (section.value(TENSOR_SIZE) or 1) > 1:
+        replaced["expert_model_parallel_size"] = _EXPERTS_WHY
     flags = {"sequence_parallel": "sequence_parallel", "use_distributed_optimizer": "use_distributed_optimizer"}
     for name, ours in {**{name: name for name in _SIZES}, **flags}.items():
         if not sharded:
@@ -105,11 +106,41 @@ def _sizes(t: Translator, role: Role) -> None:
                 t.set(section[name], f"{key}.megatron.{ours}")
     for name in (*_LAYOUT, *_FLAGS):
         setting = section[name]
-        if not setting.explicit or not setting.value or not sharded:
+        if name in (_CHUNK, _NO_OPS) and setting.value and (section.value(_STAGES) or 1) > 1:
+            _stages(t, role, setting)
+        elif not setting.explicit or not setting.value or not sharded:
             t.inert(setting, _SINGLE_RANK if not sharded else "empty: same as not set")
         else:
             for key in role.parallel:
                 t.set(setting, f"{key}.megatron.override_transformer_config.{name}")
+
+
+def _stages(t: Translator, role: Role, setting: Setting) -> None:
+    """Layers per chunk as a number of chunks, and stages with layers that do nothing as numbers of real layers."""
+    section, stages = role.section, role.section.value(_STAGES)
+    num_layers = section.value("num_layers")
+    if not isinstance(num_layers, int) or num_layers % stages:
+        t.refuse(setting, f"needs num_layers, a multiple of {_STAGES} = {stages}")
+        return
+    each = num_layers // stages
+    if setting.theirs.endswith(_CHUNK):
+        size = setting.value
+        if not isinstance(size, int) or size < 1 or each % size:
+            t.refuse(setting, f"must divide the {each} layers of a stage")
+            return
+        for key in role.parallel:
+            name = f"{key}.megatron.virtual_pipeline_model_parallel_size"
+            t.set(setting, name, each // size, f"{num_layers} layers / {stages} stages / {size} layers of a chunk")
+        return
+    texts = [text.strip() for text in str(setting.value).split(",")]
+    if not all(text.isdecimal() and int(text) < num_layers for text in texts):
+        t.refuse(setting, f"must be numbers of layers below num_layers = {num_layers}, separated by commas")
+        return
+    skipped = [int(text) // each for text in texts]
+    counts = [each - skipped.count(stage) for stage in range(stages)]
+    why = f"each stage's layers without those that do nothing: {setting.value}"
+    for key in role.parallel:
+        t.set(setting, f"{key}.megatron.override_transformer_config.num_layer_list", counts, why)
 
 
 def _recompute(t: Translator, role: Role) -> None:
@@ -129,10 +160,6 @@ def _recompute(t: Translator, role: Role) -> None:
             t.inert(setting, "recomputation is off")
         elif setting.value is not None:
             t.set(setting, f"{model}.recompute.{ours}")
-    stages = section.value("pipeline_model_parallel_size") or 1
-    if granularity.value == "full" and method.value == "block" and layers.value and stages > 1:
-        first = f"the first {layers.value} of each of {stages} pipeline stages"
-        t.set(layers, f"{model}.recompute.num_layers", layers.value * stages, f"{first}; affects memory, not results")
 
 
 def _memory(t: Translator, role: Role) -> None:

@@ -26,6 +26,10 @@ from burnish.loop.finish import check_finished
 from burnish.loop.state import find_checkpoint
 from burnish.models.device import pick_device
 from burnish.models.load import ModelSource, load_config, load_tokenizer, read_chat_template
+from burnish.profiling.plan import FOLDER, NO_PLAN, ProfilePlan, RoleProfile
+from burnish.profiling.process import ProcessProfiler
+from burnish.profiling.run import RunProfiler
+from burnish.profiling.tools import PROFILERS
 from burnish.training.checkpoint import Checkpoints, read_trainer
 from burnish.training.export import loadable_path
 from burnish.training.mirror import Mirror
@@ -88,9 +92,25 @@ def build(
         notices=notices,
     )
     find_start(run, source, stop_if_finished=stop_if_finished)
+    plan = profile_plan(cfg)
+    for profile in plan.roles:
+        PROFILERS[profile.tool].load().check(device, profile)
     with loggers.activity("loading the model"):
         run.model = build_model(cfg, source, device, total)
+    if plan.roles:
+        run.profiler = RunProfiler(plan, [ProcessProfiler(plan, 0, device)], loggers.note)
+        run.clock.observe = run.profiler.phase
     return run
+
+
+def profile_plan(cfg: SftConfig) -> ProfilePlan:
+    """What is profiled: the whole of each profiled step."""
+    if not cfg.trainer.profile_steps:
+        return NO_PLAN
+    profiler, folder = cfg.profiler, Path(cfg.trainer.default_local_dir) / FOLDER
+    folder = folder if profiler.save_path is None else Path(profiler.save_path)
+    role = RoleProfile("model", profiler.tool, folder, contents=frozenset(profiler.contents))
+    return ProfilePlan(frozenset(cfg.trainer.profile_steps), roles=(role,))
 
 
 def find_start(run: SftRun, source: ModelSource, *, stop_if_finished: bool) -> None:

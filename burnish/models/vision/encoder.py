@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 2**31
 MAX_SECONDS = 10**6  # of a video
+MAX_SHAPES = 10_000  # sizes of pictures whose numbers of tokens are remembered
 KEYS: Mapping[MediaKind, str] = {"image": "data.image_key", "video": "data.video_key"}
 
 
@@ -52,6 +53,7 @@ class VisionEncoder:
         self.folder = folder
         self._pictures = pictures
         self._cache = PictureCache(settings.cache_bytes)
+        self._shapes = PictureCache(settings.cache_bytes, max_entries=MAX_SHAPES)
         self._salt = hashlib.blake2b(pictures.description.encode(), digest_size=16).digest()
         kinds: list[MediaKind] = sorted(family.kinds)
         self._kinds: dict[str, MediaKind] = {pictures.placeholders[kind]: kind for kind in kinds}
@@ -76,18 +78,20 @@ class VisionEncoder:
         *,
         add_special_tokens: bool = False,
         offset: int = 0,
+        pixels: bool = True,
     ) -> ModelInput:
         """Tokens of a rendered text in which one placeholder stands for each picture, in order, with the placeholders
         expanded to what the processor makes of the picture.
 
-        `offset`: where these tokens will stand in a longer input; media offsets count from its start. UserError where
-        placeholders and pictures do not match in number.
+        `offset`: where these tokens will stand in a longer input; media offsets count from its start. With
+        `pixels=False`, media have no tensors, and pictures are processed only where their size does not tell how many
+        tokens they take: for lengths. UserError where placeholders and pictures do not match in number.
         """
         self._check(text, images, videos)
         order: list[MediaKind] = [self._kinds[match.group()] for match in self._placeholder.finditer(text)]
         remaining: dict[MediaKind, Iterator[Any]] = {"image": iter(images), "video": iter(videos)}
         pictures = [next(remaining[kind]) for kind in order]
-        found = [(kind, self._process(kind, picture)) for kind, picture in zip(order, pictures, strict=True)]
+        found = [(kind, self._process(kind, picture, pixels)) for kind, picture in zip(order, pictures, strict=True)]
         return self._assemble(text, found, pictures, add_special_tokens, offset)
 
     def _check(self, text: str, images: Sequence[Image], videos: Sequence[Video]) -> None:
@@ -107,7 +111,7 @@ class VisionEncoder:
             if limit is not None and count > limit:
                 raise InvalidMedia(f"the prompt has {count} {kind}s, more than the limit of {limit}", key=KEYS[kind])
 
-    def _process(self, kind: MediaKind, picture: Image | Video) -> tuple[bytes, Processed]:
+    def _process(self, kind: MediaKind, picture: Image | Video, pixels: bool) -> tuple[bytes, Processed]:
         """The picture's digest, and what the processor makes of it, from the cache where it was seen before."""
         frames = [_rgb(frame) for frame in (picture.frames if isinstance(picture, Video) else (picture,))]
         if not frames or any(not frame.width * frame.height for frame in frames):
@@ -119,14 +123,25 @@ class VisionEncoder:
             raise InvalidMedia(f"the video has {len(frames)} frames and {len(stamps)} time stamps", key=KEYS[kind])
         if stamps is not None and not all(0 <= stamp < MAX_SECONDS for stamp in stamps):
             raise InvalidMedia(f"its time stamps are not all numbers from 0 to {MAX_SECONDS}", key=KEYS[kind])
-        digest = _digest(self._salt, kind, frames, stamps)
         work = self._pictures.video if kind == "video" else self._pictures.image
         argument: Any = Video(frames, stamps) if kind == "video" else frames[0]
         try:
+            if not pixels:
+                shape = (kind, frames[0].size, len(frames), None if stamps is None else tuple(stamps))
+                return b"", self._shapes.get(repr(shape).encode(), lambda: self._shape_of(kind, argument))
+            digest = _digest(self._salt, kind, frames, stamps)
             return digest, self._cache.get(digest, lambda: work(argument))
         except ValueError as error:
             problem = f"the processor refuses the {kind} of {frames[0].width} x {frames[0].height} pixels: {error}"
             raise InvalidMedia(problem, key=KEYS[kind]) from error
+
+    def _shape_of(self, kind: MediaKind, picture: Any) -> Processed:
+        """What the processor makes of pictures of this size, without tensors."""
+        pieces = self._pictures.image_pieces(*picture.size) if kind == "image" else None
+        if pieces is not None:
+            return Processed(pieces, ({},))
+        processed = self._pictures.video(picture) if kind == "video" else self._pictures.image(picture)
+        return Processed(processed.pieces, ({},) * len(processed.items))
 
     def _assemble(
         self,
@@ -180,6 +195,34 @@ class VisionEncoder:
             end = match.end()
         return "".join([*pieces, text[end:]])
 
+    def attach(self, ids: Sequence[int], images: Sequence[Image] = (), videos: Sequence[Video] = ()) -> ModelInput:
+        """Tokens in which the placeholders are expanded already, with their media. InvalidMedia where they are not."""
+        remaining = {"image": list(images), "video": list(videos)}
+        kinds = {self._pictures.feature_ids[kind]: kind for kind in sorted(self.kinds)}
+        found, pictures, places, index = [], [], [], 0
+        while index < len(ids):
+            kind = kinds.get(ids[index])
+            if kind is None or not remaining[kind]:
+                index += 1
+                continue
+            pictures.append(remaining[kind].pop(0))
+            found.append((kind, self._process(kind, pictures[-1])))
+            token = ids[index]
+            for count in (piece for piece in found[-1][1][1].pieces if isinstance(piece, int)):
+                while index < len(ids) and ids[index] != token:
+                    index += 1
+                end = index + count
+                if list(ids[index:end]) != [token] * count or list(ids[end : end + 1]) == [token]:
+                    which = f"{kind} {len(pictures) - 1}"
+                    problem = f"the tokens of {which} are not the {count} that the model's processor makes: use it"
+                    raise InvalidMedia(problem, key=KEYS[kind])
+                places.append((index, count))
+                index = end
+        left = sum(map(len, remaining.values()))
+        if left:
+            raise InvalidMedia(f"{left} of the pictures have no place in the tokens", key=KEYS["image"])
+        return ModelInput(tuple(ids), tuple(_media(found, pictures, places, 0)))
+
 
 def load_vision_encoder(
     source: ModelSource, tokenizer: Any, settings: VisionSettings = VisionSettings()
@@ -212,16 +255,20 @@ def load_vision_encoder(
 
 
 class PictureCache:
-    """The most recently used pictures, up to a number of bytes."""
+    """The most recently used pictures, up to a number of bytes and of entries."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, max_entries: int = 2**20) -> None:
         self.max_bytes = max_bytes
+        self.max_entries = max_entries
         self.nbytes = 0
         self._lock = threading.Lock()
         self._entries: OrderedDict[bytes, Processed] = OrderedDict()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PictureCache, (self.max_bytes,)  # processes that measure prompts start with an empty one
+        return PictureCache, (
+            self.max_bytes,
+            self.max_entries,
+        )  # a copy in another process is empty
 
     def get(self, digest: bytes, process: Callable[[], Processed]) -> Processed:
         with self._lock:
@@ -233,7 +280,7 @@ class PictureCache:
             if digest not in self._entries and processed.nbytes <= self.max_bytes:
                 self._entries[digest] = processed
                 self.nbytes += processed.nbytes
-                while self.nbytes > self.max_bytes:
+                while self.nbytes > self.max_bytes or len(self._entries) > self.max_entries:
                     self.nbytes -= self._entries.popitem(last=False)[1].nbytes
             return self._entries.get(digest, processed)
 

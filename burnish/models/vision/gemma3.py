@@ -88,5 +88,8 @@ class GemmaPictures:
         items = tuple({"pixel_values": pixels[None]} for pixels in inputs["pixel_values"])
         return Processed(runs_between(text.split(self.token), self.per_image), items)
 
+    def image_pieces(self, width: int, height: int) -> tuple[str | int, ...] | None:
+        return None
+
     def video(self, video: Video) -> Processed:
         raise NotImplementedError  # not among the family's kinds

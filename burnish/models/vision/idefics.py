@@ -104,6 +104,9 @@ class IdeficsPictures:
         text = self._prompt(inputs["rows"][0][0], inputs["cols"][0][0])
         return self._processed(text, inputs["pixel_values"])
 
+    def image_pieces(self, width: int, height: int) -> tuple[str | int, ...] | None:
+        return None
+
     def video(self, video: Video) -> Processed:
         if len(video.frames) > MAX_FRAMES:
             raise ValueError(f"it has {len(video.frames)} frames, the model takes at most {MAX_FRAMES}")

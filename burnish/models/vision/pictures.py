@@ -54,6 +54,10 @@ class Pictures(Protocol):
         """An RGB image. ValueError where the processor refuses it."""
         ...
 
+    def image_pieces(self, width: int, height: int) -> tuple[str | int, ...] | None:
+        """The pieces of an image of this size, if they can be told without processing one, in one media item."""
+        ...
+
     def video(self, video: Video) -> Processed:
         """Frames in RGB, of one size."""
         ...

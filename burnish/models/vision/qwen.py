@@ -138,6 +138,9 @@ class QwenPictures:
         tensors = {PIXELS["image"]: inputs["pixel_values"], GRIDS["image"]: grid}
         return Processed((int(grid.prod()) // self.merge**2,), (tensors,))
 
+    def image_pieces(self, width: int, height: int) -> tuple[str | int, ...] | None:
+        return (self.images.get_number_of_image_patches(height, width) // self.merge**2,)
+
     def video(self, video: Video) -> Processed:
         if len(video.frames) > MAX_FRAMES:
             raise ValueError(f"it has {len(video.frames)} frames, the model takes at most {MAX_FRAMES}")

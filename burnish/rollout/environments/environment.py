@@ -42,6 +42,7 @@ ENVIRONMENTS.register_lazy("textarena", f"{_HERE}.textarena:TextArenaEnvironment
 ENVIRONMENTS.register_lazy("reasoning_gym", f"{_HERE}.reasoning_gym:ReasoningGymEnvironment")
 ENVIRONMENTS.register_lazy("skyrl_gym", f"{_HERE}.skyrl_gym:SkyRLGymEnvironment")
 ENVIRONMENTS.register_lazy("verifiers", f"{_HERE}.verifiers:VerifiersEnvironment")
+ENVIRONMENTS.register_lazy("verifiers_v1", f"{_HERE}.tasksets:TasksetEnvironment")
 ENVIRONMENTS.register_lazy("openenv", f"{_HERE}.openenv:OpenEnvEnvironment", needs={"network"})
 
 Content = Any  # text or an image is a message of the user, and so is a mapping of "text" and "image"; or messages

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from burnish.errors import UserError, nearest
 from burnish.training.backend import FsdpOptions
 from burnish.training.backends.module import ModuleBackend
+from burnish.training.expert_parallel import apply_ep, fsdp_dimension
 from burnish.training.offload import Offloaded
 from burnish.training.parallel import ParallelContext
 from burnish.training.tensor_parallel import apply_tp
@@ -105,6 +106,8 @@ def apply_fsdp(
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if options.offload else OffloadPolicy()
     arguments: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
     root = FSDPRoot(model)
+    if parallel.experts is not None:
+        _shard_experts(model, parallel, options, arguments)
     units = fsdp_units(model, options)
     for unit in units:
         fully_shard(unit, reshard_after_forward=options.reshard_after_forward, **arguments)
@@ -113,6 +116,22 @@ def apply_fsdp(
         for unit, following in itertools.pairwise(units):
             unit.set_modules_to_forward_prefetch([following])
     return root
+
+
+def _shard_experts(
+    model: PreTrainedModel, parallel: ParallelContext, options: FsdpOptions, arguments: dict[str, Any]
+) -> None:
+    """Each mixture's experts are a unit over the ranks that hold the same ones."""
+    assert parallel.experts is not None and parallel.expert_mesh is not None
+    mesh = parallel.expert_mesh
+    num_shards = mesh.size(mesh.ndim - 1)
+    for module in apply_ep(model, parallel.experts, options.expert_key):
+        fully_shard(
+            module,
+            reshard_after_forward=options.reshard_after_forward,
+            shard_placement_fn=lambda weight: fsdp_dimension(weight, num_shards),
+            **{**arguments, "mesh": mesh},
+        )
 
 
 def fsdp_units(model: PreTrainedModel, options: FsdpOptions) -> list[Any]:

@@ -87,11 +87,13 @@ class ModuleBackend:
         outputs = []
         for micro_batch in batches:
             value, output = loss(ModuleOutput(self, micro_batch))
-            # FSDP averages gradients over ranks; losses are parts of a sum.
-            weight = self.parallel.grad_average_size / micro_batch.num_replicas if micro_batch.rows else 0.0
-            self.optimizer.backward(value * weight)
+            self.optimizer.backward(value * self._loss_weight(micro_batch))
             outputs.append(output)
         return outputs
+
+    def _loss_weight(self, micro_batch: MicroBatch) -> float:
+        """FSDP averages gradients over ranks; losses are parts of a sum."""
+        return self.parallel.grad_average_size / micro_batch.num_replicas if micro_batch.rows else 0.0
 
     def step(self, clip: float) -> Tensor:
         assert self.optimizer is not None
@@ -142,7 +144,7 @@ class ModuleBackend:
             with self.autocast(), self._saved_activations():
                 output = backbone(self.model)(**self._inputs(rows), **routers)
             hidden = output.last_hidden_state[0, places.local].to(self.compute_dtype)
-            balance = balance_loss(self.model, self._routed(rows, output.router_logits)) if with_balance else None
+            balance = self._balance(rows, output.router_logits) if with_balance else None
             return hidden, head_weight(self.model), balance
 
         hidden, weight, balance = self.run_unsharded(run)
@@ -197,6 +199,9 @@ class ModuleBackend:
         """Which of these positions of the stream this rank computes."""
         return Places(positions) if self.sequence is None else self.sequence.places(positions, len(rows.ids))
 
+    def _balance(self, rows: PackedRows, router_logits: Sequence[Tensor]) -> Tensor:
+        return balance_loss(self.model, self._routed(rows, router_logits))
+
     def _routed(self, rows: PackedRows, router_logits: Sequence[Tensor]) -> Sequence[Tensor]:
         """Router logits of the whole stream, per layer [T, experts]: their loss is about all tokens."""
         if self.sequence is None:
@@ -204,7 +209,15 @@ class ModuleBackend:
         places = self._places(rows, torch.arange(len(rows.ids), device=self.device))
         return [places.whole(logits[places.local]) for logits in router_logits]
 
+    def check(self, check: Callable[..., None]) -> None:
+        """Run a check of the model; keyword arguments are the inputs that it has to use."""
+        self.run_unsharded(lambda: check(self.model))
+
     # weights and state
+
+    def all_stages(self, items: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        """This rank's (name, tensor) items and those of a pipeline's other stages; all ranks iterate together."""
+        return items
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
         """Tied weights come under all their names, adapters merged into the weights they adapt."""

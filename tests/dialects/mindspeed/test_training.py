@@ -169,10 +169,46 @@ def test_devices_are_nodes_of_eight(total, nodes, per_node):
 
 
 @pytest.mark.parametrize("name", ["pipeline_model_parallel_size", "expert_model_parallel_size"])
-def test_fsdp_replaces_pipeline_stages_and_expert_parallelism(name):
+def test_pipeline_stages_and_expert_parallelism_are_kept(name):
     translation = translate(("rl_config.actor_resource.num_npus", 8), (f"actor_config.{name}", 2))
-    assert translation.settings[f"{ACTOR}.megatron.{name}"] == 1
-    assert {item.status for item in items(translation, f"actor_config.{name}")} == {"converted"}
+    assert translation.settings[f"{ACTOR}.megatron.{name}"] == 2
+    assert translation.settings[f"{ACTOR}.strategy"] == "megatron"
+
+
+def test_fsdp_replaces_expert_parallelism_beside_tensor_parallelism():
+    sizes = [("actor_config.tensor_model_parallel_size", 2), ("actor_config.expert_model_parallel_size", 2)]
+    translation = translate(("rl_config.actor_resource.num_npus", 8), *sizes)
+    assert translation.settings[f"{ACTOR}.megatron.expert_model_parallel_size"] == 1
+    converted = items(translation, "actor_config.expert_model_parallel_size")
+    assert {item.status for item in converted} == {"converted"}
+
+
+STAGED = (("rl_config.actor_resource.num_npus", 2), ("actor_config.pipeline_model_parallel_size", 2))
+
+
+def test_layers_of_a_chunk_become_a_number_of_chunks():
+    chosen = (*STAGED, ("actor_config.num_layers", 12), ("actor_config.num_layers_per_virtual_pipeline_stage", 2))
+    assert translate(*chosen).settings[f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size"] == 3
+
+
+def test_layers_that_do_nothing_become_numbers_of_layers():
+    chosen = (*STAGED, ("actor_config.num_layers", 12), ("actor_config.noop_layers", "0,10,11"))
+    key = f"{ACTOR}.megatron.override_transformer_config.num_layer_list"
+    assert translate(*chosen).settings[key] == [5, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("num_layers_per_virtual_pipeline_stage", 5, "must divide the 6 layers"),
+        ("noop_layers", "12", "below num_layers = 12"),
+        ("noop_layers", "first", "below num_layers = 12"),
+    ],
+)
+def test_chunks_and_layers_that_do_not_fit_are_refused(name, value, why):
+    translation = translate(*STAGED, ("actor_config.num_layers", 12), (f"actor_config.{name}", value))
+    (refused,) = items(translation, f"actor_config.{name}")
+    assert refused.status == "refused" and why in refused.why
 
 
 def test_dropout_is_written_out_whether_or_not_the_model_is_here(tmp_path, monkeypatch):
@@ -189,7 +225,7 @@ def test_block_recomputation_counts_layers_of_every_stage():
     changes = [("recompute_granularity", "full"), ("recompute_method", "block"), ("recompute_num_layers", 4)]
     pipeline = [("rl_config.actor_resource.num_npus", 2), ("actor_config.pipeline_model_parallel_size", 2)]
     translation = translate(*pipeline, *((f"actor_config.{name}", value) for name, value in changes))
-    assert translation.settings[f"{MODEL}.recompute.num_layers"] == 8
+    assert translation.settings[f"{MODEL}.recompute.num_layers"] == 4
     assert translation.settings[f"{MODEL}.recompute.method"] == "block"
 
 

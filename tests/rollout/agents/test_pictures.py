@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -12,11 +13,13 @@ from burnish.demo.tiny_vision import make_vision_model
 from burnish.errors import UserError
 from burnish.loop.collect import EpisodeRunner
 from burnish.loop.journal import FileJournal
-from burnish.media import Video
+from burnish.media import InvalidMedia, Video
 from burnish.models.load import ModelSource, load_tokenizer
 from burnish.models.vision.encoder import load_vision_encoder
 from burnish.rollout.agents.agent import AgentContext
+from burnish.rollout.agents.agent_loops import load_agent_loops
 from burnish.rollout.agents.environment_agent import EnvironmentAgent
+from burnish.rollout.agents.openrlhf_agent import OpenRLHFAgent
 from burnish.rollout.agents.tool_agent import ToolAgent
 from burnish.rollout.chat.drift import strict
 from burnish.rollout.chat.history import AppendHistory, FaithfulHistory
@@ -272,3 +275,97 @@ def test_a_killed_run_sees_the_recorded_picture(encoder, tmp_path):
     assert again.ids == first.ids and again.media == first.media and len(again.media) == 1
     same = again.media[0].tensors["pixel_values"] == first.media[0].tensors["pixel_values"]
     assert bool(same.all())
+
+
+AGENT_LOOP = """
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+
+class Looking(AgentLoopBase):
+    async def run(self, sampling_params, **kwargs):
+        messages = list(kwargs["raw_prompt"])
+        images = (await self.process_vision_info(messages))["images"]
+        assert images == kwargs["multi_modal_data"]["image"]
+        text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        inputs = self.processor(text=[text], images=images, return_tensors="pt")
+        prompt_ids = inputs.pop("input_ids").squeeze(0).tolist()
+        first = await self.server_manager.generate(
+            "a", prompt_ids=prompt_ids, sampling_params=sampling_params, image_data=images
+        )
+        shown = images[0].resize((84, 56))
+        observed = await self.apply_chat_template(
+            [{"role": "tool", "content": [{"type": "image", "image": shown}]}], images=[shown]
+        )
+        second = await self.server_manager.generate(
+            "a", prompt_ids=prompt_ids + first.token_ids + observed, sampling_params=sampling_params,
+            image_data=[*images, shown],
+        )
+        ids = [*first.token_ids, *observed, *second.token_ids]
+        mask = [1] * len(first.token_ids) + [0] * len(observed) + [1] * len(second.token_ids)
+        return AgentLoopOutput(prompt_ids=prompt_ids, response_ids=ids, response_mask=mask, num_turns=4,
+                               multi_modal_data={"images": [*images, shown]})
+"""
+
+OPENRLHF = """
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+class Instance(AgentInstanceBase):
+    async def reset(self, states, **kwargs):
+        self.turns = 0
+        return {"observation": states["observation"]}
+
+    async def step(self, states, **kwargs):
+        from PIL import Image
+        self.turns += 1
+        return {
+            "rewards": 0.5,
+            "done": self.turns == 2,
+            "environment_feedback": "see <|vision_start|><|image_pad|><|vision_end|>",
+            "environment_images": [Image.new("RGB", (84, 56))] if self.turns == 1 else None,
+        }
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(Instance)
+"""
+
+
+def check_two_turns(trajectory, sampler):
+    assert trajectory.problem is None
+    assert [media.num_tokens for media in trajectory.all_media] == [4, 6]
+    assert len(trajectory.prompt.media) == 1
+    everything = (*trajectory.prompt.ids, *trajectory.ids)
+    for given in sampler.inputs:
+        assert everything[: len(given)] == given.ids
+        assert given.media == trajectory.all_media[: len(given.media)]
+    assert [len(given.media) for given in sampler.inputs] == [1, 2]
+
+
+def test_an_agent_loop_of_verl(encoder, tmp_path):
+    (tmp_path / "looking.py").write_text(AGENT_LOOP)
+    (tmp_path / "agents.yaml").write_text(f"- {{name: looking, _target_: '{tmp_path}/looking.py:Looking'}}")
+    rollout = {"prompt_length": 100, "response_length": 60, "multi_turn": {"format": "hermes"}}
+    config = {"actor_rollout_ref": {"rollout": rollout}, "data": {"apply_chat_template_kwargs": {}}}
+    context = replace(context_of(encoder, Toolbox([])), config=config)
+    agent = load_agent_loops(str(tmp_path / "agents.yaml"), "key", context)["looking"]
+    sampler = Script(encoder.tokenizer, [], forks=[[f"one{END}", f"two{END}"]])
+    (trajectory,) = asyncio.run(agent.run(prompt_of(encoder, context), sampler))
+    check_two_turns(trajectory, sampler.forked[0])
+
+
+def test_an_agent_of_openrlhf(encoder, tmp_path):
+    (tmp_path / "agent.py").write_text(OPENRLHF)
+    context = context_of(encoder, Toolbox([]))
+    agent = OpenRLHFAgent(context, str(tmp_path / "agent.py"), "key")
+    sampler = Script(encoder.tokenizer, [], forks=[[f"one{END}", f"two{END}"]])
+    (trajectory,) = asyncio.run(agent.run(prompt_of(encoder, context), sampler))
+    check_two_turns(trajectory, sampler.forked[0])
+
+
+def test_tokens_that_are_not_those_of_the_picture(encoder):
+    ids = encoder.tokenizer(f"a{PAD}b", add_special_tokens=False)["input_ids"]
+    with pytest.raises(InvalidMedia, match="are not the 4 that the model's processor makes"):
+        encoder.attach(ids, [picture(1)])
+    with pytest.raises(InvalidMedia, match="1 of the pictures have no place"):
+        encoder.attach(ids[:1], [picture(1)])
+    whole = encoder.encode(f"a{PAD}b{PAD}", [picture(1), picture(2, (84, 56))])
+    assert encoder.attach(whole.ids, [picture(1), picture(2, (84, 56))]) == whole

@@ -160,6 +160,8 @@ class Scheduler:
         num_slots = self.options.max_num_seqs - len(self.running)
         candidates = [self.waiting[i] for i in range(min(num_slots, len(self.waiting)))]
         started, chunks = self._schedule_prefill(candidates)
+        for sequence in started:
+            sequence.start()
         if chunks:
             self.runner.prefill(chunks)
             self.counts["prefill_tokens"] += sum(count for _, count in chunks)

@@ -1,10 +1,14 @@
-"""`strategy: megatron` from the command line: tensor ranks change no number, and their checkpoint suits one process."""
+"""`strategy: megatron` from the command line: ranks change no number, and their checkpoint suits one process."""
 
 import json
 
 import pytest
 
-TENSOR = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"
+STAGES = "megatron.pipeline_model_parallel_size=2"
+LAYOUTS = {
+    "tensor": ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",),
+    "stages": (f"actor_rollout_ref.actor.{STAGES}", f"actor_rollout_ref.ref.{STAGES}"),
+}
 MEGATRON = (
     "actor_rollout_ref.actor.strategy=megatron",
     "actor_rollout_ref.actor.optim.lr_decay_style=linear",
@@ -25,7 +29,8 @@ def numbers(folder):
 
 
 @pytest.mark.long
-def test_two_tensor_ranks_then_one_process(spawn, verl_command, tmp_path):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_ranks_then_one_process(spawn, verl_command, tmp_path, layout):
     def run(folder, *more):
         process = spawn(verl_command(folder, *MEGATRON, *more))
         printed, _ = process.communicate(timeout=240)
@@ -34,7 +39,7 @@ def test_two_tensor_ranks_then_one_process(spawn, verl_command, tmp_path):
 
     run(tmp_path / "alone", "trainer.total_training_steps=4")
     spread = tmp_path / "spread"
-    ranks = ("trainer.n_gpus_per_node=2", "trainer.launcher=processes", TENSOR)
+    ranks = ("trainer.n_gpus_per_node=2", "trainer.launcher=processes", *LAYOUTS[layout])
     assert "2 x cpu for policy, reference, engine" in run(spread, *ranks, "trainer.total_training_steps=2")
     run(spread, "trainer.total_training_steps=4")
     expected, found = numbers(tmp_path / "alone"), numbers(spread)

@@ -1,0 +1,114 @@
+"""Rules for pipeline stages and expert parallelism (`strategy: megatron`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from burnish.config.megatron import MegatronRole, megatron_roles_in_use
+from burnish.config.megatron_status import STAGE_FIELDS
+from burnish.config.model_rules import trained_models
+from burnish.config.ranks import (
+    expert_parallel_size,
+    num_ranks,
+    num_role_ranks,
+    pipeline_parallel_size,
+    tensor_parallel_size,
+    virtual_pipeline_size,
+)
+from burnish.config.root import TrainConfig
+from burnish.config.sequence_rules import wants_exact_kl
+from burnish.errors import UserError
+
+FIRST, LAST, EACH = STAGE_FIELDS
+LAYERS = "at least 1"
+
+
+def layers_per_stage(role: Any) -> tuple[int | None, int | None, tuple[int, ...] | None]:
+    """Layers on the first rank, on the last, and on each rank; None where they are not given."""
+    fields = role.megatron.override_transformer_config
+    each = fields.get(EACH)
+    numbers = each.split(",") if isinstance(each, str) else each
+    return fields.get(FIRST), fields.get(LAST), None if not numbers else tuple(int(number) for number in numbers)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_counts(value: Any) -> bool:
+    numbers = [int(n) if n.strip().isdecimal() else 0 for n in value.split(",")] if isinstance(value, str) else value
+    return isinstance(numbers, list) and len(numbers) > 0 and all(map(_is_count, numbers))
+
+
+def stage_fields(cfg: TrainConfig) -> Iterator[UserError]:
+    """Numbers of layers are numbers, and do not contradict each other."""
+    for role in _staged(cfg):
+        key, fields = f"{role.section}.megatron.override_transformer_config", role.config.megatron
+        fields = fields.override_transformer_config
+        for name in (FIRST, LAST):
+            if fields.get(name) is not None and not _is_count(fields[name]):
+                yield UserError("not a number of layers", key=f"{key}.{name}", value=fields[name], allowed=LAYERS)
+        if not fields.get(EACH):
+            continue
+        if not _is_counts(fields[EACH]):
+            hint = f"+{key}.{EACH}=[3,5]"
+            yield UserError("not a list of numbers of layers", key=f"{key}.{EACH}", value=fields[EACH], hint=hint)
+        for name in (FIRST, LAST):
+            if fields.get(name) is not None:
+                problem = f"conflicts with {EACH}, which gives the layers of every stage"
+                yield UserError(problem, key=f"{key}.{name}", value=fields[name], hint="leave one of them out")
+
+
+def stage_combinations(cfg: TrainConfig) -> Iterator[UserError]:
+    """What pipeline stages do not combine with."""
+    for role in _staged(cfg):
+        stages, key = pipeline_parallel_size(role.config), f"{role.section}.megatron"
+        size_key = f"{key}.pipeline_model_parallel_size"
+        if virtual_pipeline_size(role.config) > 1 and role.config.megatron.pipeline_schedule != "1f1b":
+            name = role.config.megatron.pipeline_schedule
+            problem = f"{name} is not interleaved (virtual_pipeline_model_parallel_size)"
+            yield UserError(problem, key=f"{key}.pipeline_schedule", value=name, hint=f"{key}.pipeline_schedule=1f1b")
+        if role.section in ("actor_rollout_ref.actor", "actor_rollout_ref.ref") and wants_exact_kl(cfg):
+            problem = "the exact KL (kl_loss_type or kl_penalty full) does not support pipeline stages yet"
+            yield UserError(problem, key=size_key, value=stages, hint=f"{size_key}=1")
+
+
+def recomputed_groups(cfg: TrainConfig) -> Iterator[UserError]:
+    """FSDP gathers the weights of one layer at a time, so that ranks cannot recompute several as one."""
+    for key, model in trained_models(cfg):
+        recompute = model.recompute
+        groups = recompute.method == "uniform" and (recompute.num_layers or 1) > 1
+        if num_ranks(cfg) > 1 and model.enable_gradient_checkpointing and groups:
+            problem = "several ranks cannot recompute groups of layers: FSDP gathers weights layer by layer"
+            where = f"{key}.recompute.num_layers"
+            yield UserError(problem, key=where, value=recompute.num_layers, allowed=[1], hint=f"{where}=1")
+
+
+def expert_sizes(cfg: TrainConfig) -> Iterator[UserError]:
+    """Expert-parallel ranks are some of those that share one copy of the weights."""
+    for role in megatron_roles_in_use(cfg):
+        experts, key = expert_parallel_size(role.config), f"{role.section}.megatron.expert_model_parallel_size"
+        if experts == 1:
+            continue
+        total, tensor = num_role_ranks(cfg, role.config), tensor_parallel_size(role.config)
+        ranks = total // (tensor * pipeline_parallel_size(role.config))
+        ranks = ranks if role.fsdp.fsdp_size <= 0 else min(ranks, role.fsdp.fsdp_size)
+        if ranks < 1 or ranks % experts:
+            valid = [size for size in range(1, ranks + 1) if ranks % size == 0]
+            problem = (
+                f"the {ranks} ranks that share one copy of a stage's weights cannot be divided into groups of {experts}"
+            )
+            hint = f"{key}={max((size for size in valid if size <= experts), default=1)}"
+            yield UserError(problem, key=key, value=experts, allowed=valid or None, hint=hint)
+        if tensor > 1:
+            problem = "expert parallelism does not combine with tensor parallelism yet"
+            hint = f"{role.section}.megatron.tensor_model_parallel_size=1"
+            yield UserError(problem, key=key, value=experts, hint=hint)
+
+
+def _staged(cfg: TrainConfig) -> Iterator[MegatronRole]:
+    yield from (role for role in megatron_roles_in_use(cfg) if pipeline_parallel_size(role.config) > 1)
+
+
+STAGE_RULES = (stage_fields, stage_combinations, recomputed_groups, expert_sizes)
