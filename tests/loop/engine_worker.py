@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 from burnish.loop.worker import Worker
+from burnish.loop.worker_clock import WorkerClock
 from burnish.rollout.engine import Capabilities, Completion, Request
 
 
@@ -57,3 +58,4 @@ class EngineWorker(Worker):
         self.device = None
         self.roles = {"engine": HeldEngine(rank)}
         self._in_flight = {}
+        self.clock = WorkerClock()
