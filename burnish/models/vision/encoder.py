@@ -24,6 +24,7 @@ from burnish.models.vision.pictures import PROCESSOR_FILES, PROCESSOR_KEY, Pictu
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Found = tuple[MediaKind, tuple[bytes, Processed]]  # a picture's digest, and what the processor made of it
 CACHE_BYTES = 2**31
 MAX_SECONDS = 10**6  # of a video
 MAX_SHAPES = 10_000  # sizes of pictures whose numbers of tokens are remembered
@@ -91,7 +92,8 @@ class VisionEncoder:
         order: list[MediaKind] = [self._kinds[match.group()] for match in self._placeholder.finditer(text)]
         remaining: dict[MediaKind, Iterator[Any]] = {"image": iter(images), "video": iter(videos)}
         pictures = [next(remaining[kind]) for kind in order]
-        found = [(kind, self._process(kind, picture, pixels)) for kind, picture in zip(order, pictures, strict=True)]
+        kinds = zip(order, pictures, strict=True)
+        found: list[Found] = [(kind, self._process(kind, picture, pixels)) for kind, picture in kinds]
         return self._assemble(text, found, pictures, add_special_tokens, offset)
 
     def _check(self, text: str, images: Sequence[Image], videos: Sequence[Video]) -> None:
@@ -102,7 +104,7 @@ class VisionEncoder:
             if count and kind not in self.kinds:
                 raise UserError(f"models of type {self.family.name!r} take no {kind}s", key=KEYS[kind])
             if found.count(kind) != count:
-                raise UserError(
+                raise InvalidMedia(
                     f"the prompt has {found.count(kind)} placeholders for {kind}s"
                     f" ({self.placeholders.get(kind)!r}), and there are {count} {kind}s",
                     key=KEYS[kind],
@@ -146,7 +148,7 @@ class VisionEncoder:
     def _assemble(
         self,
         text: str,
-        found: Sequence[tuple[MediaKind, tuple[bytes, Processed]]],
+        found: Sequence[Found],
         pictures: Sequence[Image | Video],
         add_special_tokens: bool,
         offset: int,
@@ -180,7 +182,7 @@ class VisionEncoder:
 
     def expanded(self, text: str, images: Sequence[Image], videos: Sequence[Video]) -> str:
         """A text whose first placeholders, those of these pictures, are written as their tokens decode."""
-        remaining = {"image": iter(images), "video": iter(videos)}
+        remaining: dict[MediaKind, Iterator[Any]] = {"image": iter(images), "video": iter(videos)}
         count = len(images) + len(videos)
         pieces, end = [], 0
         for match in itertools.islice(self._placeholder.finditer(text), count):
@@ -189,7 +191,7 @@ class VisionEncoder:
             if picture is None:
                 break
             token = self.tokenizer.convert_ids_to_tokens(self._pictures.feature_ids[kind])
-            processed = self._process(kind, picture)[1].pieces
+            processed = self._process(kind, picture, pixels=False)[1].pieces
             pieces.append(text[end : match.start()])
             pieces += [piece if isinstance(piece, str) else token * piece for piece in processed]
             end = match.end()
@@ -197,16 +199,19 @@ class VisionEncoder:
 
     def attach(self, ids: Sequence[int], images: Sequence[Image] = (), videos: Sequence[Video] = ()) -> ModelInput:
         """Tokens in which the placeholders are expanded already, with their media. InvalidMedia where they are not."""
-        remaining = {"image": list(images), "video": list(videos)}
-        kinds = {self._pictures.feature_ids[kind]: kind for kind in sorted(self.kinds)}
-        found, pictures, places, index = [], [], [], 0
+        remaining: dict[MediaKind, list[Any]] = {"image": list(images), "video": list(videos)}
+        kinds: dict[int, MediaKind] = {self._pictures.feature_ids[kind]: kind for kind in sorted(self.kinds)}
+        found: list[Found] = []
+        pictures: list[Image | Video] = []
+        places: list[tuple[int, int]] = []
+        index = 0
         while index < len(ids):
             kind = kinds.get(ids[index])
             if kind is None or not remaining[kind]:
                 index += 1
                 continue
             pictures.append(remaining[kind].pop(0))
-            found.append((kind, self._process(kind, pictures[-1])))
+            found.append((kind, self._process(kind, pictures[-1], pixels=True)))
             token = ids[index]
             for count in (piece for piece in found[-1][1][1].pieces if isinstance(piece, int)):
                 while index < len(ids) and ids[index] != token:
@@ -286,7 +291,7 @@ class PictureCache:
 
 
 def _media(
-    found: Sequence[tuple[MediaKind, tuple[bytes, Processed]]],
+    found: Sequence[Found],
     pictures: Sequence[Image | Video],
     places: Sequence[tuple[int, int]],
     offset: int,
