@@ -15,6 +15,7 @@ from burnish.profiling.plan import FOLDER as PROFILES
 from burnish.view import samples as sampling
 from burnish.view.config_table import config_table
 from burnish.view.health import check
+from burnish.view.pictures import media_of
 from burnish.view.runs import RunReader, shown
 from burnish.view.token_file import TokenFile
 
@@ -47,6 +48,7 @@ class ViewApi:
             "steps": self.steps,
             "step": self.step,
             "sample": self.sample,
+            "picture": self.picture,
             "text": self.text,
             "tokens": self.tokens,
             "difference": self.difference,
@@ -137,7 +139,15 @@ class ViewApi:
                 for turn in turns[:500]
             ],
             "num_turns": len(turns),
+            "media": media_of(record),
         }
+
+    def picture(self, query: Mapping[str, str]) -> Any:
+        """A picture that trajectories show, by the name of its file."""
+        found = self._run(query).picture(query.get("name", ""))
+        if found is None:
+            raise NotFound("no such picture")
+        return found
 
     def text(self, query: Mapping[str, str]) -> Any:
         """Part of a long text: `field` is input, output, gts, or turn/N."""

@@ -17,6 +17,7 @@ from typing import Any
 from burnish.errors import UserError
 from burnish.log.file import METRICS, NOTES
 from burnish.log.folder import HOLDER
+from burnish.log.pictures import FOLDER as PICTURES
 from burnish.log.timeline import NAME as TIMELINE
 from burnish.log.tokens import FOLDER as TOKENS
 from burnish.log.tokens import recorded_steps, token_path
@@ -26,6 +27,7 @@ from burnish.storage import FINAL_MODEL, FINISHED
 from burnish.untrusted import load_yaml, read_json_object, read_text
 from burnish.view.json_lines import GrowingFile, open_regular, parse_object, read_lines
 from burnish.view.metrics import Metrics, number
+from burnish.view.pictures import is_name, read_picture
 from burnish.view.samples import SearchResult, StepFile, index_step, search
 from burnish.view.token_file import TokenFile, TokenTexts
 
@@ -265,6 +267,11 @@ class RunReader:
         """The trajectories of a step; None if it has none."""
         path = self._rollout_files().get(step)
         return None if path is None else self._cached(self._steps, path, index_step)
+
+    def picture(self, name: str) -> dict[str, Any] | None:
+        """A picture of a trajectory; None if there is none of this name, or it cannot be shown."""
+        path = self.path / PICTURES / name
+        return read_picture(path) if is_name(name) and self._is_inside(path) else None
 
     def token_file(self, step: int) -> TokenFile | None:
         """The tokens of a step; None if they were not recorded, or are damaged."""
