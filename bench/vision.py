@@ -47,6 +47,7 @@ from burnish.models.model_input import ModelInput
 from burnish.models.vision.encoder import VisionEncoder, load_vision_encoder
 from burnish.models.vision.family import vision_family
 from burnish.models.vision.features import MediaSlice
+from burnish.models.vision.tower import with_stream_attention
 from burnish.rollout.engine import Completion, Request, Sampling
 from burnish.rollout.engines.builtin.engine import BuiltinEngine
 from burnish.seeding import derive_seed
@@ -85,7 +86,7 @@ class Plan:
     samples: int = 4
     new_tokens: int = 128
     rows: int = 256  # of the measured update
-    micro: int = 4096  # tokens; activations of both the layers and the tower are kept
+    micro: int = 4096  # 16,384 do not fit beside the float32 weights of 3B parameters
     device: str = "cuda"
     dtype: torch.dtype = torch.bfloat16
 
@@ -194,6 +195,7 @@ def policy_of(plan: Plan, config: PretrainedConfig) -> Policy:
     with torch.device(plan.device):
         implementation = for_language_model(config, attention.PACKED)
         model = family.from_config(config, attn_implementation=implementation, dtype=torch.float32)
+    model = with_stream_attention(model)  # as the loader does
     device = torch.device(plan.device)
     if can_compile(model, device):
         compile_layers(model, MODEL)

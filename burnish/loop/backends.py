@@ -17,8 +17,8 @@ from burnish.models.compiled import can_compile, compile_layers, use_cpu_kernels
 from burnish.models.device import pick_dtype
 from burnish.models.fourbit import disable_inference_kernels, four_bits
 from burnish.models.head_kernels import HEAD_KERNELS
-from burnish.models.liger import apply_liger, check_liger
-from burnish.models.load import ModelSource, load_causal_lm, load_value_model
+from burnish.models.liger import apply_liger, check_liger, check_liger_model
+from burnish.models.load import ModelSource, load_causal_lm, load_config, load_value_model
 from burnish.models.logits import TORCH, LogitKernel
 from burnish.models.lora import Adapters, adapter_dtype, add_adapters
 from burnish.models.parts import check_head
@@ -93,6 +93,8 @@ def trained_language_model(
     """The policy's model, loaded, adapted and checked. `freeze_tower` is the key that freezes its vision tower."""
     key = source.key.rpartition(".")[0]
     precision = Precision.of(fsdp, fsdp_key, device, torch_dtype)
+    if liger:
+        check_liger_model(load_config(source), f"{key}.use_liger")
     network = _load(load_causal_lm, source, model, key, precision, device)
     if freeze_tower is not None:
         freeze_vision_tower(network, freeze_tower)

@@ -27,5 +27,6 @@ def build_vision(
     folder = source.checked_path()
     if not any(has_file(folder, name) for name in PROCESSOR_FILES):
         return None
-    settings = VisionSettings(overrides=cfg.data.mm_processor_kwargs, max_images=cfg.data.max_images_per_prompt)
+    limit = getattr(cfg.data, "max_images_per_prompt", None)  # a key of training alone
+    settings = VisionSettings(overrides=cfg.data.mm_processor_kwargs, max_images=limit)
     return load_vision_encoder(source, tokenizer, settings)

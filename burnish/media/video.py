@@ -191,8 +191,12 @@ def _from_animation(
     frames: list[Image] = []
     try:
         count = int(getattr(image, "n_frames", 1))
-        if count > origin.limits.decoded_frames // 10:  # each is a whole picture to decode
-            raise origin.invalid(f"{count:,} frames; the limit is {origin.limits.decoded_frames // 10:,}")
+        limits = origin.limits
+        if count > limits.decoded_frames // 10 or count * image.width * image.height > limits.animation_pixels:
+            problem = f"{count:,} frames of {image.width}x{image.height} pixels; the limit is"
+            raise origin.invalid(
+                f"{problem} {limits.decoded_frames // 10:,} frames, {limits.animation_pixels:,} pixels together"
+            )
         times = [0.0]
         for number in range(count):
             image.seek(number)

@@ -22,8 +22,9 @@ COMPILED_ON = frozenset({"cuda"})  # on a CPU, compilation takes longer than it 
 
 
 def can_compile(model: PreTrainedModel, device: torch.device) -> bool:
-    if vision_family(model.config) is not None:
-        return False  # shapes of positions and of images differ from micro-batch to micro-batch
+    family = vision_family(model.config)
+    if family is not None and family.sees_whole_images:
+        return False  # the places of images are numbers, on which torch.compile would specialize
     return device.type in COMPILED_ON and model.config.get_text_config().model_type in COMPILED_FAMILIES
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 
 from burnish.loop.media_transfer import MediaStore
 from burnish.loop.worker import Worker
+from burnish.loop.worker_clock import WorkerClock
 from burnish.rollout.engine import Capabilities, Completion, Request
 
 
@@ -59,3 +60,4 @@ class EngineWorker(Worker):
         self.roles = {"engine": HeldEngine(rank)}
         self._in_flight = {}
         self.media = MediaStore()
+        self.clock = WorkerClock()

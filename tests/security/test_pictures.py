@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import resource
 import struct
 import zlib
@@ -62,8 +63,11 @@ def test_animations_without_end():
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=10)
     content = buffer.getvalue()
     frame = content[content.rindex(b"\x21\xf9\x04") : -1]
-    with pytest.raises(InvalidMedia, match=r"row 1: .*frames; the limit is"):
+    with pytest.raises(InvalidMedia, match=r"row 1: 25,003 frames of 2x2 pixels; the limit is"):
         read_video(content[:-1] + frame * 25_000 + b";", "row 1")
+    large = content[:6] + struct.pack("<HH", 8000, 8000) + content[10:-1] + frame * 300 + b";"
+    with pytest.raises(InvalidMedia, match=r"row 1: 303 frames of 8000x8000 pixels; the limit is"):
+        read_video(large, "row 1")
 
 
 @attack(KIND, "a row that names a pipe, a device or a folder as its image")
@@ -96,3 +100,24 @@ def test_what_a_model_wrote_names_no_file(tmp_path):
     for value in (str(tmp_path / "private.png"), {"url": f"file://{tmp_path}/private.png"}, "http://127.0.0.1/a.png"):
         with pytest.raises(UserError, match="only the picture itself is taken here"):
             read_image(value, "a tool's result", local_files=False)
+
+
+@attack(KIND, "images and animations with random damage")
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"])
+def test_damaged_files(form):
+    picture = PIL.Image.frombytes("RGB", (24, 20), random.Random(0).randbytes(24 * 20 * 3))
+    buffer = io.BytesIO()
+    more = {"save_all": True, "append_images": [picture.rotate(90)]} if form in ("GIF", "WEBP") else {}
+    picture.save(buffer, form, **more)
+    rng, refused = random.Random(form), 0
+    for _ in range(60):
+        content = bytearray(buffer.getvalue())
+        for _ in range(rng.choice((1, 4, 16))):
+            content[rng.randrange(min(len(content), rng.choice((40, 10**6))))] = rng.randrange(256)
+        for read in (read_image, read_video) if more else (read_image,):
+            try:
+                read(bytes(content), "row 1")
+            except InvalidMedia as error:  # and nothing else
+                refused += 1
+                assert str(error).startswith("row 1: ")
+    assert refused > 0

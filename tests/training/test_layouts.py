@@ -145,13 +145,11 @@ MOVES = {
 }
 
 
-def save_all(rank: int, batch: Batch, folder: Path) -> None:
+def move_all(rank: int, batch: Batch, folder: Path) -> dict[str, Any]:
+    """Save in all layouts, then load in others."""
     for name, (case, source, _) in MOVES.items():
         if source is not None:
             layouts.first_step(source.context(), batch, case, folder / name)
-
-
-def load_all(rank: int, batch: Batch, folder: Path) -> dict[str, Any]:
     return {
         name: layouts.second_step(target.context(), batch, case, folder / name)
         for name, (case, _, target) in MOVES.items()
@@ -163,8 +161,7 @@ def test_checkpoints_move_between_layouts(batch, tmp_path):
     for name, (case, source, _) in MOVES.items():
         if source is None:
             layouts.first_step(layouts.SINGLE_PROCESS, batch, case, tmp_path / name)
-    run_ranks(2, save_all, batch, tmp_path)
-    ranks = run_ranks(2, load_all, batch, tmp_path)
+    ranks = run_ranks(2, move_all, batch, tmp_path)
     expected = {}
     for case in (DENSE, MIXED):
         policy = policy_of(case, layouts.SINGLE_PROCESS)

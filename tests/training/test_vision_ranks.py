@@ -9,7 +9,7 @@ from burnish.errors import UserError
 from burnish.models.attention import PACKED
 from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.sequence.method import choose_method
-from burnish.models.vision.family import vision_modules
+from burnish.models.vision.family import freeze_vision_tower, vision_modules
 from burnish.training.backend import BackendOptions, FsdpOptions, MicroBatch, create_backend
 from burnish.training.dtensor import full_tensor
 from burnish.training.inference import compute_log_probs
@@ -39,10 +39,12 @@ def made(tmp_path_factory):
     return make
 
 
-def run(folder: str, batch, parallel: ParallelContext, options: BackendOptions) -> dict:
+def run(folder: str, batch, parallel: ParallelContext, options: BackendOptions, frozen: bool = False) -> dict:
     """Log-probs of a batch, and its gradients by name. Micro-batches have one row: a rank's may lack an image while
     others have one."""
     model = load_causal_lm(ModelSource(folder), PACKED, torch.float32)
+    if frozen:
+        freeze_vision_tower(model, "actor_rollout_ref.actor.freeze_vision_tower")
     backend = create_backend(model, CPU, torch.float32, options=options, parallel=parallel)
     config = settings("actor_rollout_ref.actor", {})
     backend.create_optimizer(config.optim, 10, 1)
@@ -62,18 +64,19 @@ def run(folder: str, batch, parallel: ParallelContext, options: BackendOptions) 
     return found
 
 
-def cases(rank: int, folder: str, batch, names: list[str]):
+def cases(rank: int, folder: str, batch, names: list[str], frozen: bool):
     found = {}
     for name in names:
         sizes, options = CASES[name]
-        found[name] = run(folder, batch, build_mesh(CPU, **sizes), options)
+        found[name] = run(folder, batch, build_mesh(CPU, **sizes), options, frozen)
     return found
 
 
-def check(vlm, batch, names: list[str]) -> None:
-    alone = run(str(vlm.folder), batch, SINGLE_PROCESS, BackendOptions())
-    assert any(name.startswith(tuple(vision_modules(vlm.load()))) for name in alone)
-    for rank in run_ranks(2, cases, str(vlm.folder), batch, names):
+def check(vlm, batch, names: list[str], frozen: bool = False) -> None:
+    alone = run(str(vlm.folder), batch, SINGLE_PROCESS, BackendOptions(), frozen)
+    tower = tuple(vision_modules(vlm.load()))
+    assert any(name.startswith(tower) for name in alone) == (not frozen)
+    for rank in run_ranks(2, cases, str(vlm.folder), batch, names, frozen):
         for case in names:
             assert rank[case].keys() == alone.keys(), case
             for name, tensor in alone.items():
@@ -84,6 +87,11 @@ def check(vlm, batch, names: list[str]) -> None:
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
 def test_two_ranks_are_one(made, family):
     check(*made(family), ["sharded", "sequence"])
+
+
+@pytest.mark.long
+def test_two_ranks_are_one_with_a_frozen_tower(made):
+    check(*made("qwen2_5_vl"), ["sharded", "sequence"], frozen=True)
 
 
 @pytest.mark.long

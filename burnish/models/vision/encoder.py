@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 2**31
 MAX_SECONDS = 10**6  # of a video
+Found = tuple[MediaKind, tuple[bytes, Processed]]  # a picture's digest and what the processor made of it
 MAX_SHAPES = 10_000  # sizes of pictures whose numbers of tokens are remembered
 KEYS: Mapping[MediaKind, str] = {"image": "data.image_key", "video": "data.video_key"}
 
@@ -146,7 +147,7 @@ class VisionEncoder:
     def _assemble(
         self,
         text: str,
-        found: Sequence[tuple[MediaKind, tuple[bytes, Processed]]],
+        found: Sequence[Found],
         pictures: Sequence[Image | Video],
         add_special_tokens: bool,
         offset: int,
@@ -286,7 +287,7 @@ class PictureCache:
 
 
 def _media(
-    found: Sequence[tuple[MediaKind, tuple[bytes, Processed]]],
+    found: Sequence[Found],
     pictures: Sequence[Image | Video],
     places: Sequence[tuple[int, int]],
     offset: int,

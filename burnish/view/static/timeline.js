@@ -98,7 +98,7 @@ function countsOf(intervals) {
   return events.map(([time, change]) => [time, (count += change)]);
 }
 
-// Seconds in which conversations are in flight and none is being generated: all of them wait for tools.
+// Seconds in which conversations are in flight and the engine has no request: all of them wait for tools or the loop.
 export function engineIdle(bars) {
   const generating = bars.flatMap((bar) => (bar[4] || []).filter((one) => one[0] !== WAITING).map((one) => [one[1], one[1] + one[2]]));
   if (!generating.length) return null;
