@@ -22,6 +22,7 @@ import random
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -199,7 +200,7 @@ def policy_of(plan: Plan, config: PretrainedConfig) -> Policy:
     if can_compile(model, device):
         compile_layers(model, MODEL)
     on_gpu = plan.device == "cuda"
-    options = BackendOptions(head=HEAD_KERNELS["triton" if on_gpu else "torch"](on_gpu))
+    options = BackendOptions(head=HEAD_KERNELS["triton" if on_gpu else "torch"](False))
     backend = create_backend(model, device, plan.dtype, options=options)
     backend.create_optimizer(actor.optim, 100, 1)
     return Policy(
@@ -288,26 +289,18 @@ def measure(
     policy = policy_of(plan, config)
     row: dict[str, Any] = {"model": name, "billions": sum(p.numel() for p in policy.backend.model.parameters()) / 1e9}
     clock.say(f"{name}: {row['billions']:.2f} B parameters initialized")
-    bench = Bench(device, memory_share=0.25)
-    longest = max(len(input) for inputs in sets for input in inputs) + plan.new_tokens
-    with tempfile.TemporaryDirectory() as folder:
-        limits = {"max_model_len": longest, "max_num_seqs": plan.prompts * plan.samples}
-        engine = bench.engine(config, plan.dtype, Path(folder), **limits)
-        try:
-            engine.load_weights(policy.backend.weights(), 1)
-            row["difference"], passed = check(plan, policy, engine, sets[0])
-            clock.say(f"{name}: engine and trainer differ by {row['difference']:.1e}{'' if passed else ' WRONG'}")
-            generate(engine, sets[0], plan.samples, min(20, plan.new_tokens))
-            clock.say(f"{name}: engine warm")
-            engine.stats()
-            with timed(on_gpu) as seconds:
-                completions = generate(engine, sets[1], plan.samples, plan.new_tokens)
-            row["rollout_seconds"] = seconds[0]
-            row["tokens_per_second"] = len(completions) * plan.new_tokens / seconds[0]
-            row["engine"] = engine.stats()
-            clock.say(f"{name}: rollout {seconds[0]:.2f} s, {row['tokens_per_second']:,.0f} tokens/s")
-        finally:
-            engine.close()
+    bench, passed = Bench(device, memory_share=0.25), True
+    try:
+        completions = roll_out(plan, bench, policy, config, sets, row, clock)
+    except RuntimeError:
+        if not on_gpu:
+            raise
+        # The measurement goes on without CUDA graphs, and the status says that they failed.
+        clock.say(f"{name}: FAILED with CUDA graphs\n{traceback.format_exc()}")
+        passed, row["without_graphs"] = False, True
+        bench.forget()
+        completions = roll_out(plan, dataclasses.replace(bench, eager=True), policy, config, sets, row, clock)
+    passed &= row["agrees"]
     bench.forget()
     if sets[1][0].media:
         row["tower_seconds"] = tower_seconds(plan, policy, sets[1])
@@ -321,6 +314,39 @@ def measure(
     del policy
     bench.forget()
     return row, passed
+
+
+def roll_out(
+    plan: Plan,
+    bench: Bench,
+    policy: Policy,
+    config: PretrainedConfig,
+    sets: Sequence[Sequence[ModelInput]],
+    row: dict[str, Any],
+    clock: Clock,
+) -> list[Completion]:
+    """The responses of a whole step, after a check and a warm-up; fills in the row."""
+    longest, name = max(len(input) for inputs in sets for input in inputs) + plan.new_tokens, row["model"]
+    with tempfile.TemporaryDirectory() as folder:
+        limits = {"max_model_len": longest, "max_num_seqs": plan.prompts * plan.samples}
+        engine = bench.engine(config, plan.dtype, Path(folder), **limits)
+        try:
+            engine.load_weights(policy.backend.weights(), 1)
+            row["difference"], row["agrees"] = check(plan, policy, engine, sets[0])
+            agrees = "" if row["agrees"] else " WRONG"
+            clock.say(f"{name}: engine and trainer differ by {row['difference']:.1e}{agrees}")
+            generate(engine, sets[0], plan.samples, min(20, plan.new_tokens))
+            clock.say(f"{name}: engine warm")
+            engine.stats()
+            with timed(bench.on_gpu) as seconds:
+                completions = generate(engine, sets[1], plan.samples, plan.new_tokens)
+            row["rollout_seconds"] = seconds[0]
+            row["tokens_per_second"] = len(completions) * plan.new_tokens / seconds[0]
+            row["engine"] = engine.stats()
+            clock.say(f"{name}: rollout {seconds[0]:.2f} s, {row['tokens_per_second']:,.0f} tokens/s")
+            return completions
+        finally:
+            engine.close()
 
 
 def update(plan: Plan, policy: Policy, batch: Batch, config: PretrainedConfig) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
+import burnish
 from burnish.config import load
 from burnish.demo.tiny_vision import make_vision_model
 from burnish.errors import UserError
@@ -169,3 +170,22 @@ def test_rewards_of_eval_see_the_pictures(tmp_path):
     broken = [{**rows[0], "images": [{"bytes": b"no picture"}]}]
     with pytest.raises(UserError, match="row 0"):
         evaluate(settings, rows=broken)
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [
+        ("actor_rollout_ref.actor.freeze_vision_tower=true", "actor_rollout_ref.actor.freeze_vision_tower"),
+        ("data.mm_processor_kwargs={max_pixels:1000}", "data.mm_processor_kwargs"),
+        ("data.video_key=films", "data.video_key"),
+    ],
+)
+def test_training_a_text_model_refuses_keys_of_pictures(tiny_folder, tmp_path, monkeypatch, setting, key):
+    """Before a model is loaded."""
+    monkeypatch.setattr("burnish.loop.build.build_roles", lambda *arguments, **more: pytest.fail("models were loaded"))
+    settings = ["algorithm.adv_estimator=grpo", f"actor_rollout_ref.model.path={tiny_folder}", "trainer.device=cpu"]
+    settings += [f"trainer.default_local_dir={tmp_path}", setting]
+    row = {"prompt": [{"role": "user", "content": "1+1"}], "data_source": "s", "reward_model": {"ground_truth": "2"}}
+    with pytest.raises(UserError, match="takes only text") as caught:
+        burnish.train(settings, reward=lambda solution_str: 0.0, dataset=[row] * 4)
+    assert caught.value.key == key
