@@ -43,9 +43,12 @@ def default_dtype(on_cpu: bool) -> str:
 # Model families, by their config's model_type
 
 # torch.compile turns a layer of these into one graph. Others break it, for instance by routing tokens to experts.
-COMPILED_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "smollm3", "olmo2"})
+_OF_VISION = {"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"}  # language models inside vision models
+COMPILED_FAMILIES = frozenset(
+    {"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "smollm3", "olmo2", *_OF_VISION}
+)
 # Their forward pass never synchronizes with the host, so a CUDA graph can capture it; others decode eagerly.
-CUDA_GRAPH_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"})
+CUDA_GRAPH_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", *_OF_VISION})
 # The built-in engine keeps their residual stream in float32 under autocast, which handles plain linear layers only.
 FLOAT32_RESIDUAL_FAMILIES = COMPILED_FAMILIES
 
@@ -147,7 +150,7 @@ DIGEST_WIDTH = 4096  # 8-byte words per row of the matrix that a weight's checks
 
 # Per-sequence decode state on the device. The device updates the first columns; only the host writes the others.
 UPDATED_COLUMNS = ("token", "length", "num_tokens", "active")
-INT_COLUMNS = (*UPDATED_COLUMNS, "limit", "seed", "greedy", "top_k", "min_tokens", "num_prompt")
+INT_COLUMNS = (*UPDATED_COLUMNS, "limit", "seed", "greedy", "top_k", "min_tokens", "num_prompt", "offset")
 FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")
 NUM_STOP_TOKENS = 8  # stop-token slots of a sequence before they have to grow
 

@@ -4,9 +4,12 @@ import base64
 import io
 import os
 import struct
+import sys
 import threading
 import zlib
+from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import fsspec
 import numpy as np
@@ -77,7 +80,7 @@ def test_images_on_remote_storage():
     try:
         assert np.array_equal(pixels(read_image("memory://pictures/one.png", "row 1")), PIXELS)
         assert np.array_equal(pixels(read_image("one.png", "row 1", folder="memory://pictures")), PIXELS)
-        with pytest.raises(InvalidMedia, match="no such file: memory://pictures/two.png"):
+        with pytest.raises(InvalidMedia, match=r"no such file: memory://pictures/two\.png"):
             read_image("two.png", "row 1", folder="memory://pictures")
         with pytest.raises(InvalidMedia, match="the limit is 10"):
             read_image("memory://pictures/one.png", "row 1", limits=MediaLimits(image_bytes=10))
@@ -207,7 +210,7 @@ def test_decompression_bombs_are_refused_before_decoding(width, height, monkeypa
 
 def test_the_limits_of_pillow_are_not_changed():
     before = PIL.Image.MAX_IMAGE_PIXELS
-    with pytest.raises(InvalidMedia, match="decompression bomb|pixels; the limit"):
+    with pytest.raises(InvalidMedia, match=r"decompression bomb|pixels; the limit"):
         read_image(png_of(60_000, 60_000), "row 1")
     read_image(PNG, "row 1")
     assert before == PIL.Image.MAX_IMAGE_PIXELS
@@ -369,7 +372,7 @@ def test_options_of_a_video_that_would_be_ignored_are_refused():
 
 
 def test_video_files_need_the_extra(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "av", None)
+    monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(UserError, match=r"row 3: video files require PyAV.*\[video\]") as caught:
         read_video(b"\0\0\0\x20ftypisom" + bytes(100), "row 3")
     assert not isinstance(caught.value, InvalidMedia)
@@ -386,3 +389,98 @@ def test_sampling_of_a_file():
     assert Sampling().choose([5.0], origin) == [0]
     with pytest.raises(InvalidMedia, match="no frame between second 20"):
         Sampling(start=20.0).choose(times, origin)
+
+
+class StandInFrame:
+    """A frame as PyAV decodes it."""
+
+    def __init__(self, number):
+        self.pts, self.time_base = number * 512 + 1024, Fraction(1, 15360)  # 30 a second, from second 1/15 on
+        self.width, self.height = 16, 12
+        self.number, self.rotation, self.is_discard = number, self.turned, number < self.num_cut
+
+    turned, num_cut = 0, 0
+
+    def to_image(self):
+        image = PIL.Image.new("RGB", (self.width, self.height), (self.number, 0, 0))
+        image.putpixel((self.width - 1, 0), (self.number, 255, 0))
+        return image
+
+
+class StandInContainer:
+    """PyAV is not installed everywhere: its container, with frames that come in decoding order."""
+
+    num_frames, num_decoded, opened = 90, 90, ()
+
+    def __init__(self, file, **options):
+        assert file.read(12)[4:8] == b"ftyp"
+        type(self).opened = (*self.opened, options["format"])
+        codec = SimpleNamespace(width=16, height=12)
+        self.streams = SimpleNamespace(video=[SimpleNamespace(codec_context=codec)] if self.num_frames else [])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def demux(self, stream):
+        for number in sorted(range(self.num_frames), key=lambda number: number ^ 1):
+            yield StandInFrame(number)
+        yield SimpleNamespace(pts=None)  # the packet that flushes
+
+    def decode(self, video):
+        yield from map(StandInFrame, range(self.num_decoded))
+
+
+MP4 = bytes(4) + b"ftypisom" + bytes(50)
+
+
+@pytest.fixture
+def av(monkeypatch):
+    container = type("Container", (StandInContainer,), {})
+    monkeypatch.setitem(sys.modules, "av", SimpleNamespace(open=container))
+    return container
+
+
+def test_frames_of_a_file_are_chosen_by_time(av):
+    video = read_video({"bytes": MP4, "path": "x.mp4"}, "row 1")
+    assert [frame.getpixel((0, 0))[0] for frame in video.frames] == [0, 18, 36, 53, 71, 89]
+    assert video.timestamps == pytest.approx([number / 30 for number in (0, 18, 36, 53, 71, 89)])
+    assert set(av.opened) == {"mp4"}  # never guessed from the content
+    assert len(read_video({"video": MP4, "nframes": 1}, "row").frames) == 1
+    assert read_video({"video": MP4, "max_pixels": 48}, "row").frames[0].size == (8, 6)
+
+
+@pytest.mark.parametrize(
+    ("turned", "size", "corner"),
+    [(0, (16, 12), (15, 0)), (90, (12, 16), (0, 0)), (-90, (12, 16), (11, 15)), (180, (16, 12), (0, 11))],
+)
+def test_frames_are_upright(turned, size, corner, av, monkeypatch):
+    monkeypatch.setattr(StandInFrame, "turned", turned)  # degrees, counterclockwise
+    frame = read_video(MP4, "row").frames[0]
+    assert frame.size == size and frame.getpixel(corner)[1] == 255
+
+
+def test_frames_that_are_cut_away_are_not_chosen(av, monkeypatch):
+    monkeypatch.setattr(StandInFrame, "num_cut", 30)
+    video = read_video({"video": MP4, "nframes": 2}, "row")
+    assert [frame.getpixel((0, 0))[0] for frame in video.frames] == [30, 89] and video.timestamps[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "limits", "problem"),
+    [
+        ({"num_frames": 0}, {}, "the file has no video stream"),
+        ({"num_decoded": 40}, {}, "only 3 of 6 frames can be decoded"),
+        ({}, {"decoded_frames": 50}, "more than 50 frames"),
+        ({}, {"seconds": 2}, "3 seconds long; the limit is 2"),
+        ({}, {"pixels": 100}, "16x12 pixels"),
+        ({}, {"video_pixels": 500}, "together at most 500"),
+    ],
+)
+def test_bad_video_files_are_named(change, limits, problem, av):
+    for name, value in change.items():
+        setattr(av, name, value)
+    with pytest.raises(InvalidMedia, match=f"row 3: .*{problem}"):
+        read_video(MP4, "row 3", limits=MediaLimits(**limits))

@@ -185,6 +185,8 @@ def run_check(args: argparse.Namespace) -> int:
     except UserError as error:
         print(f"error: {error}")
         return 1
+    if encoder is not None and {args.image_key, args.video_key} & rows.kinds.keys():
+        encoder = dataclasses.replace(encoder, vision=load_vision(args.tokenizer, encoder.tokenizer, args))
     with activity(f"checking {len(rows)} rows", console=get_stderr()):
         report = check_rows(
             rows,
@@ -197,6 +199,18 @@ def run_check(args: argparse.Namespace) -> int:
         )
     print("\n".join(report.lines()))
     return 1 if report.errors else 0
+
+
+def load_vision(path: str, tokenizer: Any, args: argparse.Namespace) -> Any:
+    """The encoder of images and videos of this model; None for a text model."""
+    from burnish.models.load import ModelSource, load_config
+    from burnish.models.vision.encoder import load_vision_encoder
+    from burnish.models.vision.family import vision_family
+
+    source = ModelSource(path, key="--tokenizer", trust_remote_code=args.trust_remote_code)
+    if vision_family(load_config(source), "--tokenizer") is None:
+        return None
+    return load_vision_encoder(source, tokenizer)
 
 
 def load_tokenizer(path: str, trust_remote_code: bool) -> Any:

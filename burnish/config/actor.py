@@ -176,7 +176,7 @@ class ActorConfig:
     """Ranks that share one sequence: Ulysses if they divide the number of heads, otherwise ring attention."""
 
     freeze_vision_tower: bool = False
-    """Freeze the vision part of the model."""
+    """Do not train the model's vision tower and its projector."""
 
     router_replay: RouterReplayConfig = section(RouterReplayConfig)
     """Router replay."""

@@ -13,7 +13,7 @@ from burnish.errors import UserError
 INITS = ("xavier", "kaiming", "uniform", "normal", "zero")
 SUPPORTED_INITS = ("xavier", "kaiming", "normal", "zero")  # uniform: libraries disagree on its range
 ALL_LINEAR = "all-linear"
-DORA_BY_TYPE = {"lora": False, "canonical_lora": False, "dora": True}
+DORA_BY_TYPE = {"lora": False, "canonical_lora": False, "vlm_lora": False, "dora": True}
 # Megatron's names of linear modules, fused and split, and their Hugging Face names.
 MEGATRON_MODULES = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
@@ -32,9 +32,9 @@ MEGATRON_MODULES = {
 class LoraConfig:
     """LoRA section of newer verl; equivalent to the flat lora_* keys."""
 
-    type: str = one_of("lora", ("lora", "vlm_lora", "canonical_lora", "dora"))
-    """Kind of adapter: lora, or dora (which also trains the norm of each weight row). canonical_lora is the same as
-    lora."""
+    type: str = one_of("lora", tuple(DORA_BY_TYPE))
+    """Kind of adapter: lora, or dora (which also trains the norm of each weight row). canonical_lora and vlm_lora are
+    the same as lora."""
 
     rank: int = at_least(0, 0)
     """Rank of the adapters; 0 disables them. Same as lora_rank."""
@@ -111,7 +111,8 @@ class TrainedModelConfig:
     """Modules that get a LoRA adapter: all-linear, a name, a list of names, or a regular expression."""
 
     exclude_modules: Any = None
-    """Modules that get no LoRA adapter: a regular expression or a list of names."""
+    """Modules that get no LoRA adapter: a regular expression or a list of names, for instance '.*visual.*' (the vision
+    tower of Qwen-VL)."""
 
     lora_adapter_path: str | None = None
     """Folder of a LoRA adapter (peft's format) to start from; its rank, alpha and modules take precedence."""
@@ -158,9 +159,6 @@ def adapter_of(model: TrainedModelConfig, key: str) -> AdapterSettings | None:
     if not wants_adapter(model):
         return None
     lora = model.lora
-    if lora.type not in DORA_BY_TYPE:
-        problem = "not supported yet (adapters of vision models)"
-        raise UserError(problem, key=f"{key}.lora.type", value=lora.type, allowed=DORA_BY_TYPE)
     values = {name: _merged(model, key, flat, nested) for name, flat, nested in PAIRS}
     modules = {name: _hugging_face_names(values.pop(name), key) for name in ("target_modules", "exclude_modules")}
     for name in ("lora_A_init_method", "lora_B_init_method"):

@@ -98,6 +98,7 @@ _TRAIN = (
         "actor_rollout_ref.rollout.multi_turn.interaction_config_path",
         DOCUMENTED,
     ),
+    Alias("actor_rollout_ref.rollout.limit_images", "data.max_images_per_prompt", "verl limits its engine"),
     Alias(
         "actor_rollout_ref.rollout.chat_scheduler",
         "actor_rollout_ref.rollout.multi_turn.completion_callback",

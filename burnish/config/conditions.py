@@ -243,5 +243,13 @@ def critic_without_checkpointing(cfg: TrainConfig) -> bool:
     return not cfg.critic.model.enable_gradient_checkpointing
 
 
+def sft_profiles_no_step(cfg: SftConfig) -> bool:
+    return not cfg.trainer.profile_steps
+
+
+def sft_profiles_otherwise(cfg: SftConfig) -> bool:
+    return cfg.profiler.tool != "torch"
+
+
 def sft_without_checkpointing(cfg: SftConfig) -> bool:
     return not cfg.model.enable_gradient_checkpointing

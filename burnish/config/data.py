@@ -144,13 +144,13 @@ class DataConfig:
     truncation: str = one_of("error", TRUNCATIONS)
     """What to do with prompts longer than max_prompt_length that were not filtered out."""
 
-    image_key: str = "images"
+    image_key: str | None = "images"
     """Column with a row's images, in the order of <image> in the prompt: bytes, paths, URLs, base64, or the mappings of
-    Hugging Face datasets. Relative paths start at the data file's folder."""
+    Hugging Face datasets. Relative paths start at the data file's folder. null reads none."""
 
-    video_key: str = "videos"
+    video_key: str | None = "videos"
     """Column with a row's videos, in the order of <video> in the prompt: files like those of images, or lists of
-    frames; a mapping may also set fps, nframes, max_frames, video_start, video_end and max_pixels."""
+    frames; a mapping may also set fps, nframes, max_frames, video_start, video_end and max_pixels. null reads none."""
 
     invalid_media: str = one_of("error", INVALID_MEDIA)
     """What to do with rows whose images or videos are missing, corrupt, too large or not as many as in the prompt."""
@@ -159,10 +159,13 @@ class DataConfig:
     """Maximum images of a prompt; a row with more is handled as invalid_media says. null means no limit."""
 
     image_patch_size: int = at_least(14, 1)
-    """Patch size to which the processor aligns image sizes."""
+    """Patch size to which verl's loader aligns image sizes."""
 
     return_multi_modal_inputs: bool = True
-    """Include the processor's image and video tensors in the batch."""
+    """Include the processor's image and video tensors in verl's batch."""
+
+    mm_processor_kwargs: dict[str, Any] = setting({})
+    """Arguments of the model's image and video processor, for instance {max_pixels: 200704}."""
 
     tokenizer: str | None = None
     """Path or name of the tokenizer; null uses the model's."""

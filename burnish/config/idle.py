@@ -285,6 +285,8 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         Idle(when.on_cpu, _ON_CPU, (*_OFFLOADS, "*.fsdp_config.cpu_offload", "*.fsdp_config.offload_params")),
         Idle(when.sft_without_adapter, _NO_ADAPTER, _keys("model", _ADAPTER)),
         Idle(when.sft_without_checkpointing, _NO_RECOMPUTE, ("model.recompute.*",)),
+        Idle(when.sft_profiles_no_step, _NO_PROFILED_STEP, ("profiler.*",)),
+        Idle(when.sft_profiles_otherwise, _OTHER_PROFILER, ("profiler.contents",)),
     ),
     "eval": (Idle(when.without_reward_servers, _NO_SERVERS, _REMOTE_REWARD),),
 }

@@ -25,6 +25,12 @@ class EvalDataConfig:
     prompt_key: str = "prompt"
     """Column with the prompt, for rewards that use it (reward.remote_url)."""
 
+    image_key: str | None = "images"
+    """Column with a row's images, for rewards that take multi_modal_data; null reads none."""
+
+    video_key: str | None = "videos"
+    """Column with a row's videos, for such rewards; null reads none."""
+
     response_key: str = "responses"
     """Column with a row's list of responses; a string counts as one response."""
 
@@ -67,6 +73,15 @@ class GenerateDataConfig:
 
     prompt_key: str = "prompt"
     """Column with the prompt: a list of {role, content} messages, or a string."""
+
+    image_key: str | None = "images"
+    """Column with a row's images; null reads none (docs/vision.md)."""
+
+    video_key: str | None = "videos"
+    """Column with a row's videos; null reads none."""
+
+    mm_processor_kwargs: dict[str, Any] = setting({})
+    """Arguments of the model's image and video processor."""
 
     n_samples: int = at_least(5, 1)
     """Responses per prompt."""

@@ -31,13 +31,12 @@ class Pending:
 MULTI_PROCESS = Line("multiple processes", "多进程")
 EXTERNAL_ENGINES = Line("external engines", "外部推理引擎")
 TRANSPORTS = Line("other weight transports", "其他权重传输方式")
-VISION = Line("vision models", "视觉模型")
 MEGATRON_CORE = Line("Megatron-Core", "Megatron-Core")
 PIPELINE_LAYOUTS = Line("layouts of pipeline stages", "流水线级的布局")
 MOE_OPTIONS = Line("MoE options", "混合专家模型的选项")
 ASCEND = Line("Ascend devices", "昇腾设备")
 FEATURES = (
-    *(MULTI_PROCESS, EXTERNAL_ENGINES, TRANSPORTS, VISION, MEGATRON_CORE),
+    *(MULTI_PROCESS, EXTERNAL_ENGINES, TRANSPORTS, MEGATRON_CORE),
     *(PIPELINE_LAYOUTS, MOE_OPTIONS, ASCEND),
 )
 
@@ -90,13 +89,7 @@ def multi_process_only(*patterns: str) -> tuple[Pending, ...]:
 PENDING: tuple[Pending, ...] = (
     # values
     Pending("actor_rollout_ref.rollout.name=trtllm", EXTERNAL_ENGINES),
-    # data
-    Pending("data.image_key", VISION),
-    Pending("data.video_key", VISION),
-    Pending("data.image_patch_size", VISION),
-    Pending("data.return_multi_modal_inputs", VISION),
     # roles
-    Pending("actor_rollout_ref.actor.freeze_vision_tower", VISION),
     Pending("actor_rollout_ref.actor.router_replay.*", MOE_OPTIONS),
     Pending("actor_rollout_ref.actor.aux_loss_scope", MOE_OPTIONS),
     # engine
@@ -179,6 +172,14 @@ INERT: dict[str, Line] = {
     "actor_rollout_ref.rollout.engine_kwargs.trtllm*": NOT_SELECTED,
     "critic.rollout_n": Line("rollout.n applies to all roles", "所有角色都使用 rollout.n"),
     "critic.model.tokenizer_path": Line("the critic uses the policy's tokenizer", "critic 使用策略的分词器"),
+    "data.image_patch_size": Line(
+        "the model's processor has its own patch size, to which it aligns pictures",
+        "模型的处理器自带 patch 大小，并据此对齐图片",
+    ),
+    "data.return_multi_modal_inputs": Line(
+        "pictures are processed once, and engine and trainer get the same tensors",
+        "图片只处理一次，引擎与训练端得到同样的张量",
+    ),
     "data.dataloader_num_workers": Line("data is read without loader processes", "读取数据不使用加载进程"),
     "reward_model.launch_reward_fn_async": _REWARDS_OVERLAP,
     "reward_model.use_reward_loop": _REWARDS_OVERLAP,

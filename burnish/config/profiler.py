@@ -10,6 +10,7 @@ from omegaconf import II
 from burnish.config.fields import at_least, one_of, section, setting, spelled
 
 TOOLS = ("nsys", "npu", "torch", "torch_memory")
+SFT_TOOLS = ("torch", "torch_memory")  # of `burnish sft`
 TORCH_CONTENTS = ("cpu", "cuda", "memory", "shapes", "stack", "module")
 NPU_CONTENTS = ("npu", "cpu", "memory", "shapes", "module", "stack")
 _GLOBAL_MEMORY = "global_profiler.global_tool_config.torch_memory"

@@ -35,7 +35,7 @@ _LOGGING = (
     "trainer.rollout_keep",
     "trainer.metrics_*",
     *("trainer.val_before_train", "trainer.test_freq", "trainer.profile_steps", "trainer.*nsight_options.*"),
-    *("trainer.npu_profile.*", "*.profiler.*", "global_profiler.*", "*.rollout.disable_log_stats"),
+    *("trainer.npu_profile.*", "*profiler.*", "*.rollout.disable_log_stats"),
     *("*.rollout.logprobs", "*.rollout.trace.*", "*.rollout.prometheus.*", "*.overlong_buffer.log"),
     *("*.router_replay.record_file", "*.calculate_entropy"),
 )

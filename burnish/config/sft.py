@@ -20,6 +20,7 @@ from burnish.config.names import (
     TRUNCATIONS,
 )
 from burnish.config.optim import CheckpointConfig
+from burnish.config.profiler import SFT_TOOLS, TORCH_CONTENTS
 
 
 @dataclass
@@ -91,16 +92,19 @@ class SftDataConfig:
     multiturn: SftMultiturnConfig = section(SftMultiturnConfig)
     """Multi-turn examples."""
 
-    image_key: str = "images"
+    image_key: str | None = "images"
     """Column with a row's images, in the order of <image> in its messages: bytes, paths, URLs, base64, or the mappings
-    of Hugging Face datasets. Relative paths start at the data file's folder."""
+    of Hugging Face datasets. Relative paths start at the data file's folder. null reads none."""
 
-    video_key: str = "videos"
+    video_key: str | None = "videos"
     """Column with a row's videos, in the order of <video> in its messages: files like those of images, or lists of
-    frames; a mapping may also set fps, nframes, max_frames, video_start, video_end and max_pixels."""
+    frames; a mapping may also set fps, nframes, max_frames, video_start, video_end and max_pixels. null reads none."""
 
     invalid_media: str = one_of("error", INVALID_MEDIA)
     """What to do with rows whose images or videos are missing, corrupt, too large or not as many as in the messages."""
+
+    mm_processor_kwargs: dict[str, Any] = setting({})
+    """Arguments of the model's image and video processor."""
 
     max_length: int = at_least(1024, 1)
     """Maximum example length in tokens, those of images and videos included."""
@@ -168,6 +172,9 @@ class SftModelConfig(TrainedModelConfig):
 
     trust_remote_code: bool = False
     """Allow the model's repository to run its own Python code."""
+
+    freeze_vision_tower: bool = False
+    """Do not train the model's vision tower and its projector."""
 
     aux_loss_coef: float = at_least(0.0, 0)
     """Weight of the router load-balancing loss of MoE models."""
@@ -273,6 +280,9 @@ class SftTrainerConfig:
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     """Contents of checkpoints."""
 
+    profile_steps: list[int] | None = setting(None, low=0)
+    """Steps to profile; null profiles none."""
+
     device: str = one_of("auto", DEVICES, verl="cuda")
     """Device type."""
 
@@ -281,6 +291,20 @@ class SftTrainerConfig:
 
     n_gpus_per_node: int = at_least(1, 1, verl=8)
     """Training processes per machine, one per device."""
+
+
+@dataclass
+class SftProfilerConfig:
+    """Profiling of the steps in trainer.profile_steps."""
+
+    tool: str = one_of("torch", SFT_TOOLS)
+    """Profiling tool."""
+
+    contents: list[str] = one_of([], TORCH_CONTENTS, comma_separated=True)
+    """What tool=torch records; empty: operators on the CPU, and kernels where there is a GPU."""
+
+    save_path: str | None = None
+    """Folder of the recordings; null is profile/ in the run folder."""
 
 
 @dataclass
@@ -298,6 +322,9 @@ class SftConfig:
 
     trainer: SftTrainerConfig = section(SftTrainerConfig)
     """Length, devices, checkpoints and logging of the run."""
+
+    profiler: SftProfilerConfig = section(SftProfilerConfig)
+    """Profiling of the steps in trainer.profile_steps."""
 
     ulysses_sequence_parallel_size: int = at_least(1, 1)
     """Ranks that share one sequence."""

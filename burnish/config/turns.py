@@ -97,7 +97,7 @@ class AgentConfig:
 
     environment: str | None = None
     """Environment that every conversation runs in: gymnasium, textarena, reasoning_gym, skyrl_gym, verifiers,
-    openenv, package.module:Class, or path/to/file.py:Class. Its rewards are those of the turns."""
+    verifiers_v1, openenv, package.module:Class, or path/to/file.py:Class. Its rewards are those of the turns."""
 
     environment_kwargs: dict[str, Any] = setting({})
     """Arguments of the environment."""

@@ -65,7 +65,12 @@ _MODEL = (
     VerlOnly("*.tiled_mlp.*", "MLPs compute whole sequences; results are the same, memory may be higher"),
     VerlOnly("*model.lora.dropout_position", "dropout is applied before the projection", ("pre",)),
     VerlOnly("*model.lora.a2a_experimental", _SAME),
-    VerlOnly("*model.lora.freeze_*", "adapters are added to the language model"),
+    _refused(
+        "*model.lora.freeze_*",
+        "with adapters, all other weights are frozen",
+        True,
+        instead="lora.exclude_modules='.*visual.*' (no adapters on the vision tower)",
+    ),
     VerlOnly("*.gradient_checkpointing_kwargs.activations_checkpoint_granularity", "layers are recomputed as a whole"),
     _refused(
         "*optim.optimizer_impl",
@@ -111,8 +116,9 @@ _ENGINE = (
     VerlOnly("*rollout.scheduling_policy", "results do not depend on the order of requests"),
     VerlOnly("*rollout.moe_load_balance_metrics_interval", "this metric is not logged"),
     VerlOnly("*rollout.quantization_config_file", "only used with rollout.quantization"),
-    VerlOnly("*rollout.limit_images", "only used with image data"),
-    VerlOnly("*rollout.use_preprocessed_multimodal_input", "only used with image data"),
+    VerlOnly(
+        "*rollout.use_preprocessed_multimodal_input", "pictures are always processed once, for engine and trainer"
+    ),
     _refused("*rollout.disaggregation.enabled", "separate prefill and decode engines are not supported", False),
     VerlOnly("*rollout.disaggregation.*", "only used with disaggregation.enabled"),
     _refused("*rollout.checkpoint_engine.custom_backend_module", "custom weight transports are not supported"),
@@ -147,8 +153,7 @@ _TRAIN = (
     VerlOnly("critic.model.use_fused_kernels", "a value head has no logits to fuse"),
     VerlOnly("critic.model.fused_kernel_options.*", "a value head has no logits to fuse"),
     _refused("critic.loss_scale_factor", "not supported for the critic"),
-    VerlOnly("data.audio_key", "only used with audio data"),
-    VerlOnly("data.mm_processor_kwargs*", "only used with image, video or audio data"),
+    _refused("data.audio_key", "no model with audio is supported; data.audio_key=null ignores the column"),
     VerlOnly("reward.max_concurrency_per_worker", "reward workers score as many responses as they have processes"),
     _refused("reward.reward_manager.source", _MANAGER, "register", instead=_REWARD_FUNCTION),
     _refused("reward.reward_manager.module.path", _MANAGER, instead=_REWARD_FUNCTION),

@@ -20,6 +20,7 @@ from burnish.data.encode import (
     cuts_a_picture,
     too_long,
     truncate_spans,
+    truncated,
 )
 from burnish.data.extended import ExtendedRows
 from burnish.data.files import ListRows, Rows, folder_of
@@ -99,7 +100,7 @@ class PromptDataset:
             raise UserError("no rows selected", key=key, value=self.rows.name, hint="max_samples=-1 selects all rows")
         self._check_columns()
         self._check_first_row()
-        if vision is not None and not has_media:
+        if vision is not None and not has_media and (cfg.image_key or cfg.video_key):
             self._check_placeholders()
         if len(self.kept) < len(self.rows):
             samples_key = key.replace("_files", "_max_samples")
@@ -245,23 +246,12 @@ class PromptDataset:
             raise (at_row(error, where) if prompt.media or isinstance(error, InvalidMedia) else error) from error
         if not encoded.ids:
             raise UserError(f"{where}: the prompt has no tokens", key=self.key)
-        encoded = self._truncated(encoded, where)
+        limit, key = self.cfg.max_prompt_length, "data.max_prompt_length"
+        encoded = truncated(encoded, self.truncation.load(), limit, where, key)
         if len(encoded.ids) <= self._cache_budget and not encoded.media:
             self._cache_budget -= len(encoded.ids)
             self._cache[number] = torch.tensor(encoded.ids, dtype=torch.int32)
         return encoded
-
-    def _truncated(self, encoded: Encoded, where: str) -> Encoded:
-        truncate, limit, length = self.truncation.load(), self.cfg.max_prompt_length, len(encoded.ids)
-        if not encoded.media:
-            return Encoded(list(truncate(encoded.ids, limit, where)))
-        kept = truncate(range(length), limit, where)
-        spans = [(item.offset, item.num_tokens) for item in encoded.media]
-        offsets = truncate_spans(kept, length, spans)
-        if offsets is None:
-            raise cuts_a_picture(where, length, limit, "data.max_prompt_length")
-        media = tuple(item.at(offset) for item, offset in zip(encoded.media, offsets, strict=True))
-        return Encoded([encoded.ids[position] for position in kept], media)
 
     def _check_truncation(self, measured: PromptLength, where: str) -> None:
         """Refuse a truncation that would cut a picture."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ TRUNCATIONS = Registry("truncation", key="data.truncation")
 RESERVED_KWARGS = frozenset({"tokenize", "return_tensors", "return_dict", "padding", "truncation", "max_length"})
 
 
+Truncate = Callable[[Sequence[int], int, str], Sequence[int]]  # tokens, limit, where the row is
 PROBE = "BURNISHxPROBE"
 
 
@@ -109,10 +110,13 @@ class PromptEncoder:
 
     def ids(self, prompt: Prompt) -> list[int]:
         """The tokens of the prompt, pictures included."""
-        return self.encode(prompt).ids
+        return self.encode(prompt, pixels=False).ids
 
-    def encode(self, prompt: Prompt) -> Encoded:
-        """The tokens of the prompt, and its pictures. InvalidMedia does not name the row."""
+    def encode(self, prompt: Prompt, *, pixels: bool = True) -> Encoded:
+        """The tokens of the prompt, and its pictures. InvalidMedia does not name the row.
+
+        With `pixels=False`, pictures are decoded but not processed where possible: for lengths.
+        """
         if prompt.ids is not None:
             return Encoded(prompt.ids)
         # A template writes its special tokens itself; plain text gets those of the tokenizer, such as a leading BOS.
@@ -120,10 +124,16 @@ class PromptEncoder:
         if self.vision is None:
             return Encoded(list(self.tokenizer(self.text(prompt), add_special_tokens=add_special_tokens)["input_ids"]))
         self.check_texts(prompt.messages or [])
-        return self.encode_text(self.text(prompt), prompt.media, add_special_tokens=add_special_tokens)
+        return self.encode_text(self.text(prompt), prompt.media, add_special_tokens=add_special_tokens, pixels=pixels)
 
     def encode_text(
-        self, text: str, media: Sequence[RawMedia] = (), *, add_special_tokens: bool = False, offset: int = 0
+        self,
+        text: str,
+        media: Sequence[RawMedia] = (),
+        *,
+        add_special_tokens: bool = False,
+        offset: int = 0,
+        pixels: bool = True,
     ) -> Encoded:
         """The tokens of a rendered text with one placeholder for each picture."""
         if self.vision is None:
@@ -138,7 +148,9 @@ class PromptEncoder:
         images = [item.read() for item in media if item.kind == "image"]
         videos = [item.read() for item in media if item.kind == "video"]
         try:
-            encoded = self.vision.encode(text, images, videos, add_special_tokens=add_special_tokens, offset=offset)
+            encoded = self.vision.encode(
+                text, images, videos, add_special_tokens=add_special_tokens, offset=offset, pixels=pixels
+            )
         except (ValueError, ArithmeticError) as error:  # processors refuse extreme sizes so
             raise InvalidMedia(f"the model's processor refuses it: {error}") from error
         return Encoded(list(encoded.ids), tuple(encoded.media))
@@ -188,6 +200,19 @@ def truncate_spans(kept: Sequence[int], length: int, spans: Sequence[tuple[int, 
             return None
         offsets.append(places[offset])
     return offsets
+
+
+def truncated(encoded: Encoded, truncate: Truncate, limit: int, where: str, limit_key: str) -> Encoded:
+    """The prompt after a truncation; UserError if that would cut or drop a picture."""
+    if not encoded.media:
+        return Encoded(list(truncate(encoded.ids, limit, where)))
+    length = len(encoded.ids)
+    kept = truncate(range(length), limit, where)
+    offsets = truncate_spans(kept, length, [(item.offset, item.num_tokens) for item in encoded.media])
+    if offsets is None:
+        raise cuts_a_picture(where, length, limit, limit_key)
+    media = tuple(item.at(offset) for item, offset in zip(encoded.media, offsets, strict=True))
+    return Encoded([encoded.ids[position] for position in kept], media)
 
 
 def cuts_a_picture(where: str, length: int, limit: int, limit_key: str, key: str = "data.truncation") -> UserError:

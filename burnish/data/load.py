@@ -113,7 +113,8 @@ def _file_rows(cfg: DataConfig, tokenizer: Any, source: Source, seed: int) -> Ro
     finder = Finder(source.key, source.split, cfg.use_shm, tuple(cfg.additional_keys), tokenizer)
     parts: list[Rows] = [finder.rows(name) for name in source.files]
     if cfg.handler.name is not None:
-        parts = [HandledRows(part, cfg.handler, cfg.prompt_key, (cfg.reward_fn_key,)) for part in parts]
+        kept = tuple(filter(None, (cfg.reward_fn_key, cfg.image_key, cfg.video_key)))
+        parts = [HandledRows(part, cfg.handler, cfg.prompt_key, kept) for part in parts]
     if cfg.reward_fn_key == DataConfig.reward_fn_key:  # a column that the user named must exist
         column = cfg.reward_fn_key
         parts = [part if column in part.kinds else DefaultSourceRows(part, column) for part in parts]

@@ -55,7 +55,7 @@ class LengthCounter:
 
     def _length(self, prompt: Prompt) -> PromptLength:
         try:
-            encoded = self.encoder.encode(prompt)
+            encoded = self.encoder.encode(prompt, pixels=False)
         except TemplateFailure as failure:
             return PromptLength(0, str(failure))
         except UserError as error:

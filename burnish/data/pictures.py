@@ -75,6 +75,7 @@ class VisionEncoder(Protocol):
         *,
         add_special_tokens: bool = False,
         offset: int = 0,
+        pixels: bool = True,  # false: for lengths; media need no tensors
     ) -> EncodedInput: ...
 
 
@@ -98,12 +99,12 @@ class RawMedia:
 class MediaColumns:
     """Where a row's pictures are, and how many a prompt may have."""
 
-    image_key: str = "images"
-    video_key: str = "videos"
+    image_key: str | None = "images"  # None: none are read
+    video_key: str | None = "videos"
     max_images: int | None = None
     expected: bool = True  # whether the data have such columns: then <image> in a text is never mere text
 
-    def keys(self) -> dict[Kind, str]:
+    def keys(self) -> dict[Kind, str | None]:
         return {"image": self.image_key, "video": self.video_key}
 
 
@@ -113,7 +114,7 @@ class _Placing:
 
     where: str
     folder: str
-    waiting: dict[Kind, Iterator[Any]]
+    waiting: dict[Kind, Iterator[Any]]  # of the kinds that are read
     placed: list[RawMedia] = field(default_factory=list)
     num_placeholders: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
 
@@ -121,7 +122,7 @@ class _Placing:
         """The part of a content that stands for the next picture."""
         if value is None:
             self.num_placeholders[kind] += 1
-            value = next(self.waiting[kind], None)
+            value = next(self.waiting.get(kind, iter(())), None)
         number = sum(media.kind == kind for media in self.placed)
         self.placed.append(RawMedia(kind, number, value, self.folder, f"data.{kind}_key"))
         return {"type": kind}
@@ -152,7 +153,8 @@ def place_pictures(
     InvalidMedia if there are not as many pictures as placeholders, or more than `columns.max_images`.
     """
     given: dict[Kind, list[Any]] = {kind: _column(row, name, kind) for kind, name in columns.keys().items()}
-    waiting: dict[Kind, Iterator[Any]] = {kind: iter(values) for kind, values in given.items()}
+    names = columns.keys()
+    waiting: dict[Kind, Iterator[Any]] = {kind: iter(given[kind]) for kind in KINDS if names[kind] is not None}
     placing = _Placing(where, folder, waiting)
     split = columns.expected or any(given.values())
     placed = []
@@ -197,7 +199,7 @@ def texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _split(content: str, placing: _Placing) -> Iterator[dict[str, Any]]:
     for segment in SPLIT.split(content):
-        if segment in PLACEHOLDERS:
+        if PLACEHOLDERS.get(segment) in placing.waiting:
             yield placing.place(PLACEHOLDERS[segment])
         elif segment:
             yield {"type": "text", "text": segment}
@@ -240,8 +242,10 @@ def _parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]
     return (part for content in lists for part in content if isinstance(part, Mapping))
 
 
-def _column(row: Mapping[str, Any], name: str, kind: Kind) -> list[Any]:
+def _column(row: Mapping[str, Any], name: str | None, kind: Kind) -> list[Any]:
     """The pictures of a column: a list, or a single one. Those of verl's dataset classes come in multi_modal_data."""
+    if name is None:
+        return []
     value = row.get(name)
     data = row.get(MODEL_DATA)
     if not _is_filled(value) and isinstance(data, Mapping):
@@ -255,9 +259,10 @@ def _column(row: Mapping[str, Any], name: str, kind: Kind) -> list[Any]:
 
 def _is_copy(row: Mapping[str, Any], columns: MediaColumns, kind: Kind, placing: _Placing) -> bool:
     """Whether multi_modal_data repeats the pictures that the messages hold themselves, as verl's classes do."""
-    from_column = _is_filled(row.get(columns.keys()[kind]))
+    name = columns.keys()[kind]
+    from_column = name is not None and _is_filled(row.get(name))
     inside = sum(media.kind == kind for media in placing.placed)
-    return not from_column and inside == len(_column(row, columns.keys()[kind], kind))
+    return not from_column and inside == len(_column(row, name, kind))
 
 
 def _is_filled(value: Any) -> bool:

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from burnish.data.encode import PromptEncoder
+from burnish.data.encode import Encoded, PromptEncoder, TemplateFailure
+from burnish.data.files import Rows, folder_of
+from burnish.data.invalid_media import at_row
 from burnish.data.pictures import MODEL_INPUTS, MediaColumns, RawMedia, has_pictures, place_pictures, refuse_audio
-from burnish.data.prompt import Prompt
+from burnish.data.prompt import Prompt, read_prompt
 from burnish.errors import UserError
+from burnish.media import InvalidMedia
 
 
 def with_pictures(
@@ -40,6 +43,24 @@ def with_pictures(
     placed, media = place_pictures(prompt.messages, row, columns, where, folder)
     check_kinds(media, encoder, where)
     return replace(prompt, messages=placed, media=media, ids=None)
+
+
+def encode_row(
+    rows: Rows, number: int, encoder: PromptEncoder, prompt_key: str, columns: MediaColumns, key: str
+) -> Encoded:
+    """The tokens and pictures of a row's prompt, for jobs that have no PromptDataset. Errors name the row."""
+    where, row = rows.where(number), rows.row(number)
+    prompt = read_prompt(row, prompt_key, where)
+    prompt = with_pictures(prompt, row, encoder, columns, where, folder_of(rows, number), key)
+    try:
+        encoded = encoder.encode(prompt)
+    except TemplateFailure as failure:
+        raise UserError(f"{where}: the chat template failed: {failure}", key=key) from failure
+    except UserError as error:
+        raise (at_row(error, where) if prompt.media or isinstance(error, InvalidMedia) else error) from error
+    if not encoded.ids:
+        raise UserError(f"{where}: the prompt has no tokens", key=key)
+    return encoded
 
 
 def _check_messages(

@@ -187,6 +187,7 @@ def compute_score(solution_str: str, ground_truth: str, extra_info: Mapping[str,
 class CalculatorTask:
     """When and how to call a calculator, over one to three turns."""
 
+    model = "Qwen2"
     goal = "calculate with a tool"
     heading = "question"
     data_source = "burnish/calculator"

@@ -61,7 +61,7 @@ def run_demo(
     steps = demo.steps if steps is None else steps
     problems = demo.make_problems(seed)
     model = folder / "model"
-    say(f"A tiny Qwen2 model learns to {demo.goal} (seed {seed}).")
+    say(f"A tiny {demo.model} model learns to {demo.goal} (seed {seed}).")
     with activity("warm-up (SFT)", shown=shown) as update:
         done = demo.warm_up(model, problems, seed, lambda text: update(f"warm-up (SFT): {text}"))
     say(f"1. warm-up (SFT) on {done}")

@@ -31,6 +31,7 @@ MAX_ANSWER = DIGITS + 3  # allows answers that are too long, and EOS
 class SortTask:
     """Five digits in ascending order."""
 
+    model = "Qwen2"
     goal = f"sort {DIGITS} digits"
     heading = "sort these digits"
     data_source = "burnish/sort"

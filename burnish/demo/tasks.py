@@ -15,6 +15,9 @@ TASKS.register_lazy("sort", "burnish.demo.sorting:SortTask", folder="runs/demo",
 TASKS.register_lazy(
     "tools", "burnish.demo.calculator:CalculatorTask", folder="runs/demo_tools", about="call a calculator when needed"
 )
+TASKS.register_lazy(
+    "vision", "burnish.demo.shapes:VisionTask", folder="runs/demo_vision", about="count the shapes in pictures"
+)
 DEFAULT = "sort"
 
 Progress = Callable[[str], None]
@@ -23,6 +26,7 @@ Progress = Callable[[str], None]
 class DemoTask(Protocol):
     """Data, warm-up and settings of a task."""
 
+    model: ClassVar[str]
     goal: ClassVar[str]  # "A tiny Qwen2 model learns to ..."
     heading: ClassVar[str]  # of the questions in the table at the end
     data_source: ClassVar[str]

@@ -33,7 +33,9 @@ class Warmup:
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * lr_scale
         self.backend.model.train()
-        log_probs, _ = self.backend.log_probs(PackedRows.of(batch, self.backend.device), 1.0, False)
+        log_probs, _ = self.backend.log_probs(
+            PackedRows.of(batch, self.backend.device, self.backend.family), 1.0, False
+        )
         if "response_mask" in batch:
             log_probs = log_probs[batch["response_mask"].flat.bool()]
         (-log_probs.mean()).backward()
@@ -45,7 +47,7 @@ class Warmup:
     def log_probs(self, batch: Batch) -> Tensor:
         """Of the response tokens, all rows in a row."""
         self.backend.model.eval()
-        return self.backend.log_probs(PackedRows.of(batch, self.backend.device), 1.0, False)[0]
+        return self.backend.log_probs(PackedRows.of(batch, self.backend.device, self.backend.family), 1.0, False)[0]
 
     def save(self) -> None:
         """Overwrite the model in the folder."""

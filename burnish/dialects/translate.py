@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from burnish.dialects.invocation import Invocation, parse_command
 from burnish.dialects.registry import DIALECTS, Dialect, VersionedDialect
 from burnish.dialects.report import CONVERTED, Item, Translation, add_config_errors, apply_statuses
-from burnish.dialects.vision import mark_vision
+from burnish.dialects.vision import refuse_unsupported_families
 from burnish.dialects.yaml_file import read_yaml
 from burnish.errors import UserError
 
@@ -46,8 +45,7 @@ def translate_command(words: Sequence[str], folder: str = ".", assume: str | Non
     if dialect is None:
         raise UserError(f"{invocation.entry}: not a program that Burnish can translate", allowed=EXAMPLES)
     _assume(dialect, assume)
-    typed = {re.split(r"[= ]", word, maxsplit=1)[0].lstrip("+") for word in words}
-    return _finish(dialect.translate_command(invocation, folder), typed)
+    return _finish(dialect.translate_command(invocation, folder))
 
 
 def translate_yaml(path: str, overrides: Sequence[str] = (), assume: str | None = None) -> Translation:
@@ -81,11 +79,11 @@ def _dialect_of(invocation: Invocation) -> Dialect | None:
     return next((dialect for dialect in _dialects() if dialect.knows_command(invocation)), None)
 
 
-def _finish(translation: Translation, typed: Collection[str] = ()) -> Translation:
-    """Apply statuses and rules that depend on the complete config. `typed` are the settings on the command line."""
+def _finish(translation: Translation) -> Translation:
+    """Apply statuses and rules that depend on the complete config."""
     apply_statuses(translation)
     add_config_errors(translation)
-    mark_vision(translation, typed)
+    refuse_unsupported_families(translation)
     return translation
 
 

@@ -150,9 +150,10 @@ def engine_plan(
     buffers = _DecodeBuffers.of(rollout, shape, itemsize, max_model_len)
     verifies = getattr(rollout, "verify_weights", False)  # `burnish generate` has no trainer to compare with
     prefill = forward_temporaries(shape, _itemsize(shape, itemsize, external), MicroBatch.of(lengths, 0))
+    features = 0 if shape.tower is None else shape.tower.temporaries(num_tokens, itemsize)
     return EnginePlan(
-        weights=shape.parameters * itemsize // num_shards,
-        activations=prefill // tensor,
+        weights=shape.all_parameters * itemsize // num_shards,
+        activations=max(prefill // tensor, features),
         logits=buffers.first_tokens if device_loop else rollout.max_num_seqs * shape.vocab * (itemsize + 2 * FLOAT),
         token_bytes=max(1, shape.cache_per_token(itemsize) // num_shards),
         max_model_len=max_model_len,

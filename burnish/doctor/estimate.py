@@ -100,7 +100,8 @@ def estimate_step(
         seconds["critic update"] = update(critic, cfg.critic.model.enable_gradient_checkpointing, cfg.critic.ppo_epochs)
     recompute = cfg.actor_rollout_ref.model.enable_gradient_checkpointing
     seconds["policy update"] = update(policy, recompute, actor.ppo_epochs)
-    return Estimate(seconds, _assumptions(gpu, device, sequences_at_once))
+    assumptions = _assumptions(gpu, device, sequences_at_once)
+    return Estimate(seconds, (*assumptions, "without the vision tower") if policy.tower is not None else assumptions)
 
 
 def _generation(cfg: TrainConfig, shape: Shape, engine: EnginePlan, sequences_at_once: int, gpu: Gpu) -> float:

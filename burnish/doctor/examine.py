@@ -10,7 +10,10 @@ from typing import Any
 from burnish.config import Loaded, SftConfig, TrainConfig, load
 from burnish.config.jobs import GenerateConfig
 from burnish.config.rules import check_rules
+from burnish.config.vision_names import unsupported_type
+from burnish.config.vision_rules import check_vision
 from burnish.dialects.report import PENDING, REFUSED, STATUSES, Translation, setting_text, source_names
+from burnish.dialects.vision import family_problem
 from burnish.doctor import files, rules
 from burnish.doctor.arithmetic import max_sequence_length, sft_arithmetic, train_arithmetic
 from burnish.doctor.engine import EXTERNAL_ENGINES, Concurrency
@@ -19,7 +22,7 @@ from burnish.doctor.fixes import MemoryFix, memory_fixes
 from burnish.doctor.machine import missing_for
 from burnish.doctor.memory import Plan, Shapes, generate_plan, sft_plan, train_plan
 from burnish.doctor.rules import Case, Finding
-from burnish.doctor.shapes import Shape, ShapeSource, find_shape, known_name
+from burnish.doctor.shapes import Shape, ShapeSource, config_file, find_shape, known_name
 from burnish.doctor.turns import TurnBudget, waiting_conversations
 from burnish.errors import ExitStatus, UserError, install_extra, install_package
 from burnish.sizing import GIB
@@ -187,6 +190,7 @@ def _train(result: Examination, loaded: Loaded, capacity: int, shape: str | None
     if shapes is not None:
         result.plan = train_plan(cfg, shapes, capacity)
         result.fixes = memory_fixes(cfg, lambda changed: train_plan(changed, shapes, capacity))
+        result.findings += _picture_keys(result, cfg, shapes.policy)
     case = Case(cfg, shapes, frozenset(loaded.settings), _families(cfg))
     result.findings += rules.find_all(case)
     result.findings += _missing_libraries(cfg)
@@ -252,11 +256,26 @@ def _shape(result: Examination, role: str, path: str | None, key: str, overrides
         text = error.text() if isinstance(error, UserError) else f"{key}={path}: {error}"
         result.findings.append(Finding("shape", rules.NOTE, f"no memory plan for the {role}: {text}", keys=(key,)))
         return None
-    shape = result.shapes[role].shape
-    if not shape.text_alone and not any(item.ours == key for item in result.translation.blockers()):
-        text = f"{key}={path}: `burnish run` does not start, because it does not support vision models yet"
-        result.findings.append(Finding(UNSUPPORTED, rules.REFUSED, text, keys=(key,)))
-    return shape
+    _check_media(result, key, path)
+    return result.shapes[role].shape
+
+
+def _check_media(result: Examination, key: str, path: str) -> None:
+    """A finding where the local config.json is of a multimodal family that is not supported; names are checked when
+    the command is translated."""
+    config = config_file(path)
+    family = None if config is None else unsupported_type(read_json_object(config))
+    if family is not None and not any(item.ours == key for item in result.translation.blockers()):
+        text = f"{key}={path}: {family_problem(family)}"
+        result.findings.append(Finding("family", rules.REFUSED, text, keys=(key,)))
+
+
+def _picture_keys(result: Examination, cfg: TrainConfig | SftConfig | GenerateConfig, shape: Shape) -> list[Finding]:
+    """Keys about images that the model refuses. A model of an unsupported family has a finding already."""
+    if any(finding.rule == "family" for finding in result.findings):
+        return []
+    errors = check_vision(cfg, sees=shape.tower is not None)
+    return [Finding("vision", rules.REFUSED, error.text(), keys=(error.key or "",)) for error in errors]
 
 
 def _families(cfg: TrainConfig) -> dict[str, str]:
@@ -281,6 +300,7 @@ def _sft(result: Examination, loaded: Loaded, capacity: int, shape: str | None, 
     )
     if model is not None:
         result.plan = sft_plan(cfg, model, capacity)
+        result.findings += _picture_keys(result, cfg, model)
     _check_config(result, cfg, "sft")
 
 
@@ -295,6 +315,7 @@ def _generate(result: Examination, loaded: Loaded, capacity: int, shape: str | N
     model = _shape(result, "model", shape or cfg.model.path, "model.path", cfg.model.override_config)
     if model is not None:
         result.plan = generate_plan(cfg, model, capacity)
+        result.findings += _picture_keys(result, cfg, model)
     _check_config(result, cfg, "generate")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+from burnish.doctor.tower import Tower
 
 _COLUMNS = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab", "tied")
 
@@ -73,6 +76,64 @@ _GEMMA2 = {
     "gemma-2-27b": (4608, 36864, 46, 32, 16, 128, 256000, True),
 }
 
+_QWEN2_VL = {
+    "qwen2-vl-2b": (1536, 8960, 28, 12, 2, 128, 151936, True),
+    "qwen2-vl-7b": (3584, 18944, 28, 28, 4, 128, 152064, False),
+    "qwen2-vl-72b": (8192, 29568, 80, 64, 8, 128, 152064, False),
+}
+_QWEN25_VL = {
+    "qwen2.5-vl-3b": (2048, 11008, 36, 16, 2, 128, 151936, True),
+    "qwen2.5-vl-7b": (3584, 18944, 28, 28, 4, 128, 152064, False),
+    "qwen2.5-vl-32b": (5120, 27648, 64, 40, 8, 128, 152064, False),
+    "qwen2.5-vl-72b": (8192, 29568, 80, 64, 8, 128, 152064, False),
+}
+_QWEN3_VL = {
+    "qwen3-vl-2b": (2048, 6144, 28, 16, 8, 128, 151936, True),
+    "qwen3-vl-4b": (2560, 9728, 36, 32, 8, 128, 151936, True),
+    "qwen3-vl-8b": (4096, 12288, 36, 32, 8, 128, 151936, False),
+    "qwen3-vl-32b": (5120, 25600, 64, 64, 8, 128, 151936, False),
+}
+_QWEN3_VL_MOE = {
+    "qwen3-vl-30b-a3b": (2048, 768, 48, 32, 4, 128, 151936, False),
+    "qwen3-vl-235b-a22b": (4096, 1536, 94, 64, 4, 128, 151936, False),
+}
+_SMOLVLM = {
+    "smolvlm-256m": (576, 1536, 30, 9, 3, 64, 49280, False),
+    "smolvlm-500m": (960, 2560, 32, 15, 5, 64, 49280, False),
+    "smolvlm2-256m": (576, 1536, 30, 9, 3, 64, 49280, False),
+    "smolvlm2-500m": (960, 2560, 32, 15, 5, 64, 49280, False),
+    "smolvlm-instruct": (2048, 8192, 24, 32, 32, 64, 49155, False),
+    "smolvlm2-2.2b": (2048, 8192, 24, 32, 32, 64, 49280, False),
+}
+_GEMMA3 = {
+    "gemma-3-4b": (2560, 10240, 34, 8, 4, 256, 262208, True),
+    "gemma-3-12b": (3840, 15360, 48, 16, 8, 256, 262208, True),
+    "gemma-3-27b": (5376, 21504, 62, 32, 16, 128, 262208, True),
+}
+
+# Vision towers: hidden, intermediate, layers, heads, patch size, patches per side of a token.
+_QWEN2_TOWER = Tower("qwen2_vl", 1280, 5120, 32, 16, 14, 2, output=0)
+_QWEN25_TOWER = Tower("qwen2_5_vl", 1280, 3420, 32, 16, 14, 2, output=0)
+_QWEN3_TOWER = Tower("qwen3_vl", 1152, 4304, 27, 16, 16, 2, output=0, num_positions=2304, num_deepstack=3)
+_SMOL_TOWER = Tower("smolvlm", 768, 3072, 12, 12, 16, 4, output=0, num_positions=32 * 32)
+_SO400M = Tower("gemma3", 1152, 4304, 27, 16, 14, 4, output=0, num_positions=64 * 64)
+# Towers of single models that differ from those of their family.
+_TOWERS = {
+    **dict.fromkeys(("qwen2.5-vl-32b", "qwen2.5-vl-72b"), replace(_QWEN25_TOWER, intermediate=3456)),
+    **dict.fromkeys(("qwen3-vl-2b", "qwen3-vl-4b"), replace(_QWEN3_TOWER, hidden=1024, intermediate=4096, layers=24)),
+    **dict.fromkeys(
+        ("smolvlm-instruct", "smolvlm2-2.2b"), replace(_SO400M, family="smolvlm", merge=3, num_positions=27 * 27)
+    ),
+}
+
+
+def _seeing(table: dict[str, tuple], tower: Tower, **common: Any) -> dict[str, dict[str, Any]]:
+    """Rows of vision models: the tower's output has the language model's hidden size."""
+    return {
+        name: row | {"tower": replace(_TOWERS.get(name, tower), output=row["hidden"])}
+        for name, row in _rows(table, **common).items()
+    }
+
 
 def _rows(table: dict[str, tuple], **common: Any) -> dict[str, dict[str, Any]]:
     return {name: dict(zip(_COLUMNS, row, strict=True)) | common for name, row in table.items()}
@@ -86,4 +147,10 @@ KNOWN: dict[str, dict[str, Any]] = {
     **_rows(_MISTRAL, family="mistral"),
     **_rows(_GEMMA, family="gemma"),
     **_rows(_GEMMA2, family="gemma2", softcap=True),
+    **_seeing(_QWEN2_VL, _QWEN2_TOWER, family="qwen2", qkv_bias=True),
+    **_seeing(_QWEN25_VL, _QWEN25_TOWER, family="qwen2", qkv_bias=True),
+    **_seeing(_QWEN3_VL, _QWEN3_TOWER, family="qwen3"),
+    **_seeing(_QWEN3_VL_MOE, _QWEN3_TOWER, family="qwen3_moe", experts=128, active_experts=8),
+    **_seeing(_SMOLVLM, _SMOL_TOWER, family="llama"),
+    **_seeing(_GEMMA3, _SO400M, family="gemma3_text"),
 }

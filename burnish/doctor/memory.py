@@ -143,8 +143,10 @@ def sft_plan(cfg: SftConfig, shape: Shape, capacity: int) -> Plan:
     world_size = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
     fsdp = cfg.model.fsdp_config
     shards = shards_of(cfg.model.strategy, world_size, fsdp, None, cfg.ulysses_sequence_parallel_size)
-    logits = HeadPlan.of("torch", on_cpu)
-    role = trained_role("model", shape, cfg.model, fsdp, shards, key="model", on_cpu=on_cpu, logits=logits)
+    logits, frozen = HeadPlan.of("torch", on_cpu), cfg.model.freeze_vision_tower
+    role = trained_role(
+        "model", shape, cfg.model, fsdp, shards, key="model", on_cpu=on_cpu, logits=logits, frozen_tower=frozen
+    )
     phase = _StepPlan([role], None, capacity).update("update", role, sft_micro_batching(cfg, on_cpu))
     return Plan(capacity, [phase], shape.exact, _rank_notes(world_size))
 
@@ -174,6 +176,7 @@ def _policy(cfg: TrainConfig, shape: Shape, on_cpu: bool) -> Role:
         logits=HeadPlan.of(model.fused_kernel_options.impl_backend, on_cpu),
         ema=actor.ema_beta is not None,
         compiled=actor.use_torch_compile and not model.use_liger,
+        frozen_tower=actor.freeze_vision_tower,
     )
 
 
@@ -242,8 +245,8 @@ def _notes(cfg: TrainConfig, shapes: Shapes, policy: Role, engine: EnginePlan) -
         notes.append("the reward model is not in the plan: its shape is unknown (--shape sets the policy's)")
     if shapes.policy.experts:
         notes.append("mixture of experts: activations are an estimate, because they depend on the routing")
-    if shapes.policy.vision:
-        notes.append("the vision tower is not in the plan")
+    if shapes.policy.tower is not None:
+        notes.append("vision: an upper bound, as if every token of a prompt were a picture's")
     if policy.has_adapters:
         notes.append("adapters: saved activations are an upper bound (those of full training)")
     return [*notes, *engine.notes]
@@ -309,6 +312,7 @@ class _StepPlan:
         phase.add("gathered weights", role.name, role.gathered)
         layers = act.forward_temporaries(shape, itemsize, batch, role.kernels)
         layers += num_cast_layers * act.layer_weight_copies(shape, itemsize)
+        phase.add("vision tower", role.name, tower_activations(role, batch, training=False))
         if not role.head:
             phase.add("activations", role.name, layers)
             return phase
@@ -337,6 +341,7 @@ class _StepPlan:
                 peak = end
         phase.add("gradients", role.name, gradients)
         phase.add("gathered weights", role.name, role.gathered)
+        phase.add("vision tower", role.name, tower_activations(role, batch, training=True))
         for part, num_bytes in peak.items():
             phase.add(part, role.name, num_bytes)
         return phase
@@ -350,6 +355,18 @@ class _StepPlan:
         phase.add("gathered weights", policy.name, policy.gathered)
         phase.add("weight comparison", "engine", 0 if self.engine is None else self.engine.checksum_temporaries)
         return phase
+
+
+def tower_activations(role: Role, batch: MicroBatch, *, training: bool) -> int:
+    """Bytes that the vision tower takes for the prompts of a micro-batch: what training it saves, else the features
+    and the temporaries of computing them."""
+    tower, compute = role.shape.tower, role.itemsize.compute
+    if tower is None:
+        return 0
+    num_tokens = batch.num_tokens - batch.num_response_tokens
+    if training and role.trains_tower:
+        return tower.saved(num_tokens, role.itemsize.weights, compute, recomputed=role.num_recomputed > 0)
+    return tower.temporaries(num_tokens, compute)
 
 
 def end_of_backward(role: Role, batch: MicroBatch) -> dict[str, int]:

@@ -67,6 +67,7 @@ class Role:
     has_adapters: bool = False  # only adapters are trained
     logits: HeadPlan = ON_GPU
     kernels: LayerKernels = EAGER
+    trains_tower: bool = False  # a gradient goes through the vision tower
 
     @property
     def casts_weights(self) -> bool:
@@ -120,14 +121,17 @@ def trained_role(
     logits: HeadPlan = ON_GPU,
     ema: bool = False,
     compiled: bool = False,
+    frozen_tower: bool = False,
 ) -> Role:
-    """A trained model: all of it, or adapters on frozen weights."""
+    """A trained model: all of it, all but its vision tower, or adapters on frozen weights."""
     itemsize = precision(fsdp, torch_dtype, on_cpu)
-    num_parameters = shape.parameters if head else value_parameters(shape)
+    num_parameters = shape.all_parameters if head else value_parameters(shape)
     num_tensors = shape.tensors if head else shape.tensors - (not shape.tied) + 2
     settings = adapter_of(model, key)
     weights = weight_bytes(shape, itemsize.weights, num_parameters, four_bit=model.load_in_4bit)
     num_trained, trained_itemsize = num_parameters, itemsize.weights
+    if frozen_tower and shape.tower is not None:
+        num_trained -= shape.tower.parameters
     if settings is not None:
         num_trained, num_tensors = adapter_parameters(shape, settings)
         if not head:
@@ -163,6 +167,7 @@ def trained_role(
         kernels=layer_kernels(
             shape, itemsize, on_cpu=on_cpu, compiled=compiled and shards.unsharded and not model.load_in_4bit
         ),
+        trains_tower=settings is None and not frozen_tower,
     )
 
 
@@ -179,7 +184,7 @@ def frozen_role(
     compiled: bool = False,
 ) -> Role:
     """A model that only runs forward passes."""
-    num_parameters = shape.parameters if head else value_parameters(shape)
+    num_parameters = shape.all_parameters if head else value_parameters(shape)
     return Role(
         name=name,
         shape=shape,
@@ -196,7 +201,7 @@ def frozen_role(
 
 def value_parameters(shape: Shape) -> int:
     """Of the backbone, and of a head with one output and a bias."""
-    return shape.backbone + shape.hidden + 1
+    return shape.backbone + shape.hidden + 1 + (0 if shape.tower is None else shape.tower.parameters)
 
 
 def weight_bytes(shape: Shape, itemsize: int, num_parameters: int, *, four_bit: bool) -> int:
@@ -259,7 +264,7 @@ def _gathered(shape: Shape, itemsize: Itemsize, shards: Shards) -> int:
     """Two layers (tensor ranks gather only their part of them), and the parameters outside layers."""
     if shards.unsharded:
         return 0
-    return itemsize.compute * (2 * shape.layer // shards.tensor + shape.parameters - _inside_layers(shape))
+    return itemsize.compute * (2 * shape.layer // shards.tensor + shape.all_parameters - _inside_layers(shape))
 
 
 def _inside_layers(shape: Shape) -> int:

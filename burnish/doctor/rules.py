@@ -66,9 +66,10 @@ class Rule:
 def find_all(case: Case) -> list[Finding]:
     """The findings of all rules, worst first."""
     from burnish.doctor.advice import ADVICE
+    from burnish.doctor.picture_rules import PICTURE_RULES
     from burnish.doctor.troubleshooting import TROUBLESHOOTING
     from burnish.doctor.turns import TURN_RULES
 
-    rules = (*TROUBLESHOOTING, *ADVICE, *TURN_RULES)
+    rules = (*TROUBLESHOOTING, *ADVICE, *TURN_RULES, *PICTURE_RULES)
     findings = [finding for rule in rules if (finding := rule.find(case)) is not None]
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from burnish.doctor.known_shapes import KNOWN
+from burnish.doctor.tower import MAX_SIZE, Tower, tower_of
 from burnish.errors import UserError
 from burnish.storage import model_folder
 from burnish.untrusted import read_json_object
@@ -19,13 +20,20 @@ EXACT = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2")
 GEMMA = ("gemma", "gemma2", "gemma3_text")
 FOUR_NORMS = ("gemma2", "gemma3_text")
 QK_NORMS = ("qwen3", "qwen3_moe", "gemma3_text")
-# Model types with a vision tower that transformers also loads as plain language models.
-TEXT_ALONE = ("gemma3", "gemma3n", "llama4", "mllama")
+# Language models inside vision models -> the family of text models that they are.
+TEXT_FAMILIES = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_text"), "qwen3"),
+    **dict.fromkeys(("qwen3_vl_moe", "qwen3_vl_moe_text"), "qwen3_moe"),
+    **dict.fromkeys(("smolvlm", "idefics3"), "llama"),
+    "gemma3": "gemma3_text",
+}
+# transformers' defaults, which published configs of Gemma 3 leave out.
+TEXT_DEFAULTS: dict[str, dict[str, int]] = {
+    "gemma3": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208}
+}
 # Parts of a name that say what a model was trained on and do not change its size.
 SIBLINGS = r"(?<![a-z])(math|coder|vl|meta)(?![a-z])"
-
-
-MAX_SIZE = 2**31  # of any dimension
 
 
 class Linear(NamedTuple):
@@ -61,13 +69,12 @@ class Shape:
     experts: int = 0  # per layer; `intermediate` is then the size of one expert
     active_experts: int = 0
     shared_intermediate: int = 0  # of shared experts
-    vision: bool = False  # has a vision tower, which is not counted here
-    text_alone: bool = True  # transformers can load its language model without the vision tower
+    tower: Tower | None = None  # its vision part, which the counts below leave out
 
     @property
     def exact(self) -> bool:
         """Whether counts are exact rather than estimated."""
-        return self.family in EXACT and not self.vision
+        return self.family in EXACT and self.tower is None
 
     @property
     def query(self) -> int:
@@ -141,6 +148,11 @@ class Shape:
         return self.backbone + (0 if self.tied else self.embedding)
 
     @property
+    def all_parameters(self) -> int:
+        """Parameters of the language model and of the vision tower."""
+        return self.parameters + (0 if self.tower is None else self.tower.parameters)
+
+    @property
     def active_parameters(self) -> int:
         """Parameters that compute one token: those of idle experts do not."""
         idle = max(0, self.experts - max(1, self.active_experts)) if self.experts else 0
@@ -165,8 +177,9 @@ class ShapeSource(NamedTuple):
 def shape_of(config: Mapping[str, Any]) -> Shape:
     """The shape of a Hugging Face config."""
     inner = config.get("text_config")
-    text = {**config, **(inner if isinstance(inner, Mapping) else {})}
-    family = str(text.get("model_type", "llama"))
+    outer = str(config.get("model_type", "llama"))
+    text = {**TEXT_DEFAULTS.get(outer, {}), **config, **(inner if isinstance(inner, Mapping) else {})}
+    family = TEXT_FAMILIES.get(str(text.get("model_type")), str(text.get("model_type", "llama")))
     hidden, heads = _number(text, "hidden_size"), _number(text, "num_attention_heads")
     experts = _first(text, "num_experts", "num_local_experts", "n_routed_experts") or 0
     intermediate = _first(text, "intermediate_size")
@@ -189,14 +202,13 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         experts=experts,
         active_experts=_first(text, "num_experts_per_tok") or 0,
         shared_intermediate=shared if experts else 0,
-        vision="vision_config" in config,
-        text_alone="vision_config" not in config or config.get("model_type") in TEXT_ALONE,
+        tower=tower_of(config, hidden),
     )
 
 
 def find_shape(path: str, overrides: Mapping[str, Any] | None = None, key: str = "--shape") -> ShapeSource:
     """The shape of a model, from its local config.json, else from its name."""
-    config = _config_file(path)
+    config = config_file(path)
     if config is not None:
         loaded = read_json_object(config)
         changes = {**(overrides or {})}
@@ -212,10 +224,7 @@ def find_shape(path: str, overrides: Mapping[str, Any] | None = None, key: str =
         )
     shape = Shape(**KNOWN[name])
     layers = (overrides or {}).get("num_hidden_layers")
-    shape = replace(
-        shape, layers=layers or shape.layers, vision=bool(re.search(r"(?<![a-z])vl(?![a-z])", path.lower()))
-    )
-    return ShapeSource(shape, f"the built-in shape of {name}")
+    return ShapeSource(replace(shape, layers=layers or shape.layers), f"the built-in shape of {name}")
 
 
 def known_name(path: str) -> str | None:
@@ -235,7 +244,7 @@ def _alphanumeric(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _config_file(path: str) -> Path | None:
+def config_file(path: str) -> Path | None:
     """The config.json of a folder, or of the newest snapshot of a hub name in the local cache."""
     local = Path(path).expanduser()
     if local.is_file() and local.suffix == ".json":

@@ -10,11 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.config import Loaded, Overrides, load
-from burnish.data.encode import TRUNCATIONS, PromptEncoder, TemplateFailure
-from burnish.data.files import ListRows, Rows, parquet_path, read_file, write_with_column
+from burnish.data.encode import (
+    TRUNCATIONS,
+    Encoded,
+    PromptEncoder,
+    TemplateFailure,
+    cuts_a_picture,
+    truncate_spans,
+)
+from burnish.data.files import ListRows, Rows, folder_of, parquet_path, read_file, write_with_column
+from burnish.data.invalid_media import at_row
+from burnish.data.pictures import MODEL_DATA, MediaColumns
 from burnish.data.prompt import read_prompt
+from burnish.data.prompt_pictures import with_pictures
 from burnish.errors import UserError
 from burnish.log.console import activity, progress_counter, say
+from burnish.loop.build_vision import build_vision
 from burnish.loop.collect import run_episodes
 from burnish.loop.event_loop import run_coroutine
 from burnish.loop.roles import check_engine_of, engine_of
@@ -23,6 +34,7 @@ from burnish.models.device import limit_cpu_threads, pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_causal_lm, load_config, load_tokenizer
 from burnish.models.model_input import ModelInput
 from burnish.models.stream import WeightStream
+from burnish.models.vision.encoder import VisionEncoder
 from burnish.rollout.engine import Engine, Sampling, check_sampling, engine_row
 from burnish.rollout.episode import Prompt, Sampler, SingleTurn
 from burnish.rollout.stop import Decode
@@ -97,10 +109,10 @@ def generate_loaded(
         key="model.path",
     )
     rows = read_rows(cfg, prompts)
-    ids = read_prompts(cfg, rows, tokenizer)
+    prompts_read = read_prompts(cfg, rows, tokenizer, build_vision(cfg, source, tokenizer))
     sampling = training_sampling(cfg.rollout, tokenizer, vocabulary, key="rollout")
     check_sampling(engine_row(cfg.rollout.name, cfg.rollout.mode).load(), sampling, "rollout")
-    samples = samples_of(cfg, rows, ids, sampling)
+    samples = samples_of(cfg, rows, prompts_read, sampling)
     for notice in [*loaded.notices, *([threads_notice] if threads_notice else [])]:
         say(notice)
     with filled_engine(cfg, source, device, tokenizer) as engine:
@@ -158,48 +170,67 @@ def _checked_rows(cfg: GenerateConfig, rows: Rows) -> Rows:
     return rows
 
 
-def read_prompts(cfg: GenerateConfig, rows: Rows, tokenizer: Any) -> list[list[int]]:
-    """Every prompt as tokens, cut where they may be; the first that cannot be used is named."""
-    encoder = PromptEncoder(tokenizer, dict(cfg.data.apply_chat_template_kwargs))
-    prompts = [encode(cfg, encoder, rows, number) for number in range(len(rows))]
+def read_prompts(
+    cfg: GenerateConfig, rows: Rows, tokenizer: Any, vision: VisionEncoder | None = None
+) -> list[ModelInput]:
+    """Every prompt as tokens and pictures, cut where they may be; the first that cannot be used is named."""
+    encoder = PromptEncoder(tokenizer, dict(cfg.data.apply_chat_template_kwargs), vision=vision)
+    has_media = any(name in rows.kinds for name in (cfg.data.image_key, cfg.data.video_key, MODEL_DATA))
+    columns = MediaColumns(cfg.data.image_key, cfg.data.video_key, expected=has_media)
+    prompts = [encode(cfg, encoder, columns, rows, number) for number in range(len(rows))]
     limit = cfg.rollout.prompt_length
     truncation = TRUNCATIONS[cfg.data.truncation]
-    long = [number for number, ids in enumerate(prompts) if len(ids) > limit]
+    lengths = [len(prompt.ids) for prompt in prompts]
+    long = [number for number, length in enumerate(lengths) if length > limit]
     if long and truncation.metadata["before_start"]:
         more = f" (the first of {len(long)} such rows)" if len(long) > 1 else ""
         raise UserError(
-            f"{rows.where(long[0])} has {len(prompts[long[0]])} tokens{more}",
+            f"{rows.where(long[0])} has {lengths[long[0]]} tokens{more}",
             key="rollout.prompt_length",
             value=limit,
-            hint=f"rollout.prompt_length={max(map(len, prompts))} to fit it, or data.truncation=left (right, middle)",
+            hint=f"rollout.prompt_length={max(lengths)} to fit it, or data.truncation=left (right, middle)",
         )
     if long:
         say(f"{len(long)} of {len(prompts)} prompts are truncated to rollout.prompt_length={limit} tokens")
-    cut = truncation.load()
-    return [list(cut(ids, limit, rows.where(number))) for number, ids in enumerate(prompts)]
+    return [truncated(cfg, prompt, rows.where(number)) for number, prompt in enumerate(prompts)]
 
 
-def encode(cfg: GenerateConfig, encoder: PromptEncoder, rows: Rows, number: int) -> list[int]:
-    where = rows.where(number)
+def truncated(cfg: GenerateConfig, prompt: Encoded, where: str) -> ModelInput:
+    """The part of a prompt that is kept. UserError where a picture would be cut."""
+    limit, length = cfg.rollout.prompt_length, len(prompt.ids)
+    kept = TRUNCATIONS[cfg.data.truncation].load()(range(length), limit, where)
+    offsets = truncate_spans(kept, length, [(item.offset, item.num_tokens) for item in prompt.media])
+    if offsets is None:
+        raise cuts_a_picture(where, length, limit, "rollout.prompt_length")
+    media = (item.at(offset) for item, offset in zip(prompt.media, offsets, strict=True))
+    return ModelInput(tuple(prompt.ids[position] for position in kept), tuple(media))
+
+
+def encode(cfg: GenerateConfig, encoder: PromptEncoder, columns: MediaColumns, rows: Rows, number: int) -> Encoded:
+    where, row = rows.where(number), rows.row(number)
+    prompt = read_prompt(row, cfg.data.prompt_key, where)
+    prompt = with_pictures(prompt, row, encoder, columns, where, folder_of(rows, number), "data.path")
     try:
-        ids = encoder.ids(read_prompt(rows.row(number), cfg.data.prompt_key, where))
+        encoded = encoder.encode(prompt)
     except TemplateFailure as failure:
         raise UserError(f"{where}: the chat template failed: {failure}", key="data.path") from failure
-    if not ids:
+    except UserError as error:
+        raise (at_row(error, where) if prompt.media else error) from error
+    if not encoded.ids:
         raise UserError(f"{where}: the prompt has no tokens", key="data.path")
-    return ids
+    return encoded
 
 
-def samples_of(cfg: GenerateConfig, rows: Rows, prompts: list[list[int]], sampling: Sampling) -> list[list[Prompt]]:
+def samples_of(cfg: GenerateConfig, rows: Rows, prompts: list[ModelInput], sampling: Sampling) -> list[list[Prompt]]:
     """n_samples per prompt. Noise is keyed by seed, row and sample, whatever is generated beside it."""
     seed = cfg.trainer.seed if sampling.seed is None else sampling.seed
     max_model_len = cfg.rollout.max_model_len or cfg.rollout.prompt_length + sampling.max_tokens
     groups = []
-    for number, ids in enumerate(prompts):
-        limit = min(sampling.max_tokens, max_model_len - len(ids))
+    for number, prompt in enumerate(prompts):
+        limit = min(sampling.max_tokens, max_model_len - len(prompt))
         limited = replace(sampling, max_tokens=limit, min_tokens=min(sampling.min_tokens, limit))
         seeds = [derive_seed(seed, "generate", rows.fingerprint, number, n) for n in range(cfg.data.n_samples)]
-        groups.append([Prompt(ModelInput(tuple(ids)), limited, seed, sample=n) for n, seed in enumerate(seeds)])
+        groups.append([Prompt(prompt, limited, seed, sample=n) for n, seed in enumerate(seeds)])
     return groups
 
 

@@ -23,7 +23,7 @@ from burnish import __version__
 from burnish.errors import UserError
 from burnish.escape import escape
 from burnish.folders import make_private
-from burnish.log import timeline, tokens
+from burnish.log import pictures, timeline, tokens
 from burnish.log.jsonl import encode, write_atomically
 from burnish.redact import redact_command, redact_text
 from burnish.storage import FINAL_MODEL, FINISHED
@@ -81,6 +81,11 @@ class RunFolder:
     def tokens(self) -> Path:
         """Token records for the viewer."""
         return self.path / tokens.FOLDER
+
+    @property
+    def pictures(self) -> Path:
+        """Pictures that trajectories show."""
+        return self.path / pictures.FOLDER
 
     @property
     def timeline(self) -> Path:

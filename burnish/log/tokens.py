@@ -144,6 +144,8 @@ def token_columns(batch: Batch) -> dict[str, Any]:
         columns["top_log_probs"] = batch["top_log_probs"]
     if any(batch.get("generation_time") or ()):
         columns["generation_time"] = [span or (float("nan"), float("nan")) for span in batch["generation_time"]]
+    if any(batch.get("segments") or ()):
+        columns["segments"] = batch["segments"]
     return columns
 
 
@@ -181,6 +183,12 @@ def _arrays(columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if "generation_time" in columns:
         times = np.array(columns["generation_time"], np.float64).reshape(-1, 2)
         arrays["started"], arrays["finished"] = times[:, 0].copy(), times[:, 1].copy()
+    if "segments" in columns:  # what each conversation did when, one row after the other
+        rows = columns["segments"]
+        arrays["segment_lengths"] = np.array([len(row) for row in rows], np.int32)
+        flat = np.array([segment for row in rows for segment in row], np.float64).reshape(-1, 3)
+        arrays["segment_kinds"] = flat[:, 0].astype(np.uint8)
+        arrays["segment_starts"], arrays["segment_seconds"] = flat[:, 1].copy(), flat[:, 2].astype(np.float32)
     return arrays
 
 

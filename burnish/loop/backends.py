@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from burnish.config.adapters import adapter_of, attention_of
@@ -15,12 +17,13 @@ from burnish.models.compiled import can_compile, compile_layers, use_cpu_kernels
 from burnish.models.device import pick_dtype
 from burnish.models.fourbit import disable_inference_kernels, four_bits
 from burnish.models.head_kernels import HEAD_KERNELS
-from burnish.models.liger import apply_liger, check_liger
-from burnish.models.load import ModelSource, load_causal_lm, load_value_model
+from burnish.models.liger import apply_liger, check_liger, check_liger_model
+from burnish.models.load import ModelSource, load_causal_lm, load_config, load_value_model
 from burnish.models.logits import TORCH, LogitKernel
 from burnish.models.lora import Adapters, adapter_dtype, add_adapters
 from burnish.models.parts import check_head
 from burnish.models.recompute import decoder_layers, enable_recompute
+from burnish.models.vision.family import freeze_vision_tower, vision_modules
 from burnish.seeding import derive_seed
 from burnish.training.backend import Backend, BackendOptions, FsdpOptions, create_backend
 from burnish.training.backends.module import ModuleBackend
@@ -83,16 +86,21 @@ def trained_language_model(
     liger: bool,
     head: LogitKernel = TORCH,
     compiled: bool = False,
+    freeze_tower: str | None = None,
     seed: int,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
-    """The policy's model, loaded, adapted and checked."""
+    """The policy's model, loaded, adapted and checked. `freeze_tower` is the key that freezes its vision tower."""
     key = source.key.rpartition(".")[0]
     precision = Precision.of(fsdp, fsdp_key, device, torch_dtype)
+    if liger:
+        check_liger_model(load_config(source), f"{key}.use_liger")
     network = _load(load_causal_lm, source, model, key, precision, device)
+    if freeze_tower is not None:
+        freeze_vision_tower(network, freeze_tower)
     if liger:
         apply_liger(network)
-    adapters = _adapt(network, model, key, device, seed=seed)
+    adapters = _adapt(network, model, key, device, frozen=vision_modules(network) if freeze_tower else {}, seed=seed)
     if compiled and not liger and not model.load_in_4bit:
         use_faster_layers(network, key, device, parallel, precision.compute)
     return _checked(
@@ -215,6 +223,7 @@ def _adapt(
     device: torch.device,
     *,
     heads: tuple[str, ...] = (),
+    frozen: Mapping[str, nn.Module] = MappingProxyType({}),
     seed: int,
 ) -> Adapters | None:
     settings = adapter_of(model, key)
@@ -222,7 +231,8 @@ def _adapt(
         return None
     requested = None if settings.dtype is None else pick_dtype(settings.dtype, device, f"{key}.lora.dtype")
     dtype = adapter_dtype(network, requested)
-    return add_adapters(network, settings, dtype=dtype, heads=heads, seed=derive_seed(seed, "adapters", key))
+    seed = derive_seed(seed, "adapters", key)
+    return add_adapters(network, settings, dtype=dtype, heads=heads, frozen=frozen, seed=seed)
 
 
 def use_faster_layers(

@@ -26,12 +26,14 @@ from burnish.errors import UserError, raise_all
 from burnish.log.clock import Clock
 from burnish.log.folder import RunFolder, persistent_id
 from burnish.log.logger import Loggers, RunInfo
+from burnish.log.pictures import PictureWriter
 from burnish.log.rollout_writer import RolloutWriter
 from burnish.log.timeline import Timeline
 from burnish.log.tokens import TokenWriter
 from burnish.loop.backends import check_kernels
 from burnish.loop.best import Best
 from burnish.loop.build_agents import build_episode, build_toolbox, check_rows, prompt_schemas
+from burnish.loop.build_vision import build_vision
 from burnish.loop.correct import Correction
 from burnish.loop.endpoint import build_endpoint
 from burnish.loop.experiment import check_same_shape, describe_experiment
@@ -65,6 +67,7 @@ from burnish.loop.tracing import build_tracer
 from burnish.models.device import limit_cpu_threads, pick_device, restore_cpu_threads
 from burnish.models.head_kernels import check_head_kernel
 from burnish.models.load import ModelSource, load_config, load_generation_config
+from burnish.models.vision.encoder import VisionEncoder
 from burnish.reward.group_filter import GroupFilter
 from burnish.reward.managers import REWARD_MANAGERS, make_scorer
 from burnish.reward.model_scorer import ScoreWeights
@@ -159,10 +162,13 @@ def build(
     try:
         eos = eos_ids(load_generation_config(source), tokenizer)
         has_reward = has_reward_function(cfg, reward)
-        episode, told = build_episode(cfg, toolbox, tokenizer, eos, environment=environment, has_reward=has_reward)
+        vision = build_vision(cfg, source, tokenizer)
+        episode, told = build_episode(
+            cfg, toolbox, tokenizer, eos, environment=environment, has_reward=has_reward, vision=vision
+        )
         notices += told
         with loggers.activity("loading the data"):
-            data = build_data(cfg, tokenizer, dataset, val_dataset, prompt_schemas(cfg, toolbox))
+            data = build_data(cfg, tokenizer, dataset, val_dataset, prompt_schemas(cfg, toolbox), vision)
         check_rows(cfg, episode, data.datasets())
         folder = RunFolder(cfg.trainer.default_local_dir)
         notices += choose_threads(folder)
@@ -203,6 +209,7 @@ def build(
             explain_out_of_memory=partial(explain, cfg),
             close_workers=roles.close,
             kill_hung_workers=roles.kill_hung,
+            take_worker_spans=roles.take_spans,
         )
     except BaseException:
         undo.close()
@@ -271,17 +278,23 @@ def check_names(cfg: TrainConfig) -> None:
 
 
 def build_data(
-    cfg: TrainConfig, tokenizer: Any, dataset: Rows | None, val_dataset: Rows | None, tools: Sequence[Any] = ()
+    cfg: TrainConfig,
+    tokenizer: Any,
+    dataset: Rows | None,
+    val_dataset: Rows | None,
+    tools: Sequence[Any] = (),
+    vision: VisionEncoder | None = None,
 ) -> Data:
-    """The prompts; schemas of `tools` are part of them."""
+    """The prompts; schemas of `tools` are part of them. `vision` reads their pictures."""
     seed = cfg.trainer.seed
     has_val = bool(cfg.data.val_files) or val_dataset is not None
-    val = load_val(cfg.data, tokenizer, run_seed=seed, rows=val_dataset, tools=tools) if has_val else None
+    options: dict[str, Any] = {"run_seed": seed, "tools": tools, "vision": vision}
+    val = load_val(cfg.data, tokenizer, rows=val_dataset, **options) if has_val else None
     if cfg.trainer.val_only:
         if val is None:
             raise UserError("there is no validation data", key="trainer.val_only", value=True)
         return Data(None, None, val)
-    train = load_train(cfg.data, tokenizer, run_seed=seed, rows=dataset, tools=tools)
+    train = load_train(cfg.data, tokenizer, rows=dataset, **options)
     growth = load_row_generator(cfg.data, train) if cfg.data.datagen.path else None
     return Data(train, train_sampler(cfg.data, train, run_seed=seed), val, growth)
 
@@ -417,6 +430,7 @@ def build_recorder(cfg: TrainConfig, tokenizer: Any, loggers: Loggers, folder: R
         best=Best(trainer.best_metric_key),
         texts=RolloutWriter(trainer.rollout_data_dir or folder.rollouts),
         tokens=TokenWriter(folder.tokens, trainer.rollout_keep, tokenizer),
+        pictures=PictureWriter(folder.pictures) if trainer.rollout_keep != 0 else None,
         timeline=Timeline(folder.timeline),
         mirror=Mirror(trainer.default_hdfs_dir) if trainer.default_hdfs_dir else None,
         max_prompt_length=cfg.data.max_prompt_length,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.config.tree import to_plain
 from burnish.data.dataset import PromptDataset
 from burnish.errors import UserError
+from burnish.models.vision.encoder import VisionEncoder
 from burnish.rollout.agents.agent import AGENTS, AgentByRow, AgentContext, unknown_agent
 from burnish.rollout.agents.agent_loops import agent_of, load_agent_loops, registered_agent_loops
 from burnish.rollout.agents.completion_callback import CallbackAgent
@@ -87,10 +88,12 @@ def build_episode(
     *,
     environment: Any = None,
     has_reward: bool = False,
+    vision: VisionEncoder | None = None,
 ) -> tuple[Episode, list[str]]:
     """What runs for each sample, one response or a conversation; and what to tell about it at the start.
 
-    `environment` was given in Python. `has_reward`: the user has a reward function.
+    `environment` was given in Python. `has_reward`: the user has a reward function. `vision` shows the model what
+    tools and environments return.
     """
     rollout = cfg.actor_rollout_ref.rollout
     turns, agent = rollout.multi_turn, rollout.agent
@@ -100,7 +103,7 @@ def build_episode(
     parser = TOOL_PARSERS[turns.format].load()(toolbox.schemas())
     stop_ids = added_stop_ids(parser, tokenizer, eos_ids)
     template_kwargs = cfg.data.apply_chat_template_kwargs or {}
-    template = ChatTemplate(tokenizer, (*eos_ids, *stop_ids), toolbox.schemas(), template_kwargs)
+    template = ChatTemplate(tokenizer, (*eos_ids, *stop_ids), toolbox.schemas(), template_kwargs, vision)
     context = AgentContext(
         tokenizer=tokenizer,
         template=template,

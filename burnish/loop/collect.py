@@ -69,6 +69,7 @@ class EpisodeRunner:
         trajectories = result if isinstance(result, list) else [result]
         for trajectory in trajectories:
             trajectory.info["generation_time"] = [started, time.time()]
+            trajectory.info["segments"] = sampler.segments
         self.recording.add(prompt, trajectories)
         return trajectories
 

@@ -52,15 +52,16 @@ class Result:
 
     def load(self, **kwargs: Any) -> LoadedModel:
         """Load the trained model and its tokenizer. Arguments go to transformers' from_pretrained."""
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig
 
-        from burnish.models.load import load_tokenizer
+        from burnish.models.load import load_tokenizer, model_class
 
         if self.model_path is None:
             hint = "trainer.save_final=true, and train to the end"
             raise UserError(f"the run in {self.folder} left no model", hint=hint)
         options = {"trust_remote_code": False} | kwargs  # None would ask on stdin
-        model = AutoModelForCausalLM.from_pretrained(self.model_path, **options)
+        config = AutoConfig.from_pretrained(self.model_path, trust_remote_code=options["trust_remote_code"])
+        model = model_class(config).from_pretrained(self.model_path, **options)
         return LoadedModel(model, load_tokenizer(str(self.model_path), key="model_path"))
 
 

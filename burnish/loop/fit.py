@@ -84,7 +84,7 @@ def _one_step(run: Run, result: Result) -> None:
             result.validation[run.step] = validate(run)
         metrics |= result.validation[run.step]
     timings = run.clock.take()
-    recorder.record_step(run.step, batch, run.clock.take_spans(), run.total_steps)
+    recorder.record_step(run.step, batch, run.clock.take_spans(), run.total_steps, run.take_worker_spans())
     recorder.lease.measured(timings)
     tokens = {"prompt_tokens": len(batch["prompt_ids"].flat), "response_tokens": len(batch["responses"].flat)}
     result.metrics = metrics | timings | speed_metrics(timings, **tokens)

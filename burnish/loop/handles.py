@@ -19,6 +19,8 @@ from torch import Tensor
 from burnish.batch import Batch, Ragged
 from burnish.distributed.weights import Endpoint
 from burnish.distributed.worker_group import WorkerGroup
+from burnish.loop.media_transfer import COLUMN, sender_of
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Capabilities, Completion, Request
 from burnish.training.policy import UpdateResult
 
@@ -32,7 +34,15 @@ class RoleHandle:
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Run a method of the role on all ranks; the result of the rank that reports it."""
-        (result,) = self.group.call("call_role", self.role, method, *args, **kwargs)
+        packed, media = [], []
+        for value in args:
+            if isinstance(value, Batch):
+                value, new = sender_of(self.group).pack_batch(value)
+                media += new
+            packed.append(value)
+        if media:
+            kwargs["media"] = media
+        (result,) = self.group.call("call_role", self.role, method, *packed, **kwargs)
         return result
 
 
@@ -180,7 +190,9 @@ class EngineHandle:
 
     def _start(self, rank: int, requests: list[Request]) -> list[Future[Completion]]:
         ids = [next(self._request_ids) for _ in requests]
-        futures = self.group.submit_streaming(rank, len(requests), "generate", ids, requests)
+        sources = self.capabilities.reads_sources
+        packed, media = sender_of(self.group).pack_requests(rank, requests, sources=sources)
+        futures = self.group.submit_streaming(rank, len(requests), "generate", ids, packed, media)
         for id, future, request in zip(ids, futures, requests, strict=True):
             self._in_flight[future] = (rank, id)
             future.add_done_callback(partial(self._finish, request.input.key))
@@ -237,7 +249,7 @@ class EngineHandle:
     def digests(self) -> dict[str, Tensor]:
         raise TypeError("engines in worker processes compare their weights themselves (capabilities.digests)")
 
-    def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+    def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         size = self.group.size
         futures = [self.group.submit(rank, "score", list(rows[rank::size]), temperature) for rank in range(size)]
         scores: list[list[float]] = [[] for _ in rows]
@@ -268,4 +280,4 @@ class EngineHandle:
 
 def tensor_columns(batch: Batch) -> Batch:
     """Only the columns that models use: texts and users' objects stay with the controller."""
-    return batch.keep(*(name for name in batch if isinstance(batch[name], Ragged | Tensor)))
+    return batch.keep(*(name for name in batch if name == COLUMN or isinstance(batch[name], Ragged | Tensor)))

@@ -1,13 +1,15 @@
 """Journals of conversations: what was sampled and what tools and environments answered, written before it is used.
 
-{run folder}/journal/{step}.jsonl and validation-{step}.jsonl have one line per event. A run that was killed reads the
-files of the steps that it repeats: it calls no tool again that had answered, and samples no turn again. A checkpoint
-makes the files of its steps obsolete.
+{run folder}/journal/{step}.jsonl and validation-{step}.jsonl have one line per event; pictures that tools and
+environments returned are PNG files in a folder beside it, written before the line that refers to them. A run that was
+killed reads the files of the steps that it repeats: it calls no tool again that had answered, and samples no turn
+again. A checkpoint makes the files of its steps obsolete.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from typing import Any
 
 from burnish.log.jsonl import encode, read
 from burnish.loop.experiment import Experiment
+from burnish.loop.pictures import with_pictures, with_references
 from burnish.rollout.episode import INTERRUPTED, NO_JOURNAL, Journal
 
 FOLDER = "journal"
@@ -27,6 +30,7 @@ class FileJournal:
 
     def __init__(self, path: Path, experiment: Experiment | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._pictures = picture_folder(path)
         self._recorded = _read(path, experiment)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         if not self._recorded:
@@ -34,13 +38,14 @@ class FileJournal:
             self._write({"experiment": None if experiment is None else experiment.state_dict()})
 
     def find(self, key: str) -> dict[str, Any] | None:
-        return self._recorded.get(key)
+        recorded = self._recorded.get(key)
+        return recorded if recorded is None or recorded is INTERRUPTED else with_pictures(recorded, self._pictures)
 
     def begin(self, key: str) -> None:
         self._write({"key": key})
 
     def add(self, key: str, value: dict[str, Any]) -> None:
-        self._write({"key": key, "value": value})
+        self._write({"key": key, "value": with_references(value, self._pictures)})
 
     def close(self) -> None:
         os.close(self._file)
@@ -49,6 +54,10 @@ class FileJournal:
         text = f"{encode(line)}\n".encode(errors="backslashreplace")
         while text:
             text = text[os.write(self._file, text) :]
+
+
+def picture_folder(journal: Path) -> Path:
+    return journal.with_suffix(".pictures")
 
 
 def _read(path: Path, experiment: Experiment | None) -> dict[str, dict[str, Any]]:
@@ -95,3 +104,4 @@ class Journals:
             number = path.stem.removeprefix("validation-")
             if number.isdigit() and int(number) <= step:
                 path.unlink(missing_ok=True)
+                shutil.rmtree(picture_folder(path), ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from burnish.distributed.ray import RayActors, RayCluster, RayOptions, check_clu
 from burnish.distributed.torchrun import Torchrun
 from burnish.distributed.worker_group import NOT_RESPONDING, Starter, WorkerGroup
 from burnish.errors import UserError
+from burnish.log.timeline import Span
 from burnish.loop.handles import CriticHandle, EngineHandle, PolicyHandle, ReferenceHandle, RewardModelHandle
 from burnish.loop.pools import Pool
 from burnish.loop.profiling import worker_command, worker_environment
@@ -25,6 +27,7 @@ from burnish.registry import Registry
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
 
+SPANS_TIMEOUT = 5.0  # seconds
 WORKER = "burnish.loop.worker:Worker"
 DEVICE_TRANSPORTS = {"cuda": "nccl"}  # of weights between devices of this type; gloo serves all others
 GPU_TRANSPORTS = tuple(DEVICE_TRANSPORTS.values())
@@ -55,6 +58,20 @@ class LaunchedRoles:
         for group in dict.fromkeys(self.groups.values()):
             group.kill(who, f"hung in {phase} for {timeout:g} s (trainer.hang_timeout)")
         return "\n".join(lines)
+
+    def take_spans(self) -> dict[str, list[Span]]:
+        """When each worker process was busy since the last call, by its name.
+
+        A worker that does not answer is left out: a record for the viewer must not stop a run.
+        """
+        groups = list(dict.fromkeys(self.groups.values()))
+        futures = {name: group.submit(rank, "take_spans") for group in groups for rank, name in enumerate(group.names)}
+        answered, _ = wait(futures.values(), timeout=SPANS_TIMEOUT)
+        return {
+            name: future.result()
+            for name, future in futures.items()
+            if future in answered and future.exception() is None
+        }
 
     def policy(self) -> PolicyHandle:
         return PolicyHandle(self.groups["policy"], "policy")

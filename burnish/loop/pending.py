@@ -1,7 +1,8 @@
 """Batches generated ahead of training, as files of a checkpoint: tensors and plain JSON, nothing to unpickle.
 
 {step}.safetensors has the tensors of a batch, {step}.json everything else. The data's own columns are not written but
-read again from the data, where they may be any object.
+read again from the data, where they may be any object. Pictures are read again from the data too; those that a tool or
+an environment returned are in {step}.media.
 """
 
 from __future__ import annotations
@@ -18,22 +19,27 @@ from torch import Tensor
 
 from burnish.batch import Batch, Column, Ragged
 from burnish.data.dataset import PromptDataset
+from burnish.loop.pictures import media_records, restore_media, save_media
 from burnish.loop.step import ScoredBatch
+from burnish.models.model_input import Media
 from burnish.reward.sample import Score
 from burnish.rollout.trajectory import Turn
 from burnish.untrusted import read_json_object
 
 FLAT, LENGTHS, ROWS = "flat", "lengths", "rows"
 MAX_FILE_BYTES = 1 << 32
+MEDIA = ".media"  # suffix of a batch's folder of pictures
 
 
 def pending_writer(pending: Sequence[ScoredBatch], data: PromptDataset) -> Callable[[Path], None]:
     """Writes these batches into a folder."""
     data_columns = set(data.batch([0], epoch=0)) - {"uid"}
+    foreign = {scored.step: _not_in_data(scored.batch, data) for scored in pending}
 
     def write(folder: Path) -> None:
         for scored in pending:
             tensors, objects = _parts(scored.batch, data_columns)
+            save_media(foreign[scored.step], folder / f"{scored.step}{MEDIA}")
             save_file(tensors, folder / f"{scored.step}.safetensors")
             fields = {"step": scored.step, "epoch": scored.epoch, "numbers": scored.metrics, "notes": scored.notes}
             (folder / f"{scored.step}.json").write_text(json.dumps(fields | {"columns": objects}))
@@ -47,6 +53,17 @@ def read_pending(folder: Path, data: PromptDataset) -> list[ScoredBatch]:
     return [_read(file, data) for file in files]
 
 
+def _by_digest(batch: Batch) -> dict[bytes, Media]:
+    return {media.digest: media for row in batch.get("media") or () for media in row}
+
+
+def _not_in_data(batch: Batch, data: PromptDataset) -> list[Media]:
+    """Media of the rows that reading their prompts again does not give."""
+    media = _by_digest(batch)
+    known = _by_digest(data.batch(*data.find(batch["uid"]))) if media else {}
+    return [item for digest, item in media.items() if digest not in known]
+
+
 def _parts(batch: Batch, data_columns: set[str]) -> tuple[dict[str, Tensor], dict[str, list]]:
     tensors: dict[str, Tensor] = {}
     objects: dict[str, list] = {}
@@ -56,6 +73,8 @@ def _parts(batch: Batch, data_columns: set[str]) -> tuple[dict[str, Tensor], dic
             tensors[f"{name}.{LENGTHS}"] = column.lengths.clone()  # columns share them, and a file must not
         elif isinstance(column, Tensor):
             tensors[f"{name}.{ROWS}"] = column.contiguous()
+        elif name == "media":
+            objects[name] = [media_records(row) for row in column]
         elif name not in data_columns:
             objects[name] = [_to_json(value) for value in column]
     return tensors, objects
@@ -73,6 +92,10 @@ def _read(file: Path, data: PromptDataset) -> ScoredBatch:
         elif part == ROWS:
             columns[name] = tensor
     prompts = data.batch(*data.find(objects["uid"]))
+    if "media" in objects:
+        known = _by_digest(prompts)
+        folder = file.with_suffix(MEDIA)
+        columns["media"] = [tuple(restore_media(record, known, folder) for record in row) for row in objects["media"]]
     missing = prompts.columns.keys() - columns.keys() - {"dataset_row"}  # whole rows are for rewards, which are done
     columns |= {name: prompts.columns[name] for name in missing}
     # "responses" first: columns along it are checked against it.

@@ -13,7 +13,7 @@ from burnish.config.profiled import profiled_roles, uses_tool
 from burnish.config.ranks import is_single_process
 from burnish.log.clock import Clock
 from burnish.profiling import nsight
-from burnish.profiling.plan import NO_PLAN, ProfilePlan, role_profile
+from burnish.profiling.plan import FOLDER, NO_PLAN, ProfilePlan, role_profile
 from burnish.profiling.process import ProcessProfiler
 from burnish.profiling.run import RunProfiler, Target, remote_targets
 from burnish.profiling.tools import PROFILERS
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from burnish.config import TrainConfig
     from burnish.distributed.worker_group import WorkerGroup
 
-FOLDER = "profile"  # in the run folder
 # Roles of the loop -> roles of recordings.
 ROLES = {
     "policy": "actor",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.batch import Batch, Ragged
 from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
+from burnish.log.pictures import PictureWriter
 from burnish.log.rollout_writer import RolloutWriter
 from burnish.log.timeline import Span, Timeline
 from burnish.log.tokens import TokenWriter
@@ -17,6 +19,7 @@ from burnish.loop.best import Best
 from burnish.loop.experiment import Experiment
 from burnish.loop.lease import Lease
 from burnish.loop.saving import Saving
+from burnish.models.model_input import Media, whole_runs
 from burnish.redact import redact_text
 from burnish.storage import disk_full
 from burnish.training.checkpoint import Checkpoints
@@ -44,6 +47,7 @@ TEXT_COLUMNS = frozenset(
         "finish_reason",
         "data_source",
         "turns",
+        "media",
         "overlong_reward",
     }
 )
@@ -65,6 +69,7 @@ class Recorder:
     texts: RolloutWriter  # trajectories as readable JSON lines
     tokens: TokenWriter  # what every token was trained with, for the viewer
     timeline: Timeline
+    pictures: PictureWriter | None = None  # what trajectories show; None: they are not kept
     mirror: Mirror | None = None  # copies of the checkpoints elsewhere
     max_prompt_length: int | None = None  # limits, for the clip ratio metrics
     max_response_length: int | None = None
@@ -88,7 +93,7 @@ class Recorder:
             self._texts_tokenizer = copy.deepcopy(self.tokenizer)
         tokenizer = self._texts_tokenizer
         batch = Batch(**{name: _on_host(batch[name]) for name in batch if name in TEXT_COLUMNS})
-        self.texts.record(step, lambda: trajectory_records(batch, tokenizer))
+        self.texts.record(step, lambda: trajectory_records(batch, tokenizer, self.pictures))
         self._report_texts()
 
     def flush(self) -> None:
@@ -99,15 +104,20 @@ class Recorder:
     def _report_texts(self) -> None:
         for problem in self.texts.take_problems():
             self.loggers.note(problem)
+        unseen = None if self.pictures is None else self.pictures.take_problem()
+        if unseen is not None:
+            self.loggers.note(unseen)
 
-    def record_step(self, step: int, batch: Batch, spans: list[Span], total_steps: int) -> None:
+    def record_step(
+        self, step: int, batch: Batch, spans: list[Span], total_steps: int, workers: Mapping[str, Sequence[Span]]
+    ) -> None:
         """Write what `burnish view` shows of a step beside metrics and texts: its tokens, and when its phases ran."""
         self.tokens.record(step, batch)
         problem = self.tokens.take_problem()
         if problem is not None:
             self.loggers.note(problem)
         try:
-            self.timeline.add(step, spans, total_steps)
+            self.timeline.add(step, spans, total_steps, workers)
         except OSError as error:
             self.loggers.note(f"{disk_full(error)}cannot write {self.timeline.path}: {error}")
 
@@ -122,9 +132,11 @@ def _on_host(column: Any) -> Any:
     return Ragged(column.flat.detach().cpu(), column.lengths) if isinstance(column, Ragged) else column
 
 
-def trajectory_records(batch: Batch, tokenizer: Any) -> list[dict]:
-    """One readable record per trajectory, with the reward's extras."""
-    inputs = tokenizer.batch_decode(batch["prompt_ids"].lists(), skip_special_tokens=False)
+def trajectory_records(batch: Batch, tokenizer: Any, pictures: PictureWriter | None = None) -> list[dict]:
+    """One readable record per trajectory, with the reward's extras; `pictures` writes what it shows."""
+    prompts, media = batch["prompt_ids"].lists(), batch.get("media") or [()] * len(batch)
+    shown = [without_repeats(ids, 0, row) for ids, row in zip(prompts, media, strict=True)]
+    inputs = tokenizer.batch_decode(shown, skip_special_tokens=False)
     scores = batch["token_level_scores"].sums().tolist()
     tokens, turns = _token_records(batch, tokenizer), _turn_records(batch, tokenizer)
     return [
@@ -141,6 +153,7 @@ def trajectory_records(batch: Batch, tokenizer: Any) -> list[dict]:
             **_problem(batch["reward_problem"][row]),
             **tokens[row],
             **turns[row],
+            **_pictures(media[row], pictures),
             **_overlong(batch, row),
         }
         for row in range(len(batch))
@@ -176,12 +189,17 @@ def _turn_records(batch: Batch, tokenizer: Any) -> list[dict[str, list[dict]]]:
     """The turns of each conversation: who wrote what, what it earned, how long a tool took."""
     if "turns" not in batch:
         return [{} for _ in range(len(batch))]
+    starts, media = batch["prompt_ids"].lengths.tolist(), batch.get("media") or [()] * len(batch)
+    rows = zip(batch["responses"].lists(), batch["turns"], starts, media, strict=True)
     return [
         {
             "turns": [
                 {
                     "role": turn.role,
-                    "text": tokenizer.decode(ids[turn.start : turn.end], skip_special_tokens=False),
+                    "text": tokenizer.decode(
+                        without_repeats(ids[turn.start : turn.end], start + turn.start, shown),
+                        skip_special_tokens=False,
+                    ),
                     "reward": turn.reward,
                     "finish_reason": turn.finish_reason,
                     "tool_calls": list(turn.tool_calls),
@@ -190,8 +208,23 @@ def _turn_records(batch: Batch, tokenizer: Any) -> list[dict[str, list[dict]]]:
                 for turn in turns
             ]
         }
-        for ids, turns in zip(batch["responses"].lists(), batch["turns"], strict=True)
+        for ids, turns, start, shown in rows
     ]
+
+
+def without_repeats(ids: list[int], start: int, media: Sequence[Media]) -> list[int]:
+    """Tokens that stand at `start` of a row, with each picture as one token: hundreds of equal ones say nothing."""
+    kept, end = [], 0
+    for first, stop in whole_runs(media):
+        first, stop = max(first - start, 0), min(stop - start, len(ids))
+        if first < stop:
+            kept += ids[end : first + 1]
+            end = stop
+    return kept + ids[end:]
+
+
+def _pictures(media: Sequence[Media], pictures: PictureWriter | None) -> dict[str, list[dict]]:
+    return {"media": pictures.record(media)} if media and pictures is not None else {}
 
 
 def _problem(problem: str | None) -> dict[str, str]:

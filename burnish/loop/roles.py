@@ -12,6 +12,7 @@ import torch
 from burnish.algos.advantages import ADVANTAGES
 from burnish.config.adapters import wants_adapter
 from burnish.errors import UserError
+from burnish.log.timeline import Span
 from burnish.loop.backends import (
     frozen_language_model,
     head_kernel,
@@ -57,6 +58,7 @@ class Roles:
     close: Callable[[], None] = lambda: None
     kill_hung: Callable[[str, float], str] | None = None  # None where there are no worker processes
     groups: Mapping[str, WorkerGroup] = dataclasses.field(default_factory=dict)  # the worker processes of each role
+    take_spans: Callable[[], dict[str, list[Span]]] = dict  # when worker processes were busy
 
     def local(self) -> dict[str, Any]:
         """The roles of this process, by name."""
@@ -115,6 +117,7 @@ def _build_out_of_process(
             close=launched.close,
             kill_hung=launched.kill_hung,
             groups=launched.groups,
+            take_spans=launched.take_spans,
         )
     except BaseException:
         launched.close()
@@ -191,6 +194,7 @@ def build_policy(
         liger=model.use_liger,
         head=head_kernel(model.fused_kernel_options.impl_backend, actor.use_torch_compile, device),
         compiled=actor.use_torch_compile,
+        freeze_tower="actor_rollout_ref.actor.freeze_vision_tower" if actor.freeze_vision_tower else None,
         seed=cfg.trainer.seed,
         parallel=parallel,
     )
@@ -289,7 +293,9 @@ def build_engine(
     rollout = cfg.actor_rollout_ref.rollout
     bucket = rollout.update_weights_bucket_megabytes
     generation = backend.model.generation_config
-    return engine_of(rollout, source, device, generation, tokenizer, bucket_megabytes=bucket, beside=True)
+    return engine_of(
+        rollout, source, device, generation, tokenizer, data=cfg.data, bucket_megabytes=bucket, beside=True
+    )
 
 
 def engine_of(
@@ -302,8 +308,10 @@ def engine_of(
     own_thread: bool | None = None,
     bucket_megabytes: int = 512,
     beside: bool = False,
+    data: Any = None,
 ) -> Engine:
-    """The engine of a rollout section, still without weights. `generation` is the model's generation config."""
+    """The engine of a rollout section, still without weights. `generation` is the model's generation config, `data` the
+    section that says how images are processed."""
     options = EngineOptions(
         model=source,
         dtype=pick_dtype(rollout.dtype, device, f"{section}.dtype"),
@@ -329,6 +337,8 @@ def engine_of(
         pipeline_parallel=rollout.pipeline_model_parallel_size,
         bucket_megabytes=bucket_megabytes,
         extra=engine_kwargs(rollout),
+        max_images=None if data is None else data.max_images_per_prompt,
+        media_settings={} if data is None else data.mm_processor_kwargs,
         section=section,
     )
     entry = engine_row(rollout.name, rollout.mode)

@@ -229,7 +229,8 @@ class Rollout:
             for row in credit_last(scored_rows)  # none of a sample that was dropped
         ]
         # An agent may start from another prompt than the row's. Only rewards read dataset_row.
-        prompts = prompts.keep(*(name for name in prompts if name not in ("prompt_ids", "dataset_row")))
+        replaced = ("prompt_ids", "media", "dataset_row")
+        prompts = prompts.keep(*(name for name in prompts if name not in replaced))
         batch = prompts.select([number for number, _, _ in rows]).add(
             prompt_ids=Ragged.of([list(row.trajectory.prompt.ids) for _, _, row in rows], torch.int64),
             sample=[sample for _, sample, _ in rows],
@@ -252,6 +253,7 @@ class Rollout:
             return columns | {"greedy_scores": scores}
         return columns | {
             "greedy_responses": Ragged.of([scored.trajectory.ids for scored in each], torch.int64),
+            **({"greedy_media": [scored.trajectory.all_media for scored in each]} if "media" in batch else {}),
             "greedy_function_score": [scored.score for scored in each],
             "greedy_turn_rewards": torch.tensor([scored.turn_rewards for scored in each]),
         }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
 from burnish.log.clock import Clock
+from burnish.log.timeline import Span
 from burnish.loop.learner import Learner
 from burnish.loop.recorder import Recorder
 from burnish.loop.rollout import Rollout
@@ -32,6 +33,7 @@ class Run:
     explain_out_of_memory: Callable[[str, OutOfMemory], UserError]
     close_workers: Callable[[], None] = lambda: None  # stops the processes that hold the roles
     kill_hung_workers: Callable[[str, float], str] | None = None  # the same when they hang; None: there are none
+    take_worker_spans: Callable[[], dict[str, list[Span]]] = dict  # when other processes were busy, by their names
     profiler: RunProfiler = field(default_factory=RunProfiler)
     step: int = 0
     epoch: int = 0  # of the prompts trained on last

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from burnish.batch import Batch
 from burnish.log.folder import dump_rollouts
 from burnish.log.metrics import sample_sums
@@ -21,10 +23,10 @@ def validate(run: Run) -> dict[str, float]:
     where = f"the validation at step {run.step}"
     with run.clock("testing"), recorder.loggers.activity("validation"):
         parts = [rollout.collect_validation(data.batch(index, epoch=0), run.step) for index in rollout.val_batches]
-        batch = _score_by_model(rollout, Batch.join(parts), where)
+        batch = _score_by_model(rollout, Batch.join(with_media(parts)), where)
     for line in rollout.take_reward_problems(where)[1]:
         recorder.loggers.note(line)
-    records = trajectory_records(batch, recorder.tokenizer)
+    records = trajectory_records(batch, recorder.tokenizer, recorder.pictures)
     if trainer.validation_data_dir is not None:
         dump_rollouts(trainer.validation_data_dir, run.step, records)
     if trainer.log_val_generations > 0:
@@ -32,6 +34,13 @@ def validate(run: Run) -> dict[str, float]:
         shown = pick_generations(inputs, outputs, scores, trainer.log_val_generations)
         recorder.loggers.table("val_generations", run.step, ["input", "output", "score"], shown)
     return _metrics(batch)
+
+
+def with_media(parts: Sequence[Batch]) -> list[Batch]:
+    """Parts with equal columns, where only some have images."""
+    if not any("media" in part for part in parts):
+        return list(parts)
+    return [part if "media" in part else part.add(media=[()] * len(part)) for part in parts]
 
 
 def _metrics(batch: Batch) -> dict[str, float]:

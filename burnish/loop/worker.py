@@ -16,7 +16,9 @@ from burnish.distributed.channel import NO_RESULT
 from burnish.distributed.process_group import RankInfo, destroy_process_group, init_process_group
 from burnish.distributed.rendezvous import verify_group
 from burnish.distributed.weights import Endpoint, receive, send
+from burnish.log.timeline import Span
 from burnish.loop.build_reward_model import build_reward_model
+from burnish.loop.media_transfer import MediaStore
 from burnish.loop.profiling import process_profiler, watch_mini_batches
 from burnish.loop.roles import (
     build_critic,
@@ -28,8 +30,10 @@ from burnish.loop.roles import (
     policy_source,
 )
 from burnish.loop.sharing import stage_options
+from burnish.loop.worker_clock import WorkerClock
 from burnish.models.device import pick_device
 from burnish.models.load import load_generation_config
+from burnish.models.model_input import Media
 from burnish.rollout.engine import Capabilities, Completion, Request
 from burnish.rollout.engines.digests import sync_weights
 from burnish.seeding import derive_seed
@@ -49,7 +53,7 @@ ENGINE_SIZES = (
 class Worker:
     """The handles call all ranks together; of the ranks that have a role's result, one returns it."""
 
-    concurrent = frozenset({"generate", "abort", "end_session", "expect_return", "engine_stats", "write"})
+    concurrent = frozenset({"generate", "abort", "end_session", "expect_return", "engine_stats", "write", "take_spans"})
 
     def __init__(self, info: RankInfo, cfg: TrainConfig, roles: tuple[str, ...], total_steps: int) -> None:
         self.info = info
@@ -62,20 +66,24 @@ class Worker:
         self.source = policy_source(cfg)
         self.tokenizer = load_run_tokenizer(cfg, self.source)
         self.notices: list[str] = []
+        self.media = MediaStore()
         self.roles: dict[str, Any] = {}
         for role in roles:
             self.roles[role] = getattr(self, f"_build_{role}")(total_steps)
         self.profiler = process_profiler(cfg, roles, info.rank, self.device)
         watch_mini_batches(self.roles, self.profiler)
+        self.clock = WorkerClock()
         self._writers: dict[int, Callable[[Path], None]] = {}
         self._in_flight: dict[int, Future[Completion]] = {}  # by request id
 
     # any role
 
-    def call_role(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method or read an attribute of a role, on every rank."""
+    def call_role(self, role: str, method: str, *args: Any, media: Sequence[Media] = (), **kwargs: Any) -> Any:
+        """Call a method or read an attribute of a role, on every rank. `media`: pictures that were not sent before."""
+        self.media.receive(media)
+        args = tuple(map(self.media.restore_batch, args))
         attribute = getattr(self.roles[role], method)
-        with memory_reported(self.roles, self.device):
+        with memory_reported(self.roles, self.device), self.clock.of_call(role, method):
             value = attribute(*args, **kwargs) if callable(attribute) else attribute
         backend = getattr(self.roles[role], "backend", None)
         return value if backend is None or backend.parallel.reports_results else NO_RESULT
@@ -83,6 +91,10 @@ class Worker:
     def profile(self, method: str, *args: Any) -> Any:
         """Start or stop recordings of this process."""
         return getattr(self.profiler, method)(*args)
+
+    def take_spans(self) -> list[Span]:
+        """When this process was busy since the last call."""
+        return self.clock.take()
 
     def take_notices(self) -> Any:
         """What the user should know about how the roles were built, the same on all ranks."""
@@ -96,7 +108,8 @@ class Worker:
     def write(self, id: int, folder: Path) -> str | None:
         """Write a prepared state. A disk error is returned, not raised: it must not end the worker."""
         try:
-            self._writers[id](folder)
+            with self.clock.phase("save_checkpoint"):
+                self._writers[id](folder)
         except OSError as error:
             return str(error)
         return None
@@ -106,12 +119,16 @@ class Worker:
 
     # the engine
 
-    def generate(self, ids: Sequence[int], requests: Sequence[Request]) -> list[Future[Completion]]:
+    def generate(
+        self, ids: Sequence[int], requests: Sequence[Request], media: Sequence[Media] = ()
+    ) -> list[Future[Completion]]:
         """Start requests under the controller's ids; the host sends each completion when it is finished."""
-        futures = self.roles["engine"].generate(requests)
+        self.media.receive(media)
+        futures = self.roles["engine"].generate(self.media.restore_requests(requests))
         for id, future in zip(ids, futures, strict=True):
             self._in_flight[id] = future
             future.add_done_callback(partial(self._finish, id))
+        self.clock.generating(futures)
         return futures
 
     def _finish(self, id: int, future: Future[Completion]) -> None:
@@ -137,19 +154,22 @@ class Worker:
 
     def sync_weights(self, version: int) -> float:
         """Load this process's policy into its engine. Returns the seconds spent comparing weights."""
-        return sync_weights(self.roles["engine"], self.roles["policy"].weights(), version, compared_dtype(self.cfg))
+        with self.clock.phase("update_weights"):
+            return sync_weights(self.roles["engine"], self.roles["policy"].weights(), version, compared_dtype(self.cfg))
 
     def send_weights(self, endpoint: Endpoint) -> None:
         """Send the policy to engines in other processes: all ranks gather it, the main rank sends."""
         policy = self.roles["policy"]
-        if policy.backend.parallel.is_main:
-            send(policy.weights(), endpoint, self.device)
-        else:
-            for _ in policy.weights():
-                pass
+        with self.clock.phase("update_weights"):
+            if policy.backend.parallel.is_main:
+                send(policy.weights(), endpoint, self.device)
+            else:
+                for _ in policy.weights():
+                    pass
 
     def receive_weights(self, endpoint: Endpoint, version: int) -> float:
-        return sync_weights(self.roles["engine"], receive(endpoint, self.device), version, compared_dtype(self.cfg))
+        with self.clock.phase("update_weights"):
+            return sync_weights(self.roles["engine"], receive(endpoint, self.device), version, compared_dtype(self.cfg))
 
     def close(self) -> None:
         self.profiler.close()
@@ -190,6 +210,7 @@ class Worker:
             generation,
             self.tokenizer,
             own_thread=True,
+            data=self.cfg.data,
             bucket_megabytes=bucket,
             beside="policy" in self.roles,
         )

@@ -42,6 +42,7 @@ class MediaLimits:
     pixels: int = 64 * 2**20  # of an image, or of one frame
     frames: int = 768  # of a video after sampling
     decoded_frames: int = 200_000  # of a video file
+    animation_pixels: int = 2**33  # of all frames of an animated image, of which each is decoded
     video_pixels: int = 2**29  # of all frames of a video
     seconds: float = 4 * 3600.0  # of a video file
     timeout: float = 120.0  # of a download, in seconds

@@ -191,8 +191,12 @@ def _from_animation(
     frames: list[Image] = []
     try:
         count = int(getattr(image, "n_frames", 1))
-        if count > origin.limits.decoded_frames // 10:  # each is a whole picture to decode
-            raise origin.invalid(f"{count:,} frames; the limit is {origin.limits.decoded_frames // 10:,}")
+        limits = origin.limits
+        if count > limits.decoded_frames // 10 or count * image.width * image.height > limits.animation_pixels:
+            problem = f"{count:,} frames of {image.width}x{image.height} pixels; the limit is"
+            raise origin.invalid(
+                f"{problem} {limits.decoded_frames // 10:,} frames, {limits.animation_pixels:,} pixels together"
+            )
         times = [0.0]
         for number in range(count):
             image.seek(number)
@@ -239,7 +243,7 @@ def _from_file(
             for frame in container.decode(video=0):
                 if frame.pts is not None and frame.pts * frame.time_base in wanted:
                     origin.check_pixels(frame.width, frame.height)
-                    picture = sizing.apply(frame.to_image(), origin)
+                    picture = sizing.apply(_upright(frame), origin)
                     frames.append(_checked(picture, frames, len(chosen), origin))
                     kept.append(float(frame.pts * frame.time_base) - seconds[0])
                 if len(frames) == len(wanted):
@@ -253,6 +257,15 @@ def _from_file(
     return Video(frames, kept)
 
 
+def _upright(frame: Any) -> Image:
+    """The picture of a PyAV frame, turned as the file says: phones store what they filmed sideways."""
+    from PIL.Image import Transpose
+
+    turns = {90: Transpose.ROTATE_90, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_270}  # counterclockwise, as its
+    turn = turns.get(round(getattr(frame, "rotation", 0)) % 360)
+    return frame.to_image() if turn is None else frame.to_image().transpose(turn)
+
+
 def _packet_times(container: Any, origin: Origin) -> list[Fraction]:
     """When each frame is shown, in order, without decoding any."""
     if not container.streams.video:
@@ -261,7 +274,7 @@ def _packet_times(container: Any, origin: Origin) -> list[Fraction]:
     origin.check_pixels(stream.codec_context.width, stream.codec_context.height)
     times: set[Fraction] = set()
     for packet in container.demux(stream):
-        if packet.pts is not None:
+        if packet.pts is not None and not getattr(packet, "is_discard", False):  # cut away by the file's edit list
             times.add(packet.pts * packet.time_base)
         if len(times) > origin.limits.decoded_frames:
             raise origin.invalid(f"more than {origin.limits.decoded_frames:,} frames")

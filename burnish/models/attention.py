@@ -20,6 +20,7 @@ from burnish.errors import UserError
 from burnish.models.paged import KEYS, VALUES, PagedAttention
 from burnish.models.varlen import (
     AttentionShape,
+    Block,
     Segments,
     c_attention,
     c_kernel_applies,
@@ -79,16 +80,61 @@ def shared_attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """A packed function; with sequence parallelism, `sequence` combines the slices of all ranks."""
-    if sequence is None:
-        return packed(module, query, key, value, attention_mask, **options)
+    blocks: Sequence[Block] = getattr(options["segments"], "blocks", ())
 
     def product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return packed(module, query, key, value, attention_mask, **options)[0]
+        output = packed(module, query, key, value, attention_mask, **options)[0]
+        if not blocks:
+            return output
+        return with_blocks(output, query, key, value, blocks, _shape(module, options), options.get("dropout", 0.0))
+
+    if sequence is None:
+        return product(query, key, value), None
 
     # Communication between ranks stays outside compiled graphs.
     attend = torch.compiler.disable(sequence.attend)
     segments, shape = options["segments"], _shape(module, options)
     return attend(query, key, value, segments, shape, product), None  # pyright: ignore[reportCallIssue]
+
+
+def with_blocks(
+    output: Tensor,  # [1, T, heads, d]
+    query: Tensor,  # [1, heads, T, d]
+    key: Tensor,
+    value: Tensor,
+    blocks: Sequence[Block],
+    shape: AttentionShape,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Replace the causal output of tokens that see their whole block. No kernel for packed sequences has such a mask,
+    and blocks are short, so these tokens are computed twice."""
+    query, key, value = _autocast_dtype(query, key, value)
+    outputs, places = [], []
+    for block in blocks:
+        mine, seen = slice(block.start, block.end), slice(block.sequence, block.end)
+        parts = query[:, :, mine], key[:, :, seen], value[:, :, seen]
+        outputs.append(block_attention(*parts, shape, dropout).transpose(1, 2))
+        places.append(torch.arange(block.start, block.end))
+    return output.index_copy(1, torch.cat(places).to(output.device), torch.cat(outputs, dim=1).to(output.dtype))
+
+
+def block_attention(query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape, dropout: float = 0.0) -> Tensor:
+    """Attention of the last tokens of [rows, heads, T, d], which also see each other forwards, back to their window.
+
+    The queries are those of one block, and the keys end with it.
+    """
+    length, num_queries = key.shape[2], query.shape[2]
+    mask = None
+    if shape.window is not None and length > shape.window:
+        places = torch.arange(length, device=query.device)
+        mask = places[length - num_queries :, None] - places[None, :] < shape.window
+    if shape.softcap is not None:
+        mask = torch.ones(num_queries, length, dtype=torch.bool, device=query.device) if mask is None else mask
+        return _eager(query, key, value, mask, shape, dropout)
+    grouped = query.shape[1] != key.shape[1]
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, scale=shape.scaling, enable_gqa=grouped
+    )
 
 
 def varlen_attention(
@@ -212,12 +258,18 @@ def band_mask(length: int, window: int | None, device: torch.device, num_queries
 
 def eager_attention(query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape, dropout: float = 0.0) -> Tensor:
     """Causal attention by matrix products and a float32 softmax, with an optional soft cap."""
+    return _eager(
+        query, key, value, band_mask(key.shape[2], shape.window, query.device, query.shape[2]), shape, dropout
+    )
+
+
+def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, shape: AttentionShape, dropout: float) -> Tensor:
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     scores = query @ key.transpose(2, 3) * shape.scaling
     if shape.softcap is not None:
         scores = torch.tanh(scores / shape.softcap) * shape.softcap
-    scores = scores.masked_fill(~band_mask(key.shape[2], shape.window, query.device, query.shape[2]), float("-inf"))
+    scores = scores.masked_fill(~mask, float("-inf"))
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
     return F.dropout(weights, dropout) @ value
 

@@ -15,12 +15,16 @@ from burnish.models.cpu.autograd import DifferentiableLayers
 from burnish.models.cpu.library import CannotCompileError
 from burnish.models.cpu.replace import replace_with_cpu_kernels
 from burnish.models.recompute import decoder_layers
+from burnish.models.vision.family import vision_family
 from burnish.sizing import COMPILED_FAMILIES
 
 COMPILED_ON = frozenset({"cuda"})  # on a CPU, compilation takes longer than it saves
 
 
 def can_compile(model: PreTrainedModel, device: torch.device) -> bool:
+    family = vision_family(model.config)
+    if family is not None and family.sees_whole_images:
+        return False  # the places of images are numbers, on which torch.compile would specialize
     return device.type in COMPILED_ON and model.config.get_text_config().model_type in COMPILED_FAMILIES
 
 

@@ -6,12 +6,14 @@ one three times as wide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from burnish.models.parts import modules_outside
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # input, weight, bias
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -60,9 +62,9 @@ class JoinedLinear(nn.Linear):
         return self.joined.product(self.number, input)
 
 
-def join_products(model: nn.Module, linear: Linear = F.linear) -> list[Joined]:
-    """Fuse all groups of the model; `linear` computes a product."""
-    return [Joined(members, linear) for module in model.modules() for members in _groups(module)]
+def join_products(model: nn.Module, linear: Linear = F.linear, skip: Iterable[nn.Module] = ()) -> list[Joined]:
+    """Fuse all groups of the model outside of `skip`; `linear` computes a product."""
+    return [Joined(members, linear) for module in modules_outside(model, skip) for members in _groups(module)]
 
 
 def _groups(module: nn.Module) -> Iterator[list[nn.Linear]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from burnish.errors import UserError, install_extra
+from burnish.models.vision.family import vision_family
 
 
 def check_liger(device: torch.device, key: str) -> None:
@@ -17,6 +18,13 @@ def check_liger(device: torch.device, key: str) -> None:
     except ImportError as error:
         problem = f"the liger-kernel library is not installed: {install_extra('liger')}"
         raise UserError(problem, key=key, value=True, hint=f"{key}=false") from error
+
+
+def check_liger_model(config: PretrainedConfig, key: str) -> None:
+    """Refuse Liger for models with images: its patches are of their text path."""
+    if vision_family(config) is not None:
+        problem = f"not supported for models with images (type {config.model_type!r})"
+        raise UserError(problem, key=key, value=True, hint=f"{key}=false")
 
 
 def apply_liger(model: PreTrainedModel) -> None:

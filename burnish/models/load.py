@@ -32,6 +32,8 @@ from burnish.errors import UserError
 from burnish.models import attention
 from burnish.models.fourbit import is_packed
 from burnish.models.vision.family import vision_family
+from burnish.models.vision.tower import with_stream_attention
+from burnish.models.vision.values import token_classifier
 from burnish.storage import MODEL_CONFIG, check_exists, local_path, model_folder
 from burnish.untrusted import MAX_CONFIG_BYTES, read_json_object, read_text
 
@@ -234,8 +236,14 @@ def load_causal_lm(
             raise UserError(
                 f"RoPE of type {rope!r} depends on the longest sequence of a batch", key=source.key, value=source.path
             )
-    family = AutoModelForCausalLM if vision_family(config, source.key) is None else AutoModelForImageTextToText
-    return _build(family, source, config, attn, dtype, empty=empty, **kwargs)
+    return _build(model_class(config, key=source.key), source, config, attn, dtype, empty=empty, **kwargs)
+
+
+def model_class(config: PretrainedConfig, *, values: bool = False, key: str = "actor_rollout_ref.model.path") -> Any:
+    """What builds and loads the language model of this config, or its value model."""
+    if vision_family(config, key) is None:
+        return AutoModelForTokenClassification if values else AutoModelForCausalLM
+    return token_classifier(config) if values else AutoModelForImageTextToText
 
 
 def rope_types(config: PretrainedConfig) -> set[str]:
@@ -256,7 +264,7 @@ def load_value_model(
         if hasattr(config, name):
             setattr(config, name, 0.0)
     config.classifier_dropout = 0.0
-    model = _build(AutoModelForTokenClassification, source, config, attn, dtype, **kwargs)
+    model = _build(model_class(config, values=True, key=source.key), source, config, attn, dtype, **kwargs)
     if is_new:
         # A new value head starts at zero, so that it predicts 0 until it is trained.
         score = cast("nn.Linear", model.score)
@@ -282,7 +290,7 @@ def _build(
     **kwargs: Any,
 ) -> PreTrainedModel:
     attention.register()
-    implementation = _for_language_model(config, attn or _default_attention(config))
+    implementation = for_language_model(config, attn or _default_attention(config))
     kwargs = {
         "attn_implementation": implementation,
         "dtype": dtype,
@@ -290,17 +298,26 @@ def _build(
         **kwargs,
     }
     if empty:
-        return family.from_config(config, **kwargs)
+        return with_stream_attention(family.from_config(config, **kwargs))
     try:
         with quiet_transformers():
-            return align_weights(family.from_pretrained(source.checked_path(), config=config, **kwargs))
+            model, report = family.from_pretrained(
+                source.checked_path(), config=config, output_loading_info=True, **kwargs
+            )
     except (OSError, ValueError) as error:
         raise load_error("the model", error, key=source.key, value=source.path) from error
+    missing = sorted(name for name in report["missing_keys"] if not name.startswith("score."))
+    if missing and vision_family(config) is not None:
+        # Names of weights differ between classes and versions; a tower with fresh weights would still train.
+        problem = f"the files lack weights: {', '.join(missing[:3])}{' ...' if missing[3:] else ''}"
+        raise UserError(problem, key=source.key, value=source.path)
+    return with_stream_attention(align_weights(model))
 
 
-def _for_language_model(config: PretrainedConfig, attn: str | None) -> str | dict[str, str] | None:
+def for_language_model(config: PretrainedConfig, attn: str | None) -> str | dict[str, str] | None:
     """The vision tower keeps transformers' attention: ours is causal."""
-    if attn is None or vision_family(config) is None:
+    family = vision_family(config)
+    if attn is None or family is None:
         return attn
     tower = "eager" if attn == attention.PACKED_EAGER else "sdpa"
     return {"": tower, "vision_config": tower, "text_config": attn}

@@ -6,8 +6,9 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 
 from burnish.errors import UserError, install_extra
 from burnish.models.fourbit import is_packed, unpacked
+from burnish.models.vision.family import vision_family
 from burnish.storage import local_path
 
 ADAPTER = "default"  # peft's default name
@@ -119,12 +121,21 @@ class Adapters:
 
 
 def add_adapters(
-    model: PreTrainedModel, settings: Any, *, dtype: torch.dtype, heads: tuple[str, ...] = (), seed: int = 0
+    model: PreTrainedModel,
+    settings: Any,
+    *,
+    dtype: torch.dtype,
+    heads: tuple[str, ...] = (),
+    frozen: Mapping[str, nn.Module] = MappingProxyType({}),
+    seed: int = 0,
 ) -> Adapters:
-    """Inject adapters into the model and freeze the rest. `settings` are config.adapters.AdapterSettings."""
+    """Inject adapters into the model and freeze the rest. `settings` are config.adapters.AdapterSettings.
+
+    Modules in `frozen`, by name, get none.
+    """
     peft = _peft(settings.key)
     path = settings.adapter_path
-    config = _saved_config(peft, path, settings.key) if path else _new_config(peft, model, settings, heads)
+    config = _saved_config(peft, path, settings.key) if path else _new_config(peft, model, settings, heads, frozen)
     config.modules_to_save = None  # heads are trained in place, without a copy by peft
     torch.manual_seed(seed)
     try:
@@ -147,13 +158,15 @@ def add_adapters(
     return adapters
 
 
-def _new_config(peft: Any, model: PreTrainedModel, settings: Any, heads: tuple[str, ...]) -> Any:
+def _new_config(
+    peft: Any, model: PreTrainedModel, settings: Any, heads: tuple[str, ...], frozen: Mapping[str, nn.Module]
+) -> Any:
     return peft.LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         target_modules=_targets(model, settings, heads),
-        exclude_modules=_names(settings.exclude_modules),
+        exclude_modules=_excluded(settings, frozen),
         use_dora=settings.dora,
         bias="none",
     )
@@ -178,6 +191,8 @@ def _targets(model: PreTrainedModel, settings: Any, heads: tuple[str, ...]) -> A
     linear = _linear_names(model, heads)
     targets = _names(settings.target_modules)
     if targets == ["all-linear"]:
+        if vision_family(model.config) is not None:
+            return linear  # in full: the ends of some names in vision towers are numbers, which layers have too
         return sorted({name.rpartition(".")[2] for name in linear})
     if isinstance(targets, list):
         known = [name for name, _ in model.named_modules()]
@@ -187,6 +202,22 @@ def _targets(model: PreTrainedModel, settings: Any, heads: tuple[str, ...]) -> A
                 problem = f"the model has no module {target!r}"
                 raise UserError(problem, key=f"{settings.key}.target_modules", value=targets, allowed=last)
     return targets
+
+
+def _excluded(settings: Any, frozen: Mapping[str, nn.Module]) -> Any:
+    """exclude_modules for peft: the user's, and all linear modules below `frozen`."""
+    names = _names(settings.exclude_modules)
+    below = [
+        f"{prefix}.{name}"
+        for prefix, module in frozen.items()
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear)
+    ]
+    if not below:
+        return names
+    if isinstance(names, str):
+        return "|".join([f"(?:{names})", *map(re.escape, below)])
+    return [*(names or ()), *below]
 
 
 def _names(modules: Any) -> Any:

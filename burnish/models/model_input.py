@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 MediaKind = Literal["image", "video"]
@@ -28,6 +31,7 @@ class Media:
     num_tokens: int  # tokens of its span
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # the model's keyword arguments: pixels, grids
     features: Tensor | None = None  # [num_tokens] bool: which tokens of the span a feature replaces; None: all
+    source: Any = field(default=None, repr=False)  # the picture itself, for engines with a processor of their own
 
     def at(self, offset: int) -> Media:
         """The same media with its span elsewhere."""
@@ -96,3 +100,25 @@ class ModelInput:
     def extend(self, ids: tuple[int, ...], media: tuple[Media, ...] = ()) -> ModelInput:
         """This input followed by more tokens. Offsets of `media` count from the start of the whole input."""
         return ModelInput(self.ids + ids, self.media + media)
+
+    def upto(self, length: int) -> ModelInput:
+        """The first `length` tokens, with the media that start among them."""
+        return ModelInput(self.ids[:length], tuple(media for media in self.media if media.offset < length))
+
+
+def features_of(media: Media) -> Tensor:
+    """[num_tokens] bool: which tokens of the span a feature replaces."""
+    return torch.ones(media.num_tokens, dtype=torch.bool) if media.features is None else media.features
+
+
+def whole_runs(items: Iterable[Media]) -> list[tuple[int, int]]:
+    """(first, end) of every run of tokens that features of one item replace."""
+    runs = []
+    for media in items:
+        if media.features is None:
+            runs.append((media.offset, media.offset + media.num_tokens))
+            continue
+        padded = F.pad(media.features.int(), (1, 1))
+        edges = (padded[1:] != padded[:-1]).nonzero().flatten().tolist()
+        runs += [(media.offset + first, media.offset + end) for first, end in itertools.pairwise(edges)][::2]
+    return runs

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -17,12 +20,25 @@ def backbone(model: PreTrainedModel) -> nn.Module:
     return getattr(model, model.base_model_prefix) if family is None else family.language_model(model)
 
 
+def modules_outside(model: nn.Module, skip: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """All modules of a model but those below `skip`."""
+    skipped = {id(module) for part in skip for module in part.modules()}
+    return (module for module in model.modules() if id(module) not in skipped)
+
+
 def head_weight(model: PreTrainedModel) -> Tensor:
     """[vocabulary, hidden]; the embedding itself if they are tied."""
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise UserError(f"{type(model).__name__} has no linear head without bias", key="actor_rollout_ref.model.path")
     return head.weight
+
+
+def token_values(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
+    """A value model's prediction at every token, [1, T]."""
+    if vision_family(model.config) is None:
+        return model(**inputs).logits[..., 0]
+    return model.get_submodule("score")(backbone(model)(**inputs).last_hidden_state)[..., 0]
 
 
 def logit_softcap(model: PreTrainedModel) -> float | None:

@@ -8,15 +8,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForTokenClassification,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from burnish.errors import UserError
+from burnish.models.load import model_class
+from burnish.models.vision.tower import without_stream_attention
 
 
 def plain_config(model: PreTrainedModel) -> PretrainedConfig:
@@ -24,6 +20,7 @@ def plain_config(model: PreTrainedModel) -> PretrainedConfig:
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
+    without_stream_attention(config)
     return config
 
 
@@ -49,7 +46,7 @@ def build_model(
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """A language (or value) model of this config with these weights; without weights, on the meta device."""
-    family = AutoModelForTokenClassification if values else AutoModelForCausalLM
+    family = model_class(config, values=values, key="CHECKPOINT")
     with torch.device("meta"):
         model = family.from_config(config, trust_remote_code=trust_remote_code)
     if weights is None:

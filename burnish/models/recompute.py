@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from burnish.errors import UserError
 from burnish.models.parts import backbone
+from burnish.models.vision.family import vision_family
 
 Parts = Sequence[range] | None  # the layers of each pipeline stage; None: there are no stages
 
@@ -43,6 +44,10 @@ def block(model: PreTrainedModel, num_layers: int | None, key: str, parts: Parts
 def uniform(model: PreTrainedModel, num_layers: int | None, key: str, parts: Parts = None) -> None:
     """Checkpoint groups of `num_layers` layers: keep only each group's input."""
     size = num_layers or 1
+    family = vision_family(model.config)
+    if size > 1 and family is not None and family.changes_layers:
+        problem = f"models of type {family.name!r} add image features between layers, which cannot be grouped"
+        raise UserError(problem, key=key, value="uniform", hint=f"{key}=block")
     for layers in _split(model, key, parts):
         for start in range(0, len(layers), size):
             _group(layers[start : start + size])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from burnish.errors import UserError
 from burnish.models import attention
@@ -12,12 +12,16 @@ from burnish.models.load import (
     BATCH_DEPENDENT_ROPE,
     SCORE_HEADS,
     ModelSource,
+    for_language_model,
     load_config,
     load_error,
+    model_class,
     quiet_transformers,
     rope_types,
 )
 from burnish.models.parts import backbone
+from burnish.models.vision.family import vision_family
+from burnish.models.vision.tower import with_stream_attention
 
 PROBE = 4  # tokens of the sequence on which the model's own score is compared with ours
 
@@ -33,8 +37,10 @@ def load_reward_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedMode
         raise _refusal(source, "its RoPE depends on the longest sequence of a batch")
     config.num_labels = 1
     by_token = any(name.endswith("ForTokenClassification") for name in config.architectures or ())
-    family = AutoModelForTokenClassification if by_token else AutoModelForSequenceClassification
-    kwargs = {"dtype": dtype, "attn_implementation": attention.PACKED, "trust_remote_code": source.trust_remote_code}
+    by_sequence = vision_family(config, source.key) is None and not by_token
+    family = AutoModelForSequenceClassification if by_sequence else model_class(config, values=True, key=source.key)
+    attn = for_language_model(config, attention.PACKED)
+    kwargs = {"dtype": dtype, "attn_implementation": attn, "trust_remote_code": source.trust_remote_code}
     try:
         with quiet_transformers():
             model, report = family.from_pretrained(
@@ -45,7 +51,7 @@ def load_reward_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedMode
     fresh = [name for name in report["missing_keys"] if name.startswith("score.") and name != "score.bias"]
     if fresh or not isinstance(getattr(model, "score", None), nn.Module):
         raise _refusal(source, "it has no trained score head")
-    return model.eval().requires_grad_(False)
+    return with_stream_attention(model).eval().requires_grad_(False)
 
 
 def last_token_scores(model: PreTrainedModel, inputs: dict, last: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,19 +31,33 @@ class AttentionShape:
     softcap: float | None = None
 
 
+class Block(NamedTuple):
+    """Tokens start..end of a packed stream see each other in both directions. Their sequence begins at `sequence`."""
+
+    sequence: int
+    start: int
+    end: int
+
+
 class Segments:
     """Lengths of the sequences of a packed stream, and their offsets, copied to the device once for all layers.
 
-    Not a list, because torch.compile would specialize on its values.
+    Not a list, because torch.compile would specialize on its values. `blocks` are ranges of tokens, in any sequence,
+    that see each other in both directions (images of Gemma 3).
     """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int], blocks: Sequence[Block] = ()) -> None:
         self.lengths = list(lengths)
+        self.blocks = tuple(blocks)
         self.longest = max(self.lengths, default=0)
         self.starts: Tensor | None = None  # int32 [rows + 1]: offsets, and the end
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.lengths)
+
+    def padded(self, padding: int) -> Segments:
+        """With one more sequence."""
+        return Segments([*self.lengths, padding], self.blocks)
 
     @staticmethod
     def of(lengths: Segments | Sequence[int], device: torch.device) -> Segments:

@@ -7,6 +7,7 @@ embedding. The engine does the same: float32 embeddings under autocast.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from burnish.models.parts import backbone
+from burnish.models.positions import batched
+from burnish.models.vision.family import Embedded
 from burnish.sizing import FLOAT32_RESIDUAL_FAMILIES
 
 NARROW = frozenset({torch.bfloat16, torch.float16})
@@ -24,13 +27,23 @@ def is_wide(model: PreTrainedModel) -> bool:
     return model.dtype in NARROW and model.config.get_text_config().model_type in FLOAT32_RESIDUAL_FAMILIES
 
 
-def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor, paged: Any) -> Tensor:
-    """[tokens, hidden] after the last layer, in the dtype of the weights; `paged` goes to the attention function."""
-    inputs = {"position_ids": positions[None], "use_cache": False, "attention_mask": None, "paged": paged}
+def hidden_states(
+    model: PreTrainedModel, ids: Tensor, positions: Tensor, paged: Any, embed: Callable[[], Embedded] | None = None
+) -> Tensor:
+    """[tokens, hidden] after the last layer, in the dtype of the weights; `paged` goes to the attention function.
+
+    `embed`: the input of the layers, where it is more than the embeddings of `ids` (images).
+    """
+    inputs = {"position_ids": batched(positions), "use_cache": False, "attention_mask": None, "paged": paged}
     if not is_wide(model):
-        return backbone(model)(input_ids=ids[None], **inputs).last_hidden_state[0]
+        if embed is None:
+            return backbone(model)(input_ids=ids[None], **inputs).last_hidden_state[0]
+        embedded = embed()
+        inputs |= embedded.arguments
+        return backbone(model)(inputs_embeds=embedded.embeds[None], **inputs).last_hidden_state[0]
     # No autocast cache: weights need no conversion, and a CUDA graph must not use tensors of another graph.
     with torch.autocast(ids.device.type, model.dtype, cache_enabled=False):
-        embedded = model.get_input_embeddings()(ids[None]).float()
-        output = backbone(model)(inputs_embeds=embedded, **inputs)
+        embedded = Embedded(model.get_input_embeddings()(ids)) if embed is None else embed()
+        inputs |= embedded.arguments
+        output = backbone(model)(inputs_embeds=embedded.embeds[None].float(), **inputs)
     return output.last_hidden_state[0].to(model.dtype)

@@ -31,7 +31,7 @@ class MemoryProfiler:
                 f"torch's memory snapshots require a CUDA device; this run uses the {device.type}",
                 key=profile.key,
                 value="torch_memory",
-                hint="global_profiler.tool=torch, with contents=[cpu,memory] in the role's tool_config.torch",
+                hint="tool=torch, with contents=[cpu,memory]",
             )
 
     def start(self, profiles: Sequence[RoleProfile]) -> None:

@@ -12,6 +12,8 @@ from burnish.config.profiled import SECTIONS, tool_of
 if TYPE_CHECKING:
     from burnish.config.profiler import GlobalTorchMemoryConfig, NpuOptionsConfig, ProfilerConfig, ToolConfig
 
+FOLDER = "profile"  # of recordings, in the run folder
+
 # Phases of the clock -> the role that computes in them. Others are the controller's.
 PHASES = {
     "gen": "rollout",
@@ -64,7 +66,7 @@ class RoleProfile:
     @property
     def key(self) -> str:
         """The config key that chooses the tool."""
-        return f"{SECTIONS[self.role]}.profiler.tool"
+        return f"{SECTIONS[self.role]}.profiler.tool" if self.role in SECTIONS else "profiler.tool"
 
     @property
     def has_mini_batch_range(self) -> bool:

@@ -42,9 +42,9 @@ class Summary:
     phases: dict[str, float] = field(default_factory=dict)  # seconds of each label, longest first
 
 
-def summarize(path: Path | str, top: int = 20) -> Summary:
-    """Summarize a trace in Chrome's format (.json or .json.gz). UserError if it is no such file."""
-    events = read_events(Path(path))
+def summarize(path: Path | str, top: int = 20, max_bytes: int | None = None) -> Summary:
+    """Summarize a trace in Chrome's format (.json or .json.gz). UserError if it is no such file, or a larger one."""
+    events = read_events(Path(path), MAX_BYTES if max_bytes is None else max_bytes)
     kernels = [event for event in events if event["cat"] in KERNELS]
     operators = [event for event in events if event["cat"] in OPERATORS]
     chosen = kernels or operators
@@ -60,13 +60,13 @@ def summarize(path: Path | str, top: int = 20) -> Summary:
     )
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
+def read_events(path: Path, max_bytes: int) -> list[dict[str, Any]]:
     """The events with a duration. Anything else in the file is ignored, whoever wrote it."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise UserError(f"{path}: the trace has more than {MAX_BYTES >> 30} GiB")
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise UserError(f"{path}: the trace has more than {max_bytes >> 20} MiB")
         trace = json.loads(data)
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a trace in Chrome's format: {error}") from error

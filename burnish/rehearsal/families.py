@@ -88,19 +88,18 @@ FALLBACK = "llama"  # for architectures without a family above
 
 # Pattern of a model's name -> family, and what of the real architecture the stand-in lacks. The first match wins.
 _NAMES: tuple[tuple[str, str, str], ...] = (
-    (r"qwen-?3[-_.]?vl.*a\d+b", "qwen3_moe", "the vision tower"),
-    (r"qwen-?3[-_.]?(vl|omni)", "qwen3", "the vision tower"),
+    (r"qwen-?3[-_.]?omni", "qwen3", "the vision tower"),
     (r"qwen-?3[-_.]?(5|next)", "qwen3", "linear attention layers"),
     (r"qwen-?3.*a\d+b", "qwen3_moe", ""),
     (r"qwen-?3", "qwen3", ""),
-    (r"qwen-?(2|2\.5|25|2_5)[-_.]?(vl|omni)", "qwen2", "the vision tower"),
+    (r"qwen-?(2|2\.5|25|2_5)[-_.]?omni", "qwen2", "the vision tower"),
     (r"minicpm-?[ov]", "qwen2", "the vision and audio towers"),
     (r"qwen.*moe|qwen.*a2\.7b|qwen2.*a14b", "qwen2_moe", ""),
     (r"deepseek.*distill.*llama", "llama", ""),
     (r"qwen", "qwen2", ""),
     (r"mixtral", "mixtral", ""),
     (r"mistral|zephyr", "mistral", ""),
-    (r"gemma-?3", "gemma3_text", "the vision tower, if it has one"),
+    (r"gemma-?3", "gemma3_text", ""),
     (r"gemma-?2", "gemma2", ""),
     (r"gemma", "gemma", ""),
     (r"deepseek[-_]?(v[23]|r1)|moonlight|kimi|dsv[23]", FALLBACK, "latent attention and experts"),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from burnish.config.rules import has_critic
-from burnish.doctor.shapes import shape_of
+from burnish.config.vision_names import unsupported_family, unsupported_type
+from burnish.dialects.vision import family_problem
 from burnish.errors import UserError
 from burnish.rehearsal.plan import READING, Plan
 from burnish.rehearsal.standin import StandIn, make_stand_in, shortened
 from burnish.storage import MODEL_CONFIG
+from burnish.untrusted import read_json_object
 
 # By job: (key of the model, key of its tokenizer, whether it is a reward model); the trained model is first.
 MODELS: dict[str, tuple[tuple[str, str | None, bool], ...]] = {
@@ -56,10 +57,12 @@ def replace_models(plan: Plan) -> StandIn | None:
         )
         plan.put(key, str(stand_in.path))
         plan.stand_ins.append(stand_in.line(shortened(described_by)))
-        if needs_vision(described_by):
-            plan.add_finding(READING, UserError("vision models are not supported yet", key=key, value=name))
+        family = unsupported_family(described_by) or _unsupported_config(described_by)
+        if family is not None:
+            plan.add_finding(READING, UserError(family_problem(family), key=key, value=name))
         if first is None:
-            first = stand_in
+            first, plan.sees = stand_in, stand_in.sees
+            _shrink_pictures(plan)
             for path_key in REPLACED_PATHS:
                 plan.drop(path_key)
             _drop_balance_loss(plan, stand_in)
@@ -69,14 +72,22 @@ def replace_models(plan: Plan) -> StandIn | None:
     return first
 
 
-def needs_vision(path: str) -> bool:
-    """Whether the local config of a model says that it cannot be loaded as a language model. (Names are checked when
-    the command is translated.)"""
+def _unsupported_config(path: str) -> str | None:
+    """The model_type of a local config.json, if it is of a multimodal family that is not supported."""
     config = Path(path).expanduser() / MODEL_CONFIG
     try:
-        return config.is_file() and not shape_of(json.loads(config.read_text(encoding="utf-8"))).text_alone
-    except (UserError, ValueError):  # not a config that the doctor understands; the stand-in reports it
-        return False
+        return unsupported_type(read_json_object(config)) if config.is_file() else None
+    except UserError:  # not a config; the stand-in reports it
+        return None
+
+
+def _shrink_pictures(plan: Plan) -> None:
+    """The processor of a stand-in makes small pictures; settings for those of the real model do not fit it."""
+    key = "data.mm_processor_kwargs"
+    given = plan.sees and plan.has(key) and plan.value(key)
+    if given:
+        plan.drop(key)
+        plan.folded.append(f"{plan.user_name(key)} is ignored: the stand-in has small pictures")
 
 
 def _drop_balance_loss(plan: Plan, stand_in: StandIn) -> None:

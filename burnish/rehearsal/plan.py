@@ -46,6 +46,7 @@ class Plan:
     dropped: list[str] = field(default_factory=list)
     not_tested: list[str] = field(default_factory=list)
     synthetic_rows: bool = False
+    sees: bool = False  # the trained model takes images
     progress: Progress = lambda text: None  # called with what happens next
 
     def value(self, key: str) -> Any:

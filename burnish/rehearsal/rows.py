@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from burnish.data.files import write_parquet
 from burnish.errors import UserError
 from burnish.rehearsal.plan import DATA, Plan
-from burnish.rehearsal.synthetic import SYNTHETIC_ROWS
+from burnish.rehearsal.synthetic import SYNTHETIC_ROWS, has_pictures, with_picture
 from burnish.untrusted import parse_json
 
 ROWS = 32  # of each file
@@ -56,6 +56,8 @@ def _small_files(plan: Plan, key: str, names: Sequence[str], count: int) -> list
     for number, name in enumerate(names):
         out = plan.folder / "data" / f"{key.rpartition('.')[2]}_{number}" / f"{stem(name) or 'rows'}.parquet"
         rows, description = SYNTHETIC_ROWS[plan.job](plan.cfg, name, count)
+        if plan.sees and has_pictures(plan.cfg, plan.settings, name):
+            rows, description = [with_picture(row, plan.cfg, n) for n, row in enumerate(rows)], f"{description}, images"
         write_parquet(rows, out)
         written.append(str(out))
         plan.stand_ins.append(f"{key} {name}: not on this machine, replaced by {count} synthetic rows ({description})")

@@ -20,12 +20,17 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from burnish.config.vision_names import SUPPORTED_TYPES, names_vision, unsupported_family, vision_type
+from burnish.demo.tiny_vision import TINY_FAMILIES, make_vision_model
 from burnish.errors import UserError
 from burnish.models.load import check_model_files, load_tokenizer, quiet_transformers
 from burnish.rehearsal.families import Chat, Family, family_of_config, family_of_name
 from burnish.storage import model_folder
 
 PAD = "<|pad|>"
+# A text with every byte that UTF-8 can have.
+_HIGH = (*range(0x1000, 0xD000, 0x1000), 0xE000, 0xF000, *range(2**16, 17 * 2**16, 2**18))
+ALL_BYTES = "".join(map(chr, (*range(0x800), *_HIGH)))
 LAYERS, EXPERTS = 2, 4
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 # Sizes that every config.json gets, under the names that families use.
@@ -49,6 +54,7 @@ class StandIn:
     real_config: bool  # scaled down from the model's config.json
     real_tokenizer: bool
     real_template: bool
+    sees: bool = False  # a vision model, of a family of burnish.demo.tiny_vision
 
     def line(self, name: str) -> str:
         """The report's line on the model `name`."""
@@ -57,6 +63,8 @@ class StandIn:
             source = "unknown family"
         tokenizer = "its own tokenizer" if self.real_tokenizer else "a byte tokenizer"
         template = "its own chat template" if self.real_template else "a chat template like the family's"
+        if self.sees:
+            tokenizer = "a byte tokenizer and a processor for small pictures"
         missing = f", without {self.family.missing}" if self.family.missing else ""
         model = f"a tiny {self.family.name} with {LAYERS} layers ({source}){missing}"
         return f"{name}: {model}, {tokenizer} and {template}"
@@ -87,6 +95,9 @@ def make_stand_in(
     """Write a tiny model for `name` to `folder`. It shares the tokenizer of `policy`, another stand-in, if given."""
     local = local_folder(name)
     config = _load_config(local)
+    seeing = _vision_family(name, config)
+    if seeing is not None and not reward_model:
+        return _vision_stand_in(seeing, folder, real_config=config is not None, seed=seed)
     family = family_of_config(config) if config is not None else family_of_name(name)
     tokenizer_folder = local_folder(tokenizer_from) if tokenizer_from else local
     tokenizer = _load_tokenizer(policy.path if policy is not None else tokenizer_folder, trust_remote_code)
@@ -112,6 +123,27 @@ def make_stand_in(
     if policy is not None:
         real_tokenizer, real_template = policy.real_tokenizer, policy.real_template
     return StandIn(folder, family, real_config, real_tokenizer, real_template)
+
+
+def _vision_family(name: str, config: PretrainedConfig | None) -> Family | None:
+    """The family of a model with a vision tower; None for a text model. The config decides where there is one."""
+    if config is not None:
+        kind = config.model_type if config.model_type in SUPPORTED_TYPES else None
+    else:
+        kind = vision_type(name)
+    if kind in TINY_FAMILIES:
+        return Family(kind)
+    if kind is not None:  # qwen3_vl_moe
+        return Family(kind.removesuffix("_moe"), "the experts")
+    is_generic = config is None and names_vision(name) and unsupported_family(name) is None
+    return Family("qwen2_5_vl", known=False) if is_generic else None
+
+
+def _vision_stand_in(family: Family, folder: Path, *, real_config: bool, seed: int) -> StandIn:
+    """A tiny model of the family with its processor, whose tokens are bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    make_vision_model(folder, family.name, characters=ALL_BYTES, seed=seed)
+    return StandIn(folder, family, real_config, real_tokenizer=False, real_template=False, sees=True)
 
 
 def tiny_config(family: Family, tokenizer: PreTrainedTokenizerBase, real: PretrainedConfig | None) -> PretrainedConfig:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from burnish.data.shapes import shape_rows
 from burnish.errors import UserError
 from burnish.reward.rules import find_rule
 from burnish.untrusted import load_yaml, read_text
@@ -148,6 +149,30 @@ def responses(cfg: Any, name: str, count: int) -> tuple[list[dict[str, Any]], st
         for number in range(count)
     ]
     return rows, about.name
+
+
+# Datasets of text, which vision models are trained on too.
+_TEXT_ONLY = re.compile(r"gsm8k|math(?!vi)|aime|dapo|code|hotpot|alpaca")
+
+
+def has_pictures(cfg: Any, settings: Collection[str], name: str) -> bool:
+    """Whether a vision model's dataset of this name has images: unless it is known as text, or none are read."""
+    return cfg.data.image_key is not None and ("data.image_key" in settings or _TEXT_ONLY.search(name.lower()) is None)
+
+
+def with_picture(row: dict[str, Any], cfg: Any, number: int) -> dict[str, Any]:
+    """The row with a picture, which its first text mentions."""
+    multiturn = getattr(cfg.data, "multiturn", None)
+    key = multiturn.messages_key if multiturn is not None and multiturn.enable else cfg.data.prompt_key
+    value = row.get(key)
+    if isinstance(value, str):
+        value = f"<image>{value}"
+    elif isinstance(value, list):
+        value = [{**value[0], "content": f"<image>{value[0]['content']}"}, *value[1:]]
+    else:  # raw rows of a data handler, and nested columns
+        return row
+    picture = next(shape_rows("count", 1, seed=number))["images"][0]
+    return {**row, key: value, cfg.data.image_key: [picture]}
 
 
 # By job: (config, dataset name, row count) -> rows, and their description.

@@ -7,7 +7,7 @@ import inspect
 import numbers
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from burnish.reward.limits import limit_cause
 from burnish.reward.sample import INVALID, MAX_EXTRAS_DEPTH, MAX_INT, MIN_INT, RAISED, Outcome, check_score
 
 ARGUMENTS: tuple[str, ...] = ("data_source", "solution_str", "ground_truth", "extra_info")
+PICTURES = "multi_modal_data"  # as verl names them: {"image": [...], "video": [...]}
 OTHER_STYLES = "or TRL's completions and prompts with columns of the data, or OpenRLHF's queries, prompts and labels"
 _TRACEBACK_FRAMES = 6
 _REWARD = Path(__file__).parent
@@ -34,6 +35,7 @@ class Inputs:
     texts: bool = False  # prompt, and prompt with response, with special tokens
     row: bool = False  # the prompt's messages, the response's tokens and the columns of the data
     columns: tuple[str, ...] = ()  # columns that it cannot be called without
+    pictures: bool = False  # multi_modal_data: the images and videos of prompt and conversation
 
 
 class Caller:
@@ -71,7 +73,10 @@ class Caller:
             return list(self.available)
         by_keyword = {name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         self._check_kwargs(by_keyword)
-        provided = by_keyword & ({*self.available} | self.kwargs.keys())
+        shown = {PICTURES} if PICTURES in by_keyword and PICTURES not in self.kwargs and not self.inputs.row else set()
+        if shown:
+            self.inputs = replace(self.inputs, pictures=True)
+        provided = by_keyword & ({*self.available} | self.kwargs.keys() | shown)
         optional = {name for name, p in parameters.items() if p.default is not p.empty or p.kind is p.VAR_POSITIONAL}
         missing = [name for name in parameters if name not in provided and name not in optional]
         if missing:
@@ -79,7 +84,7 @@ class Caller:
                 f"requires {', '.join(map(repr, missing))}, which is not available",
                 hint=f"custom_reward_function.reward_kwargs.{missing[0]}=... to pass a value",
             )
-        names = [name for name in self.available if name in by_keyword]
+        names = [name for name in (*self.available, *sorted(shown)) if name in by_keyword]
         if parameters and not names:  # its score would not depend on the response, surely by mistake
             raise self._wrong_signature("accepts none of the arguments that are passed", hint=None)
         return names

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.reward.call import ARGUMENTS, Caller, Inputs, describe_exception
+from burnish.reward.call import ARGUMENTS, PICTURES, Caller, Inputs, describe_exception
 from burnish.reward.sample import RAISED, TIMED_OUT, Outcome, Sample
 from burnish.reward.source import RewardSource
 
@@ -27,7 +27,7 @@ class Setup:
 
 def pack(sample: Sample) -> bytes:
     """Pickle a sample: seed key, number of samples, and the arguments of the call."""
-    more = {"prompt": sample.prompt, "query": sample.query, "row": sample.row}
+    more = {"prompt": sample.prompt, "query": sample.query, "row": sample.row, PICTURES: sample.pictures}
     return pickle.dumps((_seed_key(sample), 1, _arguments(sample) | more))
 
 

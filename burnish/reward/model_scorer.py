@@ -86,7 +86,10 @@ class RewardModelScorer:
     def score_group(self, prompt: Batch, group: Sequence[Sequence[ScoredTrajectory]]) -> list[list[ScoredTrajectory]]:
         """Score the samples of one prompt, where a group filter needs them before the batch is complete."""
         last = [sample[-1] for sample in group]
-        rows = prompt.repeat(len(last)).add(responses=Ragged.of([one.trajectory.ids for one in last], torch.int64))
+        rows = prompt.keep(*(name for name in prompt if name != "media")).repeat(len(last))
+        rows = rows.add(responses=Ragged.of([one.trajectory.ids for one in last], torch.int64))
+        if any(one.trajectory.all_media for one in last):
+            rows = rows.add(media=[one.trajectory.all_media for one in last])
         scores = self.scores(rows, [one.score for one in last])
         return [[replace(row, score=score) for row in sample] for sample, score in zip(group, scores, strict=True)]
 
@@ -128,7 +131,8 @@ class RewardModelScorer:
         for row, uid in enumerate(batch["uid"]):
             first.setdefault(uid, row)
         prompts = batch.keep(*(name for name in PROMPT_COLUMNS if name in batch))
-        rows = prompts.add(responses=batch["greedy_responses"]).select(list(first.values()))
+        media = {"media": batch["greedy_media"]} if "greedy_media" in batch else {}
+        rows = prompts.add(responses=batch["greedy_responses"], **media).select(list(first.values()))
         scores = self.scores(rows, [batch["greedy_function_score"][row] for row in first.values()])
         by_prompt = {uid: score.value for uid, score in zip(first, scores, strict=True)}
         return torch.tensor([by_prompt[uid] for uid in batch["uid"]], dtype=torch.float32)

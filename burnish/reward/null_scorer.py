@@ -13,6 +13,7 @@ class NullScorer:
 
     reads_prompts = False
     reads_rows = False
+    reads_pictures = False
     notices: tuple[str, ...] = ()
 
     def check_sources(self, names: Iterable[str]) -> None:

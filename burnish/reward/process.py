@@ -274,9 +274,8 @@ def parse_first_message(message: bytes) -> Ready:
             kind = NotSupportedYet if values.pop("unsupported") else UserError
             raise kind(values.pop("problem"), **{name: values[name] for name in ("key", "value", "allowed", "hint")})
         columns = tuple(map(str, values["columns"]))
-        flags = {name: values[name] is True for name in ("concurrent", "memory_limited", "texts", "row")}
+        flags = {name: values[name] is True for name in ("concurrent", "memory_limited", "texts", "row", "pictures")}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"the worker of the reward function sent an invalid first message: {error}") from error
-    return Ready(
-        flags["concurrent"], flags["memory_limited"], Inputs(flags["texts"], flags["row"], columns)
-    )  # fmt: skip
+    inputs = Inputs(flags["texts"], flags["row"], columns, flags["pictures"])
+    return Ready(flags["concurrent"], flags["memory_limited"], inputs)

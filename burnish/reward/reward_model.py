@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -40,8 +41,9 @@ class RewardModel:
 
     def compute_scores(self, batch: Batch) -> list[float]:
         """One score per row; NaN or infinite if the model fails."""
-        rows = self._truncate(batch, self.inputs.ids(batch))
-        scores = compute_scores(self.backend, Ragged.of(rows), self.micro_batch)
+        ids = self.inputs.ids(batch)
+        rows = self._truncate(batch, ids)
+        scores = compute_scores(self.backend, Ragged.of(rows), self.micro_batch, **self._media(batch, ids, rows))
         return ((scores - self.mean) / self.std).tolist()
 
     def take(self) -> dict[str, float]:
@@ -52,6 +54,22 @@ class RewardModel:
         }
         self.num_overlong = self.num_overlong_responses = 0
         return numbers if self.max_length is not None else {}
+
+    def _media(self, batch: Batch, ids: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """The images of each row, at their places in what is kept of it."""
+        if not any(batch.get("media") or ()):
+            return {}
+        media = []
+        for row, whole, rest in zip(self.inputs.media(batch), ids, kept, strict=True):
+            cut = len(whole) - len(rest)
+            if any(item.offset < cut for item in row):
+                raise UserError(
+                    f"an input of {len(whole)} tokens is too long, and cutting it would cut an image",
+                    key="reward_model.max_length",
+                    value=self.max_length,
+                )
+            media.append(tuple(item.at(item.offset - cut) for item in row))
+        return {"media": media}
 
     def _truncate(self, batch: Batch, rows: list[list[int]]) -> list[list[int]]:
         limit = self.max_length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from burnish.batch import Batch
@@ -21,6 +22,10 @@ class RewardInput(Protocol):
         """Number of response tokens in a row."""
         ...
 
+    def media(self, batch: Batch) -> Sequence[Sequence[Any]]:
+        """The images of each row, with their places in `ids`."""
+        ...
+
 
 class PolicyTokens:
     """The policy's tokens of prompt and response."""
@@ -31,6 +36,9 @@ class PolicyTokens:
 
     def response_length(self, batch: Batch, row: int) -> int:
         return int(batch["responses"].lengths[row])
+
+    def media(self, batch: Batch) -> Sequence[Sequence[Any]]:
+        return batch["media"]
 
 
 class RewardModelTemplate:
@@ -56,6 +64,13 @@ class RewardModelTemplate:
     def response_length(self, batch: Batch, row: int) -> int:
         answer = self.answer(batch["responses"][row].tolist())
         return len(self.encoder(answer, add_special_tokens=False)["input_ids"])
+
+    def media(self, batch: Batch) -> Sequence[Sequence[Any]]:
+        raise UserError(
+            "prompts with images cannot be rendered with the reward model's own template",
+            key=KEY,
+            hint=f"{KEY}=null to use the policy's tokens",
+        )
 
     def text(self, batch: Batch, row: int, response: list[int]) -> str:
         """The rendered conversation, without a generation prompt."""

@@ -41,6 +41,7 @@ class Sample:
     prompt: str = ""  # the prompt's text, with special tokens
     query: str = ""  # prompt and response, with special tokens
     row: SampleRow | None = None
+    pictures: dict[str, list[Any]] = field(default_factory=dict, repr=False)  # "image" and "video"
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,11 @@ class Scorer:
         return self._pool.inputs.texts
 
     @property
+    def reads_pictures(self) -> bool:
+        """Whether samples must include the images and videos that the model saw."""
+        return self._pool.inputs.pictures
+
+    @property
     def reads_rows(self) -> bool:
         """Whether samples must include their row of the data."""
         return self._pool.inputs.row

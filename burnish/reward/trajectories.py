@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -79,6 +80,7 @@ class TrajectoryScorer:
             sample=prompt.sample,
             row=self._row(prompt, trajectory) if self.scorer.reads_rows else None,
             **(self._full_texts(trajectory) if self.scorer.reads_prompts else {}),
+            **({"pictures": pictures_of(trajectory)} if self.scorer.reads_pictures else {}),
         )
 
     def _row(self, prompt: Prompt, trajectory: Trajectory) -> SampleRow:
@@ -92,6 +94,12 @@ class TrajectoryScorer:
         """Prompt, and prompt with response, as the model saw them: with special tokens."""
         ids = trajectory.prompt.ids
         return {"prompt": self.decode_all(ids), "query": self.decode_all([*ids, *trajectory.ids])}
+
+
+def pictures_of(trajectory: Trajectory) -> dict[str, list[Any]]:
+    """The images and videos of a conversation, in order, as they were before they were processed."""
+    shown = [media for media in trajectory.all_media if media.source is not None]
+    return {kind: [media.source for media in shown if media.kind == kind] for kind in ("image", "video")}
 
 
 def mean_score(scores: Sequence[Score]) -> Score:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from burnish.errors import UserError, raise_all
-from burnish.models.model_input import ModelInput
+from burnish.models.model_input import MediaKind, ModelInput
 from burnish.registry import Entry, Registry
 
 ENGINES = Registry("rollout engine", key="actor_rollout_ref.rollout.name")
@@ -157,6 +157,7 @@ class Completion:
     finish_reason: FinishReason
     stop_reason: str | int | None = None  # the stop string or stop token that ended it; None for EOS
     top_log_probs: list[list[tuple[int, float]]] | None = None  # per token the top (id, log-prob) pairs, best first
+    queued: float = field(default=0.0, compare=False)  # seconds until the engine started it; 0 where it does not tell
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,7 @@ class Capabilities:
     remarks: tuple[str, ...] = ()  # reported at the start of a run
     digests: bool = False  # `digests` works
     sessions: bool = False  # keeps the KV of a session's requests until `end_session`
+    reads_sources: bool = False  # processes pictures itself, from Media.source
     watch: bool = False  # reports the tokens of requests with a TokenWatch while they are sampled
 
 
@@ -206,15 +208,21 @@ class EngineOptions:
     load_format: str = "dummy"  # of an external engine's first weights
     bucket_megabytes: int = 512  # of weights sent at once to an engine in another process
     extra: dict[str, Any] = field(default_factory=dict)  # the engine's entries of engine_kwargs
+    max_images: int | None = None  # of a prompt; None: no limit
+    media_settings: Mapping[str, Any] = field(default_factory=dict)  # overrides of the model's image processor
     section: str = "actor_rollout_ref.rollout"  # config section of the options, for error messages
 
 
-def check_requests(requests: Sequence[Request], options: EngineOptions) -> None:
-    """Refuse requests that no engine can answer: an empty prompt, no new token, or more of both than fits."""
+def check_requests(
+    requests: Sequence[Request], options: EngineOptions, media_kinds: Collection[MediaKind] = ()
+) -> None:
+    """Refuse requests that no engine can answer: an empty prompt, no new token, or more of both than fits.
+
+    `media_kinds`: what the engine's model takes besides text.
+    """
     for request in requests:
         num_prompt, num_new, num_min = len(request.input), request.sampling.max_tokens, request.sampling.min_tokens
-        if request.input.media:
-            raise UserError("images and videos in a prompt are not supported yet (vision)")
+        check_media(request.input, media_kinds)
         if num_prompt == 0:
             raise UserError("a request needs at least one prompt token")
         if num_new < 1:
@@ -231,6 +239,18 @@ def check_requests(requests: Sequence[Request], options: EngineOptions) -> None:
                 value=options.max_model_len,
                 hint=f"actor_rollout_ref.rollout.max_model_len={num_prompt + num_new}",
             )
+
+
+def check_media(input: ModelInput, kinds: Collection[MediaKind]) -> None:
+    """Refuse images and videos that the model, or the engine, does not take."""
+    refused = sorted({media.kind for media in input.media if media.kind not in kinds})
+    if refused:
+        what = " and ".join(f"{kind}s" for kind in refused)
+        raise UserError(
+            f"a prompt has {what}, which this model does not take with this rollout engine",
+            key="actor_rollout_ref.model.path",
+            allowed=sorted(kinds) or ["text"],
+        )
 
 
 def check_engine(engine: Any, extra: Mapping[str, Any], device: Any, section: str) -> None:
@@ -288,7 +308,7 @@ class Engine(Protocol):
         """A checksum of every weight (engines/digests.py), where capabilities.digests."""
         ...
 
-    def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+    def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """Log-prob of each token given those before it (0 for the first token of a row)."""
         ...
 

@@ -85,8 +85,12 @@ class Sampler(Protocol):
         ...
 
 
+Segment = list[float]  # kind, start in seconds since 1970, seconds
+QUEUED, GENERATING, ACTING = range(3)  # kinds: waiting for the engine, sampling, waiting for a tool or environment
+MAX_SEGMENTS = 1000  # of a conversation
+
 INTERRUPTED: dict[str, Any] = {"interrupted": True}
-Act = Callable[[], Awaitable[dict[str, Any]]]  # returns what JSON can hold
+Act = Callable[[], Awaitable[dict[str, Any]]]  # returns what JSON can hold, and pictures (burnish.media)
 Watcher = Callable[[list[int]], None]
 
 
@@ -147,10 +151,12 @@ def turn_seed(seed: int, turn: int) -> int:
 def prompts_for(prompts: Batch, sampling: Sampling, n: int, *, seed: int, step: int) -> list[list[Prompt]]:
     """n prompts per row of the data. A trajectory's seed is a function of run seed, step, uid and sample number."""
     seed = seed if sampling.seed is None else sampling.seed
-    names = [name for name in prompts if name not in ("prompt_ids", "uid") and isinstance(prompts[name], list)]
+    names = [name for name in prompts if name not in ("prompt_ids", "uid", "media") and isinstance(prompts[name], list)]
+    media = prompts.get("media") or [()] * len(prompts)
     groups = []
     for number, (ids, uid) in enumerate(zip(prompts["prompt_ids"].lists(), prompts["uid"], strict=True)):
-        model_input, row = ModelInput(tuple(ids)), {name: prompts[name][number] for name in names}
+        model_input = ModelInput(tuple(ids), tuple(media[number]))
+        row = {name: prompts[name][number] for name in names}
         limited = sampling.after(len(ids))
         groups.append(
             [
@@ -278,6 +284,7 @@ class EngineSampler:
         self.turn = 0
         self.num_acts = 0
         self.waiting = Waiting()
+        self.segments: list[Segment] = []  # what it did when, of forks too
         self._return_at = 0.0  # when the last of the current acts is expected to end
         self.forks: list[EngineSampler] = []
         self.requests: list[Future[Completion]] = []
@@ -307,7 +314,9 @@ class EngineSampler:
         if recorded is not None:
             completion = Completion(**recorded)
         else:
+            started = time.time()
             completion = await self._request(input, wanted, turn_seed(self.prompt.seed, turn), token_watch(watch))
+            self._add_segments(started, (QUEUED, completion.queued), (GENERATING, None))
             if completion.finish_reason != "abort":
                 self.journal.add(key, dict(vars(completion)))  # not asdict, which copies every token's numbers
         self.tokens.sampled += len(completion.ids)
@@ -342,16 +351,25 @@ class EngineSampler:
             return recorded.get("value", recorded)
         self.journal.begin(key)
         self._expect_return(name)
-        started = time.monotonic()
+        started = time.time()
         with self.waiting:
             value = await act()
-        seconds = time.monotonic() - started
+        seconds = max(0.0, time.time() - started)
+        self._add_segments(started, (ACTING, seconds))
         self.queue.return_times.add(name, seconds)
         self.journal.add(key, {"value": value, "seconds": seconds})
         return value
 
     def waited(self) -> float:
         return self.waiting.take()
+
+    def _add_segments(self, started: float, *parts: tuple[int, float | None]) -> None:
+        """What happened since `started`, one part after the other; None: until now."""
+        for kind, seconds in parts:
+            seconds = max(0.0, time.time() - started) if seconds is None else seconds
+            if seconds > 0 and len(self.segments) < MAX_SEGMENTS:
+                self.segments.append([kind, started, seconds])
+            started += seconds
 
     def _expect_return(self, name: str) -> None:
         """Tell the engine when this session's next request will come: after the last of the current acts."""
@@ -369,8 +387,10 @@ class EngineSampler:
         seed = derive_seed(self.prompt.seed, "fork", number)
         prompt = replace(self.prompt, input=input, sampling=sampling.after(len(input)), seed=seed)
         session = None if self.session is None else f"{self.session}-{number}"
-        self.forks.append(EngineSampler(self.queue, prompt, session, self.journal, self.tokens))
-        return self.forks[-1]
+        sampler = EngineSampler(self.queue, prompt, session, self.journal, self.tokens)
+        sampler.segments = self.segments
+        self.forks.append(sampler)
+        return sampler
 
     def in_flight(self) -> list[Future[Completion]]:
         """Requests that the engine still works on, those of forks included."""

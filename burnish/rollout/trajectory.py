@@ -68,6 +68,11 @@ class Trajectory:
         )
 
     @property
+    def all_media(self) -> tuple[Media, ...]:
+        """Those of the prompt and of what came after it; offsets count from the start of the prompt."""
+        return self.prompt.media + self.media
+
+    @property
     def is_single_turn(self) -> bool:
         return len(self.turns) == 1 and self.turns[0].reward is None and not self.futures
 
@@ -79,15 +84,18 @@ class Trajectory:
 def response_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
     """responses, response_mask, rollout_log_probs, weight_version, finish_reason; one row per trajectory.
 
-    generation_time is when an episode began and ended in seconds since 1970, or None. top_log_probs is added where
+    generation_time is when an episode began and ended in seconds since 1970, or None; segments, what it did when
+    (episode.py). top_log_probs is added where
     the sampling asked for them; turns, and what is known about a conversation, where a trajectory has more than one
-    turn.
+    turn. media is added where a trajectory has images or videos.
     """
     responses = Ragged.of([t.ids for t in trajectories], torch.int64)
     mask = Ragged.like(torch.ones(len(responses.flat)), responses)
     columns: dict[str, Column] = {}
     if trajectories and all(t.top_log_probs is not None for t in trajectories):
         columns["top_log_probs"] = [t.top_log_probs for t in trajectories]
+    if any(t.all_media for t in trajectories):
+        columns["media"] = [t.all_media for t in trajectories]
     if not all(t.is_single_turn for t in trajectories):
         columns["turns"] = [t.turns for t in trajectories]
         columns["conversation"] = [t.info for t in trajectories]
@@ -99,6 +107,7 @@ def response_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
         "weight_version": Ragged.of([t.versions for t in trajectories], torch.int64),
         "finish_reason": [t.finish_reason for t in trajectories],
         "generation_time": [t.info.get("generation_time") for t in trajectories],
+        "segments": [t.info.get("segments", []) for t in trajectories],
     }
 
 

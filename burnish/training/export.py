@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForTokenClassification,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -29,6 +27,7 @@ from burnish.models.load import (
     load_causal_lm,
     load_error,
     load_value_model,
+    model_class,
     quiet_transformers,
 )
 from burnish.models.lora import BASE_INFO, adapter_dtype, add_adapters
@@ -197,7 +196,7 @@ def _read_weights(folder: Path, config: PretrainedConfig, options: ExportOptions
         empty = build_model(config, None, values=options.critic, trust_remote_code=options.trust_remote_code)
         return join_verl_shards(files, {name: tensor.shape for name, tensor in empty.state_dict().items()})
     if not options.average and not read_shards(folder) and any((folder / HUB).glob("*.safetensors")):
-        family = AutoModelForTokenClassification if options.critic else AutoModelForCausalLM
+        family = model_class(config, values=options.critic, key="CHECKPOINT")
         kwargs = {"config": config, "dtype": "auto", "trust_remote_code": options.trust_remote_code}
         return family.from_pretrained(folder / HUB, **kwargs).state_dict()
     return read_weights(folder, options.average)

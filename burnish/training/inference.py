@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from burnish.batch import Batch, Ragged
+from burnish.models.model_input import Media
 from burnish.training.backend import Backend, HeadFn, MicroBatch, ModelOutput, Output
 from burnish.training.packing import MicroBatchSize, row_lengths
 
@@ -68,11 +70,14 @@ def compute_values(backend: Backend, batch: Batch, size: MicroBatchSize) -> Ragg
     return in_row_order(_forward(backend, batch, size, lambda output: output.values()), batch["responses"])
 
 
-def compute_scores(backend: Backend, rows: Ragged, size: MicroBatchSize) -> Tensor:
-    """A reward model's score at the last token of each row: float32 [rows] on the CPU."""
+def compute_scores(
+    backend: Backend, rows: Ragged, size: MicroBatchSize, media: Sequence[Sequence[Media]] | None = None
+) -> Tensor:
+    """A reward model's score at the last token of each row: float32 [rows] on the CPU. `media`: those of each row."""
     empty = Ragged(rows.flat[:0], torch.zeros_like(rows.lengths))
     scores = torch.empty(len(rows))
-    batch = Batch(prompt_ids=rows, responses=empty)
+    columns = {} if media is None else {"media": list(media)}
+    batch = Batch(prompt_ids=rows, responses=empty, **columns)
     for numbers, values in _forward(backend, batch, size, lambda output: output.scores()):
         scores[numbers] = values.float().cpu()
     return scores

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,11 @@ from torch import Tensor
 
 from burnish.algos.batches import token_budget_batches
 from burnish.batch import Batch, flat_index
-from burnish.models.positions import TEXT, Positions
-from burnish.models.varlen import Segments
+from burnish.models.model_input import Media
+from burnish.models.positions import TEXT, batched
+from burnish.models.varlen import Block, Segments
+from burnish.models.vision.family import VisionFamily
+from burnish.models.vision.features import MediaSlice
 from burnish.sizing import CPU_MICRO_BATCH_TOKENS
 from burnish.training.transfer import to_device
 
@@ -57,9 +61,12 @@ class PackedRows:
     predicts: Tensor  # index in the stream of the hidden state that predicts each response token [R]
     targets: Tensor  # the response tokens [R]
     ends: Tensor  # index in the stream of each row's last token, in row order [rows]
+    media: tuple[MediaSlice, ...] = ()  # images and videos, in the stream's order; their tensors stay where they are
+    may_have_media: bool = False  # whether any row of the whole batch may have media, on every rank alike
 
     @staticmethod
-    def of(batch: Batch, device: torch.device, positions: Positions = TEXT) -> PackedRows:
+    def of(batch: Batch, device: torch.device, family: VisionFamily | None = None) -> PackedRows:
+        """`family`: that of the model, where it takes media."""
         prompts, responses = batch["prompt_ids"], batch["responses"]
         lengths = prompts.lengths + responses.lengths
         # Rows of equal length are neighbors in the stream, so that attention takes them in one call.
@@ -69,10 +76,21 @@ class PackedRows:
         ids = torch.empty(int(lengths.sum()), dtype=torch.int64)
         ids[flat_index(starts, prompts.lengths)] = prompts.flat.cpu()
         ids[flat_index(starts + prompts.lengths, responses.lengths)] = responses.flat.cpu()
+        rows = order.tolist()
+        media = [_media_of(batch, family, row, int(lengths[row])) for row in rows]
+        slices = [
+            MediaSlice.whole(item, int(starts[row]) + item.offset)
+            for row, items in zip(rows, media, strict=True)
+            for item in items
+        ]
+        segments = Segments(lengths[order].tolist(), _blocks(rows, starts, media, family))
+        positions = TEXT if family is None else family.positions
         return PackedRows(
             ids=to_device(ids, device),
-            positions=to_device(positions.packed(lengths[order]), device),
-            segments=Segments.of(lengths[order].tolist(), device),
+            positions=to_device(positions.packed(lengths[order], media), device),
+            segments=Segments.of(segments, device),
+            media=tuple(slices),
+            may_have_media="media" in batch,
             predicts=to_device(flat_index(starts + prompts.lengths - 1, responses.lengths), device),
             targets=to_device(responses.flat, device),
             ends=to_device(starts + lengths - 1, device),
@@ -82,11 +100,34 @@ class PackedRows:
         """Arguments of the Hugging Face model."""
         return {
             "input_ids": self.ids[None],
-            "position_ids": self.positions[None],
+            "position_ids": batched(self.positions),
             "attention_mask": None,
             "use_cache": False,
             "segments": self.segments,
         }
+
+
+def _media_of(batch: Batch, family: VisionFamily | None, row: int, length: int) -> Sequence[Media]:
+    """A row's media, in order."""
+    items = batch["media"][row] if "media" in batch else ()
+    if items and family is None:
+        raise ValueError("the batch has media, but the model takes none")
+    if any(item.offset < 0 or item.offset + item.num_tokens > length for item in items):
+        raise ValueError(f"media of row {row} end after its {length} tokens")
+    return sorted(items, key=lambda item: item.offset)
+
+
+def _blocks(
+    rows: Sequence[int], starts: Tensor, media: Sequence[Sequence[Media]], family: VisionFamily | None
+) -> list[Block]:
+    """Ranges of tokens that see each other in both directions."""
+    if family is None or not family.sees_whole_images:
+        return []
+    found = []
+    for row, items in zip(rows, media, strict=True):
+        begin = int(starts[row])
+        found += [Block(begin, begin + m.offset, begin + m.offset + m.num_tokens) for m in items]
+    return found
 
 
 def row_lengths(batch: Batch) -> Tensor:

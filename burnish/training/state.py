@@ -21,6 +21,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from burnish.errors import UserError
 from burnish.models.load import quiet_transformers
 from burnish.models.plain import plain_config, plain_model
+from burnish.models.vision.family import vision_family
+from burnish.models.vision.pictures import copy_processor_files
 from burnish.training.backend import Backend
 from burnish.training.dtensor import full_tensor, local_part
 from burnish.training.legacy_shards import INDEX as LEGACY_INDEX
@@ -107,6 +109,8 @@ def write_hub(
             backend.model.generation_config.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+    if vision_family(backend.model.config) is not None:
+        copy_processor_files(backend.model.name_or_path, folder)
 
 
 def hub_weights(backend: Backend) -> dict[str, Tensor]:

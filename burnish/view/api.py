@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from burnish.errors import UserError
+from burnish.profiling.plan import FOLDER as PROFILES
 from burnish.view import samples as sampling
 from burnish.view.config_table import config_table
 from burnish.view.health import check
+from burnish.view.pictures import media_of
 from burnish.view.runs import RunReader, shown
 from burnish.view.token_file import TokenFile
 
@@ -22,6 +25,7 @@ MAX_TEXT = 20_000  # characters of a text in one answer; more on request
 MAX_TOKENS = 4096  # in one answer
 MAX_TIMELINE = 400  # newest steps
 MAX_BARS = 4000  # conversations of a step
+MAX_SEGMENTS = 200  # of one conversation
 MAX_DEPTH = 6  # of values inside records
 
 Plan = Callable[[RunReader], dict[str, Any] | None]  # doctor's memory plan of a run
@@ -44,12 +48,16 @@ class ViewApi:
             "steps": self.steps,
             "step": self.step,
             "sample": self.sample,
+            "picture": self.picture,
             "text": self.text,
             "tokens": self.tokens,
             "difference": self.difference,
             "search": self.search,
             "timeline": self.timeline,
+            "processes": self.processes,
             "bars": self.bars,
+            "profiles": self.profiles,
+            "profile": self.profile,
             "config": self.config,
             "memory": self.memory,
             "files": self.files,
@@ -131,7 +139,15 @@ class ViewApi:
                 for turn in turns[:500]
             ],
             "num_turns": len(turns),
+            "media": media_of(record),
         }
+
+    def picture(self, query: Mapping[str, str]) -> Any:
+        """A picture that trajectories show, by the name of its file."""
+        found = self._run(query).picture(query.get("name", ""))
+        if found is None:
+            raise NotFound("no such picture")
+        return found
 
     def text(self, query: Mapping[str, str]) -> Any:
         """Part of a long text: `field` is input, output, gts, or turn/N."""
@@ -205,8 +221,27 @@ class ViewApi:
             lines.append({"step": step, "spans": timeline.get(step, {}).get("spans", []), "seconds": seconds})
         return {"steps": lines}
 
+    def processes(self, query: Mapping[str, str]) -> Any:
+        """When each worker process was busy in a step, with the share of the step in which it was not."""
+        line = self._run(query).timeline().get(_integer(query, "step"), {"spans": [], "processes": {}})
+        bounds = next(((start, start + length) for name, start, length in line["spans"] if name == "step"), None)
+        rows = []
+        for name, spans in line["processes"].items():
+            inside = (
+                [(max(start, bounds[0]), min(start + length, bounds[1])) for _, start, length in spans]
+                if bounds
+                else []
+            )
+            busy = covered(span for span in inside if span[1] > span[0])
+            idle = 1 - busy / (bounds[1] - bounds[0]) if bounds and bounds[1] > bounds[0] else None
+            rows.append({"name": name, "spans": spans, "idle": idle})
+        return {"processes": rows}
+
     def bars(self, query: Mapping[str, str]) -> Any:
-        """The trajectories of a step over time: seconds of generation, and of waiting for tools within."""
+        """The trajectories of a step over time: start, end, seconds of waiting for tools, tokens, and segments.
+
+        A segment is a kind (0 queued, 1 generating, 2 waiting for a tool or environment), its start and its seconds.
+        """
         run, step = self._run(query), _integer(query, "step")
         tokens, file = self._tokens(run, step), run.step_file(step)
         times = None if tokens is None else tokens.times()
@@ -215,9 +250,38 @@ class ViewApi:
         waits = [sample.tool_seconds for sample in file.samples] if file is not None else []
         waits = waits if len(waits) == len(times) else [0.0] * len(times)
         lengths = tokens.lengths.tolist()
+        segments = tokens.segments() or [[] for _ in times]
+        rows = zip(times, waits, lengths, segments, strict=True)
+        return {"bars": [[*span, wait, length, part[:MAX_SEGMENTS]] for span, wait, length, part in rows][:MAX_BARS]}
+
+    def profiles(self, query: Mapping[str, str]) -> Any:
+        """Recordings of profilers, which /profile/{run}/{name} serves."""
+        run = self._run(query)
         return {
-            "bars": [[*span, wait, length] for span, wait, length in zip(times, waits, lengths, strict=True)][:MAX_BARS]
+            "folder": shown(run.path / PROFILES),
+            "profiles": [
+                {"name": one.name, "bytes": one.bytes, "time": one.time, "is_trace": one.is_trace}
+                for one in run.profiles()
+            ],
         }
+
+    def profile(self, query: Mapping[str, str]) -> Any:
+        """The summary of one trace: phases, idle share, what took longest."""
+        name = query.get("name", "")
+        summary = self._run(query).profile_summary(name)
+        if summary is None:
+            raise NotFound(f"trace {name[:200]}")
+        phases = [[phase[:200], seconds] for phase, seconds in list(summary.phases.items())[:50]]
+        top = [{**asdict(entry), "name": entry.name[:500]} for entry in summary.top]
+        return {**asdict(summary), "phases": phases, "top": top}
+
+    def profile_path(self, run: str, name: str) -> Path:
+        """The file of a recording."""
+        profiles = self._run({"run": run}).profiles()
+        path = next((profile.path for profile in profiles if profile.name == name), None)
+        if path is None:
+            raise NotFound(f"profile {name[:200]}")
+        return path
 
     def config(self, query: Mapping[str, str]) -> Any:
         """The settings of one run, or of several side by side (`runs`: numbers joined by commas)."""
@@ -264,6 +328,15 @@ class ViewApi:
         """The tokens of a step; None where they do not belong to its trajectories (another run's file)."""
         tokens = run.token_file(step)
         return None if tokens is None or num_rows not in (None, len(tokens)) else tokens
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of the union of spans, each a start and an end."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def elapsed_times(steps: Mapping[int, Any], timeline: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:

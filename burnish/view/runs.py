@@ -10,19 +10,24 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from burnish.errors import UserError
 from burnish.log.file import METRICS, NOTES
 from burnish.log.folder import HOLDER
+from burnish.log.pictures import FOLDER as PICTURES
 from burnish.log.timeline import NAME as TIMELINE
 from burnish.log.tokens import FOLDER as TOKENS
 from burnish.log.tokens import recorded_steps, token_path
+from burnish.profiling.plan import FOLDER as PROFILES
+from burnish.profiling.summary import Summary, summarize
 from burnish.storage import FINAL_MODEL, FINISHED
 from burnish.untrusted import load_yaml, read_json_object, read_text
 from burnish.view.json_lines import GrowingFile, open_regular, parse_object, read_lines
 from burnish.view.metrics import Metrics, number
+from burnish.view.pictures import is_name, read_picture
 from burnish.view.samples import SearchResult, StepFile, index_step, search
 from burnish.view.token_file import TokenFile, TokenTexts
 
@@ -32,6 +37,10 @@ MAX_NOTES = 2**20  # characters of the newest notes
 MAX_FOUND = 200  # runs below a folder
 MAX_DEPTH = 4  # folders between a given folder and a run
 CACHED_STEPS = 8
+MAX_PROCESSES = 256  # of a step
+MAX_PROFILES = 500  # files
+MAX_TRACE_BYTES = 2**29  # uncompressed, of a trace that is summarized
+TRACES = (".json", ".json.gz")
 RECENT = 600.0  # seconds; a run on another machine is taken to be running if it wrote that recently
 _CHECKPOINT = re.compile(r"global_step_(\d{1,12})")
 
@@ -60,6 +69,17 @@ class Checkpoint:
     is_best: bool
 
 
+@dataclass(frozen=True)
+class Profile:
+    """A file that a profiler wrote."""
+
+    name: str  # below the folder of profiles
+    path: Path
+    bytes: int
+    time: float
+    is_trace: bool  # in Chrome's format
+
+
 class RunReader:
     """One run folder. Methods may be called from several threads."""
 
@@ -71,6 +91,8 @@ class RunReader:
         self._timeline_lines: dict[int, dict[str, Any]] = {}
         self._steps: OrderedDict[tuple[Any, ...], StepFile] = OrderedDict()
         self._tokens: OrderedDict[tuple[Any, ...], TokenFile] = OrderedDict()
+        self._summaries: OrderedDict[tuple[Any, ...], Summary] = OrderedDict()
+        self._profile_lock = threading.Lock()
         self.texts = TokenTexts(self.path / TOKENS)
 
     @property
@@ -88,7 +110,7 @@ class RunReader:
             return self._metrics
 
     def timeline(self) -> dict[int, dict[str, Any]]:
-        """Step -> {"time", "total_steps", "spans"}; empty for a run that recorded none."""
+        """Step -> {"time", "total_steps", "spans", "processes"}; empty for a run that recorded none."""
         with self._lock:
             replaced, lines = self._timeline.read()
             if replaced:
@@ -98,7 +120,8 @@ class RunReader:
                     self._timeline_lines[line["step"]] = {
                         "time": number(line.get("time")),
                         "total_steps": line.get("total_steps"),
-                        "spans": [span for span in map(_span, _as_list(line.get("spans"))) if span is not None],
+                        "spans": _spans(line.get("spans")),
+                        "processes": _processes(line.get("processes")),
                     }
             return self._timeline_lines
 
@@ -212,6 +235,24 @@ class RunReader:
         events = [event for line in self._lines(path) if (event := parse_object(line)) is not None and "key" in event]
         return events[-limit:]
 
+    def profiles(self) -> list[Profile]:
+        """Recordings of profilers in the run folder, in the order of their names."""
+        found = []
+        for path in sorted(self._files(f"{PROFILES}/**/*"))[:MAX_PROFILES]:
+            if path.is_file():
+                status = path.stat()
+                name = path.relative_to(self.path / PROFILES).as_posix()
+                found.append(Profile(name, path, status.st_size, status.st_mtime, path.name.endswith(TRACES)))
+        return found
+
+    def profile_summary(self, name: str) -> Summary | None:
+        """What a trace says; None if there is none of this name. UserError for a file that is no trace, or too long."""
+        profile = next((one for one in self.profiles() if one.name == name and one.is_trace), None)
+        if profile is None:
+            return None
+        with self._profile_lock:  # one at a time: reading a trace takes memory
+            return self._cached(self._summaries, profile.path, partial(summarize, max_bytes=MAX_TRACE_BYTES))
+
     # -- trajectories ------------------------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
@@ -226,6 +267,11 @@ class RunReader:
         """The trajectories of a step; None if it has none."""
         path = self._rollout_files().get(step)
         return None if path is None else self._cached(self._steps, path, index_step)
+
+    def picture(self, name: str) -> dict[str, Any] | None:
+        """A picture of a trajectory; None if there is none of this name, or it cannot be shown."""
+        path = self.path / PICTURES / name
+        return read_picture(path) if is_name(name) and self._is_inside(path) else None
 
     def token_file(self, step: int) -> TokenFile | None:
         """The tokens of a step; None if they were not recorded, or are damaged."""
@@ -355,6 +401,16 @@ def _pace(metrics: Metrics, count: int = 20) -> float | None:
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def _spans(value: Any) -> list[tuple[str, float, float]]:
+    return [span for span in map(_span, _as_list(value)) if span is not None]
+
+
+def _processes(value: Any) -> dict[str, list[tuple[str, float, float]]]:
+    """Spans of each worker process."""
+    items = list(value.items())[:MAX_PROCESSES] if isinstance(value, dict) else []
+    return {name[:100]: _spans(spans) for name, spans in items}
 
 
 def _span(value: Any) -> tuple[str, float, float] | None:

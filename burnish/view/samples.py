@@ -18,7 +18,7 @@ EXCERPT = 160  # characters of a text in a list
 KNOWN = frozenset(
     {
         *("input", "output", "gts", "score", "step", "uid", "sample", "finish_reason", "data_source", "problem"),
-        *("logprobs", "turns", "overlong", "overlong_reward"),
+        *("logprobs", "turns", "overlong", "overlong_reward", "media"),
     }
 )
 

@@ -11,6 +11,7 @@ import gzip
 import hmac
 import ipaddress
 import json
+import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 CONTENT_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
@@ -113,10 +114,20 @@ def make_app(api: ViewApi, token: str, *, hosts: frozenset[str] = frozenset()) -
             body, headers["Content-Encoding"] = await asyncio.to_thread(gzip.compress, body, 1), "gzip"
         return web.Response(body=body, headers=headers)
 
+    async def profile(request: web.Request) -> web.StreamResponse:
+        try:
+            path = await asyncio.to_thread(api.profile_path, request.match_info["run"], request.match_info["name"])
+        except (NotFound, OSError) as error:
+            raise web.HTTPNotFound from error
+        name = re.sub(r"[^\w.+-]", "_", f"{path.parent.name}_{path.name}", flags=re.ASCII)
+        headers = {"Content-Disposition": f'attachment; filename="{name}"', "Content-Type": "application/octet-stream"}
+        return web.FileResponse(path, headers=headers)
+
     app = web.Application(middlewares=[guard])
     app.router.add_get("/", page)
     app.router.add_get("/static/{name}", static)
     app.router.add_get("/api/{name}", answer)
+    app.router.add_get("/profile/{run}/{name:.+}", profile)
     return app
 
 

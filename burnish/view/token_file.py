@@ -15,6 +15,7 @@ from burnish.untrusted import read_bytes
 MAX_TOKENIZER_BYTES = 256 * 2**20
 MAX_PIECE = 200  # characters of one token's text
 PER_TOKEN = (*COLUMNS, "flags", "ids", "versions")
+SEGMENTS = ("segment_lengths", "segment_kinds", "segment_starts", "segment_seconds")
 
 
 class TokenFile:
@@ -81,6 +82,15 @@ class TokenFile:
             return None
         return list(zip(self._column("started").tolist(), self._column("finished").tolist(), strict=True))
 
+    def segments(self) -> list[list[tuple[int, float, float]]] | None:
+        """What each row's conversation did when (rollout/episode.py): kind, start in seconds since 1970, seconds."""
+        if not set(SEGMENTS) <= self._names:
+            return None
+        lengths, *columns = (self._column(name) for name in SEGMENTS)
+        flat = list(zip(*(column.tolist() for column in columns), strict=True))
+        ends = lengths.cumsum(dtype=np.int64).tolist()
+        return [flat[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+
     def _column(self, name: str) -> np.ndarray:
         return self._file.get_tensor(name)
 
@@ -89,6 +99,11 @@ class TokenFile:
         sizes = {"prompt_ids": int(self.prompt_lengths.sum()), "ids": int(self.lengths.sum())}
         sizes |= {name: sizes["ids"] for name in PER_TOKEN if name in self._names}
         sizes |= {name: len(self.lengths) for name in ("scores", "started", "finished") if name in self._names}
+        if set(SEGMENTS) <= self._names:
+            counts = self._column("segment_lengths")
+            sizes |= {"segment_lengths": len(self.lengths)} | dict.fromkeys(SEGMENTS[1:], int(counts.sum()))
+            if (counts < 0).any():
+                raise ValueError("columns do not fit together: segment_lengths")
         wrong = [name for name, size in sizes.items() if self._file.get_slice(name).get_shape()[:1] != [size]]
         if wrong or (self.lengths < 0).any() or (self.prompt_lengths < 0).any():
             raise ValueError(f"columns do not fit together: {', '.join(wrong) or 'lengths'}")

@@ -96,9 +96,8 @@ def parse(module, *words):
 
 
 REFUSED_COMMANDS = (
-    ("data.image_key=img", ExitStatus.UNSUPPORTED),
-    ("data.image_key=images", ExitStatus.UNSUPPORTED),  # the default: typed only for prompts with images
-    ("actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-3B-Instruct", ExitStatus.UNSUPPORTED),
+    ("actor_rollout_ref.model.path=OpenGVLab/InternVL3-8B", ExitStatus.REFUSED),
+    ("data.audio_key=audios", ExitStatus.REFUSED),
     ("+actor_rollout_ref.rollout.data_parallel_size=2", ExitStatus.UNSUPPORTED),
     ("algorithm.adv_estimatr=grpo", ExitStatus.REFUSED),
     ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=5", ExitStatus.REFUSED),

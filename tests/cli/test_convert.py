@@ -35,7 +35,7 @@ def test_json_of_a_command(capsys):
 def test_the_summary_is_first_and_kept_rows_are_last(capsys):
     extra = (
         "actor_rollout_ref.rollout.mode=async",
-        "data.image_key=img",
+        "actor_rollout_ref.rollout.quantization=fp8",
         "actor_rollout_ref.actor.use_remove_padding=True",
     )
     assert run("--", *COMMAND, *extra) == 4
@@ -53,7 +53,8 @@ def test_the_summary_is_first_and_kept_rows_are_last(capsys):
 
 def test_counts_agree(capsys):
     """The numbers of the summary are the numbers of rows under each heading."""
-    assert run("--all", "--", *COMMAND, "actor_rollout_ref.rollout.mode=async", "data.image_key=img", "data.no=1") == 3
+    pending = "actor_rollout_ref.rollout.quantization=fp8"
+    assert run("--all", "--", *COMMAND, "actor_rollout_ref.rollout.mode=async", pending, "data.no=1") == 3
     text = " ".join(capsys.readouterr().out.split())
     summary, _, rest = text.partition("`burnish run` does not start")
     for phrase, heading in (

@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 
+import PIL.Image
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from burnish.cli.data import add_parser, run
 from burnish.data.files import read_file
+from burnish.demo.tiny_vision import make_vision_model
 from burnish.errors import UserError
 
 
@@ -151,6 +153,42 @@ def test_check_of_lengths_requires_a_tokenizer(lines, tmp_path):
         burnish_data("check", file, "--max-prompt-length", 9)
     with pytest.raises(UserError, match="cannot load the tokenizer"):
         burnish_data("check", file, "--tokenizer", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def vision_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vision")
+    make_vision_model(folder, "qwen2_5_vl", hidden=32, layers=1)
+    return folder
+
+
+def test_shapes_then_check(tmp_path, capsys, vision_folder, tokenizer_folder, activities):
+    out = tmp_path / "shapes.parquet"
+    assert burnish_data("vision-shapes", out, "--task", "color", "--size", 6, "--seed", 3, "--image-size", 56) == 0
+    rows = read_file(str(out))
+    assert len(rows) == 6 and rows.row(5)["data_source"] == "burnish/shapes"
+    again = tmp_path / "again.parquet"
+    burnish_data("vision-shapes", again, "--task", "color", "--size", 6, "--seed", 3, "--image-size", 56)
+    assert read_file(str(again)).fingerprint == rows.fingerprint
+    capsys.readouterr()
+    assert burnish_data("check", out, "--tokenizer", vision_folder, "--max-prompt-length", 100) == 0
+    shown = capsys.readouterr().out
+    assert "images: 6; pixels: smallest 56x56" in shown and "prompt tokens: shortest" in shown
+    assert burnish_data("check", out, "--tokenizer", vision_folder, "--max-prompt-length", 5) == 1
+    assert "the prompt has more than 5 tokens: 6 rows" in capsys.readouterr().out
+
+
+def test_geo3k_with_another_column(lines, tmp_path, capsys):
+    picture = tmp_path / "figure.png"
+    PIL.Image.new("RGB", (30, 20)).save(picture)
+    raw = lines("raw.jsonl", [{"problem": "<image>x?", "figures": ["figure.png"], "answer": "5"}])
+    out = tmp_path / "geo.parquet"
+    assert burnish_data("geo3k", raw, out, "--image-key", "figures") == 0
+    capsys.readouterr()
+    assert burnish_data("check", out) == 0
+    assert "images: 1; pixels: smallest 30x20" in capsys.readouterr().out
+    with pytest.raises(UserError, match="1 of 1 rows are not usable"):
+        burnish_data("geo3k", lines("none.jsonl", [{"problem": "x?", "images": ["a.png"], "answer": "5"}]), out)
 
 
 def test_parser_imports_neither_torch_nor_arrow():

@@ -11,7 +11,6 @@ import pytest
 
 from burnish.cli import doctor
 from burnish.data.files import write_parquet
-from burnish.rehearsal.models import needs_vision
 
 VERL = ["python3", "-m", "verl.trainer.main_ppo"]
 SMALL = [
@@ -129,9 +128,9 @@ def test_script_is_recorded_not_run(capsys, tmp_path):
     assert not left.exists()
 
 
-@pytest.mark.parametrize(("family", "expected"), [("qwen2_5_vl", 4), ("gemma3", 0)])
+@pytest.mark.parametrize(("family", "expected"), [("qwen2_5_vl", 0), ("gemma3", 0), ("internvl", 3), ("llava", 3)])
 def test_a_local_vision_model_is_recognized_by_its_config(capsys, tmp_path, family, expected):
-    """Gemma 3 loads as a language model too."""
+    """By its config.json, whatever its name is."""
     text = {
         "hidden_size": 64,
         "num_attention_heads": 4,
@@ -143,19 +142,20 @@ def test_a_local_vision_model_is_recognized_by_its_config(capsys, tmp_path, fami
     (tmp_path / "config.json").write_text(json.dumps(config))
     words = [*VERL, *SMALL, f"actor_rollout_ref.model.path={tmp_path}"]
     status, output = as_json(capsys, "--gpu-memory", "80", "--no-files", "--", *words)
-    assert status == expected and ("pending" in rules(output)) is (expected == 4)
-    assert needs_vision(str(tmp_path)) is (expected == 4)
+    assert status == expected and ("family" in rules(output)) is (expected == 3)
+    assert any(family in finding["text"] for finding in output["findings"]) is (expected == 3)
 
 
 def test_every_command_of_a_script_counts(capsys, tmp_path):
     """The report covers the first training; that another command does not start is said, and the status shows it."""
     script = tmp_path / "run.sh"
     script.write_text(
-        f"{' '.join(VERL)} {' '.join(SMALL)}\n{' '.join(VERL)} {' '.join(SMALL)} data.image_key=pictures\n"
+        f"{' '.join(VERL)} {' '.join(SMALL)}\n{' '.join(VERL)} {' '.join(SMALL)}"
+        " +actor_rollout_ref.rollout.data_parallel_size=2\n"
     )
     status, output = as_json(capsys, "--gpu-memory", "80", "--no-files", str(script))
     assert status == 4 and output["understood"]["pending"] == 0
-    assert any("command 2" in note and "data.image_key=pictures" in note for note in output["notes"])
+    assert any("command 2" in note and "data_parallel_size=2" in note for note in output["notes"])
 
 
 def test_shape_from_a_model_library_entry(capsys, tmp_path):

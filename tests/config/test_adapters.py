@@ -52,7 +52,6 @@ def test_megatron_names_are_translated():
     [
         (("lora_rank=4", "lora.rank=8"), "the same setting"),
         (("lora_rank=4", "lora_alpha=8", "lora.alpha=9"), "the same setting"),
-        (("lora.rank=4", "lora.type=vlm_lora"), "vision models"),
         (("lora.rank=4", "lora.target_modules=[linear_in_proj]"), "no counterpart"),
         (("lora.rank=4", "lora.lora_A_init_method=uniform"), "libraries disagree"),
         (("lora.rank=4", "lora.lora_A_init_method=zero"), "never get a gradient"),

@@ -59,7 +59,6 @@ def test_pending_keys_lists_keys_and_values():
     [
         "actor_rollout_ref.rollout.name=trtllm",
         "actor_rollout_ref.rollout.quantization=fp8",
-        "data.image_key=pictures",
         "actor_rollout_ref.actor.router_replay.mode=R2",
     ],
 )

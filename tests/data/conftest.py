@@ -10,6 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from burnish.config.data import DataConfig
+from burnish.demo.tiny_vision import make_vision_model
+from burnish.models.load import ModelSource, load_tokenizer
+from burnish.models.vision.encoder import load_vision_encoder
 
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'narrator' %}{{ raise_exception('no narrators') }}{% endif %}"
@@ -78,3 +81,24 @@ def write(tmp_path):
         return str(path)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def encoder_of(tmp_path_factory):
+    """The encoder of a family's tiny model."""
+    made = {}
+
+    def encoder_of(family="qwen2_5_vl"):
+        if family not in made:
+            folder = tmp_path_factory.mktemp(family)
+            make_vision_model(folder, family, hidden=32, layers=1)
+            tokenizer = load_tokenizer(str(folder), key="data.tokenizer")
+            made[family] = load_vision_encoder(ModelSource(str(folder)), tokenizer)
+        return made[family]
+
+    return encoder_of
+
+
+@pytest.fixture
+def vision(encoder_of):
+    return encoder_of()

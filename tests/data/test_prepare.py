@@ -1,8 +1,11 @@
 import dataclasses
+import io
+import json
 
+import PIL.Image
 import pytest
 
-from burnish.data.files import ListRows
+from burnish.data.files import ListRows, read_file
 from burnish.data.prepare import PREPARERS, BadRow, boxed_answer, gsm8k_answer, prepare
 from burnish.errors import UserError
 
@@ -104,3 +107,39 @@ def test_missing_columns_and_names():
         prepare("jsonl", ListRows([{"prompt": "a", "answer": "b"}]), recipe("jsonl"))
     with pytest.raises(UserError, match="Did you mean 'gsm8k'"):
         prepare("gsm8", ListRows([{"prompt": "a"}]), recipe("gsm8k"))
+
+
+def figure(**more):
+    buffer = io.BytesIO()
+    PIL.Image.new("RGB", (9, 7), "blue").save(buffer, "PNG")
+    return {"problem": "<image>Find x.", "images": [{"bytes": buffer.getvalue(), "path": None}], "answer": " 5 "} | more
+
+
+def test_geo3k_rows_have_their_figures(tmp_path):
+    (tmp_path / "figure.png").write_bytes(figure()["images"][0]["bytes"])
+    path = tmp_path / "raw.jsonl"
+    path.write_text(json.dumps(figure(images=["figure.png"])) + "\n")
+    for raw in (ListRows([figure()]), read_file(str(path)), ListRows([figure(images=[PIL.Image.new("RGB", (9, 7))])])):
+        prepared = prepare("geo3k", raw, recipe("geo3k"))
+        assert prepared.bad == []
+        (row,) = prepared.rows
+        assert row["data_source"] == "hiyouga/geometry3k" and row["reward_model"]["ground_truth"] == "5"
+        content = row["prompt"][0]["content"]
+        assert content.startswith("<image>Find x.") and "<think>" in content and "\\boxed{}" in content
+        (image,) = row["images"]
+        assert PIL.Image.open(io.BytesIO(image["bytes"])).size == (9, 7)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"images": []}, "1 <image> in the question, but 0 images"),
+        ({"images": [{"bytes": b"x", "path": None}]}, "image 0: not an image"),
+        ({"answer": " "}, "the answer is empty"),
+        ({"problem": ""}, "'problem' is empty"),
+    ],
+)
+def test_geo3k_rows_that_cannot_be_used(change, why):
+    prepared = prepare("geo3k", ListRows([figure(), figure(**change)]), recipe("geo3k"))
+    assert len(prepared.rows) == 1
+    assert prepared.bad[0][0] == 1 and why in prepared.bad[0][1]

@@ -27,6 +27,9 @@ MISSING = {
     "dapo_7b_math_fsdp2_4_12": "12 ranks that do not divide the batch",
     "dpo_qwen3_30b_a3b_A3": "preference training",
     "orca_rlhf": "data of preference training",
+    "run_glm41v_9b": "the family GLM-V",
+    "run_minicpmo2_6": "the family MiniCPM-V",
+    "train_vlm_math_hybrid_engine": "the family Qwen3.5",
 }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.dialects.report import CONVERTED, KEPT, PENDING, REFUSED
+from burnish.dialects.report import CONVERTED, KEPT, REFUSED
 from burnish.dialects.translate import knows_command, translate_command, translate_yaml
 from burnish.dialects.yaml_file import parse_yaml
 from burnish.errors import UserError
@@ -119,17 +119,24 @@ def test_tab_before_a_comment_is_accepted():
 
 
 @pytest.mark.parametrize(
-    ("path", "needs_vision"),
+    ("path", "family"),
     [
-        *((name, True) for name in ("Qwen/Qwen2.5-VL-7B-Instruct", "/models/Qwen3-VL-8B/", "openbmb/MiniCPM-o-2_6")),
-        *(
-            (name, True)
-            for name in ("zai-org/GLM-4.1V-9B-Thinking", "OpenGVLab/InternVL3-8B", "llava-hf/llava-1.5-7b-hf")
-        ),
-        *((name, False) for name in ("Qwen/Qwen2.5-7B", "/vl/models/text", "google/gemma-3-4b-it", "zai-org/glm-4-9b")),
+        ("openbmb/MiniCPM-o-2_6", "MiniCPM-V"),
+        ("zai-org/GLM-4.1V-9B-Thinking", "GLM-V"),
+        ("OpenGVLab/InternVL3-8B", "InternVL"),
+        ("llava-hf/llava-onevision-qwen2-7b-ov-hf/", "LLaVA"),
+        ("moonshotai/Kimi-VL-A3B-Instruct", "Kimi-VL"),
+        ("Qwen/Qwen2-Audio-7B", "audio models"),
+        ("Qwen/Qwen2.5-Omni-7B", "Qwen-Omni"),
+        ("mistralai/Pixtral-12B-2409", "Pixtral"),
+        ("google/gemma-3n-E4B-it", "Gemma 3n and 4"),
+        *((name, None) for name in ("Qwen/Qwen2.5-7B", "/vl/models/text", "zai-org/glm-4-9b", "google/gemma-3-1b-it")),
+        *((name, None) for name in ("Qwen/Qwen2.5-VL-7B-Instruct", "/models/Qwen3-VL-8B/", "google/gemma-3-4b-it")),
+        *((name, None) for name in ("HuggingFaceTB/SmolVLM-256M-Instruct", "HuggingFaceM4/Idefics3-8B-Llama3")),
     ],
 )
-def test_models_with_eyes_are_recognized_by_name(path, needs_vision):
+def test_multimodal_models_of_other_families_are_refused_by_name(path, family):
     words = ["python3", "-m", "verl.trainer.main_ppo", f"actor_rollout_ref.model.path={path}"]
     items = [item for item in translate_command(words).items if item.ours == "actor_rollout_ref.model.path"]
-    assert [item.status == PENDING for item in items] == [needs_vision]
+    assert [item.status == REFUSED for item in items] == [family is not None]
+    assert family is None or f"the family {family} " in items[0].why

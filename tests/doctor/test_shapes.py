@@ -40,6 +40,22 @@ PUBLISHED = {
     "gemma-2-9b": 9.24,
     "smollm2-135m": 0.135,
     "smollm2-1.7b": 1.71,
+    "qwen2-vl-2b": 2.21,
+    "qwen2-vl-7b": 8.29,
+    "qwen2.5-vl-3b": 3.75,
+    "qwen2.5-vl-7b": 8.29,
+    "qwen2.5-vl-32b": 33.5,
+    "qwen2.5-vl-72b": 73.4,
+    "qwen3-vl-2b": 2.13,
+    "qwen3-vl-4b": 4.44,
+    "qwen3-vl-8b": 8.77,
+    "qwen3-vl-30b-a3b": 31.1,
+    "smolvlm-256m": 0.256,
+    "smolvlm-500m": 0.507,
+    "smolvlm-instruct": 2.25,
+    "gemma-3-4b": 4.3,
+    "gemma-3-12b": 12.2,
+    "gemma-3-27b": 27.4,
 }
 
 
@@ -68,7 +84,7 @@ def test_a_value_model_is_the_backbone_and_a_value_head():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_known_models_have_their_published_size(name):
-    assert Shape(**KNOWN[name]).parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=0.012)
+    assert Shape(**KNOWN[name]).all_parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=0.012)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +92,9 @@ def test_known_models_have_their_published_size(name):
     [
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
         ("/models/Qwen2.5-Math-7B", "qwen2.5-7b"),
-        ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-7b"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b"),
+        ("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "smolvlm2-500m"),
+        ("google/gemma-3-4b-it", "gemma-3-4b"),
         ("~/models/deepseek-llm-7b-chat", "deepseek-llm-7b"),
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
         ("google/gemma-2-2b-it", "gemma-2-2b"),

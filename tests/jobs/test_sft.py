@@ -17,6 +17,7 @@ from burnish.jobs.sft.fit import sft
 from burnish.log.file import read_metrics
 from burnish.log.folder import RunFolder
 from burnish.models.load import load_tokenizer
+from burnish.profiling.summary import summarize
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -233,3 +234,16 @@ def test_another_experiment_does_not_resume(model, tmp_path):
         sft(overrides(model, tmp_path / "run", *more), dataset=ROWS)
     accepted = ("optim.lr=0.5", "trainer.resume_changes=accept")
     assert sft(overrides(model, tmp_path / "run", *more, *accepted), dataset=ROWS).step == 3
+
+
+def test_a_profiled_step_computes_the_same_and_leaves_a_trace(model, tmp_path):
+    plain, profiled = tmp_path / "plain", tmp_path / "profiled"
+    sft(overrides(model, plain, "trainer.total_training_steps=3"), dataset=ROWS)
+    sft(overrides(model, profiled, "trainer.total_training_steps=3", "trainer.profile_steps=[2]"), dataset=ROWS)
+    losses = [{step: values["train/loss"] for step, values in lines(run).items()} for run in (plain, profiled)]
+    assert losses[0] == losses[1]
+    (trace,) = (profiled / "profile").rglob("*.*")
+    assert trace.relative_to(profiled).as_posix() == "profile/step_2/model.rank_0.json.gz"
+    summary = summarize(trace)
+    assert "step" in summary.phases and any("mm" in entry.name for entry in summary.top)
+    assert trace.name in (profiled / "notes.txt").read_text()

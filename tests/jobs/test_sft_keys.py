@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import sys
@@ -316,7 +317,26 @@ ODD = (
 )
 MORE_STEPS = ("trainer.total_training_steps=6", "optim.warmup_steps_ratio=0")
 
+
 # key, value (or a file of the kit), effect to observe, other overrides
+def profiles(run: Any, metrics: Any) -> list[str]:
+    return sorted(path.name for path in (run.folder.path / "profile").rglob("*.gz"))
+
+
+def has_shapes(run: Any, metrics: Any) -> bool:
+    (path,) = (run.folder.path / "profile").rglob("*.gz")
+    return b"Input Dims" in gzip.decompress(path.read_bytes())
+
+
+def of_problem(kit: Kit, settings: tuple[str, ...]) -> str:
+    """What a machine without a GPU says."""
+    try:
+        kit.run(settings)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
 ROWS = [
     ("data.train_files", lambda kit: kit.path("val.jsonl"), of_run(lambda run: len(run.train_data)), ()),
     ("data.val_files", lambda kit: kit.path("val.jsonl"), of_run(lambda run: run.val_data is not None), ()),
@@ -428,6 +448,10 @@ ROWS = [
     ("trainer.test_freq", "1", after(lambda run, metrics: ["val/loss" in metrics[s] for s in metrics]), ("val",)),
     ("trainer.max_ckpt_to_keep", "1", after(files), ("trainer.save_freq=1",)),
     ("trainer.checkpoint.save_contents", "[model,hf_model]", after(files), ()),
+    ("trainer.profile_steps", "[2]", after(profiles), ()),
+    ("profiler.contents", "[cpu,shapes]", after(has_shapes), ("trainer.profile_steps=[2]",)),
+    ("profiler.save_path", lambda kit: kit.path("recordings"), after(profiles), ("trainer.profile_steps=[2]",)),
+    ("profiler.tool", "torch_memory", of_problem, ("trainer.profile_steps=[2]",)),
 ]
 
 

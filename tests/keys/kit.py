@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import random
 import shutil
 import string
 from collections.abc import Callable
@@ -18,7 +19,10 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 
 from burnish.batch import Batch, Ragged
 from burnish.config import Loaded, TrainConfig, load
+from burnish.data.files import write_parquet
+from burnish.data.shapes import draw_scene, picture
 from burnish.demo.tiny import make_model, make_tokenizer
+from burnish.demo.tiny_vision import make_vision_model
 from burnish.errors import UserError
 from burnish.log.file import read_metrics
 from burnish.loop.api import start
@@ -207,6 +211,37 @@ class Kit:
         tokenizer.chat_template = CHATML
         make_model(folder, tokenizer, hidden=16, layers=1, seed=0)
         return folder
+
+    @cached_property
+    def vision_model(self) -> Path:
+        folder = self.root / "vision_model"
+        make_vision_model(folder, "qwen2_5_vl", hidden=16, layers=1)
+        return folder
+
+    def vision_file(self, name: str) -> Path:
+        """Rows with images: also in another column, one of them corrupt, two in one prompt, or films instead."""
+        path = self.root / f"{name}.parquet"
+        pictures = [picture(draw_scene(random.Random(number)), 28) for number in range(2 * PROMPTS + 2)]
+        columns = [{"images": [image], "others": [pictures[-1 - n]]} for n, image in enumerate(pictures[: PROMPTS + 1])]
+        if name == "corrupt":
+            columns[1]["images"] = [pictures[1][:60]]
+        if name == "several":
+            columns[1]["images"] = pictures[:2]
+        if name == "films":
+            columns = [{"films": [[image, image]]} for image in pictures[:PROMPTS]]
+        rows = [
+            {
+                "prompt": [
+                    {"role": "user", "content": ("<video>" if "films" in row else "<image>" * len(row["images"]))}
+                ],
+                "data_source": "sums",
+                "reward_model": {"ground_truth": "1"},
+                **row,
+            }
+            for row in columns
+        ]
+        write_parquet(rows, path)
+        return path
 
     @cached_property
     def other_tokenizer(self) -> Path:

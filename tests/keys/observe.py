@@ -50,6 +50,27 @@ def columns(case: Case) -> set[str]:
     return set(prompts(case))
 
 
+def media_digests(case: Case) -> list[bytes]:
+    return [item.digest for row in prompts(case)["media"] for item in row]
+
+
+def num_media(case: Case) -> int:
+    return len(media_digests(case))
+
+
+def media_tokens(case: Case) -> list[int]:
+    return [item.num_tokens for row in prompts(case)["media"] for item in row]
+
+
+def tower_trains(case: Case) -> bool:
+    """Whether a whole run changes a weight of the vision tower."""
+    model = case.run.learner.policy.backend.model
+    tower = [parameter for name, parameter in model.named_parameters() if ".visual." in name]
+    before = [parameter.detach().clone() for parameter in tower]
+    case.fitted()
+    return not all(map(torch.equal, before, tower))
+
+
 def data_sources(case: Case) -> list[str]:
     return prompts(case)["data_source"]
 

@@ -27,6 +27,7 @@ from . import (
     sequence,
     sglang,
     trainer,
+    vision,
 )
 
 SECTIONS = (
@@ -56,5 +57,6 @@ SECTIONS = (
     ahead,
     chat,
     agents,
+    vision,
 )
 ROWS = [row for section in SECTIONS for row in section.ROWS]

@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "doctor": COMMON | {"dialects", "data", "reward", "models"},
     "rehearsal": COMMON | MIDDLE | {"loop", "jobs", "demo", "dialects", "compat", "doctor"},
     "demo": COMMON | MIDDLE | {"loop", "compat"},
-    "view": COMMON | {"log"},
+    "view": COMMON | {"log", "profiling"},
     "cli": COMMON | MIDDLE | {"loop", "jobs", "compat", "demo", "dialects", "doctor", "rehearsal", "view"},
 }
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
+from burnish.loop.media_transfer import MediaStore
 from burnish.loop.worker import Worker
+from burnish.loop.worker_clock import WorkerClock
 from burnish.rollout.engine import Capabilities, Completion, Request
 
 
@@ -57,3 +59,5 @@ class EngineWorker(Worker):
         self.device = None
         self.roles = {"engine": HeldEngine(rank)}
         self._in_flight = {}
+        self.media = MediaStore()
+        self.clock = WorkerClock()

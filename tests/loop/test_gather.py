@@ -36,7 +36,7 @@ def last_first(pairs):
 
 
 def without_times(batch):
-    names = [name for name in batch if name != "generation_time"]
+    names = [name for name in batch if name not in ("generation_time", "segments")]
     return {name: batch[name].lists() if hasattr(batch[name], "lists") else batch[name] for name in names}
 
 

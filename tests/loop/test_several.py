@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -61,6 +62,14 @@ def test_two_ranks_train_as_one_survive_a_kill_and_resume_as_one(launch, metric_
         for step, numbers in metric_lines(tmp_path / "several")
     ]
     compare(ours, metric_lines(tmp_path / "alone"))
+    timeline = [json.loads(line) for line in (tmp_path / "several" / "timeline.jsonl").read_text().splitlines()]
+    phases = {"gen", "old_log_prob", "ref", "values", "update_critic", "update_actor", "update_weights"}
+    for line in timeline[:2]:
+        assert set(line["processes"]) == {"trainer rank 0 of 2", "trainer rank 1 of 2"}
+        for spans in line["processes"].values():
+            assert phases <= {name for name, _, _ in spans}
+            assert all(0 <= seconds < line["time"] - start + 1 for _, start, seconds in spans)
+    assert "processes" not in timeline[2]  # made by one process
     shards = {path.name for path in (tmp_path / "several" / "global_step_1" / "actor").glob("*.safetensors")}
     assert shards == {f"shards-0000{rank}-000.safetensors" for rank in range(2)}
 

@@ -6,6 +6,7 @@ import pytest
 
 from burnish.loop.handles import TrainedRoleHandle
 from burnish.loop.worker import Worker
+from burnish.loop.worker_clock import WorkerClock
 
 
 class Role:
@@ -44,7 +45,7 @@ class Here:
 @pytest.fixture
 def worker():
     made = Worker.__new__(Worker)
-    made.tokenizer, made.roles, made._writers = None, {"policy": Role()}, {}
+    made.tokenizer, made.roles, made._writers, made.clock = None, {"policy": Role()}, {}, WorkerClock()
     return made
 
 

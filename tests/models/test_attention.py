@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from burnish.errors import UserError
-from burnish.models.attention import PACKED, PACKED_EAGER, band_mask, packed_attention
+from burnish.models.attention import PACKED, PACKED_EAGER, band_mask, packed_attention, shared_attention
 from burnish.models.load import ModelSource, load_causal_lm
+from burnish.models.varlen import Block, Segments
 
 LENGTHS = [5, 23, 1, 9, 23, 8, 40]  # shorter and longer than the window, and two of one length
 
@@ -108,3 +110,36 @@ def test_the_eager_product_is_the_same_product(family_folder):
         for attn in (PACKED, PACKED_EAGER)
     ]
     torch.testing.assert_close(*found, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("window", [None, 3, 100])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_blocks_see_each_other_in_both_directions(window, softcap):
+    """Beside a mask of the whole stream: causal or in the same block, and in the window."""
+    lengths, blocks = [7, 9, 4], [Block(0, 2, 5), Block(7, 7, 11), Block(7, 12, 16)]
+    total = sum(lengths)
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 4, total, 8, generator=generator, requires_grad=True)
+    key, value = (torch.randn(1, 2, total, 8, generator=generator, requires_grad=True) for _ in range(2))
+    module = nn.Module()
+    options = {"scaling": 0.4, "sliding_window": window, "softcap": softcap}
+    packed = shared_attention(
+        packed_attention, module, query, key, value, None, segments=Segments(lengths, blocks), **options
+    )[0]
+    row = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    block = torch.arange(total).neg() - 1
+    for number, one in enumerate(blocks):
+        block[one.start : one.end] = number
+    places = torch.arange(total)
+    seen = (places[:, None] >= places[None, :]) | (block[:, None] == block[None, :])
+    seen &= row[:, None] == row[None, :]
+    if window is not None:
+        seen &= places[:, None] - places[None, :] < window
+    scores = query @ key.repeat_interleave(2, 1).transpose(2, 3) * 0.4
+    scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+    expected = (scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value.repeat_interleave(2, 1)).transpose(1, 2)
+    torch.testing.assert_close(packed, expected, rtol=0, atol=2e-6)
+    weights = torch.randn(expected.shape, generator=generator)
+    ours, theirs = (torch.autograd.grad((out * weights).sum(), (query, key, value)) for out in (packed, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=5e-6)

@@ -20,6 +20,8 @@ QUICK = (
 MORE = (
     ("verl", "0.4.1", "examples/ppo_trainer/run_deepseek7b_llm.sh"),
     ("verl", "0.4.1", "examples/grpo_trainer/run_qwen2_5_vl-7b_seq_balance.sh"),
+    ("verl", "0.5.0", "examples/grpo_trainer/run_qwen2_5_vl-7b_lora.sh"),
+    ("verl", "0.8dev", "examples/grpo_trainer/run_qwen2_5_vl-7b_freeze_vision.sh"),
     ("verl", "0.4.1", "examples/ppo_trainer/run_qwen2-7b_rm.sh"),
     ("verl", "0.4.1", "tests/special_e2e/run_gsm8k_fsdp_sgl_multiturn_w_tool.sh"),
     ("verl", "0.5.0", "recipe/one_step_off_policy/dapo_7b_math_megatron_4_12.sh"),

@@ -137,11 +137,11 @@ def test_errors_use_the_users_names():
 
 
 def test_two_steps_without_an_unsupported_key(rehearsed, tmp_path):
-    report = rehearsed(steps=2, folder=tmp_path, **{"data__image_key": "pictures"})
+    report = rehearsed(steps=2, folder=tmp_path, actor_rollout_ref__rollout__quantization="fp8")
     assert report.exit_status == UNSUPPORTED and not breaking(report)
-    assert any("data.image_key=pictures" in line for line in report.unsupported)
-    assert any("image_key" in line for line in report.dropped)
-    assert any("vision" in line and "its keys were dropped" in line for line in report.not_tested)
+    assert any("rollout.quantization=fp8" in line for line in report.unsupported)
+    assert any("quantization" in line for line in report.dropped)
+    assert any("external engines" in line and "its keys were dropped" in line for line in report.not_tested)
     dumps = sorted(path.name for path in (tmp_path / "run" / "default_local_dir" / "rollouts").glob("*.jsonl"))
     assert dumps == ["1.jsonl", "2.jsonl"]
 

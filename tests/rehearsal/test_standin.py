@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from PIL import Image
 from transformers import AutoConfig, AutoModelForSequenceClassification, Gemma2Config, Qwen3MoeConfig
 
 from burnish.config import load
-from burnish.models.load import load_tokenizer
+from burnish.models.load import ModelSource, load_tokenizer
+from burnish.models.vision.encoder import load_vision_encoder
 from burnish.rehearsal.families import CHATML, FAMILIES, family_of_config, family_of_name
 from burnish.rehearsal.models import replace_models
 from burnish.rehearsal.plan import Plan
@@ -17,8 +19,6 @@ NAMES = {
     "there/models/Qwen/Qwen3-4B/": "qwen3",
     "Qwen/Qwen3-30B-A3B-Base": "qwen3_moe",
     "there/models/Qwen/Qwen1.5-MoE-A2.7B-Chat": "qwen2_moe",
-    "Qwen/Qwen2.5-VL-7B-Instruct": "qwen2",
-    "/models/Qwen3-VL-235B-A22B-Instruct": "qwen3_moe",
     "deepseek-ai/deepseek-llm-7b-chat": "llama",
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": "qwen2",
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": "llama",
@@ -37,7 +37,6 @@ def test_the_family_by_name(name):
 
 
 def test_missing_parts_are_named():
-    assert family_of_name("Qwen/Qwen2.5-VL-7B-Instruct").missing == "the vision tower"
     assert "latent attention" in family_of_name("deepseek-ai/DeepSeek-V3").missing
     assert not family_of_name("someone/their-model").known
 
@@ -98,3 +97,29 @@ def test_the_config_of_another_folder_describes_the_model(tmp_path):
     stand_in = replace_models(Plan("train", loaded.cfg, settings, tmp_path))
     assert stand_in is not None
     assert stand_in.family.name == "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2_5_vl"),
+        ("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "smolvlm"),
+        ("google/gemma-3-4b-it", "gemma3"),
+        ("/models/Qwen3-VL-235B-A22B-Instruct", "qwen3_vl"),
+    ],
+)
+def test_a_vision_model_has_a_stand_in_that_sees(tmp_path, name, family):
+    stand_in = make_stand_in(name, tmp_path)
+    config, tokenizer = AutoConfig.from_pretrained(tmp_path), load_tokenizer(str(tmp_path), key="model")
+    assert stand_in.sees and config.model_type == family
+    assert ("experts" in stand_in.family.missing) is ("A22B" in name)
+    text = "¿2+2? 一 \U0001f642 \x00"
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+    encoder = load_vision_encoder(ModelSource(str(tmp_path)), tokenizer)
+    (media,) = encoder.encode(f"{encoder.placeholders['image']}?", [Image.new("RGB", (56, 56))]).media
+    assert media.num_tokens > 0
+
+
+def test_a_name_that_only_says_that_the_model_sees_gets_some_stand_in(tmp_path):
+    stand_in = make_stand_in("someone/my-vl-7b", tmp_path)
+    assert stand_in.sees and "unknown family" in stand_in.line("someone/my-vl-7b")

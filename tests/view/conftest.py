@@ -40,6 +40,10 @@ def make_batch(seed: int = 0, num_rows: int = 4, length: int = 6) -> Batch:
         token_level_scores=column(),
         weight_version=Ragged(torch.where(mask > 0, 3, -1), lengths),
         generation_time=[(start + row, start + row + 0.5) for row in range(num_rows)],
+        segments=[
+            [(0, start + row, 0.1), (1, start + row + 0.1, 0.2), (2, start + row + 0.3, 0.2)][: row + 1]
+            for row in range(num_rows)
+        ],
     )
 
 
@@ -72,7 +76,11 @@ def run_folder(tmp_path):
     timeline = Timeline(folder / "timeline.jsonl")
     lines = []
     for step in range(1, NUM_STEPS + 1):
-        timeline.add(step, [("gen", time.time() - 2, 1.5), ("step", time.time() - 2, 2.0)], NUM_STEPS)
+        start = time.time() - 2
+        workers = {
+            f"trainer rank {rank} of 2": [("gen", start, 1.5), ("update_actor", start + 1.5, 0.4)] for rank in (0, 1)
+        }
+        timeline.add(step, [("gen", start, 1.5), ("step", start, 2.0)], NUM_STEPS, workers)
         batch = make_batch(step)
         dump_rollouts(folder / "rollouts", step, [record(step, row) for row in range(len(batch))])
         writer.record(step, batch)

@@ -61,6 +61,11 @@ def runs(tmp_path_factory):
             settings = (LOG_PROBS, "trainer.save_freq=7", "trainer.logger=[file]", *more)
             reinforce(task, Path(name), model, problems, 1, 14, settings)
             Path(name, "run").rename(f"tools_{name}")
+        profiled = ("trainer.profile_steps=[2]", "global_profiler.tool=torch", "trainer.logger=[file]")
+        ranks = ("trainer.n_gpus_per_node=2", "trainer.launcher=processes", *profiled)
+        all_roles = [f"actor_rollout_ref.{role}.profiler.all_ranks=true" for role in ("actor", "rollout")]
+        reinforce(task, Path("ranks"), model, problems, 1, 3, (*ranks, *all_roles))
+        Path("ranks", "run").rename("tools_two_ranks")
     write_unhealthy(folder / "unhealthy")
     return folder
 
@@ -74,7 +79,7 @@ def browser():
 @pytest.fixture(scope="module")
 def base(runs, browser):
     """The viewer's address; the browser has its cookie."""
-    names = ("tools_first", "tools_higher_lr", "unhealthy")
+    names = ("tools_first", "tools_higher_lr", "tools_two_ranks", "unhealthy")
     with viewer(*(Path(name) for name in names), current=runs) as url:
         browser.get(url)
         yield url.partition("/open/")[0]
@@ -102,10 +107,16 @@ def numbered(browser, base, name):
     return next(run["id"] for run in browser.execute_script(script) if name in run["name"])
 
 
-def screenshot(browser, tmp_path, name):
+def screenshot(browser, tmp_path, name, selector=None):
+    """Of the window, or of one element."""
     folder = SCREENSHOTS if IS_UPDATING else tmp_path
     folder.mkdir(exist_ok=True)
-    assert browser.save_screenshot(str(folder / f"{name}.png"))
+    if selector is None:
+        assert browser.save_screenshot(str(folder / f"{name}.png"))
+    else:
+        browser.execute_script("document.getElementById('top').style.position = 'static'")  # else it covers a part
+        element = browser.execute_script("return document.querySelector(arguments[0])", selector)
+        assert element.screenshot(str(folder / f"{name}.png"))
 
 
 def assert_quiet(browser):
@@ -189,10 +200,25 @@ def test_filters_search_and_keys(browser, base):
     assert_quiet(browser)
 
 
-def test_timeline_and_config(browser, base, tmp_path):
+def test_timeline_and_config(browser, base, runs, tmp_path):
     first, second = numbered(browser, base, "tools_first"), numbered(browser, base, "higher_lr")
     show(browser, base, f"page=timeline&runs={first}", "document.querySelectorAll('.wide canvas').length === 3")
     screenshot(browser, tmp_path, "timeline")
+    ranks = numbered(browser, base, "two_ranks")
+    show(browser, base, f"page=timeline&runs={ranks}", "document.querySelectorAll('.wide canvas').length === 4")
+    text = browser.execute_script("return document.body.innerText")
+    assert "Processes in step 3" in text and "waiting for the engine" in text
+    screenshot(browser, tmp_path, "processes", ".card.wide:has([aria-label='Processes in step'])")
+    screenshot(browser, tmp_path, "conversations", ".card.wide:has([aria-label='Conversations of step'])")
+    until(browser, "return document.querySelectorAll('.card.wide button').length === 2")  # a trace of each rank
+    browser.execute_script("document.querySelector('.card.wide button').click()")
+    until(browser, "return document.querySelectorAll('.profile-detail tr').length > 5")
+    said = browser.execute_script("return document.querySelector('.profile-detail').innerText")
+    assert "CPU operators" in said and "update_actor" in said and "aten::" in said and "idle" in said
+    screenshot(browser, tmp_path, "profiles", ".card.wide:has(.profile-detail)")
+    link = browser.execute_script("return document.querySelector('.card.wide a').href")
+    size = f"return fetch('{link}').then(r => r.arrayBuffer()).then(b => b.byteLength)"
+    assert browser.execute_script(size) == next(runs.glob("tools_two_ranks/profile/**/*rank_0*")).stat().st_size
     show(browser, base, f"page=config&runs={first},{second}", "document.querySelectorAll('table.data').length > 2")
     text = browser.execute_script("return document.body.innerText")
     assert "actor_rollout_ref.actor.optim.lr" in text and "0.001" in text and "burnish export" in text

@@ -1,6 +1,7 @@
 """The viewer over HTTP, without a browser: who may read, what is answered, and hostile content."""
 
 import asyncio
+import gzip
 import json
 import re
 
@@ -38,7 +39,7 @@ def asked(folder, *requests, host="127.0.0.1:8642", cookie=True):
             for path in requests:
                 path, headers = path if isinstance(path, tuple) else (path, {})
                 response = await client.get(path, headers={"Host": host} | headers, allow_redirects=False)
-                answers.append((response.status, response.headers, await response.text()))
+                answers.append((response.status, response.headers, (await response.read()).decode(errors="replace")))
             return answers
 
     return asyncio.run(run())
@@ -57,11 +58,11 @@ def test_every_page_has_what_it_shows(run_folder):
             *("/api/runs", "/api/metrics?run=0", "/api/metrics?run=0&names=critic/score/mean", "/api/health?lang=zh"),
             *("/api/steps", "/api/step?step=4", "/api/sample?step=4&row=1", "/api/tokens?step=4&row=1&start=0&count=3"),
             *("/api/tokens?step=4&row=1&part=prompt", "/api/difference?step=4&row=1", "/api/search?text=answer is 5"),
-            *("/api/timeline", "/api/bars?step=4", "/api/config?runs=0,0", "/api/files"),
+            *("/api/timeline", "/api/bars?step=4", "/api/processes?step=4", "/api/config?runs=0,0", "/api/files"),
         ),
     )
     runs, names, curves, health, steps, step, sample, tokens, prompt, *rest = answers
-    difference, search, timeline, bars, config, files = rest
+    difference, search, timeline, bars, processes, config, files = rest
     assert runs["runs"][0]["state"] == "finished" and "actor/grad_norm" in names["names"]
     assert [point[2] for point in curves["curves"]["critic/score/mean"]] == [0.25, 0.5, 0.75, 1.0]
     assert health["notes"] == ["a note"] and steps["token_steps"] == [2, 3, 4]
@@ -72,6 +73,9 @@ def test_every_page_has_what_it_shows(run_folder):
     assert difference == {"is_known": True, "num_sampled": 7, "num_encoded": 7, "changed": []}
     assert [match["step"] for match in search["matches"]] == [4, 3, 2]
     assert timeline["steps"][-1]["seconds"]["gen"] == 1.5 and len(bars["bars"]) == 4
+    assert [[kind for kind, _, _ in bar[4]] for bar in bars["bars"]] == [[0], [0, 1], [0, 1, 2], [0, 1, 2]]
+    assert [row["name"] for row in processes["processes"]] == ["trainer rank 0 of 2", "trainer rank 1 of 2"]
+    assert processes["processes"][0]["idle"] == pytest.approx(0.05, abs=0.01)
     seed = next(row for row in config["rows"] if row["key"] == "trainer.seed")
     assert seed["values"] == ["7", "7"] and seed["is_changed"] and files["checkpoints"][0]["is_latest"]
 
@@ -171,3 +175,48 @@ def test_long_curves_keep_their_spikes():
 def test_tokens_that_would_be_encoded_otherwise():
     assert changed_from([1, 2, 3, 4], [1, 2, 3, 4]) == []
     assert changed_from([1, 2, 3, 4], [1, 9, 4]) == [1, 2]
+
+
+def written_profile(run_folder, name="step_2/actor.rank_0.json.gz"):
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 2e6, "pid": 1, "tid": 1}
+    phase = {**event, "cat": "user_annotation", "name": "update_actor", "dur": 4e6}
+    path = run_folder / "profile" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": [event, phase]}).encode()))
+    return path
+
+
+def test_profiles_are_listed_summarized_and_sent(run_folder, tmp_path):
+    path = written_profile(run_folder)
+    (run_folder / "profile" / "memory.rank_0.pickle").write_bytes(b"no trace")
+    name = "step_2/actor.rank_0.json.gz"
+    answers = asked(run_folder, "/api/profiles", f"/api/profile?name={name}", f"/profile/0/{name}")
+    listed = values(answers[0])["profiles"]
+    assert [(one["name"], one["is_trace"]) for one in listed] == [("memory.rank_0.pickle", False), (name, True)]
+    summary = values(answers[1])
+    assert summary["idle_share"] == 0.5 and summary["phases"] == [["update_actor", 4.0]]
+    assert summary["top"] == [{"name": "aten::mm", "seconds": 2.0, "calls": 1}]
+    status, headers, _ = answers[2]
+    assert status == 200 and int(headers["Content-Length"]) == path.stat().st_size
+    assert headers["Content-Type"] == "application/octet-stream" and "attachment" in headers["Content-Disposition"]
+    export_page(ViewApi(find_runs([run_folder])), tmp_path / "page.html", num_steps=1)
+    assert f"profile?name={name}&run=0" in (tmp_path / "page.html").read_text()
+
+
+def test_only_profiles_of_the_run_are_sent(run_folder, tmp_path):
+    written_profile(run_folder)
+    (tmp_path / "secret.json").write_text("{}")
+    (run_folder / "profile" / "link.json").symlink_to(tmp_path / "secret.json")
+    (run_folder / "profile" / "broken.json").write_text("{")
+    paths = ("/profile/0/link.json", "/profile/0/../metrics.jsonl", "/profile/0/%2e%2e/metrics.jsonl", "/profile/9/x")
+    paths += ("/api/profile?name=link.json", "/api/profile?name=../metrics.jsonl", "/api/profile?name=broken.json")
+    assert [status for status, _, _ in asked(run_folder, *paths)] == [404] * len(paths)
+    (answer,) = asked(run_folder, "/profile/0/step_2/actor.rank_0.json.gz", cookie=False)
+    assert answer[0] == 401
+
+
+def test_a_long_trace_is_not_read(run_folder, monkeypatch):
+    written_profile(run_folder)
+    monkeypatch.setattr("burnish.view.runs.MAX_TRACE_BYTES", 10)
+    (answer,) = asked(run_folder, "/api/profile?name=step_2/actor.rank_0.json.gz")
+    assert answer[0] == 404 and "the trace has more than" in answer[2]

@@ -107,10 +107,14 @@ class AgentLoopBase(ABC):
         return single[: max(0, 2 * len(single) - len(double))]
 
     async def process_vision_info(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        return {}
+        """The images and videos in the parts of messages, under "images" and "videos"."""
+        contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+        parts = [part for content in contents for part in content]
+        images, videos = ([part[kind] for part in parts if part.get(kind) is not None] for kind in ("image", "video"))
+        return {name: shown for name, shown in (("images", images), ("videos", videos)) if shown}
 
     async def process_multi_modal_info(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        return {}
+        return await self.process_vision_info(messages)
 
     async def apply_chat_template(
         self,
@@ -122,14 +126,24 @@ class AgentLoopBase(ABC):
         **unused: Any,
     ) -> list[int]:
         """Prompt tokens of these messages."""
-        ids = self._render(messages, tools=tools)
+        ids = self._render(messages, tools=tools, images=images, videos=videos)
         return ids[len(self.system_prompt) :] if remove_system_prompt else ids
 
-    def _render(self, messages: list[dict[str, Any]], *, reply: bool = True, tools: Any = None) -> list[int]:
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        reply: bool = True,
+        tools: Any = None,
+        images: Any = None,
+        videos: Any = None,
+    ) -> list[int]:
         kwargs = {"tools": tools} if tools else {}
         text = self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=reply, **kwargs, **self.apply_chat_template_kwargs
         )
+        if self.processor is not None and (images or videos):
+            return list(self.processor(text=[text], images=images, videos=videos)["input_ids"][0])
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     @abstractmethod

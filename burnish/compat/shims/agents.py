@@ -91,13 +91,11 @@ class _Conversation:
             before, action = self.text, await self.generate(params)
             states = {"observation_text": before, "action_text": action, "label": label, "sampling_params": params}
             result = await agent.step(states)
-            if result.get("environment_images"):
-                raise NotImplementedError("environment_images: images are not supported yet (vision)")
             reward += _number(result["rewards"])
             scores = result.get("scores", scores)
             logs, done = result.get("extra_logs", logs), bool(result["done"])
             params = result.get("sampling_params") or params
-            self.append_text(result.get("environment_feedback") or "")
+            self.append_text(result.get("environment_feedback") or "", result.get("environment_images"))
         return {
             "prompt": prompt,
             "label": label,
@@ -114,8 +112,12 @@ class _Conversation:
     def remaining(self) -> int:
         return self.max_length - len(self.tokens)
 
-    def append_text(self, text: str) -> None:
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+    def append_text(self, text: str, images: Any = None) -> None:
+        """`text` has a placeholder for each of the images."""
+        if images:
+            ids = self.engine.observe(text, images)
+        else:
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
         self.text += text
         self.tokens += list(ids)
         if self.log_probs is not None:

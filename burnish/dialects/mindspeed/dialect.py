@@ -185,7 +185,7 @@ def _report_one(t: Translator, setting: Setting, section: str, key: str, section
     if section in _FROZEN_ROLES:
         t.inert(setting, _FROZEN_ROLES[section])
     elif section == "vit_config":
-        t.pending(setting, "not supported yet (vision)")
+        t.inert(setting, "the vision tower is part of the policy, which actor_config describes")
     elif section == "critic_config" and not t.stage.critic:
         t.inert(setting, f"{t.stage.script} has no critic")
     elif section == "megatron_training" and key in actor_keys:

@@ -88,9 +88,6 @@ _REASONS: dict[str, dict[str, tuple[str, ...]]] = {
         "configures expert placement of vLLM-Ascend; does not change results": (
             *("eplb_token_collects", "eplb_token_save_path", "expert_map_path"),
         ),
-        "limits for vision models, which this run does not use": (
-            *("limit_mm_image_per_prompt", "limit_mm_video_per_prompt"),
-        ),
     },
     "sampling": {"the engine always returns log-probs of sampled tokens; RL stages do not use these": ("logprobs",)},
 }

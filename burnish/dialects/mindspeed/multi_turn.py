@@ -15,7 +15,13 @@ _MULTI_TURN_KEYS = {
 }
 # MindSpeed RL names the side of a long tool response that is kept; ours is the one that is removed.
 _REMOVED_SIDES = {"left": "right", "right": "left"}
-_VISION = ("reuse_image_embeds", "colocate_actor_and_vit", "vit_forward_micro_batch_size")
+_WITH_POLICY = "the vision tower is part of the policy, and runs where and when it does"
+_VISION = {
+    "colocate_actor_and_vit": _WITH_POLICY,
+    "vit_forward_micro_batch_size": _WITH_POLICY,
+}
+_LIMITS = ("limit_mm_image_per_prompt", "limit_mm_video_per_prompt")
+_IMAGE_KEY = "images"  # MindSpeed RL reads verl's columns
 
 
 def translate_multi_turn(t: Translator) -> None:
@@ -63,12 +69,18 @@ def _partial_rollout(t: Translator) -> None:
 
 
 def _images(t: Translator) -> None:
-    rl = t.rl
-    if rl.value("is_multimodal"):
-        t.pending(rl["is_multimodal"], "not supported yet (vision): images in prompts")
-        for setting in (*(rl[name] for name in _VISION), t.actor["mm_model"]):
-            if setting.explicit:
-                t.pending(setting, "not supported yet (vision)")
+    rl, embeds, limits = t.rl, t.rl["reuse_image_embeds"], [t.generate[name] for name in _LIMITS]
+    if not rl.value("is_multimodal"):
+        no_images = (rl["is_multimodal"], embeds, *(rl[name] for name in _VISION), t.actor["mm_model"], *limits)
+        for setting in no_images:
+            t.inert(setting, "no images: is_multimodal is off")
         return
-    for setting in (rl["is_multimodal"], *(rl[name] for name in _VISION), t.actor["mm_model"]):
-        t.inert(setting, "no images: is_multimodal is off")
+    t.set(rl["is_multimodal"], "data.image_key", _IMAGE_KEY, "images are read from this column")
+    frozen = "features that are computed once stay right only if the vision tower is not trained"
+    t.set(embeds, "actor_rollout_ref.actor.freeze_vision_tower", bool(embeds.value), frozen if embeds.value else "")
+    for name, why in _VISION.items():
+        t.inert(rl[name], why)
+    why = "the architecture comes from the model's config.json; actor.freeze_vision_tower decides what is trained"
+    t.inert(t.actor["mm_model"], why)
+    t.set(limits[0], "data.max_images_per_prompt")
+    t.inert(limits[1], "the number of videos is not limited")

@@ -75,7 +75,7 @@ def _devices(t: Translator) -> None:
             t.inert(rl[name], "placement does not change results")
     t.inert(rl["critic_resource"], "the critic shares the policy's devices; results are the same")
     if rl.value("vit_resource") is not None:
-        t.pending(rl["vit_resource"], "not supported yet (vision)")
+        t.inert(rl["vit_resource"], "the vision tower is part of the policy, and shares its devices")
 
 
 def _nodes(t: Translator, total: Setting) -> None:

@@ -59,7 +59,7 @@ def _library(t: Translator, composed: Composed) -> None:
         chosen = role.section["model"]
         if chosen.value is not None and chosen.value not in composed.library and chosen.value not in composed.chosen:
             if t.rl.value("is_multimodal"):
-                t.pending(chosen, "not supported yet (vision)")
+                t.inert(chosen, "a vision model: its architecture comes from the model's config.json")
             else:
                 t.refuse(chosen, f"not a model of defaults: {', '.join(composed.chosen) or 'none'}")
         elif chosen.value is not None:

@@ -144,9 +144,7 @@ def _images(t: Translator) -> None:
         t.inert("image_key", f"{t.spelling('max_images_per_prompt')} is 0: text only")
     else:
         t.set("image_key", "data.image_key")
-        limits = {"image": count}
-        why = f"at most {count} image(s) per prompt"
-        t.set("max_images_per_prompt", f"{ROLLOUT}.engine_kwargs.vllm.limit_mm_per_prompt", limits, why)
+        t.set("max_images_per_prompt", "data.max_images_per_prompt")
         for name, conflicts in (("advantage_estimator", has_critic(t)), ("packing_samples", t.get("packing_samples"))):
             if conflicts:
                 t.refuse(name, "OpenRLHF does not support images with a critic or with packing")

@@ -22,7 +22,10 @@ from burnish.dialects.openrlhf.translator import Translator
 from burnish.dialects.report import Translation
 
 # Later flags that had a flat name before v0.10.2.
-LATER_FLAT = ("vllm_is_correction_type", "max_new_tokens", "partial_rollout", "rollout_tasks_per_gpu")
+LATER_FLAT = (
+    *("vllm_is_correction_type", "max_new_tokens", "partial_rollout", "rollout_tasks_per_gpu"),
+    *("image_key", "max_images_per_prompt", "freeze_visual_encoder"),
+)
 FLAG_SET = FlagSet(
     flags=ALL,
     names=(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnish.data.files import Rows
+from burnish.data.files import Rows, folder_of
+from burnish.data.invalid_media import at_row
+from burnish.data.pictures import MediaColumns, place_pictures
 from burnish.data.prompt import read_prompt
 from burnish.errors import UserError, nearest
+from burnish.media import InvalidMedia
 from burnish.reward.sample import Sample, SampleRow
 
 if TYPE_CHECKING:
@@ -36,7 +39,13 @@ def check_columns(rows: Rows, cfg: EvalDataConfig, *, reads_prompts: bool) -> No
 
 
 def samples_of(
-    rows: Rows, number: int, cfg: EvalDataConfig, *, reads_prompts: bool, reads_rows: bool = False
+    rows: Rows,
+    number: int,
+    cfg: EvalDataConfig,
+    *,
+    reads_prompts: bool,
+    reads_rows: bool = False,
+    reads_pictures: bool = False,
 ) -> list[Sample]:
     """One sample per response of a row."""
     row, where = rows.row(number), rows.where(number)
@@ -50,6 +59,7 @@ def samples_of(
         )
     prompt = read_prompt(row, cfg.prompt_key, where).contents() if reads_prompts else ""
     sample_row = _sample_row(row, cfg, where) if reads_rows else None
+    pictures = _pictures(row, cfg, where, folder_of(rows, number)) if reads_pictures else {}
     return [
         Sample(
             data_source=str(source),
@@ -59,17 +69,29 @@ def samples_of(
             uid=f"{rows.fingerprint}-{number}",
             sample=sample,
             row=sample_row,
-            **({"prompt": prompt, "query": prompt + response} if reads_prompts else {}),
+            prompt=prompt,
+            query=prompt + response if reads_prompts else "",
+            pictures=pictures,
         )
         for sample, response in enumerate(_responses(row, cfg, where))
     ]
 
 
 def all_samples(
-    rows: Rows, cfg: EvalDataConfig, *, reads_prompts: bool, reads_rows: bool = False
+    rows: Rows, cfg: EvalDataConfig, *, reads_prompts: bool, reads_rows: bool = False, reads_pictures: bool = False
 ) -> Iterator[list[Sample]]:
-    inputs = {"reads_prompts": reads_prompts, "reads_rows": reads_rows}
+    inputs = {"reads_prompts": reads_prompts, "reads_rows": reads_rows, "reads_pictures": reads_pictures}
     return (samples_of(rows, number, cfg, **inputs) for number in range(len(rows)))
+
+
+def _pictures(row: Mapping[str, Any], cfg: EvalDataConfig, where: str, folder: str) -> dict[str, list[Any]]:
+    """The images and videos of the prompt, in order."""
+    prompt, columns = read_prompt(row, cfg.prompt_key, where), MediaColumns(cfg.image_key, cfg.video_key)
+    _, media = place_pictures(prompt.messages or [], row, columns, where, folder)
+    try:
+        return {kind: [item.read() for item in media if item.kind == kind] for kind in ("image", "video")}
+    except InvalidMedia as error:
+        raise at_row(error, where) from error
 
 
 def _sample_row(row: Mapping[str, Any], cfg: EvalDataConfig, where: str) -> SampleRow:

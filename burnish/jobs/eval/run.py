@@ -93,7 +93,7 @@ def evaluate_loaded(
     sources = check_rows(data, cfg.data)
     with Scorer(settings_of(cfg), reward) as scorer:
         scorer.check_sources(sources)
-        check_columns(data, cfg.data, reads_prompts=scorer.reads_prompts or scorer.reads_rows)
+        check_columns(data, cfg.data, reads_prompts=scorer.reads_prompts or scorer.reads_rows or scorer.reads_pictures)
         scorer.check_columns(data.kinds)
         with progress(len(data), console) as report_progress:
             scored = score_rows(scorer, data, cfg, report_progress)
@@ -132,7 +132,13 @@ def score_rows(scorer: Scorer, rows: Rows, cfg: EvalConfig, report_progress: Cal
         report_progress(len(scored))
         return len(futures)
 
-    for samples in all_samples(rows, cfg.data, reads_prompts=scorer.reads_prompts, reads_rows=scorer.reads_rows):
+    for samples in all_samples(
+        rows,
+        cfg.data,
+        reads_prompts=scorer.reads_prompts,
+        reads_rows=scorer.reads_rows,
+        reads_pictures=scorer.reads_pictures,
+    ):
         pending.append([scorer.submit(sample) for sample in samples])
         num_pending += len(samples)
         while num_pending > MAX_PENDING:

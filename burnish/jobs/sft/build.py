@@ -19,12 +19,17 @@ from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
 from burnish.loop.backends import check_kernels, optimizer_options, trained_language_model
 from burnish.loop.build import choose_threads
+from burnish.loop.build_vision import build_vision
 from burnish.loop.experiment import check_same_shape, describe_experiment
 from burnish.loop.export import check_export_dir
 from burnish.loop.finish import check_finished
 from burnish.loop.state import find_checkpoint
 from burnish.models.device import pick_device
 from burnish.models.load import ModelSource, load_config, load_tokenizer, read_chat_template
+from burnish.profiling.plan import FOLDER, NO_PLAN, ProfilePlan, RoleProfile
+from burnish.profiling.process import ProcessProfiler
+from burnish.profiling.run import RunProfiler
+from burnish.profiling.tools import PROFILERS
 from burnish.training.checkpoint import Checkpoints, read_trainer
 from burnish.training.export import loadable_path
 from burnish.training.mirror import Mirror
@@ -57,12 +62,13 @@ def build(
     tokenizer = load_tokenizer(source.checked_path(), trust_remote_code=source.trust_remote_code, key=MODEL)
     if data.chat_template is not None:
         tokenizer.chat_template = read_chat_template(data.chat_template, "data.chat_template")
+    vision = build_vision(cfg, source, tokenizer)
     train_finder = Finder("data.train_files", data.train_split, data.use_shm, tokenizer=tokenizer)
-    train = load_examples(data, train_finder, data.train_files, data.train_max_samples, dataset)
+    train = load_examples(data, train_finder, data.train_files, data.train_max_samples, dataset, vision)
     val: ExampleDataset | None = None
     if data.val_files or val_dataset is not None:
         val_finder = Finder("data.val_files", data.val_split, data.use_shm, tokenizer=tokenizer)
-        val = load_examples(data, val_finder, data.val_files, data.val_max_samples, val_dataset)
+        val = load_examples(data, val_finder, data.val_files, data.val_max_samples, val_dataset, vision)
     sampler = PromptSampler(len(train), data.train_batch_size, shuffle=True, seed=cfg.trainer.seed)
     total = cfg.trainer.total_training_steps or cfg.trainer.total_epochs * sampler.batches_per_epoch
     folder = RunFolder(cfg.trainer.default_local_dir)
@@ -86,9 +92,25 @@ def build(
         notices=notices,
     )
     find_start(run, source, stop_if_finished=stop_if_finished)
+    plan = profile_plan(cfg)
+    for profile in plan.roles:
+        PROFILERS[profile.tool].load().check(device, profile)
     with loggers.activity("loading the model"):
         run.model = build_model(cfg, source, device, total)
+    if plan.roles:
+        run.profiler = RunProfiler(plan, [ProcessProfiler(plan, 0, device)], loggers.note)
+        run.clock.observe = run.profiler.phase
     return run
+
+
+def profile_plan(cfg: SftConfig) -> ProfilePlan:
+    """What is profiled: the whole of each profiled step."""
+    if not cfg.trainer.profile_steps:
+        return NO_PLAN
+    profiler, folder = cfg.profiler, Path(cfg.trainer.default_local_dir) / FOLDER
+    folder = folder if profiler.save_path is None else Path(profiler.save_path)
+    role = RoleProfile("model", profiler.tool, folder, contents=frozenset(profiler.contents))
+    return ProfilePlan(frozenset(cfg.trainer.profile_steps), roles=(role,))
 
 
 def find_start(run: SftRun, source: ModelSource, *, stop_if_finished: bool) -> None:
@@ -126,6 +148,7 @@ def build_model(cfg: SftConfig, source: ModelSource, device: torch.device, total
         device,
         torch_dtype=None,
         liger=cfg.model.use_liger,
+        freeze_tower="model.freeze_vision_tower" if cfg.model.freeze_vision_tower else None,
         seed=cfg.trainer.seed,
     )
     rows = data.micro_batch_size or data.micro_batch_size_per_gpu

@@ -105,7 +105,7 @@ def fit(run: SftRun) -> Result:
 
 def one_step(run: SftRun, result: Result) -> None:
     indices, epoch = run.sampler.next()
-    with run.clock("step"):
+    with run.profiler.step(run.step + 1), run.clock("step"):
         metrics = run.model.update(run.train_data.batch(indices), run.step + 1)
     run.step += 1
     metrics |= {"training/global_step": float(run.step), "training/epoch": float(epoch)}

@@ -13,6 +13,7 @@ from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
 from burnish.loop.experiment import Experiment
 from burnish.loop.saving import Saving
+from burnish.profiling.run import RunProfiler
 from burnish.training.checkpoint import Checkpoints
 from burnish.training.external_checkpoints import ExternalCheckpoint
 from burnish.training.mirror import Mirror
@@ -41,6 +42,7 @@ class SftRun:
     resume_from: Path | ExternalCheckpoint | None = None
     saving: Saving = field(default_factory=Saving)
     clock: Clock = field(default_factory=Clock)
+    profiler: RunProfiler = field(default_factory=RunProfiler)
     notices: list[str] = field(default_factory=list)
     step: int = 0
     saved_step: int = 0
@@ -55,6 +57,7 @@ class SftRun:
 
     def close(self) -> None:
         self.saving.close()
+        self.profiler.close()
         self.loggers.close()
 
     def is_due(self, every: int | str) -> bool:

@@ -143,7 +143,8 @@ class CpuAttention(nn.Module):
             self.family_attention,  # pyright: ignore[reportArgumentType]
         )
         dropout = self.attention_dropout if self.training else 0.0
-        output, weights = attend(self, query, key, value, attention_mask, dropout=dropout, **self.options, **kwargs)
+        options = {"dropout": dropout, **self.options, **kwargs}  # some families pass what is also in kwargs
+        output, weights = attend(self, query, key, value, attention_mask, **options)
         output = output.reshape(*hidden_states.shape[:-1], -1).contiguous()
         return F.dropout(self.o_proj(output), self.residual_dropout, self.training), weights
 

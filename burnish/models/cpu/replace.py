@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -34,13 +35,13 @@ TOLERANCE = 1e-5
 MISMATCH = (TypeError, RuntimeError, AttributeError, ValueError, KeyError, IndexError)
 
 
-def replace_with_cpu_kernels(model: nn.Module, kernels: Kernels) -> int:
-    """Replace supported submodules by equivalents backed by C kernels; returns how many were replaced.
+def replace_with_cpu_kernels(model: nn.Module, kernels: Kernels, skip: Iterable[nn.Module] = ()) -> int:
+    """Replace supported submodules outside of `skip` by equivalents backed by C kernels; returns how many were.
 
     Without a matrix product in `kernels` (training), linear layers stay. `JoinedLinear` layers stay as well: they call
     the product that they were joined with.
     """
-    replacements: dict[nn.Module, nn.Module | None] = {}
+    replacements: dict[nn.Module, nn.Module | None] = dict.fromkeys(skip)
     _replace_children(model, kernels, replacements)
     return sum(module is not None for module in replacements.values())
 

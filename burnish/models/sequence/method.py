@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 from burnish.errors import UserError
 from burnish.models.sequence.ring import ring_attention
 from burnish.models.sequence.ulysses import ulysses_attention
+from burnish.models.vision.family import vision_family
 
 # Layers in which only attention mixes tokens.
 SHAREABLE_LAYERS = ("full_attention", "sliding_attention")
@@ -42,6 +43,7 @@ def choose_method(config: PretrainedConfig, size: int, key: str, tensor_size: in
 
     `key` sets `size` ranks; with tensor parallelism each rank has only a part of the heads.
     """
+    family = vision_family(config, key)
     config = config.get_text_config()
     heads = config.num_attention_heads // tensor_size
     kv_heads = max(1, (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) // tensor_size)
@@ -54,11 +56,13 @@ def choose_method(config: PretrainedConfig, size: int, key: str, tensor_size: in
         how = f", the {kv_heads} KV heads repeated {repeats} times" if repeats > 1 else ""
         return Choice(ULYSSES, f"{key}={size}: Ulysses, {heads // size} of {heads} heads on each rank{how}.")
     dropout = getattr(config, "attention_dropout", 0.0)
-    if dropout:
+    whole = family is not None and family.sees_whole_images
+    if dropout or whole:
         divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+        lacking = f"attention dropout (attention_dropout={dropout:g})" if dropout else "images seen as a whole"
         raise UserError(
             f"{heads} heads ({kv_heads} KV heads) are not divisible by {size} ranks, and ring attention"
-            f" does not support attention dropout (attention_dropout={dropout:g})",
+            f" does not support {lacking}",
             key=key,
             value=size,
             allowed=divisors,

@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from burnish.models.sequence.method import Method
 from burnish.models.sequence.places import Places
-from burnish.models.varlen import AttentionShape
+from burnish.models.varlen import AttentionShape, Segments
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,24 @@ class SequenceParallel:
 
         Slices have equal length: the stream is padded by an extra segment. `segments` remain those of the stream.
         """
-        tokens, segments = whole["input_ids"].shape[1], whole["segments"]
+        tokens, segments = whole["input_ids"].shape[1], Segments.of(whole["segments"], whole["input_ids"].device)
         share = self._share(tokens)
         padding = share * self.group.size() - tokens
         mine = slice(self.group.rank() * share, (self.group.rank() + 1) * share)
-        positions = torch.cat([whole["position_ids"][0], torch.arange(padding, device=whole["position_ids"].device)])
+        positions = whole["position_ids"]  # [1, T] or [rows, 1, T]
+        following = torch.arange(padding, device=positions.device).expand(*positions.shape[:-1], padding)
         return {
             **whole,
             "input_ids": F.pad(whole["input_ids"], (0, padding))[:, mine],
-            "position_ids": positions[None, mine],
-            "segments": [*segments, padding] if padding else segments,
+            "position_ids": torch.cat([positions, following], dim=-1)[..., mine],
+            "segments": segments.padded(padding) if padding else segments,
             "sequence": self,
         }
+
+    def share(self, tokens: int) -> tuple[int, int]:
+        """Begin and end of this rank's slice of a stream."""
+        start = self.group.rank() * self._share(tokens)
+        return start, start + self._share(tokens)
 
     def places(self, wanted: Tensor, tokens: int) -> Places:
         """Which of the positions `wanted` [R] of a stream this rank holds."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
-import shutil
 import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from burnish.errors import UserError
-from burnish.media import Video
+from burnish.media import InvalidMedia, Video
 from burnish.models.load import ModelSource, load_config
 from burnish.models.model_input import Media, MediaKind, ModelInput
 from burnish.models.vision.family import VisionFamily, vision_family
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 CACHE_BYTES = 2**31
+MAX_SECONDS = 10**6  # of a video
+Found = tuple[MediaKind, tuple[bytes, Processed]]  # a picture's digest and what the processor made of it
+MAX_SHAPES = 10_000  # sizes of pictures whose numbers of tokens are remembered
 KEYS: Mapping[MediaKind, str] = {"image": "data.image_key", "video": "data.video_key"}
 
 
@@ -52,6 +54,7 @@ class VisionEncoder:
         self.folder = folder
         self._pictures = pictures
         self._cache = PictureCache(settings.cache_bytes)
+        self._shapes = PictureCache(settings.cache_bytes, max_entries=MAX_SHAPES)
         self._salt = hashlib.blake2b(pictures.description.encode(), digest_size=16).digest()
         kinds: list[MediaKind] = sorted(family.kinds)
         self._kinds: dict[str, MediaKind] = {pictures.placeholders[kind]: kind for kind in kinds}
@@ -76,18 +79,21 @@ class VisionEncoder:
         *,
         add_special_tokens: bool = False,
         offset: int = 0,
+        pixels: bool = True,
     ) -> ModelInput:
         """Tokens of a rendered text in which one placeholder stands for each picture, in order, with the placeholders
         expanded to what the processor makes of the picture.
 
-        `offset`: where these tokens will stand in a longer input; media offsets count from its start. UserError where
-        placeholders and pictures do not match in number.
+        `offset`: where these tokens will stand in a longer input; media offsets count from its start. With
+        `pixels=False`, media have no tensors, and pictures are processed only where their size does not tell how many
+        tokens they take: for lengths. UserError where placeholders and pictures do not match in number.
         """
         self._check(text, images, videos)
         order: list[MediaKind] = [self._kinds[match.group()] for match in self._placeholder.finditer(text)]
         remaining: dict[MediaKind, Iterator[Any]] = {"image": iter(images), "video": iter(videos)}
-        processed = [self._process(kind, next(remaining[kind])) for kind in order]
-        return self._assemble(text, list(zip(order, processed, strict=True)), add_special_tokens, offset)
+        pictures = [next(remaining[kind]) for kind in order]
+        found = [(kind, self._process(kind, picture, pixels)) for kind, picture in zip(order, pictures, strict=True)]
+        return self._assemble(text, found, pictures, add_special_tokens, offset)
 
     def _check(self, text: str, images: Sequence[Image], videos: Sequence[Video]) -> None:
         given: dict[MediaKind, int] = {"image": len(images), "video": len(videos)}
@@ -104,31 +110,45 @@ class VisionEncoder:
                 )
             limit = limits[kind]
             if limit is not None and count > limit:
-                raise UserError(f"the prompt has {count} {kind}s, more than the limit of {limit}", key=KEYS[kind])
+                raise InvalidMedia(f"the prompt has {count} {kind}s, more than the limit of {limit}", key=KEYS[kind])
 
-    def _process(self, kind: MediaKind, picture: Image | Video) -> tuple[bytes, Processed]:
+    def _process(self, kind: MediaKind, picture: Image | Video, pixels: bool) -> tuple[bytes, Processed]:
         """The picture's digest, and what the processor makes of it, from the cache where it was seen before."""
         frames = [_rgb(frame) for frame in (picture.frames if isinstance(picture, Video) else (picture,))]
         if not frames or any(not frame.width * frame.height for frame in frames):
-            raise UserError(f"the {kind} has no pixels", key=KEYS[kind])
+            raise InvalidMedia(f"the {kind} has no pixels", key=KEYS[kind])
         if len({frame.size for frame in frames}) > 1:
-            raise UserError("the frames of the video differ in size", key=KEYS[kind])
+            raise InvalidMedia("the frames of the video differ in size", key=KEYS[kind])
         stamps = picture.timestamps if isinstance(picture, Video) else None
         if stamps is not None and len(stamps) != len(frames):
-            raise UserError(f"the video has {len(frames)} frames and {len(stamps)} time stamps", key=KEYS[kind])
-        digest = _digest(self._salt, kind, frames, stamps)
+            raise InvalidMedia(f"the video has {len(frames)} frames and {len(stamps)} time stamps", key=KEYS[kind])
+        if stamps is not None and not all(0 <= stamp < MAX_SECONDS for stamp in stamps):
+            raise InvalidMedia(f"its time stamps are not all numbers from 0 to {MAX_SECONDS}", key=KEYS[kind])
         work = self._pictures.video if kind == "video" else self._pictures.image
         argument: Any = Video(frames, stamps) if kind == "video" else frames[0]
         try:
+            if not pixels:
+                shape = (kind, frames[0].size, len(frames), None if stamps is None else tuple(stamps))
+                return b"", self._shapes.get(repr(shape).encode(), lambda: self._shape_of(kind, argument))
+            digest = _digest(self._salt, kind, frames, stamps)
             return digest, self._cache.get(digest, lambda: work(argument))
         except ValueError as error:
             problem = f"the processor refuses the {kind} of {frames[0].width} x {frames[0].height} pixels: {error}"
-            raise UserError(problem, key=KEYS[kind]) from error
+            raise InvalidMedia(problem, key=KEYS[kind]) from error
+
+    def _shape_of(self, kind: MediaKind, picture: Any) -> Processed:
+        """What the processor makes of pictures of this size, without tensors."""
+        pieces = self._pictures.image_pieces(*picture.size) if kind == "image" else None
+        if pieces is not None:
+            return Processed(pieces, ({},))
+        processed = self._pictures.video(picture) if kind == "video" else self._pictures.image(picture)
+        return Processed(processed.pieces, ({},) * len(processed.items))
 
     def _assemble(
         self,
         text: str,
-        found: Sequence[tuple[MediaKind, tuple[bytes, Processed]]],
+        found: Sequence[Found],
+        pictures: Sequence[Image | Video],
         add_special_tokens: bool,
         offset: int,
     ) -> ModelInput:
@@ -148,7 +168,7 @@ class VisionEncoder:
         if sum(token in special for token in tokenized) != len(runs):
             names = ", ".join(sorted(self.tokenizer.convert_ids_to_tokens(token) for token in special))
             problem = f"the text has tokens that only stand for pictures ({names}) beside the placeholders"
-            raise UserError(problem, key=KEYS["image"])
+            raise InvalidMedia(problem, key=KEYS["image"])
         ids: list[int] = []
         places: list[tuple[int, int]] = []  # of each run in the ids
         remaining = iter(runs)
@@ -157,14 +177,52 @@ class VisionEncoder:
             if token in special:
                 places.append((len(ids), count))
             ids += [token] * count
-        return ModelInput(tuple(ids), tuple(_media(found, places, offset)))
+        return ModelInput(tuple(ids), tuple(_media(found, pictures, places, offset)))
 
-    def save(self, folder: Path) -> None:
-        """Copy the processor's files into a model's folder, so that others can load it as a whole."""
-        for name in PROCESSOR_FILES:
-            source = Path(self.folder) / name
-            if source.is_file() and not (folder / name).exists():
-                shutil.copyfile(source, folder / name)
+    def expanded(self, text: str, images: Sequence[Image], videos: Sequence[Video]) -> str:
+        """A text whose first placeholders, those of these pictures, are written as their tokens decode."""
+        remaining = {"image": iter(images), "video": iter(videos)}
+        count = len(images) + len(videos)
+        pieces, end = [], 0
+        for match in itertools.islice(self._placeholder.finditer(text), count):
+            kind = self._kinds[match.group()]
+            picture = next(remaining[kind], None)
+            if picture is None:
+                break
+            token = self.tokenizer.convert_ids_to_tokens(self._pictures.feature_ids[kind])
+            processed = self._process(kind, picture)[1].pieces
+            pieces.append(text[end : match.start()])
+            pieces += [piece if isinstance(piece, str) else token * piece for piece in processed]
+            end = match.end()
+        return "".join([*pieces, text[end:]])
+
+    def attach(self, ids: Sequence[int], images: Sequence[Image] = (), videos: Sequence[Video] = ()) -> ModelInput:
+        """Tokens in which the placeholders are expanded already, with their media. InvalidMedia where they are not."""
+        remaining = {"image": list(images), "video": list(videos)}
+        kinds = {self._pictures.feature_ids[kind]: kind for kind in sorted(self.kinds)}
+        found, pictures, places, index = [], [], [], 0
+        while index < len(ids):
+            kind = kinds.get(ids[index])
+            if kind is None or not remaining[kind]:
+                index += 1
+                continue
+            pictures.append(remaining[kind].pop(0))
+            found.append((kind, self._process(kind, pictures[-1])))
+            token = ids[index]
+            for count in (piece for piece in found[-1][1][1].pieces if isinstance(piece, int)):
+                while index < len(ids) and ids[index] != token:
+                    index += 1
+                end = index + count
+                if list(ids[index:end]) != [token] * count or list(ids[end : end + 1]) == [token]:
+                    which = f"{kind} {len(pictures) - 1}"
+                    problem = f"the tokens of {which} are not the {count} that the model's processor makes: use it"
+                    raise InvalidMedia(problem, key=KEYS[kind])
+                places.append((index, count))
+                index = end
+        left = sum(map(len, remaining.values()))
+        if left:
+            raise InvalidMedia(f"{left} of the pictures have no place in the tokens", key=KEYS["image"])
+        return ModelInput(tuple(ids), tuple(_media(found, pictures, places, 0)))
 
 
 def load_vision_encoder(
@@ -198,13 +256,20 @@ def load_vision_encoder(
 
 
 class PictureCache:
-    """The most recently used pictures, up to a number of bytes."""
+    """The most recently used pictures, up to a number of bytes and of entries."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, max_entries: int = 2**20) -> None:
         self.max_bytes = max_bytes
+        self.max_entries = max_entries
         self.nbytes = 0
         self._lock = threading.Lock()
         self._entries: OrderedDict[bytes, Processed] = OrderedDict()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PictureCache, (
+            self.max_bytes,
+            self.max_entries,
+        )  # a copy in another process is empty
 
     def get(self, digest: bytes, process: Callable[[], Processed]) -> Processed:
         with self._lock:
@@ -216,17 +281,20 @@ class PictureCache:
             if digest not in self._entries and processed.nbytes <= self.max_bytes:
                 self._entries[digest] = processed
                 self.nbytes += processed.nbytes
-                while self.nbytes > self.max_bytes:
+                while self.nbytes > self.max_bytes or len(self._entries) > self.max_entries:
                     self.nbytes -= self._entries.popitem(last=False)[1].nbytes
             return self._entries.get(digest, processed)
 
 
 def _media(
-    found: Sequence[tuple[MediaKind, tuple[bytes, Processed]]], places: Sequence[tuple[int, int]], offset: int
+    found: Sequence[Found],
+    pictures: Sequence[Image | Video],
+    places: Sequence[tuple[int, int]],
+    offset: int,
 ) -> Iterator[Media]:
-    """The media items of all pictures, given where their runs of tokens stand."""
+    """The media items of all pictures, given where their runs of tokens stand. The first item has the picture."""
     remaining = iter(places)
-    for kind, (digest, processed) in found:
+    for (kind, (digest, processed)), picture in zip(found, pictures, strict=True):
         mine = [next(remaining) for piece in processed.pieces if isinstance(piece, int)]
         per_item = len(mine) // len(processed.items)
         for number, tensors in enumerate(processed.items):
@@ -237,7 +305,8 @@ def _media(
                 mask[begin - start : begin - start + count] = True
             # Spans are part of the digest: crops of one image have the same content but for their number.
             own = hashlib.blake2b(digest + struct.pack("q", number), digest_size=16).digest()
-            yield Media(kind, own, offset + start, length, tensors, None if bool(mask.all()) else mask)
+            features, source = None if bool(mask.all()) else mask, None if number else picture
+            yield Media(kind, own, offset + start, length, tensors, features, source)
 
 
 def _rgb(image: Image) -> Image:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from burnish.errors import UserError
 from burnish.models.model_input import Media, MediaKind
 from burnish.models.positions import TEXT, Positions
-from burnish.models.vision.features import Embedded, MediaSlice
+from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice
 from burnish.registry import Registry
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class VisionFamily(Protocol):
     kinds: frozenset[MediaKind]  # what its processor takes
     positions: Positions
     sees_whole_images: bool  # tokens of one image attend to each other in both directions (Gemma 3)
+    changes_layers: bool  # features are added between the layers of the language model too (Qwen3-VL)
 
     def language_model(self, model: PreTrainedModel) -> nn.Module:
         """The text backbone: embeddings -> hidden states."""
@@ -52,12 +53,18 @@ class VisionFamily(Protocol):
         ...
 
     def embed(
-        self, model: PreTrainedModel, ids: Tensor, slices: Sequence[MediaSlice], *, always: bool = False
+        self,
+        model: PreTrainedModel,
+        ids: Tensor,
+        slices: Sequence[MediaSlice],
+        *,
+        always: bool = False,
+        memo: FeatureMemo | None = None,
     ) -> Embedded:
         """Embeddings of a packed stream [T] with the media's features in place.
 
         `always` runs the vision tower (on a stand-in) where there is no media too, so that ranks that shard it do the
-        same collectives; its gradients are then zero.
+        same collectives; its gradients are then zero. `memo` has features that were computed before.
         """
         ...
 
@@ -88,3 +95,23 @@ def vision_family(config: PretrainedConfig, key: str = "actor_rollout_ref.model.
 def positions_of(config: PretrainedConfig) -> Positions:
     family = vision_family(config)
     return TEXT if family is None else family.positions
+
+
+def vision_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """Vision tower and projector of a model by name; none in a text model."""
+    family = vision_family(model.config)
+    return {} if family is None else family.vision_modules(model)
+
+
+def freeze_vision_tower(model: PreTrainedModel, key: str, value: object = True) -> None:
+    """Train neither the vision tower nor the projector. `key` is the setting, for the error about a text model."""
+    modules = vision_modules(model)
+    if not modules:
+        raise UserError(
+            f"models of type {model.config.model_type!r} have no vision tower",
+            key=key,
+            value=value,
+            hint=f"{key}=false",
+        )
+    for module in modules.values():
+        module.requires_grad_(False)

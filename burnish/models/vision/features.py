@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from burnish.models.model_input import Media
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,51 @@ class Placed:
         return embeds.index_copy(0, self.where, self.features[0].to(embeds.dtype))
 
 
-def place(slices: Sequence[MediaSlice], tower: Callable[[list[Media]], list[tuple[Tensor, ...]]]) -> Placed:
-    """Run the tower once for each different picture, and cut out what the slices show of it.
+Layers = tuple[Tensor, ...]  # features of one picture, [features, hidden] of one or more layers
+Tower = Callable[[list[Media]], list[Layers]]
 
-    `tower` returns for every picture its features, [features, hidden], of one or more layers.
+
+class FeatureMemo:
+    """Features that were computed already, for prompts that are prefilled in parts: the newest ones, by bytes.
+
+    `one_by_one` gives the tower one picture at a time, so that no bit depends on which pictures come together.
     """
+
+    def __init__(self, max_bytes: int, *, one_by_one: bool = False) -> None:
+        self.max_bytes, self.one_by_one = max_bytes, one_by_one
+        self._known: OrderedDict[bytes, Layers] = OrderedDict()
+        self._num_bytes = 0
+
+    def features(self, pictures: Sequence[Media], tower: Tower) -> list[Layers]:
+        new = [media for media in pictures if media.digest not in self._known]
+        batches = [[media] for media in new] if self.one_by_one else [new] if new else []
+        for batch in batches:
+            for media, layers in zip(batch, tower(batch), strict=True):
+                self._known[media.digest] = layers
+                self._num_bytes += _bytes(layers)
+        for media in pictures:
+            self._known.move_to_end(media.digest)
+        found = [self._known[media.digest] for media in pictures]
+        while self._num_bytes > self.max_bytes and self._known:
+            self._num_bytes -= _bytes(self._known.popitem(last=False)[1])
+        return found
+
+    def clear(self) -> None:
+        """The weights have changed, or the memory is needed."""
+        self._known.clear()
+        self._num_bytes = 0
+
+
+def _bytes(layers: Layers) -> int:
+    return sum(layer.nbytes for layer in layers)
+
+
+def place(slices: Sequence[MediaSlice], tower: Tower, memo: FeatureMemo | None = None) -> Placed:
+    """Run the tower once for each different picture, and cut out what the slices show of it."""
     slices = sorted((part for part in slices if part.length > 0), key=lambda part: part.start)
     unique = list({part.media.digest: part.media for part in slices}.values())
-    computed = {media.digest: layers for media, layers in zip(unique, tower(unique), strict=True)}
+    found = tower(unique) if memo is None else memo.features(unique, tower)
+    computed = {media.digest: layers for media, layers in zip(unique, found, strict=True)}
     where: list[Tensor] = []
     layers: list[list[Tensor]] = [[] for _ in computed[unique[0].digest]]
     for part in slices:
@@ -84,7 +125,11 @@ def _features_of(part: MediaSlice) -> tuple[int, Tensor]:
     return int(mask[: part.first].sum()), shown
 
 
-def to_device(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Pictures of a micro-batch, joined and copied to the device, without waiting for the copy."""
+def to_device(tensors: Sequence[Tensor], model: PreTrainedModel) -> Tensor:
+    """Pictures of a micro-batch, joined and copied to where the model computes, without waiting for the copy.
+
+    That is where its embedding is: sharded weights may wait on the CPU, but embeddings are gathered here.
+    """
+    device = cast(nn.Embedding, model.get_input_embeddings()).weight.device
     joined = torch.cat(list(tensors))
     return joined.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else joined.to(device)

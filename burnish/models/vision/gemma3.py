@@ -12,7 +12,7 @@ from transformers import Gemma3Processor
 from burnish.media import Video
 from burnish.models.model_input import Media, MediaKind
 from burnish.models.positions import TEXT, Positions
-from burnish.models.vision.features import Embedded, MediaSlice, place, to_device
+from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice, place, to_device
 from burnish.models.vision.pictures import Processed, describe, load_image_processor, runs_between
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class Gemma3:
     kinds: frozenset[MediaKind] = frozenset({"image"})
     positions: Positions = TEXT
     sees_whole_images = True
+    changes_layers = False
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config: Any = config
@@ -36,11 +37,17 @@ class Gemma3:
         return {name: model.get_submodule(name) for name in ("model.vision_tower", "model.multi_modal_projector")}
 
     def embed(
-        self, model: PreTrainedModel, ids: Tensor, slices: Sequence[MediaSlice], *, always: bool = False
+        self,
+        model: PreTrainedModel,
+        ids: Tensor,
+        slices: Sequence[MediaSlice],
+        *,
+        always: bool = False,
+        memo: FeatureMemo | None = None,
     ) -> Embedded:
         embeds = model.get_input_embeddings()(ids)
         if slices:
-            return Embedded(place(slices, lambda media: self._features(model, media)).into(embeds))
+            return Embedded(place(slices, lambda media: self._features(model, media), memo).into(embeds))
         if always:
             size = self.config.vision_config.image_size
             features = self._images(model, torch.zeros(1, 3, size, size))
@@ -53,7 +60,7 @@ class Gemma3:
 
     def _images(self, model: PreTrainedModel, images: Tensor) -> Tensor:
         """[images, features, hidden]."""
-        output = model.get_submodule("model.vision_tower")(pixel_values=to_device([images], model.device))
+        output = model.get_submodule("model.vision_tower")(pixel_values=to_device([images], model))
         return model.get_submodule("model.multi_modal_projector")(output.last_hidden_state)
 
     def model_arguments(self, media: Sequence[Media]) -> dict[str, Tensor]:
@@ -80,6 +87,9 @@ class GemmaPictures:
         text = self.processor.replace_image_token({"num_crops": [int(inputs["num_crops"][0])]}, 0)
         items = tuple({"pixel_values": pixels[None]} for pixels in inputs["pixel_values"])
         return Processed(runs_between(text.split(self.token), self.per_image), items)
+
+    def image_pieces(self, width: int, height: int) -> tuple[str | int, ...] | None:
+        return None
 
     def video(self, video: Video) -> Processed:
         raise NotImplementedError  # not among the family's kinds

@@ -13,7 +13,7 @@ from transformers.models.smolvlm import processing_smolvlm
 from burnish.media import Video
 from burnish.models.model_input import Media, MediaKind
 from burnish.models.positions import TEXT, Positions
-from burnish.models.vision.features import Embedded, MediaSlice, place, to_device
+from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice, place, to_device
 from burnish.models.vision.pictures import MAX_FRAMES, Processed, describe, load_image_processor, runs_between
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Idefics3:
     kinds: frozenset[MediaKind] = frozenset({"image"})
     positions: Positions = TEXT
     sees_whole_images = False
+    changes_layers = False
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config: Any = config
@@ -47,11 +48,17 @@ class Idefics3:
         return {name: model.get_submodule(name) for name in ("model.vision_model", "model.connector")}
 
     def embed(
-        self, model: PreTrainedModel, ids: Tensor, slices: Sequence[MediaSlice], *, always: bool = False
+        self,
+        model: PreTrainedModel,
+        ids: Tensor,
+        slices: Sequence[MediaSlice],
+        *,
+        always: bool = False,
+        memo: FeatureMemo | None = None,
     ) -> Embedded:
         embeds = model.get_input_embeddings()(ids)
         if slices:
-            return Embedded(place(slices, lambda media: self._features(model, media)).into(embeds))
+            return Embedded(place(slices, lambda media: self._features(model, media), memo).into(embeds))
         if always:
             size = self.config.vision_config.image_size
             features = self._tiles(model, torch.zeros(1, 3, size, size))
@@ -65,7 +72,7 @@ class Idefics3:
 
     def _tiles(self, model: PreTrainedModel, tiles: Tensor) -> Tensor:
         """[tiles, features, hidden]. Without the model's own search for padding, which drops a tile of zeros."""
-        output = model.get_submodule("model.vision_model")(to_device([tiles], model.device), return_dict=True)
+        output = model.get_submodule("model.vision_model")(to_device([tiles], model), return_dict=True)
         return model.get_submodule("model.connector")(output.last_hidden_state)
 
     def model_arguments(self, media: Sequence[Media]) -> dict[str, Tensor]:
@@ -96,6 +103,9 @@ class IdeficsPictures:
         inputs = self.images(images=[[image]], return_tensors="pt", return_row_col_info=True)
         text = self._prompt(inputs["rows"][0][0], inputs["cols"][0][0])
         return self._processed(text, inputs["pixel_values"])
+
+    def image_pieces(self, width: int, height: int) -> tuple[str | int, ...] | None:
+        return None
 
     def video(self, video: Video) -> Processed:
         if len(video.frames) > MAX_FRAMES:

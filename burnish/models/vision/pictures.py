@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -50,6 +52,10 @@ class Pictures(Protocol):
 
     def image(self, image: Image) -> Processed:
         """An RGB image. ValueError where the processor refuses it."""
+        ...
+
+    def image_pieces(self, width: int, height: int) -> tuple[str | int, ...] | None:
+        """The pieces of an image of this size, if they can be told without processing one, in one media item."""
         ...
 
     def video(self, video: Video) -> Processed:
@@ -101,6 +107,14 @@ def runs_between(texts: Sequence[str], tokens: int) -> tuple[str | int, ...]:
 def has_file(folder: str, name: str) -> bool:
     """Whether a model's folder, or its hub name, has this file."""
     return cached_file(folder, name, _raise_exceptions_for_missing_entries=False) is not None
+
+
+def copy_processor_files(model: str, folder: Path) -> None:
+    """Copy the files about pictures of a model's folder (or hub name) beside its trained weights."""
+    for name in PROCESSOR_FILES:
+        file = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
+        if file is not None and not (folder / name).exists():
+            shutil.copyfile(file, folder / name)
 
 
 def describe(*processors: Any, **more: Any) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from burnish.media import Video
 from burnish.models.model_input import Media, MediaKind
-from burnish.models.vision.features import Embedded, MediaSlice, Placed, place, to_device
+from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice, Placed, place, to_device
 from burnish.models.vision.mrope import GRIDS, SECONDS, MropePositions
 from burnish.models.vision.pictures import MAX_FRAMES, Processed, describe, has_file, load_image_processor
 
@@ -26,6 +26,7 @@ ASSUMED_FPS = 2.0  # of frames without time stamps: the rate at which Qwen's own
 class Qwen2VL:
     kinds: frozenset[MediaKind] = frozenset({"image", "video"})
     sees_whole_images = False
+    changes_layers = False
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config: Any = config
@@ -43,11 +44,17 @@ class Qwen2VL:
         return {"model.visual": model.get_submodule("model.visual")}
 
     def embed(
-        self, model: PreTrainedModel, ids: Tensor, slices: Sequence[MediaSlice], *, always: bool = False
+        self,
+        model: PreTrainedModel,
+        ids: Tensor,
+        slices: Sequence[MediaSlice],
+        *,
+        always: bool = False,
+        memo: FeatureMemo | None = None,
     ) -> Embedded:
         embeds = model.get_input_embeddings()(ids)
         if slices:
-            placed = place(slices, lambda media: self._features(model, media))
+            placed = place(slices, lambda media: self._features(model, media), memo)
             return Embedded(placed.into(embeds), self._arguments(placed, len(ids)))
         if always:
             return self._without_effect(embeds, self._features(model, [self._stand_in()])[0])
@@ -57,8 +64,8 @@ class Qwen2VL:
         """Images and videos alike go through the tower in one call."""
         tower = model.get_submodule("model.visual")
         grids = torch.cat([item.tensors[GRIDS[item.kind]] for item in media])
-        pixels = to_device([item.tensors[PIXELS[item.kind]] for item in media], model.device)
-        output = tower(pixels, grid_thw=grids.to(model.device), return_dict=True)
+        pixels = to_device([item.tensors[PIXELS[item.kind]] for item in media], model)
+        output = tower(pixels, grid_thw=grids.to(pixels.device), return_dict=True)
         sizes = (grids.prod(-1) // self.merge**2).tolist()
         layers = (output.pooler_output, *(getattr(output, "deepstack_features", None) or ()))
         return list(zip(*(layer.split(sizes) for layer in layers), strict=True))
@@ -98,6 +105,8 @@ class Qwen25VL(Qwen2VL):
 class Qwen3VL(Qwen2VL):
     """Features of deeper layers of the tower are added after the first layers of the language model (deepstack)."""
 
+    changes_layers = True
+
     def _arguments(self, placed: Placed, length: int) -> dict[str, Any]:
         mask = torch.zeros(1, length, dtype=torch.bool, device=placed.where.device)
         mask[0, placed.where] = True
@@ -128,6 +137,9 @@ class QwenPictures:
         grid = inputs["image_grid_thw"]
         tensors = {PIXELS["image"]: inputs["pixel_values"], GRIDS["image"]: grid}
         return Processed((int(grid.prod()) // self.merge**2,), (tensors,))
+
+    def image_pieces(self, width: int, height: int) -> tuple[str | int, ...] | None:
+        return (self.images.get_number_of_image_patches(height, width) // self.merge**2,)
 
     def video(self, video: Video) -> Processed:
         if len(video.frames) > MAX_FRAMES:

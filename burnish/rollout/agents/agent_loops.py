@@ -8,12 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from burnish.errors import UserError
+from burnish.models.model_input import ModelInput
 from burnish.rollout.agents.agent import AgentContext
 from burnish.rollout.agents.failure import EpisodeFailed, failed
+from burnish.rollout.agents.processor import Processor
 from burnish.rollout.agents.recorded import RecordedCalls, failed_trajectory
 from burnish.rollout.agents.sampling_params import sampling_fields, sampling_params
 from burnish.rollout.agents.tool_agent import first_messages
 from burnish.rollout.agents.user_files import accepted, load_class, read_entries, with_ids_by_default
+from burnish.rollout.chat.forms import Message
+from burnish.rollout.chat.history import originals
+from burnish.rollout.chat.pictures import read_pictures
 from burnish.rollout.engine import Completion
 from burnish.rollout.episode import Episode, Prompt, Sampler
 from burnish.rollout.trajectory import Trajectory
@@ -38,9 +43,10 @@ class TokenOutput(list):
 class ServerManager:
     """What an agent loop samples with. Requests with one request_id are one dialogue and keep its KV."""
 
-    def __init__(self, calls: RecordedCalls, what: str) -> None:
+    def __init__(self, calls: RecordedCalls, what: str, prompt: ModelInput) -> None:
         self.calls = calls
         self.what = what
+        self.prompt = prompt
 
     async def generate(
         self,
@@ -52,10 +58,12 @@ class ServerManager:
         video_data: Any = None,
         **options: Any,
     ) -> TokenOutput:
-        if image_data or video_data:
-            raise UserError("images and videos are not supported yet (vision)", key=self.what)
-        fields = sampling_fields(dict(sampling_params or {}), f"agent loop {self.what}")
-        return TokenOutput(await self.calls.generate(str(request_id), list(prompt_ids), fields))
+        where = f"agent loop {self.what}"
+        pictures = (read_pictures(image_data, "image", where), read_pictures(videos_of(video_data), "video", where))
+        if not any(pictures) and tuple(prompt_ids[: len(self.prompt)]) == self.prompt.ids:
+            pictures = originals(self.prompt)  # of a loop that does not pass them on
+        fields = sampling_fields(dict(sampling_params or {}), where)
+        return TokenOutput(await self.calls.generate(str(request_id), list(prompt_ids), fields, pictures))
 
 
 class ConfigWrap:
@@ -78,10 +86,13 @@ class VerlAgentLoop:
         self.kwargs = kwargs
         self.takes_messages = "messages" in inspect.signature(cls.run).parameters  # verl 0.5
         self.tokenizer = with_ids_by_default(context.tokenizer)
+        vision = context.template.vision
+        self.processor = None if vision is None else Processor(self.tokenizer, vision)
         self._config: Any = None
 
     async def run(self, prompt: Prompt, sampler: Sampler) -> Trajectory | list[Trajectory]:
-        calls = RecordedCalls(sampler, turn=self.context.limits.of_turn(prompt.sampling))
+        vision = self.context.template.vision
+        calls = RecordedCalls(sampler, turn=self.context.limits.of_turn(prompt.sampling), vision=vision)
         try:
             output = await calls.run(self._start(prompt, calls), self.context.timeout, f"agent loop {self.name!r}")
             outputs = list(output) if isinstance(output, list | tuple) else [output]
@@ -96,7 +107,7 @@ class VerlAgentLoop:
             return failed_trajectory(prompt.input, str(failed(f"agent loop {self.name!r}", error)))
 
     async def _start(self, prompt: Prompt, calls: RecordedCalls) -> Any:
-        loop = self._instance(ServerManager(calls, self.name))
+        loop = self._instance(ServerManager(calls, self.name, prompt.input))
         params = sampling_params(prompt.sampling)
         row = row_fields(prompt, self.context.decode, self.name)
         if not self.takes_messages:
@@ -108,7 +119,7 @@ class VerlAgentLoop:
             "trainer_config": ConfigWrap(self.config),
             "server_manager": server,
             "tokenizer": self.tokenizer,
-            "processor": None,
+            "processor": self.processor,
             "dataset_cls": None,
             "data_config": ConfigWrap(self.config.data),
             "dataset_config": self.config.data,
@@ -145,6 +156,35 @@ class VerlAgentLoop:
         )
 
 
+def multi_modal_data(input: ModelInput) -> dict[str, list[Any]]:
+    """The images and videos of a prompt under verl's names."""
+    images, videos = originals(input)
+    return {name: shown for name, shown in (("image", images), ("video", videos)) if shown}
+
+
+def with_originals(messages: Sequence[Message], input: ModelInput) -> list[Message]:
+    """Messages whose parts for images and videos have them."""
+    remaining = dict(zip(("image", "video"), map(iter, originals(input)), strict=True))
+
+    def filled(part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        picture = next(remaining[kind], None) if kind in remaining else None
+        return part if picture is None else {**part, kind: picture}
+
+    return [
+        {**message, "content": [filled(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def videos_of(value: Any) -> list[Any]:
+    """verl passes videos with their metadata, or alone."""
+    given = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+    return [entry[0] if isinstance(entry, tuple) else entry for entry in given]
+
+
 def row_fields(prompt: Prompt, decode: Any, agent_name: str) -> dict[str, Any]:
     """The row of the data as verl passes it to `run`."""
     row = dict(prompt.row)
@@ -153,13 +193,13 @@ def row_fields(prompt: Prompt, decode: Any, agent_name: str) -> dict[str, Any]:
     return {
         **columns,
         **row,
-        "raw_prompt": first_messages(prompt, decode),
+        "raw_prompt": with_originals(first_messages(prompt, decode), prompt.input),
         "reward_model": {**(columns.get("reward_model") or {}), "ground_truth": row.get("ground_truth")},
         "extra_info": extra,
         "index": extra.get("index"),
         "tools_kwargs": extra.get("tools_kwargs") or {},
         "interaction_kwargs": extra.get("interaction_kwargs") or {},
-        "multi_modal_data": {},
+        "multi_modal_data": multi_modal_data(prompt.input),
         "uid": prompt.uid,
         "agent_name": agent_name,
     }

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from burnish.errors import UserError
-from burnish.models.model_input import ModelInput
 from burnish.rollout.agents.agent import AgentContext
 from burnish.rollout.agents.failure import EpisodeFailed, failed
 from burnish.rollout.agents.limits import reached
@@ -22,7 +21,8 @@ from burnish.rollout.agents.sampling_params import sampling_fields, sampling_par
 from burnish.rollout.agents.tool_agent import first_messages
 from burnish.rollout.agents.user_files import load_class
 from burnish.rollout.chat.forms import Message
-from burnish.rollout.chat.history import AppendHistory
+from burnish.rollout.chat.history import AppendHistory, originals
+from burnish.rollout.chat.pictures import read_content
 from burnish.rollout.chat.tool_calls import ParsedTurn, ToolParser
 from burnish.rollout.engine import Completion, FinishReason
 from burnish.rollout.episode import Prompt, Sampler
@@ -140,7 +140,7 @@ class CallbackAgent:
         start = prompt.input
         if self.shows_own_tools:  # the data's prompt shows those of the run
             template = self.context.template
-            start = ModelInput(tuple(template.encode(template.render(messages))))
+            start = template.input_with(template.render(messages), *originals(prompt.input))
             sampler = sampler.fork(0, start)
         history = self.context.history(self.context.template, start, prompt.row.get("raw_prompt"))
         conversation = CallbackConversation(f"{prompt.uid}-{prompt.seed:x}", messages, info, history, sampler)
@@ -165,6 +165,10 @@ class CallbackAgent:
                 limits.max_user_turns, conversation.num_user_turns
             ):
                 return "stop"
+            answer = [
+                {**message, "content": read_content(message.get("content"), "a callback's message")}
+                for message in answer
+            ]
             role = "tool" if all(message["role"] == "tool" for message in answer) else "user"
             sampler = conversation.sampler
             if not history.add_messages(answer, role, sampler.budget, latency=sampler.waited()):

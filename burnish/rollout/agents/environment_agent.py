@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from burnish.models.model_input import ModelInput
 from burnish.rollout.agents.agent import AgentContext
 from burnish.rollout.agents.failure import EpisodeFailed
 from burnish.rollout.agents.limits import reached
 from burnish.rollout.agents.tool_agent import first_messages
-from burnish.rollout.chat.history import end_token
+from burnish.rollout.chat.forms import joined
+from burnish.rollout.chat.history import end_token, originals
+from burnish.rollout.chat.pictures import pictures_of
 from burnish.rollout.chat.template import Message
 from burnish.rollout.conversation import TrajectoryBuilder
 from burnish.rollout.engine import FinishReason
@@ -65,8 +66,12 @@ class EnvironmentAgent:
         started = observation if replaces else with_observation(messages, observation, made_from_environment=made)
         if started == messages:
             return TrajectoryBuilder(prompt.input), sampler
-        template = self.context.template
-        model_input = ModelInput(tuple(template.encode(template.render(started))))
+        template, observation = self.context.template, self.context.template.escape(observation)
+        images, videos = pictures_of(observation)
+        if not (replaces or made):
+            of_row = originals(prompt.input)
+            images, videos = [*of_row[0], *images], [*of_row[1], *videos]
+        model_input = template.input_with(template.render(started), images, videos)
         forked = sampler.fork(0, model_input)
         if forked.budget(model_input) == 0:
             raise EpisodeFailed(f"the first observation has {len(model_input)} tokens and leaves none for an answer")
@@ -91,10 +96,11 @@ class EnvironmentAgent:
                 or reached(limits.max_user_turns, num_turns - 1)
             ):
                 return "stop"
-            ids = template.between(list(result.observation), ended=end_token(completion, template.eos_ids))  # type: ignore[arg-type]
-            if len(ids) >= sampler.budget(builder.input):  # the model could not answer
+            ended, offset = end_token(completion, template.eos_ids), len(builder.input)
+            added = template.continuation(template.escape(result.observation), ended=ended, offset=offset)
+            if len(added) >= sampler.budget(builder.input):  # the model could not answer
                 return "length"
-            builder.add_observation(ids, "user", latency=sampler.waited())
+            builder.add_observation(added.ids, "user", latency=sampler.waited(), media=added.media)
 
 
 def row_options(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +123,6 @@ def with_observation(
         system = [message for message in messages if message["role"] == "system" != observation[0]["role"]]
         return [*system, *observation]
     if messages and messages[-1]["role"] == observation[0]["role"]:
-        joined = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{observation[0]['content']}"}
-        return [*messages[:-1], joined, *observation[1:]]
+        content = joined(messages[-1]["content"], "\n\n", observation[0]["content"])
+        return [*messages[:-1], {**messages[-1], "content": content}, *observation[1:]]
     return [*messages, *observation]

@@ -16,11 +16,14 @@ from types import ModuleType
 from typing import Any
 
 from burnish.errors import UserError
+from burnish.media import InvalidMedia
 from burnish.rollout.agents.agent import AgentContext
 from burnish.rollout.agents.failure import EpisodeFailed, failed
 from burnish.rollout.agents.recorded import RecordedCalls, failed_trajectory
 from burnish.rollout.agents.sampling_params import NAMES, sampling_fields
 from burnish.rollout.agents.user_files import accepted, with_ids_by_default
+from burnish.rollout.chat.history import originals
+from burnish.rollout.chat.pictures import read_pictures
 from burnish.rollout.engine import Completion, Sampling
 from burnish.rollout.episode import Prompt, Sampler
 from burnish.rollout.tools.execution import call_async
@@ -90,18 +93,34 @@ class PendingOutput:
 class LLMEngine:
     """What an agent samples with: token ids in, a RequestOutput out."""
 
-    def __init__(self, calls: RecordedCalls, tokenizer: Any, what: str) -> None:
+    def __init__(self, calls: RecordedCalls, tokenizer: Any, what: str, images: Sequence[Any] = ()) -> None:
         self.calls = calls
         self.tokenizer = tokenizer
         self.what = what
+        self.images = list(images)  # of the conversation so far
         self._loop = asyncio.get_running_loop()
 
     def generate(self, prompt_ids: Any, sampling_params: Any, request_id: Any = None) -> PendingOutput:
         if isinstance(prompt_ids, Mapping):  # vLLM's TokensPrompt
+            shown = (prompt_ids.get("multi_modal_data") or {}).get("image")
+            self.images = self.images if shown is None else list(read_pictures(shown, "image", self.what))
             prompt_ids = prompt_ids["prompt_token_ids"]
         if isinstance(prompt_ids, str):
             prompt_ids = self.tokenizer(prompt_ids, add_special_tokens=False)["input_ids"]
         return PendingOutput(self._generate([int(token) for token in prompt_ids], sampling_params))
+
+    def observe(self, text: str, images: Any) -> list[int]:
+        """Tokens of what the environment showed: `text` has a placeholder for each of the images."""
+        shown = read_pictures(images, "image", self.what)
+        vision = self.calls.vision
+        if vision is None:
+            raise UserError(f"{self.what} shows images, and this model takes text only", key="environment_images")
+        try:
+            ids = vision.encode(text, shown).ids
+        except InvalidMedia as error:
+            raise EpisodeFailed(f"{self.what}: {error.problem}") from error
+        self.images += shown
+        return list(ids)
 
     async def _generate(self, prompt_ids: list[int], params: Any) -> Output:
         if asyncio.get_running_loop() is not self._loop:
@@ -112,7 +131,8 @@ class LLMEngine:
             )
         fields = {name: getattr(params, name, None) for name in NAMES}
         dialogue = self.calls.dialogue(prompt_ids)
-        completion = await self.calls.generate(dialogue, prompt_ids, sampling_fields(fields, self.what))
+        sampling = sampling_fields(fields, self.what)
+        completion = await self.calls.generate(dialogue, prompt_ids, sampling, (self.images, ()))
         skip = bool(getattr(params, "skip_special_tokens", False))
         return Output(prompt_ids, completion, self.tokenizer.decode(completion.ids, skip_special_tokens=skip))
 
@@ -145,14 +165,18 @@ class OpenRLHFAgent:
         text = self.context.decode(prompt.input.ids)
         num_prompt = len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         turn = self.context.limits.of_turn(prompt.sampling)
-        calls = RecordedCalls(sampler, num_prompt + prompt.sampling.max_tokens, turn)
+        calls = RecordedCalls(sampler, num_prompt + prompt.sampling.max_tokens, turn, self.context.template.vision)
+        images, videos = originals(prompt.input)
+        if videos:
+            raise UserError(f"{self.what}: agents of OpenRLHF are shown images, not videos", key="data.video_key")
         arguments = {
             "prompt": text,
             "label": "" if prompt.row.get("ground_truth") is None else prompt.row["ground_truth"],
             "sampling_params": SamplingParams(prompt.sampling),
             "max_length": calls.max_length,
             "hf_tokenizer": self.tokenizer,
-            "llm_engine": LLMEngine(calls, self.tokenizer, self.what),
+            "llm_engine": LLMEngine(calls, self.tokenizer, self.what, images),
+            "images": images or None,
         }
         try:
             result = await calls.run(self._execute(arguments), self.context.timeout, self.what)
@@ -217,6 +241,7 @@ class StepFunction:
         max_length: int,
         hf_tokenizer: Any,
         llm_engine: LLMEngine,
+        images: Any = None,
     ) -> list[dict[str, Any]]:
         module = await call_async(_fresh_module, self.path)
         try:

@@ -12,12 +12,17 @@ from collections.abc import Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from burnish.errors import UserError
+from burnish.media import InvalidMedia
 from burnish.models.model_input import ModelInput
+from burnish.models.vision.encoder import VisionEncoder
 from burnish.rollout.agents.failure import EpisodeFailed
 from burnish.rollout.engine import Completion, FinishReason
 from burnish.rollout.episode import Sampler
 from burnish.rollout.trajectory import NOT_SAMPLED, Trajectory, Turn
 
+Pictures = tuple[Sequence[Any], Sequence[Any]]  # images and videos
+NO_PICTURES: Pictures = ((), ())
 MAX_EMPTY = 16  # requests beyond the token budget until an agent that never ends is stopped
 TICK = 0.5  # seconds between two looks at whether an agent still works
 
@@ -26,21 +31,41 @@ class RecordedCalls:
     """The requests of one conversation of a user's agent. A request id is one dialogue with its own KV and budget."""
 
     def __init__(
-        self, sampler: Sampler, max_length: int | None = None, turn: Mapping[str, Any] = MappingProxyType({})
+        self,
+        sampler: Sampler,
+        max_length: int | None = None,
+        turn: Mapping[str, Any] = MappingProxyType({}),
+        vision: VisionEncoder | None = None,
     ) -> None:
         self.sampler = sampler
+        self.vision = vision  # None: the model takes text only
         self.turn = turn  # limits of a turn's sampling (TurnLimits.of_turn)
         self.max_length = max_length  # of prompt and response together; None: the run's limit of the response
-        self.calls: list[tuple[tuple[int, ...], Completion]] = []
+        self.calls: list[tuple[ModelInput, Completion]] = []
         self._dialogues: list[str] = []  # of each call
         self._samplers: dict[str, Sampler] = {}
         self._num_empty = 0
         self._num_waiting = 0
         self._last_active = time.monotonic()
 
-    async def generate(self, request_id: str, ids: Sequence[int], fields: Mapping[str, Any]) -> Completion:
+    def input(self, ids: Sequence[int], pictures: Pictures = NO_PICTURES) -> ModelInput:
+        """Tokens of an agent with the images and videos that they show; EpisodeFailed where these do not belong
+        together."""
+        tokens = [int(token) for token in ids]
+        if not any(pictures):
+            return ModelInput(tuple(tokens))
+        if self.vision is None:
+            raise UserError("an agent shows images, and this model takes text only", key="actor_rollout_ref.model.path")
+        try:
+            return self.vision.attach(tokens, *pictures)
+        except InvalidMedia as error:
+            raise EpisodeFailed(error.problem) from error
+
+    async def generate(
+        self, request_id: str, ids: Sequence[int], fields: Mapping[str, Any], pictures: Pictures = NO_PICTURES
+    ) -> Completion:
         """The next turn of a dialogue, with these fields of Sampling replaced."""
-        model_input = ModelInput(tuple(int(token) for token in ids))
+        model_input = self.input(ids, pictures)
         if request_id not in self._samplers:
             budget = None if self.max_length is None else max(0, self.max_length - len(model_input))
             self._samplers[request_id] = self.sampler.fork(len(self._samplers), model_input, budget)
@@ -55,7 +80,7 @@ class RecordedCalls:
             if self._num_empty > MAX_EMPTY:
                 raise EpisodeFailed("the agent goes on sampling after its token budget is used up")
             await asyncio.sleep(0)
-        self.calls.append((model_input.ids, completion))
+        self.calls.append((model_input, completion))
         self._dialogues.append(request_id)
         return completion
 
@@ -71,7 +96,7 @@ class RecordedCalls:
         """The dialogue that these tokens continue, for agents that do not name it; a new one if there is none."""
         tokens = tuple(ids)
         for (given, completion), name in reversed(list(zip(self.calls, self._dialogues, strict=True))):
-            before = (*given, *completion.ids)
+            before = (*given.ids, *completion.ids)
             if tokens[: len(before)] == before:
                 return name
         return f"dialogue {len(self._samplers)}"
@@ -118,7 +143,8 @@ class RecordedCalls:
     def _owners(self, tokens: tuple[int, ...]) -> list[int | None]:
         """The request that sampled each token after exactly the tokens before it."""
         owners: list[int | None] = [None] * len(tokens)
-        for number, (ids, completion) in enumerate(self.calls):
+        for number, (given, completion) in enumerate(self.calls):
+            ids = given.ids
             if tokens[: len(ids)] != ids:
                 continue
             for position, token in enumerate(completion.ids, len(ids)):
@@ -138,8 +164,8 @@ class RecordedCalls:
         log_probs, versions, turns, start = [0.0] * len(owner), [NOT_SAMPLED] * len(owner), [], 0
         for position, call in enumerate(owner):
             if call is not None:
-                ids, completion = self.calls[call]
-                offset = num_prompt + position - len(ids)
+                given, completion = self.calls[call]
+                offset = num_prompt + position - len(given)
                 log_probs[position], versions[position] = completion.log_probs[offset], completion.versions[offset]
             if position + 1 == len(owner) or owner[position + 1] != call:
                 finish = None if call is None else self.calls[call][1].finish_reason
@@ -149,8 +175,10 @@ class RecordedCalls:
         last = None if not owner or owner[-1] is None else self.calls[owner[-1]]
         complete = last is not None and num_prompt + len(owner) == len(last[0]) + len(last[1].ids)
         finish_reason: FinishReason = last[1].finish_reason if last is not None and complete else "length"
+        shown = () if last is None else last[0].media  # what the last turn saw has everything before it
+        media = [tuple(m for m in shown if (m.offset < num_prompt) == in_prompt) for in_prompt in (True, False)]
         return Trajectory(
-            ModelInput(tokens[:num_prompt]),
+            ModelInput(tokens[:num_prompt], media[0]),
             list(tokens[num_prompt : num_prompt + len(owner)]),
             [call is not None for call in owner],
             log_probs,
@@ -158,6 +186,7 @@ class RecordedCalls:
             turns,
             finish_reason,
             last[1].stop_reason if last is not None and complete else None,
+            media=media[1],
             info=info,
             **fields,
         )

@@ -18,6 +18,7 @@ from burnish.rollout.agents.interactions import InteractionSession
 from burnish.rollout.agents.limits import reached
 from burnish.rollout.chat.forms import Message
 from burnish.rollout.chat.history import AppendHistory
+from burnish.rollout.chat.pictures import content_of
 from burnish.rollout.chat.tool_calls import ParsedTurn, ToolCall
 from burnish.rollout.conversation import Observer
 from burnish.rollout.engine import Completion, FinishReason
@@ -172,7 +173,8 @@ class ToolAgent:
             return "stop"
         results = await self._execute(turn.calls, conversation, sampler)
         conversation.history.add_reward(sum(result.reward for result in results))
-        messages = [_message(call, result) for call, result in zip(turn.calls, results, strict=True)]
+        sees = self.context.template.vision is not None
+        messages = [_message(call, result, sees) for call, result in zip(turn.calls, results, strict=True)]
         return self._append(conversation, sampler, messages, "tool")
 
     async def _ask_user(self, conversation: Conversation, sampler: Sampler) -> FinishReason | None:
@@ -245,12 +247,14 @@ class ToolAgent:
         tool = self.toolbox.tools.get(call.name)
 
         async def act() -> dict[str, Any]:
-            return asdict(await tools.call(call))
+            return dict(vars(await tools.call(call)))
 
         name = "" if tool is None else tool.name
         key, repeatable = f"call{number}.{digest(call)}", tool is None or tool.limits.repeatable
         value = await sampler.observe(act, name=name, repeatable=repeatable, key=key)
-        return interrupted(call) if value is INTERRUPTED else ToolResult(**value)
+        if value is INTERRUPTED:
+            return interrupted(call)
+        return ToolResult(**{**value, **{name: tuple(value.get(name, ())) for name in ("images", "videos")}})
 
 
 def digest(call: ToolCall) -> str:
@@ -282,6 +286,8 @@ def selected_tools(row: Mapping[str, Any]) -> list[str] | None:
     return (row.get("extra_info") or {}).get("tool_selection")
 
 
-def _message(call: ToolCall, result: ToolResult) -> Message:
+def _message(call: ToolCall, result: ToolResult, sees: bool) -> Message:
     function = call.message()["function"]
-    return {"role": "tool", "name": function["name"], "content": result.text, "tool_call_id": call.id}
+    shown = () if result.pictures_optional and not sees else (result.images, result.videos)
+    content = content_of(result.text, *shown) if shown else result.text
+    return {"role": "tool", "name": function["name"], "content": content, "tool_call_id": call.id}

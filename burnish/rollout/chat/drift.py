@@ -63,6 +63,7 @@ class DriftCheck:
         assert history.messages is not None
         try:
             expected = template.conversation(history.messages, reply=False)
+            expected = template.expanded(expected, *history.pictures)
         except NotAppendOnly as error:
             return error.problem
         if self._begins_with(expected, found):

@@ -115,20 +115,31 @@ def contents_of(messages: Iterable[Message]) -> list[str]:
     return texts
 
 
+def joined(*contents: str | Sequence[Any]) -> str | list[Any]:
+    """Contents of messages one after the other; parts where one of them has images."""
+    if all(isinstance(content, str) for content in contents):
+        return "".join(map(str, contents))
+    return [
+        part
+        for content in contents
+        for part in ([{"type": "text", "text": content}] if isinstance(content, str) else content)
+    ]
+
+
 def _as_user_messages(messages: Iterable[Message]) -> list[Message]:
     """Tool results as user messages; those in a row are one, because such templates want roles to alternate."""
     given: list[Message] = []
     previous = None
     for message in messages:
         if message["role"] == "tool":
-            block = f"<tool_response>\n{message['content']}\n</tool_response>"
+            block = joined("<tool_response>\n", message["content"], "\n</tool_response>")
             message = {"role": "user", "content": block}
             if previous == "tool":
-                message["content"] = f"{given.pop()['content']}\n{block}"
+                message["content"] = joined(given.pop()["content"], "\n", block)
             previous = "tool"
         else:
             if message["role"] == "user" and previous == "tool":
-                message = {**message, "content": f"{given.pop()['content']}\n{message['content']}"}
+                message = {**message, "content": joined(given.pop()["content"], "\n", message["content"])}
             previous = message["role"]
         given.append(message)
     return given

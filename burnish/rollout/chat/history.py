@@ -10,10 +10,11 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from burnish.errors import NotSupportedYet, UserError
+from burnish.errors import UserError
 from burnish.models.model_input import ModelInput
 from burnish.registry import Registry
 from burnish.rollout.chat.forms import Message
+from burnish.rollout.chat.pictures import pictures_of
 from burnish.rollout.chat.template import ChatTemplate
 from burnish.rollout.chat.tool_calls import ParsedTurn
 from burnish.rollout.conversation import Observer, TrajectoryBuilder
@@ -38,6 +39,7 @@ class AppendHistory:
         self.rows = [TrajectoryBuilder(prompt)]
         self.parsed = ParsedTurn("")  # the newest turn
         self.ended: int | None = None  # the EOS token that the model sampled at its end
+        self.pictures = originals(prompt)  # the images and the videos so far
 
     def copy(self) -> Self:
         """The same conversation, to continue otherwise."""
@@ -70,13 +72,20 @@ class AppendHistory:
         self, messages: Sequence[Message], role: Observer, budget: Budget, *, latency: float = 0.0
     ) -> bool:
         """Messages after the newest turn. False: they would leave no room for an answer, and were not added."""
-        ids = self.template.between(messages, [call.message() for call in self.parsed.calls], ended=self.ended)
-        if budget(self.input.extend(tuple(ids))) <= 0:
+        messages, calls = self.template.escape(messages), [call.message() for call in self.parsed.calls]
+        added = self.template.continuation(messages, calls, ended=self.ended, offset=len(self.input))
+        if budget(self.input.extend(added.ids, added.media)) <= 0:
             return False
-        self.rows[-1].add_observation(ids, role, latency=latency)
+        self.rows[-1].add_observation(added.ids, role, latency=latency, media=added.media)
+        self.pictures = self._with(messages)
         if self.messages is not None:
             self.messages += messages
         return True
+
+    def _with(self, messages: Sequence[Message]) -> tuple[list[Any], list[Any]]:
+        """The pictures so far, and those of messages."""
+        images, videos = pictures_of(messages)
+        return [*self.pictures[0], *images], [*self.pictures[1], *videos]
 
     def add_reward(self, reward: float) -> None:
         """A reward for the newest turn that was sampled."""
@@ -98,8 +107,6 @@ class FaithfulHistory(AppendHistory):
 
     def __init__(self, template: ChatTemplate, prompt: ModelInput, messages: Sequence[Message] | None) -> None:
         super().__init__(template, prompt, messages)
-        if prompt.media:
-            raise NotSupportedYet("not supported yet (vision models)", key=KEY, value="faithful")
         if messages is None:
             raise UserError(
                 "needs prompts that are messages; these are tokens", key=KEY, value="faithful", hint=f"{KEY}=append"
@@ -109,25 +116,38 @@ class FaithfulHistory(AppendHistory):
         self, messages: Sequence[Message], role: Observer, budget: Budget, *, latency: float = 0.0
     ) -> bool:
         assert self.messages is not None
+        messages = self.template.escape(messages)
         text = self.template.conversation([*self.messages, *messages])
-        ids = self._extension(text)
-        context = ModelInput(tuple(self.template.encode(text))) if ids is None else self.input.extend(tuple(ids))
-        if budget(context) <= 0:
+        added = self._extension(text, messages)
+        context = self.template.input_with(text, *self._with(messages)) if added is None else None
+        extended = context if added is None else self.input.extend(added.ids, added.media)
+        assert extended is not None
+        if budget(extended) <= 0:
             return False
-        if ids is None:
-            self.rows.append(TrajectoryBuilder(context))
+        if added is None:
+            self.rows.append(TrajectoryBuilder(extended))
         else:
-            self.rows[-1].add_observation(ids, role, latency=latency)
+            self.rows[-1].add_observation(added.ids, role, latency=latency, media=added.media)
         self.messages += messages
+        self.pictures = self._with(messages)
         return True
 
-    def _extension(self, text: str) -> list[int] | None:
+    def _extension(self, text: str, messages: Sequence[Message]) -> ModelInput | None:
         """Tokens that continue the newest row to this text; None where the text begins otherwise.
 
         The text is compared, not its tokens: the model may have sampled other tokens for it than the tokenizer has.
         """
-        row = self.template.decode(self.input.ids)
-        return self.template.encode(text[len(row) :], after=self.ended) if text.startswith(row) else None
+        row, text = self.template.decode(self.input.ids), self.template.expanded(text, *self.pictures)
+        if not text.startswith(row):
+            return None
+        return self.template.input(text[len(row) :], messages, after=self.ended, offset=len(self.input))
+
+
+def originals(input: ModelInput) -> tuple[list[Any], list[Any]]:
+    """The images and the videos of an input as they were before they were processed."""
+    sources = [media for media in input.media if media.source is not None]
+    images = [media.source for media in sources if media.kind == "image"]
+    return images, [media.source for media in sources if media.kind == "video"]
 
 
 def end_token(completion: Completion, eos_ids: Any) -> int | None:

@@ -11,9 +11,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
+from burnish.media import InvalidMedia
+from burnish.models.model_input import ModelInput
+from burnish.rollout.agents.failure import EpisodeFailed
 from burnish.rollout.chat.forms import (
     AFTER_CALLS,
     AFTER_TEXT,
@@ -24,6 +27,11 @@ from burnish.rollout.chat.forms import (
     Message,
     contents_of,
 )
+from burnish.rollout.chat.pictures import has_pictures, pictures_of, with_escaped
+
+if TYPE_CHECKING:
+    from burnish.media import Video
+    from burnish.models.vision.encoder import VisionEncoder
 
 Schema = Mapping[str, Any]  # of a tool, as OpenAI and chat templates have it
 
@@ -68,6 +76,7 @@ class ChatTemplate:
     eos_ids: Collection[int]  # tokens that end a turn, those that the format of tool calls adds included
     tools: Sequence[Schema] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # data.apply_chat_template_kwargs
+    vision: VisionEncoder | None = field(default=None, compare=False)  # of a model that takes images
     _boundaries: dict[Any, Boundary] = field(default_factory=dict, compare=False, repr=False)
 
     def render(self, messages: Sequence[Message], *, reply: bool = True) -> str:
@@ -88,6 +97,55 @@ class ChatTemplate:
                 return ids[1:]
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def input(self, text: str, messages: Sequence[Message], *, after: int | None = None, offset: int = 0) -> ModelInput:
+        """Tokens of a text, as `encode`, with the pictures of `messages` behind its placeholders, in order.
+
+        `offset`: where these tokens will stand in a longer input.
+        """
+        return self.input_with(text, *pictures_of(messages), after=after, offset=offset)
+
+    def input_with(
+        self, text: str, images: Sequence[Any], videos: Sequence[Video], *, after: int | None = None, offset: int = 0
+    ) -> ModelInput:
+        if not images and not videos:
+            return ModelInput(tuple(self.encode(text, after)))
+        if self.vision is None:
+            raise UserError(
+                "a tool or an environment returned images or videos, and this model takes text only",
+                key="actor_rollout_ref.model.path",
+                hint="a vision-language model, or tools that return text",
+            )
+        try:
+            return self._encoded(text, images, videos, after, offset, self.vision)
+        except InvalidMedia as error:  # a picture, or what a turn says, of this conversation
+            raise EpisodeFailed(error.problem) from error
+
+    def _encoded(
+        self,
+        text: str,
+        images: Sequence[Any],
+        videos: Sequence[Video],
+        after: int | None,
+        offset: int,
+        vision: VisionEncoder,
+    ) -> ModelInput:
+        text = text.encode("utf-8", "replace").decode()
+        if after is not None:
+            whole = vision.encode(self.end_texts[after] + text, images, videos, offset=offset - 1)
+            if whole.ids[:1] == (after,):
+                return ModelInput(whole.ids[1:], whole.media)
+        return vision.encode(text, images, videos, offset=offset)
+
+    def expanded(self, text: str, images: Sequence[Any], videos: Sequence[Video]) -> str:
+        """A rendered text with the first placeholders written out as `decode` writes these pictures."""
+        return self.vision.expanded(text, images, videos) if self.vision is not None else text
+
+    def escape(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages whose text cannot be taken for a picture's placeholder, where they have pictures."""
+        if self.vision is None or not has_pictures(messages):
+            return list(messages)
+        return with_escaped(messages, self.vision.placeholders.values())
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -102,7 +160,13 @@ class ChatTemplate:
     def between(
         self, messages: Sequence[Message], calls: Sequence[Message] = (), *, ended: int | None = None
     ) -> list[int]:
-        """Tokens to append after a sampled turn: its end as far as it lacks one, `messages`, the next turn's start.
+        """Tokens to append after a sampled turn: its end as far as it lacks one, `messages`, the next turn's start."""
+        return list(self.continuation(messages, calls, ended=ended).ids)
+
+    def continuation(
+        self, messages: Sequence[Message], calls: Sequence[Message] = (), *, ended: int | None = None, offset: int = 0
+    ) -> ModelInput:
+        """The same with the pictures of the messages; `offset`: tokens before.
 
         `calls` are the calls of the sampled turn, by which some templates identify the results. `ended` is the EOS
         token that the model sampled, None if the turn was cut.
@@ -117,7 +181,8 @@ class ChatTemplate:
             if problem is None:
                 text = text.partition(SENTINEL)[2]
                 if all(shows(text, content) for content in contents_of(messages)):
-                    return self._not_sampled(text, form, boundary, ended)
+                    text, after = self._not_sampled(text, form, boundary, ended)
+                    return self.input(text, messages, after=after, offset=offset)
                 problem = "the template drops or changes a message"
             problems.append(f"{form.description}: {problem}")
         raise NotAppendOnly(problems)
@@ -132,16 +197,19 @@ class ChatTemplate:
             problems.append(f"{form.description}: {problem}")
         raise NotAppendOnly(problems)
 
-    def _not_sampled(self, text: str, form: Form, boundary: Boundary, ended: int | None) -> list[int]:
-        """What the model has not sampled of the text after a turn: often a newline behind EOS, then the messages."""
+    def _not_sampled(self, text: str, form: Form, boundary: Boundary, ended: int | None) -> tuple[str, int | None]:
+        """What the model has not sampled of the text after a turn: often a newline behind EOS, then the messages.
+
+        Also the EOS token that the text follows, for `encode`.
+        """
         if boundary.end is None:
             stands_for_end = ended is not None and ended == boundary.last_end
-            return self.encode(text.removeprefix(boundary.inner_end) if stands_for_end else text)
+            return text.removeprefix(boundary.inner_end) if stands_for_end else text, None
         before, end, rest = text.partition(self.end_texts[boundary.end])
         if ended == boundary.end:
-            return self.encode(rest, after=ended)
+            return rest, ended
         closing = before if ended is None and not form.structured else ""  # the end of calls was sampled
-        return self.encode(closing + end + rest)
+        return closing + end + rest, None
 
     def _boundary(self, form: Form, messages: Sequence[Message], calls: Sequence[Message]) -> Boundary:
         key = (form, *(_identity(entry) for entry in (*messages, *calls)))

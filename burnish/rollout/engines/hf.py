@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import queue
 import threading
 from collections import defaultdict
@@ -21,6 +22,8 @@ from transformers import (
 )
 
 from burnish.models.load import load_causal_lm
+from burnish.models.model_input import ModelInput, features_of
+from burnish.models.vision.family import vision_family
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
 from burnish.rollout.engines.builtin.penalties import PenaltyState
 from burnish.rollout.engines.builtin.sampling import SampledTokens, SamplingBatch, sample_to_host
@@ -38,6 +41,7 @@ class HfEngine:
         self.eos_ids = frozenset(options.eos_ids)
         self.model = load_causal_lm(options.model, None, options.dtype, empty=True).to(options.device).eval()
         self.model.requires_grad_(False)
+        self.family = vision_family(self.model.config)
         self.model.generation_config = GenerationConfig()  # else its defaults, such as EOS, would be merged in
         self.version = 0
         self.paused = self.closed = False
@@ -48,7 +52,7 @@ class HfEngine:
         self._thread.start()
 
     def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
-        check_requests(requests, self.options)
+        check_requests(requests, self.options, frozenset() if self.family is None else self.family.kinds)
         if self.closed:
             raise RuntimeError("the engine is closed")
         pairs: list[tuple[Request, Future[Completion]]] = [(request, Future()) for request in requests]
@@ -86,13 +90,14 @@ class HfEngine:
             return digests_of(self.model)
 
     @torch.inference_mode()
-    def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+    def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         with self._model_lock:
-            return [self._score(row, temperature) for row in rows]
+            inputs = [row if isinstance(row, ModelInput) else ModelInput(tuple(row)) for row in rows]
+            return [self._score(row, temperature) for row in inputs]
 
-    def _score(self, row: Sequence[int], temperature: float) -> list[float]:
-        ids = torch.tensor([list(row)], device=self.options.device)
-        logits = self.model(ids, use_cache=False).logits[0, :-1].float() / temperature
+    def _score(self, row: ModelInput, temperature: float) -> list[float]:
+        ids = torch.tensor([row.ids], device=self.options.device)
+        logits = self.model(ids, use_cache=False, **self._media_arguments(row)).logits[0, :-1].float() / temperature
         log_probs = torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None]).squeeze(-1)
         return [0.0, *log_probs.tolist()]
 
@@ -131,7 +136,7 @@ class HfEngine:
                     self._model_lock.wait_for(lambda: self.closed or not self.paused)
                     if self.closed:
                         raise RuntimeError("the engine was closed")
-                    completions = self._batch([request for request, _ in pairs])
+                    completions = self._batches([request for request, _ in pairs])
             except Exception as error:  # without this, callers would wait forever
                 for _, future in pairs:
                     future.set_exception(error)
@@ -139,8 +144,35 @@ class HfEngine:
             for (_, future), completion in zip(pairs, completions, strict=True):
                 future.set_result(completion)
 
+    def _batches(self, requests: list[Request]) -> list[Completion]:
+        """Text in one batch; a prompt with images alone, because families join the images of a batch in many ways."""
+        text = iter(self._batch([request for request in requests if not request.input.media]))
+        return [self._batch([request])[0] if request.input.media else next(text) for request in requests]
+
+    def _media_arguments(self, input: ModelInput) -> dict[str, Tensor]:
+        """The images as transformers' own processor would give them, and which tokens they are."""
+        if self.family is None:
+            return {}
+        kinds = torch.zeros(1, len(input), dtype=torch.long)
+        for media in input.media:
+            span = kinds[0, media.offset : media.offset + media.num_tokens]
+            span[:] = torch.where(features_of(media), 2 if media.kind == "video" else 1, 0)
+        taken = inspect.signature(self.model.forward).parameters
+        given = {name: kinds for name in ("mm_token_type_ids", "token_type_ids") if name in taken}
+        media = self.family.model_arguments(input.media) if input.media else {}
+        return {name: tensor.to(self.options.device) for name, tensor in {**given, **media}.items()}
+
+    def _text_arguments(self, mask: Tensor) -> dict[str, Tensor]:
+        """The same for a batch of text, which a vision model must be told."""
+        if self.family is None:
+            return {}
+        taken = inspect.signature(self.model.forward).parameters
+        return {name: torch.zeros_like(mask) for name in ("mm_token_type_ids", "token_type_ids") if name in taken}
+
     @torch.inference_mode()
     def _batch(self, requests: list[Request]) -> list[Completion]:
+        if not requests:
+            return []
         device = self.options.device
         prompts = [request.input.ids for request in requests]
         longest = max(map(len, prompts))
@@ -153,6 +185,7 @@ class HfEngine:
         self.model.generate(  # pyright: ignore[reportCallIssue]
             ids,
             attention_mask=mask,
+            **(self._media_arguments(requests[0].input) if len(requests) == 1 else self._text_arguments(mask)),
             generation_config=config,
             logits_processor=LogitsProcessorList([sampler]),
             stopping_criteria=StoppingCriteriaList([_AllEnded(sequences)]),

@@ -22,10 +22,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from burnish.errors import UserError, install_extra
+from burnish.media import InvalidMedia
 from burnish.registry import Registry
 from burnish.rollout.agents.failure import EpisodeFailed
 from burnish.rollout.agents.user_files import load_class
+from burnish.rollout.chat.pictures import content_of, read_content
 from burnish.rollout.chat.template import Message
+from burnish.rollout.tools.results import plain_result, shows_pictures
 
 KEY = "actor_rollout_ref.rollout.agent.environment"
 
@@ -39,9 +42,10 @@ ENVIRONMENTS.register_lazy("textarena", f"{_HERE}.textarena:TextArenaEnvironment
 ENVIRONMENTS.register_lazy("reasoning_gym", f"{_HERE}.reasoning_gym:ReasoningGymEnvironment")
 ENVIRONMENTS.register_lazy("skyrl_gym", f"{_HERE}.skyrl_gym:SkyRLGymEnvironment")
 ENVIRONMENTS.register_lazy("verifiers", f"{_HERE}.verifiers:VerifiersEnvironment")
+ENVIRONMENTS.register_lazy("verifiers_v1", f"{_HERE}.tasksets:TasksetEnvironment")
 ENVIRONMENTS.register_lazy("openenv", f"{_HERE}.openenv:OpenEnvEnvironment", needs={"network"})
 
-Content = str | Sequence[Message]  # text is a message of the user
+Content = Any  # text or an image is a message of the user, and so is a mapping of "text" and "image"; or messages
 
 
 @dataclass(frozen=True)
@@ -150,11 +154,24 @@ def as_messages(observation: Any) -> list[Message]:
         observation = observation.messages
     if observation is None or (isinstance(observation, str) and not observation):
         return []
+    try:
+        return _read_messages(observation)
+    except InvalidMedia as error:
+        raise EpisodeFailed(error.problem) from error
+
+
+def _read_messages(observation: Any) -> list[Message]:
+    where = "an observation"
     if isinstance(observation, Sequence) and not isinstance(observation, str):
-        if not all(isinstance(message, Mapping) and "content" in message for message in observation):
+        if all(isinstance(message, Mapping) and "content" in message for message in observation):
+            return [
+                {"role": "user", **message, "content": read_content(message["content"], where)}
+                for message in observation
+            ]
+        if not any(map(shows_pictures, observation)):
             raise EpisodeFailed(f"an observation is text or a list of messages, not {type(observation[0]).__name__}")
-        return [{"role": "user", **message} for message in observation]
-    return [{"role": "user", "content": str(observation)}]
+    result = plain_result(observation)
+    return [{"role": "user", "content": content_of(result.text, result.images, result.videos)}]
 
 
 def as_step(value: Any) -> StepResult:

@@ -30,9 +30,18 @@ TOOL_PROMPT = (
 def verifiers() -> Any:
     import verifiers
 
-    if not hasattr(verifiers, "Environment"):  # 0.4 has only verifiers.v1, which starts agents of its own
-        raise ImportError("this version has no Environment classes, which 0.3 was the last to have")
+    if not hasattr(verifiers, "Environment"):  # 0.4 has only verifiers.v1
+        raise ImportError(
+            "0.3 was the last version with Environment classes; for a taskset use environment=verifiers_v1"
+        )
     return verifiers
+
+
+@import_library
+def verifiers_v1() -> Any:
+    import verifiers.v1
+
+    return verifiers.v1
 
 
 class VerifiersEnvironment:
@@ -91,7 +100,7 @@ class VerifiersEnvironment:
         if prompt[:seen] != self.prompt or len(prompt) <= seen:
             raise EpisodeFailed("the environment rewrites the conversation, which is not supported")
         self.prompt = prompt
-        return StepResult([_message(message) for message in prompt[seen + 1 :]])
+        return StepResult([message_of(message) for message in prompt[seen + 1 :]])
 
     async def close(self) -> None:
         if self.rollout is not None and not self.rollout.done():
@@ -121,14 +130,8 @@ class VerifiersEnvironment:
 
     def messages_of(self, prompt: Any) -> list[Message]:
         """The first messages, with a description of the tools where there are some."""
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [_message(m) for m in prompt]
-        if not self.schemas or not self.tool_prompt:
-            return messages
-        schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in self.schemas)
-        text = self.tool_prompt.format(schemas=schemas)
-        if messages[0]["role"] == "system":
-            return [{"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
-        return [{"role": "system", "content": text}, *messages]
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [message_of(m) for m in prompt]
+        return described(messages, self.schemas, self.tool_prompt)
 
     def _response(self, text: str) -> Any:
         """A turn as the library's clients return it."""
@@ -198,7 +201,17 @@ def _schema(tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _message(message: Any) -> Message:
+def described(messages: list[Message], schemas: list[dict[str, Any]], tool_prompt: str) -> list[Message]:
+    """The messages, with a description of the tools in the system message where there are tools."""
+    if not schemas or not tool_prompt:
+        return messages
+    text = tool_prompt.format(schemas="\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas))
+    if messages and messages[0]["role"] == "system":
+        return [{"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def message_of(message: Any) -> Message:
     """A message of the library as role and text."""
     fields = message if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
     content = fields.get("content") or ""

@@ -23,6 +23,7 @@ from typing import Any
 from burnish.errors import NotSupportedYet, UserError
 from burnish.rollout.tools.execution import UserCode
 from burnish.rollout.tools.frames import receive_frame, send_frame
+from burnish.rollout.tools.picture_frames import unpacked
 from burnish.rollout.tools.tool import ConversationInfo, Tool, ToolLimits, ToolResult, ToolTimeout
 
 STARTUP_SECONDS = 120.0  # a user's file may import large libraries
@@ -96,7 +97,7 @@ class Worker:
             restarted = self._connection is None
             if restarted:
                 self._start(seconds)
-            result = ToolResult(**self._request((tool, "call", (arguments,)), seconds))
+            result = unpacked(self._request((tool, "call", (arguments,)), seconds))
         return replace(result, text=RESTARTED + result.text) if restarted else result
 
     def score(self, tool: int, seconds: float) -> float:

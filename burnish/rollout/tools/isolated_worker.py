@@ -11,12 +11,13 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from burnish.errors import UserError
 from burnish.isolation import linux
+from burnish.media import InvalidMedia
 from burnish.rollout.tools.frames import receive_frame, send_frame
+from burnish.rollout.tools.picture_frames import packed
 from burnish.rollout.tools.tool import Tool, ToolResult
 from burnish.rollout.tools.truncation import cut_middle
 
@@ -73,6 +74,8 @@ async def _serve(connection: socket.socket, tools: Sequence[Tool]) -> None:
             return
         try:
             reply = {"value": await _execute(tools[number], states, method, arguments)}
+        except InvalidMedia as error:
+            reply = {"error": error.problem}
         except UserError as error:
             reply = {"user_error": error.text()}
         except BaseException as error:  # a tool is somebody's program and may raise anything
@@ -87,5 +90,5 @@ async def _execute(tool: Tool, states: dict[str, Any], method: str, arguments: t
     value = await getattr(tool, method)(states[tool.group], *arguments)
     if isinstance(value, ToolResult):
         text = value.text if len(value.text) <= MAX_TEXT else cut_middle(value.text, MAX_TEXT)
-        return asdict(value) | {"text": text}
+        return dict(vars(value)) | {"text": text} | packed(value)
     return value

@@ -4,19 +4,71 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from burnish.errors import NotSupportedYet
+from burnish.media import Video
+from burnish.rollout.chat.pictures import read_pictures
 from burnish.rollout.tools.tool import ToolResult
 
 MAX_CHARACTERS = 1_000_000  # of a structure's JSON; the model is given far less
 
 
+PICTURES = ("image", "images", "video", "videos")
+WHERE = "a tool's answer"
+
+
 def plain_result(value: Any) -> ToolResult:
-    """What a Python function returned: a ToolResult, text, or anything that has a text."""
-    return value if isinstance(value, ToolResult) else ToolResult(as_text(value))
+    """What a Python function returned: a ToolResult, an image, a mapping or a list with images and videos, text, or
+    anything that has a text."""
+    if isinstance(value, ToolResult):
+        return replace(value, **_pictures(value.images, value.videos)) if value.images or value.videos else value
+    if isinstance(value, Video) or _is_image(value):
+        value = {"video" if isinstance(value, Video) else "image": value}
+    if isinstance(value, list | tuple) and any(map(shows_pictures, value)):
+        return _joined([plain_result(entry) for entry in value])
+    if shows_pictures(value):
+        return _response(value)
+    return ToolResult(as_text(value))
+
+
+def _is_image(value: Any) -> bool:
+    return all(hasattr(value, name) for name in ("tobytes", "mode", "size", "convert"))  # of Pillow
+
+
+def shows_pictures(value: Any) -> bool:
+    """Whether a value has pictures."""
+    if isinstance(value, Mapping):
+        known = value.keys() <= {*PICTURES, "text", "type", "image_url", "video_url"}
+        return known and any(value.get(name) is not None for name in (*PICTURES, "image_url", "video_url"))
+    return isinstance(value, Video) or _is_image(value)
+
+
+def _response(fields: Mapping[str, Any]) -> ToolResult:
+    """{"text", "image", "images", "video", "videos"}; one picture or a list of them under each name."""
+    text = "" if fields.get("text") is None else as_text(fields["text"])
+    shown = [[fields.get(f"{kind}{end}") for end in ("", "s", "_url")] for kind in ("image", "video")]
+    images, videos = ([entry for value in values for entry in _listed(value)] for values in shown)
+    return ToolResult(text, **_pictures(images, videos))
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+
+
+def _pictures(images: Iterable[Any], videos: Iterable[Any]) -> dict[str, tuple[Any, ...]]:
+    return {
+        "images": read_pictures(list(images), "image", WHERE),
+        "videos": read_pictures(list(videos), "video", WHERE),
+    }
+
+
+def _joined(results: Sequence[ToolResult]) -> ToolResult:
+    text = "\n".join(result.text for result in results if result.text)
+    images, videos = ([p for result in results for p in getattr(result, name)] for name in ("images", "videos"))
+    return ToolResult(text, images=tuple(images), videos=tuple(videos))
 
 
 def verl_result(value: Any) -> ToolResult:
@@ -25,11 +77,11 @@ def verl_result(value: Any) -> ToolResult:
     A response is a ToolResponse, text, or a dict: {"text": ...} before 0.5, else a structure to be shown as JSON.
     """
     if not isinstance(value, tuple):
-        return ToolResult(_response_text(value))
+        return _verl_response(value)
     if not 1 <= len(value) <= 3:
         raise TypeError(f"expected (response, reward, metrics), not a tuple of {len(value)}")
     response, reward, metrics = [*value, None, None][:3]
-    return ToolResult(_response_text(response), finite(reward), numbers(metrics))
+    return replace(_verl_response(response), reward=finite(reward), metrics=numbers(metrics))
 
 
 def finite(reward: Any) -> float:
@@ -58,17 +110,13 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-def _response_text(response: Any) -> str:
-    media = {"image", "video"}
-    if isinstance(response, Mapping) and response.keys() <= media | {"text"}:
-        fields = dict(response)
-    elif all(hasattr(response, name) for name in (*media, "text")):
-        fields = {name: getattr(response, name) for name in (*media, "text")}
-    else:
-        return as_text(response)
-    if any(fields.get(name) for name in media):
-        raise NotSupportedYet("a tool returned images or videos: not supported yet (vision models)", key="tool_schema")
-    return "" if fields.get("text") is None else as_text(fields["text"])
+def _verl_response(response: Any) -> ToolResult:
+    names = ("image", "video", "text")
+    if isinstance(response, Mapping) and response.keys() <= set(names):
+        return _response(response)
+    if all(hasattr(response, name) for name in names):
+        return _response({name: getattr(response, name) for name in names})
+    return ToolResult(as_text(response))
 
 
 class _Clip:

@@ -19,6 +19,9 @@ class ToolResult:
     reward: float = 0.0  # for the turn that called
     metrics: dict[str, float] = field(default_factory=dict)
     failed: bool = False
+    images: tuple[Any, ...] = ()  # RGB pictures, shown to the model before the text
+    videos: tuple[Any, ...] = ()  # burnish.media.Video
+    pictures_optional: bool = False  # a model that takes text only is given the text alone
     # Set by the session that executes the call:
     timed_out: bool = False
     truncated: bool = False

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from burnish.errors import UserError, nearest
+from burnish.media import InvalidMedia
 from burnish.rollout.chat.tool_calls import ToolCall
 from burnish.rollout.tools.gate import CallGate
 from burnish.rollout.tools.results import finite
@@ -182,6 +183,8 @@ class ToolSession:
                 return await self._within_limit(tool, self._call(tool, arguments))
             except ToolTimeout:
                 return replace(failure(f"{tool.name} did not answer within {limits.timeout:g} s"), timed_out=True)
+            except InvalidMedia as error:  # a picture of this answer
+                return failure(error.problem[:MAX_ERROR])
             except UserError:  # a setting that is wrong for every call
                 raise
             except Exception as error:  # a tool is somebody's program and may raise anything

@@ -25,6 +25,7 @@ from burnish.training.tensor_parallel import apply_tp
 class FsdpBackend(ModuleBackend):
     """Every rank runs all layers on its own rows; FSDP2 gathers each layer's weights for it."""
 
+    shards_tower = True
     fsdp_root: FSDPRoot
     _num_users = 0  # `on_device` contexts that are open
 

@@ -19,12 +19,14 @@ from torch.distributed.checkpoint.state_dict import (
 from burnish.models.exact_kl import HeadInput, exact_kl
 from burnish.models.logprobs import token_log_probs
 from burnish.models.lora import Adapters
-from burnish.models.parts import backbone, head_weight, logit_softcap
+from burnish.models.parts import backbone, head_weight, logit_softcap, token_values
 from burnish.models.reward_model import last_token_scores
 from burnish.models.router import balance_loss
 from burnish.models.sequence.method import choose_method
 from burnish.models.sequence.parallel import SequenceParallel
 from burnish.models.sequence.places import Places
+from burnish.models.vision.family import vision_family
+from burnish.models.vision.features import MediaSlice
 from burnish.training.backend import DEFAULT_OPTIONS, Backend, BackendOptions, HeadFn, LossFn, MicroBatch, Output
 from burnish.training.dtensor import full_tensor
 from burnish.training.offload import Offloaded, activations_on_cpu
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 class ModuleBackend:
     """Runs micro-batches in order. Subclasses say how weights are held (`_prepare`) and gathered (`run_unsharded`)."""
+
+    shards_tower = False  # whether ranks must run the vision tower together
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class ModuleBackend:
         self.adapters = adapters
         self.options = options
         self.parallel = parallel
+        self.family = vision_family(model.config)
         self.sequence = _sequence_parallel(model, parallel)
         self.optimizer: Optimizer | None = None
         self.offload = self._prepare()
@@ -165,7 +170,7 @@ class ModuleBackend:
         """The value head's prediction before each response token, [R]."""
         places = self._places(rows, rows.predicts)
         with self.autocast(), self._saved_activations():
-            values = self.run_unsharded(lambda: self.model(**self._inputs(rows)).logits[0, places.local, 0])
+            values = self.run_unsharded(lambda: token_values(self.model, self._inputs(rows))[0, places.local])
         return places.whole(values.float())
 
     def scores(self, rows: PackedRows) -> Tensor:
@@ -178,8 +183,17 @@ class ModuleBackend:
         return places.whole(scores)
 
     def _inputs(self, rows: PackedRows) -> dict[str, Any]:
-        """The model's arguments: the whole stream, or this rank's slice of it."""
-        return rows.inputs() if self.sequence is None else self.sequence.inputs(rows.inputs())
+        """The model's arguments: the whole stream, or this rank's slice of it. Called where embeddings are gathered."""
+        inputs = rows.inputs() if self.sequence is None else self.sequence.inputs(rows.inputs())
+        if self.family is None or not rows.may_have_media:
+            return inputs
+        media: Sequence[MediaSlice] = rows.media
+        if self.sequence is not None:
+            begin, end = self.sequence.share(len(rows.ids))
+            media = [part for item in media if (part := item.within(begin, end)) is not None]
+        ids = inputs.pop("input_ids")[0]
+        embedded = self.family.embed(self.model, ids, media, always=self.shards_tower)
+        return {**inputs, "inputs_embeds": embedded.embeds[None], **embedded.arguments}
 
     def _places(self, rows: PackedRows, positions: Tensor) -> Places:
         """Which of these positions of the stream this rank computes."""
@@ -244,7 +258,7 @@ class ModuleOutput:
     def __init__(self, backend: ModuleBackend, micro_batch: MicroBatch) -> None:
         self.backend = backend
         self.micro_batch = micro_batch
-        self.packed = PackedRows.of(micro_batch.batch, backend.device)
+        self.packed = PackedRows.of(micro_batch.batch, backend.device, backend.family)
 
     def head_input(self, with_balance: bool = False) -> HeadInput:
         return self.backend.head_input(self.packed, with_balance)

@@ -46,6 +46,23 @@ function longText(value, query, field) {
   return [pre, button];
 }
 
+// Pictures arrive as checked PNG data: nothing of a run becomes a URL or markup.
+function pictureStrip(media, run) {
+  if (!media.length) return null;
+  const one = async (figure, name) => {
+    const found = await get("picture", { run, name }).catch((error) => ({ error: error.message }));
+    if (found.error) { fill(figure, h("span", { class: "dim" }, found.error)); return; }
+    const img = h("img", { alt: "", width: found.width, height: found.height });
+    img.src = `data:image/png;base64,${found.png}`;
+    fill(figure, img);
+  };
+  return h("div", { class: "pictures" }, media.map((item) => {
+    const figures = item.files.map((name) => { const figure = h("span", {}); one(figure, name); return figure; });
+    const place = item.offset === null ? "" : ` · ${t("position")} ${item.offset}, ${item.num_tokens} ${t("tokens")}`;
+    return h("figure", {}, figures.length ? figures : h("span", { class: "dim" }, t("noPicture")), h("figcaption", { class: "dim" }, `${t(item.kind)}${place}`));
+  }));
+}
+
 function turnBox(role, title, tags, ...content) { return h("section", { class: `turn ${role}` }, h("header", {}, h("b", {}, title), tags.filter(Boolean).map((tag) => h("span", { class: "tag" }, tag))), content); }
 
 function callBox(call) {
@@ -58,10 +75,11 @@ async function trajectory(place, query, sample) {
   const record = await get("sample", query);
   const facts = [[t("score"), number(record.score)], [t("finish"), record.finish_reason], [t("length"), sample.length ?? `${sample.characters} ${t("characters")}`], [t("source"), record.data_source], ...Object.entries(record.extras).slice(0, 12).map(([name, value]) => [name, typeof value === "number" ? number(value) : JSON.stringify(value)])];
   const turns = record.turns.map((turn, i) => turnBox(turn.role, turn.role, [turn.reward !== null && turn.reward !== undefined && `${t("reward")} ${number(turn.reward)}`, turn.latency > 0 && `${t("latency")} ${seconds(turn.latency)}`, turn.finish_reason], longText(turn.text, query, `turn/${i}`), (turn.tool_calls || []).map((call) => (call && typeof call === "object" ? callBox(call) : null))));
-  const strip = h("div", {});
+  const strip = h("div", {}), media = record.media || [], end = sample.prompt_length ?? Infinity;
+  const given = pictureStrip(media.filter((item) => !(item.offset >= end)), query.run), later = pictureStrip(media.filter((item) => item.offset >= end), query.run);
   fill(place, h("div", { class: "tools small" }, facts.map(([name, value]) => h("span", {}, h("span", { class: "dim" }, `${name} `), String(value ?? "–")))),
     record.problem && h("div", { class: "card", style: { borderColor: "var(--bad)", marginBottom: "10px" } }, h("b", {}, t("problem")), longText(record.problem, query, "problem")),
-    h("div", { class: "card" }, turnBox("prompt", t("prompt"), [], longText(record.input, query, "input")), record.turns.length ? turns : turnBox("assistant", t("response"), [], longText(record.output, query, "output")), turnBox("prompt", t("truth"), [], longText(record.gts, query, "gts"))), strip);
+    h("div", { class: "card" }, turnBox("prompt", t("prompt"), [], longText(record.input, query, "input"), given), record.turns.length ? turns : turnBox("assistant", t("response"), [], longText(record.output, query, "output")), later && turnBox("tool", t("shownLater"), [], later), turnBox("prompt", t("truth"), [], longText(record.gts, query, "gts"))), strip);
   if (sample.length !== undefined) await tokenStrip(strip, query, sample.length);
   else fill(strip, h("p", { class: "dim" }, t("noTokens")));
 }

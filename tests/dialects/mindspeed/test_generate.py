@@ -146,10 +146,24 @@ def test_partial_rollout_is_pending_and_excludes_guarantee_order():
     assert "rl_config.guarantee_order" in refusals(translate(split, ("rl_config.guarantee_order", True)))
 
 
-def test_images_are_pending():
+def test_images_are_read_from_verls_column():
+    written = {"is_multimodal": True, "colocate_actor_and_vit": True, "vit_resource": {"num_npus": 2}}
+    translation = translate(*((f"rl_config.{name}", value) for name, value in written.items()))
+    assert {found.status for name in written for found in items(translation, f"rl_config.{name}")} <= {
+        *("converted", "inert")
+    }
+    assert translation.settings["data.image_key"] == "images"
+    assert translation.settings["data.max_images_per_prompt"] == 1  # MindSpeed RL's default
+    assert "actor_rollout_ref.actor.freeze_vision_tower" not in translation.settings
+
+
+def test_reused_features_need_a_frozen_tower():
     translation = translate(("rl_config.is_multimodal", True), ("rl_config.reuse_image_embeds", True))
-    assert items(translation, "rl_config.is_multimodal")[0].status == "pending"
-    assert items(translation, "rl_config.reuse_image_embeds")[0].status == "pending"
+    assert translation.settings["actor_rollout_ref.actor.freeze_vision_tower"] is True
+    assert "not trained" in items(translation, "rl_config.reuse_image_embeds")[0].why
+    text = translate(("rl_config.reuse_image_embeds", True))
+    assert items(text, "rl_config.reuse_image_embeds")[0].status == "inert"
+    assert "actor_rollout_ref.actor.freeze_vision_tower" not in text.settings
 
 
 def test_msprobe_warns_and_does_not_refuse():

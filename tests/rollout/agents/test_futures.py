@@ -88,7 +88,7 @@ def test_the_score_is_the_mean_over_futures(chat_tokenizer, teacher):
     texts = []
 
     class Lengths:
-        reads_rows = reads_prompts = False
+        reads_rows = reads_prompts = reads_pictures = False
 
         def expect(self, count):
             pass

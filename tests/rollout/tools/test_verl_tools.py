@@ -198,18 +198,21 @@ def test_a_bundled_tool_for_images_is_refused(load):
         load("tools: [{class_name: verl.tools.image_zoom_in_tool.ImageZoomInTool, config: {type: native}}]")
 
 
-def test_images_that_a_tool_returns_are_not_dropped(write, load):
-    source = """
+@pytest.mark.parametrize(("image", "text"), [("[Image.new('RGB', (28, 28))]", "see"), ("[object()]", "Error: ")])
+def test_images_that_a_tool_returns(write, load, image, text):
+    """A picture that cannot be read is an error to the model, and not the end of the run."""
+    source = f"""
+        from PIL import Image
         from verl.tools.base_tool import BaseTool
         from verl.tools.schemas import ToolResponse
 
         class Checker(BaseTool):
             async def execute(self, instance_id, parameters, **kwargs):
-                return ToolResponse(text="see", image=[object()]), 0.0, {}
+                return ToolResponse(text="see", image={image}), 0.5, {{}}
     """
     tools = load(yaml_of(write("images.py", source), "check"))
-    with pytest.raises(NotSupportedYet, match="images or videos"):
-        use(tools, CALLS[0])
+    (result,) = use(tools, CALLS[0]).results
+    assert result.text.startswith(text) and [image.size for image in result.images] == [(28, 28)] * (text == "see")
 
 
 FUNCTIONS = '''

@@ -30,6 +30,7 @@ class StepBuffers(NamedTuple):
     logits: Tensor  # [rows at once, vocabulary], reused by every part of a batch
     block_size: int
     dummy_slot: int  # a slot of the cache that no sequence reads: inactive slots write there
+    has_media: bool  # whether the position of a token may differ from its index
 
 
 class DecodeStep:
@@ -39,10 +40,11 @@ class DecodeStep:
         self, model: PreTrainedModel, buffers: StepBuffers, size: int, mode: SamplingMode, plan: DecodePlan
     ) -> None:
         self.model, self.size, self.plan = model, size, plan
-        self.batch, self.logits, self.block_size, self.dummy_slot = buffers
+        self.batch, self.logits, self.block_size, self.dummy_slot, _ = buffers
         self.mode = mode._replace(num_slow=min(mode.num_slow, size))
         self.head, self.softcap = head_weight(model), logit_softcap(model)
         self.tables = self.batch.tables.device[:size]
+        self.offset = self.batch.tensor("offset", size) if buffers.has_media else None
         self.token, self.length, self.num_tokens, self.active, self.limit = (
             self.batch.tensor(name, size) for name in ("token", "length", "num_tokens", "active", "limit")
         )
@@ -66,7 +68,8 @@ class DecodeStep:
             torch.where(active, self.length + 1, 1),
             self.plan.triton,
         )
-        return hidden_states(self.model, self.token, self.length, attention)
+        positions = self.length if self.offset is None else self.length + self.offset
+        return hidden_states(self.model, self.token, positions, attention)
 
     def _parts(self, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(first slot, hidden states) of as many slots at once as the logits buffer holds."""

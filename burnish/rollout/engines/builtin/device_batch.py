@@ -227,6 +227,7 @@ class DeviceBatch:
             "top_k": sampling.top_k,
             "min_tokens": sampling.min_tokens,
             "num_prompt": len(sequence.request.input),
+            "offset": sequence.offset,
             "temperature": 1.0 if sampling.greedy else sampling.temperature,
             "top_p": sampling.top_p,
             "min_p": sampling.min_p,

@@ -11,6 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from burnish.errors import UserError
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
 from burnish.rollout.engines.builtin.decode_plan import uses_device_loop
 from burnish.rollout.engines.builtin.penalties import PenaltyState
@@ -59,11 +60,19 @@ class BuiltinEngine:
     # the protocol
 
     def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
-        check_requests(requests, self.options)
+        check_requests(requests, self.options, self.runner.media_kinds)
         self._check_budget(requests)
         new_future = Future if self.options.own_thread else partial(DrivenFuture, self.step)
         eos_ids = self.scheduler.eos_ids
-        sequences = [SequenceState(request, new_future(), PenaltyState.of(request, eos_ids)) for request in requests]
+        sequences = [
+            SequenceState(
+                request,
+                new_future(),
+                PenaltyState.of(request, eos_ids),
+                offset=self.runner.positions.offset(request.input),
+            )
+            for request in requests
+        ]
         for sequence in sequences:
             sequence.future.set_running_or_notify_cancel()  # from here on only `abort` ends it early
         self._worker.post(lambda: self.scheduler.enqueue(sequences))
@@ -91,7 +100,7 @@ class BuiltinEngine:
     def digests(self) -> dict[str, Tensor]:
         return self._worker.do(lambda: digests_of(self.runner.model))
 
-    def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+    def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         return self._worker.do(lambda: self.runner.score(rows, temperature))
 
     def sleep(self, level: int = 1) -> None:

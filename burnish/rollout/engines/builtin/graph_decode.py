@@ -336,7 +336,8 @@ class GraphDecoder:
 
     def _make_step(self, size: int, mode: SamplingMode) -> DecodeStep:
         memory = self.allocated
-        buffers = StepBuffers(memory.batch, memory.logits, memory.cache.block_size, self._dummy_slot)
+        has_media = self.runner.family is not None
+        buffers = StepBuffers(memory.batch, memory.logits, memory.cache.block_size, self._dummy_slot, has_media)
         return DecodeStep(self.runner.model, buffers, size, mode, self.plan)
 
     def _deactivate(self) -> None:

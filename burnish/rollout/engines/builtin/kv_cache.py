@@ -70,6 +70,8 @@ class Segment(NamedTuple):
     length: int
     start: int = 0
     blocks: Sequence[int] = ()  # of the whole prompt; padding has none
+    # (first token, end) in the prompt of images whose tokens attend to each other in both directions
+    wholes: Sequence[tuple[int, int]] = ()
 
 
 def blocks_for(num_tokens: int, block_size: int = BLOCK_SIZE) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +16,12 @@ from burnish.models.cpu.replace import replace_with_cpu_kernels
 from burnish.models.joined import Joined, Linear, join_products
 from burnish.models.load import load_causal_lm
 from burnish.models.logprobs import chunk_logits
-from burnish.models.model_input import ModelInput
+from burnish.models.model_input import MediaKind, ModelInput, whole_runs
 from burnish.models.paged import PagedAttention, bind_cache
 from burnish.models.parts import head_weight, logit_softcap
-from burnish.models.vision.family import positions_of
+from burnish.models.positions import TEXT
+from burnish.models.vision.family import vision_family
+from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice
 from burnish.models.wide import hidden_states
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.invariant import TILE, can_be_invariant, make_invariant, padding, tiled_product
@@ -30,6 +33,7 @@ from burnish.rollout.engines.builtin.sequence import PromptState, SequenceState,
 from burnish.rollout.engines.weights import release_weights
 from burnish.sizing import CPU_PREFILL_TOKENS as CPU_TOKENS
 
+MEMO_BYTES = 64 << 20  # of features of pictures whose prompts are not finished, or come again
 PrefillAttention = Callable[[list[Segment]], PagedAttention]
 
 
@@ -49,7 +53,10 @@ class ModelRunner:
         self.prefill_attention = prefill_attention
         self.model = load_causal_lm(options.model, PAGED, options.dtype, empty=True).to(options.device).eval()
         self.model.requires_grad_(False)
-        self.invariant = invariant and can_be_invariant(self.model)
+        self.family = vision_family(self.model.config)
+        # Pictures go through the tower one prompt at a time, as it is: its bits do not depend on the batch.
+        self.tower = [] if self.family is None else list(self.family.vision_modules(self.model).values())
+        self.invariant = invariant and can_be_invariant(self.model, skip=self.tower)
         if options.invariant and not self.invariant:
             raise UserError(
                 f"{type(self.model).__name__} has experts; their matrix products depend on the batch",
@@ -62,7 +69,8 @@ class ModelRunner:
         self.shape = CacheShape(
             config.num_hidden_layers, config.num_key_value_heads, head_dim, options.dtype, block_size
         )
-        self.positions = positions_of(self.model.config)
+        self.memo = FeatureMemo(MEMO_BYTES, one_by_one=self.invariant)
+        self.positions = TEXT if self.family is None else self.family.positions
         self.cache: KVCache | None = None
         self.remarks: tuple[str, ...] = ()  # reported at the start of a run
         self.cpu_kernels: CpuKernels | None = None
@@ -83,11 +91,11 @@ class ModelRunner:
         self.row_multiple = TILE if self.invariant else 1  # tokens of a pass are padded to a multiple of this
         if self.cpu_kernels is not None:
             self.product, self.row_multiple = self.cpu_kernels.layers.product, ROW_MULTIPLE if self.invariant else 1
-        self.joined: list[Joined] = join_products(self.model, self.product)
+        self.joined: list[Joined] = join_products(self.model, self.product, skip=self.tower)
         if self.cpu_kernels is not None:
-            replace_with_cpu_kernels(self.model, self.cpu_kernels.layers)
+            replace_with_cpu_kernels(self.model, self.cpu_kernels.layers, skip=self.tower)
         elif self.invariant:
-            make_invariant(self.model)
+            make_invariant(self.model, skip=self.tower)
 
     # memory
 
@@ -100,6 +108,7 @@ class ModelRunner:
             nothing = [None] * self.shape.layers
             bind_cache(self.model, nothing, nothing)
         self.cache = None
+        self.memo.clear()
         if self.cpu_kernels is not None:
             self.cpu_kernels.layers.forget()
 
@@ -108,12 +117,14 @@ class ModelRunner:
         for group in self.joined:
             group.part()
         self.joined = []
+        self.memo.clear()
         release_weights(self.model)
 
     def after_load(self) -> None:
         """Drop what was derived from the old weights."""
+        self.memo.clear()
         if not self.joined:  # the weights were released
-            self.joined = join_products(self.model, self.product)
+            self.joined = join_products(self.model, self.product, skip=self.tower)
         if self.cpu_kernels is not None:
             self.cpu_kernels.layers.forget()
 
@@ -126,8 +137,11 @@ class ModelRunner:
             self._prefill(part)
 
     def _prefill(self, chunks: Sequence[tuple[PromptState, int]]) -> None:
-        segments = [Segment(count, prompt.num_scheduled - count, prompt.blocks) for prompt, count in chunks]
         inputs = [prompt.input for prompt, _ in chunks]
+        segments = [
+            Segment(count, prompt.num_scheduled - count, prompt.blocks, self.wholes(prompt.input))
+            for prompt, count in chunks
+        ]
         hidden = self._forward(inputs, segments, self.prefill_attention)
         ends = torch.tensor([segment.length for segment in segments]).cumsum(0) - 1
         finished = [number for number, (prompt, _) in enumerate(chunks) if prompt.num_remaining == 0]
@@ -137,14 +151,14 @@ class ModelRunner:
                 chunks[number][0].logits = row
 
     @torch.inference_mode()
-    def score(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+    def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float) -> list[list[float]]:
         """Log-prob of every token given those before it."""
-        inputs = [ModelInput(tuple(row)) for row in rows]
-        hidden = self._forward(inputs, [Segment(len(row)) for row in rows], Uncached)
+        inputs = [row if isinstance(row, ModelInput) else ModelInput(tuple(row)) for row in rows]
+        hidden = self._forward(inputs, [Segment(len(row), wholes=self.wholes(row)) for row in inputs], Uncached)
         scores, start = [], 0
-        for row in rows:
+        for row in inputs:
             logits = self.logits(hidden[start : start + len(row)]).float() / temperature
-            tokens = torch.tensor(row[1:], device=self.device)
+            tokens = torch.tensor(row.ids[1:], device=self.device)
             log_probs = torch.log_softmax(logits[:-1], -1).gather(-1, tokens[:, None]).squeeze(-1)
             scores.append([0.0, *log_probs.tolist()])
             start += len(row)
@@ -153,14 +167,38 @@ class ModelRunner:
     def _forward(self, inputs: Sequence[ModelInput], segments: list[Segment], attention: PrefillAttention) -> Tensor:
         """[tokens, hidden] of the inputs' segments, packed, and of the padding behind them."""
         spans = [(input, s.start, s.start + s.length) for input, s in zip(inputs, segments, strict=True)]
+        slices = media_slices(spans)
         tokens = [token for input, start, stop in spans for token in input.ids[start:stop]]
         positions = [self.positions.prefill(*span) for span in spans]
         if pad := padding(len(tokens), self.row_multiple):
             tokens += [0] * pad
             segments = [*segments, Segment(pad)]
             positions.append(self.positions.packed([pad]))
-        ids = torch.tensor(tokens, device=self.device)
-        return hidden_states(self.model, ids, torch.cat(positions, dim=-1).to(self.device), attention(segments))
+        ids, packed = torch.tensor(tokens, device=self.device), torch.cat(positions, dim=-1).to(self.device)
+        embed = partial(self._embed, ids, slices) if slices else None
+        return hidden_states(self.model, ids, packed, attention(segments), embed)
+
+    def _embed(self, ids: Tensor, slices: list[MediaSlice]) -> Embedded:
+        assert self.family is not None  # check_requests refuses media for a text model
+        return self.family.embed(self.model, ids, slices, memo=self.memo)
+
+    # media
+
+    @property
+    def media_kinds(self) -> frozenset[MediaKind]:
+        return frozenset() if self.family is None else self.family.kinds
+
+    def wholes(self, input: ModelInput) -> list[tuple[int, int]]:
+        """Runs of tokens that attend to each other in both directions, and so must be prefilled in one pass."""
+        return whole_runs(input.media) if self.family is not None and self.family.sees_whole_images else []
+
+    def whole_chunk(self, prompt: PromptState, count: int) -> int:
+        """`count` tokens of a prompt, fewer or more so that no run of `wholes` is split."""
+        end = prompt.num_scheduled + count
+        for start, stop in self.wholes(prompt.input):
+            if start < end < stop:
+                return (start if start > prompt.num_scheduled else stop) - prompt.num_scheduled
+        return count
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, V] float32, by the same matrix product as the layers."""
@@ -177,3 +215,15 @@ class ModelRunner:
         requests = [sequence.request for sequence in sequences]
         seeds, penalties = [request.seed for request in requests], [sequence.penalties for sequence in sequences]
         return SamplingBatch.of([request.sampling for request in requests], seeds, self.device, penalties, first)
+
+
+def media_slices(spans: Sequence[tuple[ModelInput, int, int]]) -> list[MediaSlice]:
+    """What tokens start..stop of these inputs, packed into one stream, show of their media."""
+    slices, at = [], 0
+    for input, start, stop in spans:
+        for media in input.media:
+            first, end = max(start, media.offset), min(stop, media.offset + media.num_tokens)
+            if first < end:
+                slices.append(MediaSlice(media, at + first - start, first - media.offset, end - first))
+        at += stop - start
+    return slices

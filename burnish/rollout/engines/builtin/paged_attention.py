@@ -15,11 +15,13 @@ batch, and an absent block adds an exact zero. Blocks that several sequences sha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.models.attention import AttentionShape, causal_attention
@@ -49,12 +51,13 @@ class BlockPrefill:
         outputs = []
         first = 0
         for segment in self.segments:
+            by_block = self.by_block and segment.length > block_size
             part = slice(first, first + segment.length)
             q, k, v = query[None, :, part], key[None, :, part], value[None, :, part]
             if segment.blocks:
                 for pool, new in ((keys, k[0]), (values, v[0])):
                     _write(pool, segment, new)
-            if segment.blocks and (segment.start or (self.by_block and segment.length > block_size)):
+            if segment.blocks and (segment.start or by_block or segment.wholes):
                 outputs += _attend_by_block(keys, values, q, segment, shape)
             else:
                 outputs.append(causal_attention(q, k, v, shape)[0])
@@ -65,16 +68,51 @@ class BlockPrefill:
 def _attend_by_block(
     keys: Tensor, values: Tensor, query: Tensor, segment: Segment, shape: AttentionShape
 ) -> list[Tensor]:
-    """A block of queries at a time, against all keys up to its end, read from the cache."""
-    block_size = keys.shape[2]
+    """A piece of queries at a time, against all keys up to its end, read from the cache."""
     outputs = []
-    for offset in range(0, segment.length, block_size):
-        queries = query[:, :, offset : offset + block_size]
-        end = segment.start + offset + queries.shape[2]
-        blocks = torch.tensor(segment.blocks[: blocks_for(end, block_size)], device=query.device)
-        k, v = (pool[blocks].transpose(0, 1).flatten(1, 2)[None, :, :end] for pool in (keys, values))
-        outputs.append(causal_attention(queries, k, v, shape)[0])
+    for first, end, whole in pieces(segment, keys.shape[2]):
+        queries = query[:, :, first - segment.start : end - segment.start]
+        k, v = cached(keys, values, segment, end if whole is None else whole[1])
+        outputs.append(
+            causal_attention(queries, k, v, shape)[0]
+            if whole is None
+            else whole_attention(queries, k, v, first, whole, shape)[0]
+        )
     return outputs
+
+
+def pieces(segment: Segment, block_size: int) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
+    """(first, end) of the segment's queries in the prompt, cut at blocks and at whole images, and the image they show.
+
+    The cuts depend on the prompt alone, so that results do not depend on how it is split into passes.
+    """
+    stop = segment.start + segment.length
+    cuts = {*range(0, stop, block_size), *(edge for run in segment.wholes for edge in run)}
+    edges = sorted({segment.start, stop, *(cut for cut in cuts if segment.start < cut < stop)})
+    for first, end in itertools.pairwise(edges):
+        yield first, end, next((run for run in segment.wholes if run[0] <= first < run[1]), None)
+
+
+def cached(keys: Tensor, values: Tensor, segment: Segment, end: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of a prompt's first `end` tokens, [1, kv_heads, end, d]."""
+    blocks = torch.tensor(segment.blocks[: blocks_for(end, keys.shape[2])], device=keys.device)
+    k, v = (pool[blocks].transpose(0, 1).flatten(1, 2)[None, :, :end] for pool in (keys, values))
+    return k, v
+
+
+def whole_attention(
+    query: Tensor, key: Tensor, value: Tensor, first: int, whole: tuple[int, int], shape: AttentionShape
+) -> Tensor:
+    """Attention of tokens of an image, [1, heads, n, d] from position `first`: they see what is before them, within
+    the layer's window, and all tokens of the image, at whole[0]..whole[1]."""
+    place = torch.arange(key.shape[2], device=key.device)
+    distance = first + torch.arange(query.shape[2], device=key.device)[:, None] - place
+    visible = (distance >= 0) & (distance < (shape.window or key.shape[2]))
+    visible = visible | ((place >= whole[0]) & (place < whole[1]))
+    if shape.softcap is not None:
+        raise ValueError("no family with a soft cap in its attention shows whole images")
+    grouped = query.shape[1] != key.shape[1]
+    return F.scaled_dot_product_attention(query, key, value, visible, scale=shape.scaling, enable_gqa=grouped)
 
 
 def _write(pool: Tensor, segment: Segment, new: Tensor) -> None:
@@ -93,6 +131,7 @@ class Uncached:
     """Whole sequences that leave nothing in the cache, for scoring."""
 
     def __init__(self, segments: list[Segment]) -> None:
+        self.segments = segments
         self.lengths = [segment.length for segment in segments]
 
     def attend(
@@ -104,8 +143,16 @@ class Uncached:
         value: Tensor,
         shape: AttentionShape,
     ) -> Tensor:
-        parts = zip(*(x[None].split(self.lengths, dim=2) for x in (query, key, value)), strict=True)
-        return torch.cat([causal_attention(q, k, v, shape)[0] for q, k, v in parts], dim=1).transpose(0, 1)
+        parts = zip(self.segments, *(x[None].split(self.lengths, dim=2) for x in (query, key, value)), strict=True)
+        return torch.cat([self._attend(*part, shape)[0] for part in parts], dim=1).transpose(0, 1)
+
+    @staticmethod
+    def _attend(segment: Segment, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
+        output = causal_attention(query, key, value, shape)
+        for start, stop in segment.wholes:
+            k, v = key[:, :, :stop], value[:, :, :stop]
+            output[:, :, start:stop] = whole_attention(query[:, :, start:stop], k, v, start, (start, stop), shape)
+        return output
 
 
 def tokens_left(tables: Sequence[Sequence[int]], lengths: Sequence[int], block_size: int) -> int:
@@ -240,6 +287,8 @@ class DevicePrefill:
     def __init__(self, cache: KVCache, segments: Sequence[Segment], triton: bool) -> None:
         device, block_size = cache.keys[0].device, cache.block_size
         self.triton = triton
+        self.wholes = any(segment.wholes for segment in segments)
+        self.packed = segments
         width = max(blocks_for(s.start + s.length, block_size) for s in segments)
         tables = np.zeros((len(segments), width), dtype=np.int32)
         slots, spans, tiles, first = [], [], [], 0
@@ -259,4 +308,20 @@ class DevicePrefill:
     def attend(
         self, keys: Tensor, values: Tensor, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape
     ) -> Tensor:
-        return write_and_prefill(keys, values, query, key, value, self.slots, self.segments, shape, self.triton)
+        output = write_and_prefill(keys, values, query, key, value, self.slots, self.segments, shape, self.triton)
+        if self.wholes:
+            self._attend_whole(output, keys, values, query, shape)
+        return output
+
+    def _attend_whole(self, output: Tensor, keys: Tensor, values: Tensor, query: Tensor, shape: AttentionShape) -> None:
+        """Tokens of images again, which also see what comes after them."""
+        at = 0
+        for segment in self.packed:
+            stop = segment.start + segment.length
+            for whole in segment.wholes:
+                first, end = max(whole[0], segment.start), min(whole[1], stop)
+                if first < end:
+                    rows = slice(at + first - segment.start, at + end - segment.start)
+                    k, v = cached(keys, values, segment, whole[1])
+                    output[rows] = whole_attention(query[None, :, rows], k, v, first, whole, shape)[0].transpose(0, 1)
+            at += segment.length

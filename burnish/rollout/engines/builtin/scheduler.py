@@ -160,6 +160,8 @@ class Scheduler:
         num_slots = self.options.max_num_seqs - len(self.running)
         candidates = [self.waiting[i] for i in range(min(num_slots, len(self.waiting)))]
         started, chunks = self._schedule_prefill(candidates)
+        for sequence in started:
+            sequence.start()
         if chunks:
             self.runner.prefill(chunks)
             self.counts["prefill_tokens"] += sum(count for _, count in chunks)
@@ -195,11 +197,12 @@ class Scheduler:
                 prompt = self._open_prompt(sequence)
             if prompt.num_remaining:
                 count = self._chunk_size(prompt.num_remaining, budget, alone=not chunks)
-                if count == 0:
+                count = self.runner.whole_chunk(prompt, count)
+                if count == 0 or (chunks and count > budget):
                     break
                 self.blocks.schedule_prefill(prompt, count)
                 chunks.append((prompt, count))
-                budget -= count
+                budget = max(0, budget - count)
             if prompt.num_remaining == 0:
                 started.append(sequence)
         return started, chunks

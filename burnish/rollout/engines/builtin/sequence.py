@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -29,7 +30,10 @@ class SequenceState:
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     slot: int = NO_SLOT  # its index in the device's batch (graph_decode.py)
     stale: bool = False  # part of its KV comes from older weights
+    offset: int = 0  # position of a new token minus its index: media may take fewer positions than tokens
     session: str | None = field(init=False)
+    received: float = field(default_factory=time.perf_counter)
+    queued: float | None = None  # seconds until it was started; None while it waits for the first time
 
     def __post_init__(self) -> None:
         self.session = self.request.session
@@ -71,6 +75,11 @@ class SequenceState:
         if self.penalties is not None:
             self.penalties.add(token)
 
+    def start(self) -> None:
+        """It leaves the queue."""
+        if self.queued is None:  # else it was preempted
+            self.queued = time.perf_counter() - self.received
+
     def restart(self) -> None:
         """Discard all tokens after a preemption; the same seed generates them again."""
         self.block_table, self.tokens, self.log_probs, self.versions, self.top = [], [], [], [], []
@@ -81,7 +90,15 @@ class SequenceState:
     def complete(self, end: Finish) -> None:
         top = None if self.request.sampling.logprobs is None else self.top
         self.future.set_result(
-            Completion(self.tokens, self.log_probs, self.versions, end.reason, stop_reason=end.stop, top_log_probs=top)
+            Completion(
+                self.tokens,
+                self.log_probs,
+                self.versions,
+                end.reason,
+                stop_reason=end.stop,
+                top_log_probs=top,
+                queued=self.queued or 0.0,
+            )
         )
 
 

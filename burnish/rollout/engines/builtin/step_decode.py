@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from burnish.models.paged import PagedAttention
 from burnish.models.wide import hidden_states
@@ -37,6 +38,7 @@ class StepDecoder:
         self._version = -1
         self._attention: BlockDecode | CpuDecode
         self._sampling: SamplingBatch
+        self._offsets: Tensor  # SequenceState.offset of the batch
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -101,7 +103,7 @@ class StepDecoder:
         self._prepare(sequences)
         attention, runner = self._attention, self.runner
         tokens = torch.tensor([s.tokens[-1] for s in sequences] + [0] * attention.pad, device=runner.device)
-        positions = F.pad(attention.lengths, (0, attention.pad))
+        positions = F.pad(attention.lengths + self._offsets, (0, attention.pad))
         hidden = hidden_states(runner.model, tokens, positions, attention)
         index = torch.tensor([len(sequence.tokens) for sequence in sequences], device=runner.device)
         sampled = sample_to_host(runner.logits(hidden)[: len(sequences)], self._sampling, index)
@@ -120,6 +122,7 @@ class StepDecoder:
             return
         self._attention = self._decode_attention(sequences)
         self._sampling = self.runner.sampling_batch(sequences)
+        self._offsets = torch.tensor([sequence.offset for sequence in sequences], device=self.runner.device)
         self._batch, self._version = sequences, self.blocks.version
 
     def _decode_attention(self, sequences: list[SequenceState]) -> BlockDecode | CpuDecode:

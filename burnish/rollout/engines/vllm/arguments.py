@@ -11,6 +11,7 @@ from burnish.errors import UserError, nearest
 from burnish.models.load import ModelSource, load_config
 from burnish.rollout.engine import EngineOptions, Request, Sampling
 from burnish.rollout.engines.builtin.memory import free_bytes
+from burnish.rollout.engines.vllm.media import kinds_of
 
 MIN_TEMPERATURE = 0.01  # vLLM raises smaller temperatures to this
 MAX_PENALTY = 2.0
@@ -26,6 +27,7 @@ FIXED = {
 }
 # verl also uses load_format for ways to send weights; vLLM then loads the folder by its default.
 LOAD_FORMATS = {"dtensor": "auto", "hf": "auto", "megatron": "auto"}
+NO_CACHE = "disable_mm_preprocessor_cache"  # in vLLM before 0.11; all of verl's scripts for images set it
 OWN = ("base_url", "python", "weight_dir", "start_timeout")  # entries of engine_kwargs.vllm that vLLM does not get
 
 
@@ -50,13 +52,29 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
         "load_format": load_format(options.load_format),
         "cudagraph_capture_sizes": options.capture_sizes,
         **memory,
+        **media_arguments(options),
         **engine_kwargs(options),
     }
-    return {name: value for name, value in arguments.items() if value is not None} | FIXED
+    fixed = FIXED | {"skip_tokenizer_init": False} if kinds_of(options.model) else FIXED
+    return {name: value for name, value in arguments.items() if value is not None} | fixed
+
+
+def media_arguments(options: EngineOptions) -> dict[str, Any]:
+    """For a model that is shown images; vLLM's processor needs the tokenizer."""
+    if not kinds_of(options.model):
+        return {}
+    return {
+        "limit_mm_per_prompt": None if options.max_images is None else {"image": options.max_images},
+        "mm_processor_kwargs": dict(options.media_settings) or None,
+        "tokenizer": options.model.tokenizer_path or None,
+    }
 
 
 def engine_kwargs(options: EngineOptions) -> dict[str, Any]:
-    return {name: value for name, value in options.extra.items() if name not in OWN and value is not None}
+    given = {name: value for name, value in options.extra.items() if name not in OWN and value is not None}
+    if given.pop(NO_CACHE, False):
+        given["mm_processor_cache_gb"] = 0
+    return given
 
 
 def check_kwargs(names: Collection[str], known: Collection[str], section: str, version: str) -> None:
@@ -65,7 +83,7 @@ def check_kwargs(names: Collection[str], known: Collection[str], section: str, v
         key = f"{section}.engine_kwargs.vllm.{name}"
         if name in FIXED or name == "model":
             raise UserError("Burnish sets this argument itself", key=key)
-        if name not in known and name not in OWN:
+        if name not in known and name not in (*OWN, NO_CACHE):
             similar = nearest(name, [*known, *OWN])
             problem = f"vLLM {version} has no such argument." + (f" Did you mean {similar!r}?" if similar else "")
             raise UserError(problem, key=key, hint=f"{section}.engine_kwargs.vllm.{similar}=..." if similar else None)

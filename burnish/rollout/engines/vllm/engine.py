@@ -31,6 +31,7 @@ from burnish.rollout.engines.vllm.arguments import (
     sampling_fields,
 )
 from burnish.rollout.engines.vllm.library import Core, StepOutput
+from burnish.rollout.engines.vllm.media import expanded_otherwise, kinds_of, with_placeholders
 from burnish.rollout.stop import Finish, finish
 
 if TYPE_CHECKING:
@@ -62,7 +63,15 @@ class VllmEngine:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         can_sleep = options.device.type != "cpu" and options.sleeps
-        self.capabilities = Capabilities("request", invariant=False, score=True, abort=True, sleep=can_sleep)
+        self.media_kinds = kinds_of(options.model) if isinstance(self.core, Core) else frozenset()
+        self.capabilities = Capabilities(
+            "request",
+            invariant=False,
+            score=True,
+            abort=True,
+            sleep=can_sleep,
+            reads_sources=bool(self.media_kinds),
+        )
 
     @staticmethod
     def check(extra: Mapping[str, Any], device: torch.device, section: str) -> None:
@@ -78,7 +87,7 @@ class VllmEngine:
     # the protocol
 
     def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
-        check_requests(requests, self.options)
+        check_requests(requests, self.options, self.media_kinds)
         for sampling in {request.sampling for request in requests}:
             raise_all(list(self.refusals(sampling, self.options.section)))
         new_future = Future if self.options.own_thread else partial(DrivenFuture, self.step)
@@ -183,11 +192,11 @@ class VllmEngine:
         waiting, self.waiting = self.waiting, []
         for sequence in waiting:
             request, name = sequence.request, next(self._names)
-            ids = request.input.ids
             try:
-                self._check_ids(ids)
+                self._check_ids(request.input.ids)
                 fields = sampling_fields(request, self.eos_ids)
-                self.core.add(name, ids, fields, request.sampling.bad_words, request.priority)
+                ids, images = with_placeholders(request.input)
+                self.core.add(name, ids, fields, request.sampling.bad_words, request.priority, images)
             except Exception as error:  # vLLM refused this request; the others go on
                 sequence.future.set_exception(error)
             else:
@@ -224,6 +233,11 @@ class VllmEngine:
             return True
         sequence = self.running.get(name)
         if sequence is None:
+            return True
+        shown, theirs = sequence.request.input, output.prompt_ids
+        if shown.media and not sequence.tokens and theirs is not None and tuple(theirs) != shown.ids:
+            del self.running[name]
+            sequence.future.set_exception(expanded_otherwise(shown, theirs))
             return True
         if self.options.prefix_caching and not sequence.tokens:
             self.counts["prefix_hit_tokens"] += output.num_cached

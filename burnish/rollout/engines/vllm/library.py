@@ -41,6 +41,7 @@ class StepOutput(NamedTuple):
     finished: bool
     error: Exception | None = None  # the request failed
     versions: list[int] | None = None  # weight version of every response token, if the last output reports it
+    prompt_ids: list[int] | None = None  # with images expanded, as the engine expands them
 
 
 def check_installed(section: str) -> None:
@@ -128,16 +129,22 @@ class Core:
         return self.config.parallel_config.world_size == 1
 
     def add(
-        self, name: str, ids: Sequence[int], fields: dict[str, Any], bad_words: Sequence[Sequence[int]], priority: int
+        self,
+        name: str,
+        ids: Sequence[int],
+        fields: dict[str, Any],
+        bad_words: Sequence[Sequence[int]],
+        priority: int,
+        images: Sequence[Any] = (),
     ) -> None:
+        """Start a request. `images` belong to the placeholders in `ids`, one token each."""
         from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(**fields, output_kind=RequestOutputKind.DELTA)
         if bad_words:
             params._bad_words_token_ids = [list(word) for word in bad_words]
-        prompt = {"type": "token", "prompt_token_ids": list(ids)}
-        self.engine.add_request(name, prompt, params, priority=priority)
+        self.engine.add_request(name, token_prompt(ids, images), params, priority=priority)
 
     def step(self) -> list[StepOutput]:
         return [_step_output(output) for output in self.engine.step()]
@@ -178,6 +185,12 @@ class Core:
             torch.cuda.empty_cache()
 
 
+def token_prompt(ids: Sequence[int], images: Sequence[Any] = ()) -> dict[str, Any]:
+    """vLLM's TokensPrompt. Its processor expands the placeholders, and would expand expanded ones once more."""
+    prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": list(ids)}
+    return prompt | {"multi_modal_data": {"image": list(images)}} if images else prompt
+
+
 def shut_down(client: Any, keep_groups: bool) -> None:
     """Shut down the core of an in-process client. vLLM's own `core.shutdown` also destroys all process groups.
 
@@ -208,6 +221,7 @@ def _step_output(output: Any) -> StepOutput:
         num_cached=output.num_cached_tokens or 0,
         prompt_log_probs=_prompt_log_probs(output.prompt_token_ids, prompt) if prompt else None,
         finished=output.finished,
+        prompt_ids=output.prompt_token_ids,
     )
 
 

@@ -51,8 +51,15 @@ class RemoteCore:
             raise
 
     def add(
-        self, name: str, ids: Sequence[int], fields: dict[str, Any], bad_words: Sequence[Sequence[int]], priority: int
+        self,
+        name: str,
+        ids: Sequence[int],
+        fields: dict[str, Any],
+        bad_words: Sequence[Sequence[int]],
+        priority: int,
+        images: Sequence[Any] = (),
     ) -> None:
+        assert not images  # the server's engine refuses them
         params = dict(fields)
         if params.get("logprobs"):
             params["logprobs"] += 1  # the server counts the sampled token too

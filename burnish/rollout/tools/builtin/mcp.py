@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import UserError, install_extra
-from burnish.rollout.tools.builtin.mcp_client import McpServer, ServerGone, ServerSpec, ServerTool, text_of
+from burnish.rollout.chat.pictures import read_pictures
+from burnish.rollout.tools.builtin.mcp_client import McpServer, ServerGone, ServerSpec, ServerTool, images_of, text_of
 from burnish.rollout.tools.entry import ToolEntry
 from burnish.rollout.tools.execution import LoopThread
 from burnish.rollout.tools.schema import normalize_schema
@@ -74,7 +75,9 @@ class McpTool(Tool):
     async def call(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
         parts, structured, failed = await self.servers.run(self.server.call(self.remote_name, arguments))
         text = self.parse(parts, structured)
-        return ToolResult(f"Error: {text}" if failed else text, failed=failed)
+        images = read_pictures(images_of(parts), "image", f"an answer of the MCP server {self.server.spec.name}")
+        text = f"Error: {text}" if failed else text
+        return ToolResult(text, failed=failed, images=images, pictures_optional=True)
 
     def shut_down(self) -> None:
         self.servers.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import logging
@@ -288,8 +289,14 @@ def _message(error: BaseException) -> str:
 
 
 def text_of(parts: list[Any], structured: Any) -> str:
-    """The text of a result. Images and other parts are left out, as verl does."""
+    """The text of a result."""
     texts = [part.text for part in parts if getattr(part, "type", None) == "text"]
     if not texts and structured is not None:
         return json.dumps(structured, ensure_ascii=False)
     return "\n".join(texts)
+
+
+def images_of(parts: list[Any]) -> list[bytes]:
+    """The images of a result; sound and links to resources are left out."""
+    encoded = [part.data for part in parts if getattr(part, "type", None) == "image"]
+    return [base64.b64decode(text) for text in encoded]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from burnish.models.model_input import Media, ModelInput
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling, TokenWatch
 from burnish.rollout.engines.builtin.block_manager import BlockManager
 from burnish.rollout.engines.builtin.kv_cache import CacheShape, KVCache
@@ -230,29 +230,6 @@ class TestPrefixCheck:
         ours = engine.generate([edited])[0].result(PATIENCE)
         theirs = [future.result(PATIENCE) for future in fresh.generate([long, edited])]
         assert_equal("loop", [running.result(PATIENCE), ours], theirs)
-
-    def test_media_are_part_of_the_identity(self, mode, make, prompt):
-        """Equal tokens with different images share nothing: neither a prompt, nor a prefix, nor a session."""
-        engine = make(mode, own_thread=False, prefix_caching=True)
-        scheduler = engine.scheduler
-        images = [Media("image", digest, 3, num_tokens=8) for digest in (b"cat", b"dog", b"cat")]
-        requests = [Request(ModelInput(prompt(300), (image,)), NINE, 1, session="a") for image in images]
-        sequences = [SequenceState(request, Future()) for request in requests]
-        scheduler.enqueue(sequences)
-        while scheduler.has_work:
-            engine.step()
-        assert engine.stats()["prefill_tokens"] == 600  # the two cats share a prompt
-        assert sequences[0].tokens == sequences[2].tokens
-        late = [
-            SequenceState(Request(ModelInput(prompt(300), (image,)), NINE, 1, session="b"), Future())
-            for image in images[:2]
-        ]
-        scheduler.enqueue(late)
-        while scheduler.has_work:
-            engine.step()
-        block = scheduler.blocks.block_size
-        assert engine.stats()["prefix_hit_tokens"] == 2 * (299 // block * block)  # each from its own image's blocks
-        assert scheduler.blocks.sessions["b"].input.media[0].digest in (b"cat", b"dog")
 
 
 class TestEviction:

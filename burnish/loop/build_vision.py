@@ -1,0 +1,32 @@
+"""What a run needs to see: the encoder of a vision-language model, for data, tools and environments alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from burnish.config.vision_rules import check_vision
+from burnish.errors import raise_all
+from burnish.models.load import ModelSource, load_config
+from burnish.models.vision.encoder import VisionEncoder, VisionSettings, load_vision_encoder
+from burnish.models.vision.family import vision_family
+from burnish.models.vision.pictures import PROCESSOR_FILES, has_file
+
+if TYPE_CHECKING:
+    from burnish.config import GenerateConfig, SftConfig, TrainConfig
+
+
+def build_vision(
+    cfg: TrainConfig | SftConfig | GenerateConfig, source: ModelSource, tokenizer: Any
+) -> VisionEncoder | None:
+    """None for a model of text, and for one without a processor, which is then used as one: data with images are
+    refused. UserError for a multimodal model of an unknown family, and for keys that do not fit the model."""
+    family = vision_family(load_config(source), source.key)
+    raise_all(check_vision(cfg, sees=family is not None, videos=family is not None and "video" in family.kinds))
+    if family is None:
+        return None
+    folder = source.checked_path()
+    if not any(has_file(folder, name) for name in PROCESSOR_FILES):
+        return None
+    limit = getattr(cfg.data, "max_images_per_prompt", None)  # a key of training alone
+    settings = VisionSettings(overrides=cfg.data.mm_processor_kwargs, max_images=limit)
+    return load_vision_encoder(source, tokenizer, settings)

@@ -1,0 +1,43 @@
+"""The demo's task `vision` learns, and by looking: with the pictures of other prompts it does not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from burnish.cli.main import main
+from burnish.demo.problems import Problems
+from burnish.demo.run import reinforce
+from burnish.demo.shapes import HELD_OUT, TRAIN, WARMUP, VisionTask, shuffled
+from burnish.log.file import read_metrics
+
+
+def test_no_picture_is_in_two_sets():
+    problems = VisionTask().make_problems(1)
+    sets = [{problem.picture for problem in part} for part in (problems.warmup, problems.train, problems.held_out)]
+    assert [len(part) for part in sets] == [WARMUP, TRAIN, HELD_OUT]
+    assert len(set.union(*sets)) == WARMUP + TRAIN + HELD_OUT
+    assert len({problem.question for problem in problems.train}) == 1  # nothing but the picture tells the answer
+
+
+@pytest.mark.long
+def test_the_model_learns_to_look(tmp_path, capsys):
+    assert main(["demo", "--task", "vision", "--seed", "1", "--json", "--folder", str(tmp_path)]) == 0
+    line = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert line["before"] < 0.4
+    assert line["after"] > 0.8
+    metrics = read_metrics(tmp_path / "seed_1" / "run" / "metrics.jsonl")
+    assert all(numbers["training/rollout_probs_diff_max"] < 1e-4 for step, numbers in metrics.items() if step)
+
+
+@pytest.mark.long
+def test_pictures_of_other_prompts_do_not_improve_the_model(tmp_path):
+    task = VisionTask()
+    problems = task.make_problems(1)
+    task.warm_up(tmp_path / "model", problems, 1, lambda text: None)
+    mixed = Problems(problems.warmup, shuffled(problems.train, 1), shuffled(problems.held_out, 2))
+    quiet = ("trainer.logger=[file]", "trainer.save_freq=-1")
+    result = reinforce(task, tmp_path, tmp_path / "model", mixed, 1, task.steps, quiet)
+    assert result.validation[0][task.accuracy] < 0.4
+    assert result.validation[task.steps][task.accuracy] < 0.4
