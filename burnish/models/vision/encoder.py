@@ -203,7 +203,8 @@ class VisionEncoder:
         tokens = self._pictures.feature_ids  # both kinds may have the same (SmolVLM)
         found, pictures, places, index = [], [], [], 0
         while index < len(ids):
-            kind = next((kind for kind, left in remaining.items() if left and tokens.get(kind) == ids[index]), None)
+            token = ids[index]
+            kind: MediaKind | None = next((one for one in KEYS if remaining[one] and tokens.get(one) == token), None)
             if kind is None:
                 index += 1
                 continue
