@@ -207,7 +207,8 @@ class VisionEncoder:
         places: list[tuple[int, int]] = []
         index = 0
         while index < len(ids):
-            kind = next((kind for kind, left in remaining.items() if left and tokens.get(kind) == ids[index]), None)
+            token = ids[index]
+            kind: MediaKind | None = next((one for one in KEYS if remaining[one] and tokens.get(one) == token), None)
             if kind is None:
                 index += 1
                 continue
