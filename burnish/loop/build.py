@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,8 @@ from burnish.algos.advantages import ADVANTAGES
 from burnish.algos.kl import KL_CONTROLLERS, KL_ESTIMATORS
 from burnish.algos.losses import LOSSES
 from burnish.algos.shaping import SCORE_NORMALIZERS
-from burnish.config.async_rules import is_async
 from burnish.config.model_rules import trained_models
-from burnish.data.datagen import RowGenerator, load_row_generator
-from burnish.data.dataset import PromptDataset
-from burnish.data.load import load_train, load_val, train_sampler
-from burnish.data.sampler import PromptSampler, validation_batches
-from burnish.data.user_sampler import UserSampler
+from burnish.data.sampler import validation_batches
 from burnish.errors import UserError, raise_all
 from burnish.log.clock import Clock
 from burnish.log.folder import RunFolder, persistent_id
@@ -33,6 +28,7 @@ from burnish.log.tokens import TokenWriter
 from burnish.loop.backends import check_kernels
 from burnish.loop.best import Best
 from burnish.loop.build_agents import build_episode, build_toolbox, check_rows, prompt_schemas
+from burnish.loop.build_data import Data, Rows, build_data, total_steps
 from burnish.loop.build_vision import build_vision
 from burnish.loop.correct import Correction
 from burnish.loop.endpoint import build_endpoint
@@ -67,7 +63,6 @@ from burnish.loop.tracing import build_tracer
 from burnish.models.device import limit_cpu_threads, pick_device, restore_cpu_threads
 from burnish.models.head_kernels import check_head_kernel
 from burnish.models.load import ModelSource, load_config, load_generation_config
-from burnish.models.vision.encoder import VisionEncoder
 from burnish.reward.group_filter import GroupFilter
 from burnish.reward.managers import REWARD_MANAGERS, make_scorer
 from burnish.reward.model_scorer import ScoreWeights
@@ -79,57 +74,11 @@ from burnish.reward.shaping import Overlong, Shaper
 from burnish.reward.trajectories import TrajectoryScorer
 from burnish.rollout.engine import ENGINES, Sampling, check_sampling, engine_row
 from burnish.rollout.episode import Episode
-from burnish.rollout.tools.toolbox import Toolbox
 from burnish.training.checkpoint import Checkpoints, read_trainer
 from burnish.training.mirror import Mirror
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
-
-Rows = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Data:
-    """Prompts to train on and to validate with."""
-
-    train: PromptDataset | None
-    sampler: PromptSampler | UserSampler | None
-    val: PromptDataset | None
-    growth: RowGenerator | None = None  # rows generated during training
-
-    def notices(self, *, full_batches: bool) -> list[str]:
-        """What was left out. `full_batches`: steps take whole batches, so that an epoch may leave a rest."""
-        told = [notice for data in self.datasets() for notice in data.notices]
-        if self.sampler is None or (isinstance(self.sampler, PromptSampler) and not full_batches):
-            return told
-        return told + self.sampler.notices()
-
-    def datasets(self) -> list[PromptDataset]:
-        return [data for data in (self.train, self.val) if data is not None]
-
-    def fingerprints(self) -> dict[str, str | None]:
-        """Hashes of the rows, by key."""
-        datasets = {"data.train_files": self.train, "data.val_files": self.val}
-        return {key: None if data is None else data.fingerprint for key, data in datasets.items()}
-
-    def sources(self) -> set[str]:
-        return {source for data in self.datasets() for source in data.data_sources()}
-
-    def pass_rows_to(self, scorer: Scorer | NullScorer, episode: Episode) -> None:
-        """Let batches carry rows of the data if the reward function or an agent reads them.
-
-        UserError if the reward function requires a column that does not exist.
-        """
-        for data in self.datasets():
-            if scorer.reads_rows:
-                scorer.check_columns(data.column_names())
-            data.with_rows = scorer.reads_rows or episode.scores
-
-    def with_rows_for(self, toolbox: Toolbox) -> None:
-        """The same for tools that read them."""
-        for data in self.datasets() if toolbox.reads_rows else ():
-            data.with_rows = True
 
 
 def build(
@@ -146,14 +95,9 @@ def build(
 
     With `stop_if_finished`, raises AlreadyFinished where the run folder holds this run, with all its steps done.
     """
-    check_names(cfg)
-    check_launcher(cfg, pools(cfg))
-    device = pick_device(cfg.trainer.device)
-    check_profiling(cfg, device)
-    check_engine_of(cfg.actor_rollout_ref.rollout, device)
+    device = check_machine(cfg)
     loggers = Loggers(cfg.trainer.logger)
     source = policy_source(cfg)
-    check_model_kernels(cfg, device)
     notices = check_sharing(cfg, source)
     tokenizer = load_run_tokenizer(cfg, source)
     undo = ExitStack()  # closed where the build fails
@@ -212,6 +156,17 @@ def build(
     except BaseException:
         undo.close()
         raise
+
+
+def check_machine(cfg: TrainConfig) -> torch.device:
+    """What can be checked before anything is loaded: names, and whether this machine can run them."""
+    check_names(cfg)
+    check_launcher(cfg, pools(cfg))
+    device = pick_device(cfg.trainer.device)
+    check_profiling(cfg, device)
+    check_engine_of(cfg.actor_rollout_ref.rollout, device)
+    check_model_kernels(cfg, device)
+    return device
 
 
 def check_model_kernels(cfg: TrainConfig, device: torch.device) -> None:
@@ -273,28 +228,6 @@ def check_names(cfg: TrainConfig) -> None:
         except UserError as error:
             errors.append(error)
     raise_all(errors)
-
-
-def build_data(
-    cfg: TrainConfig,
-    tokenizer: Any,
-    dataset: Rows | None,
-    val_dataset: Rows | None,
-    tools: Sequence[Any] = (),
-    vision: VisionEncoder | None = None,
-) -> Data:
-    """The prompts; schemas of `tools` are part of them. `vision` reads their pictures."""
-    seed = cfg.trainer.seed
-    has_val = bool(cfg.data.val_files) or val_dataset is not None
-    options: dict[str, Any] = {"run_seed": seed, "tools": tools, "vision": vision}
-    val = load_val(cfg.data, tokenizer, rows=val_dataset, **options) if has_val else None
-    if cfg.trainer.val_only:
-        if val is None:
-            raise UserError("there is no validation data", key="trainer.val_only", value=True)
-        return Data(None, None, val)
-    train = load_train(cfg.data, tokenizer, rows=dataset, **options)
-    growth = load_row_generator(cfg.data, train) if cfg.data.datagen.path else None
-    return Data(train, train_sampler(cfg.data, train, run_seed=seed), val, growth)
 
 
 def has_reward_function(cfg: TrainConfig, reward: Callable[..., Any] | None) -> bool:
@@ -432,15 +365,3 @@ def _samplings(cfg: TrainConfig, source: ModelSource, tokenizer: Any) -> tuple[S
     check_sampling(engine, training, "actor_rollout_ref.rollout")
     check_sampling(engine, validation, "actor_rollout_ref.rollout.val_kwargs")
     return training, validation
-
-
-def total_steps(cfg: TrainConfig, data: Data) -> int:
-    """trainer.total_training_steps, over as many epochs as they take; else total_epochs of full batches.
-
-    Asynchronous schedules stop at rollout.total_rollout_steps prompts.
-    """
-    if data.sampler is None:
-        return 0
-    steps = cfg.trainer.total_training_steps or cfg.trainer.total_epochs * data.sampler.batches_per_epoch
-    prompts = cfg.rollout.total_rollout_steps if is_async(cfg) else None
-    return steps if prompts is None else min(steps, prompts // cfg.data.train_batch_size)

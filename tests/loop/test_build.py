@@ -4,7 +4,8 @@ import pytest
 
 from burnish.config import load
 from burnish.errors import UserError, UserErrors
-from burnish.loop.build import build, check_names, total_steps
+from burnish.loop.build import build, check_names
+from burnish.loop.build_data import total_steps
 
 
 def test_all_wrong_names_are_reported_at_once(settings):

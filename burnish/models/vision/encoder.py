@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 Found = tuple[MediaKind, tuple[bytes, Processed]]  # a picture's digest, and what the processor made of it
 CACHE_BYTES = 2**31
 MAX_SECONDS = 10**6  # of a video
-Found = tuple[MediaKind, tuple[bytes, Processed]]  # a picture's digest and what the processor made of it
 MAX_SHAPES = 10_000  # sizes of pictures whose numbers of tokens are remembered
 KEYS: Mapping[MediaKind, str] = {"image": "data.image_key", "video": "data.video_key"}
 
