@@ -18,7 +18,7 @@ from burnish.config.ranks import (
 )
 from burnish.config.root import TrainConfig
 from burnish.config.sequence_rules import wants_exact_kl
-from burnish.errors import UserError
+from burnish.errors import NotSupportedYet, UserError
 
 FIRST, LAST, EACH = STAGE_FIELDS
 LAYERS = "at least 1"
@@ -71,7 +71,7 @@ def stage_combinations(cfg: TrainConfig) -> Iterator[UserError]:
             yield UserError(problem, key=f"{key}.pipeline_schedule", value=name, hint=f"{key}.pipeline_schedule=1f1b")
         if role.section in ("actor_rollout_ref.actor", "actor_rollout_ref.ref") and wants_exact_kl(cfg):
             problem = "the exact KL (kl_loss_type or kl_penalty full) does not support pipeline stages yet"
-            yield UserError(problem, key=size_key, value=stages, hint=f"{size_key}=1")
+            yield NotSupportedYet(problem, key=size_key, value=stages, hint=f"{size_key}=1")
 
 
 def recomputed_groups(cfg: TrainConfig) -> Iterator[UserError]:
@@ -92,19 +92,19 @@ def expert_sizes(cfg: TrainConfig) -> Iterator[UserError]:
         if experts == 1:
             continue
         total, tensor = num_role_ranks(cfg, role.config), tensor_parallel_size(role.config)
-        ranks = total // (tensor * pipeline_parallel_size(role.config))
-        ranks = ranks if role.fsdp.fsdp_size <= 0 else min(ranks, role.fsdp.fsdp_size)
-        if ranks < 1 or ranks % experts:
-            valid = [size for size in range(1, ranks + 1) if ranks % size == 0]
-            problem = (
-                f"the {ranks} ranks that share one copy of a stage's weights cannot be divided into groups of {experts}"
-            )
-            hint = f"{key}={max((size for size in valid if size <= experts), default=1)}"
-            yield UserError(problem, key=key, value=experts, allowed=valid or None, hint=hint)
         if tensor > 1:
             problem = "expert parallelism does not combine with tensor parallelism yet"
             hint = f"{role.section}.megatron.tensor_model_parallel_size=1"
-            yield UserError(problem, key=key, value=experts, hint=hint)
+            yield NotSupportedYet(problem, key=key, value=experts, hint=hint)
+            continue
+        ranks = total // pipeline_parallel_size(role.config)
+        ranks = ranks if role.fsdp.fsdp_size <= 0 else min(ranks, role.fsdp.fsdp_size)
+        if ranks < 1 or ranks % experts:
+            valid = [size for size in range(1, ranks + 1) if ranks % size == 0]
+            copies = f"the {ranks} ranks that share one copy of a stage's weights"
+            hint = f"{key}={max((size for size in valid if size <= experts), default=1)}"
+            problem = f"{copies} cannot be divided into groups of {experts}"
+            yield UserError(problem, key=key, value=experts, allowed=valid or None, hint=hint)
 
 
 def _staged(cfg: TrainConfig) -> Iterator[MegatronRole]:

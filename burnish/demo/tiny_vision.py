@@ -226,7 +226,7 @@ def _qwen_family(config: Callable[[Any, Size], dict[str, Any]], processor: str, 
                 "processor_class": processor,
                 **grid,
                 # of all frames in Qwen3-VL, of one in the others
-                "size": {"shortest_edge": 28 * 28, "longest_edge": 4 * 56 * 56},
+                "size": {"shortest_edge": 28 * 28, "longest_edge": 8 * 56 * 56},
             },
         },
     )

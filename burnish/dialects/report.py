@@ -13,7 +13,7 @@ from burnish.config.status import check_pending, status_in, status_of
 from burnish.config.tree import to_plain, tree
 from burnish.config.values import is_interpolation
 from burnish.dialects.hydra_values import format_hydra_value
-from burnish.errors import ExitStatus, UserError, UserErrors
+from burnish.errors import ExitStatus, NotSupportedYet, UserError, UserErrors
 from burnish.redact import redact
 
 # Status of a source setting in the report.
@@ -136,7 +136,8 @@ def add_config_errors(translation: Translation) -> None:
     for error in errors:
         if error.key in known:
             continue
-        refused = _error_item(error, PENDING if error.text() in pending else REFUSED, names)
+        is_pending = isinstance(error, NotSupportedYet) or error.text() in pending
+        refused = _error_item(error, PENDING if is_pending else REFUSED, names)
         index = _index_of(error.key, translation)
         if index is None:
             translation.items.append(refused)

@@ -24,11 +24,18 @@ MAX_FRAMES = 8  # of a video, evenly spaced
 class Shown(Protocol):
     """A processed image or video in a row of tokens (models.model_input.Media)."""
 
-    kind: Any
-    digest: bytes
-    offset: int
-    num_tokens: int
-    source: Any  # the picture; None for further parts of one
+    @property
+    def kind(self) -> Any: ...
+    @property
+    def digest(self) -> bytes: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def source(self) -> Any:
+        """The picture; None for further parts of one."""
+        ...
 
 
 class PictureWriter:

@@ -59,7 +59,7 @@ from burnish.loop.roles import (
 )
 from burnish.loop.rollout import Rollout
 from burnish.loop.run import Run
-from burnish.loop.sampling import decoder, training_sampling, validation_sampling
+from burnish.loop.sampling import check_over_sampling, decoder, training_sampling, validation_sampling
 from burnish.loop.schedules import ASYNC_MODES
 from burnish.loop.sharing import check_sharing
 from burnish.loop.state import RESUME_MODES, find_checkpoint
@@ -161,11 +161,9 @@ def build(
     undo.callback(toolbox.close)
     try:
         eos = eos_ids(load_generation_config(source), tokenizer)
-        has_reward = has_reward_function(cfg, reward)
         vision = build_vision(cfg, source, tokenizer)
-        episode, told = build_episode(
-            cfg, toolbox, tokenizer, eos, environment=environment, has_reward=has_reward, vision=vision
-        )
+        agents = {"environment": environment, "has_reward": has_reward_function(cfg, reward), "vision": vision}
+        episode, told = build_episode(cfg, toolbox, tokenizer, eos, **agents)
         notices += told
         with loggers.activity("loading the data"):
             data = build_data(cfg, tokenizer, dataset, val_dataset, prompt_schemas(cfg, toolbox), vision)
@@ -333,21 +331,6 @@ def build_group_filter(cfg: TrainConfig, shaper: Shaper) -> GroupFilter | None:
     """None where every group is kept."""
     config, num_groups = cfg.algorithm.filter_groups, cfg.data.train_batch_size
     return GroupFilter(config, num_groups, cfg.data.gen_batch_size or num_groups, shaper) if config.enable else None
-
-
-def check_over_sampling(cfg: TrainConfig) -> None:
-    """Refuse what needs every sample that is started."""
-    rollout = cfg.actor_rollout_ref.rollout
-    every = {
-        "algorithm.filter_groups.enable=true": cfg.algorithm.filter_groups.enable,
-        "actor_rollout_ref.rollout.skip_rollout=true": rollout.skip_rollout,
-        f"algorithm.adv_estimator={cfg.algorithm.adv_estimator}": "greedy"
-        in ADVANTAGES[cfg.algorithm.adv_estimator].needs,
-    }
-    setting = next((setting for setting, needed in every.items() if needed), None)
-    if rollout.over_sample_rate and setting is not None:
-        key = "actor_rollout_ref.rollout.over_sample_rate"
-        raise UserError(f"not supported with {setting}", key=key, value=rollout.over_sample_rate, hint=f"{key}=0")
 
 
 def build_rollout(

@@ -27,6 +27,4 @@ def build_vision(
     folder = source.checked_path()
     if not any(has_file(folder, name) for name in PROCESSOR_FILES):
         return None
-    limit = getattr(cfg.data, "max_images_per_prompt", None)  # a key of training alone
-    settings = VisionSettings(overrides=cfg.data.mm_processor_kwargs, max_images=limit)
-    return load_vision_encoder(source, tokenizer, settings)
+    return load_vision_encoder(source, tokenizer, VisionSettings(overrides=cfg.data.mm_processor_kwargs))

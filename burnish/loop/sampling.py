@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from burnish.algos.advantages import ADVANTAGES
 from burnish.errors import UserError
 from burnish.rollout.engine import Sampling
 from burnish.rollout.stop import Decode
 
 if TYPE_CHECKING:
+    from burnish.config import TrainConfig
     from burnish.config.rollout import SamplingConfig, ValKwargsConfig
 
 TRAIN_ROLLOUT = "actor_rollout_ref.rollout"
@@ -74,3 +76,18 @@ def word_ids(word: str, tokenizer: Any, key: str) -> list[tuple[int, ...]]:
 def decoder(tokenizer: Any) -> Decode:
     """Decodes response tokens for rewards and stop strings: without special tokens."""
     return partial(tokenizer.decode, skip_special_tokens=True)
+
+
+def check_over_sampling(cfg: TrainConfig) -> None:
+    """Refuse what needs every sample that is started."""
+    rollout = cfg.actor_rollout_ref.rollout
+    every = {
+        "algorithm.filter_groups.enable=true": cfg.algorithm.filter_groups.enable,
+        "actor_rollout_ref.rollout.skip_rollout=true": rollout.skip_rollout,
+        f"algorithm.adv_estimator={cfg.algorithm.adv_estimator}": "greedy"
+        in ADVANTAGES[cfg.algorithm.adv_estimator].needs,
+    }
+    setting = next((setting for setting, needed in every.items() if needed), None)
+    if rollout.over_sample_rate and setting is not None:
+        key = "actor_rollout_ref.rollout.over_sample_rate"
+        raise UserError(f"not supported with {setting}", key=key, value=rollout.over_sample_rate, hint=f"{key}=0")

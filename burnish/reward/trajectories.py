@@ -80,7 +80,7 @@ class TrajectoryScorer:
             sample=prompt.sample,
             row=self._row(prompt, trajectory) if self.scorer.reads_rows else None,
             **(self._full_texts(trajectory) if self.scorer.reads_prompts else {}),
-            **({"pictures": pictures_of(trajectory)} if self.scorer.reads_pictures else {}),
+            pictures=pictures_of(trajectory) if self.scorer.reads_pictures else {},
         )
 
     def _row(self, prompt: Prompt, trajectory: Trajectory) -> SampleRow:

@@ -253,6 +253,14 @@ def check_media(input: ModelInput, kinds: Collection[MediaKind]) -> None:
         )
 
 
+def token_rows(rows: Sequence[ModelInput | Sequence[int]]) -> list[Sequence[int]]:
+    """Rows to score, for an engine that can show no images then."""
+    for row in rows:
+        if isinstance(row, ModelInput):
+            check_media(row, ())
+    return [row.ids if isinstance(row, ModelInput) else row for row in rows]
+
+
 def check_engine(engine: Any, extra: Mapping[str, Any], device: Any, section: str) -> None:
     """Refuse, before a model is loaded, an engine that is not installed or has unknown arguments."""
     check = getattr(engine, "check", None)

@@ -17,6 +17,7 @@ from burnish.errors import UserError, nearest
 from burnish.media import Video
 from burnish.models.load import load_error, quiet_transformers
 from burnish.models.model_input import MediaKind
+from burnish.untrusted import read_json_object
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -26,7 +27,12 @@ PROCESSOR_KEY = "data.mm_processor_kwargs"
 VIDEO_OVERRIDES = ("fps",)
 MAX_FRAMES = 768  # of one video, as in transformers' processors
 # transformers' own files beside a model; engines that process pictures themselves read them.
-PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+VIDEO_FILE, PROCESSOR_FILE = "video_preprocessor_config.json", "processor_config.json"
+PROCESSOR_FILES = ("preprocessor_config.json", VIDEO_FILE, PROCESSOR_FILE)
+QUIET: dict[str, Any] = {
+    "_raise_exceptions_for_missing_entries": False,
+    "_raise_exceptions_for_connection_errors": False,
+}
 
 
 @dataclass(frozen=True)
@@ -63,23 +69,40 @@ class Pictures(Protocol):
         ...
 
 
-def load_image_processor(folder: str, overrides: Mapping[str, Any], file: str | None = None) -> Any:
+def load_image_processor(folder: str, overrides: Mapping[str, Any]) -> Any:
     """The checkpoint's image processor with overrides.
 
     Always the one that computes with Pillow: it needs no torchvision, and gives the same pixels on every machine.
-    `file` reads the settings of a video processor in place of those for images.
     """
     image_overrides = {name: value for name, value in overrides.items() if name not in VIDEO_OVERRIDES}
-    options = {"image_processor_filename": file} if file else {}
     try:
         with quiet_transformers():
-            processor = AutoImageProcessor.from_pretrained(folder, backend="pil", **options)
+            processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
         _check_names(processor, image_overrides)
         return type(processor).from_dict(processor.to_dict(), **image_overrides)
     except UserError:
         raise
     except Exception as error:  # odd files make transformers raise anything
         raise load_error("the image processor", error, key="actor_rollout_ref.model.path", value=folder) from error
+
+
+def load_frame_processor(folder: str, overrides: Mapping[str, Any]) -> Any:
+    """An image processor with the checkpoint's settings for videos, from a file of their own or the processor's."""
+    images = load_image_processor(folder, overrides)
+    file, whole = (cached_file(folder, name, **QUIET) for name in (VIDEO_FILE, PROCESSOR_FILE))
+    settings = None
+    if file is not None:
+        settings = read_json_object(Path(file))
+    elif whole is not None:
+        settings = read_json_object(Path(whole)).get("video_processor")
+    if not isinstance(settings, dict):
+        return images
+    known = {name: value for name, value in settings.items() if name in images.valid_kwargs.__annotations__}
+    own = {name: value for name, value in overrides.items() if name not in VIDEO_OVERRIDES}
+    try:
+        return type(images).from_dict(images.to_dict() | known, **own)
+    except Exception as error:  # odd files make transformers raise anything
+        raise load_error("the video processor", error, key="actor_rollout_ref.model.path", value=folder) from error
 
 
 def _check_names(processor: Any, overrides: Mapping[str, Any]) -> None:
@@ -106,13 +129,13 @@ def runs_between(texts: Sequence[str], tokens: int) -> tuple[str | int, ...]:
 
 def has_file(folder: str, name: str) -> bool:
     """Whether a model's folder, or its hub name, has this file."""
-    return cached_file(folder, name, _raise_exceptions_for_missing_entries=False) is not None
+    return cached_file(folder, name, **QUIET) is not None
 
 
 def copy_processor_files(model: str, folder: Path) -> None:
     """Copy the files about pictures of a model's folder (or hub name) beside its trained weights."""
     for name in PROCESSOR_FILES:
-        file = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
+        file = cached_file(model, name, **QUIET)
         if file is not None and not (folder / name).exists():
             shutil.copyfile(file, folder / name)
 

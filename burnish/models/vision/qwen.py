@@ -12,14 +12,13 @@ from burnish.media import Video
 from burnish.models.model_input import Media, MediaKind
 from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice, Placed, place, to_device
 from burnish.models.vision.mrope import GRIDS, SECONDS, MropePositions
-from burnish.models.vision.pictures import MAX_FRAMES, Processed, describe, has_file, load_image_processor
+from burnish.models.vision.pictures import MAX_FRAMES, Processed, describe, load_frame_processor, load_image_processor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import PretrainedConfig, PreTrainedModel
 
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
-VIDEO_FILE = "video_preprocessor_config.json"
 ASSUMED_FPS = 2.0  # of frames without time stamps: the rate at which Qwen's own tools sample videos
 
 
@@ -127,8 +126,7 @@ class QwenPictures:
         }
         self.fps = float(overrides.get("fps") or ASSUMED_FPS)
         self.images = load_image_processor(folder, overrides)
-        video_file = VIDEO_FILE if has_file(folder, VIDEO_FILE) else None
-        self.videos = load_image_processor(folder, overrides, video_file)
+        self.videos = load_frame_processor(folder, overrides)
         self.together: int = self.videos.temporal_patch_size  # frames of one moment
         self.description = describe(self.images, self.videos, fps=self.fps)
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Completion, Engine, EngineDied, Request
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class Supervised:
     def digests(self) -> dict[str, Tensor]:
         return self._call(lambda engine: engine.digests())
 
-    def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+    def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         return self._call(lambda engine: engine.score(rows, temperature))
 
     def sleep(self, level: int = 1) -> None:

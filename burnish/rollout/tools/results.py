@@ -24,12 +24,13 @@ def plain_result(value: Any) -> ToolResult:
     """What a Python function returned: a ToolResult, an image, a mapping or a list with images and videos, text, or
     anything that has a text."""
     if isinstance(value, ToolResult):
-        return replace(value, **_pictures(value.images, value.videos)) if value.images or value.videos else value
+        images, videos = _pictures(value.images, value.videos)
+        return replace(value, images=images, videos=videos) if images or videos else value
     if isinstance(value, Video) or _is_image(value):
         value = {"video" if isinstance(value, Video) else "image": value}
     if isinstance(value, list | tuple) and any(map(shows_pictures, value)):
         return _joined([plain_result(entry) for entry in value])
-    if shows_pictures(value):
+    if isinstance(value, Mapping) and shows_pictures(value):
         return _response(value)
     return ToolResult(as_text(value))
 
@@ -51,18 +52,16 @@ def _response(fields: Mapping[str, Any]) -> ToolResult:
     text = "" if fields.get("text") is None else as_text(fields["text"])
     shown = [[fields.get(f"{kind}{end}") for end in ("", "s", "_url")] for kind in ("image", "video")]
     images, videos = ([entry for value in values for entry in _listed(value)] for values in shown)
-    return ToolResult(text, **_pictures(images, videos))
+    images, videos = _pictures(images, videos)
+    return ToolResult(text, images=images, videos=videos)
 
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
-def _pictures(images: Iterable[Any], videos: Iterable[Any]) -> dict[str, tuple[Any, ...]]:
-    return {
-        "images": read_pictures(list(images), "image", WHERE),
-        "videos": read_pictures(list(videos), "video", WHERE),
-    }
+def _pictures(images: Iterable[Any], videos: Iterable[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    return read_pictures(list(images), "image", WHERE), read_pictures(list(videos), "video", WHERE)
 
 
 def _joined(results: Sequence[ToolResult]) -> ToolResult:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from PIL import Image
@@ -87,6 +89,15 @@ def test_settings_are_part_of_the_digest(vlm_of):
 def test_offsets_count_from_the_start_of_a_longer_input(vlm):
     here, later = (vlm.encoder.encode(vlm.text(1, 0, "hi"), [picture()], offset=offset) for offset in (0, 100))
     assert [media.offset + 100 for media in here.media] == [media.offset for media in later.media]
+
+
+def test_media_are_attached_to_expanded_tokens(vlm):
+    for images in (1, 2):
+        pictures = [picture(56, 28, seed) for seed in range(images)]
+        prompt = vlm.prompt(pictures)
+        attached = vlm.encoder.attach(prompt.ids, pictures)
+        assert attached == prompt
+        assert attached.key == prompt.key
 
 
 def test_text_alone_is_tokenized_as_ever(vlm):
@@ -176,6 +187,23 @@ def test_crops_of_gemma_are_items_of_their_own(vlm_of):
     assert len(prompt.media) == 3
     assert len({media.digest for media in prompt.media}) == 3
     assert all(media.num_tokens == 4 and media.features is None for media in prompt.media)
+
+
+def test_settings_of_videos_in_either_file(tmp_path):
+    """A file of their own, or a part of the processor's file, as transformers writes it since 5.0."""
+    vlm = Vlm.make(tmp_path, "qwen2_5_vl")
+    video = Video([picture(280, 280, seed) for seed in range(2)])
+    expected = vlm.prompt(videos=[video])
+    assert expected.media[0].tensors["video_grid_thw"].tolist() == [[1, 10, 10]]  # at most 8 x 56 x 56 pixels
+    files = {name: tmp_path / f"{name}preprocessor_config.json" for name in ("", "video_")}
+    parts = {f"{name or 'image_'}processor": json.loads(file.read_text()) for name, file in files.items()}
+    (tmp_path / "processor_config.json").write_text(json.dumps(parts))
+    for file in files.values():
+        file.unlink()
+    again = Vlm.at(tmp_path, vlm.name).prompt(videos=[video])
+    assert again.ids == expected.ids
+    pixels = (one.media[0].tensors["pixel_values_videos"] for one in (again, expected))
+    assert torch.equal(*pixels)
 
 
 def test_a_still_video_has_the_patches_of_its_image(vlm_of):

@@ -143,7 +143,8 @@ class Uncached:
         value: Tensor,
         shape: AttentionShape,
     ) -> Tensor:
-        parts = zip(self.segments, *(x[None].split(self.lengths, dim=2) for x in (query, key, value)), strict=True)
+        q, k, v = (x[None].split(self.lengths, dim=2) for x in (query, key, value))
+        parts = zip(self.segments, q, k, v, strict=True)
         return torch.cat([self._attend(*part, shape)[0] for part in parts], dim=1).transpose(0, 1)
 
     @staticmethod

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from burnish.errors import UserError
+from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import (
     Capabilities,
     Completion,
@@ -27,6 +28,7 @@ from burnish.rollout.engine import (
     Request,
     check_requests,
     check_sampling,
+    token_rows,
 )
 from burnish.rollout.engines.checkpoint_stream import Weights
 from burnish.rollout.engines.environment import python_of
@@ -149,10 +151,10 @@ class SglangEngine:
         finally:
             self._do(self._release("load"))
 
-    def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+    def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         if temperature != self.capabilities.score_at:
             raise NotImplementedError("SGLang scores at temperature 1 only (capabilities.score_at)")
-        return self._do(self._score(rows))
+        return self._do(self._score(token_rows(rows)))
 
     def sleep(self, level: int = 1) -> None:
         self._do(self._hold_for_sleep())

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from burnish.errors import UserError, raise_all
-from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
+from burnish.models.model_input import ModelInput
+from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests, token_rows
 from burnish.rollout.engines.builtin.sequence import SequenceState
 from burnish.rollout.engines.builtin.worker import CallerThread, DrivenFuture, EngineThread
 from burnish.rollout.engines.checkpoint_stream import CheckedStream, Weights, write_files
@@ -116,8 +117,8 @@ class VllmEngine:
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
         self._worker.do(lambda: self._load(stream, version))
 
-    def score(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        return self._worker.do(lambda: self._score(rows, temperature))
+    def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        return self._worker.do(lambda: self._score(token_rows(rows), temperature))
 
     def sleep(self, level: int = 1) -> None:
         self._worker.do(lambda: self._sleep(level))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from burnish.errors import UserError
 from burnish.media import Video
 from burnish.models.load import ModelSource, load_causal_lm, load_tokenizer
 from burnish.models.model_input import ModelInput
+from burnish.models.parts import backbone
 from burnish.models.vision.encoder import load_vision_encoder
+from burnish.models.wide import is_wide
 from burnish.rollout.engine import EngineOptions, Request, Sampling
 from burnish.rollout.engines.builtin.engine import BuiltinEngine
 from burnish.rollout.engines.builtin.sequence import SequenceState
@@ -284,3 +287,23 @@ def test_pictures_that_the_model_does_not_take(seeing, engine_of, tiny_folder, m
     with pytest.raises(UserError, match="has videos, which this model does not take") as refusal:
         answers(engine, [video])
     assert refusal.value.allowed == [kind]
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "gemma3"])
+def test_16_bit_weights_keep_a_float32_residual_stream(seeing, engine_of, family):
+    """With images too: the log-probs are those of the trainer under autocast, and near those of float32."""
+    tiny = seeing(family)
+    exact = engine_of(tiny, "plain")
+    engine = BuiltinEngine(replace(tiny.options(invariant=False), dtype=torch.bfloat16))
+    try:
+        engine.load_weights(tiny.weights.items(), 1)
+        assert is_wide(engine.runner.model)
+        widths = set()
+        layer = backbone(engine.runner.model).get_submodule("layers.1")
+        layer.register_forward_pre_hook(lambda module, given: widths.add(given[0].dtype))
+        rows = [input.extend((5, 6, 7, 8)) for input in tiny.prompts()]
+        for ours, theirs in zip(engine.score(rows), exact.score(rows), strict=True):
+            assert ours[-4:] == pytest.approx(theirs[-4:], abs=0.1)
+        assert widths == {torch.float32}
+    finally:
+        engine.close()
