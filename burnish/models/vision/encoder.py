@@ -24,6 +24,7 @@ from burnish.models.vision.pictures import PROCESSOR_FILES, PROCESSOR_KEY, Pictu
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Found = tuple[MediaKind, tuple[bytes, Processed]]  # a picture's digest and what the processor made of it
 CACHE_BYTES = 2**31
 MAX_SECONDS = 10**6  # of a video
 MAX_SHAPES = 10_000  # sizes of pictures whose numbers of tokens are remembered
