@@ -84,7 +84,7 @@ def make_vision_model(
     tokenizer = _tokenizer(tiny, characters, words)
     torch.manual_seed(seed)
     config = AutoConfig.for_model(family, **tiny.config(tokenizer, Size(hidden, layers, rope_theta)))
-    model = AutoModelForImageTextToText.from_config(config)
+    model = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
     _init_projector(model)
     with quiet_transformers():
         model.save_pretrained(folder)

@@ -17,6 +17,9 @@ from burnish.profiling.plan import RoleProfile
 SUFFIX = ".pickle"  # the viewer's format
 
 
+SFT_KEY = "profiler.tool"  # the only job whose tool is chosen for one role
+
+
 class MemoryProfiler:
     """Records allocations of the CUDA caching allocator."""
 
@@ -27,11 +30,12 @@ class MemoryProfiler:
     @staticmethod
     def check(device: torch.device, profile: RoleProfile) -> None:
         if device.type != "cuda":
+            tool = SFT_KEY if profile.key == SFT_KEY else "global_profiler.tool"
             raise UserError(
                 f"torch's memory snapshots require a CUDA device; this run uses the {device.type}",
                 key=profile.key,
                 value="torch_memory",
-                hint="tool=torch, with contents=[cpu,memory]",
+                hint=f"{tool}=torch, with contents=[cpu,memory]",
             )
 
     def start(self, profiles: Sequence[RoleProfile]) -> None:

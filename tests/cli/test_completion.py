@@ -39,7 +39,7 @@ LINES = {
     "burnish sft data.train_batch_s": "data.train_batch_size=",
     "burnish explain trainer.se": "trainer.seed",
     "burnish explain --lang ": "en zh",
-    "burnish data ": "gsm8k math jsonl env check",
+    "burnish data ": "gsm8k math geo3k jsonl env vision-shapes check",
     "burnish data check --tok": "--tokenizer",
     "burnish schema g": "generate",
     "burnish completion ": "bash zsh fish",

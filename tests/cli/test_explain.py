@@ -31,12 +31,14 @@ def explain(capsys):
 
 
 def test_several_keys(explain):
-    status, out, _ = explain("algorithm.adv_estimator", "trainer.n_gpus_per_node", "data.image_key")
+    status, out, _ = explain(
+        "algorithm.adv_estimator", "trainer.n_gpus_per_node", "actor_rollout_ref.rollout.quantization"
+    )
     assert status == 0
     assert "generalized advantage estimation" in out
     assert "in verl: 8" in out
     assert "status: acts" in out
-    assert "pending: not supported yet (vision models)" in out
+    assert "pending: not supported yet (external engines)" in out
 
 
 def test_chinese(explain):

@@ -70,7 +70,10 @@ def test_the_help_of_a_command_fits_80_columns_and_shows_an_example(name, capsys
         (["train", "--jsno", "a=b"], "no such flag: --jsno. Did you mean --json?"),
         (["train", "a=b", "--config-nam=x", "--confg-path", "x"], "no such flag: --confg-path. Did you mean --config"),
         (["train", "a=b", "-x"], "no such flag: -x"),
-        (["data", "chekc", "f"], "'chekc' is not one of gsm8k, math, jsonl, env, check. Did you mean check?"),
+        (
+            ["data", "chekc", "f"],
+            "'chekc' is not one of gsm8k, math, geo3k, jsonl, env, vision-shapes, check. Did you mean check?",
+        ),
         (["data", "check", "--tokeniser", "x", "f"], "no such flag: --tokeniser. Did you mean --tokenizer?"),
         (["export", "a", "b", "--crtic"], "no such flag: --crtic. Did you mean --critic?"),
         (["export", "a", "b", "c"], "unexpected argument: c"),

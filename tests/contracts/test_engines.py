@@ -376,7 +376,7 @@ def test_sessions_change_no_result(engine):
 
 def test_media_are_refused(engine):
     image = Media("image", b"digest", 0, num_tokens=2)
-    with pytest.raises(UserError, match=r"not supported yet \(vision\)"):
+    with pytest.raises(UserError, match="has images, which this model does not take"):
         engine.generate([Request(ModelInput((5, 6, 7), (image,)), Sampling(3), 1)])
 
 

@@ -10,6 +10,7 @@ from burnish.jobs.eval.run import settings_of
 # Tested in tests/jobs/test_eval.py.
 TESTED = {f"data.{name}" for name in ("path", "prompt_key", "response_key", "data_source_key", "reward_model_key")}
 TESTED |= {"data.output_path"}
+TESTED |= {"data.image_key", "data.video_key"}  # in tests/jobs/test_pictures.py
 
 # The others are passed to the scorer; tests/keys tests them under the same names.
 PASSED_ON = {

@@ -130,6 +130,36 @@ def test_examples_with_images_are_learnt(model, tmp_path):
     assert any("visual" in name for name in changed)
 
 
+def seen(model, folder, rows, *more):
+    """The media of the examples, and how many examples there are."""
+    settings = [f"model.partial_pretrain={model}", "data.multiturn.enable=true", "data.train_batch_size=1"]
+    settings += ["data.max_length=64", "trainer.logger=[]", "trainer.device=cpu", "trainer.total_training_steps=1"]
+    settings += [f"trainer.default_local_dir={folder}", *more]
+    data = build(load(settings, job="sft", given=["data.train_files"]).cfg, rows).train_data
+    batch = data.batch(range(len(data)))
+    return [[(item.kind, item.num_tokens) for item in row] for row in batch["media"]]
+
+
+def test_keys_of_supervised_examples_with_pictures(model, tmp_path):
+    rows = examples(2)
+    assert seen(model, tmp_path, rows) == [[("image", 4)], [("image", 4)]]
+    assert seen(model, tmp_path, rows, "data.mm_processor_kwargs={max_pixels:784}") == [[("image", 1)]] * 2
+    renamed = [{"messages": row["messages"], "pictures": row["images"]} for row in rows]
+    assert seen(model, tmp_path, renamed, "data.image_key=pictures") == [[("image", 4)]] * 2
+    films = [
+        {
+            "messages": [{"role": "user", "content": "<video>What color?"}, *row["messages"][1:]],
+            "films": [[png("red"), png("blue")]],
+        }
+        for row in rows
+    ]
+    assert seen(model, tmp_path, films, "data.video_key=films") == [[("video", 4)]] * 2
+    broken = [rows[0], {**rows[1], "images": [{"bytes": b"no picture"}]}]
+    with pytest.raises(UserError, match="row 1"):
+        seen(model, tmp_path, broken)
+    assert len(seen(model, tmp_path, broken, "data.invalid_media=drop")) == 1
+
+
 def test_a_frozen_tower_does_not_change(model, tmp_path):
     _, losses, changed = trained(model, tmp_path, "model.freeze_vision_tower=true")
     assert losses[-1] < losses[0] and changed and not any("visual" in name for name in changed)
@@ -167,6 +197,20 @@ def test_rewards_of_eval_see_the_pictures(tmp_path):
     settings = [f"custom_reward_function.path={file}", "reward.num_workers=0"]
     report = evaluate(settings, rows=rows)
     assert [row.scores for row in report.scored] == [[1.0, 1.0], [0.0, 0.0]]
+    renamed = [{name: value for name, value in row.items() if name != "images"} for row in rows]
+    for row, original in zip(renamed, rows, strict=True):
+        row["pictures"] = original["images"]
+    again = evaluate([*settings, "data.image_key=pictures"], rows=renamed)
+    assert [row.scores for row in again.scored] == [[1.0, 1.0], [0.0, 0.0]]
+    of_films = tmp_path / "films.py"
+    of_films.write_text(REWARD.replace('["image"]', '["video"]').replace("image.convert", "image.frames[0].convert"))
+    films = [{**row, "prompt": [{"role": "user", "content": "<video>?"}]} for row in renamed]
+    for row in films:
+        row["films"] = [[row.pop("pictures")[0]] * 2]
+    scored = evaluate(
+        [f"custom_reward_function.path={of_films}", *settings[1:], "data.video_key=films"], rows=films
+    ).scored
+    assert [row.scores for row in scored] == [[1.0, 1.0], [0.0, 0.0]]
     broken = [{**rows[0], "images": [{"bytes": b"no picture"}]}]
     with pytest.raises(UserError, match="row 0"):
         evaluate(settings, rows=broken)

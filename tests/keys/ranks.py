@@ -182,7 +182,7 @@ def dealt(case: Case) -> list[list[int]]:
     """The first rank's rows, of which some are longer than others."""
     with one_rank(case) as worker:
         actor = case.cfg.actor_rollout_ref.actor
-        return worker._parallel(actor, actor.fsdp_config).shard_batch(
+        return worker._parallel("actor_rollout_ref.actor", actor, actor.fsdp_config).shard_batch(
             torch.tensor([90, 60, 20, 10]), MicroBatchSize(rows=4)
         )
 

@@ -9,7 +9,7 @@ import pytest
 import burnish.rollout.engines.sglang.engine
 from burnish.rollout.engines.sglang.server import command_line
 
-from ..sglang_server import STANDINS
+from ..sglang_server import STANDINS, python_path
 from .kit import Case
 from .row import Row
 
@@ -24,11 +24,12 @@ class Seen(Exception):
 def words(case: Case) -> list[str]:
     """Of the server, but for its port."""
 
-    def start(arguments: dict) -> None:
+    def start(arguments: dict, python: str | None) -> None:
         raise Seen(command_line(arguments | {"port": 1}))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(STANDINS)
+        patch.setenv("PYTHONPATH", python_path())  # its arguments are read by another process
         patch.setattr(burnish.rollout.engines.sglang.engine, "Server", start)
         try:
             case.run.close()

@@ -956,9 +956,10 @@ print(json.dumps({name: os.environ[name] for name in names} | {"argv": sys.argv}
 
 
 @attack("network", "engine servers: their key in the list of processes, their sockets and folders")
-def test_the_key_of_a_server_is_in_no_command_line(monkeypatch):
+def test_the_key_of_a_server_is_in_no_command_line(monkeypatch, tmp_path):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    server = ServerProcess("test", [sys.executable, "-c", SHOW + "sys.stdin.read()"], "http://x", os.environ)
+    (tmp_path / "show.py").write_text(SHOW + "sys.stdin.read()")
+    server = ServerProcess("test", ["show"], "http://x", {**os.environ, "PYTHONPATH": str(tmp_path)})
     while not server.log_tail():
         server.check()
         time.sleep(0.02)
@@ -1007,9 +1008,10 @@ def test_a_port_of_another_user_is_not_sent_the_key(monkeypatch):
     ],
 )
 def test_arguments_that_decide_who_reaches_the_server(name, monkeypatch):
-    from ..sglang_server import STANDINS
+    from ..sglang_server import STANDINS, python_path
 
     monkeypatch.syspath_prepend(STANDINS)
+    monkeypatch.setenv("PYTHONPATH", python_path())
     with pytest.raises(UserError, match="Burnish sets this argument itself"):
         check_arguments({name: "0.0.0.0"}, "rollout.engine_kwargs.sglang")
     for module in [module for module in sys.modules if module.split(".")[0] == "sglang"]:

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from transformers import PretrainedConfig
 
 from burnish.algos.aggregate import Totals
 from burnish.algos.masked import masked_share
@@ -63,6 +64,7 @@ def run_plan(rows):
 
     def run(**changes):
         module = nn.Linear(1, 1, bias=False)
+        module.config = PretrainedConfig()
         backend = SingleBackend(module, torch.device("cpu"), torch.float32)
         optimizer = backend.create_optimizer(OptimConfig(lr=0.0), total_steps=1, updates_per_step=1)
         asked = []

@@ -77,7 +77,7 @@ def load_image_processor(folder: str, overrides: Mapping[str, Any]) -> Any:
     image_overrides = {name: value for name, value in overrides.items() if name not in VIDEO_OVERRIDES}
     try:
         with quiet_transformers():
-            processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+            processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
         _check_names(processor, image_overrides)
         return type(processor).from_dict(processor.to_dict(), **image_overrides)
     except UserError:

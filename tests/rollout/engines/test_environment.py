@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ def their_python(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("other") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    ours = sysconfig.get_paths()["purelib"]
+    ours = Path(torch.__file__).parents[1]
     (packages / "more.pth").write_text(f"{STANDINS}\n{ours}\n")
     return str(folder / "bin" / "python")
 
