@@ -10,7 +10,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,9 @@ class McpServer:
         """The parts of a result, its structured form, and whether it is an error."""
         session = await self._connected()
         try:
-            result = await session.call_tool(name, arguments)
+            result = await self._while_open(session.call_tool(name, arguments))
+        except ServerGone:
+            raise
         except asyncio.CancelledError:  # it took too long: is the server alive at all?
             self._check_soon(session)
             raise
@@ -105,6 +107,20 @@ class McpServer:
         self._num_failures = 0
         structured = _field(result, "structured_content", "structuredContent")
         return list(result.content), structured, bool(_field(result, "is_error", "isError"))
+
+    async def _while_open(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """The result of a call, or ServerGone when its session is closed: mcp 1.x leaves such calls pending."""
+        call, holder = asyncio.ensure_future(work), self._holder
+        assert holder is not None
+        try:
+            await asyncio.wait([call, holder], return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise ServerGone(f"the MCP server {self.spec.name} is gone: {self._reason or 'its session was closed'}")
+            return call.result()
+        finally:
+            if not call.done():
+                call.cancel()
+                await asyncio.wait([call])
 
     async def close(self) -> None:
         await self._drop(self._session, None)
