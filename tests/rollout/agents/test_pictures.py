@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import replace
 
+import cloudpickle
 import pytest
 from PIL import Image
 
@@ -189,9 +191,14 @@ def test_a_model_of_text_refuses_by_name(encoder):
 
 
 def test_an_isolated_tool(encoder):
-    limits = ToolLimits(isolate=True)
     (here,), _, _ = converse(encoder, [call(shade=100), f"ok{END}"])
-    (there,), _, _ = converse(encoder, [call(shade=100), f"ok{END}"], tools=isolated_tools(zoom_tools, limits))
+    this = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(this)  # the process need not be able to import the tests
+    try:
+        tools = isolated_tools(zoom_tools, ToolLimits(isolate=True))
+    finally:
+        cloudpickle.unregister_pickle_by_value(this)
+    (there,), _, _ = converse(encoder, [call(shade=100), f"ok{END}"], tools=tools)
     assert there.ids == here.ids and there.media == here.media
 
 
