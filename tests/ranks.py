@@ -36,7 +36,9 @@ def run_ranks(size: int, function: Callable[..., Any], *args: Any, limit: float 
     processes: list[BaseProcess] = []
     with tempfile.TemporaryDirectory() as folder:
         if str(ROOT) not in sys.path:
-            sys.path.append(str(ROOT))  # a rank gets this process's path, and imports the function from there
+            # A rank gets this process's path, and imports the function from there. In front, because some libraries
+            # install a package `tests` of their own.
+            sys.path.insert(0, str(ROOT))
         try:
             for rank in range(size):
                 receiver, sender = context.Pipe(duplex=False)
