@@ -16,7 +16,9 @@ def load_script(name):
     spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    before = list(sys.path)
     spec.loader.exec_module(module)
+    sys.path[:] = before  # the script's folder must not stay: its agents.py would hide a library of that name
     return module
 
 
