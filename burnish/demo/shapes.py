@@ -1,7 +1,7 @@
 """The task `vision`: how many shapes are in a picture?
 
-The warm-up teaches the form of an answer, with numbers drawn at random: whatever the model sees in a picture, it has
-learned from rewards. Pictures are those of `burnish.data.shapes`.
+The warm-up trains the form of an answer, with random numbers: whatever the model sees in a picture, it has learned from
+rewards. Pictures are those of `burnish.data.shapes`.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class VisionTask:
         return Problems.split(list(problems.values())[:NUM_PROBLEMS], WARMUP, TRAIN)
 
     def warm_up(self, model: Path, problems: Problems, seed: int, progress: Progress) -> str:
-        """Create a random model and teach it the form of an answer; the answers themselves are random."""
+        """Create a random model and train it on the form of an answer, with random answers."""
         model.mkdir(parents=True, exist_ok=True)
         make_model(model, seed)
         warmup, renderer = Warmup(model, LEARNING_RATE), Renderer(model)

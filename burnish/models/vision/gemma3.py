@@ -92,4 +92,4 @@ class GemmaPictures:
         return None
 
     def video(self, video: Video) -> Processed:
-        raise NotImplementedError  # not among the family's kinds
+        raise ValueError("models of this family take no video")
