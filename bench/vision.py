@@ -350,10 +350,9 @@ def roll_out(
 
 
 def update(plan: Plan, policy: Policy, batch: Batch, config: PretrainedConfig) -> dict[str, Any]:
-    """One update on some rows of a step, after one that compiles; scaled to all rows."""
+    """One update on some rows of a step, after the same one, which compiles; scaled to all rows."""
     on_gpu = plan.device == "cuda"
-    few = max(1, min(len(batch), plan.micro // (len(batch["prompt_ids"][0]) + plan.new_tokens)))
-    policy.update(batch.select(list(range(few))), 1)
+    policy.update(batch, 1)
     with timed(on_gpu) as seconds:
         policy.update(batch, 2)
     lengths = [len(batch["prompt_ids"][row]) + len(batch["responses"][row]) for row in range(len(batch))]

@@ -16,6 +16,7 @@ from burnish.models.cpu.library import CannotCompileError
 from burnish.models.cpu.replace import replace_with_cpu_kernels
 from burnish.models.recompute import decoder_layers
 from burnish.models.vision.family import vision_family
+from burnish.models.vision.tower import stream_blocks
 from burnish.sizing import COMPILED_FAMILIES
 
 COMPILED_ON = frozenset({"cuda"})  # on a CPU, compilation takes longer than it saves
@@ -29,14 +30,25 @@ def can_compile(model: PreTrainedModel, device: torch.device) -> bool:
 
 
 def compile_layers(model: PreTrainedModel, key: str) -> int:
-    """Compile the decoder layers, once for all layers and any number of tokens; returns how many there are.
+    """Compile the decoder layers, once for all layers and any number of tokens; returns how many there are. The blocks
+    of a vision tower are compiled too.
 
     Call this before `enable_recompute`, which wraps the layers' forwards.
     """
     layers = decoder_layers(model, key)
+    _compile(layers)
+    compile_tower(model)
+    return len(layers)
+
+
+def compile_tower(model: PreTrainedModel) -> None:
+    """Compile the blocks of a vision tower, if it has one that takes pictures of any sizes at once."""
+    _compile(stream_blocks(model))
+
+
+def _compile(layers: Sequence[nn.Module] | nn.ModuleList) -> None:
     for layer, forward in zip(layers, copied_forwards(layers), strict=True):
         layer.forward = torch.compile(forward, dynamic=True)
-    return len(layers)
 
 
 def copied_forwards(layers: Sequence[nn.Module] | nn.ModuleList) -> list[Callable[..., Any]]:

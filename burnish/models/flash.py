@@ -1,4 +1,4 @@
-"""Causal attention inside the sequences of a packed stream by torch's flash kernel, as one custom operator.
+"""Attention inside the sequences of a packed stream by torch's flash kernel, as one custom operator.
 
 torch.compile does not look inside the operator, and sequence offsets are a tensor, so that other lengths need no other
 graph. On a GPU it calls the flash kernel; the CPU implementation below is its reference.
@@ -23,10 +23,11 @@ def packed_product(
     longest: int,
     scaling: float,
     window: int,  # sliding window in tokens, itself included; 0 for none
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """[T, heads, d], and the log-sum-exp of the scores [heads, T], float32."""
     output, normalizer, *_ = torch.ops.aten._flash_attention_forward(
-        query, key, value, starts, starts, longest, longest, 0.0, True, False, scale=scaling, **_band(window)
+        query, key, value, starts, starts, longest, longest, 0.0, causal, False, scale=scaling, **_band(window)
     )
     return output.contiguous(), normalizer
 
@@ -43,11 +44,12 @@ def packed_gradients(
     longest: int,
     scaling: float,
     window: int,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
     unused = torch.empty(0, device=grad.device, dtype=torch.uint64)  # RNG state: no dropout
     gradients = torch.ops.aten._flash_attention_backward(
-        *(grad, query, key, value, output, normalizer, starts, starts, longest, longest, 0.0, True, unused, unused),
+        *(grad, query, key, value, output, normalizer, starts, starts, longest, longest, 0.0, causal, unused, unused),
         scale=scaling,
         **_band(window),
     )
@@ -76,7 +78,7 @@ def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple:
-    return (*packed_gradients(grad.contiguous(), *ctx.saved_tensors, *ctx.rest), None, None, None, None)
+    return (*packed_gradients(grad.contiguous(), *ctx.saved_tensors, *ctx.rest), *[None] * 5)
 
 
 packed_product.register_autograd(_differentiate, setup_context=_keep)
@@ -87,12 +89,19 @@ packed_product.register_autograd(_differentiate, setup_context=_keep)
 
 @packed_product.register_kernel("cpu")
 def _product_on_cpu(
-    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scaling: float, window: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    longest: int,
+    scaling: float,
+    window: int,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
     output = torch.empty(query.shape, dtype=query.dtype)
     normalizer = torch.empty(query.shape[1], query.shape[0])
     for row, q, k, v in _rows(starts, query, key, value):
-        scores = _scores(q, k, scaling, window)
+        scores = _scores(q, k, scaling, window, causal)
         normalizer[:, row] = scores.logsumexp(-1).float()
         output[row] = (scores.softmax(-1) @ v).transpose(0, 1)
     return output, normalizer
@@ -110,12 +119,13 @@ def _gradients_on_cpu(
     longest: int,
     scaling: float,
     window: int,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad_query, grad_key, grad_value = (torch.empty(part.shape, dtype=part.dtype) for part in (query, key, value))
     kv_heads = key.shape[1]
     for row, q, k, v in _rows(starts, query, key, value):
         grad_out, out = grad[row].transpose(0, 1), output[row].transpose(0, 1)
-        probs = _scores(q, k, scaling, window).softmax(-1)
+        probs = _scores(q, k, scaling, window, causal).softmax(-1)
         grad_scores = probs * (grad_out @ v.transpose(-1, -2) - (grad_out * out).sum(-1, keepdim=True)) * scaling
         parts = (
             grad_scores @ k,
@@ -136,7 +146,9 @@ def _rows(starts: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Iterator
         yield row, query[row].transpose(0, 1), k, v
 
 
-def _scores(query: Tensor, key: Tensor, scaling: float, window: int) -> Tensor:
+def _scores(query: Tensor, key: Tensor, scaling: float, window: int, causal: bool) -> Tensor:
+    if not causal:
+        return query @ key.transpose(-1, -2) * scaling
     position = torch.arange(query.shape[1])
     distance = position[:, None] - position[None, :]
     seen = (distance >= 0) & (distance < window) if window else distance >= 0

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from burnish.models.attention import causal_attention
 from burnish.models.flash import packed_product
@@ -20,20 +21,25 @@ def stream() -> list[torch.Tensor]:
     ]
 
 
-def row_by_row(query, key, value, window: int) -> torch.Tensor:
+def row_by_row(query, key, value, window: int, causal: bool) -> torch.Tensor:
     shape, parts = AttentionShape(0.3, window or None), []
     for start, end in itertools.pairwise(STARTS.tolist()):
         q, k, v = (x[start:end].transpose(0, 1)[None] for x in (query, key, value))
-        parts.append(causal_attention(q, k, v, shape)[0].transpose(0, 1))
+        product = (
+            causal_attention(q, k, v, shape)
+            if causal
+            else F.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True)
+        )
+        parts.append(product[0].transpose(0, 1))
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("window", [0, 3])
-def test_rows_and_their_gradients(window):
+@pytest.mark.parametrize(("window", "causal"), [(0, True), (3, True), (0, False)])
+def test_rows_and_their_gradients(window, causal):
     pull = torch.randn(11, 4, 8, dtype=torch.float64)
     ours, theirs = stream(), stream()
-    output, normalizer = packed_product(*ours, STARTS, max(LENGTHS), 0.3, window)
-    expected = row_by_row(*theirs, window)
+    output, normalizer = packed_product(*ours, STARTS, max(LENGTHS), 0.3, window, causal)
+    expected = row_by_row(*theirs, window, causal)
     torch.testing.assert_close(output, expected)
     assert normalizer.shape == (4, 11)
     (output * pull).sum().backward()

@@ -30,13 +30,13 @@ class MropePositions:
 
     def packed(self, lengths: Sequence[int] | Tensor, media: Sequence[Sequence[Media]] = ()) -> Tensor:
         if not any(media):
-            return TEXT.packed(lengths).expand(3, -1)
+            return TEXT.packed(lengths).repeat(3, 1)  # not a view: it is copied to pinned memory
         sequences = torch.as_tensor(lengths).tolist()
         return torch.cat([self._whole(n, items)[0] for n, items in zip(sequences, media, strict=True)], dim=1)
 
     def prefill(self, input: ModelInput, start: int, stop: int) -> Tensor:
         if not input.media:
-            return TEXT.prefill(input, start, stop).expand(3, -1)
+            return TEXT.prefill(input, start, stop).repeat(3, 1)
         return self._whole(len(input), input.media)[0][:, start:stop]
 
     def offset(self, input: ModelInput) -> int:

@@ -208,6 +208,12 @@ def test_positions_are_those_of_transformers(vlm_of, name):
         assert torch.equal(positions.prefill(prompt, 3, len(prompt) - 1), ours[:, 3:-1])
 
 
+def test_positions_of_text_can_be_pinned(vlm):
+    """Views of one memory cannot."""
+    packed = vlm.encoder.family.positions.packed([3, 2])
+    assert packed.is_contiguous() and packed[..., :5].reshape(-1, 5)[0].tolist() == [0, 1, 2, 0, 1]
+
+
 def test_text_continues_after_the_largest_position_of_a_long_video(vlm_of):
     vlm = vlm_of("qwen2_5_vl")
     prompt = vlm.prompt(videos=[clip(8, size=56)])

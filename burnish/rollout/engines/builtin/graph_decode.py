@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnish.models.compiled import compile_tower
 from burnish.models.load import load_config
 from burnish.models.paged import PagedAttention
 from burnish.models.parts import head_weight
@@ -128,6 +129,8 @@ class GraphDecoder:
         self.runner = ModelRunner(
             options, self._prefill_attention, block_size=self.plan.block_size, invariant=False, use_cpu_kernels=False
         )
+        if self.plan.compiled:
+            compile_tower(self.runner.model)
         self.blocks = BlockManager(self.plan.block_size, options.prefix_caching, exact_only=False)
         self.eos_ids = frozenset(options.eos_ids)
         self.graphs = StepGraphs(self.runner.model, self.plan, self._make_step, self._deactivate)
