@@ -13,7 +13,9 @@ background, and the bytes on disk.
 
 Whole steps: a run turns recording (texts, tokens, timeline) on and off every few steps, so that both see the same
 machine. Steps are timed from one to the next, with logging. The exit status is 1 if recording takes more than 1 % of a
-step in the training thread. The difference of the medians is printed too; it contains the noise of the machine.
+step in the training thread. Each block of steps is also compared with the two around it: the median of these
+differences has in it what the threads in the background cost, and the noise of the machine, which their middle half
+shows.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ STEPS = {
     "recording off (ms)": "{off:.1f}",
     "recording on (ms)": "{on:.1f}",
     "difference": "{difference:+.1%}",
+    "middle half of the differences": "{lower:+.1%} to {upper:+.1%}",
     "in the training thread (ms)": "{foreground:.2f}",
     "share of a step": "{share:.2%}",
     "CPU time in the background (ms)": "{background:.1f}",
@@ -131,7 +134,7 @@ class StepMeter:
     """Turns a run's recording on and off in blocks of steps, and times both."""
 
     def __init__(self) -> None:
-        self.seconds: dict[bool, list[float]] = {True: [], False: []}  # recording -> whole steps
+        self.blocks: list[list[float]] = []  # seconds of whole steps: with recording, without, with, ...
         self.foreground: list[float] = []
         self.background: list[float] = []
         self.num_tokens: list[int] = []
@@ -163,8 +166,10 @@ class StepMeter:
             original(run, result)
             self.folder = recorder.folder.path
             self.num_recorded += count if is_on else 0
+            if place == 0:
+                self.blocks.append([])
             if place > 0:  # the first step of a run compiles, and that of a block competes with the last block's writer
-                self.seconds[is_on].append(time.perf_counter() - started)
+                self.blocks[-1].append(time.perf_counter() - started)
                 self.num_tokens.append(count)
             if place > 0 and is_on:
                 self.foreground.append(in_recording)
@@ -178,7 +183,13 @@ class StepMeter:
 
     def row(self, name: str) -> dict[str, Any]:
         """The result; call it while the run folder exists."""
-        on, off = (statistics.median(self.seconds[is_on]) for is_on in (True, False))
+        medians = [statistics.median(block) for block in self.blocks if block]
+        on, off = statistics.median(medians[::2]), statistics.median(medians[1::2])
+        # A block against the mean of those before and after it: a slow drift of the machine or the task cancels out.
+        middle = range(1, len(medians) - 1)
+        pairs = [(medians[i], (medians[i - 1] + medians[i + 1]) / 2) for i in middle]
+        found = [b / a - 1 if i % 2 else a / b - 1 for i, (a, b) in zip(middle, pairs, strict=True)]
+        lower, difference, upper = statistics.quantiles(found, n=4)
         foreground = statistics.median(self.foreground)
         sizes = {
             part: sum(file.stat().st_size for file in (self.folder / part).iterdir()) / self.num_recorded
@@ -189,7 +200,9 @@ class StepMeter:
             "tokens": statistics.median(self.num_tokens),
             "off": off * 1e3,
             "on": on * 1e3,
-            "difference": on / off - 1,
+            "difference": difference,
+            "lower": lower,
+            "upper": upper,
             "foreground": foreground * 1e3,
             "share": foreground / off,
             "background": statistics.median(self.background) * 1e3,
@@ -236,9 +249,9 @@ def measure_steps(args: argparse.Namespace) -> int:
     """Whole steps with recording on and off; exits with status 1 above MAX_SHARE."""
     name = "view_steps_gpu" if args.gpu else "view_steps"
     if args.gpu:
-        rows = [gpu_steps(12 if args.smoke else 25, args.smoke)]
+        rows = [gpu_steps(20 if args.smoke else 52, args.smoke)]
     else:
-        rows = [demo_steps(task, 12 if args.smoke else 80) for task in ("sort", "tools")]
+        rows = [demo_steps(task, 20 if args.smoke else 120) for task in ("sort", "tools")]
     print(table(STEPS, rows), end="")
     save(args, name, STEPS, rows, full=not args.smoke)
     worst = max(row["share"] for row in rows)

@@ -136,7 +136,7 @@ def trajectory_records(batch: Batch, tokenizer: Any, pictures: PictureWriter | N
     """One readable record per trajectory, with the reward's extras; `pictures` writes what it shows."""
     prompts, media = batch["prompt_ids"].lists(), batch.get("media") or [()] * len(batch)
     shown = [without_repeats(ids, 0, row) for ids, row in zip(prompts, media, strict=True)]
-    inputs = tokenizer.batch_decode(shown, skip_special_tokens=False)
+    inputs = decoded(tokenizer, shown)
     scores = batch["token_level_scores"].sums().tolist()
     tokens, turns = _token_records(batch, tokenizer), _turn_records(batch, tokenizer)
     return [
@@ -191,15 +191,18 @@ def _turn_records(batch: Batch, tokenizer: Any) -> list[dict[str, list[dict]]]:
         return [{} for _ in range(len(batch))]
     starts, media = batch["prompt_ids"].lengths.tolist(), batch.get("media") or [()] * len(batch)
     rows = zip(batch["responses"].lists(), batch["turns"], starts, media, strict=True)
+    shown = [
+        without_repeats(ids[turn.start : turn.end], start + turn.start, pictures)
+        for ids, turns, start, pictures in rows
+        for turn in turns
+    ]
+    texts = iter(decoded(tokenizer, shown))
     return [
         {
             "turns": [
                 {
                     "role": turn.role,
-                    "text": tokenizer.decode(
-                        without_repeats(ids[turn.start : turn.end], start + turn.start, shown),
-                        skip_special_tokens=False,
-                    ),
+                    "text": next(texts),
                     "reward": turn.reward,
                     "finish_reason": turn.finish_reason,
                     "tool_calls": list(turn.tool_calls),
@@ -208,8 +211,23 @@ def _turn_records(batch: Batch, tokenizer: Any) -> list[dict[str, list[dict]]]:
                 for turn in turns
             ]
         }
-        for ids, turns, start, shown in rows
+        for turns in batch["turns"]
     ]
+
+
+def decoded(tokenizer: Any, rows: Sequence[list[int]]) -> list[str]:
+    """The texts of all rows, equal rows (the prompts of a group) decoded once. Where the tokenizer has a decoder for
+    many rows, it works without Python's lock, so that a step need not wait for it."""
+    if not rows:  # for which transformers' batch_decode returns a text
+        return []
+    distinct = list(dict.fromkeys(map(tuple, rows)))
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or tokenizer.clean_up_tokenization_spaces:
+        texts = tokenizer.batch_decode(list(map(list, distinct)), skip_special_tokens=False)
+    else:
+        texts = backend.decode_batch(list(map(list, distinct)), skip_special_tokens=False)
+    found = dict(zip(distinct, texts, strict=True))
+    return [found[tuple(row)] for row in rows]
 
 
 def without_repeats(ids: list[int], start: int, media: Sequence[Media]) -> list[int]:
