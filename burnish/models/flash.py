@@ -23,7 +23,7 @@ def packed_product(
     longest: int,
     scaling: float,
     window: int,  # sliding window in tokens, itself included; 0 for none
-    causal: bool = True,
+    causal: bool,
 ) -> tuple[Tensor, Tensor]:
     """[T, heads, d], and the log-sum-exp of the scores [heads, T], float32."""
     output, normalizer, *_ = torch.ops.aten._flash_attention_forward(
@@ -96,7 +96,7 @@ def _product_on_cpu(
     longest: int,
     scaling: float,
     window: int,
-    causal: bool = True,
+    causal: bool,
 ) -> tuple[Tensor, Tensor]:
     output = torch.empty(query.shape, dtype=query.dtype)
     normalizer = torch.empty(query.shape[1], query.shape[0])

@@ -81,7 +81,8 @@ def torch_kernel_applies(query: Tensor, shape: AttentionShape, dropout: float) -
 
 def torch_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, shape: AttentionShape) -> Tensor:
     """Causal attention inside each segment by torch's own kernel, one call for all; tensors are [T, heads, d]."""
-    return packed_product(query, key, value, segments.starts, segments.longest, shape.scaling, shape.window or 0)[0]
+    lengths, window = (segments.starts, segments.longest), shape.window or 0
+    return packed_product(query, key, value, *lengths, shape.scaling, window, True)[0]  # causal
 
 
 def c_kernel_applies(query: Tensor, segments: Segments | Sequence[int], shape: AttentionShape, dropout: float) -> bool:

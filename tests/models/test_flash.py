@@ -49,14 +49,14 @@ def test_rows_and_their_gradients(window, causal):
 
 
 def test_torchs_rules_for_operations_hold():
-    given = (*(x.detach().float().requires_grad_() for x in stream()), STARTS, max(LENGTHS), 0.3, 0)
+    given = (*(x.detach().float().requires_grad_() for x in stream()), STARTS, max(LENGTHS), 0.3, 0, True)
     found = torch.library.opcheck(packed_product, given)
     assert set(found.values()) == {"SUCCESS"}
 
 
 def test_a_row_sees_no_other():
     query, key, value = (x.detach() for x in stream())
-    before = packed_product(query, key, value, STARTS, 6, 0.3, 0)[0]
+    before = packed_product(query, key, value, STARTS, 6, 0.3, 0, True)[0]
     key[:4] += 1.0
-    after = packed_product(query, key, value, STARTS, 6, 0.3, 0)[0]
+    after = packed_product(query, key, value, STARTS, 6, 0.3, 0, True)[0]
     assert not torch.equal(before[1:4], after[1:4]) and torch.equal(before[4:], after[4:])
