@@ -60,9 +60,9 @@ class AlignedMlp(nn.Module):
 
     @staticmethod
     def fits(mlp: nn.Module) -> bool:
-        parts = [getattr(mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-        plain = [part for part in parts if type(part) is nn.Linear]  # not adapters
-        return len(plain) == len(parts) and plain[0].out_features % ALIGNMENT != 0
+        parts: list[Any] = [getattr(mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+        plain = all(type(part) is nn.Linear for part in parts)  # not adapters
+        return plain and parts[0].out_features % ALIGNMENT != 0
 
     def forward(self, hidden: Tensor) -> Tensor:
         pad = self.padding
