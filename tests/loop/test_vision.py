@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import islice
 from pathlib import Path
 
@@ -10,12 +11,16 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoTokenizer
 
 import burnish
 from burnish.data.shapes import shape_rows
 from burnish.demo.tiny_vision import make_vision_model
 from burnish.log.file import read_metrics
 from burnish.loop.fit import _one_step
+from burnish.models.load import ModelSource
+from burnish.models.vision.encoder import load_vision_encoder
+from burnish.models.vision.values import token_classifier
 
 TIMES = ("timing", "perf/")
 
@@ -123,6 +128,48 @@ def test_other_ways_to_train(model, tmp_path, overrides):
     assert result.step == 2
     first = numbers(tmp_path)[0][1]  # later weights are newer than those that sampled, where generation overlaps
     assert first["training/rollout_probs_diff_max"] < 1e-4
+
+
+def test_a_reward_model_sees_the_pictures(model, tmp_path):
+    """Its scores are those of transformers' own forward of prompt, pictures and response."""
+    judge = tmp_path / "judge"
+    shutil.copytree(model, judge)
+    config = AutoConfig.from_pretrained(judge)
+    config.num_labels = 1
+    torch.manual_seed(5)
+    network = token_classifier(config)(config).eval()
+    torch.nn.init.normal_(network.score.weight)
+    network.save_pretrained(judge)
+    launch(
+        model,
+        tmp_path / "run",
+        "reward_model.enable=true",
+        f"reward_model.model.path={judge}",
+        "reward_model.model.input_tokenizer=null",
+        steps=1,
+        reward=None,
+    )
+
+    tokens = load_file(tmp_path / "run" / "tokens" / "1.safetensors")
+    prompts, responses = (
+        tokens[ids].split(tokens[lengths].tolist())
+        for ids, lengths in (("prompt_ids", "prompt_lengths"), ("ids", "lengths"))
+    )
+    records = [json.loads(line) for line in (tmp_path / "run" / "rollouts" / "1.jsonl").read_text().splitlines()]
+    encoder = load_vision_encoder(ModelSource(str(judge)), AutoTokenizer.from_pretrained(judge))
+    given, expected = [], []
+    for prompt, response, record in zip(prompts, responses, records, strict=True):
+        if config.image_token_id in response:  # sampled by the policy: transformers expects a picture there
+            continue
+        picture = Image.open(tmp_path / "run" / "pictures" / record["media"][0]["files"][0])
+        input = encoder.attach(prompt.tolist(), [picture])
+        ids = torch.cat([prompt, response])[None].long()
+        types = (ids == config.image_token_id).int()
+        arguments = {**encoder.family.model_arguments(input.media), "mm_token_type_ids": types}
+        with torch.no_grad():
+            given.append(record["score"])
+            expected.append(float(network(input_ids=ids, **arguments).logits[0, -1, 0]))
+    assert given == pytest.approx(expected, abs=1e-4) and len({round(score, 3) for score in expected}) > 4
 
 
 def test_rows_without_pictures(model, tmp_path):
