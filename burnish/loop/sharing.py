@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from burnish.config.expert_rules import MODE, RECORD, replays_routing
 from burnish.config.ranks import (
     expert_parallel_size,
     pipeline_parallel_size,
@@ -17,6 +18,7 @@ from burnish.loop.build_reward_model import reward_model_source
 from burnish.loop.pools import wants_critic, wants_reference, wants_reward_model
 from burnish.loop.roles import critic_source, reference_source
 from burnish.models.load import ModelSource, load_config
+from burnish.models.routing import check_routing
 from burnish.models.sequence.method import choose_method
 from burnish.training.expert_parallel import check_experts
 from burnish.training.stages import ONE_STAGE, StageOptions, check_stages
@@ -30,6 +32,10 @@ def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
     """Raise where heads, layers or experts do not divide over ranks; returns notices on sequence parallelism."""
     notices = []
     policy, critic = cfg.actor_rollout_ref, cfg.critic
+    if replays_routing(policy.actor):
+        check_routing(load_config(source), MODE, policy.actor.router_replay.mode, f"{MODE}=disabled")
+    if policy.rollout.enable_rollout_routing_replay:
+        check_routing(load_config(source), RECORD, True, f"{RECORD}=false")
     models: list[tuple[str, Any, ModelSource]] = [("actor_rollout_ref.actor", policy.actor, source)]
     if wants_reference(cfg):
         models.append(("actor_rollout_ref.ref", policy.ref, reference_source(cfg, source)))

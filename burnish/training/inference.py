@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from burnish.batch import Batch, Ragged
 from burnish.models.model_input import Media
 from burnish.training.backend import Backend, HeadFn, MicroBatch, ModelOutput, Output
-from burnish.training.packing import MicroBatchSize, row_lengths
+from burnish.training.packing import ROUTED_EXPERTS, MicroBatchSize, row_lengths
 
 if TYPE_CHECKING:
     from burnish.training.reference import Reference
@@ -29,9 +30,18 @@ def compute_log_probs(
 
 
 def compute_policy_columns(
-    backend: Backend, batch: Batch, temperature: float, size: MicroBatchSize, *, sum_pi_squared: bool = False
+    backend: Backend,
+    batch: Batch,
+    temperature: float,
+    size: MicroBatchSize,
+    *,
+    sum_pi_squared: bool = False,
+    record: bool = False,
 ) -> dict[str, Ragged]:
-    """log_probs and entropys of the responses, in row order, and sum_pi_squared on request."""
+    """log_probs and entropys of the responses, in row order, and sum_pi_squared on request.
+
+    `record`: routed_experts too, the experts that this pass sends each token of prompt and response to.
+    """
 
     def head(output: ModelOutput) -> dict[str, Tensor]:
         inputs = output.head_input() if sum_pi_squared else None
@@ -43,12 +53,19 @@ def compute_policy_columns(
             # chunked kernels suffice: sum pi^2 = exp(lse(2 z) - 2 lse(z)) = exp(2 log p(T) - log p(T / 2)).
             sharper, _ = output.log_probs(temperature / 2, False, inputs)
             columns["sum_pi_squared"] = (2 * log_probs - sharper).exp()
+        if record:
+            columns[ROUTED_EXPERTS] = output.routed_experts()
         return columns
 
-    results = _forward(backend, batch, size, head)
+    recording = backend.routing.recording() if record and backend.routing is not None else contextlib.nullcontext()
+    with recording:
+        results = _forward(backend, batch, size, head)
     names = results[0][1] if results else ()
+    whole = Ragged(torch.empty(int(row_lengths(batch).sum())), row_lengths(batch))
+    like = {ROUTED_EXPERTS: whole}  # others are along the response
     return {
-        name: in_row_order([(rows, columns[name]) for rows, columns in results], batch["responses"]) for name in names
+        name: in_row_order([(rows, columns[name]) for rows, columns in results], like.get(name, batch["responses"]))
+        for name in names
     }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from burnish.batch import Batch, Ragged
 from burnish.models.exact_kl import HeadInput
 from burnish.training.backend import Backend, MicroBatch
 from burnish.training.inference import compute_log_probs
-from burnish.training.packing import MicroBatchSize
+from burnish.training.packing import ROUTED_EXPERTS, MicroBatchSize
 
 
 class Reference:
@@ -24,9 +26,17 @@ class Reference:
 
     def compute_log_probs(self, batch: Batch) -> Ragged:
         """ref_log_prob."""
-        return compute_log_probs(self.backend, batch, self.temperature, self.micro_batch, adapters=False)
+        return compute_log_probs(
+            self.backend, _without_choices(batch), self.temperature, self.micro_batch, adapters=False
+        )
 
     def head_input(self, micro_batch: MicroBatch) -> HeadInput:
         """Hidden states and head of a micro-batch that the policy runs at the same time, for the exact KL."""
+        micro_batch = replace(micro_batch, batch=_without_choices(micro_batch.batch))
         (head,) = self.backend.forward([micro_batch], lambda output: output.head_input(), adapters=False)
         return head
+
+
+def _without_choices(batch: Batch) -> Batch:
+    """The reference's own routers choose: recorded choices are the policy's."""
+    return batch.keep(*(name for name in batch if name != ROUTED_EXPERTS))

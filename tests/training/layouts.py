@@ -22,12 +22,12 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from burnish.batch import Batch
+from burnish.batch import Batch, Ragged
 from burnish.config.adapters import AdapterSettings
 from burnish.models import attention
 from burnish.models.lora import add_adapters
 from burnish.models.recompute import enable_recompute
-from burnish.training.backend import Backend, BackendOptions, FsdpOptions, create_backend
+from burnish.training.backend import Backend, BackendOptions, ExpertOptions, FsdpOptions, create_backend
 from burnish.training.critic import Critic
 from burnish.training.dtensor import full_tensor
 from burnish.training.inference import compute_scores
@@ -38,6 +38,7 @@ from burnish.training.stages import StageOptions, layer_ranges
 from tests.conftest import SIZES, sharpen
 from tests.training.conftest import CPU, TEMPERATURE, settings
 
+REPLAY = "router_replay.mode"
 FOUR = {**SIZES, "num_hidden_layers": 4}
 MODELS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**FOUR),
@@ -88,6 +89,10 @@ class Case:
     changes: dict[str, Any] = field(default_factory=dict)
     recompute: tuple[str | None, int | None] | None = None  # method and number of layers
 
+    @property
+    def replays(self) -> bool:
+        return REPLAY in self.changes
+
 
 def language_model(
     case: Case,
@@ -102,15 +107,16 @@ def language_model(
     config = MODELS[case.model]
     config.num_labels, config.classifier_dropout = 1, 0.0
     # transformers' grouped matrix products have no float64.
-    experts = {"experts_implementation": "eager"} if case.dtype == torch.float64 else {}
-    model = family.from_config(config, attn_implementation=attention.PACKED, dtype=torch.float32, **experts)
+    implementation = {"experts_implementation": "eager"} if case.dtype == torch.float64 else {}
+    model = family.from_config(config, attn_implementation=attention.PACKED, dtype=torch.float32, **implementation)
     sharpen(model, seed)
     model.to(case.dtype)
     if case.recompute is not None:
         stages = parallel.stages
         parts = layer_ranges(FOUR["num_hidden_layers"], stages) if stages.size > 1 else None
         enable_recompute(model, *case.recompute, "actor_rollout_ref.model", parts)
-    options = BackendOptions(fsdp=FsdpOptions(reduce_dtype=case.dtype))
+    experts = ExpertOptions(case.changes.get("aux_loss_scope", "model"), REPLAY if case.replays else None)
+    options = BackendOptions(fsdp=FsdpOptions(reduce_dtype=case.dtype), experts=experts)
     adapters = None if adapter is None else add_adapters(model, adapter, dtype=case.dtype, seed=seed)
     return create_backend(model, CPU, case.dtype, adapters=adapters, options=options, parallel=parallel)
 
@@ -183,6 +189,18 @@ def study(parallel: ParallelContext, batch: Batch, case: Case) -> dict[str, Any]
     policy = policy_of(case, parallel)
     columns = policy.compute_log_probs(batch)
     found = train(policy, batch)
+    found["columns"] = {name: column.flat for name, column in columns.items()}
+    return found
+
+
+def study_replay(parallel: ParallelContext, batch: Batch, case: Case) -> dict[str, Any]:
+    """Choices of experts recorded by the pass over old log-probs; updates that repeat others than the routers' own."""
+    policy = policy_of(case, parallel)
+    columns = policy.compute_log_probs(batch)
+    choices = columns["routed_experts"]
+    other = (choices.flat + 1) % policy.backend.routing.num_experts
+    other[::5] = policy.backend.routing.missing
+    found = train(policy, batch.add(routed_experts=Ragged.like(other, choices)))
     found["columns"] = {name: column.flat for name, column in columns.items()}
     return found
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from burnish.models.routing import ARGUMENT, missing
 from burnish.models.sequence.method import Method
 from burnish.models.sequence.places import Places
 from burnish.models.varlen import AttentionShape, Segments
@@ -34,9 +35,14 @@ class SequenceParallel:
         padding = share * self.group.size() - tokens
         mine = slice(self.group.rank() * share, (self.group.rank() + 1) * share)
         positions = whole["position_ids"]  # [1, T] or [rows, 1, T]
+        replayed = {}
+        if ARGUMENT in whole:
+            choices = whole[ARGUMENT]
+            replayed[ARGUMENT] = F.pad(choices, (0, 0, 0, 0, 0, padding), value=missing(choices.dtype))[mine]
         following = torch.arange(padding, device=positions.device).expand(*positions.shape[:-1], padding)
         return {
             **whole,
+            **replayed,
             "input_ids": F.pad(whole["input_ids"], (0, padding))[:, mine],
             "position_ids": torch.cat([positions, following], dim=-1)[..., mine],
             "segments": segments.padded(padding) if padding else segments,

@@ -21,7 +21,9 @@ from burnish.models.logprobs import token_log_probs
 from burnish.models.lora import Adapters
 from burnish.models.parts import backbone, head_weight, logit_softcap, token_values
 from burnish.models.reward_model import last_token_scores
-from burnish.models.router import balance_loss
+from burnish.models.router import scoped_balance_loss
+from burnish.models.router_totals import BALANCE_SCOPES
+from burnish.models.routing import Routing
 from burnish.models.sequence.method import choose_method
 from burnish.models.sequence.parallel import SequenceParallel
 from burnish.models.sequence.places import Places
@@ -64,6 +66,9 @@ class ModuleBackend:
         self.family = vision_family(model.config)
         self.sequence = _sequence_parallel(model, parallel)
         self.optimizer: Optimizer | None = None
+        experts = options.experts
+        self.balance_scope = BALANCE_SCOPES[experts.balance_scope]
+        self.routing = None if experts.replay_key is None else Routing(model, experts.replay_key)
         self.offload = self._prepare()
 
     def _prepare(self) -> Offloaded | None:
@@ -200,7 +205,9 @@ class ModuleBackend:
         return Places(positions) if self.sequence is None else self.sequence.places(positions, len(rows.ids))
 
     def _balance(self, rows: PackedRows, router_logits: Sequence[Tensor]) -> Tensor:
-        return balance_loss(self.model, self._routed(rows, router_logits))
+        return scoped_balance_loss(
+            self.model, self._routed(rows, router_logits), self.balance_scope, rows.segments.lengths
+        )
 
     def _routed(self, rows: PackedRows, router_logits: Sequence[Tensor]) -> Sequence[Tensor]:
         """Router logits of the whole stream, per layer [T, experts]: their loss is about all tokens."""
@@ -208,6 +215,17 @@ class ModuleBackend:
             return router_logits
         places = self._places(rows, torch.arange(len(rows.ids), device=self.device))
         return [places.whole(logits[places.local]) for logits in router_logits]
+
+    def routed_experts(self, rows: PackedRows) -> Tensor:
+        """The choices of the last pass, which was recorded: [T, mixtures, k], row after row."""
+        assert rows.places is not None
+        places, chosen = self._places(rows, rows.places), self._recorded()
+        # Not every transport adds numbers of 8 or 16 bits.
+        return places.whole(chosen[places.local].int()).to(chosen.dtype)
+
+    def _recorded(self) -> Tensor:
+        assert self.routing is not None
+        return self.routing.recorded()
 
     def check(self, check: Callable[..., None]) -> None:
         """Run a check of the model; keyword arguments are the inputs that it has to use."""
@@ -258,7 +276,9 @@ class ModuleOutput:
     def __init__(self, backend: ModuleBackend, micro_batch: MicroBatch) -> None:
         self.backend = backend
         self.micro_batch = micro_batch
-        self.packed = PackedRows.of(micro_batch.batch, backend.device, backend.family)
+        self.packed = PackedRows.of(
+            micro_batch.batch, backend.device, backend.family, replay=backend.routing is not None
+        )
 
     def head_input(self, with_balance: bool = False) -> HeadInput:
         return self.backend.head_input(self.packed, with_balance)
@@ -277,6 +297,9 @@ class ModuleOutput:
 
     def scores(self) -> Tensor:
         return self.backend.scores(self.packed)
+
+    def routed_experts(self) -> Tensor:
+        return self.backend.routed_experts(self.packed)
 
 
 def _sequence_parallel(model: PreTrainedModel, parallel: ParallelContext) -> SequenceParallel | None:
