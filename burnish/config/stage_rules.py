@@ -91,12 +91,7 @@ def expert_sizes(cfg: TrainConfig) -> Iterator[UserError]:
         experts, key = expert_parallel_size(role.config), f"{role.section}.megatron.expert_model_parallel_size"
         if experts == 1:
             continue
-        total, tensor = num_role_ranks(cfg, role.config), tensor_parallel_size(role.config)
-        if tensor > 1:
-            problem = "expert parallelism does not combine with tensor parallelism yet"
-            hint = f"{role.section}.megatron.tensor_model_parallel_size=1"
-            yield NotSupportedYet(problem, key=key, value=experts, hint=hint)
-            continue
+        total = num_role_ranks(cfg, role.config) // tensor_parallel_size(role.config)
         ranks = total // pipeline_parallel_size(role.config)
         ranks = ranks if role.fsdp.fsdp_size <= 0 else min(ranks, role.fsdp.fsdp_size)
         if ranks < 1 or ranks % experts:

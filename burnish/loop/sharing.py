@@ -48,7 +48,7 @@ def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
         tensor, sequence = tensor_parallel_size(role), sequence_parallel_size(role)
         check_sizes(config, tensor, f"{key}.megatron.tensor_model_parallel_size")
         check_stages(config, stage_options(key, role))
-        check_experts(config, expert_parallel_size(role), f"{key}.megatron.expert_model_parallel_size")
+        check_experts(config, expert_parallel_size(role), f"{key}.megatron.expert_model_parallel_size", tensor)
         if sequence > 1:
             name = "megatron.context_parallel_size" if uses_megatron(role) else "ulysses_sequence_parallel_size"
             notices.append(choose_method(config, sequence, f"{key}.{name}", tensor).notice)

@@ -160,13 +160,14 @@ class Routing:
 def _mixtures(model: PreTrainedModel) -> Iterator[Mixture]:
     for layer in backbone(model).get_submodule("layers").children():
         modules = list(layer.modules())
-        routers = [module for module in modules if _is_router(module)]
+        routers = [module for module in modules if is_router(module)]
         attention = [module for module in modules if hasattr(module, "layer_idx") and hasattr(module, "o_proj")]
         if len(routers) == len(attention) == 1:
             yield Mixture(routers[0], attention[0])
 
 
-def _is_router(module: nn.Module) -> bool:
+def is_router(module: nn.Module) -> bool:
+    """Whether it chooses experts: by a matrix of one row for each."""
     weight = module._parameters.get("weight")
     return isinstance(getattr(module, "top_k", None), int) and weight is not None and weight.ndim == 2
 

@@ -22,7 +22,7 @@ BY_ROWS = {"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 2}
 BALANCED = {**BY_ROWS, "aux_loss_coef": 0.5}
 BY_LAYER, BY_SEQUENCE = ({**BALANCED, "aux_loss_scope": scope} for scope in ("layer", "sequence"))
 REPLAYED = {"router_replay.mode": "R2"}
-EXPERTS = {"expert_size": 2}
+EXPERTS, TENSOR = {"expert_size": 2}, {"tensor_size": 2}
 
 TWO_RANKS: dict[str, tuple[Any, Case, Layout]] = {
     "1F1B, tied embeddings": (study, Case("tied qwen2"), Layout(2)),
@@ -45,6 +45,8 @@ TWO_RANKS: dict[str, tuple[Any, Case, Layout]] = {
     "experts": (study, Case("mixtral"), Layout(mesh=EXPERTS)),
     "experts and a critic": (study_heads, Case("qwen3 mixture", FLOAT32), Layout(mesh=EXPERTS)),
     "experts, recomputed": (study, Case("qwen3 mixture", FLOAT32, recompute=(None, None)), Layout(mesh=EXPERTS)),
+    "tensor ranks and a mixture": (study, Case("qwen3 mixture", recompute=(None, None)), Layout(mesh=TENSOR)),
+    "tensor ranks that repeat choices": (study_replay, Case("mixtral", FLOAT32, REPLAYED), Layout(mesh=TENSOR)),
     "balanced experts": (study, Case("mixtral", FLOAT32, BALANCED), Layout(mesh={**EXPERTS, "sequence_size": 2})),
 }
 FOUR_RANKS: dict[str, tuple[Any, Case, Layout]] = {
@@ -74,6 +76,9 @@ FOUR_RANKS: dict[str, tuple[Any, Case, Layout]] = {
         Case("qwen3 mixture", changes=REPLAYED, recompute=("uniform", 1)),
         Layout(2, virtual=2, mesh=EXPERTS),
     ),
+    "experts, tensor": (study, Case("qwen3 mixture"), Layout(mesh={**EXPERTS, **TENSOR})),
+    "tensor, sharded": (study_heads, Case("qwen3 mixture", FLOAT32), Layout(mesh=TENSOR)),
+    "stages, tensor, mixture": (study, Case("mixtral"), Layout(2, virtual=2, mesh=TENSOR)),
     "stages, experts": (study, Case("qwen3 mixture"), Layout(2, virtual=2, mesh=EXPERTS)),
 }
 EIGHT_RANKS: dict[str, tuple[Any, Case, Layout]] = {
@@ -81,6 +86,10 @@ EIGHT_RANKS: dict[str, tuple[Any, Case, Layout]] = {
     "stages, tensor, sequence": (study, Case("qwen3"), Layout(2, mesh={"tensor_size": 2, "sequence_size": 2})),
     "four stages, data": (study, Case("llama", FLOAT32), Layout(4, mesh={"fsdp_size": 1})),
     "stages, experts, data": (study, Case("qwen3 mixture"), Layout(2, virtual=2, mesh=EXPERTS)),
+    "stages, experts, tensor": (study, Case("qwen3 mixture"), Layout(2, virtual=2, mesh={**EXPERTS, **TENSOR})),
+    "experts, tensor, data": (study, Case("qwen3 mixture"), Layout(mesh={**EXPERTS, **TENSOR})),
+    "experts, tensor, sequence": (study, Case("mixtral"), Layout(mesh={**EXPERTS, **TENSOR, "sequence_size": 2})),
+    "experts, tensor, replicated": (study, Case("mixtral"), Layout(mesh={**EXPERTS, **TENSOR, "fsdp_size": 2})),
     "stages, experts, sequence": (study, Case("mixtral"), Layout(2, mesh={**EXPERTS, "sequence_size": 2})),
     "stages, experts, replicated": (study, Case("mixtral", FLOAT32), Layout(2, mesh={**EXPERTS, "fsdp_size": 2})),
     "experts, data": (study_heads, Case("qwen3 mixture", FLOAT32), Layout(mesh={"expert_size": 4})),

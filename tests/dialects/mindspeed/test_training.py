@@ -229,11 +229,11 @@ def test_block_recomputation_counts_layers_of_every_stage():
     assert translation.settings[f"{MODEL}.recompute.method"] == "block"
 
 
-def test_layerwise_expert_balancing_is_pending():
+def test_layerwise_expert_balancing_is_converted():
     chosen = (("defaults", [{"model": "qwen3_30b_a3b"}]), ("megatron_training.model", "qwen3_30b_a3b"))
     translation = translate(*chosen)
     scope = next(item for item in translation.items if item.ours == f"{ACTOR}.aux_loss_scope")
-    assert (scope.status, scope.ours_value) == ("pending", "layer")
+    assert (scope.status, scope.ours_value) == ("converted", "layer")
     assert translation.settings[f"{ACTOR}.aux_loss_coef"] == 0.001 / 8
 
 
