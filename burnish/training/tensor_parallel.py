@@ -38,11 +38,14 @@ class Block:
 
     columns: tuple[str, ...]
     rows: tuple[str, ...]
-    inputs: PrepareModuleInput  # one for all columns, so that the backward pass has one all-reduce
+    # One for all columns, so that the backward pass has one all-reduce; None: each column for itself.
+    inputs: PrepareModuleInput | None
     norms: tuple[str, ...] = ()  # over head_dim, shared by all heads
+    whole: tuple[str, ...] = ()  # matrices that every rank holds
+    shared: tuple[str, ...] = ()  # those of them with outputs that all heads use as they are
 
     def matches(self, module: nn.Module) -> bool:
-        return all(type(getattr(module, name, None)) is nn.Linear for name in (*self.columns, *self.rows))
+        return all(type(getattr(module, name, None)) is nn.Linear for name in (*self.columns, *self.rows, *self.whole))
 
     def plan(self, module: nn.Module) -> dict[str, ParallelStyle]:
         """The parallel style of each submodule."""
@@ -50,6 +53,7 @@ class Block:
             **{name: ColwiseParallel() for name in self.columns},
             **{name: RowwiseParallel() for name in self.rows},
             **{name: LocalHeadsNorm() for name in self.norms if hasattr(module, name)},
+            **{name: SharedKey() for name in self.shared},
         }
 
 
@@ -63,6 +67,21 @@ BLOCKS = (
             desired_input_kwarg_layouts={"hidden_states": Replicate()},
         ),
         norms=("q_norm", "k_norm"),
+    ),
+    # DeepSeek's latent attention, with latent queries and without.
+    Block(
+        columns=("q_b_proj", "kv_b_proj"),
+        rows=("o_proj",),
+        inputs=None,
+        whole=("q_a_proj", "kv_a_proj_with_mqa"),
+        shared=("kv_a_proj_with_mqa",),
+    ),
+    Block(
+        columns=("q_proj", "kv_b_proj"),
+        rows=("o_proj",),
+        inputs=None,
+        whole=("kv_a_proj_with_mqa",),
+        shared=("kv_a_proj_with_mqa",),
     ),
     Block(
         columns=("gate_proj", "up_proj"),
@@ -85,8 +104,11 @@ def apply_tp(model: PreTrainedModel, mesh: DeviceMesh, key: str) -> PreTrainedMo
         _check_covered(layer, blocks, f"layer {number} of {type(model).__name__}", key, mesh.size())
         for module, block in blocks:
             # Without a source rank nothing is broadcast: each rank slices its own copy.
+            for name in block.shared:
+                getattr(module, name).latent_width = module.kv_lora_rank
             parallelize_module(module, mesh, block.plan(module), src_data_rank=None)
-            parallelize_module(module, mesh, block.inputs)
+            if block.inputs is not None:
+                parallelize_module(module, mesh, block.inputs)
     return model
 
 
@@ -143,7 +165,8 @@ def _blocks(layer: nn.Module) -> Iterator[tuple[nn.Module, Block]]:
 
 def _check_covered(layer: nn.Module, blocks: list[tuple[nn.Module, Block]], where: str, key: str, size: int) -> None:
     """Check that every matrix of a layer is sharded, and that norms are per head."""
-    planned = {getattr(module, name) for module, block in blocks for name in (*block.columns, *block.rows)}
+    names = [(module, (*block.columns, *block.rows, *block.whole)) for module, block in blocks]
+    planned = {getattr(module, name) for module, parts in names for name in parts}
     # Routers are whole on every rank; experts are divided by `expert_parallel`.
     left = [
         name
@@ -174,6 +197,21 @@ class LocalHeadsNorm(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module.forward = partial(_forward_with_summed_gradients, module, module.forward, device_mesh.get_group())
         return module
+
+
+class SharedKey(ParallelStyle):
+    """The key part that all heads share, the last outputs of a matrix that every rank holds. A rank's heads give only
+    part of its gradient. The other outputs go through columns, which sum theirs."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module.register_forward_hook(partial(_with_summed_key, device_mesh.get_group()))
+        return module
+
+
+def _with_summed_key(group: distributed.ProcessGroup, module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+    width = output.shape[-1] - module.latent_width  # pyright: ignore[reportOperatorIssue]
+    latent, key = output.split([output.shape[-1] - width, width], dim=-1)
+    return torch.cat([latent, SummedGradient.apply(key, group)], dim=-1)
 
 
 def _forward_with_summed_gradients(

@@ -79,10 +79,11 @@ def test_experts_divide_the_ranks_that_share_weights(more, allowed):
     assert loaded(*FOUR, *more, f"{key}=2").cfg.actor_rollout_ref.actor.megatron.expert_model_parallel_size == 2
 
 
-def test_experts_do_not_combine_with_tensor_ranks():
-    key = f"{KEY}.expert_model_parallel_size"
-    errors = refused(*FOUR, f"{key}=2", f"{KEY}.tensor_model_parallel_size=2")
-    assert "does not combine with tensor parallelism" in errors[key].problem
+def test_experts_combine_with_tensor_ranks():
+    key, both = f"{KEY}.expert_model_parallel_size", f"{KEY}.tensor_model_parallel_size=2"
+    assert loaded(*FOUR, both, f"{key}=2").cfg.actor_rollout_ref.actor.megatron.expert_model_parallel_size == 2
+    error = refused(*FOUR, both, f"{key}=4")[key]
+    assert (error.allowed, error.hint) == ([1, 2], f"{key}=2")
 
 
 def test_without_megatron_the_sizes_do_nothing():

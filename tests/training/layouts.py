@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    DeepseekV3Config,
     LlamaConfig,
     MixtralConfig,
     PretrainedConfig,
@@ -26,6 +27,7 @@ from burnish.batch import Batch, Ragged
 from burnish.config.adapters import AdapterSettings
 from burnish.models import attention
 from burnish.models.lora import add_adapters
+from burnish.models.parts import saved_buffers
 from burnish.models.recompute import enable_recompute
 from burnish.training.backend import Backend, BackendOptions, ExpertOptions, FsdpOptions, create_backend
 from burnish.training.critic import Critic
@@ -40,6 +42,17 @@ from tests.training.conftest import CPU, TEMPERATURE, settings
 
 REPLAY = "router_replay.mode"
 FOUR = {**SIZES, "num_hidden_layers": 4}
+LATENT: dict[str, Any] = {
+    **{**FOUR, "num_key_value_heads": FOUR["num_attention_heads"]},
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 6,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
 MODELS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**FOUR),
     "qwen3": Qwen3Config(**FOUR, head_dim=8),
@@ -47,6 +60,9 @@ MODELS: dict[str, PretrainedConfig] = {
     "qwen3 mixture": Qwen3MoeConfig(
         **FOUR, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, mlp_only_layers=[1]
     ),
+    # Two attention forms, shared experts, routers that score by a sigmoid and a bias of their own, and a dense layer.
+    "deepseek": DeepseekV3Config(**LATENT, q_lora_rank=12, n_group=2, topk_group=1, n_shared_experts=2),
+    "deepseek, whole queries": DeepseekV3Config(**LATENT, q_lora_rank=None, n_group=1, topk_group=1),
     "mixtral": MixtralConfig(**FOUR, num_local_experts=4, num_experts_per_tok=2),
 }
 # Three updates a step, as ragged micro-batches of one or two rows each, and a norm that clips.
@@ -110,6 +126,7 @@ def language_model(
     implementation = {"experts_implementation": "eager"} if case.dtype == torch.float64 else {}
     model = family.from_config(config, attn_implementation=attention.PACKED, dtype=torch.float32, **implementation)
     sharpen(model, seed)
+    bias(model)
     model.to(case.dtype)
     if case.recompute is not None:
         stages = parallel.stages
@@ -119,6 +136,13 @@ def language_model(
     options = BackendOptions(fsdp=FsdpOptions(reduce_dtype=case.dtype), experts=experts)
     adapters = None if adapter is None else add_adapters(model, adapter, dtype=case.dtype, seed=seed)
     return create_backend(model, CPU, case.dtype, adapters=adapters, options=options, parallel=parallel)
+
+
+@torch.no_grad()
+def bias(model: nn.Module) -> None:
+    """Routers that have a bias prefer the last experts."""
+    for _, buffer in saved_buffers(model):
+        buffer.copy_(torch.linspace(-0.3, 0.3, len(buffer)))
 
 
 def adapted_policy(case: Case, parallel: ParallelContext) -> Policy:

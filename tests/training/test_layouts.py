@@ -47,6 +47,9 @@ TWO_RANKS: dict[str, tuple[Any, Case, Layout]] = {
     "experts, recomputed": (study, Case("qwen3 mixture", FLOAT32, recompute=(None, None)), Layout(mesh=EXPERTS)),
     "tensor ranks and a mixture": (study, Case("qwen3 mixture", recompute=(None, None)), Layout(mesh=TENSOR)),
     "tensor ranks that repeat choices": (study_replay, Case("mixtral", FLOAT32, REPLAYED), Layout(mesh=TENSOR)),
+    "stages of latent attention": (study, Case("deepseek", FLOAT32), Layout(2, counts={"num_first": 1})),
+    "experts of latent attention": (study, Case("deepseek, whole queries", FLOAT32), Layout(mesh=EXPERTS)),
+    "tensor ranks of latent attention": (study, Case("deepseek", FLOAT32), Layout(mesh=TENSOR)),
     "balanced experts": (study, Case("mixtral", FLOAT32, BALANCED), Layout(mesh={**EXPERTS, "sequence_size": 2})),
 }
 FOUR_RANKS: dict[str, tuple[Any, Case, Layout]] = {
@@ -79,6 +82,13 @@ FOUR_RANKS: dict[str, tuple[Any, Case, Layout]] = {
     "experts, tensor": (study, Case("qwen3 mixture"), Layout(mesh={**EXPERTS, **TENSOR})),
     "tensor, sharded": (study_heads, Case("qwen3 mixture", FLOAT32), Layout(mesh=TENSOR)),
     "stages, tensor, mixture": (study, Case("mixtral"), Layout(2, virtual=2, mesh=TENSOR)),
+    "latent attention, stages, tensor": (study, Case("deepseek, whole queries", FLOAT32), Layout(2, mesh=TENSOR)),
+    "latent attention, experts, tensor": (
+        study_replay,
+        Case("deepseek", FLOAT32, REPLAYED),
+        Layout(mesh={**EXPERTS, **TENSOR}),
+    ),
+    "latent attention, sequence": (study, Case("deepseek", FLOAT32), Layout(mesh={"sequence_size": 4})),
     "stages, experts": (study, Case("qwen3 mixture"), Layout(2, virtual=2, mesh=EXPERTS)),
 }
 EIGHT_RANKS: dict[str, tuple[Any, Case, Layout]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 from burnish.models.exact_kl import HeadInput, exact_kl
 from burnish.models.logprobs import token_log_probs
 from burnish.models.lora import Adapters
-from burnish.models.parts import backbone, head_weight, logit_softcap, token_values
+from burnish.models.parts import backbone, head_weight, logit_softcap, saved_buffers, token_values
 from burnish.models.reward_model import last_token_scores
 from burnish.models.router import scoped_balance_loss
 from burnish.models.router_totals import BALANCE_SCOPES
@@ -238,9 +239,11 @@ class ModuleBackend:
         return items
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Tied weights come under all their names, adapters merged into the weights they adapt."""
+        """Tied weights come under all their names, adapters merged into the weights they adapt; buffers that are in a
+        model's files too."""
         parameters = self.model.named_parameters(remove_duplicate=False)
-        for name, tensor in parameters if self.adapters is None else self.adapters.merged(self.device):
+        parameters = parameters if self.adapters is None else self.adapters.merged(self.device)
+        for name, tensor in itertools.chain(parameters, saved_buffers(self.model)):
             yield name, full_tensor(tensor.detach())
 
     def state_dict(self, contents: Collection[str]) -> dict[str, Any]:

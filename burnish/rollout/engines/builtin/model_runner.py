@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,10 +67,8 @@ class ModelRunner:
                 hint="actor_rollout_ref.rollout.invariant=null",
             )
         config = self.model.config.get_text_config()
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.shape = CacheShape(
-            config.num_hidden_layers, config.num_key_value_heads, head_dim, options.dtype, block_size
-        )
+        kv_heads, head_dim = cached_heads(config)
+        self.shape = CacheShape(config.num_hidden_layers, kv_heads, head_dim, options.dtype, block_size)
         self.memo = FeatureMemo(MEMO_BYTES, one_by_one=self.invariant)
         self.positions = TEXT if self.family is None else self.family.positions
         self.cache: KVCache | None = None
@@ -80,7 +79,7 @@ class ModelRunner:
         self.remarks: tuple[str, ...] = ()  # reported at the start of a run
         self.cpu_kernels: CpuKernels | None = None
         if use_cpu_kernels:
-            self.cpu_kernels = self._compile(config.num_attention_heads // config.num_key_value_heads)
+            self.cpu_kernels = self._compile(config.num_attention_heads // kv_heads)
         self._prepare_products()
 
     def _compile(self, group: int) -> CpuKernels | None:
@@ -239,6 +238,17 @@ class ModelRunner:
         requests = [sequence.request for sequence in sequences]
         seeds, penalties = [request.seed for request in requests], [sequence.penalties for sequence in sequences]
         return SamplingBatch.of([request.sampling for request in requests], seeds, self.device, penalties, first)
+
+
+def cached_heads(config: Any) -> tuple[int, int]:
+    """Key-value heads of the cache, and their width.
+
+    Latent attention (DeepSeek) is cached expanded: keys and values of every head, in the width of the wider ones.
+    """
+    heads = config.num_attention_heads
+    if getattr(config, "kv_lora_rank", None):
+        return heads, max(config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
+    return config.num_key_value_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
 def media_slices(spans: Sequence[tuple[ModelInput, int, int]]) -> list[MediaSlice]:
