@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 
 from burnish.errors import UserError
 from burnish.models.sequence.ring import ring_attention
+from burnish.models.sequence.spans import PARTS
 from burnish.models.sequence.ulysses import ulysses_attention
 from burnish.models.vision.family import vision_family
 
@@ -24,10 +25,11 @@ class Method:
 
     name: str
     attend: Callable[..., Tensor]
+    parts: int  # of a stream that is cut into equal ones, for each rank (`spans.spans_of`)
 
 
-ULYSSES = Method("Ulysses", ulysses_attention)
-RING = Method("ring", ring_attention)
+ULYSSES = Method("Ulysses", ulysses_attention, 1)
+RING = Method("ring", ring_attention, PARTS)
 
 
 @dataclass(frozen=True)

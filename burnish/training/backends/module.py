@@ -195,8 +195,8 @@ class ModuleBackend:
             return inputs
         media: Sequence[MediaSlice] = rows.media
         if self.sequence is not None:
-            begin, end = self.sequence.share(len(rows.ids))
-            media = [part for item in media if (part := item.within(begin, end)) is not None]
+            spans = self.sequence.spans(len(rows.ids))
+            media = [part for span in spans for item in media if (part := item.within(*span)) is not None]
         ids = inputs.pop("input_ids")[0]
         embedded = self.family.embed(self.model, ids, media, always=self.shards_tower)
         return {**inputs, "inputs_embeds": embedded.embeds[None], **embedded.arguments}
