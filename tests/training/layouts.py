@@ -56,6 +56,7 @@ LATENT: dict[str, Any] = {
 MODELS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**FOUR),
     "qwen3": Qwen3Config(**FOUR, head_dim=8),
+    "six heads": Qwen3Config(**{**FOUR, "num_attention_heads": 6, "num_key_value_heads": 3}, head_dim=8),
     "tied qwen2": Qwen2Config(**{**FOUR, "tie_word_embeddings": True}),
     "qwen3 mixture": Qwen3MoeConfig(
         **FOUR, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, mlp_only_layers=[1]

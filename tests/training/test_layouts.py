@@ -89,6 +89,7 @@ FOUR_RANKS: dict[str, tuple[Any, Case, Layout]] = {
         Layout(mesh={**EXPERTS, **TENSOR}),
     ),
     "latent attention, sequence": (study, Case("deepseek", FLOAT32), Layout(mesh={"sequence_size": 4})),
+    "Ulysses in a ring": (study, Case("six heads", FLOAT32), Layout(mesh={"sequence_size": 4})),
     "stages, experts": (study, Case("qwen3 mixture"), Layout(2, virtual=2, mesh=EXPERTS)),
 }
 EIGHT_RANKS: dict[str, tuple[Any, Case, Layout]] = {

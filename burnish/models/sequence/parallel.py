@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from burnish.models.routing import ARGUMENT, missing
 from burnish.models.sequence.method import Method
 from burnish.models.sequence.places import Places
 from burnish.models.sequence.spans import Span, own, share_of, spans_of
+from burnish.models.sequence.ulysses import ulysses_attention
 from burnish.models.varlen import AttentionShape, Segments
 
 
@@ -24,6 +26,21 @@ class SequenceParallel:
 
     group: ProcessGroup
     method: Method
+    heads: ProcessGroup | None = None  # of the ranks that divide the heads of a slice, where others pass slices on
+    ring: ProcessGroup | None = None  # of those others
+
+    @staticmethod
+    def of(group: ProcessGroup, method: Method) -> SequenceParallel:
+        """With the groups that the method needs; all ranks of the group must call it together."""
+        if method.inner == 1:
+            return SequenceParallel(group, method)
+        ranks, inner = distributed.get_process_group_ranks(group), method.inner
+        outer, member = divmod(group.rank(), inner)
+        heads, ring = (
+            cast(ProcessGroup, distributed.new_group(members, use_local_synchronization=True))
+            for members in (ranks[outer * inner : (outer + 1) * inner], ranks[member::inner])
+        )
+        return SequenceParallel(group, method, heads, ring)
 
     def inputs(self, whole: dict[str, Any]) -> dict[str, Any]:
         """Model arguments for a packed stream -> those for this rank's slice.
@@ -52,7 +69,7 @@ class SequenceParallel:
 
     def spans(self, tokens: int) -> list[Span]:
         """The parts of a stream that are this rank's slice."""
-        return spans_of(self.group.rank(), self.group.size(), self._share(tokens), self.method.parts)
+        return spans_of(self.group.rank(), self.group.size(), self._share(tokens), self.method.parts, self.method.inner)
 
     def places(self, wanted: Tensor, tokens: int) -> Places:
         """Which of the positions `wanted` [R] of a stream this rank holds."""
@@ -75,7 +92,14 @@ class SequenceParallel:
         if torch.is_autocast_enabled(query.device.type):  # communicate in the dtype of the computation
             dtype = torch.get_autocast_dtype(query.device.type)
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        if self.heads is not None:
+            around = partial(self._around, segments=segments, shape=shape, product=product)
+            return ulysses_attention(self.heads, query, key, value, segments, shape, around)
         return self.method.attend(self.group, query, key, value, segments, shape, product)
+
+    def _around(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """Attention of some of the heads of a slice that several ranks had, over the ring of slices."""
+        return self.method.attend(self.ring, query, key, value, **options)
 
     def _share(self, tokens: int) -> int:
         return share_of(tokens, self.group.size(), self.method.parts)

@@ -29,11 +29,21 @@ def share_of(tokens: int, size: int, parts: int) -> int:
     return parts * math.ceil(tokens / (size * parts))
 
 
-def spans_of(rank: int, size: int, share: int, parts: int) -> list[Span]:
-    """This rank's parts, in the stream's order."""
-    width = share // parts
-    numbers = [rank] if parts == 1 else [rank, parts * size - 1 - rank]
-    return [Span(number * width, (number + 1) * width, place * width) for place, number in enumerate(numbers)]
+def spans_of(rank: int, size: int, share: int, parts: int, inner: int = 1) -> list[Span]:
+    """This rank's parts, in the stream's order.
+
+    With `inner` ranks in a group, neighbors cut what would be the slice of one into equal ones.
+    """
+    outer, member = divmod(rank, inner)
+    width = share * inner // parts
+    numbers = [outer] if parts == 1 else [outer, parts * (size // inner) - 1 - outer]
+    found = []
+    for place, number in enumerate(numbers):
+        begin, end = max(place * width, member * share), min((place + 1) * width, (member + 1) * share)
+        if begin < end:
+            offset = number * width - place * width
+            found.append(Span(begin + offset, end + offset, begin - member * share))
+    return found
 
 
 def own(stream: Tensor, spans: list[Span], dimension: int) -> Tensor:

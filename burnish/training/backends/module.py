@@ -312,4 +312,4 @@ def _sequence_parallel(model: PreTrainedModel, parallel: ParallelContext) -> Seq
     chosen = choose_method(
         model.config, parallel.sequence.size(), "ulysses_sequence_parallel_size", parallel.tensor_size
     )
-    return SequenceParallel(parallel.sequence, chosen.method)
+    return SequenceParallel.of(parallel.sequence, chosen.method)
