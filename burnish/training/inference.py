@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -79,7 +79,8 @@ def compute_exact_kl(
         return output.exact_kl(reference.head_input(output.micro_batch), temperature, policy_head)
 
     with reference.backend.on_device():
-        return in_row_order(_forward(policy, batch, size, head), batch["responses"])
+        parts = _forward(policy, batch, size, head, prepare=reference.prepare)
+        return in_row_order(parts, batch["responses"])
 
 
 def compute_values(backend: Backend, batch: Batch, size: MicroBatchSize) -> Ragged:
@@ -108,11 +109,19 @@ def in_row_order(parts: list[tuple[list[int], Tensor]], like: Ragged) -> Ragged:
 
 
 def _forward(
-    backend: Backend, batch: Batch, size: MicroBatchSize, head: HeadFn[Output], *, adapters: bool = True
+    backend: Backend,
+    batch: Batch,
+    size: MicroBatchSize,
+    head: HeadFn[Output],
+    *,
+    adapters: bool = True,
+    prepare: Callable[[Sequence[MicroBatch]], None] | None = None,
 ) -> list[tuple[list[int], Output]]:
-    """(rows, output) of all micro-batches, including those of other ranks."""
+    """(rows, output) of all micro-batches, including those of other ranks. `prepare` gets them before they run."""
     parallel = backend.parallel
     batches = [MicroBatch.select(batch, rows) for rows in parallel.shard_batch(row_lengths(batch), size)]
+    if prepare is not None:
+        prepare(batches)
     outputs = backend.forward(batches, head, adapters=adapters)
     pairs = zip(batches, outputs, strict=True) if parallel.has_results else ()
     return parallel.gather_lists([(micro_batch.rows, output) for micro_batch, output in pairs if micro_batch.rows])

@@ -126,8 +126,9 @@ class Policy(TrainedRole):
         torch.manual_seed(derive_seed(self.seed, "dropout", step))
         self.options = replace(self.options, seed=derive_seed(self.seed, "loss", step))
         lr, num_skipped = self.optimizer.lr, self.optimizer.skipped
+        prepare = self.reference.prepare if self._needs_exact_kl and self.reference is not None else None
         with self._reference_on_device():
-            result = run_updates(batch, step, self.plan, self.backend, self._loss, self.on_mini_batch)
+            result = run_updates(batch, step, self.plan, self.backend, self._loss, self.on_mini_batch, prepare)
         metrics = result.summary("actor", "pg_loss") | {"actor/lr": lr}
         metrics |= {"actor/skipped_updates": float(self.optimizer.skipped - num_skipped)}
         if self.config.use_kl_loss:
@@ -145,10 +146,13 @@ class Policy(TrainedRole):
                 hint=f"{RECORD}=true, and no recorded rollouts without them",
             )
 
+    @property
+    def _needs_exact_kl(self) -> bool:
+        return self.config.use_kl_loss and "exact" in KL_ESTIMATORS[self.config.kl_loss_type].needs
+
     def _reference_on_device(self) -> AbstractContextManager[None]:
         """The exact KL needs the reference's head until its gradient is known."""
-        exact = self.config.use_kl_loss and "exact" in KL_ESTIMATORS[self.config.kl_loss_type].needs
-        if not exact:
+        if not self._needs_exact_kl:
             return contextlib.nullcontext()
         assert self.reference is not None
         return self.reference.backend.on_device()

@@ -32,7 +32,11 @@ def test_stages_divide_the_ranks():
         (f"+{FIELDS}.{EACH}=[2,0]", f"{FIELDS}.{EACH}", "not a list of numbers"),
         (f"+{FIELDS}.pipeline_model_parallel_layout=Et*2", f"{FIELDS}.pipeline_model_parallel_layout", "not supported"),
         (f"{KEY}.pipeline_schedule=zero_bubble", f"{KEY}.pipeline_schedule", ""),
-        ("actor_rollout_ref.actor.kl_loss_type=full", f"{KEY}.pipeline_model_parallel_size", "the exact KL"),
+        (
+            "actor_rollout_ref.actor.kl_loss_type=full",
+            "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
+            "the exact KL needs equal parallel sizes",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(given, key, problem):

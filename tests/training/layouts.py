@@ -36,6 +36,7 @@ from burnish.training.inference import compute_scores
 from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext, build_mesh
 from burnish.training.policy import Policy
+from burnish.training.reference import Reference
 from burnish.training.stages import StageOptions, layer_ranges
 from tests.conftest import SIZES, sharpen
 from tests.training.conftest import CPU, TEMPERATURE, settings
@@ -213,6 +214,16 @@ def train(role: Policy | Critic, batch: Batch, steps: int = 1) -> dict[str, Any]
 def study(parallel: ParallelContext, batch: Batch, case: Case) -> dict[str, Any]:
     policy = policy_of(case, parallel)
     columns = policy.compute_log_probs(batch)
+    found = train(policy, batch)
+    found["columns"] = {name: column.flat for name, column in columns.items()}
+    return found
+
+
+def study_exact_kl(parallel: ParallelContext, batch: Batch, case: Case) -> dict[str, Any]:
+    """The KL to a reference over the whole vocabulary, as a column and in the loss."""
+    policy = policy_of(case, parallel)
+    policy.reference = Reference(language_model(case, parallel, seed=5), TEMPERATURE, MicroBatchSize(tokens=12))
+    columns = {**policy.compute_log_probs(batch), "exact_kl": policy.compute_exact_kl(batch)}
     found = train(policy, batch)
     found["columns"] = {name: column.flat for name, column in columns.items()}
     return found

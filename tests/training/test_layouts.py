@@ -13,7 +13,18 @@ from burnish.training.packing import row_lengths
 from burnish.training.pipeline_schedule import Shape, num_messages, training_plan
 from tests.ranks import run_ranks
 from tests.training import layouts
-from tests.training.layouts import Case, Layout, alone, policy_of, same, same_weights, study, study_heads, study_replay
+from tests.training.layouts import (
+    Case,
+    Layout,
+    alone,
+    policy_of,
+    same,
+    same_weights,
+    study,
+    study_exact_kl,
+    study_heads,
+    study_replay,
+)
 
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-5}
 FLOAT32 = torch.float32
@@ -21,6 +32,7 @@ BY_ROWS = {"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 2}
 # The routers' balance is one of a micro-batch: layouts are compared that cut the rows alike.
 BALANCED = {**BY_ROWS, "aux_loss_coef": 0.5}
 BY_LAYER, BY_SEQUENCE = ({**BALANCED, "aux_loss_scope": scope} for scope in ("layer", "sequence"))
+EXACT = {"kl_loss_type": "full"}
 REPLAYED = {"router_replay.mode": "R2"}
 EXPERTS, TENSOR = {"expert_size": 2}, {"tensor_size": 2}
 
@@ -50,6 +62,7 @@ TWO_RANKS: dict[str, tuple[Any, Case, Layout]] = {
     "stages of latent attention": (study, Case("deepseek", FLOAT32), Layout(2, counts={"num_first": 1})),
     "experts of latent attention": (study, Case("deepseek, whole queries", FLOAT32), Layout(mesh=EXPERTS)),
     "tensor ranks of latent attention": (study, Case("deepseek", FLOAT32), Layout(mesh=TENSOR)),
+    "exact KL over stages": (study_exact_kl, Case("tied qwen2", changes=EXACT), Layout(2, virtual=2)),
     "balanced experts": (study, Case("mixtral", FLOAT32, BALANCED), Layout(mesh={**EXPERTS, "sequence_size": 2})),
 }
 FOUR_RANKS: dict[str, tuple[Any, Case, Layout]] = {
@@ -90,6 +103,7 @@ FOUR_RANKS: dict[str, tuple[Any, Case, Layout]] = {
     ),
     "latent attention, sequence": (study, Case("deepseek", FLOAT32), Layout(mesh={"sequence_size": 4})),
     "Ulysses in a ring": (study, Case("six heads", FLOAT32), Layout(mesh={"sequence_size": 4})),
+    "exact KL over stages, tensor": (study_exact_kl, Case("qwen3", FLOAT32, EXACT), Layout(2, mesh=TENSOR)),
     "stages, experts": (study, Case("qwen3 mixture"), Layout(2, virtual=2, mesh=EXPERTS)),
 }
 EIGHT_RANKS: dict[str, tuple[Any, Case, Layout]] = {

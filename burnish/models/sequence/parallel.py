@@ -42,6 +42,11 @@ class SequenceParallel:
         )
         return SequenceParallel(group, method, heads, ring)
 
+    @property
+    def own_groups(self) -> list[ProcessGroup]:
+        """Groups beside that of all ranks."""
+        return [group for group in (self.heads, self.ring) if group is not None]
+
     def inputs(self, whole: dict[str, Any]) -> dict[str, Any]:
         """Model arguments for a packed stream -> those for this rank's slice.
 
