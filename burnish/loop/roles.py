@@ -365,7 +365,7 @@ def records_experts(rollout: SamplingConfig) -> bool:
 def check_engine_of(rollout: SamplingConfig, device: torch.device, section: str = "actor_rollout_ref.rollout") -> None:
     """Raise where the engine is not installed or does not accept these arguments."""
     if records_experts(rollout) and not ENGINES[rollout.name].metadata.get("records_experts"):
-        able = [entry.name for entry in ENGINES if entry.metadata.get("records_experts")]
+        able = [name for name in ENGINES.names() if ENGINES[name].metadata.get("records_experts")]
         problem = f"not supported yet with rollout.name={rollout.name}, whose choices of experts are not read"
         raise UserError(problem, key=RECORD, value=True, hint=f"{section}.name={able[0]}")
     check_engine(engine_row(rollout.name, rollout.mode).load(), engine_kwargs(rollout), device, section)

@@ -62,11 +62,8 @@ def compute_policy_columns(
         results = _forward(backend, batch, size, head)
     names = results[0][1] if results else ()
     whole = Ragged(torch.empty(int(row_lengths(batch).sum())), row_lengths(batch))
-    like = {ROUTED_EXPERTS: whole}  # others are along the response
-    return {
-        name: in_row_order([(rows, columns[name]) for rows, columns in results], like.get(name, batch["responses"]))
-        for name in names
-    }
+    like = {name: batch["responses"] for name in names} | {ROUTED_EXPERTS: whole}
+    return {name: in_row_order([(rows, columns[name]) for rows, columns in results], like[name]) for name in names}
 
 
 def compute_exact_kl(
