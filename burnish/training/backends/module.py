@@ -190,7 +190,7 @@ class ModuleBackend:
 
     def _inputs(self, rows: PackedRows) -> dict[str, Any]:
         """The model's arguments: the whole stream, or this rank's slice of it. Called where embeddings are gathered."""
-        inputs = rows.inputs() if self.sequence is None else self.sequence.inputs(rows.inputs())
+        inputs = self._plain_inputs(rows)
         if self.family is None or not rows.may_have_media:
             return inputs
         media: Sequence[MediaSlice] = rows.media
@@ -200,6 +200,10 @@ class ModuleBackend:
         ids = inputs.pop("input_ids")[0]
         embedded = self.family.embed(self.model, ids, media, always=self.shards_tower)
         return {**inputs, "inputs_embeds": embedded.embeds[None], **embedded.arguments}
+
+    def _plain_inputs(self, rows: PackedRows) -> dict[str, Any]:
+        """The arguments of a text model."""
+        return rows.inputs() if self.sequence is None else self.sequence.inputs(rows.inputs())
 
     def _places(self, rows: PackedRows, positions: Tensor) -> Places:
         """Which of these positions of the stream this rank computes."""

@@ -202,7 +202,7 @@ class PipelineBackend(FsdpBackend):
 
     def _receive(self, rows: PackedRows, stage: int) -> Message:
         """The message of the stage before. Every rank knows its shape from the micro-batch."""
-        num_tokens = super()._inputs(rows)["input_ids"].shape[1]
+        num_tokens = self._plain_inputs(rows)["input_ids"].shape[1]
         like = [torch.empty((1, num_tokens, self.hidden_size), dtype=self.compute_dtype, device=self.device)]
         if self._counts_routing():
             like.append(self.balance_scope.zero(self.num_experts, self.device))
@@ -261,12 +261,12 @@ class PipelineBackend(FsdpBackend):
         return super().run_unsharded(run)
 
     def _inputs(self, rows: PackedRows) -> dict[str, Any]:
-        """Later stages get the hidden states of the stage before instead of tokens."""
-        inputs = super()._inputs(rows)
-        if self._current is not None and self._current.received:
-            del inputs["input_ids"]
-            inputs["inputs_embeds"] = self._current.received[0]
-        return inputs
+        """Later stages get the hidden states of the stage before instead of tokens and pictures."""
+        if self._current is None or not self._current.received:
+            return super()._inputs(rows)
+        inputs = self._plain_inputs(rows)
+        del inputs["input_ids"]
+        return {**inputs, "inputs_embeds": self._current.received[0]}
 
     def _balance(self, rows: PackedRows, router_logits: Sequence[Tensor]) -> Tensor:
         return self.balance_scope.loss(self._totals(rows, router_logits), top_k(self.model))

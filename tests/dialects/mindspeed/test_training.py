@@ -175,12 +175,11 @@ def test_pipeline_stages_and_expert_parallelism_are_kept(name):
     assert translation.settings[f"{ACTOR}.strategy"] == "megatron"
 
 
-def test_fsdp_replaces_expert_parallelism_beside_tensor_parallelism():
+def test_expert_parallelism_is_kept_beside_tensor_parallelism():
     sizes = [("actor_config.tensor_model_parallel_size", 2), ("actor_config.expert_model_parallel_size", 2)]
     translation = translate(("rl_config.actor_resource.num_npus", 8), *sizes)
-    assert translation.settings[f"{ACTOR}.megatron.expert_model_parallel_size"] == 1
-    converted = items(translation, "actor_config.expert_model_parallel_size")
-    assert {item.status for item in converted} == {"converted"}
+    for name in ("tensor_model_parallel_size", "expert_model_parallel_size"):
+        assert translation.settings[f"{ACTOR}.megatron.{name}"] == 2
 
 
 STAGED = (("rl_config.actor_resource.num_npus", 2), ("actor_config.pipeline_model_parallel_size", 2))
