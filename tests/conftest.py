@@ -36,6 +36,7 @@ from burnish import redact
 from burnish.demo.tiny import END, make_model, make_tokenizer
 from burnish.log import console
 from burnish.models.load import ModelSource
+from burnish.models.parts import all_weights
 from burnish.rollout.agents.agent_loops import REGISTRY_MODULE
 from burnish.rollout.engine import ENGINES, Engine, EngineOptions
 
@@ -165,7 +166,7 @@ def make_engine(
         settings = {"eos_ids": (2,), "max_model_len": 320, "extra": extra, **options}
         source = ModelSource(str(Path(folder)))
         engine = ENGINES[name].load()(EngineOptions(source, torch.float32, torch.device("cpu"), **settings))
-        engine.load_weights(their_model(folder).named_parameters(), version=1)
+        engine.load_weights(all_weights(their_model(folder)), version=1)
         engines.append(engine)
         return engine
 

@@ -42,13 +42,14 @@ class RouterReplayConfig:
     """Router replay: repeat earlier expert choices in training."""
 
     mode: str = one_of("disabled", ("disabled", "R2", "R3"))
-    """Which expert choices training repeats: those of its own first pass (R2), the engine's (R3), or none."""
+    """Which choices of experts the update repeats: those of the pass over old log-probs (R2), the engine's, which that
+    pass repeats too (R3; needs rollout.enable_rollout_routing_replay), or none."""
 
     record_file: str | None = None
-    """File to write the choices to."""
+    """verl: file to write the choices to. No effect."""
 
     replay_file: str | None = None
-    """File to read the choices from."""
+    """verl: file to read the choices from. No effect."""
 
 
 @dataclass

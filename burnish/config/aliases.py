@@ -114,6 +114,7 @@ _TRAIN = (
         "actor_rollout_ref.rollout.update_weights_bucket_megabytes",
         NEWER,
     ),
+    Alias("actor_rollout_ref.actor.megatron.router_replay.*", "actor_rollout_ref.actor.router_replay.*", NEWER),
     Alias("trainer.val_generations_to_log_to_wandb", "trainer.log_val_generations", OLDER),
     Alias("trainer.profile_continuous_steps", "global_profiler.profile_continuous_steps", OLDER),
     Alias("global_profiler.steps", "trainer.profile_steps", NEWER),

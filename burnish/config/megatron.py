@@ -192,6 +192,7 @@ def exact_kl_sizes(cfg: TrainConfig) -> Iterator[UserError]:
     for name, size in (
         ("tensor_model_parallel_size", tensor_parallel_size),
         ("context_parallel_size", sequence_parallel_size),
+        ("pipeline_model_parallel_size", pipeline_parallel_size),
     ):
         if size(actor) != size(ref):
             key = f"actor_rollout_ref.ref.megatron.{name}"

@@ -89,15 +89,11 @@ def multi_process_only(*patterns: str) -> tuple[Pending, ...]:
 PENDING: tuple[Pending, ...] = (
     # values
     Pending("actor_rollout_ref.rollout.name=trtllm", EXTERNAL_ENGINES),
-    # roles
-    Pending("actor_rollout_ref.actor.router_replay.*", MOE_OPTIONS),
-    Pending("actor_rollout_ref.actor.aux_loss_scope", MOE_OPTIONS),
     # engine
     _transport("backend=hccl", ASCEND),
     *(_transport(f"backend={name}") for name in ("nixl", "kimi_ckpt_engine", "mooncake")),
     _transport("engine_kwargs"),
     *engine_parallel_sizes("actor_rollout_ref.rollout"),
-    Pending("actor_rollout_ref.rollout.enable_rollout_routing_replay", MOE_OPTIONS),
     Pending("actor_rollout_ref.rollout.quantization", EXTERNAL_ENGINES),
     Pending("actor_rollout_ref.rollout.use_block_quant_rollout", EXTERNAL_ENGINES),
     Pending("actor_rollout_ref.rollout.agent.custom_async_server.*", EXTERNAL_ENGINES),
@@ -114,6 +110,9 @@ _NO_GRADIENTS = Line("this role is not trained and has no gradients to reduce", 
 _COMPUTE_DTYPE = Line("a frozen reward model is stored in its compute dtype", "冻结的奖励模型以其计算类型保存")
 _REWARDS_OVERLAP = Line("rewards always overlap generation", "奖励计算始终与生成重叠")
 
+_CHOICES_TRAVEL = Line(
+    "recorded choices of experts travel with the batch, not in files", "记录的专家选择随批次传递，不写入文件"
+)
 _NO_UPDATES = Line("this role is not trained and has no mini-batches", "该角色不训练，没有 mini-batch")
 
 # Keys that never have an effect, and why.
@@ -123,6 +122,8 @@ INERT: dict[str, Line] = {
         for role in ("actor_rollout_ref.ref", "actor_rollout_ref.rollout", "reward_model")
         for end in ("start", "end")
     },
+    "actor_rollout_ref.actor.router_replay.record_file": _CHOICES_TRAVEL,
+    "actor_rollout_ref.actor.router_replay.replay_file": _CHOICES_TRAVEL,
     "*.model.lora.merge": Line("the engine always receives merged weights", "引擎得到的始终是合并后的权重"),
     "actor_rollout_ref.rollout.layered_summon": Line(
         "weights are always gathered, merged and sent one by one", "权重始终逐个收集、合并并发送"

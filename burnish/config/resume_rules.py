@@ -37,7 +37,7 @@ _LOGGING = (
     *("trainer.val_before_train", "trainer.test_freq", "trainer.profile_steps", "trainer.*nsight_options.*"),
     *("trainer.npu_profile.*", "*profiler.*", "*.rollout.disable_log_stats"),
     *("*.rollout.logprobs", "*.rollout.trace.*", "*.rollout.prometheus.*", "*.overlong_buffer.log"),
-    *("*.router_replay.record_file", "*.calculate_entropy"),
+    "*.calculate_entropy",
 )
 _LENGTH = ("trainer.total_*", "*.optim.total_training_steps", "rollout.total_*", "rollout.test_freq")
 _PROCESSES = (

@@ -232,7 +232,7 @@ class RolloutConfig(SamplingConfig):
     """Let the engine free its memory during training."""
 
     enable_rollout_routing_replay: bool = False
-    """Return the engine's expert choices for router replay in training."""
+    """Record which experts the engine sends each token to, for actor.router_replay.mode=R3 (built-in and hf engine)."""
 
     update_weights_bucket_megabytes: int = at_least(512, 1)
     """Bucket size of weight sync in megabytes."""

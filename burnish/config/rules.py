@@ -8,6 +8,7 @@ from typing import Any
 from burnish.config import credit_rules
 from burnish.config.async_rules import async_remarks, async_training
 from burnish.config.data_rules import data_remarks, prompt_form, user_classes
+from burnish.config.expert_rules import EXPERT_RULES
 from burnish.config.generate_rules import GENERATE_RULES
 from burnish.config.megatron import MEGATRON_RULES
 from burnish.config.model_rules import MODEL_RULES
@@ -346,6 +347,7 @@ RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
     *MODEL_RULES,
     *MEGATRON_RULES,
     *STAGE_RULES,
+    *EXPERT_RULES,
     *SEQUENCE_RULES,
     filtering,
     shaping,

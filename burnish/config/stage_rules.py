@@ -17,8 +17,7 @@ from burnish.config.ranks import (
     virtual_pipeline_size,
 )
 from burnish.config.root import TrainConfig
-from burnish.config.sequence_rules import wants_exact_kl
-from burnish.errors import NotSupportedYet, UserError
+from burnish.errors import UserError
 
 FIRST, LAST, EACH = STAGE_FIELDS
 LAYERS = "at least 1"
@@ -63,15 +62,11 @@ def stage_fields(cfg: TrainConfig) -> Iterator[UserError]:
 def stage_combinations(cfg: TrainConfig) -> Iterator[UserError]:
     """What pipeline stages do not combine with."""
     for role in _staged(cfg):
-        stages, key = pipeline_parallel_size(role.config), f"{role.section}.megatron"
-        size_key = f"{key}.pipeline_model_parallel_size"
+        key = f"{role.section}.megatron"
         if virtual_pipeline_size(role.config) > 1 and role.config.megatron.pipeline_schedule != "1f1b":
             name = role.config.megatron.pipeline_schedule
             problem = f"{name} is not interleaved (virtual_pipeline_model_parallel_size)"
             yield UserError(problem, key=f"{key}.pipeline_schedule", value=name, hint=f"{key}.pipeline_schedule=1f1b")
-        if role.section in ("actor_rollout_ref.actor", "actor_rollout_ref.ref") and wants_exact_kl(cfg):
-            problem = "the exact KL (kl_loss_type or kl_penalty full) does not support pipeline stages yet"
-            yield NotSupportedYet(problem, key=size_key, value=stages, hint=f"{size_key}=1")
 
 
 def recomputed_groups(cfg: TrainConfig) -> Iterator[UserError]:
@@ -91,12 +86,7 @@ def expert_sizes(cfg: TrainConfig) -> Iterator[UserError]:
         experts, key = expert_parallel_size(role.config), f"{role.section}.megatron.expert_model_parallel_size"
         if experts == 1:
             continue
-        total, tensor = num_role_ranks(cfg, role.config), tensor_parallel_size(role.config)
-        if tensor > 1:
-            problem = "expert parallelism does not combine with tensor parallelism yet"
-            hint = f"{role.section}.megatron.tensor_model_parallel_size=1"
-            yield NotSupportedYet(problem, key=key, value=experts, hint=hint)
-            continue
+        total = num_role_ranks(cfg, role.config) // tensor_parallel_size(role.config)
         ranks = total // pipeline_parallel_size(role.config)
         ranks = ranks if role.fsdp.fsdp_size <= 0 else min(ranks, role.fsdp.fsdp_size)
         if ranks < 1 or ranks % experts:

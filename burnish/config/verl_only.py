@@ -106,9 +106,11 @@ _MEGATRON = (
     VerlOnly("*.megatron.pad_bshd_to_minibatch_max", "sequences are always packed, never padded"),
     VerlOnly("*.megatron.use_megatron_fsdp", "FSDP2 is always used"),
     VerlOnly("*.megatron.entropy_from_logits_with_chunking", "the fused head always works in chunks"),
-    _refused("*.megatron.router_replay.mode", "router replay is not supported", "disabled"),
+    _refused("*.megatron.router_replay.mode", "only the policy's update repeats choices of experts", "disabled"),
     VerlOnly("*.megatron.router_replay.*", _FEATURE),
-    _refused("actor_rollout_ref.ref.router_replay.mode", "router replay is not supported", "disabled"),
+    _refused(
+        "actor_rollout_ref.ref.router_replay.mode", "only the policy's update repeats choices of experts", "disabled"
+    ),
     VerlOnly("actor_rollout_ref.ref.router_replay.*", _FEATURE),
 )
 _ENGINE = (

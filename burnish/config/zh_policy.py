@@ -189,9 +189,12 @@ DOCS: dict[str, str] = {
     "PolicyLossConfig.clip_cov_ub": "clip_cov：可被移出的 token 的协方差上限。",
     "PolicyLossConfig.kl_cov_ratio": "kl_cov：协方差最高、要加惩罚的 token 比例。",
     "PolicyLossConfig.ppo_kl_coef": "kl_cov：该惩罚的权重。",
-    "RouterReplayConfig.mode": "训练时重放哪一次的专家选择：自己首次前向（R2）、引擎（R3），或不重放。",
-    "RouterReplayConfig.record_file": "记录专家选择的文件。",
-    "RouterReplayConfig.replay_file": "读取专家选择的文件。",
+    "RouterReplayConfig.mode": (
+        "更新时重放哪一次的专家选择：计算旧对数概率的前向（R2）；引擎（R3，旧对数概率的前向也重放，"
+        "需要 rollout.enable_rollout_routing_replay）；或不重放。"
+    ),
+    "RouterReplayConfig.record_file": "verl：记录专家选择的文件。无效果。",
+    "RouterReplayConfig.replay_file": "verl：读取专家选择的文件。无效果。",
     "ActorConfig.strategy": "训练后端；其他角色跟随策略的设置。",
     "ActorConfig.ppo_mini_batch_size": (
         "每次更新的提示数（全部进程合计），每个提示带 rollout.n 个回答。最后一个 mini-batch 可以不满。"
@@ -335,7 +338,9 @@ DOCS: dict[str, str] = {
     "这偏向短回答，分组可能因此缺样本（docs/gathering.md）。",
     "RolloutConfig.multi_stage_wake_up": "唤醒引擎时先恢复权重，同步后再恢复缓存，以降低显存峰值。",
     "RolloutConfig.enable_sleep_mode": "训练期间允许引擎释放内存。",
-    "RolloutConfig.enable_rollout_routing_replay": "返回引擎的专家选择，供训练重放。",
+    "RolloutConfig.enable_rollout_routing_replay": (
+        "记录引擎为每个 token 选择的专家，供 actor.router_replay.mode=R3 使用（内置引擎和 hf 引擎）。"
+    ),
     "RolloutConfig.update_weights_bucket_megabytes": "每次发送给引擎的权重大小（MB）。",
     "RolloutConfig.layered_summon": "逐层聚合 LoRA 权重给引擎。",
     "RolloutConfig.layer_name_map": "Megatron 权重中融合层的名称。",

@@ -33,6 +33,7 @@ from burnish.loop.sampling import decoder, training_sampling
 from burnish.models.device import limit_cpu_threads, pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_causal_lm, load_config, load_tokenizer
 from burnish.models.model_input import ModelInput
+from burnish.models.parts import all_weights
 from burnish.models.stream import WeightStream
 from burnish.models.vision.encoder import VisionEncoder
 from burnish.rollout.engine import Engine, Sampling, check_sampling, engine_row
@@ -243,7 +244,7 @@ def filled_engine(cfg: GenerateConfig, source: ModelSource, device: Any, tokeniz
         engine = engine_of(cfg.rollout, source, device, loaded[0].generation_config, tokenizer, section="rollout")
     try:
         # Used once and not kept; read from its folder again for an engine that has to be filled again.
-        engine.load_weights(WeightStream(lambda: (loaded.pop() if loaded else read()).named_parameters()), version=1)
+        engine.load_weights(WeightStream(lambda: all_weights(loaded.pop() if loaded else read())), version=1)
         yield engine
     finally:
         engine.close()

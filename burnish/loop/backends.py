@@ -25,7 +25,14 @@ from burnish.models.parts import check_head
 from burnish.models.recompute import decoder_layers, enable_recompute
 from burnish.models.vision.family import freeze_vision_tower, vision_modules
 from burnish.seeding import derive_seed
-from burnish.training.backend import Backend, BackendOptions, FsdpOptions, create_backend
+from burnish.training.backend import (
+    ANY_EXPERTS,
+    Backend,
+    BackendOptions,
+    ExpertOptions,
+    FsdpOptions,
+    create_backend,
+)
 from burnish.training.backends.module import ModuleBackend
 from burnish.training.offload import has_own_memory
 from burnish.training.optim import OptimizerOptions
@@ -87,6 +94,7 @@ def trained_language_model(
     head: LogitKernel = TORCH,
     compiled: bool = False,
     freeze_tower: str | None = None,
+    experts: ExpertOptions = ANY_EXPERTS,
     seed: int,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
@@ -104,7 +112,12 @@ def trained_language_model(
     if compiled and not liger and not model.load_in_4bit:
         use_faster_layers(network, key, device, parallel, precision.compute)
     return _checked(
-        _finish(network, adapters, model, key, precision, fsdp, fsdp_key, device, head=head, parallel=parallel)
+        _finish(
+            *(network, adapters, model, key, precision, fsdp, fsdp_key, device),
+            head=head,
+            experts=experts,
+            parallel=parallel,
+        )
     )
 
 
@@ -261,6 +274,7 @@ def _finish(
     device: torch.device,
     *,
     head: LogitKernel = TORCH,
+    experts: ExpertOptions = ANY_EXPERTS,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
     if model.enable_gradient_checkpointing:
@@ -273,6 +287,7 @@ def _finish(
         activations_on_cpu=offloads and model.enable_activation_offload,
         head=head,
         fsdp=fsdp_options(fsdp, fsdp_key, device),
+        experts=experts,
     )
     return create_backend(network, device, precision.compute, adapters=adapters, options=options, parallel=parallel)
 

@@ -18,6 +18,7 @@ from burnish.folders import make_private
 from burnish.log.jsonl import encode, plain, read, write_atomically
 from burnish.loop.pictures import media_records, restore_media, save_media
 from burnish.models.model_input import Media, ModelInput
+from burnish.models.routing import as_text, from_text
 from burnish.rollout.episode import Prompt
 from burnish.rollout.trajectory import Trajectory, Turn
 
@@ -170,6 +171,8 @@ def _fields(trajectory: Trajectory) -> dict[str, Any]:
     }
     own = {"score": trajectory.score, "extras": trajectory.extras or None, "problem": trajectory.problem}
     fields |= {name: value for name, value in own.items() if value is not None}
+    if trajectory.routed_experts is not None:
+        fields["routed_experts"] = as_text(trajectory.routed_experts)
     if trajectory.media:
         fields["media"] = media_records(trajectory.media)
     if trajectory.futures:
@@ -189,6 +192,7 @@ def _trajectory(line: dict[str, Any], known: Mapping[bytes, Media], folder: Path
         tuple(restore_media(record, known, folder) for record in line.pop(name, []))
         for name in ("media", "prompt_media")
     )
+    experts = line.pop("routed_experts", None)
     prompt, length = ModelInput(tuple(line.pop("prompt")), shown), len(line["ids"])
     turns = [Turn(**turn) for turn in line.pop("turns", [])]
     futures = tuple(_trajectory(future, known, folder) for future in line.pop("futures", []))
@@ -198,5 +202,6 @@ def _trajectory(line: dict[str, Any], known: Mapping[bytes, Media], folder: Path
         turns=turns or [Turn(0, length, finish_reason=line["finish_reason"])],
         futures=futures,
         media=media,
+        routed_experts=None if experts is None else from_text(experts),
         **line,
     )

@@ -11,6 +11,9 @@ import torch
 
 from burnish.algos.advantages import ADVANTAGES
 from burnish.config.adapters import wants_adapter
+from burnish.config.expert_rules import MODE as REPLAY_KEY
+from burnish.config.expert_rules import RECORD, replays_routing
+from burnish.config.rollout import RolloutConfig
 from burnish.errors import UserError
 from burnish.log.timeline import Span
 from burnish.loop.backends import (
@@ -28,9 +31,9 @@ from burnish.loop.sampling import decoder
 from burnish.models.device import pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_tokenizer
 from burnish.reward.model_scorer import RewardModelScorer
-from burnish.rollout.engine import Engine, EngineOptions, check_engine, engine_row
+from burnish.rollout.engine import ENGINES, Engine, EngineOptions, check_engine, engine_row
 from burnish.rollout.engines.supervised import Supervised
-from burnish.training.backend import Backend
+from burnish.training.backend import Backend, ExpertOptions
 from burnish.training.critic import Critic
 from burnish.training.export import loadable_path
 from burnish.training.packing import MicroBatchSize
@@ -194,6 +197,7 @@ def build_policy(
         liger=model.use_liger,
         head=head_kernel(model.fused_kernel_options.impl_backend, actor.use_torch_compile, device),
         compiled=actor.use_torch_compile,
+        experts=ExpertOptions(actor.aux_loss_scope, REPLAY_KEY if replays_routing(actor) else None),
         freeze_tower="actor_rollout_ref.actor.freeze_vision_tower" if actor.freeze_vision_tower else None,
         seed=cfg.trainer.seed,
         parallel=parallel,
@@ -339,6 +343,7 @@ def engine_of(
         extra=engine_kwargs(rollout),
         max_images=None if data is None else data.max_images_per_prompt,
         media_settings={} if data is None else data.mm_processor_kwargs,
+        record_experts=records_experts(rollout),
         section=section,
     )
     entry = engine_row(rollout.name, rollout.mode)
@@ -352,8 +357,17 @@ def engine_kwargs(rollout: Any) -> dict[str, Any]:
     return dict({"vllm": sections.vllm, "sglang": sections.sglang}.get(rollout.name, {}))
 
 
+def records_experts(rollout: SamplingConfig) -> bool:
+    """Whether the engine reports which experts it has sent each token to."""
+    return isinstance(rollout, RolloutConfig) and rollout.enable_rollout_routing_replay
+
+
 def check_engine_of(rollout: SamplingConfig, device: torch.device, section: str = "actor_rollout_ref.rollout") -> None:
     """Raise where the engine is not installed or does not accept these arguments."""
+    if records_experts(rollout) and not ENGINES[rollout.name].metadata.get("records_experts"):
+        able = [name for name in ENGINES.names() if ENGINES[name].metadata.get("records_experts")]
+        problem = f"not supported yet with rollout.name={rollout.name}, whose choices of experts are not read"
+        raise UserError(problem, key=RECORD, value=True, hint=f"{section}.name={able[0]}")
     check_engine(engine_row(rollout.name, rollout.mode).load(), engine_kwargs(rollout), device, section)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from burnish.config.expert_rules import MODE, RECORD, replays_routing
 from burnish.config.ranks import (
     expert_parallel_size,
     pipeline_parallel_size,
@@ -12,12 +13,15 @@ from burnish.config.ranks import (
     uses_megatron,
     virtual_pipeline_size,
 )
+from burnish.config.sequence_rules import wants_exact_kl
 from burnish.config.stage_rules import layers_per_stage
+from burnish.errors import UserError
 from burnish.loop.build_reward_model import reward_model_source
 from burnish.loop.pools import wants_critic, wants_reference, wants_reward_model
 from burnish.loop.roles import critic_source, reference_source
 from burnish.models.load import ModelSource, load_config
-from burnish.models.sequence.method import choose_method
+from burnish.models.routing import check_routing
+from burnish.models.sequence.method import Method, choose_method
 from burnish.training.expert_parallel import check_experts
 from burnish.training.stages import ONE_STAGE, StageOptions, check_stages
 from burnish.training.tensor_parallel import check_sizes
@@ -26,10 +30,17 @@ if TYPE_CHECKING:
     from burnish.config import TrainConfig
 
 
+COMPARED = ("actor_rollout_ref.actor", "actor_rollout_ref.ref")  # by the exact KL, token by token
+
+
 def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
     """Raise where heads, layers or experts do not divide over ranks; returns notices on sequence parallelism."""
     notices = []
     policy, critic = cfg.actor_rollout_ref, cfg.critic
+    if replays_routing(policy.actor):
+        check_routing(load_config(source), MODE, policy.actor.router_replay.mode, f"{MODE}=disabled")
+    if policy.rollout.enable_rollout_routing_replay:
+        check_routing(load_config(source), RECORD, True, f"{RECORD}=false")
     models: list[tuple[str, Any, ModelSource]] = [("actor_rollout_ref.actor", policy.actor, source)]
     if wants_reference(cfg):
         models.append(("actor_rollout_ref.ref", policy.ref, reference_source(cfg, source)))
@@ -37,15 +48,22 @@ def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
         models.append(("critic", critic, critic_source(cfg)))
     if wants_reward_model(cfg):
         models.append(("reward_model", cfg.reward_model, reward_model_source(cfg)))
+    methods: dict[str, Method] = {}
     for key, role, model_source in models:
         config = load_config(model_source)
         tensor, sequence = tensor_parallel_size(role), sequence_parallel_size(role)
         check_sizes(config, tensor, f"{key}.megatron.tensor_model_parallel_size")
         check_stages(config, stage_options(key, role))
-        check_experts(config, expert_parallel_size(role), f"{key}.megatron.expert_model_parallel_size")
+        check_experts(config, expert_parallel_size(role), f"{key}.megatron.expert_model_parallel_size", tensor)
         if sequence > 1:
             name = "megatron.context_parallel_size" if uses_megatron(role) else "ulysses_sequence_parallel_size"
-            notices.append(choose_method(config, sequence, f"{key}.{name}", tensor).notice)
+            choice = choose_method(config, sequence, f"{key}.{name}", tensor)
+            methods[key] = choice.method
+            notices.append(choice.notice)
+    if wants_exact_kl(cfg) and len({methods.get(key) for key in COMPARED}) > 1:
+        problem = "the exact KL needs policy and reference to share sequences alike, and their heads do not allow it"
+        name = "actor_rollout_ref.actor.kl_loss_type"
+        raise UserError(problem, key=name, value=policy.actor.kl_loss_type, hint=f"{name}=low_var_kl")
     return notices
 
 

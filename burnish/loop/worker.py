@@ -70,6 +70,9 @@ class Worker:
         self.roles: dict[str, Any] = {}
         for role in roles:
             self.roles[role] = getattr(self, f"_build_{role}")(total_steps)
+            sequence = getattr(getattr(self.roles[role], "backend", None), "sequence", None)
+            for number, group in enumerate([] if sequence is None else sequence.own_groups):
+                verify_group(group, info.key, f"group {number} of the sequences of {role}")
         self.profiler = process_profiler(cfg, roles, info.rank, self.device)
         watch_mini_batches(self.roles, self.profiler)
         self.clock = WorkerClock()

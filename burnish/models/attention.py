@@ -83,7 +83,9 @@ def shared_attention(
     blocks: Sequence[Block] = getattr(options["segments"], "blocks", ())
 
     def product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        output = packed(module, query, key, value, attention_mask, **options)[0]
+        width = value.shape[-1]
+        query, key, value = one_width(query, key, value)
+        output = packed(module, query, key, value, attention_mask, **options)[0][..., :width]
         if not blocks:
             return output
         return with_blocks(output, query, key, value, blocks, _shape(module, options), options.get("dropout", 0.0))
@@ -220,11 +222,22 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """Attention over the engine's KV cache; each module holds its layer's part of it (`models.paged.bind_cache`)."""
     keys, values = getattr(module, KEYS, None), getattr(module, VALUES, None)
-    query, key, value = (tensor[0] for tensor in _autocast_dtype(query, key, value))
+    width = value.shape[-1]
+    query, key, value = (tensor[0] for tensor in _autocast_dtype(*one_width(query, key, value)))
     shape = _shape(module, options)
     # Without a cache, `paged` is an implementation that does not read it.
     output = paged.attend(keys, values, query, key, value, shape)  # pyright: ignore[reportArgumentType]
-    return output.unsqueeze(0), None
+    return output[..., :width].unsqueeze(0), None
+
+
+def one_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """With zeros behind the narrower ones: in DeepSeek's attention, values have another width than queries and keys.
+    Kernels and caches have one width, and zeros add nothing to a product."""
+    width = max(query.shape[-1], value.shape[-1])
+    if query.shape[-1] == value.shape[-1]:
+        return query, key, value
+    query, key, value = (F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
+    return query, key, value
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape, dropout: float = 0.0) -> Tensor:

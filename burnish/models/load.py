@@ -31,6 +31,7 @@ from transformers.utils import logging
 from burnish.errors import UserError
 from burnish.models import attention
 from burnish.models.fourbit import is_packed
+from burnish.models.parts import saved_buffers
 from burnish.models.vision.family import vision_family
 from burnish.models.vision.tower import with_stream_attention
 from burnish.models.vision.values import token_classifier
@@ -298,7 +299,7 @@ def _build(
         **kwargs,
     }
     if empty:
-        return with_stream_attention(family.from_config(config, **kwargs))
+        return with_stream_attention(_with_wide_buffers(family.from_config(config, **kwargs)))
     try:
         with quiet_transformers():
             model, report = family.from_pretrained(
@@ -312,6 +313,15 @@ def _build(
         problem = f"the files lack weights: {', '.join(missing[:3])}{' ...' if missing[3:] else ''}"
         raise UserError(problem, key=source.key, value=source.path)
     return with_stream_attention(align_weights(model))
+
+
+def _with_wide_buffers(model: PreTrainedModel) -> PreTrainedModel:
+    """Buffers that a family loads as float32 whatever the dtype of the rest: they decide which experts are chosen."""
+    wide = tuple(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    for name, buffer in saved_buffers(model):
+        if buffer.is_floating_point() and any(part in wide for part in name.split(".")):
+            buffer.data = buffer.data.float()
+    return model
 
 
 def for_language_model(config: PretrainedConfig, attn: str | None) -> str | dict[str, str] | None:

@@ -26,6 +26,20 @@ def modules_outside(model: nn.Module, skip: Iterable[nn.Module]) -> Iterator[nn.
     return (module for module in model.modules() if id(module) not in skipped)
 
 
+def saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Buffers that are in a model's files, under their names: they belong to its weights (DeepSeek-V3's routers)."""
+    for path, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{path}.{name}".lstrip("."), buffer
+
+
+def all_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and saved buffers, tied weights once."""
+    yield from model.named_parameters()
+    yield from saved_buffers(model)
+
+
 def head_weight(model: PreTrainedModel) -> Tensor:
     """[vocabulary, hidden]; the embedding itself if they are tied."""
     head = model.get_output_embeddings()

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from burnish.errors import UserError
+from burnish.models.router_totals import BALANCE_SCOPES, BalanceScope, top_k
 
 
 def check_router(model: PreTrainedModel, key: str, value: float) -> None:
@@ -24,9 +25,21 @@ def balance_loss(model: PreTrainedModel, router_logits: Sequence[Tensor]) -> Ten
 
     Routers choose k experts per token, so the fractions sum to k; uniform routing gives k.
     """
-    top_k = model.config.get_text_config().num_experts_per_tok
+    num_chosen = top_k(model)
     num_experts = router_logits[0].shape[-1]
     probability = torch.cat([logits.float().softmax(-1) for logits in router_logits])  # [layers x T, experts]
-    chosen = probability.topk(top_k, dim=-1).indices
+    chosen = probability.topk(num_chosen, dim=-1).indices
     sent = torch.bincount(chosen.reshape(-1), minlength=num_experts) / len(probability)
     return num_experts * (sent * probability.mean(0)).sum()
+
+
+def scoped_balance_loss(
+    model: PreTrainedModel, router_logits: Sequence[Tensor], scope: BalanceScope, lengths: Sequence[int]
+) -> Tensor:
+    """The same over all layers, or of another scope; `lengths` are those of the sequences."""
+    if scope is BALANCE_SCOPES["model"]:
+        return balance_loss(model, router_logits)
+    total = scope.zero(router_logits[0].shape[-1], router_logits[0].device)
+    for logits in router_logits:
+        total = scope.add(total, logits, top_k(model), lengths)
+    return scope.loss(total, top_k(model))

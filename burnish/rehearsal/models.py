@@ -26,6 +26,12 @@ MODELS: dict[str, tuple[tuple[str, str | None, bool], ...]] = {
     "generate": (("model.path", None, False),),
     "eval": (),
 }
+# What asks for routers, which a stand-in may lack.
+ROUTER_KEYS = (
+    "actor_rollout_ref.actor.aux_loss_coef",
+    "actor_rollout_ref.actor.router_replay.mode",
+    "actor_rollout_ref.rollout.enable_rollout_routing_replay",
+)
 # Paths of tokenizers and configs that the stand-in's folder replaces.
 REPLACED_PATHS = (
     "actor_rollout_ref.model.tokenizer_path",
@@ -92,10 +98,12 @@ def _shrink_pictures(plan: Plan) -> None:
 
 def _drop_balance_loss(plan: Plan, stand_in: StandIn) -> None:
     """A dense stand-in for a model with experts has no router."""
-    key = "actor_rollout_ref.actor.aux_loss_coef"
-    if "experts" in stand_in.family.missing and plan.has(key) and plan.value(key):
-        plan.not_tested.append(f"{plan.user_name(key)}={plan.value(key)}: the stand-in has no experts")
-        plan.drop(key)
+    if "experts" not in stand_in.family.missing:
+        return
+    for key in ROUTER_KEYS:
+        if plan.has(key) and plan.value(key) not in (False, 0, "disabled"):
+            plan.not_tested.append(f"{plan.user_name(key)}={plan.value(key)}: the stand-in has no experts")
+            plan.drop(key)
 
 
 def _is_used(plan: Plan, key: str) -> bool:

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from burnish.models.model_input import Media, ModelInput
 from burnish.rollout.engine import Completion, FinishReason
-from burnish.rollout.trajectory import NOT_SAMPLED, Trajectory, Turn
+from burnish.rollout.trajectory import NOT_SAMPLED, Trajectory, Turn, experts_of
 
 Observer = Literal["user", "tool", "system"]
 
@@ -30,6 +33,7 @@ class TrajectoryBuilder:
         self._versions: list[int] = []
         self._top_log_probs: list[list[tuple[int, float]]] | None = []
         self._stop_reason: str | int | None = None
+        self._experts: Tensor | None = None  # of the tokens so far, but the last ones
 
     def copy(self) -> TrajectoryBuilder:
         """The same tokens and turns, to continue otherwise."""
@@ -54,6 +58,7 @@ class TrajectoryBuilder:
         self._log_probs += completion.log_probs
         self._versions += completion.versions
         self._stop_reason = completion.stop_reason
+        self._add_experts(completion)
         if self._top_log_probs is not None:
             top = completion.top_log_probs
             self._top_log_probs = None if top is None and length else [*self._top_log_probs, *(top or [])]
@@ -61,6 +66,14 @@ class TrajectoryBuilder:
         self.turns.append(
             Turn(start, start + length, finish_reason=completion.finish_reason, tool_calls=tuple(tool_calls))
         )
+
+    def _add_experts(self, completion: Completion) -> None:
+        """What is known of a token stays: a later turn may have prefilled it again, after it was sampled."""
+        found = completion.routed_experts
+        if found is None:
+            return
+        known = found[:0] if self._experts is None else self._experts
+        self._experts = torch.cat([known, found[len(known) : len(self.input) + len(completion.ids)]])
 
     def add_observation(
         self, ids: Sequence[int], role: Observer, *, latency: float = 0.0, media: tuple[Media, ...] = ()
@@ -98,6 +111,7 @@ class TrajectoryBuilder:
             self._stop_reason,
             self._top_log_probs if self._top_log_probs else None,
             self.input.media[len(self.prompt.media) :],
+            experts_of(self._experts, len(self.input)),
             info=info or {},
             **fields,
         )

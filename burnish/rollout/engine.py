@@ -14,8 +14,8 @@ from burnish.models.model_input import MediaKind, ModelInput
 from burnish.registry import Entry, Registry
 
 ENGINES = Registry("rollout engine", key="actor_rollout_ref.rollout.name")
-ENGINES.register_lazy("builtin", "burnish.rollout.engines.builtin.engine:BuiltinEngine")
-ENGINES.register_lazy("hf", "burnish.rollout.engines.hf:HfEngine")
+ENGINES.register_lazy("builtin", "burnish.rollout.engines.builtin.engine:BuiltinEngine", records_experts=True)
+ENGINES.register_lazy("hf", "burnish.rollout.engines.hf:HfEngine", records_experts=True)
 # `library`: what must be installed for it. `as_server`: the engine for rollout.mode=async.
 ENGINES.register_lazy(
     "vllm",
@@ -157,6 +157,8 @@ class Completion:
     finish_reason: FinishReason
     stop_reason: str | int | None = None  # the stop string or stop token that ended it; None for EOS
     top_log_probs: list[list[tuple[int, float]]] | None = None  # per token the top (id, log-prob) pairs, best first
+    # Which experts each token of prompt and response but the last was sent to, [tokens - 1, mixtures, k], on request.
+    routed_experts: Tensor | None = field(default=None, compare=False)
     queued: float = field(default=0.0, compare=False)  # seconds until the engine started it; 0 where it does not tell
 
 
@@ -207,6 +209,7 @@ class EngineOptions:
     device_loop: bool | None = None  # decode several tokens between two host syncs; None: on GPUs
     load_format: str = "dummy"  # of an external engine's first weights
     bucket_megabytes: int = 512  # of weights sent at once to an engine in another process
+    record_experts: bool = False  # completions say which experts of a mixture each token was sent to
     extra: dict[str, Any] = field(default_factory=dict)  # the engine's entries of engine_kwargs
     max_images: int | None = None  # of a prompt; None: no limit
     media_settings: Mapping[str, Any] = field(default_factory=dict)  # overrides of the model's image processor

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from burnish.batch import Batch
 from burnish.models.model_input import ModelInput
+from burnish.models.routing import as_text, from_text
 from burnish.rollout.engine import Completion, Engine, Request, Sampling, TokenWatch
 from burnish.rollout.oversampling import Shortest
 from burnish.rollout.prefill_count import PrefillCount
@@ -265,6 +266,18 @@ class Waiting:
         return seconds
 
 
+def _for_journal(completion: Completion) -> dict[str, Any]:
+    fields = dict(vars(completion))  # not asdict, which copies every token's numbers
+    if completion.routed_experts is not None:
+        fields["routed_experts"] = as_text(completion.routed_experts)
+    return fields
+
+
+def _from_journal(recorded: Mapping[str, Any]) -> Completion:
+    experts = recorded.get("routed_experts")
+    return Completion(**{**recorded, "routed_experts": None if experts is None else from_text(experts)})
+
+
 class EngineSampler:
     """A Sampler over an engine: counts turns, derives their seeds, and keeps to the trajectory's token budget."""
 
@@ -312,13 +325,13 @@ class EngineSampler:
         key = f"{self.prompt.seed:x}.turn{turn}.{input.key.hex()}"
         recorded = self.journal.find(key)
         if recorded is not None:
-            completion = Completion(**recorded)
+            completion = _from_journal(recorded)
         else:
             started = time.time()
             completion = await self._request(input, wanted, turn_seed(self.prompt.seed, turn), token_watch(watch))
             self._add_segments(started, (QUEUED, completion.queued), (GENERATING, None))
             if completion.finish_reason != "abort":
-                self.journal.add(key, dict(vars(completion)))  # not asdict, which copies every token's numbers
+                self.journal.add(key, _for_journal(completion))
         self.tokens.sampled += len(completion.ids)
         if self._return_at and self.session is not None:  # acts began while the turn was sampled
             self.queue.engine.expect_return(self.session, max(0.0, self._return_at - time.monotonic()))

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.batch import Batch, Column, Ragged
+from burnish.errors import UserError
 from burnish.models.model_input import Media, ModelInput
+from burnish.models.routing import missing
 from burnish.rollout.engine import Completion, FinishReason
 from burnish.rollout.stop import Decode, visible_text
 
@@ -44,7 +47,7 @@ class Trajectory:
     stop_reason: str | int | None = None  # the stop string or stop token that ended the last sampled turn
     top_log_probs: list[list[tuple[int, float]]] | None = None  # per token the likeliest (id, log-prob), best first
     media: tuple[Media, ...] = ()  # images or frames that tools and environments returned
-    routed_experts: Tensor | None = None  # of sampled tokens, for router replay
+    routed_experts: Tensor | None = None  # of all tokens, [prompt + ids, mixtures, k], for router replay
     score: float | None = None  # of an agent that scores its own conversations; the reward function is not called
     extras: dict[str, Any] = field(default_factory=dict)  # metrics beside its score, or extra_info for a reward
     problem: str | None = None  # why the conversation failed; reward.on_error decides on its score
@@ -65,6 +68,7 @@ class Trajectory:
             completion.finish_reason,
             completion.stop_reason,
             completion.top_log_probs,
+            routed_experts=experts_of(completion.routed_experts, len(prompt) + length),
         )
 
     @property
@@ -84,6 +88,8 @@ class Trajectory:
 def response_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
     """responses, response_mask, rollout_log_probs, weight_version, finish_reason; one row per trajectory.
 
+    routed_experts is added where the engine recorded them.
+
     generation_time is when an episode began and ended in seconds since 1970, or None; segments, what it did when
     (episode.py). top_log_probs is added where
     the sampling asked for them; turns, and what is known about a conversation, where a trajectory has more than one
@@ -94,6 +100,8 @@ def response_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     if trajectories and all(t.top_log_probs is not None for t in trajectories):
         columns["top_log_probs"] = [t.top_log_probs for t in trajectories]
+    if any(t.routed_experts is not None for t in trajectories):
+        columns["routed_experts"] = _expert_column(trajectories)
     if any(t.all_media for t in trajectories):
         columns["media"] = [t.all_media for t in trajectories]
     if not all(t.is_single_turn for t in trajectories):
@@ -109,6 +117,31 @@ def response_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
         "generation_time": [t.info.get("generation_time") for t in trajectories],
         "segments": [t.info.get("segments", []) for t in trajectories],
     }
+
+
+def experts_of(recorded: Tensor | None, num_tokens: int) -> Tensor | None:
+    """Choices of so many tokens, of which the first were recorded: the last sampled token went through no router."""
+    if recorded is None:
+        return None
+    recorded = recorded[:num_tokens]
+    return F.pad(recorded, (0, 0, 0, 0, 0, num_tokens - len(recorded)), value=missing(recorded.dtype))
+
+
+def _expert_column(trajectories: Sequence[Trajectory]) -> Ragged:
+    """Along prompt and response. Trajectories without a sampled token need no recorded choices."""
+    known = next(t.routed_experts for t in trajectories if t.routed_experts is not None)
+    rows = []
+    for t in trajectories:
+        if t.routed_experts is None and any(t.mask):
+            raise UserError(
+                "a conversation came without the engine's choices of experts: its agent makes trajectories of its own",
+                key="actor_rollout_ref.rollout.enable_rollout_routing_replay",
+                value=True,
+                hint="use an agent that builds its trajectories from the engine's completions",
+            )
+        num_tokens = len(t.prompt) + len(t.ids)
+        rows.append(experts_of(known[:0], num_tokens) if t.routed_experts is None else t.routed_experts)
+    return Ragged.of(rows)
 
 
 def is_sampled(batch: Batch) -> Tensor:

@@ -20,6 +20,7 @@ from burnish.batch import Batch
 from burnish.models.exact_kl import HeadInput
 from burnish.models.logits import TORCH, LogitKernel
 from burnish.models.lora import Adapters
+from burnish.models.routing import Routing
 from burnish.registry import Registry
 from burnish.training.packing import PackedRows
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext
@@ -83,6 +84,10 @@ class ModelOutput(Protocol):
         """The score head's prediction at the last token of each row, [rows]."""
         ...
 
+    def routed_experts(self) -> Tensor:
+        """Which experts the pass has sent each token to, [tokens, mixtures, k], row after row, where it is recorded."""
+        ...
+
 
 HeadFn = Callable[[ModelOutput], Output]
 LossFn = Callable[[ModelOutput], tuple[Tensor, Output]]  # the loss to differentiate, and what to return
@@ -97,6 +102,7 @@ class Backend(Protocol):
     parallel: ParallelContext
     adapters: Adapters | None
     optimizer: Optimizer | None
+    routing: Routing | None  # the model's routers, where they are recorded or repeat choices
 
     def forward(self, batches: Sequence[MicroBatch], head: HeadFn[Output], *, adapters: bool = True) -> list[Output]:
         """Run all micro-batches in evaluation mode without gradients; `adapters=False` runs the base model."""
@@ -151,6 +157,17 @@ class FsdpOptions:
 
 
 @dataclass(frozen=True)
+class ExpertOptions:
+    """How the routers of a mixture are trained."""
+
+    balance_scope: str = "model"  # of their balancing loss
+    replay_key: str | None = None  # the key that asks for router replay; None: routers are left alone
+
+
+ANY_EXPERTS = ExpertOptions()
+
+
+@dataclass(frozen=True)
 class BackendOptions:
     """Memory and kernels of one model."""
 
@@ -158,6 +175,7 @@ class BackendOptions:
     activations_on_cpu: bool = False  # activations wait in CPU memory between forward and backward
     head: LogitKernel = TORCH  # computes log-probs from logits
     fsdp: FsdpOptions = field(default_factory=FsdpOptions)
+    experts: ExpertOptions = ANY_EXPERTS
 
 
 DEFAULT_OPTIONS = BackendOptions()

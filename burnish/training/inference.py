@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from burnish.batch import Batch, Ragged
 from burnish.models.model_input import Media
 from burnish.training.backend import Backend, HeadFn, MicroBatch, ModelOutput, Output
-from burnish.training.packing import MicroBatchSize, row_lengths
+from burnish.training.packing import ROUTED_EXPERTS, MicroBatchSize, row_lengths
 
 if TYPE_CHECKING:
     from burnish.training.reference import Reference
@@ -29,9 +30,18 @@ def compute_log_probs(
 
 
 def compute_policy_columns(
-    backend: Backend, batch: Batch, temperature: float, size: MicroBatchSize, *, sum_pi_squared: bool = False
+    backend: Backend,
+    batch: Batch,
+    temperature: float,
+    size: MicroBatchSize,
+    *,
+    sum_pi_squared: bool = False,
+    record: bool = False,
 ) -> dict[str, Ragged]:
-    """log_probs and entropys of the responses, in row order, and sum_pi_squared on request."""
+    """log_probs and entropys of the responses, in row order, and sum_pi_squared on request.
+
+    `record`: routed_experts too, the experts that this pass sends each token of prompt and response to.
+    """
 
     def head(output: ModelOutput) -> dict[str, Tensor]:
         inputs = output.head_input() if sum_pi_squared else None
@@ -43,13 +53,17 @@ def compute_policy_columns(
             # chunked kernels suffice: sum pi^2 = exp(lse(2 z) - 2 lse(z)) = exp(2 log p(T) - log p(T / 2)).
             sharper, _ = output.log_probs(temperature / 2, False, inputs)
             columns["sum_pi_squared"] = (2 * log_probs - sharper).exp()
+        if record:
+            columns[ROUTED_EXPERTS] = output.routed_experts()
         return columns
 
-    results = _forward(backend, batch, size, head)
+    recording = backend.routing.recording() if record and backend.routing is not None else contextlib.nullcontext()
+    with recording:
+        results = _forward(backend, batch, size, head)
     names = results[0][1] if results else ()
-    return {
-        name: in_row_order([(rows, columns[name]) for rows, columns in results], batch["responses"]) for name in names
-    }
+    whole = Ragged(torch.empty(int(row_lengths(batch).sum())), row_lengths(batch))
+    like = {name: batch["responses"] for name in names} | {ROUTED_EXPERTS: whole}
+    return {name: in_row_order([(rows, columns[name]) for rows, columns in results], like[name]) for name in names}
 
 
 def compute_exact_kl(
@@ -62,7 +76,8 @@ def compute_exact_kl(
         return output.exact_kl(reference.head_input(output.micro_batch), temperature, policy_head)
 
     with reference.backend.on_device():
-        return in_row_order(_forward(policy, batch, size, head), batch["responses"])
+        parts = _forward(policy, batch, size, head, prepare=reference.prepare)
+        return in_row_order(parts, batch["responses"])
 
 
 def compute_values(backend: Backend, batch: Batch, size: MicroBatchSize) -> Ragged:
@@ -91,11 +106,19 @@ def in_row_order(parts: list[tuple[list[int], Tensor]], like: Ragged) -> Ragged:
 
 
 def _forward(
-    backend: Backend, batch: Batch, size: MicroBatchSize, head: HeadFn[Output], *, adapters: bool = True
+    backend: Backend,
+    batch: Batch,
+    size: MicroBatchSize,
+    head: HeadFn[Output],
+    *,
+    adapters: bool = True,
+    prepare: Callable[[Sequence[MicroBatch]], None] | None = None,
 ) -> list[tuple[list[int], Output]]:
-    """(rows, output) of all micro-batches, including those of other ranks."""
+    """(rows, output) of all micro-batches, including those of other ranks. `prepare` gets them before they run."""
     parallel = backend.parallel
     batches = [MicroBatch.select(batch, rows) for rows in parallel.shard_batch(row_lengths(batch), size)]
+    if prepare is not None:
+        prepare(batches)
     outputs = backend.forward(batches, head, adapters=adapters)
     pairs = zip(batches, outputs, strict=True) if parallel.has_results else ()
     return parallel.gather_lists([(micro_batch.rows, output) for micro_batch, output in pairs if micro_batch.rows])

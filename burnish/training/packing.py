@@ -13,11 +13,14 @@ from burnish.algos.batches import token_budget_batches
 from burnish.batch import Batch, flat_index
 from burnish.models.model_input import Media
 from burnish.models.positions import TEXT, batched
+from burnish.models.routing import ARGUMENT
 from burnish.models.varlen import Block, Segments
 from burnish.models.vision.family import VisionFamily
 from burnish.models.vision.features import MediaSlice
 from burnish.sizing import CPU_MICRO_BATCH_TOKENS
 from burnish.training.transfer import to_device
+
+ROUTED_EXPERTS = "routed_experts"  # a column along prompt and response: [tokens, mixtures, k]
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,14 @@ class PackedRows:
     ends: Tensor  # index in the stream of each row's last token, in row order [rows]
     media: tuple[MediaSlice, ...] = ()  # images and videos, in the stream's order; their tensors stay where they are
     may_have_media: bool = False  # whether any row of the whole batch may have media, on every rank alike
+    places: Tensor | None = None  # index in the stream of every token, row after row [T]
+    routed_experts: Tensor | None = None  # choices of experts to repeat [T, mixtures, k]
 
     @staticmethod
-    def of(batch: Batch, device: torch.device, family: VisionFamily | None = None) -> PackedRows:
-        """`family`: that of the model, where it takes media."""
+    def of(
+        batch: Batch, device: torch.device, family: VisionFamily | None = None, *, replay: bool = False
+    ) -> PackedRows:
+        """`family`: that of the model, where it takes media. `replay`: with recorded choices of experts."""
         prompts, responses = batch["prompt_ids"], batch["responses"]
         lengths = prompts.lengths + responses.lengths
         # Rows of equal length are neighbors in the stream, so that attention takes them in one call.
@@ -85,6 +92,7 @@ class PackedRows:
         ]
         segments = Segments(lengths[order].tolist(), _blocks(rows, starts, media, family))
         positions = TEXT if family is None else family.positions
+        places = flat_index(starts, lengths)
         return PackedRows(
             ids=to_device(ids, device),
             positions=to_device(positions.packed(lengths[order], media), device),
@@ -94,17 +102,29 @@ class PackedRows:
             predicts=to_device(flat_index(starts + prompts.lengths - 1, responses.lengths), device),
             targets=to_device(responses.flat, device),
             ends=to_device(starts + lengths - 1, device),
+            places=to_device(places, device),
+            routed_experts=_choices(batch, places, device) if replay else None,
         )
 
     def inputs(self) -> dict[str, Any]:
         """Arguments of the Hugging Face model."""
+        replayed = {} if self.routed_experts is None else {ARGUMENT: self.routed_experts}
         return {
+            **replayed,
             "input_ids": self.ids[None],
             "position_ids": batched(self.positions),
             "attention_mask": None,
             "use_cache": False,
             "segments": self.segments,
         }
+
+
+def _choices(batch: Batch, places: Tensor, device: torch.device) -> Tensor | None:
+    """Recorded choices of experts, in the stream's order."""
+    if ROUTED_EXPERTS not in batch:
+        return None
+    recorded = batch[ROUTED_EXPERTS].flat
+    return to_device(torch.empty_like(recorded).index_copy_(0, places, recorded), device)
 
 
 def _media_of(batch: Batch, family: VisionFamily | None, row: int, length: int) -> Sequence[Media]:

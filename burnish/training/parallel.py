@@ -40,6 +40,7 @@ class ParallelContext:
     sequence: dist.ProcessGroup | None = None  # ranks that see the same rows, each a part of them
     tensor: DeviceMesh | None = None  # ranks that hold parts of the same matrices
     experts: DeviceMesh | None = None  # ranks that hold different experts
+    expert_holders: DeviceMesh | None = None  # these, tensor ranks, or both: (expert, tensor)
     expert_mesh: DeviceMesh | None = None  # over which FSDP shards experts: (replicate, shard) or (shard,)
     pipeline_rank: int = 0
     pipeline_size: int = 1
@@ -96,7 +97,7 @@ class ParallelContext:
         mesh = [] if self.mesh is None else self.mesh.get_all_groups()
         tensor = [] if self.tensor is None else self.tensor.get_all_groups()
         others = [self.sequence, self.checkpoint_group, self.pipeline, *self.links]
-        experts = [] if self.experts is None else self.experts.get_all_groups()
+        experts = [] if self.expert_holders is None else self.expert_holders.get_all_groups()
         if self.expert_mesh is not None:
             experts += self.expert_mesh.get_all_groups()
         return [*mesh, *tensor, *experts, *(group for group in others if group is not None)]
@@ -179,8 +180,11 @@ def build_mesh(
     if expert_size > 1:
         # A mesh of its own: FSDP shards experts over fewer ranks, as other ranks hold other experts.
         sizes = {REPLICATE: num_replicas, EXPERT_SHARD: shard_size // expert_size, EXPERT: expert_size}
-        expert_mesh = _mesh(device, stages, sizes)
+        expert_mesh = _mesh(device, stages, {**sizes, TENSOR: tensor_size})
     pipeline = mesh[PIPELINE].get_group() if stages.size > 1 else None
+    holders = mesh[TENSOR] if tensor_size > 1 else None
+    if expert_mesh is not None:
+        holders = expert_mesh[EXPERT] if holders is None else expert_mesh[EXPERT, TENSOR]
     return ParallelContext(
         data_rank=rank % stage_size // (sequence_size * tensor_size),
         data_size=stage_size // (sequence_size * tensor_size),
@@ -188,6 +192,7 @@ def build_mesh(
         sequence=sequence,
         tensor=mesh[TENSOR] if tensor_size > 1 else None,
         experts=None if expert_mesh is None else expert_mesh[EXPERT],
+        expert_holders=holders,
         expert_mesh=None if expert_mesh is None else _expert_shards(expert_mesh, num_replicas),
         pipeline_rank=rank // stage_size,
         pipeline_size=stages.size,

@@ -16,13 +16,15 @@ from burnish.algos.kl import KL_ESTIMATORS, kl_penalty
 from burnish.algos.losses import LOSSES, LossOptions, weighted
 from burnish.algos.masked import Share, masked_share
 from burnish.batch import Batch, Ragged
+from burnish.config.expert_rules import ENGINE_MODES, MODE, RECORD, TRAINER_MODES
+from burnish.errors import UserError
 from burnish.models.exact_kl import HeadInput
 from burnish.models.router import check_router
 from burnish.seeding import derive_seed
 from burnish.training.backend import Backend, ModelOutput, has_dropout
 from burnish.training.ema import MovingAverage
 from burnish.training.inference import compute_exact_kl, compute_policy_columns, in_row_order
-from burnish.training.packing import MicroBatchSize
+from burnish.training.packing import ROUTED_EXPERTS, MicroBatchSize
 from burnish.training.reference import Reference
 from burnish.training.trained_role import TrainedRole
 from burnish.training.transfer import to_device
@@ -97,9 +99,16 @@ class Policy(TrainedRole):
         return once and not has_dropout(self.backend.model)
 
     def compute_log_probs(self, batch: Batch) -> dict[str, Ragged]:
-        """old_log_probs and entropys, and sum_pi_squared where an estimator needs it."""
+        """old_log_probs and entropys; sum_pi_squared where an estimator needs it; routed_experts where they are
+        repeated in the update."""
+        self._check_replay(batch)
         columns = compute_policy_columns(
-            self.backend, batch, self.temperature, self.inference_micro_batch, sum_pi_squared=self.sum_pi_squared
+            self.backend,
+            batch,
+            self.temperature,
+            self.inference_micro_batch,
+            sum_pi_squared=self.sum_pi_squared,
+            record=self.config.router_replay.mode in TRAINER_MODES,
         )
         return {"old_log_probs": columns.pop("log_probs"), **columns}
 
@@ -113,21 +122,37 @@ class Policy(TrainedRole):
 
     def update(self, batch: Batch, step: int) -> UpdateResult:
         """ppo_epochs passes over the batch. Without old_log_probs, those of the first pass take their place."""
+        self._check_replay(batch)
         torch.manual_seed(derive_seed(self.seed, "dropout", step))
         self.options = replace(self.options, seed=derive_seed(self.seed, "loss", step))
         lr, num_skipped = self.optimizer.lr, self.optimizer.skipped
+        prepare = self.reference.prepare if self._needs_exact_kl and self.reference is not None else None
         with self._reference_on_device():
-            result = run_updates(batch, step, self.plan, self.backend, self._loss, self.on_mini_batch)
+            result = run_updates(batch, step, self.plan, self.backend, self._loss, self.on_mini_batch, prepare)
         metrics = result.summary("actor", "pg_loss") | {"actor/lr": lr}
         metrics |= {"actor/skipped_updates": float(self.optimizer.skipped - num_skipped)}
         if self.config.use_kl_loss:
             metrics["actor/kl_coef"] = self.config.kl_loss_coef
         return UpdateResult(metrics, _in_row_order(result.columns, batch["responses"]))
 
+    def _check_replay(self, batch: Batch) -> None:
+        """Refuse a batch that lacks the engine's choices of experts."""
+        mode = self.config.router_replay.mode
+        if mode in ENGINE_MODES and ROUTED_EXPERTS not in batch:
+            raise UserError(
+                "the rollouts came without the engine's choices of experts",
+                key=MODE,
+                value=mode,
+                hint=f"{RECORD}=true, and no recorded rollouts without them",
+            )
+
+    @property
+    def _needs_exact_kl(self) -> bool:
+        return self.config.use_kl_loss and "exact" in KL_ESTIMATORS[self.config.kl_loss_type].needs
+
     def _reference_on_device(self) -> AbstractContextManager[None]:
         """The exact KL needs the reference's head until its gradient is known."""
-        exact = self.config.use_kl_loss and "exact" in KL_ESTIMATORS[self.config.kl_loss_type].needs
-        if not exact:
+        if not self._needs_exact_kl:
             return contextlib.nullcontext()
         assert self.reference is not None
         return self.reference.backend.on_device()

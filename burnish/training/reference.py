@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from burnish.batch import Batch, Ragged
 from burnish.models.exact_kl import HeadInput
 from burnish.training.backend import Backend, MicroBatch
 from burnish.training.inference import compute_log_probs
-from burnish.training.packing import MicroBatchSize
+from burnish.training.packing import ROUTED_EXPERTS, MicroBatchSize
 
 
 class Reference:
@@ -21,12 +24,36 @@ class Reference:
             self.backend.model.requires_grad_(False)
         self.temperature = temperature
         self.micro_batch = micro_batch.for_device(backend.device)
+        self._prepared: dict[int, HeadInput] = {}  # by the id of a micro-batch, which waits for its loss
 
     def compute_log_probs(self, batch: Batch) -> Ragged:
         """ref_log_prob."""
-        return compute_log_probs(self.backend, batch, self.temperature, self.micro_batch, adapters=False)
+        return compute_log_probs(
+            self.backend, _without_choices(batch), self.temperature, self.micro_batch, adapters=False
+        )
+
+    def prepare(self, batches: Sequence[MicroBatch]) -> None:
+        """Before the policy runs these micro-batches, for the exact KL.
+
+        Pipeline stages cannot run one model inside of another: the reference runs all micro-batches first, and the last
+        stage keeps the hidden states of their response tokens.
+        """
+        if self.backend.parallel.pipeline_size == 1:
+            return
+        own = [replace(micro_batch, batch=_without_choices(micro_batch.batch)) for micro_batch in batches]
+        heads = self.backend.forward(own, lambda output: output.head_input(), adapters=False)
+        # Other stages have no outputs.
+        self._prepared = {id(batch): head for batch, head in zip(batches, heads, strict=False)}
 
     def head_input(self, micro_batch: MicroBatch) -> HeadInput:
         """Hidden states and head of a micro-batch that the policy runs at the same time, for the exact KL."""
+        if id(micro_batch) in self._prepared:
+            return self._prepared.pop(id(micro_batch))
+        micro_batch = replace(micro_batch, batch=_without_choices(micro_batch.batch))
         (head,) = self.backend.forward([micro_batch], lambda output: output.head_input(), adapters=False)
         return head
+
+
+def _without_choices(batch: Batch) -> Batch:
+    """The reference's own routers choose: recorded choices are the policy's."""
+    return batch.keep(*(name for name in batch if name != ROUTED_EXPERTS))

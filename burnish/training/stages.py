@@ -1,8 +1,8 @@
 """Pipeline stages: which layers of a Hugging Face model a rank holds, and the model cut down to them.
 
 The cut model keeps its class and all names. What other ranks hold is replaced by modules without weights: `Absent` for
-embedding and head, `Passed` for layers and the final norm, which return their input. So a stage is run by the model's
-own forward: on hidden states of the stage before (`inputs_embeds`) instead of tokens.
+embedding, vision tower and head, `Passed` for layers and the final norm, which return their input. So a stage is run by
+the model's own forward: on hidden states of the stage before (`inputs_embeds`) instead of tokens and pictures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from burnish.errors import UserError
 from burnish.models.parts import backbone
-from burnish.models.vision.family import vision_family
+from burnish.models.vision.family import vision_family, vision_modules
 
 NORM = "norm"
 EMBEDDING = "embed_tokens"
@@ -55,10 +55,21 @@ def layer_ranges(num_layers: int, options: StageOptions) -> list[range]:
 def check_stages(config: PretrainedConfig, options: StageOptions) -> None:
     """Raise, before any weight is loaded, where the layers cannot be split into these stages."""
     if options.size > 1:
-        if vision_family(config) is not None:
-            key = f"{options.key}.pipeline_model_parallel_size"
-            raise UserError("not supported yet for vision models", key=key, value=options.size, hint=f"{key}=1")
-        layer_ranges(config.get_text_config().num_hidden_layers, options)
+        ranges = layer_ranges(config.get_text_config().num_hidden_layers, options)
+        _check_features(config, len(ranges[0]), options)
+
+
+def _check_features(config: PretrainedConfig, num_first: int, options: StageOptions) -> None:
+    """The first stage, which has the pictures, must have the layers behind which features of pictures are added."""
+    family = vision_family(config)
+    if family is None or not family.changes_layers:
+        return
+    needed = len(config.vision_config.deepstack_visual_indexes)
+    if num_first < needed:
+        key = f"{options.key}.override_transformer_config.num_layers_in_first_pipeline_stage"
+        problem = f"models of type {family.name!r} add features of pictures behind the first {needed} layers, which one"
+        hint = f"+{key}={needed * options.virtual}"
+        raise UserError(f"{problem} pipeline stage must hold", key=key, value=num_first, hint=hint)
 
 
 def _counts_per_rank(num_layers: int, options: StageOptions) -> list[int]:
@@ -175,6 +186,8 @@ class Stages:
             self.layers[number] = Passed()
         if not self.is_first:
             self.model.set_input_embeddings(Absent())
+            for path in vision_modules(self.model):
+                self.model.set_submodule(path, Absent())
         if not self.is_last:
             self.backbone.set_submodule(NORM, Passed())
             for path in _head_names(self.model):

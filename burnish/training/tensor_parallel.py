@@ -1,6 +1,7 @@
 """Tensor parallelism: each rank holds some attention heads and some of the MLP's intermediate columns.
 
-Attention and MLP are column-parallel in and row-parallel out, so a layer costs two all-reduces in each direction.
+Attention and MLP are column-parallel in and row-parallel out, so a layer costs two all-reduces in each direction. Of a
+mixture of experts, each rank holds whole experts (`expert_parallel`).
 Embedding, norms and head are replicated: the fused head processes a few tokens and the whole vocabulary at a time, and
 a sharded vocabulary would need an all-reduce for each of its chunks.
 """
@@ -28,9 +29,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from burnish.errors import UserError
 from burnish.models.parts import backbone
-
-# Config attributes with the number of experts of a mixture.
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+from burnish.models.routing import is_router, num_experts
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,14 @@ class Block:
 
     columns: tuple[str, ...]
     rows: tuple[str, ...]
-    inputs: PrepareModuleInput  # one for all columns, so that the backward pass has one all-reduce
+    # One for all columns, so that the backward pass has one all-reduce; None: each column for itself.
+    inputs: PrepareModuleInput | None
     norms: tuple[str, ...] = ()  # over head_dim, shared by all heads
+    whole: tuple[str, ...] = ()  # matrices that every rank holds
+    shared: tuple[str, ...] = ()  # those of them with outputs that all heads use as they are
 
     def matches(self, module: nn.Module) -> bool:
-        return all(type(getattr(module, name, None)) is nn.Linear for name in (*self.columns, *self.rows))
+        return all(type(getattr(module, name, None)) is nn.Linear for name in (*self.columns, *self.rows, *self.whole))
 
     def plan(self, module: nn.Module) -> dict[str, ParallelStyle]:
         """The parallel style of each submodule."""
@@ -51,6 +53,7 @@ class Block:
             **{name: ColwiseParallel() for name in self.columns},
             **{name: RowwiseParallel() for name in self.rows},
             **{name: LocalHeadsNorm() for name in self.norms if hasattr(module, name)},
+            **{name: SharedKey() for name in self.shared},
         }
 
 
@@ -64,6 +67,21 @@ BLOCKS = (
             desired_input_kwarg_layouts={"hidden_states": Replicate()},
         ),
         norms=("q_norm", "k_norm"),
+    ),
+    # DeepSeek's latent attention, with latent queries and without.
+    Block(
+        columns=("q_b_proj", "kv_b_proj"),
+        rows=("o_proj",),
+        inputs=None,
+        whole=("q_a_proj", "kv_a_proj_with_mqa"),
+        shared=("kv_a_proj_with_mqa",),
+    ),
+    Block(
+        columns=("q_proj", "kv_b_proj"),
+        rows=("o_proj",),
+        inputs=None,
+        whole=("kv_a_proj_with_mqa",),
+        shared=("kv_a_proj_with_mqa",),
     ),
     Block(
         columns=("gate_proj", "up_proj"),
@@ -86,8 +104,11 @@ def apply_tp(model: PreTrainedModel, mesh: DeviceMesh, key: str) -> PreTrainedMo
         _check_covered(layer, blocks, f"layer {number} of {type(model).__name__}", key, mesh.size())
         for module, block in blocks:
             # Without a source rank nothing is broadcast: each rank slices its own copy.
+            for name in block.shared:
+                getattr(module, name).latent_width = module.kv_lora_rank
             parallelize_module(module, mesh, block.plan(module), src_data_rank=None)
-            parallelize_module(module, mesh, block.inputs)
+            if block.inputs is not None:
+                parallelize_module(module, mesh, block.inputs)
     return model
 
 
@@ -96,13 +117,10 @@ def check_sizes(config: PretrainedConfig, size: int, key: str) -> None:
     config = config.get_text_config()
     if size == 1:
         return
-    if any((getattr(config, name, None) or 0) > 1 for name in EXPERTS):
-        problem = "not supported yet for mixtures of experts"
-        raise UserError(problem, key=key, value=size, hint=f"{key}=1")
     parts = {
         "attention heads": config.num_attention_heads,
         "key-value heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        "intermediate columns": config.intermediate_size,
+        **_columns(config),
     }
     if any(count % size for count in parts.values()):
         divisor = math.gcd(*parts.values())
@@ -110,6 +128,21 @@ def check_sizes(config: PretrainedConfig, size: int, key: str) -> None:
         counts = ", ".join(f"{count} {name}" for name, count in parts.items())
         problem = f"the model's {counts} do not divide evenly over {size} ranks"
         raise UserError(problem, key=key, value=size, allowed=sizes, hint=f"{key}={_nearest(sizes, size)}")
+
+
+def _columns(config: Any) -> dict[str, int]:
+    """What is divided beside the heads: columns of the MLPs, and whole experts of a mixture."""
+    experts = num_experts(config)
+    if not experts:
+        return {"intermediate columns": config.intermediate_size}
+    found = {"experts": experts}
+    shared = getattr(config, "n_shared_experts", None) or 0
+    if shared:
+        found["columns of shared experts"] = shared * config.moe_intermediate_size
+    dense = getattr(config, "mlp_only_layers", None) or getattr(config, "first_k_dense_replace", 0)
+    if dense or (getattr(config, "decoder_sparse_step", 1) or 1) > 1:
+        found["intermediate columns"] = config.intermediate_size
+    return found
 
 
 def _nearest(sizes: list[int], size: int) -> int:
@@ -132,8 +165,14 @@ def _blocks(layer: nn.Module) -> Iterator[tuple[nn.Module, Block]]:
 
 def _check_covered(layer: nn.Module, blocks: list[tuple[nn.Module, Block]], where: str, key: str, size: int) -> None:
     """Check that every matrix of a layer is sharded, and that norms are per head."""
-    planned = {getattr(module, name) for module, block in blocks for name in (*block.columns, *block.rows)}
-    left = [name for name, module in layer.named_modules() if _has_matrix(module) and module not in planned]
+    names = [(module, (*block.columns, *block.rows, *block.whole)) for module, block in blocks]
+    planned = {getattr(module, name) for module, parts in names for name in parts}
+    # Routers are whole on every rank; experts are divided by `expert_parallel`.
+    left = [
+        name
+        for name, module in layer.named_modules()
+        if _has_matrix(module) and module not in planned and not is_router(module) and not _is_experts(module)
+    ]
     if left:
         problem = f"{where} has matrices that no plan covers: {', '.join(left)}"
         raise UserError(problem, key=key, value=size, hint=f"{key}=1")
@@ -148,6 +187,10 @@ def _has_matrix(module: nn.Module) -> bool:
     return any(weight.dim() > 1 for weight in module.parameters(recurse=False))
 
 
+def _is_experts(module: nn.Module) -> bool:
+    return any(weight.dim() == 3 for weight in module.parameters(recurse=False))
+
+
 class LocalHeadsNorm(ParallelStyle):
     """A per-head norm with a replicated weight. A rank's heads give only part of its gradient, so it is all-reduced."""
 
@@ -156,19 +199,34 @@ class LocalHeadsNorm(ParallelStyle):
         return module
 
 
+class SharedKey(ParallelStyle):
+    """The key part that all heads share, the last outputs of a matrix that every rank holds. A rank's heads give only
+    part of its gradient. The other outputs go through columns, which sum theirs."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module.register_forward_hook(partial(_with_summed_key, device_mesh.get_group()))
+        return module
+
+
+def _with_summed_key(group: distributed.ProcessGroup, module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+    width = output.shape[-1] - module.latent_width  # pyright: ignore[reportOperatorIssue]
+    latent, key = output.split([output.shape[-1] - width, width], dim=-1)
+    return torch.cat([latent, SummedGradient.apply(key, group)], dim=-1)
+
+
 def _forward_with_summed_gradients(
     module: nn.Module, forward: Callable[..., Tensor], group: distributed.ProcessGroup, *args: Any, **named: Any
 ) -> Tensor:
     """The module's forward, with weights whose gradients are all-reduced."""
     parameters = dict(module._parameters)
-    module._parameters.update({name: _SummedGradient.apply(weight, group) for name, weight in parameters.items()})
+    module._parameters.update({name: SummedGradient.apply(weight, group) for name, weight in parameters.items()})
     try:
         return forward(*args, **named)
     finally:
         module._parameters.update(parameters)
 
 
-class _SummedGradient(torch.autograd.Function):
+class SummedGradient(torch.autograd.Function):
     """Identity whose gradient is summed over a group."""
 
     @staticmethod
@@ -182,3 +240,18 @@ class _SummedGradient(torch.autograd.Function):
         total = total.clone() if total is gradient else total
         distributed.all_reduce(total, group=ctx.group)
         return total.to(gradient.dtype), None
+
+
+class SummedOutput(torch.autograd.Function):
+    """Sum over a group, whose ranks all go on with the whole: each gets the whole gradient of its part."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: distributed.ProcessGroup) -> Tensor:
+        total = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+        total = total.clone() if total is tensor else total
+        distributed.all_reduce(total, group=group)
+        return total.to(tensor.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None

@@ -104,11 +104,13 @@ def run_updates(
     backend: Backend,
     loss_fn: UpdateLossFn,
     on_mini_batch: Callable[[int | None], None] | None = None,
+    prepare: Callable[[list[MicroBatch]], None] | None = None,
 ) -> UpdateOutput:
     """Run all optimizer updates of one step for one role.
 
     Losses are normalized by token counts of the global mini-batch, so gradients do not depend on how it is split into
-    micro-batches. Metrics stay on the device until the end, when one host sync fetches them.
+    micro-batches. Metrics stay on the device until the end, when one host sync fetches them. `prepare` gets the
+    micro-batches of each pass before it.
     """
     optimizer, parallel = backend.optimizer, backend.parallel
     assert optimizer is not None
@@ -121,6 +123,8 @@ def run_updates(
                 mini = batch.select(numbers)
                 count = totals(loss_mask(mini), mini["responses"].lengths, row_weights(mini))
                 batches = plan.micro_batches(mini, numbers, parallel)
+                if prepare is not None:
+                    prepare(batches)
                 outputs = backend.forward_backward(batches, lambda output, count=count: loss_fn(output, count))
                 if plan.contributes(parallel):
                     _record(result, batches, outputs, with_columns=epoch == 0)

@@ -32,7 +32,11 @@ def test_stages_divide_the_ranks():
         (f"+{FIELDS}.{EACH}=[2,0]", f"{FIELDS}.{EACH}", "not a list of numbers"),
         (f"+{FIELDS}.pipeline_model_parallel_layout=Et*2", f"{FIELDS}.pipeline_model_parallel_layout", "not supported"),
         (f"{KEY}.pipeline_schedule=zero_bubble", f"{KEY}.pipeline_schedule", ""),
-        ("actor_rollout_ref.actor.kl_loss_type=full", f"{KEY}.pipeline_model_parallel_size", "the exact KL"),
+        (
+            "actor_rollout_ref.actor.kl_loss_type=full",
+            "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
+            "the exact KL needs equal parallel sizes",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(given, key, problem):
@@ -79,10 +83,11 @@ def test_experts_divide_the_ranks_that_share_weights(more, allowed):
     assert loaded(*FOUR, *more, f"{key}=2").cfg.actor_rollout_ref.actor.megatron.expert_model_parallel_size == 2
 
 
-def test_experts_do_not_combine_with_tensor_ranks():
-    key = f"{KEY}.expert_model_parallel_size"
-    errors = refused(*FOUR, f"{key}=2", f"{KEY}.tensor_model_parallel_size=2")
-    assert "does not combine with tensor parallelism" in errors[key].problem
+def test_experts_combine_with_tensor_ranks():
+    key, both = f"{KEY}.expert_model_parallel_size", f"{KEY}.tensor_model_parallel_size=2"
+    assert loaded(*FOUR, both, f"{key}=2").cfg.actor_rollout_ref.actor.megatron.expert_model_parallel_size == 2
+    error = refused(*FOUR, both, f"{key}=4")[key]
+    assert (error.allowed, error.hint) == ([1, 2], f"{key}=2")
 
 
 def test_without_megatron_the_sizes_do_nothing():

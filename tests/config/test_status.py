@@ -59,7 +59,7 @@ def test_pending_keys_lists_keys_and_values():
     [
         "actor_rollout_ref.rollout.name=trtllm",
         "actor_rollout_ref.rollout.quantization=fp8",
-        "actor_rollout_ref.actor.router_replay.mode=R2",
+        "actor_rollout_ref.rollout.agent.agent_loop_manager_class=my.Manager",
     ],
 )
 def test_a_pending_key_is_refused_by_name(override):

@@ -32,7 +32,7 @@ def collected(*overrides, job="train"):
         (f"{ACTOR}.optim.optimizer_impl=bitsandbytes.optim", "other optimizer libraries"),
         ("distillation.enabled=True", "on-policy distillation"),
         ("trainer.v1.trainer_mode=separate_async", "under this name"),
-        (f"{ACTOR}.megatron.router_replay.mode=R2", "router replay"),
+        ("actor_rollout_ref.ref.megatron.router_replay.mode=R2", "only the policy's update"),
         ("reward.reward_manager.source=importlib", "custom reward managers"),
         ("model_engine=veomni", "not a choice"),
     ],

@@ -40,10 +40,4 @@ ROWS = [
     Row(f"{ACTOR}.tis_imp_ratio_cap", "1.2", crediting.corrected),
     Row(f"{ACTOR}.kl_loss_clamp", "0.1", teaching.numbers("policy", "actor/kl_loss"), WITH_KL),
     Row(f"{ACTOR}.ema_beta", "0.9", crediting.averaged_weights),
-    Row(
-        f"{ACTOR}.aux_loss_coef",
-        "0.1",
-        teaching.numbers("policy", "actor/grad_norm"),
-        (lambda kit: f"actor_rollout_ref.model.path={kit.moe_model}",),
-    ),
 ]

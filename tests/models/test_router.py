@@ -7,7 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2Config, Qwen3MoeConfig
 
 from burnish.errors import UserError
-from burnish.models.router import balance_loss, check_router
+from burnish.models.router import balance_loss, check_router, scoped_balance_loss
+from burnish.models.router_totals import BALANCE_SCOPES
 
 SIZES = {
     "vocab_size": 53,
@@ -69,3 +70,36 @@ def test_a_model_without_routers_is_refused(mixture):
     with pytest.raises(UserError, match="Qwen2ForCausalLM has no router") as caught:
         check_router(dense, "actor_rollout_ref.actor.aux_loss_coef", 0.1)
     assert caught.value.hint == "actor_rollout_ref.actor.aux_loss_coef=0"
+
+
+def test_scopes_of_the_balancing_loss():
+    """A layer by itself is a model of one layer; a sequence by itself is a stream of one."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2))
+    layers, lengths = [torch.randn(9, 4, dtype=torch.float64) for _ in range(3)], [2, 4, 3]
+
+    def loss(scope):
+        return float(scoped_balance_loss(model, layers, BALANCE_SCOPES[scope], lengths))
+
+    assert loss("model") == pytest.approx(float(balance_loss(model, layers)))
+    assert loss("layer") == pytest.approx(sum(float(balance_loss(model, [logits])) for logits in layers))
+    rows = [float(balance_loss(model, [row])) for logits in layers for row in logits.split(lengths)]
+    assert loss("sequence") == pytest.approx(sum(rows) / len(lengths))
+    assert len({round(loss(scope), 4) for scope in BALANCE_SCOPES}) == 3
+
+
+@pytest.mark.parametrize("scope", BALANCE_SCOPES)
+def test_stages_add_up_to_the_balancing_loss(scope):
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2))
+    layers = [torch.randn(9, 4, requires_grad=True) for _ in range(3)]
+    chosen = BALANCE_SCOPES[scope]
+    whole = scoped_balance_loss(model, layers, chosen, [2, 4, 3])
+    total = chosen.zero(4, torch.device("cpu"))
+    for logits in layers:
+        total = chosen.add(total, logits, 2, [2, 4, 3])
+    found = chosen.loss(total, 2)
+    torch.testing.assert_close(found, whole)
+    for one, other in zip(torch.autograd.grad(found, layers), torch.autograd.grad(whole, layers), strict=True):
+        assert one.abs().max() > 0
+        torch.testing.assert_close(one, other)

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    DeepseekV3Config,
     LlamaConfig,
     MixtralConfig,
     PretrainedConfig,
@@ -22,30 +23,48 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from burnish.batch import Batch
+from burnish.batch import Batch, Ragged
 from burnish.config.adapters import AdapterSettings
 from burnish.models import attention
 from burnish.models.lora import add_adapters
+from burnish.models.parts import saved_buffers
 from burnish.models.recompute import enable_recompute
-from burnish.training.backend import Backend, BackendOptions, FsdpOptions, create_backend
+from burnish.training.backend import Backend, BackendOptions, ExpertOptions, FsdpOptions, create_backend
 from burnish.training.critic import Critic
 from burnish.training.dtensor import full_tensor
 from burnish.training.inference import compute_scores
 from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext, build_mesh
 from burnish.training.policy import Policy
+from burnish.training.reference import Reference
 from burnish.training.stages import StageOptions, layer_ranges
 from tests.conftest import SIZES, sharpen
 from tests.training.conftest import CPU, TEMPERATURE, settings
 
+REPLAY = "router_replay.mode"
 FOUR = {**SIZES, "num_hidden_layers": 4}
+LATENT: dict[str, Any] = {
+    **{**FOUR, "num_key_value_heads": FOUR["num_attention_heads"]},
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 6,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
 MODELS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**FOUR),
     "qwen3": Qwen3Config(**FOUR, head_dim=8),
+    "six heads": Qwen3Config(**{**FOUR, "num_attention_heads": 6, "num_key_value_heads": 3}, head_dim=8),
     "tied qwen2": Qwen2Config(**{**FOUR, "tie_word_embeddings": True}),
     "qwen3 mixture": Qwen3MoeConfig(
         **FOUR, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, mlp_only_layers=[1]
     ),
+    # Two attention forms, shared experts, routers that score by a sigmoid and a bias of their own, and a dense layer.
+    "deepseek": DeepseekV3Config(**LATENT, q_lora_rank=12, n_group=2, topk_group=1, n_shared_experts=2),
+    "deepseek, whole queries": DeepseekV3Config(**LATENT, q_lora_rank=None, n_group=1, topk_group=1),
     "mixtral": MixtralConfig(**FOUR, num_local_experts=4, num_experts_per_tok=2),
 }
 # Three updates a step, as ragged micro-batches of one or two rows each, and a norm that clips.
@@ -88,6 +107,10 @@ class Case:
     changes: dict[str, Any] = field(default_factory=dict)
     recompute: tuple[str | None, int | None] | None = None  # method and number of layers
 
+    @property
+    def replays(self) -> bool:
+        return REPLAY in self.changes
+
 
 def language_model(
     case: Case,
@@ -102,17 +125,26 @@ def language_model(
     config = MODELS[case.model]
     config.num_labels, config.classifier_dropout = 1, 0.0
     # transformers' grouped matrix products have no float64.
-    experts = {"experts_implementation": "eager"} if case.dtype == torch.float64 else {}
-    model = family.from_config(config, attn_implementation=attention.PACKED, dtype=torch.float32, **experts)
+    implementation = {"experts_implementation": "eager"} if case.dtype == torch.float64 else {}
+    model = family.from_config(config, attn_implementation=attention.PACKED, dtype=torch.float32, **implementation)
     sharpen(model, seed)
+    bias(model)
     model.to(case.dtype)
     if case.recompute is not None:
         stages = parallel.stages
         parts = layer_ranges(FOUR["num_hidden_layers"], stages) if stages.size > 1 else None
         enable_recompute(model, *case.recompute, "actor_rollout_ref.model", parts)
-    options = BackendOptions(fsdp=FsdpOptions(reduce_dtype=case.dtype))
+    experts = ExpertOptions(case.changes.get("aux_loss_scope", "model"), REPLAY if case.replays else None)
+    options = BackendOptions(fsdp=FsdpOptions(reduce_dtype=case.dtype), experts=experts)
     adapters = None if adapter is None else add_adapters(model, adapter, dtype=case.dtype, seed=seed)
     return create_backend(model, CPU, case.dtype, adapters=adapters, options=options, parallel=parallel)
+
+
+@torch.no_grad()
+def bias(model: nn.Module) -> None:
+    """Routers that have a bias prefer the last experts."""
+    for _, buffer in saved_buffers(model):
+        buffer.copy_(torch.linspace(-0.3, 0.3, len(buffer)))
 
 
 def adapted_policy(case: Case, parallel: ParallelContext) -> Policy:
@@ -183,6 +215,28 @@ def study(parallel: ParallelContext, batch: Batch, case: Case) -> dict[str, Any]
     policy = policy_of(case, parallel)
     columns = policy.compute_log_probs(batch)
     found = train(policy, batch)
+    found["columns"] = {name: column.flat for name, column in columns.items()}
+    return found
+
+
+def study_exact_kl(parallel: ParallelContext, batch: Batch, case: Case) -> dict[str, Any]:
+    """The KL to a reference over the whole vocabulary, as a column and in the loss."""
+    policy = policy_of(case, parallel)
+    policy.reference = Reference(language_model(case, parallel, seed=5), TEMPERATURE, MicroBatchSize(tokens=12))
+    columns = {**policy.compute_log_probs(batch), "exact_kl": policy.compute_exact_kl(batch)}
+    found = train(policy, batch)
+    found["columns"] = {name: column.flat for name, column in columns.items()}
+    return found
+
+
+def study_replay(parallel: ParallelContext, batch: Batch, case: Case) -> dict[str, Any]:
+    """Choices of experts recorded by the pass over old log-probs; updates that repeat others than the routers' own."""
+    policy = policy_of(case, parallel)
+    columns = policy.compute_log_probs(batch)
+    choices = columns["routed_experts"]
+    other = (choices.flat + 1) % policy.backend.routing.num_experts
+    other[::5] = policy.backend.routing.missing
+    found = train(policy, batch.add(routed_experts=Ragged.like(other, choices)))
     found["columns"] = {name: column.flat for name, column in columns.items()}
     return found
 

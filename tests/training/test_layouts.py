@@ -13,14 +13,28 @@ from burnish.training.packing import row_lengths
 from burnish.training.pipeline_schedule import Shape, num_messages, training_plan
 from tests.ranks import run_ranks
 from tests.training import layouts
-from tests.training.layouts import Case, Layout, alone, policy_of, same, same_weights, study, study_heads
+from tests.training.layouts import (
+    Case,
+    Layout,
+    alone,
+    policy_of,
+    same,
+    same_weights,
+    study,
+    study_exact_kl,
+    study_heads,
+    study_replay,
+)
 
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-5}
 FLOAT32 = torch.float32
 BY_ROWS = {"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 2}
 # The routers' balance is one of a micro-batch: layouts are compared that cut the rows alike.
 BALANCED = {**BY_ROWS, "aux_loss_coef": 0.5}
-EXPERTS = {"expert_size": 2}
+BY_LAYER, BY_SEQUENCE = ({**BALANCED, "aux_loss_scope": scope} for scope in ("layer", "sequence"))
+EXACT = {"kl_loss_type": "full"}
+REPLAYED = {"router_replay.mode": "R2"}
+EXPERTS, TENSOR = {"expert_size": 2}, {"tensor_size": 2}
 
 TWO_RANKS: dict[str, tuple[Any, Case, Layout]] = {
     "1F1B, tied embeddings": (study, Case("tied qwen2"), Layout(2)),
@@ -32,9 +46,23 @@ TWO_RANKS: dict[str, tuple[Any, Case, Layout]] = {
     "coupled rows": (study, Case("qwen3", changes={"policy_loss.loss_mode": "clip_cov"}), Layout(2)),
     "moving average": (study, Case("tied qwen2", changes={"ema_beta": 0.5}), Layout(2)),
     "stages of a mixture": (study, Case("qwen3 mixture", FLOAT32, BALANCED), Layout(2, virtual=2)),
+    "stages, balanced by sequence": (study, Case("mixtral", FLOAT32, BY_SEQUENCE), Layout(2)),
+    "stages that repeat choices": (study_replay, Case("qwen3 mixture", changes=REPLAYED), Layout(2, virtual=2)),
+    "sequence ranks that repeat choices": (
+        study_replay,
+        Case("mixtral", FLOAT32, REPLAYED, recompute=(None, None)),
+        Layout(mesh={"sequence_size": 2}),
+    ),
+    "experts that repeat choices": (study_replay, Case("mixtral", changes=REPLAYED), Layout(mesh=EXPERTS)),
     "experts": (study, Case("mixtral"), Layout(mesh=EXPERTS)),
     "experts and a critic": (study_heads, Case("qwen3 mixture", FLOAT32), Layout(mesh=EXPERTS)),
     "experts, recomputed": (study, Case("qwen3 mixture", FLOAT32, recompute=(None, None)), Layout(mesh=EXPERTS)),
+    "tensor ranks and a mixture": (study, Case("qwen3 mixture", recompute=(None, None)), Layout(mesh=TENSOR)),
+    "tensor ranks that repeat choices": (study_replay, Case("mixtral", FLOAT32, REPLAYED), Layout(mesh=TENSOR)),
+    "stages of latent attention": (study, Case("deepseek", FLOAT32), Layout(2, counts={"num_first": 1})),
+    "experts of latent attention": (study, Case("deepseek, whole queries", FLOAT32), Layout(mesh=EXPERTS)),
+    "tensor ranks of latent attention": (study, Case("deepseek", FLOAT32), Layout(mesh=TENSOR)),
+    "exact KL over stages": (study_exact_kl, Case("tied qwen2", changes=EXACT), Layout(2, virtual=2)),
     "balanced experts": (study, Case("mixtral", FLOAT32, BALANCED), Layout(mesh={**EXPERTS, "sequence_size": 2})),
 }
 FOUR_RANKS: dict[str, tuple[Any, Case, Layout]] = {
@@ -54,6 +82,28 @@ FOUR_RANKS: dict[str, tuple[Any, Case, Layout]] = {
     "experts, one each": (study, Case("mixtral"), Layout(mesh={"expert_size": 4})),
     "experts, replicated": (study, Case("mixtral"), Layout(mesh={**EXPERTS, "fsdp_size": 2})),
     "experts, sequence": (study, Case("mixtral"), Layout(mesh={**EXPERTS, "sequence_size": 2})),
+    "stages, sequence, balance by layer": (
+        study,
+        Case("qwen3 mixture", FLOAT32, BY_LAYER),
+        Layout(2, virtual=2, mesh={"sequence_size": 2}),
+    ),
+    "stages and experts that repeat choices": (
+        study_replay,
+        Case("qwen3 mixture", changes=REPLAYED, recompute=("uniform", 1)),
+        Layout(2, virtual=2, mesh=EXPERTS),
+    ),
+    "experts, tensor": (study, Case("qwen3 mixture"), Layout(mesh={**EXPERTS, **TENSOR})),
+    "tensor, sharded": (study_heads, Case("qwen3 mixture", FLOAT32), Layout(mesh=TENSOR)),
+    "stages, tensor, mixture": (study, Case("mixtral"), Layout(2, virtual=2, mesh=TENSOR)),
+    "latent attention, stages, tensor": (study, Case("deepseek, whole queries", FLOAT32), Layout(2, mesh=TENSOR)),
+    "latent attention, experts, tensor": (
+        study_replay,
+        Case("deepseek", FLOAT32, REPLAYED),
+        Layout(mesh={**EXPERTS, **TENSOR}),
+    ),
+    "latent attention, sequence": (study, Case("deepseek", FLOAT32), Layout(mesh={"sequence_size": 4})),
+    "Ulysses in a ring": (study, Case("six heads", FLOAT32), Layout(mesh={"sequence_size": 4})),
+    "exact KL over stages, tensor": (study_exact_kl, Case("qwen3", FLOAT32, EXACT), Layout(2, mesh=TENSOR)),
     "stages, experts": (study, Case("qwen3 mixture"), Layout(2, virtual=2, mesh=EXPERTS)),
 }
 EIGHT_RANKS: dict[str, tuple[Any, Case, Layout]] = {
@@ -61,6 +111,10 @@ EIGHT_RANKS: dict[str, tuple[Any, Case, Layout]] = {
     "stages, tensor, sequence": (study, Case("qwen3"), Layout(2, mesh={"tensor_size": 2, "sequence_size": 2})),
     "four stages, data": (study, Case("llama", FLOAT32), Layout(4, mesh={"fsdp_size": 1})),
     "stages, experts, data": (study, Case("qwen3 mixture"), Layout(2, virtual=2, mesh=EXPERTS)),
+    "stages, experts, tensor": (study, Case("qwen3 mixture"), Layout(2, virtual=2, mesh={**EXPERTS, **TENSOR})),
+    "experts, tensor, data": (study, Case("qwen3 mixture"), Layout(mesh={**EXPERTS, **TENSOR})),
+    "experts, tensor, sequence": (study, Case("mixtral"), Layout(mesh={**EXPERTS, **TENSOR, "sequence_size": 2})),
+    "experts, tensor, replicated": (study, Case("mixtral"), Layout(mesh={**EXPERTS, **TENSOR, "fsdp_size": 2})),
     "stages, experts, sequence": (study, Case("mixtral"), Layout(2, mesh={**EXPERTS, "sequence_size": 2})),
     "stages, experts, replicated": (study, Case("mixtral", FLOAT32), Layout(2, mesh={**EXPERTS, "fsdp_size": 2})),
     "experts, data": (study_heads, Case("qwen3 mixture", FLOAT32), Layout(mesh={"expert_size": 4})),

@@ -322,11 +322,16 @@ def test_sizes_that_do_not_divide_are_refused_by_arithmetic(sizes, size, allowed
     assert (caught.value.allowed, caught.value.hint) == (allowed, hint)
 
 
-def test_a_mixture_is_refused_and_one_rank_shares_nothing():
-    mixture = Qwen3MoeConfig(**SIZES, num_experts=4)
-    with pytest.raises(UserError, match="experts"):
-        check_sizes(mixture, 2, KEY)
-    check_sizes(mixture, 1, KEY)
+def test_tensor_ranks_share_whole_experts():
+    """Columns of experts are not divided; those of dense layers and of shared experts are."""
+    check_sizes(Qwen3MoeConfig(**SIZES, num_experts=4, moe_intermediate_size=3), 2, KEY)
+    three = Qwen3MoeConfig(**SIZES, num_experts=3)
+    with pytest.raises(UserError, match="3 experts do not divide evenly over 2 ranks"):
+        check_sizes(three, 2, KEY)
+    check_sizes(three, 1, KEY)
+    dense = Qwen3MoeConfig(**{**SIZES, "intermediate_size": 33}, num_experts=4, mlp_only_layers=[0])
+    with pytest.raises(UserError, match="33 intermediate columns"):
+        check_sizes(dense, 2, KEY)
     check_sizes(LlamaConfig(**SIZES), 2, KEY)
 
 

@@ -23,10 +23,6 @@ _FLAGS = ("moe_tp_extend_ep",)
 _LORA_WHY = (
     "LoRA does not support tensor parallelism: FSDP shards the layers over all ranks instead, with the same results"
 )
-_EXPERTS_WHY = (
-    "expert parallelism does not combine with tensor parallelism yet: FSDP shards the experts over all ranks instead,"
-    " with the same results"
-)
 _SINGLE_RANK = "each model replica is on one rank"
 # Megatron's load balancing type -> aux_loss_scope; None has no loss.
 _BALANCING = {"aux_loss": "layer", "seq_aux_loss": "sequence", "noaux_tc": None, "none": None, "sinkhorn": None}
@@ -92,8 +88,6 @@ def _sizes(t: Translator, role: Role) -> None:
     has_lora = section is t.actor and section.value("lora_target_modules")
     # Placement that does not change results: FSDP shards the same weights over the same devices.
     replaced = {TENSOR_SIZE: _LORA_WHY} if has_lora else {}
-    if (section.value(TENSOR_SIZE) or 1) > 1:
-        replaced["expert_model_parallel_size"] = _EXPERTS_WHY
     flags = {"sequence_parallel": "sequence_parallel", "use_distributed_optimizer": "use_distributed_optimizer"}
     for name, ours in {**{name: name for name in _SIZES}, **flags}.items():
         if not sharded:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from burnish.errors import UserError
 from burnish.models.sequence.ring import ring_attention
+from burnish.models.sequence.spans import PARTS
 from burnish.models.sequence.ulysses import ulysses_attention
 from burnish.models.vision.family import vision_family
 
@@ -24,10 +25,12 @@ class Method:
 
     name: str
     attend: Callable[..., Tensor]
+    parts: int  # of a stream that is cut into equal ones, for each rank (`spans.spans_of`)
+    inner: int = 1  # neighboring ranks that divide the heads, where `attend` is that of the others
 
 
-ULYSSES = Method("Ulysses", ulysses_attention)
-RING = Method("ring", ring_attention)
+ULYSSES = Method("Ulysses", ulysses_attention, 1)
+RING = Method("ring", ring_attention, PARTS)
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Choice:
 
 
 def choose_method(config: PretrainedConfig, size: int, key: str, tensor_size: int = 1) -> Choice:
-    """Ulysses if the number of ranks divides the number of heads, else ring attention; refuses what neither supports.
+    """Ulysses if the number of ranks divides the number of heads, ring attention if they have no common divisor, else
+    Ulysses inside of a ring; refuses what none supports.
 
     `key` sets `size` ranks; with tensor parallelism each rank has only a part of the heads.
     """
@@ -68,4 +72,9 @@ def choose_method(config: PretrainedConfig, size: int, key: str, tensor_size: in
             allowed=divisors,
             hint=f"{key}={max(n for n in divisors if n < size)}",
         )
-    return Choice(RING, f"{key}={size}: ring attention, because {heads} heads are not divisible by {size} ranks.")
+    why = f"because {heads} heads are not divisible by {size} ranks"
+    inner = math.gcd(heads, size)
+    if inner == 1:
+        return Choice(RING, f"{key}={size}: ring attention, {why}.")
+    how = f"Ulysses over {inner} ranks, {heads // inner} heads on each, inside of ring attention over {size // inner}"
+    return Choice(replace(RING, name="Ulysses and ring", inner=inner), f"{key}={size}: {how}, {why}.")

@@ -1,20 +1,21 @@
 """Ring attention (arXiv 2310.01889): keys and values are passed from rank to rank. Works for any number of heads.
 
-Attention is causal and limited to a segment or window, so a slice is passed from its owner to later ranks only, and no
-further than some token attends to it.
+A rank's slice is one part from the head of the stream and one from its tail (`spans`), so that all ranks have equal
+work. A slice is passed around the ring no further than some token attends to it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed import P2POp, ProcessGroup, Work
 
-from burnish.models.sequence.tiles import Gradients, Merged, Queries, tiles
+from burnish.models.sequence.spans import PARTS, spans_of
+from burnish.models.sequence.tiles import Gradients, Merged, Queries, Tile, tiles
 from burnish.models.varlen import AttentionShape
 
 
@@ -45,29 +46,36 @@ def _initialize_group(group: ProcessGroup, device: torch.device) -> None:
 class Route:
     """Which rank attends to whose slice. In step s, a rank works on the slice of the rank s before it."""
 
-    def __init__(self, rank: int, size: int, segments: list[int], share: int, window: int | None) -> None:
-        self.rank, self.size, self.segments, self.share, self.window = rank, size, segments, share, window
-        self.earliest = [self._earliest(one) for one in range(size)]  # non-decreasing
-        # All ranks take the same number of steps: the longest distance that a slice is passed.
-        self.steps = max(self.last(owner) - owner for owner in range(size)) + 1
+    def __init__(self, rank: int, size: int, segments: Sequence[int], share: int, window: int | None) -> None:
+        self.rank, self.size, self.segments, self.window = rank, size, list(segments), window
+        self.spans = [spans_of(one, size, share, PARTS) for one in range(size)]
+        # How far each slice is passed; all ranks take the same number of steps.
+        self.reach = [max(d for d in range(size) if self.sees((owner + d) % size, owner)) for owner in range(size)]
+        self.steps = max(self.reach) + 1
 
-    def _earliest(self, rank: int) -> int:
-        """The earliest slice that tokens of this rank attend to."""
-        first, start = rank * self.share, 0
-        for length in self.segments:
-            if first < start + length:
-                break
-            start += length
-        if self.window is not None:
-            start = max(start, first - self.window + 1)
-        return start // self.share
+    def owner(self, step: int) -> int:
+        return (self.rank - step) % self.size
+
+    def neighbor(self, distance: int) -> int:
+        return (self.rank + distance) % self.size
+
+    def arrives(self, step: int) -> bool:
+        """Whether the slice of the rank `step` before this one is passed on to it."""
+        return step < self.size and step <= self.reach[self.owner(step)]
+
+    def goes_on(self, step: int) -> bool:
+        """Whether the slice of this step is passed on."""
+        return step < self.reach[self.owner(step)]
 
     def sees(self, rank: int, owner: int) -> bool:
-        return rank < self.size and self.earliest[rank] <= owner <= rank
+        """Whether a token of this rank attends to one of the owner's slice."""
+        return rank == owner or any(True for _ in self.tiles(rank, owner, 1))
 
-    def last(self, owner: int) -> int:
-        """The last rank that attends to this slice."""
-        return max(rank for rank in range(self.size) if self.sees(rank, owner))
+    def tiles(self, rank: int, owner: int, heads: int) -> Iterator[Tile]:
+        """What a rank computes of a slice; of its own slice, what shows every token itself comes first."""
+        pairs = [(mine, other) for mine in self.spans[rank] for other in self.spans[owner] if other.start <= mine.start]
+        for mine, other in sorted(pairs, key=lambda pair: pair[0] != pair[1]):
+            yield from tiles(self.segments, mine, other, self.window, heads)
 
 
 class _Ring(torch.autograd.Function):
@@ -126,20 +134,19 @@ class _Ring(torch.autograd.Function):
 
 
 def _tiles_of(route: Route, step: int, query: Tensor) -> list:
-    heads = query.shape[0] * query.shape[1]
-    return list(tiles(route.segments, route.share, route.rank, route.rank - step, route.window, heads))
+    return list(route.tiles(route.rank, route.owner(step), query.shape[0] * query.shape[1]))
 
 
 def _pass_on(
     group: ProcessGroup, route: Route, step: int, held: Tensor | None, like: Tensor
 ) -> tuple[Tensor | None, list[Work]]:
     """Send this step's slice to the next rank; receive the next step's slice from the previous rank."""
-    rank, owner, coming, operations = route.rank, route.rank - step, None, []
-    if held is not None and route.sees(rank + 1, owner):
-        operations.append(P2POp(distributed.isend, held, group=group, group_peer=rank + 1))
-    if route.sees(rank, owner - 1):
+    coming, operations = None, []
+    if held is not None and route.goes_on(step):
+        operations.append(P2POp(distributed.isend, held, group=group, group_peer=route.neighbor(1)))
+    if route.arrives(step + 1):
         coming = torch.empty_like(like)
-        operations.append(P2POp(distributed.irecv, coming, group=group, group_peer=rank - 1))
+        operations.append(P2POp(distributed.irecv, coming, group=group, group_peer=route.neighbor(-1)))
     return coming, _begin(operations)
 
 
@@ -150,17 +157,16 @@ def _pass_back(
 
     -> accumulated gradients for the next step's slice, and the complete ones of this rank's slice if they arrive now.
     """
-    rank, owner, coming, home, operations = route.rank, route.rank - step, None, None, []
-    if slice_grad is not None and route.sees(rank + 1, owner):
-        operations.append(P2POp(distributed.isend, slice_grad, group=group, group_peer=rank + 1))
-    elif slice_grad is not None and step > 0:
-        operations.append(P2POp(distributed.isend, slice_grad, group=group, group_peer=owner))
-    if route.sees(rank, owner - 1):
+    coming, home, operations = None, None, []
+    if slice_grad is not None and (step > 0 or route.goes_on(step)):
+        peer = route.neighbor(1) if route.goes_on(step) else route.owner(step)
+        operations.append(P2POp(distributed.isend, slice_grad, group=group, group_peer=peer))
+    if route.arrives(step + 1):
         coming = torch.empty_like(like, dtype=torch.float32)
-        operations.append(P2POp(distributed.irecv, coming, group=group, group_peer=rank - 1))
-    if step > 0 and route.last(rank) == rank + step:
+        operations.append(P2POp(distributed.irecv, coming, group=group, group_peer=route.neighbor(-1)))
+    if step > 0 and route.reach[route.rank] == step:
         home = torch.empty_like(like, dtype=torch.float32)
-        operations.append(P2POp(distributed.irecv, home, group=group, group_peer=rank + step))
+        operations.append(P2POp(distributed.irecv, home, group=group, group_peer=route.neighbor(step)))
     return coming, home, _begin(operations)
 
 

@@ -5,13 +5,14 @@ Heads are grouped: query [kv_heads, heads per kv_head, tokens, d], key and value
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from burnish.models.sequence.spans import Span
 from burnish.models.varlen import AttentionShape
 
 # Heads x queries x keys of one tile: 32 M entries are 128 MiB of float32.
@@ -98,16 +99,17 @@ def tile_scores(query: Tensor, key: Tensor, shape: AttentionShape, tile: Tile) -
 
 
 def tiles(
-    segments: list[int], share: int, mine: int, other: int, window: int | None, heads: int, entries: int = TILE_ENTRIES
+    segments: Sequence[int], mine: Span, other: Span, window: int | None, heads: int, entries: int = TILE_ENTRIES
 ) -> Iterator[Tile]:
-    """Tiles in which queries of slice `mine` attend to keys of slice `other` (not a later one).
+    """Tiles in which queries of the part `mine` of a stream attend to keys of the part `other` (not a later one).
 
-    A slice has `share` tokens. Queries are split so that no tile has more than `entries` scores.
+    They are relative to the slices that the parts belong to. Queries are split so that no tile has more than `entries`
+    scores.
     """
     start = 0
     for length in segments:
-        first, last = max(start, mine * share), min(start + length, (mine + 1) * share)  # queries
-        begin, end = max(start, other * share), min(start + length, (other + 1) * share)  # keys
+        first, last = max(start, mine.start), min(start + length, mine.stop)  # queries
+        begin, end = max(start, other.start), min(start + length, other.stop)  # keys
         start += length
         if first >= last or begin >= end:
             continue
@@ -120,9 +122,5 @@ def tiles(
                 continue
             ahead = right - 1 > top
             behind = window is not None and bottom - 1 - left >= window
-            yield Tile(
-                slice(top - mine * share, bottom - mine * share),
-                slice(left - other * share, right - other * share),
-                top - left,
-                ahead or behind,
-            )
+            query, key = mine.offset - mine.start, other.offset - other.start
+            yield Tile(slice(top + query, bottom + query), slice(left + key, right + key), top - left, ahead or behind)

@@ -32,12 +32,12 @@ class MediaSlice:
     def whole(media: Media, start: int) -> MediaSlice:
         return MediaSlice(media, start, 0, media.num_tokens)
 
-    def within(self, begin: int, end: int) -> MediaSlice | None:
-        """The part in begin..end of the stream, which becomes a stream of its own; None if it has none."""
+    def within(self, begin: int, end: int, offset: int = 0) -> MediaSlice | None:
+        """The part in begin..end of the stream, which is at `offset` of a stream of its own; None if it has none."""
         start, stop = max(self.start, begin), min(self.start + self.length, end)
         if start >= stop:
             return None
-        return MediaSlice(self.media, start - begin, self.first + start - self.start, stop - start)
+        return MediaSlice(self.media, start - begin + offset, self.first + start - self.start, stop - start)
 
 
 @dataclass(frozen=True)

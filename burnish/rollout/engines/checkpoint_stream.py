@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from burnish.models.load import ModelSource, load_causal_lm
+from burnish.models.parts import saved_buffers
 
 Named = tuple[str, Tensor]
 LAYER = re.compile(r"\.\d+\.")
@@ -33,7 +34,7 @@ class Weights:
         self.names: dict[int, list[str]] = {}  # of each weight; several where it is tied
         self.weight_of: dict[str, int] = {}
         self.shapes: dict[int, torch.Size] = {}
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+        for name, parameter in (*self.model.named_parameters(remove_duplicate=False), *saved_buffers(self.model)):
             self.names.setdefault(id(parameter), []).append(name)
             self.weight_of[name] = id(parameter)
             self.shapes[id(parameter)] = parameter.shape

@@ -23,6 +23,7 @@ from transformers import (
 
 from burnish.models.load import load_causal_lm
 from burnish.models.model_input import ModelInput, features_of
+from burnish.models.routing import Routing
 from burnish.models.vision.family import vision_family
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
 from burnish.rollout.engines.builtin.penalties import PenaltyState
@@ -42,6 +43,9 @@ class HfEngine:
         self.model = load_causal_lm(options.model, None, options.dtype, empty=True).to(options.device).eval()
         self.model.requires_grad_(False)
         self.family = vision_family(self.model.config)
+        self.routing = None  # where completions say which experts their tokens were sent to
+        if options.record_experts:
+            self.routing = Routing(self.model, f"{options.section}.enable_rollout_routing_replay")
         self.model.generation_config = GenerationConfig()  # else its defaults, such as EOS, would be merged in
         self.version = 0
         self.paused = self.closed = False
@@ -179,7 +183,10 @@ class HfEngine:
         ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
         sequences = [_Sequence(request, PenaltyState.of(request, self.eos_ids)) for request in requests]
-        sampler = _Sampler(sequences, device, partial(finish, eos_ids=self.eos_ids, decode=self.options.decode))
+        experts = None if self.routing is None else _Experts(self.routing, len(requests))
+        sampler = _Sampler(
+            sequences, device, experts, partial(finish, eos_ids=self.eos_ids, decode=self.options.decode)
+        )
         max_tokens = max(request.sampling.max_tokens for request in requests)
         config = GenerationConfig(do_sample=False, max_new_tokens=max_tokens, pad_token_id=0, eos_token_id=None)
         self.model.generate(  # pyright: ignore[reportCallIssue]
@@ -192,6 +199,8 @@ class HfEngine:
         )
         self.counts["decode_steps"] += sampler.steps
         self.counts["tokens"] += sum(len(sequence.tokens) for sequence in sequences)
+        if experts is not None:
+            experts.give(sequences, longest)
         return [sequence.completion(self.version) for sequence in sequences]
 
 
@@ -205,19 +214,46 @@ class _Sequence:
     log_probs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     end: Finish | None = None
+    experts: Tensor | None = None
 
     def completion(self, version: int) -> Completion:
         versions = [version] * len(self.tokens)
         top = None if self.request.sampling.logprobs is None else self.top
         end = self.end or Finish("length")
-        return Completion(self.tokens, self.log_probs, versions, end.reason, end.stop, top)
+        return Completion(self.tokens, self.log_probs, versions, end.reason, end.stop, top, self.experts)
+
+
+class _Experts:
+    """Which experts the passes of a batch have sent its tokens to."""
+
+    def __init__(self, routing: Routing, num_rows: int) -> None:
+        self.routing, self.num_rows = routing, num_rows
+        self.passes: list[Tensor] = []  # [rows, tokens, mixtures, k]
+        routing.record()
+
+    def after_pass(self) -> None:
+        self.passes.append(self.routing.recorded().unflatten(0, (self.num_rows, -1)).cpu())
+
+    def give(self, sequences: list[_Sequence], longest: int) -> None:
+        """Each sequence's own, without the padding on its left and what the batch did after its end."""
+        whole = torch.cat(self.passes, dim=1)
+        for row, sequence in zip(whole, sequences, strict=True):
+            begin = longest - len(sequence.request.input)
+            sequence.experts = row[begin : longest + len(sequence.tokens) - 1]
 
 
 class _Sampler(LogitsProcessor):
     """Samples with our counter-based noise and masks all other tokens, so that `generate` has to take that one."""
 
-    def __init__(self, sequences: list[_Sequence], device: torch.device, finish: Callable[..., Finish | None]) -> None:
+    def __init__(
+        self,
+        sequences: list[_Sequence],
+        device: torch.device,
+        experts: _Experts | None,
+        finish: Callable[..., Finish | None],
+    ) -> None:
         self.sequences = sequences
+        self.experts = experts
         self.finish = finish
         self.steps = 0
         requests = [sequence.request for sequence in sequences]
@@ -227,6 +263,8 @@ class _Sampler(LogitsProcessor):
         self.later = SamplingBatch.of(settings, seeds, device, penalties)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if self.experts is not None:
+            self.experts.after_pass()
         index = torch.full((len(scores),), self.steps, dtype=torch.int64, device=scores.device)
         sampled = sample_to_host(scores, self.later if self.steps else self.first, index)
         self.steps += 1

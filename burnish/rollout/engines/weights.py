@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from burnish.models.parts import saved_buffers
+
 RELEASED = "burnish_released_shape"
 
 
@@ -20,8 +22,8 @@ def release_weights(model: nn.Module) -> None:
 
 @torch.no_grad()
 def copy_weights(model: nn.Module, stream: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy into the model's storage; the stream must contain every parameter, in its shape."""
-    parameters = dict(model.named_parameters())
+    """Copy into the model's storage; the stream must contain every parameter and saved buffer, in its shape."""
+    parameters = {**dict(model.named_parameters()), **dict(saved_buffers(model))}
     missing = set(parameters)
     for name, tensor in stream:
         if name not in parameters:

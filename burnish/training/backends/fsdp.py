@@ -14,9 +14,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from transformers import PreTrainedModel
 
 from burnish.errors import UserError, nearest
+from burnish.models.routing import num_experts
 from burnish.training.backend import FsdpOptions
 from burnish.training.backends.module import ModuleBackend
-from burnish.training.expert_parallel import apply_ep, fsdp_dimension
+from burnish.training.expert_parallel import apply_ep, fsdp_dimension, holders_of
 from burnish.training.offload import Offloaded
 from burnish.training.parallel import ParallelContext
 from burnish.training.tensor_parallel import apply_tp
@@ -106,7 +107,7 @@ def apply_fsdp(
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if options.offload else OffloadPolicy()
     arguments: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
     root = FSDPRoot(model)
-    if parallel.experts is not None:
+    if parallel.expert_holders is not None and (parallel.experts is not None or num_experts(model.config)):
         _shard_experts(model, parallel, options, arguments)
     units = fsdp_units(model, options)
     for unit in units:
@@ -122,10 +123,10 @@ def _shard_experts(
     model: PreTrainedModel, parallel: ParallelContext, options: FsdpOptions, arguments: dict[str, Any]
 ) -> None:
     """Each mixture's experts are a unit over the ranks that hold the same ones."""
-    assert parallel.experts is not None and parallel.expert_mesh is not None
-    mesh = parallel.expert_mesh
+    holders, mesh = holders_of(parallel), parallel.expert_mesh or parallel.mesh
+    assert holders is not None and mesh is not None
     num_shards = mesh.size(mesh.ndim - 1)
-    for module in apply_ep(model, parallel.experts, options.expert_key):
+    for module in apply_ep(model, holders, options.expert_key):
         fully_shard(
             module,
             reshard_after_forward=options.reshard_after_forward,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,11 @@ from torch.distributed.checkpoint.state_dict import (
 from burnish.models.exact_kl import HeadInput, exact_kl
 from burnish.models.logprobs import token_log_probs
 from burnish.models.lora import Adapters
-from burnish.models.parts import backbone, head_weight, logit_softcap, token_values
+from burnish.models.parts import backbone, head_weight, logit_softcap, saved_buffers, token_values
 from burnish.models.reward_model import last_token_scores
-from burnish.models.router import balance_loss
+from burnish.models.router import scoped_balance_loss
+from burnish.models.router_totals import BALANCE_SCOPES
+from burnish.models.routing import Routing
 from burnish.models.sequence.method import choose_method
 from burnish.models.sequence.parallel import SequenceParallel
 from burnish.models.sequence.places import Places
@@ -64,6 +67,9 @@ class ModuleBackend:
         self.family = vision_family(model.config)
         self.sequence = _sequence_parallel(model, parallel)
         self.optimizer: Optimizer | None = None
+        experts = options.experts
+        self.balance_scope = BALANCE_SCOPES[experts.balance_scope]
+        self.routing = None if experts.replay_key is None else Routing(model, experts.replay_key)
         self.offload = self._prepare()
 
     def _prepare(self) -> Offloaded | None:
@@ -184,23 +190,29 @@ class ModuleBackend:
 
     def _inputs(self, rows: PackedRows) -> dict[str, Any]:
         """The model's arguments: the whole stream, or this rank's slice of it. Called where embeddings are gathered."""
-        inputs = rows.inputs() if self.sequence is None else self.sequence.inputs(rows.inputs())
+        inputs = self._plain_inputs(rows)
         if self.family is None or not rows.may_have_media:
             return inputs
         media: Sequence[MediaSlice] = rows.media
         if self.sequence is not None:
-            begin, end = self.sequence.share(len(rows.ids))
-            media = [part for item in media if (part := item.within(begin, end)) is not None]
+            spans = self.sequence.spans(len(rows.ids))
+            media = [part for span in spans for item in media if (part := item.within(*span)) is not None]
         ids = inputs.pop("input_ids")[0]
         embedded = self.family.embed(self.model, ids, media, always=self.shards_tower)
         return {**inputs, "inputs_embeds": embedded.embeds[None], **embedded.arguments}
+
+    def _plain_inputs(self, rows: PackedRows) -> dict[str, Any]:
+        """The arguments of a text model."""
+        return rows.inputs() if self.sequence is None else self.sequence.inputs(rows.inputs())
 
     def _places(self, rows: PackedRows, positions: Tensor) -> Places:
         """Which of these positions of the stream this rank computes."""
         return Places(positions) if self.sequence is None else self.sequence.places(positions, len(rows.ids))
 
     def _balance(self, rows: PackedRows, router_logits: Sequence[Tensor]) -> Tensor:
-        return balance_loss(self.model, self._routed(rows, router_logits))
+        return scoped_balance_loss(
+            self.model, self._routed(rows, router_logits), self.balance_scope, rows.segments.lengths
+        )
 
     def _routed(self, rows: PackedRows, router_logits: Sequence[Tensor]) -> Sequence[Tensor]:
         """Router logits of the whole stream, per layer [T, experts]: their loss is about all tokens."""
@@ -208,6 +220,17 @@ class ModuleBackend:
             return router_logits
         places = self._places(rows, torch.arange(len(rows.ids), device=self.device))
         return [places.whole(logits[places.local]) for logits in router_logits]
+
+    def routed_experts(self, rows: PackedRows) -> Tensor:
+        """The choices of the last pass, which was recorded: [T, mixtures, k], row after row."""
+        assert rows.places is not None
+        places, chosen = self._places(rows, rows.places), self._recorded()
+        # Not every transport adds numbers of 8 or 16 bits.
+        return places.whole(chosen[places.local].int()).to(chosen.dtype)
+
+    def _recorded(self) -> Tensor:
+        assert self.routing is not None
+        return self.routing.recorded()
 
     def check(self, check: Callable[..., None]) -> None:
         """Run a check of the model; keyword arguments are the inputs that it has to use."""
@@ -220,9 +243,11 @@ class ModuleBackend:
         return items
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Tied weights come under all their names, adapters merged into the weights they adapt."""
+        """Tied weights come under all their names, adapters merged into the weights they adapt; buffers that are in a
+        model's files too."""
         parameters = self.model.named_parameters(remove_duplicate=False)
-        for name, tensor in parameters if self.adapters is None else self.adapters.merged(self.device):
+        parameters = parameters if self.adapters is None else self.adapters.merged(self.device)
+        for name, tensor in itertools.chain(parameters, saved_buffers(self.model)):
             yield name, full_tensor(tensor.detach())
 
     def state_dict(self, contents: Collection[str]) -> dict[str, Any]:
@@ -258,7 +283,9 @@ class ModuleOutput:
     def __init__(self, backend: ModuleBackend, micro_batch: MicroBatch) -> None:
         self.backend = backend
         self.micro_batch = micro_batch
-        self.packed = PackedRows.of(micro_batch.batch, backend.device, backend.family)
+        self.packed = PackedRows.of(
+            micro_batch.batch, backend.device, backend.family, replay=backend.routing is not None
+        )
 
     def head_input(self, with_balance: bool = False) -> HeadInput:
         return self.backend.head_input(self.packed, with_balance)
@@ -278,6 +305,9 @@ class ModuleOutput:
     def scores(self) -> Tensor:
         return self.backend.scores(self.packed)
 
+    def routed_experts(self) -> Tensor:
+        return self.backend.routed_experts(self.packed)
+
 
 def _sequence_parallel(model: PreTrainedModel, parallel: ParallelContext) -> SequenceParallel | None:
     """How ranks that see the same rows split them (context parallelism)."""
@@ -286,4 +316,4 @@ def _sequence_parallel(model: PreTrainedModel, parallel: ParallelContext) -> Seq
     chosen = choose_method(
         model.config, parallel.sequence.size(), "ulysses_sequence_parallel_size", parallel.tensor_size
     )
-    return SequenceParallel(parallel.sequence, chosen.method)
+    return SequenceParallel.of(parallel.sequence, chosen.method)

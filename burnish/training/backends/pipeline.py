@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from burnish.models.parts import backbone
-from burnish.models.router_totals import RouterTotals, num_routed_experts, top_k
+from burnish.models.router_totals import num_routed_experts, top_k
 from burnish.training.backend import HeadFn, LossFn, MicroBatch, Output
 from burnish.training.backends.fsdp import FsdpBackend
 from burnish.training.backends.module import ModuleOutput
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from burnish.config.optim import OptimConfig
 
 
-# What goes from stage to stage: hidden states [1, T, hidden] and, where a mixture of experts is trained, what its
-# routers did so far (RouterTotals).
+# What goes from stage to stage: hidden states [1, T, hidden] and, of a mixture of experts, what its routers did so far:
+# totals for the balancing loss in training (BalanceScope), or the choices that a pass records (Routing).
 Message = tuple[Tensor, ...]
 
 
@@ -202,10 +202,12 @@ class PipelineBackend(FsdpBackend):
 
     def _receive(self, rows: PackedRows, stage: int) -> Message:
         """The message of the stage before. Every rank knows its shape from the micro-batch."""
-        num_tokens = super()._inputs(rows)["input_ids"].shape[1]
+        num_tokens = self._plain_inputs(rows)["input_ids"].shape[1]
         like = [torch.empty((1, num_tokens, self.hidden_size), dtype=self.compute_dtype, device=self.device)]
         if self._counts_routing():
-            like.append(RouterTotals.zero(self.num_experts, self.device).tensor)
+            like.append(self.balance_scope.zero(self.num_experts, self.device))
+        if self.routing is not None and self.routing.is_recording:
+            like.append(self.routing.empty(num_tokens, self.device))
         self.links.receive(like, stage - 1, stage)
         return tuple(tensor.requires_grad_(torch.is_grad_enabled()) for tensor in like)
 
@@ -221,16 +223,28 @@ class PipelineBackend(FsdpBackend):
             with self.autocast(), self._saved_activations():
                 output = backbone(self.model)(**self._inputs(rows), **routers)
             hidden = output.last_hidden_state.to(self.compute_dtype)
-            return (hidden, self._totals(rows, output.router_logits).tensor) if routers else (hidden,)
+            if self.routing is not None and self.routing.is_recording:
+                return hidden, self._recorded(hidden.shape[1])
+            return (hidden, self._totals(rows, output.router_logits)) if routers else (hidden,)
 
         return self.run_unsharded(run)
 
-    def _totals(self, rows: PackedRows, router_logits: Sequence[Tensor] | None) -> RouterTotals:
+    def _totals(self, rows: PackedRows, router_logits: Sequence[Tensor] | None) -> Tensor:
         """Of all layers up to those of the current chunk."""
         assert self._current is not None
+        before, scope = self._current.received[1:], self.balance_scope
+        total = before[0] if before else scope.zero(self.num_experts, self.device)
+        for logits in self._routed(rows, router_logits or ()):
+            total = scope.add(total, logits, top_k(self.model), rows.segments.lengths)
+        return total
+
+    def _recorded(self, num_tokens: int | None = None) -> Tensor:
+        """Of all layers up to those of the current chunk."""
+        assert self.routing is not None and self._current is not None
         before = self._current.received[1:]
-        totals = RouterTotals(before[0]) if before else RouterTotals.zero(self.num_experts, self.device)
-        return totals.plus(self._routed(rows, router_logits or ()), top_k(self.model))
+        if before or num_tokens is None:
+            return self.routing.recorded(*before)
+        return self.routing.recorded(self.routing.empty(num_tokens, self.device))
 
     # the model's hooks, where a stage differs from the whole
 
@@ -247,15 +261,15 @@ class PipelineBackend(FsdpBackend):
         return super().run_unsharded(run)
 
     def _inputs(self, rows: PackedRows) -> dict[str, Any]:
-        """Later stages get the hidden states of the stage before instead of tokens."""
-        inputs = super()._inputs(rows)
-        if self._current is not None and self._current.received:
-            del inputs["input_ids"]
-            inputs["inputs_embeds"] = self._current.received[0]
-        return inputs
+        """Later stages get the hidden states of the stage before instead of tokens and pictures."""
+        if self._current is None or not self._current.received:
+            return super()._inputs(rows)
+        inputs = self._plain_inputs(rows)
+        del inputs["input_ids"]
+        return {**inputs, "inputs_embeds": self._current.received[0]}
 
     def _balance(self, rows: PackedRows, router_logits: Sequence[Tensor]) -> Tensor:
-        return self._totals(rows, router_logits).balance_loss(top_k(self.model))
+        return self.balance_scope.loss(self._totals(rows, router_logits), top_k(self.model))
 
     def check(self, check: Callable[..., None]) -> None:
         """The last stage's head, on hidden states that nobody computed."""

@@ -175,12 +175,11 @@ def test_pipeline_stages_and_expert_parallelism_are_kept(name):
     assert translation.settings[f"{ACTOR}.strategy"] == "megatron"
 
 
-def test_fsdp_replaces_expert_parallelism_beside_tensor_parallelism():
+def test_expert_parallelism_is_kept_beside_tensor_parallelism():
     sizes = [("actor_config.tensor_model_parallel_size", 2), ("actor_config.expert_model_parallel_size", 2)]
     translation = translate(("rl_config.actor_resource.num_npus", 8), *sizes)
-    assert translation.settings[f"{ACTOR}.megatron.expert_model_parallel_size"] == 1
-    converted = items(translation, "actor_config.expert_model_parallel_size")
-    assert {item.status for item in converted} == {"converted"}
+    for name in ("tensor_model_parallel_size", "expert_model_parallel_size"):
+        assert translation.settings[f"{ACTOR}.megatron.{name}"] == 2
 
 
 STAGED = (("rl_config.actor_resource.num_npus", 2), ("actor_config.pipeline_model_parallel_size", 2))
@@ -229,11 +228,11 @@ def test_block_recomputation_counts_layers_of_every_stage():
     assert translation.settings[f"{MODEL}.recompute.method"] == "block"
 
 
-def test_layerwise_expert_balancing_is_pending():
+def test_layerwise_expert_balancing_is_converted():
     chosen = (("defaults", [{"model": "qwen3_30b_a3b"}]), ("megatron_training.model", "qwen3_30b_a3b"))
     translation = translate(*chosen)
     scope = next(item for item in translation.items if item.ours == f"{ACTOR}.aux_loss_scope")
-    assert (scope.status, scope.ours_value) == ("pending", "layer")
+    assert (scope.status, scope.ours_value) == ("converted", "layer")
     assert translation.settings[f"{ACTOR}.aux_loss_coef"] == 0.001 / 8
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import distributed
@@ -18,7 +18,8 @@ from burnish.models.sequence.places import Places
 
 from ...conftest import FAMILIES, sharpen
 
-METHODS = {method.name: method for method in (ULYSSES, RING)}
+BOTH = replace(RING, name="both", inner=2)
+METHODS = {method.name: method for method in (ULYSSES, RING, BOTH)}
 LENGTHS = {
     "uneven": [5, 26, 1, 9, 17],  # the second row over the boundary of two ranks, and of four
     "one row over all ranks": [61],
@@ -63,7 +64,7 @@ def differences(rank: int, cases: list[Case]) -> list[tuple[float, float, float]
 def compare(case: Case) -> tuple[float, float, float]:
     model, lengths = case.model(), LENGTHS[case.lengths]
     alone, expected = read_and_teach(model, lengths, None)
-    found, summed = read_and_teach(model, lengths, SequenceParallel(distributed.group.WORLD, METHODS[case.method]))
+    found, summed = read_and_teach(model, lengths, SequenceParallel.of(distributed.group.WORLD, METHODS[case.method]))
     for gradient in summed.values():
         distributed.all_reduce(gradient)
     scale = max(float(gradient.abs().max()) for gradient in expected.values())

@@ -27,6 +27,8 @@ FOUR = [
     *(Case(family, method, lengths) for family in FAMILIES for lengths in LENGTHS for method in METHODS),
     *(Case("qwen2", "Ulysses", heads=12, kv_heads=kv_heads) for kv_heads in (1, 2, 3, 6)),
     *(Case("qwen2", "ring", lengths, heads=6, kv_heads=3) for lengths in LENGTHS),
+    *(Case("qwen3", "both", lengths, heads=6, kv_heads=2) for lengths in LENGTHS),
+    *(Case("mistral", "both", lengths, heads=6, kv_heads=3, recompute=True) for lengths in LENGTHS),
     *(Case("mistral", "ring", lengths, heads=3, kv_heads=1, recompute=True) for lengths in LENGTHS),
 ]
 

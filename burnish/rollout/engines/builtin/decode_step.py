@@ -6,7 +6,7 @@ called directly, it does the same without a graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ class StepBuffers(NamedTuple):
     block_size: int
     dummy_slot: int  # a slot of the cache that no sequence reads: inactive slots write there
     has_media: bool  # whether the position of a token may differ from its index
+    keep_experts: Callable[[Tensor], None] | None = None  # stores those that the tokens at these slots were sent to
 
 
 class DecodeStep:
@@ -40,7 +41,7 @@ class DecodeStep:
         self, model: PreTrainedModel, buffers: StepBuffers, size: int, mode: SamplingMode, plan: DecodePlan
     ) -> None:
         self.model, self.size, self.plan = model, size, plan
-        self.batch, self.logits, self.block_size, self.dummy_slot, _ = buffers
+        self.batch, self.logits, self.block_size, self.dummy_slot, _, self.keep_experts = buffers
         self.mode = mode._replace(num_slow=min(mode.num_slow, size))
         self.head, self.softcap = head_weight(model), logit_softcap(model)
         self.tables = self.batch.tables.device[:size]
@@ -62,14 +63,18 @@ class DecodeStep:
         number = (self.length // block_size).clamp(max=self.tables.shape[1] - 1)
         slots = self.tables.gather(1, number[:, None]).squeeze(1) * block_size + self.length % block_size
         # An inactive slot attends to one token and writes to the dummy slot.
+        slots = torch.where(active, slots, self.dummy_slot)
         attention = DeviceDecode(
-            torch.where(active, slots, self.dummy_slot),
+            slots,
             self.tables,
             torch.where(active, self.length + 1, 1),
             self.plan.triton,
         )
         positions = self.length if self.offset is None else self.length + self.offset
-        return hidden_states(self.model, self.token, positions, attention)
+        hidden = hidden_states(self.model, self.token, positions, attention)
+        if self.keep_experts is not None:
+            self.keep_experts(slots)
+        return hidden
 
     def _parts(self, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(first slot, hidden states) of as many slots at once as the logits buffer holds."""

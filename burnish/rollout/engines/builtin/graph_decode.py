@@ -276,7 +276,8 @@ class GraphDecoder:
         scheduler.counts["tokens"] += sum(window.num_tokens)
         ended = window.ended
         for sequence in ended:
-            if sequence.session is None:  # which KV a session keeps depends on the tokens
+            # Which KV a session keeps depends on the tokens, and recorded experts are read with them.
+            if sequence.session is None and self.runner.routing is None:
                 self.blocks.free(sequence)
         if ended:
             scheduler.remove(set(ended))
@@ -340,7 +341,10 @@ class GraphDecoder:
     def _make_step(self, size: int, mode: SamplingMode) -> DecodeStep:
         memory = self.allocated
         has_media = self.runner.family is not None
-        buffers = StepBuffers(memory.batch, memory.logits, memory.cache.block_size, self._dummy_slot, has_media)
+        buffers = StepBuffers(
+            *(memory.batch, memory.logits, memory.cache.block_size, self._dummy_slot, has_media),
+            keep_experts=None if self.runner.routing is None else self.runner.keep_experts,
+        )
         return DecodeStep(self.runner.model, buffers, size, mode, self.plan)
 
     def _deactivate(self) -> None:

@@ -47,6 +47,7 @@ class KVCache:
         allocate = partial(_zeros, device=device) if allocate is None else allocate
         self.keys = [allocate(size, shape.dtype) for _ in range(shape.layers)]
         self.values = [allocate(size, shape.dtype) for _ in range(shape.layers)]
+        self.experts: Tensor | None = None  # [num_blocks, block_size, mixtures, k]: those of each token, if recorded
 
     @property
     def num_blocks(self) -> int:
@@ -60,7 +61,8 @@ class KVCache:
         """Copy whole blocks in every layer; no target is a source."""
         device = self.keys[0].device
         source, target = torch.tensor(list(sources), device=device), torch.tensor(list(targets), device=device)
-        for pool in (*self.keys, *self.values):
+        experts = [] if self.experts is None else [self.experts]
+        for pool in (*self.keys, *self.values, *experts):
             pool[target] = pool[source]
 
 
@@ -72,6 +74,12 @@ class Segment(NamedTuple):
     blocks: Sequence[int] = ()  # of the whole prompt; padding has none
     # (first token, end) in the prompt of images whose tokens attend to each other in both directions
     wholes: Sequence[tuple[int, int]] = ()
+
+    def slots(self, block_size: int) -> Tensor:
+        """Places of its tokens in the cache, block * block_size + offset."""
+        position = torch.arange(self.start, self.start + self.length)
+        blocks = torch.tensor(self.blocks[: blocks_for(self.start + self.length, block_size)], dtype=torch.int64)
+        return blocks[position // block_size] * block_size + position % block_size
 
 
 def blocks_for(num_tokens: int, block_size: int = BLOCK_SIZE) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from burnish.models.model_input import MediaKind, ModelInput, whole_runs
 from burnish.models.paged import PagedAttention, bind_cache
 from burnish.models.parts import head_weight, logit_softcap
 from burnish.models.positions import TEXT
+from burnish.models.routing import Routing
 from burnish.models.vision.family import vision_family
 from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice
 from burnish.models.wide import hidden_states
@@ -65,17 +67,19 @@ class ModelRunner:
                 hint="actor_rollout_ref.rollout.invariant=null",
             )
         config = self.model.config.get_text_config()
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.shape = CacheShape(
-            config.num_hidden_layers, config.num_key_value_heads, head_dim, options.dtype, block_size
-        )
+        kv_heads, head_dim = cached_heads(config)
+        self.shape = CacheShape(config.num_hidden_layers, kv_heads, head_dim, options.dtype, block_size)
         self.memo = FeatureMemo(MEMO_BYTES, one_by_one=self.invariant)
         self.positions = TEXT if self.family is None else self.family.positions
         self.cache: KVCache | None = None
+        self.routing: Routing | None = None  # where completions say which experts their tokens were sent to
+        if options.record_experts:
+            self.routing = Routing(self.model, f"{options.section}.enable_rollout_routing_replay")
+            self.routing.record()
         self.remarks: tuple[str, ...] = ()  # reported at the start of a run
         self.cpu_kernels: CpuKernels | None = None
         if use_cpu_kernels:
-            self.cpu_kernels = self._compile(config.num_attention_heads // config.num_key_value_heads)
+            self.cpu_kernels = self._compile(config.num_attention_heads // kv_heads)
         self._prepare_products()
 
     def _compile(self, group: int) -> CpuKernels | None:
@@ -102,6 +106,9 @@ class ModelRunner:
     def bind(self, cache: KVCache) -> None:
         self.cache = cache
         bind_cache(self.model, cache.keys, cache.values)
+        if self.routing is not None:
+            blank = self.routing.empty(cache.num_blocks * cache.block_size, self.device)
+            cache.experts = blank.unflatten(0, (cache.num_blocks, cache.block_size))
 
     def unbind(self) -> None:
         if self.cache is not None:
@@ -143,6 +150,9 @@ class ModelRunner:
             for prompt, count in chunks
         ]
         hidden = self._forward(inputs, segments, self.prefill_attention)
+        if self.routing is not None:
+            assert self.cache is not None
+            self.keep_experts(torch.cat([segment.slots(self.cache.block_size) for segment in segments]).to(self.device))
         ends = torch.tensor([segment.length for segment in segments]).cumsum(0) - 1
         finished = [number for number, (prompt, _) in enumerate(chunks) if prompt.num_remaining == 0]
         if finished:
@@ -163,6 +173,19 @@ class ModelRunner:
             scores.append([0.0, *log_probs.tolist()])
             start += len(row)
         return scores
+
+    def keep_experts(self, slots: Tensor) -> None:
+        """Store which experts the first tokens of the last pass were sent to: their places in the cache are `slots`."""
+        assert self.routing is not None and self.cache is not None and self.cache.experts is not None
+        self.cache.experts.flatten(0, 1)[slots] = self.routing.recorded()[: len(slots)]
+
+    def recorded_experts(self, sequence: SequenceState) -> Tensor | None:
+        """Those of a sequence's cached tokens, [tokens, mixtures, k], on the CPU."""
+        if self.routing is None or self.cache is None or not sequence.block_table:
+            return None
+        assert self.cache.experts is not None
+        segment = Segment(sequence.num_cached, 0, sequence.block_table)
+        return self.cache.experts.flatten(0, 1)[segment.slots(self.cache.block_size).to(self.device)].cpu()
 
     def _forward(self, inputs: Sequence[ModelInput], segments: list[Segment], attention: PrefillAttention) -> Tensor:
         """[tokens, hidden] of the inputs' segments, packed, and of the padding behind them."""
@@ -215,6 +238,17 @@ class ModelRunner:
         requests = [sequence.request for sequence in sequences]
         seeds, penalties = [request.seed for request in requests], [sequence.penalties for sequence in sequences]
         return SamplingBatch.of([request.sampling for request in requests], seeds, self.device, penalties, first)
+
+
+def cached_heads(config: Any) -> tuple[int, int]:
+    """Key-value heads of the cache, and their width.
+
+    Latent attention (DeepSeek) is cached expanded: keys and values of every head, in the width of the wider ones.
+    """
+    heads = config.num_attention_heads
+    if getattr(config, "kv_lora_rank", None):
+        return heads, max(config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
+    return config.num_key_value_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
 def media_slices(spans: Sequence[tuple[ModelInput, int, int]]) -> list[MediaSlice]:

@@ -310,6 +310,7 @@ class Scheduler:
 
     def finish(self, sequence: SequenceState, end: Finish) -> None:
         """Keep or free its blocks, and answer its future. The caller removes it from `running`."""
+        sequence.experts = self.runner.recorded_experts(sequence)
         self.blocks.retire(sequence)
         sequence.complete(end)
 

@@ -33,6 +33,7 @@ class SequenceState:
     offset: int = 0  # position of a new token minus its index: media may take fewer positions than tokens
     session: str | None = field(init=False)
     received: float = field(default_factory=time.perf_counter)
+    experts: Tensor | None = None  # that its tokens were sent to, where that is recorded
     queued: float | None = None  # seconds until it was started; None while it waits for the first time
 
     def __post_init__(self) -> None:
@@ -97,6 +98,7 @@ class SequenceState:
                 end.reason,
                 stop_reason=end.stop,
                 top_log_probs=top,
+                routed_experts=self.experts,
                 queued=self.queued or 0.0,
             )
         )

@@ -105,10 +105,18 @@ class StepDecoder:
         tokens = torch.tensor([s.tokens[-1] for s in sequences] + [0] * attention.pad, device=runner.device)
         positions = F.pad(attention.lengths + self._offsets, (0, attention.pad))
         hidden = hidden_states(runner.model, tokens, positions, attention)
+        if runner.routing is not None:
+            runner.keep_experts(self._slots(sequences))
         index = torch.tensor([len(sequence.tokens) for sequence in sequences], device=runner.device)
         sampled = sample_to_host(runner.logits(hidden)[: len(sequences)], self._sampling, index)
         attention.advance()
         return sampled
+
+    def _slots(self, sequences: Sequence[SequenceState]) -> Tensor:
+        """Where the newest token of each sequence is in the cache."""
+        size = self.blocks.block_size
+        places = [(sequence.block_table, *divmod(sequence.num_cached, size)) for sequence in sequences]
+        return torch.tensor([table[block] * size + rest for table, block, rest in places], device=self.runner.device)
 
     def _is_prepared(self, sequences: list[SequenceState]) -> bool:
         return self._batch is sequences and self._version == self.blocks.version
