@@ -38,6 +38,7 @@ class Call:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] | None = None
     num_results: int | None = None
+    shared: bytes | None = None  # pickled data that the method gets as `shared`, sent to several workers
 
     @property
     def ids(self) -> range:

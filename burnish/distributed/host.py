@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import importlib
 import os
+import pickle
 import sys
 import tempfile
 import threading
@@ -97,6 +98,8 @@ class Host:
 
     def _value(self, call: Call) -> Any:
         kwargs = call.kwargs or {}
+        if call.shared is not None:
+            kwargs = {**kwargs, "shared": pickle.loads(call.shared)}
         if call.method == BUILD:
             factory, *args = call.args
             self.target = import_object(factory)(*args, **kwargs)

@@ -142,6 +142,9 @@ class RayActors:
             return f"died: {str(error).splitlines()[0]}"
         return "ended" if problem is None else f"could not start: {problem}"
 
+    def node(self, name: str) -> str:
+        return name
+
     def kill(self) -> None:
         for actor in self._actors.values():
             self.ray.kill(actor)

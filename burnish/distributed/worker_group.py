@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import queue
 import shutil
@@ -17,6 +18,7 @@ from typing import Any, NoReturn, Protocol
 from burnish.distributed.channel import NO_RESULT, Call, Channel, PendingCalls, serialize
 from burnish.distributed.handshake import Listener
 from burnish.distributed.host import BUILD, CLOSE, RENDEZVOUS, STACKS
+from burnish.distributed.traffic import Traffic
 from burnish.errors import UserError, WorkerDied
 
 NOT_RESPONDING = "does not respond"
@@ -38,6 +40,10 @@ class Starter(Protocol):
         """Why a process has ended; None while it runs."""
         ...
 
+    def node(self, name: str) -> str:
+        """The machine that a process runs on."""
+        ...
+
     def stop(self) -> None:
         """End all processes that still run after CLOSE."""
         ...
@@ -45,6 +51,15 @@ class Starter(Protocol):
     def kill(self) -> None:
         """End all processes at once."""
         ...
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Data that several workers get, serialized once."""
+
+    id: int
+    data: Any  # bytes, or what the starter's transport stores
+    num_bytes: int
 
 
 @dataclass
@@ -70,6 +85,7 @@ class WorkerGroup:
         self._closing = False
         self._killed: WorkerDied | None = None
         self._store_numbers = itertools.count()
+        self._shared_ids = itertools.count()
         listener = Listener(host, len(self.names))
         self._folder = listener.folder  # private; None if workers may run on other machines
         try:
@@ -82,6 +98,11 @@ class WorkerGroup:
             listener.close()
         for worker in self.workers:
             threading.Thread(target=self._listen, args=(worker,), daemon=True, name=f"burnish-{worker.name}").start()
+
+    @functools.cached_property
+    def traffic(self) -> Traffic:
+        """Bytes of shared data."""
+        return Traffic([self.starter.node(name) for name in self.names])
 
     @property
     def size(self) -> int:
@@ -100,6 +121,17 @@ class WorkerGroup:
     def submit(self, rank: int, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a method of one worker."""
         (future,) = self._send(self.workers[rank], Call(self._new_id(), method, args, kwargs))
+        return future
+
+    def share(self, value: Any, num_bytes: int) -> Shared:
+        """Data for calls of several workers. `num_bytes` counts in `traffic`."""
+        self.traffic.put += num_bytes
+        return Shared(next(self._shared_ids), serialize(value), num_bytes)
+
+    def submit_shared(self, rank: int, shared: Shared, method: str, *args: Any) -> Future[Any]:
+        """Call a method of one worker, which gets the data as the argument `shared`."""
+        self.traffic.sent(shared.id, shared.num_bytes, rank)
+        (future,) = self._send(self.workers[rank], Call(self._new_id(), method, args, shared=shared.data))
         return future
 
     def submit_streaming(self, rank: int, num_results: int, method: str, *args: Any) -> list[Future[Any]]:

@@ -152,6 +152,7 @@ def build(
             close_workers=roles.close,
             kill_hung_workers=roles.kill_hung,
             take_worker_spans=roles.take_spans,
+            take_transport=roles.take_transport,
         )
     except BaseException:
         undo.close()

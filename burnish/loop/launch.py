@@ -15,6 +15,7 @@ from burnish.distributed.process_group import RankInfo
 from burnish.distributed.processes import Processes
 from burnish.distributed.ray import RayActors, RayCluster, RayOptions, check_cluster, installed
 from burnish.distributed.torchrun import Torchrun
+from burnish.distributed.traffic import total_traffic
 from burnish.distributed.worker_group import NOT_RESPONDING, Starter, WorkerGroup
 from burnish.errors import UserError
 from burnish.log.timeline import Span
@@ -72,6 +73,10 @@ class LaunchedRoles:
             for name, future in futures.items()
             if future in answered and future.exception() is None
         }
+
+    def take_transport(self) -> dict[str, float]:
+        """Metrics of the batches sent to workers and their results since the last call."""
+        return total_traffic([group.traffic for group in dict.fromkeys(self.groups.values())])
 
     def policy(self) -> PolicyHandle:
         return PolicyHandle(self.groups["policy"], "policy")

@@ -94,12 +94,12 @@ class MediaSender:
             packed.append(request)
         return packed, new
 
-    def pack_batch(self, batch: Batch) -> tuple[Batch, list[Media]]:
-        """A batch without pixels, and the pictures to send to all workers."""
+    def pack_batch(self, batch: Batch, ranks: Sequence[int]) -> tuple[Batch, list[Media]]:
+        """A batch without pixels, and the pictures to send to these workers."""
         if COLUMN not in batch:
             return batch, []
         rows: list[tuple[Media, ...]] = batch[COLUMN]
-        new = self.missing(range(len(self._known)), (media for row in rows for media in row))
+        new = self.missing(ranks, (media for row in rows for media in row))
         others = batch.keep(*(name for name in batch if name != COLUMN))
         column = [tuple(map(without_pixels, row)) for row in rows]
         return others.add(**{COLUMN: column}), [replace(media, source=None) for media in new]

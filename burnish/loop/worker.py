@@ -29,6 +29,7 @@ from burnish.loop.roles import (
     load_run_tokenizer,
     policy_source,
 )
+from burnish.loop.row_transfer import PackedResult, PackedShard, RoleLayout
 from burnish.loop.sharing import stage_options
 from burnish.loop.worker_clock import WorkerClock
 from burnish.models.device import pick_device
@@ -87,6 +88,17 @@ class Worker:
             value = attribute(*args, **kwargs) if callable(attribute) else attribute
         backend = getattr(self.roles[role], "backend", None)
         return value if backend is None or backend.parallel.reports_results else NO_RESULT
+
+    def role_layout(self, role: str) -> RoleLayout:
+        """Which rows of a batch this rank runs."""
+        return RoleLayout.of(self.roles[role])
+
+    def run_shard(self, role: str, method: str, *args: Any, shared: PackedShard) -> Any:
+        """Call a method of a role with this rank's rows; one rank of each data rank returns their results."""
+        shard = shared.unpack(self.media)
+        with memory_reported(self.roles, self.device), self.clock.of_call(role, method):
+            value = getattr(self.roles[role], method)(shard, *args)
+        return PackedResult.of(value) if self.roles[role].backend.parallel.reports_shard else NO_RESULT
 
     def profile(self, method: str, *args: Any) -> Any:
         """Start or stop recordings of this process."""

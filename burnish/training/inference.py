@@ -10,7 +10,8 @@ from torch import Tensor
 
 from burnish.batch import Batch, Ragged
 from burnish.models.model_input import Media
-from burnish.training.backend import Backend, HeadFn, MicroBatch, ModelOutput, Output
+from burnish.training.backend import Backend, HeadFn, ModelOutput, Output
+from burnish.training.batch_shard import ForwardShard, UpdateShard
 from burnish.training.packing import MicroBatchSize, row_lengths
 
 if TYPE_CHECKING:
@@ -18,18 +19,23 @@ if TYPE_CHECKING:
 
 
 def compute_log_probs(
-    backend: Backend, batch: Batch, temperature: float, size: MicroBatchSize, *, adapters: bool = True
+    backend: Backend, batch: Batch | ForwardShard, temperature: float, size: MicroBatchSize, *, adapters: bool = True
 ) -> Ragged:
     """Log-probs of the responses, in row order."""
 
     def head(output: ModelOutput) -> Tensor:
         return output.log_probs(temperature, False)[0]
 
-    return in_row_order(_forward(backend, batch, size, head, adapters=adapters), batch["responses"])
+    return in_row_order(_forward(backend, batch, size, head, adapters=adapters), responses_of(batch))
 
 
 def compute_policy_columns(
-    backend: Backend, batch: Batch, temperature: float, size: MicroBatchSize, *, sum_pi_squared: bool = False
+    backend: Backend,
+    batch: Batch | ForwardShard,
+    temperature: float,
+    size: MicroBatchSize,
+    *,
+    sum_pi_squared: bool = False,
 ) -> dict[str, Ragged]:
     """log_probs and entropys of the responses, in row order, and sum_pi_squared on request."""
 
@@ -48,12 +54,12 @@ def compute_policy_columns(
     results = _forward(backend, batch, size, head)
     names = results[0][1] if results else ()
     return {
-        name: in_row_order([(rows, columns[name]) for rows, columns in results], batch["responses"]) for name in names
+        name: in_row_order([(rows, columns[name]) for rows, columns in results], responses_of(batch)) for name in names
     }
 
 
 def compute_exact_kl(
-    policy: Backend, reference: Reference, batch: Batch, temperature: float, size: MicroBatchSize
+    policy: Backend, reference: Reference, batch: Batch | ForwardShard, temperature: float, size: MicroBatchSize
 ) -> Ragged:
     """KL of the policy to the reference over the whole vocabulary, at each response token."""
 
@@ -62,12 +68,12 @@ def compute_exact_kl(
         return output.exact_kl(reference.head_input(output.micro_batch), temperature, policy_head)
 
     with reference.backend.on_device():
-        return in_row_order(_forward(policy, batch, size, head), batch["responses"])
+        return in_row_order(_forward(policy, batch, size, head), responses_of(batch))
 
 
-def compute_values(backend: Backend, batch: Batch, size: MicroBatchSize) -> Ragged:
+def compute_values(backend: Backend, batch: Batch | ForwardShard, size: MicroBatchSize) -> Ragged:
     """The critic's value before each response token."""
-    return in_row_order(_forward(backend, batch, size, lambda output: output.values()), batch["responses"])
+    return in_row_order(_forward(backend, batch, size, lambda output: output.values()), responses_of(batch))
 
 
 def compute_scores(
@@ -85,17 +91,26 @@ def compute_scores(
 
 def in_row_order(parts: list[tuple[list[int], Tensor]], like: Ragged) -> Ragged:
     """Flat results of micro-batches, put back into the batch's row order, on the CPU."""
+    if not parts:  # a shard without rows
+        return Ragged(torch.empty(0), torch.empty(0, dtype=torch.int64))
     order = torch.tensor([row for rows, _ in parts for row in rows], dtype=torch.int64)
     joined = Ragged(torch.cat([flat.detach().cpu() for _, flat in parts]), like.lengths[order])
     return joined.select(torch.argsort(order))
 
 
+def responses_of(batch: Batch | ForwardShard | UpdateShard) -> Ragged:
+    return (batch if isinstance(batch, Batch) else batch.batch)["responses"]
+
+
 def _forward(
-    backend: Backend, batch: Batch, size: MicroBatchSize, head: HeadFn[Output], *, adapters: bool = True
+    backend: Backend, batch: Batch | ForwardShard, size: MicroBatchSize, head: HeadFn[Output], *, adapters: bool = True
 ) -> list[tuple[list[int], Output]]:
-    """(rows, output) of all micro-batches, including those of other ranks."""
+    """(rows, output) of all micro-batches; of a whole batch, including those of other ranks."""
     parallel = backend.parallel
-    batches = [MicroBatch.select(batch, rows) for rows in parallel.shard_batch(row_lengths(batch), size)]
+    is_shard = isinstance(batch, ForwardShard)
+    shard = batch if is_shard else ForwardShard(batch, parallel.shard_batch(row_lengths(batch), size))
+    batches = shard.select()
     outputs = backend.forward(batches, head, adapters=adapters)
     pairs = zip(batches, outputs, strict=True) if parallel.has_results else ()
-    return parallel.gather_lists([(micro_batch.rows, output) for micro_batch, output in pairs if micro_batch.rows])
+    results = [(micro_batch.rows, output) for micro_batch, output in pairs if micro_batch.rows]
+    return results if is_shard else parallel.gather_lists(results)

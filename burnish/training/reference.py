@@ -5,6 +5,7 @@ from __future__ import annotations
 from burnish.batch import Batch, Ragged
 from burnish.models.exact_kl import HeadInput
 from burnish.training.backend import Backend, MicroBatch
+from burnish.training.batch_shard import ForwardShard
 from burnish.training.inference import compute_log_probs
 from burnish.training.packing import MicroBatchSize
 
@@ -22,7 +23,7 @@ class Reference:
         self.temperature = temperature
         self.micro_batch = micro_batch.for_device(backend.device)
 
-    def compute_log_probs(self, batch: Batch) -> Ragged:
+    def compute_log_probs(self, batch: Batch | ForwardShard) -> Ragged:
         """ref_log_prob."""
         return compute_log_probs(self.backend, batch, self.temperature, self.micro_batch, adapters=False)
 
