@@ -9,17 +9,18 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
-from burnish.distributed.channel import NO_RESULT, Call, Channel, PendingCalls, serialize
+from burnish.distributed.channel import NO_RESULT, Call, Channel, PendingCalls, Result, serialize
 from burnish.distributed.handshake import Listener
 from burnish.distributed.host import BUILD, CLOSE, RENDEZVOUS, STACKS
 from burnish.distributed.traffic import Traffic
 from burnish.errors import UserError, WorkerDied
+from burnish.network import socket_folder
 
 NOT_RESPONDING = "does not respond"
 EXIT_DELAY = 2.0  # seconds between the end of a process and the time its exit code is known
@@ -53,6 +54,35 @@ class Starter(Protocol):
         ...
 
 
+class Link(Protocol):
+    """Calls to one worker, in order."""
+
+    def send(self, call: Call, message: bytes | None = None) -> None:
+        """`message` is the call where it is serialized already; OSError or ValueError if the worker is gone."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class CallingStarter(Starter, Protocol):
+    """A starter whose processes are called by its own means instead of our sockets (Ray)."""
+
+    def connect(
+        self,
+        names: Sequence[str],
+        timeout: float,
+        resolve: Callable[[int, Result], None],
+        fail: Callable[[int, str], None],
+    ) -> list[Link]:
+        """Start the processes. `resolve` gets the results of each rank, `fail` why a rank has no more."""
+        ...
+
+    def share(self, value: Any) -> Any:
+        """Store data for calls of several workers; what `Call.shared` then is."""
+        ...
+
+
 @dataclass(frozen=True)
 class Shared:
     """Data that several workers get, serialized once."""
@@ -67,8 +97,21 @@ class Worker:
     """One process of a group."""
 
     name: str
-    channel: Channel
+    link: Link | None = None  # None until it has started
     pending: PendingCalls = field(default_factory=PendingCalls)
+
+
+class SocketLink:
+    """Calls over a socket."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+
+    def send(self, call: Call, message: bytes | None = None) -> None:
+        self.channel.send_bytes(serialize(call) if message is None else message)
+
+    def close(self) -> None:
+        self.channel.close()
 
 
 class WorkerGroup:
@@ -86,23 +129,44 @@ class WorkerGroup:
         self._killed: WorkerDied | None = None
         self._store_numbers = itertools.count()
         self._shared_ids = itertools.count()
-        listener = Listener(host, len(self.names))
-        self._folder = listener.folder  # private; None if workers may run on other machines
+        self.workers = [Worker(name) for name in self.names]
+        self._folder: Path | None = None  # private; None if workers may run on other machines
         try:
-            starter.start(self.names, listener.address)
-            self.workers = self._accept_workers(listener, timeout)
+            if isinstance(starter, CallingStarter):
+                self._connect(starter, timeout, local=host is None)
+            else:
+                self._listen_at(host, timeout)
         except BaseException:
             _remove(self._folder)
             raise
+
+    def _connect(self, starter: CallingStarter, timeout: float, *, local: bool) -> None:
+        if local:
+            self._folder = socket_folder("burnish-")
+        links = starter.connect(
+            self.names, timeout, lambda rank, result: self.workers[rank].pending.resolve(result), self._lost
+        )
+        for worker, link in zip(self.workers, links, strict=True):
+            worker.link = link
+
+    def _listen_at(self, host: str | None, timeout: float) -> None:
+        listener = Listener(host, len(self.names))
+        self._folder = listener.folder
+        try:
+            self.starter.start(self.names, listener.address)
+            channels = self._accept_workers(listener, timeout)
         finally:
             listener.close()
-        for worker in self.workers:
-            threading.Thread(target=self._listen, args=(worker,), daemon=True, name=f"burnish-{worker.name}").start()
+        for worker, channel in zip(self.workers, channels, strict=True):
+            worker.link = SocketLink(channel)
+            args = (worker, channel)
+            threading.Thread(target=self._listen, args=args, daemon=True, name=f"burnish-{worker.name}").start()
 
     @functools.cached_property
     def traffic(self) -> Traffic:
         """Bytes of shared data."""
-        return Traffic([self.starter.node(name) for name in self.names])
+        nodes = [self.starter.node(name) for name in self.names]
+        return Traffic(nodes, once_per_node=isinstance(self.starter, CallingStarter))
 
     @property
     def size(self) -> int:
@@ -126,7 +190,8 @@ class WorkerGroup:
     def share(self, value: Any, num_bytes: int) -> Shared:
         """Data for calls of several workers. `num_bytes` counts in `traffic`."""
         self.traffic.put += num_bytes
-        return Shared(next(self._shared_ids), serialize(value), num_bytes)
+        data = self.starter.share(value) if isinstance(self.starter, CallingStarter) else serialize(value)
+        return Shared(next(self._shared_ids), data, num_bytes)
 
     def submit_shared(self, rank: int, shared: Shared, method: str, *args: Any) -> Future[Any]:
         """Call a method of one worker, which gets the data as the argument `shared`."""
@@ -163,10 +228,10 @@ class WorkerGroup:
         self._closing = True
         for worker in self.workers:
             with contextlib.suppress(OSError, ValueError):
-                worker.channel.send(Call(self._new_id(), CLOSE))
+                self._link(worker).send(Call(self._new_id(), CLOSE))
         self.starter.stop()
         for worker in self.workers:
-            worker.channel.close()
+            self._link(worker).close()
         _remove(self._folder)
 
     def gather(self, futures: list[Future[Any]]) -> list[Any]:
@@ -197,36 +262,46 @@ class WorkerGroup:
     def _send(self, worker: Worker, call: Call, message: bytes | None = None) -> list[Future[Any]]:
         futures = worker.pending.add(call.ids)
         try:
-            worker.channel.send_bytes(serialize(call) if message is None else message)
+            self._link(worker).send(call, message)
         except (OSError, ValueError):
             worker.pending.fail_all(self._death(worker))
         return futures
 
-    def _accept_workers(self, listener: Listener, timeout: float) -> list[Worker]:
+    def _link(self, worker: Worker) -> Link:
+        assert worker.link is not None
+        return worker.link
+
+    def _accept_workers(self, listener: Listener, timeout: float) -> list[Channel]:
         """Wait until all workers have connected; one that ends before is named at once."""
-        workers: dict[int, Worker] = {}
+        channels: dict[int, Channel] = {}
         end = time.monotonic() + timeout
-        while len(workers) < len(self.names):
+        while len(channels) < len(self.names):
             with contextlib.suppress(queue.Empty):
                 rank, connection = listener.connected.get(timeout=0.5)
-                workers[rank] = Worker(self.names[rank], Channel(connection))
+                channels[rank] = Channel(connection)
                 continue
             self.starter.poll()
-            missing = [name for rank, name in enumerate(self.names) if rank not in workers]
+            missing = [name for rank, name in enumerate(self.names) if rank not in channels]
             ended = [(name, reason) for name in missing if (reason := self.starter.exit_reason(name))]
             if ended or time.monotonic() > end:
                 self.starter.stop()
                 raise WorkerDied(
                     *(ended[0] if ended else (", ".join(missing), f"did not connect within {timeout:g} s"))
                 )
-        return [workers[rank] for rank in range(len(self.names))]
+        return [channels[rank] for rank in range(len(self.names))]
 
-    def _listen(self, worker: Worker) -> None:
+    def _listen(self, worker: Worker, channel: Channel) -> None:
         try:
             while True:
-                worker.pending.resolve(worker.channel.receive())
+                worker.pending.resolve(channel.receive())
         except (EOFError, OSError):
             worker.pending.fail_all(self._death(worker))
+
+    def _lost(self, rank: int, why: str) -> None:
+        """A worker will answer no more."""
+        worker = self.workers[rank]
+        death = WorkerDied(worker.name, "was stopped" if self._closing else why)
+        worker.pending.fail_all(self._killed or death)
 
     def _death(self, worker: Worker) -> WorkerDied:
         if self._killed is not None:

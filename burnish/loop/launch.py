@@ -33,6 +33,7 @@ WORKER = "burnish.loop.worker:Worker"
 DEVICE_TRANSPORTS = {"cuda": "nccl"}  # of weights between devices of this type; gloo serves all others
 GPU_TRANSPORTS = tuple(DEVICE_TRANSPORTS.values())
 TRANSPORT_KEY = "actor_rollout_ref.rollout.checkpoint_engine.backend"
+ACTOR_NAMES = {"trainer": "actor_rollout_ref", "reward": "reward_model"}  # of pools, as Ray's dashboard shows them
 LAUNCHERS = Registry("launcher", key="trainer.launcher")
 
 
@@ -214,6 +215,7 @@ def _ray(cfg: TrainConfig, launched: LaunchedRoles) -> Launcher:
 
     def starter(pool: Pool) -> RayActors:
         environment = partial(worker_environment, cfg, pool.roles)
-        return RayActors(cluster, nodes=pool.nodes, resource=resource, runtime_env=environment)
+        prefix = f"burnish/{cfg.trainer.experiment_name}/{ACTOR_NAMES.get(pool.name, pool.name)}"
+        return RayActors(cluster, nodes=pool.nodes, resource=resource, runtime_env=environment, prefix=prefix)
 
     return Launcher(starter, cluster.host)
