@@ -120,6 +120,8 @@ class RayActors:
         self.prefix = prefix
         self._actors: dict[str, Any] = {}
         self._machines: dict[str, tuple[str, str]] = {}  # address and Ray's id, by worker
+        self._options: dict[int, dict[str, Any]] = {}  # of each actor
+        self._resolve: Callable[[int, Result], None] = lambda rank, result: None
         self._fail: Callable[[int, str], None] = lambda rank, why: None
         self._deaths: dict[str, str] = {}
         self._events: RayEvents | None = None
@@ -134,9 +136,11 @@ class RayActors:
         each = len(names) // self.nodes
         for index, name in enumerate(names):
             bundle = strategy(self._placement, placement_group_bundle_index=index // each)
-            self._actors[name] = self._create(index, {"scheduling_strategy": bundle, **_actor_needs(needs)})
+            self._options[index] = {"scheduling_strategy": bundle, **_actor_needs(needs)}
+            self._actors[name] = self._create(index)
 
-    def _create(self, index: int, options: dict[str, Any]) -> Any:
+    def _create(self, index: int) -> Any:
+        options = dict(self._options[index])
         if environment := self.runtime_env(index):
             options["runtime_env"] = environment
         if self.prefix is not None:
@@ -158,28 +162,40 @@ class RayActors:
         resolve: Callable[[int, Result], None],
         fail: Callable[[int, str], None],
     ) -> list[Link]:
-        self._events, self._fail = RayEvents(), fail
+        self._events, self._resolve, self._fail = RayEvents(), resolve, fail
         try:
             self.start(names)
             self._await_start(names, timeout)
         except BaseException:
             self.stop()
             raise
-        return [self._link(rank, name, resolve) for rank, name in enumerate(names)]
+        return [self._link(rank, name) for rank, name in enumerate(names)]
 
-    def _link(self, rank: int, name: str, resolve: Callable[[int, Result], None]) -> Link:
+    def _link(self, rank: int, name: str) -> Link:
         def failed(error: BaseException) -> None:
             self._deaths.setdefault(name, self._describe(name, error))
             self._fail(rank, self._deaths[name])
 
         assert self._events is not None
-        return RayLink(self._actors[name], self._events, partial(resolve, rank), failed)
+        return RayLink(self._actors[name], self._events, partial(self._resolve, rank), failed)
+
+    def revive(self, rank: int) -> Link | None:
+        """The machine of an actor that died may come back, or another may take its place: Ray says when."""
+        name = list(self._actors)[rank]
+        actor = self._actors[name] = self._create(rank)
+        answer = actor.machine.remote()
+        while self._events is not None:
+            if self.ray.wait([answer], timeout=1.0)[0]:
+                self._deaths.pop(name, None)
+                self._await_start([name], self.cluster.options.timeout)
+                return self._link(rank, name)
+        return None
 
     def _await_start(self, names: Sequence[str], timeout: float) -> None:
-        """Until all actors run. One that dies before, and a machine with other versions, is named at once."""
-        machines = {name: actor.machine.remote() for name, actor in self._actors.items()}
-        self._machines = dict(self._collect(machines, timeout))
-        started = {name: actor.start.remote(self._machines[name][0]) for name, actor in self._actors.items()}
+        """Until these actors run. One that dies before, and a machine with other versions, is named at once."""
+        machines = {name: self._actors[name].machine.remote() for name in names}
+        self._machines |= dict(self._collect(machines, timeout))
+        started = {name: self._actors[name].start.remote(self._machines[name][0]) for name in names}
         for name, found in self._collect(started, timeout):
             for package, ours in versions().items():
                 if found[package] != ours:
@@ -242,9 +258,9 @@ class RayActors:
 
     def _reserve(self, needs: dict[str, float], count: int) -> Any:
         """A placement group with one bundle per machine, so that neighboring ranks share a machine."""
-        num_machines = sum(node["Alive"] for node in self.ray.nodes())
-        if num_machines < self.nodes:
-            raise too_few_machines(self.nodes, num_machines)
+        alive = [node["Alive"] for node in self.ray.nodes()]
+        if sum(alive) < self.nodes and all(alive):  # a machine that was lost may come back
+            raise too_few_machines(self.nodes, sum(alive))
         bundle = {name: amount * (count // self.nodes) for name, amount in needs.items()}
         placement = self.ray.util.placement_group(
             [bundle] * self.nodes, strategy="STRICT_SPREAD" if self.nodes > 1 else "PACK"

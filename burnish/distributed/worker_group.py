@@ -78,6 +78,10 @@ class CallingStarter(Starter, Protocol):
         """Start the processes. `resolve` gets the results of each rank, `fail` why a rank has no more."""
         ...
 
+    def revive(self, rank: int) -> Link | None:
+        """Start a process anew, as soon as there is a place for it; None if `stop` comes first."""
+        ...
+
     def share(self, value: Any) -> Any:
         """Store data for calls of several workers; what `Call.shared` then is."""
         ...
@@ -92,7 +96,7 @@ class Shared:
     num_bytes: int
 
 
-@dataclass
+@dataclass(eq=False)
 class Worker:
     """One process of a group."""
 
@@ -124,11 +128,15 @@ class WorkerGroup:
         self.names = list(names)
         self.starter = starter
         self._next_id = 0
+        self._starting: dict[int, Worker] = {}  # workers that are started anew
         self._id_lock = threading.Lock()
         self._closing = False
         self._killed: WorkerDied | None = None
         self._store_numbers = itertools.count()
         self._shared_ids = itertools.count()
+        self.elastic = False  # whether the group goes on without workers that died
+        self.on_death: Callable[[int], None] = lambda rank: None  # called before calls to this worker fail
+        self._build: tuple[str, Sequence[tuple[Any, ...]]] = ("", ())
         self.workers = [Worker(name) for name in self.names]
         self._folder: Path | None = None  # private; None if workers may run on other machines
         try:
@@ -144,7 +152,10 @@ class WorkerGroup:
         if local:
             self._folder = socket_folder("burnish-")
         links = starter.connect(
-            self.names, timeout, lambda rank, result: self.workers[rank].pending.resolve(result), self._lost
+            self.names,
+            timeout,
+            lambda rank, result: self._starting.get(rank, self.workers[rank]).pending.resolve(result),
+            self._lost,
         )
         for worker, link in zip(self.workers, links, strict=True):
             worker.link = link
@@ -174,7 +185,39 @@ class WorkerGroup:
 
     def build(self, factory: str, args: Sequence[tuple[Any, ...]]) -> None:
         """Each worker builds its object: "module:name", called with the arguments of its rank."""
+        self._build = (factory, args)
         self.gather([self.submit(rank, BUILD, factory, *rank_args) for rank, rank_args in enumerate(args)])
+
+    @property
+    def living(self) -> list[int]:
+        """Ranks that answer; all but in an elastic group."""
+        ranks = range(self.size)
+        return [rank for rank in ranks if not self.elastic or self.workers[rank].pending.error is None]
+
+    @property
+    def closing(self) -> bool:
+        return self._closing or self._killed is not None
+
+    def revive(self, rank: int) -> bool:
+        """Start a worker that died anew, as soon as there is a place for it, and build its object.
+
+        False if the launcher cannot, or if the group is closed first. WorkerDied or UserError if it fails.
+        """
+        if self.closing or not isinstance(self.starter, CallingStarter):
+            return False
+        link = self.starter.revive(rank)
+        if link is None:
+            return False
+        worker = Worker(self.names[rank], link)
+        factory, args = self._build
+        future = self._send(worker, Call(self._new_id(), BUILD, (factory, *args[rank])))[0]
+        self._starting[rank] = worker
+        try:
+            future.result()
+        finally:
+            del self._starting[rank]
+        self.workers[rank] = worker
+        return True
 
     def new_rendezvous(self) -> str:
         """Where the ranks, or a weight transfer, can rendezvous: the address of a new store (rendezvous.py)."""
@@ -204,11 +247,14 @@ class WorkerGroup:
         return self._send(self.workers[rank], Call(self._new_id(num_results), method, args, {}, num_results))
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of all workers and wait; the results of those ranks that have one, in rank order."""
+        """Call a method of all workers and wait; the results of those ranks that have one, in rank order.
+
+        In an elastic group: of those workers that live.
+        """
         call = Call(self._new_id(), method, args, kwargs)
         message = serialize(call)  # once for all workers
-        results = self.gather([self._send(worker, call, message)[0] for worker in self.workers])
-        return [result for result in results if result is not NO_RESULT]
+        futures = [self._send(self.workers[rank], call, message)[0] for rank in self.living]
+        return [result for result in self.gather(futures) if result is not NO_RESULT]
 
     def stacks(self, timeout: float = 5.0) -> dict[str, str]:
         """Stack traces of every worker's threads, by name; NOT_RESPONDING for a worker that does not answer."""
@@ -235,7 +281,15 @@ class WorkerGroup:
         _remove(self._folder)
 
     def gather(self, futures: list[Future[Any]]) -> list[Any]:
-        """All results. If one rank fails, the others would wait in a collective for ever, so the group is stopped."""
+        """All results. If one rank fails, the others would wait in a collective for ever, so the group is stopped.
+
+        In an elastic group there are no collectives: those who died are left out, unless nobody is left.
+        """
+        if self.elastic:
+            wait(futures)
+            lost = [isinstance(future.exception(), WorkerDied) for future in futures]
+            if not all(lost):
+                futures = [future for future, is_lost in zip(futures, lost, strict=True) if not is_lost]
         wait(futures, return_when=FIRST_EXCEPTION)
         if any(future.done() and future.exception() is not None for future in futures):
             self._raise_cause(futures)
@@ -264,7 +318,7 @@ class WorkerGroup:
         try:
             self._link(worker).send(call, message)
         except (OSError, ValueError):
-            worker.pending.fail_all(self._death(worker))
+            self._fail(worker, self._death(worker))
         return futures
 
     def _link(self, worker: Worker) -> Link:
@@ -295,13 +349,18 @@ class WorkerGroup:
             while True:
                 worker.pending.resolve(channel.receive())
         except (EOFError, OSError):
-            worker.pending.fail_all(self._death(worker))
+            self._fail(worker, self._death(worker))
+
+    def _fail(self, worker: Worker, death: WorkerDied) -> None:
+        if worker in self.workers:
+            self.on_death(self.workers.index(worker))
+        worker.pending.fail_all(death)
 
     def _lost(self, rank: int, why: str) -> None:
         """A worker will answer no more."""
-        worker = self.workers[rank]
+        worker = self._starting.get(rank, self.workers[rank])
         death = WorkerDied(worker.name, "was stopped" if self._closing else why)
-        worker.pending.fail_all(self._killed or death)
+        self._fail(worker, self._killed or death)
 
     def _death(self, worker: Worker) -> WorkerDied:
         if self._killed is not None:

@@ -240,14 +240,27 @@ class EngineHandle:
             raise TypeError("engines in worker processes load weights of a policy in worker processes only")
         if stream.group is self.group:
             return max(self.group.call("sync_weights", version))
-        address, size, key = stream.group.new_rendezvous(), self.group.size + 1, secrets.token_bytes(32)
-        endpoints = [Endpoint(address, rank, size, self.backend, self.bucket_bytes, key=key) for rank in range(size)]
-        sending = [stream.group.submit(rank, "send_weights", endpoints[0]) for rank in range(stream.group.size)]
+        ranks = self._receivers()
+        address, size, key = stream.group.new_rendezvous(), len(ranks) + 1, secrets.token_bytes(32)
+        sender, *receivers = [
+            Endpoint(address, number, size, self.backend, self.bucket_bytes, key=key) for number in range(size)
+        ]
+        sending = [stream.group.submit(rank, "send_weights", sender) for rank in range(stream.group.size)]
         receiving = [
-            self.group.submit(rank, "receive_weights", endpoints[rank + 1], version) for rank in range(self.group.size)
+            self.group.submit(rank, "receive_weights", endpoint, version)
+            for rank, endpoint in zip(ranks, receivers, strict=True)
         ]
         stream.group.gather(sending)
-        return max(self.group.gather(receiving))
+        seconds = max(self.group.gather(receiving))
+        self._have_weights(ranks)
+        return seconds
+
+    def _receivers(self) -> list[int]:
+        """Ranks that get weights."""
+        return list(range(self.group.size))
+
+    def _have_weights(self, ranks: Sequence[int]) -> None:
+        """Called when they have them."""
 
     def digests(self) -> dict[str, Tensor]:
         raise TypeError("engines in worker processes compare their weights themselves (capabilities.digests)")

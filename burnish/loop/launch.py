@@ -19,8 +19,9 @@ from burnish.distributed.traffic import total_traffic
 from burnish.distributed.worker_group import NOT_RESPONDING, Starter, WorkerGroup
 from burnish.errors import UserError
 from burnish.log.timeline import Span
+from burnish.loop.elastic import ElasticEngines
 from burnish.loop.handles import CriticHandle, EngineHandle, PolicyHandle, ReferenceHandle, RewardModelHandle
-from burnish.loop.pools import Pool
+from burnish.loop.pools import Pool, engines_alone
 from burnish.loop.profiling import worker_command, worker_environment
 from burnish.models.device import pick_device
 from burnish.registry import Registry
@@ -43,6 +44,7 @@ class LaunchedRoles:
 
     groups: dict[str, WorkerGroup] = field(default_factory=dict)  # by role
     notices: list[str] = field(default_factory=list)
+    elastic: bool = False  # whether the engines are a pool of their own, each of them alone
     close_callbacks: list[Callable[[], None]] = field(default_factory=list)
 
     def close(self) -> None:
@@ -96,7 +98,10 @@ class LaunchedRoles:
         name = rollout.checkpoint_engine.backend
         default = DEVICE_TRANSPORTS.get(pick_device(cfg.trainer.device).type, "gloo")
         backend = {"naive": default}.get(name, name)
-        return EngineHandle(self.groups["engine"], backend, rollout.update_weights_bucket_megabytes << 20)
+        group, bucket_bytes = self.groups["engine"], rollout.update_weights_bucket_megabytes << 20
+        if self.elastic and group.size > 1:
+            return ElasticEngines(group, backend, bucket_bytes)
+        return EngineHandle(group, backend, bucket_bytes)
 
 
 def check_launcher(cfg: TrainConfig, pools: list[Pool]) -> None:
@@ -149,6 +154,7 @@ def _start_pool(
     group = WorkerGroup(names, launcher.starter(pool), host=launcher.host, timeout=timeout)
     launched.close_callbacks.append(group.close)
     address, key = group.new_rendezvous(), secrets.token_bytes(32)
+    launched.elastic |= engines_alone(pool.roles)
     infos = [
         RankInfo(rank, pool.size, first_device + rank % pool.per_node, address, pool.timeout, key)
         for rank in range(pool.size)

@@ -65,6 +65,11 @@ class MediaSender:
         self._known = [Recent(max_bytes) for _ in range(size)]
         self._lock = threading.Lock()
 
+    def forget(self, rank: int) -> None:
+        """This worker has lost what it had."""
+        with self._lock:
+            self._known[rank] = Recent(self._known[rank].max_bytes)
+
     def missing(self, ranks: Iterable[int], media: Iterable[Media]) -> list[Media]:
         """Those that one of the workers does not have; from now on all of them do."""
         unique = {key_of(item): item for item in media}

@@ -19,6 +19,7 @@ from burnish.distributed.weights import Endpoint, receive, send
 from burnish.log.timeline import Span
 from burnish.loop.build_reward_model import build_reward_model
 from burnish.loop.media_transfer import MediaStore
+from burnish.loop.pools import engines_alone
 from burnish.loop.profiling import process_profiler, watch_mini_batches
 from burnish.loop.roles import (
     build_critic,
@@ -60,7 +61,7 @@ class Worker:
         self.info = info
         self.cfg = cfg
         self.device = device_of_rank(cfg.trainer.device, info.local_rank)
-        if info.size > 1:
+        if info.size > 1 and not engines_alone(roles):
             init_process_group(info, self.device)
         torch.manual_seed(derive_seed(cfg.trainer.seed, "worker"))  # equal on all ranks: they must load equal weights
         self.contexts: dict[tuple[Any, ...], ParallelContext] = {}  # by their sizes

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -21,10 +22,22 @@ from burnish.training.row_sharding import RowSharding
 
 
 @dataclass(frozen=True)
-class ForwardShard:
-    """A pass without gradients. Micro-batches are numbers of rows in `batch`, in the order of the whole batch."""
+class Shard:
+    """Rows of a batch, in its order; read like a batch."""
 
     batch: Batch
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.batch
+
+    def __getitem__(self, name: str) -> Any:
+        return self.batch[name]
+
+
+@dataclass(frozen=True)
+class ForwardShard(Shard):
+    """A pass without gradients. Micro-batches are numbers of rows in `batch`."""
+
     micro_batches: list[list[int]]
     dummy: int = 0  # the row that an empty micro-batch runs
 
@@ -47,10 +60,9 @@ class MiniBatch:
 
 
 @dataclass(frozen=True)
-class UpdateShard:
+class UpdateShard(Shard):
     """All optimizer updates of a step: the mini-batches of each epoch."""
 
-    batch: Batch
     epochs: list[list[MiniBatch]]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from burnish.batch import Batch, Ragged
 from burnish.models.model_input import Media
 from burnish.training.backend import Backend, HeadFn, ModelOutput, Output
-from burnish.training.batch_shard import ForwardShard, UpdateShard
+from burnish.training.batch_shard import ForwardShard
 from burnish.training.packing import MicroBatchSize, row_lengths
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def compute_log_probs(
     def head(output: ModelOutput) -> Tensor:
         return output.log_probs(temperature, False)[0]
 
-    return in_row_order(_forward(backend, batch, size, head, adapters=adapters), responses_of(batch))
+    return in_row_order(_forward(backend, batch, size, head, adapters=adapters), batch["responses"])
 
 
 def compute_policy_columns(
@@ -54,7 +54,7 @@ def compute_policy_columns(
     results = _forward(backend, batch, size, head)
     names = results[0][1] if results else ()
     return {
-        name: in_row_order([(rows, columns[name]) for rows, columns in results], responses_of(batch)) for name in names
+        name: in_row_order([(rows, columns[name]) for rows, columns in results], batch["responses"]) for name in names
     }
 
 
@@ -68,12 +68,12 @@ def compute_exact_kl(
         return output.exact_kl(reference.head_input(output.micro_batch), temperature, policy_head)
 
     with reference.backend.on_device():
-        return in_row_order(_forward(policy, batch, size, head), responses_of(batch))
+        return in_row_order(_forward(policy, batch, size, head), batch["responses"])
 
 
 def compute_values(backend: Backend, batch: Batch | ForwardShard, size: MicroBatchSize) -> Ragged:
     """The critic's value before each response token."""
-    return in_row_order(_forward(backend, batch, size, lambda output: output.values()), responses_of(batch))
+    return in_row_order(_forward(backend, batch, size, lambda output: output.values()), batch["responses"])
 
 
 def compute_scores(
@@ -96,10 +96,6 @@ def in_row_order(parts: list[tuple[list[int], Tensor]], like: Ragged) -> Ragged:
     order = torch.tensor([row for rows, _ in parts for row in rows], dtype=torch.int64)
     joined = Ragged(torch.cat([flat.detach().cpu() for _, flat in parts]), like.lengths[order])
     return joined.select(torch.argsort(order))
-
-
-def responses_of(batch: Batch | ForwardShard | UpdateShard) -> Ragged:
-    return (batch if isinstance(batch, Batch) else batch.batch)["responses"]
 
 
 def _forward(

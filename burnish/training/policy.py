@@ -22,7 +22,7 @@ from burnish.seeding import derive_seed
 from burnish.training.backend import Backend, ModelOutput, has_dropout
 from burnish.training.batch_shard import ForwardShard, UpdateShard
 from burnish.training.ema import MovingAverage
-from burnish.training.inference import compute_exact_kl, compute_policy_columns, in_row_order, responses_of
+from burnish.training.inference import compute_exact_kl, compute_policy_columns, in_row_order
 from burnish.training.packing import MicroBatchSize
 from burnish.training.reference import Reference
 from burnish.training.trained_role import TrainedRole
@@ -129,7 +129,7 @@ class Policy(TrainedRole):
         metrics |= {"actor/skipped_updates": float(self.optimizer.skipped - num_skipped)}
         if self.config.use_kl_loss:
             metrics["actor/kl_coef"] = self.config.kl_loss_coef
-        return UpdateResult(metrics, _in_row_order(result.columns, responses_of(batch)))
+        return UpdateResult(metrics, _in_row_order(result.columns, batch["responses"]))
 
     def _reference_on_device(self) -> AbstractContextManager[None]:
         """The exact KL needs the reference's head until its gradient is known."""
