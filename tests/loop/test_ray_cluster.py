@@ -58,13 +58,13 @@ def test_an_engine_lost_mid_rollout_is_replaced_by_a_node_that_joins(
 ):
     """Two training ranks fill the head; an engine is on each of two other nodes."""
     three = cluster(2, 1, 1)
-    happened = []
+    killed, serving = [], {}
     start, sync = ElasticEngines._start, ElasticEngines.load_weights
 
     def kill_once(self, rank, requests):
         futures = start(self, rank, requests)
-        if rank == 1 and not happened and self.version > 0:
-            happened.append(self)
+        if rank == 1 and not killed and self.version > 0:
+            killed.append(self)
             three.remove_node(node_of(three, self.group, 1), allow_graceful=False)
             three.add_node(num_cpus=1)
         return futures
@@ -75,7 +75,7 @@ def test_an_engine_lost_mid_rollout_is_replaced_by_a_node_that_joins(
             time.sleep(0.2)
         self.version = version
         result = sync(self, stream, version)
-        happened.append((version, set(self._serving)))
+        serving[version] = set(self._serving)
         return result
 
     monkeypatch.setattr(ElasticEngines, "version", 0, raising=False)
@@ -86,9 +86,9 @@ def test_an_engine_lost_mid_rollout_is_replaced_by_a_node_that_joins(
     with caplog.at_level(logging.WARNING, "burnish"):
         found = launch(*steps, *apart, "trainer.n_gpus_per_node=2", *ray_options(three), out="cluster")
     assert found.metrics.get("training/restarts", 0) == 0
-    engines = next(one for one in happened if isinstance(one, ElasticEngines))
+    (engines,) = killed
     assert engines.num_asked_again > 0
-    assert dict(one for one in happened if isinstance(one, tuple))[3] == {0, 1}, "it serves again, after a weight sync"
+    assert serving[3] == {0, 1}, "it serves again, after a weight sync"
     said = " ".join(record.getMessage() for record in caplog.records)
     assert "rollout rank 1 of 2 was lost: 1 of 2 engines are left" in said and "rollout rank 1 of 2 is back" in said
     monkeypatch.undo()
