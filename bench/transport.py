@@ -3,9 +3,9 @@
     python bench/transport.py            # 2 to 16 ranks, 8 per machine; about a minute, no GPU
     python bench/transport.py --smoke
 
-The controller cuts, packs and counts as in a run; the ranks only unpack and check their rows, so none is started. A step
-has five calls with a batch: old log-probs, reference, values, the critic's update and the policy's. Every row must come
-back once and in order.
+The controller cuts, packs and counts as in a run; the ranks only unpack and check their rows, so none is started. A
+step has five calls with a batch: old log-probs, reference, values, the critic's update and the policy's. Every row must
+come back once and in order. B is the batch of the last call, with all its columns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FLOATS = ("rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "token
           "advantages", "returns")  # fmt: skip
 POLICY_READS = frozenset({"response_mask", "advantages", "old_log_probs", "ref_log_prob"})
 CRITIC_READS = frozenset({"response_mask", "returns", "values"})
-CALLS = 5
+SAMPLED = ("prompt_ids", "responses", "response_mask", "weight_version", "rollout_log_probs", "token_level_scores")
 PER_NODE = 8
 COUNTED = (2, 4, 8, 16)
 EXTRAPOLATED = (64, 256, 1024)
@@ -99,11 +99,12 @@ class CountedRanks:
 
 def count(batch: Batch, size: int) -> dict[str, Any]:
     """One step at this number of ranks."""
+    sampled = batch.keep(*SAMPLED)
     policy, critic = (CountedRanks(size, len(batch) // 4, reads) for reads in (POLICY_READS, CRITIC_READS))
     found = [
-        RowTransfer(policy, "policy").forward("compute_log_probs", batch),
-        RowTransfer(policy, "reference").forward("compute_log_probs", batch),
-        RowTransfer(critic, "critic").forward("compute_values", batch),
+        RowTransfer(policy, "policy").forward("compute_log_probs", sampled),
+        RowTransfer(policy, "reference").forward("compute_log_probs", sampled),
+        RowTransfer(critic, "critic").forward("compute_values", sampled),
         RowTransfer(critic, "critic").update("update", batch, 1)[0],
         RowTransfer(policy, "policy").update("update", batch, 1)[0],
     ]
@@ -117,10 +118,11 @@ def count(batch: Batch, size: int) -> dict[str, Any]:
         raise AssertionError(f"{pickled} bytes were pickled, but {put} counted")
     nodes = {node: sum(traffic.by_node[node] for traffic in traffics) for node in traffics[0].nodes}
     ranks = {rank: sum(traffic.by_rank[rank] for traffic in traffics) for rank in range(size)}
-    return row(size, num_bytes(batch.columns), put, max(nodes.values()), max(ranks.values()), "counted")
+    return row(size, batch, put, max(nodes.values()), max(ranks.values()), "counted")
 
 
-def row(size: int, total: int, put: float, node: float, rank: float, how: str) -> dict[str, Any]:
+def row(size: int, batch: Batch, put: float, node: float, rank: float, how: str) -> dict[str, Any]:
+    total, sampled = num_bytes(batch.columns), num_bytes(batch.keep(*SAMPLED).columns)
     machines = -(-size // PER_NODE)
     if node > 1.2 * total:
         raise AssertionError(f"{size} ranks: a machine fetched {node} bytes of a batch of {total}")
@@ -128,7 +130,7 @@ def row(size: int, total: int, put: float, node: float, rank: float, how: str) -
         "ranks": size,
         "machines": machines,
         "batch_mb": total / 1e6,
-        "before_node_mb": CALLS * min(size, PER_NODE) * total / 1e6,
+        "before_node_mb": (3 * sampled + 2 * total) * min(size, PER_NODE) / 1e6,
         "put_mb": put / 1e6,
         "node_mb": node / 1e6,
         "rank_mb": rank / 1e6,
@@ -149,7 +151,7 @@ def main() -> int:
     # What is sent does not depend on the number of ranks; a rank's part is the last counted one's, divided further.
     for size in EXTRAPOLATED:
         put, rank = last["put_mb"] * 1e6, last["rank_mb"] * 1e6 * last["ranks"] / size
-        rows.append(row(size, total, put, rank * PER_NODE, rank, "extrapolated"))
+        rows.append(row(size, batch, put, rank * PER_NODE, rank, "extrapolated"))
     tokens = sum(int(batch[name].lengths.sum()) for name in ("prompt_ids", "responses"))
     sys.stdout.write(
         f"{len(batch)} rows, {tokens:,} tokens, B = {total / 1e6:,.0f} MB\n\n{tables.table(COLUMNS, rows)}\n"
