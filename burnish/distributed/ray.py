@@ -109,14 +109,16 @@ class RayActors:
         nodes: int = 1,
         resource: str | None = None,
         runtime_env: Callable[[int], dict[str, Any]] = lambda rank: {},
+        cpus: float | None = None,
         prefix: str | None = None,
     ) -> None:
-        """`prefix`: of the actors' names, which end with their ranks."""
+        """`cpus` of each actor, by default what the cluster has for it; `prefix` of their names, before their ranks."""
         self.cluster = cluster
         self.ray = cluster.ray
         self.nodes = nodes
         self.runtime_env = runtime_env  # of each rank, beside that of the cluster
         self.resource = resource  # "GPU" or another accelerator, one per worker
+        self.cpus = cpus
         self.prefix = prefix
         self._actors: dict[str, Any] = {}
         self._machines: dict[str, tuple[str, str]] = {}  # address and Ray's id, by worker
@@ -129,7 +131,9 @@ class RayActors:
 
     def start(self, names: Sequence[str], address: str = "") -> None:
         """Create the actors. They are called by Ray, so they need no address."""
-        cpus = min(1.0, self.ray.cluster_resources().get("CPU", 1.0) / len(names) / 2)
+        cpus = self.cpus
+        if cpus is None:
+            cpus = min(1.0, self.ray.cluster_resources().get("CPU", 1.0) / len(names) / 2)
         needs = {"CPU": cpus} | ({} if self.resource is None else {self.resource: 1.0})
         self._placement = self._reserve(needs, len(names))
         strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
@@ -137,10 +141,14 @@ class RayActors:
         for index, name in enumerate(names):
             bundle = strategy(self._placement, placement_group_bundle_index=index // each)
             self._options[index] = {"scheduling_strategy": bundle, **_actor_needs(needs)}
-            self._actors[name] = self._create(index)
+            try:
+                self._actors[name] = self._create(index)
+            except ValueError as error:
+                raise name_taken(self._options[index]) from error
 
     def _create(self, index: int) -> Any:
-        options = dict(self._options[index])
+        """ValueError if an actor has this name."""
+        options = self._options[index]
         if environment := self.runtime_env(index):
             options["runtime_env"] = environment
         if self.prefix is not None:
@@ -150,9 +158,9 @@ class RayActors:
         while True:
             try:
                 return actor_class.options(**options).remote(self.cluster.host is not None)
-            except ValueError as error:  # the name is taken: by another run, or until Ray has buried an earlier actor
+            except ValueError:  # until Ray has forgotten an earlier actor; or another run has it
                 if time.monotonic() > deadline:
-                    raise name_taken(options["name"]) from error
+                    raise
             time.sleep(0.2)
 
     def connect(
@@ -182,6 +190,7 @@ class RayActors:
     def revive(self, rank: int) -> Link | None:
         """The machine of an actor that died may come back, or another may take its place: Ray says when."""
         name = list(self._actors)[rank]
+        self.ray.kill(self._actors[name])  # Ray may only have lost sight of it, and then its name is taken
         actor = self._actors[name] = self._create(rank)
         answer = actor.machine.remote()
         while self._events is not None:
@@ -344,9 +353,9 @@ def not_installed(error: str) -> UserError:
     )
 
 
-def name_taken(name: str) -> UserError:
+def name_taken(options: dict[str, Any]) -> UserError:
     return UserError(
-        f"an actor named {name} runs on this Ray cluster already: another run has the same name and namespace",
+        f"{options['name']} runs on this Ray cluster already: another run has the same name and namespace",
         key="trainer.experiment_name",
         hint="trainer.experiment_name=another",
     )

@@ -203,17 +203,23 @@ def _torchrun(cfg: TrainConfig, launched: LaunchedRoles) -> Launcher:
     return Launcher(lambda pool: Torchrun(), torchrun.controller_host())
 
 
+def open_cluster(cfg: TrainConfig) -> RayCluster:
+    """The cluster of the run, which the first to open it closes."""
+    ray_init = cfg.ray_init
+    return RayCluster(
+        RayOptions(
+            num_cpus=ray_init.num_cpus,
+            options=dict(ray_init.options),
+            timeline=ray_init.timeline_json_file,
+            timeout=cfg.trainer.ray_wait_register_center_timeout,
+        )
+    )
+
+
 @LAUNCHERS.register("ray")
 def _ray(cfg: TrainConfig, launched: LaunchedRoles) -> Launcher:
     """Ray actors, on a running cluster or a local one."""
-    ray_init = cfg.ray_init
-    options = RayOptions(
-        num_cpus=ray_init.num_cpus,
-        options=dict(ray_init.options),
-        timeline=ray_init.timeline_json_file,
-        timeout=cfg.trainer.ray_wait_register_center_timeout,
-    )
-    cluster = RayCluster(options)
+    cluster = open_cluster(cfg)
     launched.close_callbacks.append(cluster.close)
     launched.notices += cluster.notices
     resources = {"cuda": "GPU", "npu": "NPU"}

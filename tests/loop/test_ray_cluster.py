@@ -10,6 +10,7 @@ from ray.cluster_utils import Cluster
 
 from burnish.loop.elastic import ElasticEngines
 from burnish.loop.fit import _one_step
+from burnish.loop.reward_nodes import RewardNodes
 
 from .test_several import FILE, compare
 
@@ -62,12 +63,11 @@ def test_an_engine_lost_mid_rollout_is_replaced_by_a_node_that_joins(
     start, sync = ElasticEngines._start, ElasticEngines.load_weights
 
     def kill_once(self, rank, requests):
-        futures = start(self, rank, requests)
         if rank == 1 and not killed and self.version > 0:
             killed.append(self)
             three.remove_node(node_of(three, self.group, 1), allow_graceful=False)
             three.add_node(num_cpus=1)
-        return futures
+        return start(self, rank, requests)
 
     def wait_for_return(self, stream, version):
         patience = time.monotonic() + 60
@@ -125,6 +125,31 @@ def test_a_node_killed_mid_update_is_named_and_the_run_goes_on_without_it(
     assert (len(killed), found.step, found.metrics["training/restarts"]) == (1, 2, 1)
     said = " ".join(record.getMessage() for record in caplog.records)
     assert f"{killed[0]} died (actor burnish/" in said and "node " in said
+    monkeypatch.undo()
+    launch(*FILE, out="alone")
+    compare(lines_of(metric_lines, tmp_path / "cluster"), lines_of(metric_lines, tmp_path / "alone"))
+
+
+@pytest.mark.long
+def test_reward_workers_on_nodes_survive_the_loss_of_one(cluster, launch, metric_lines, tmp_path, monkeypatch, caplog):
+    """The head has a CPU for the run, and each of two other nodes two for its reward workers."""
+    three = cluster(1, 2, 2)
+    killed = []
+    send = RewardNodes._send
+
+    def kill_once(self, job):
+        if not killed and sum(self._open) > 1:
+            killed.append(self)
+            three.remove_node(node_of(three, self._group, 1), allow_graceful=False)
+            three.add_node(num_cpus=2)
+        send(self, job)
+
+    monkeypatch.setattr(RewardNodes, "_send", kill_once)
+    workers = ("reward.num_workers=2", "ray_init.reward_nodes=2", "reward.isolate=false")
+    with caplog.at_level(logging.WARNING, "burnish"):
+        found = launch(*FILE, *workers, *ray_options(three), out="cluster")
+    assert (len(killed), found.metrics.get("training/restarts", 0), found.metrics["reward/failed"]) == (1, 0, 0)
+    assert "reward node 1 of 2 was lost" in " ".join(record.getMessage() for record in caplog.records)
     monkeypatch.undo()
     launch(*FILE, out="alone")
     compare(lines_of(metric_lines, tmp_path / "cluster"), lines_of(metric_lines, tmp_path / "alone"))
