@@ -67,4 +67,14 @@ def sharded_models(cfg: TrainConfig) -> Iterator[UserError]:
             )
 
 
-POOL_RULES = (device_pools, launchers, sharded_models)
+def reward_nodes(cfg: TrainConfig) -> Iterator[UserError]:
+    """Reward workers on other nodes need Ray, and workers."""
+    key, nodes = "ray_init.reward_nodes", cfg.ray_init.reward_nodes
+    if nodes and cfg.trainer.launcher != "ray":
+        yield UserError("reward workers on nodes need Ray", key=key, value=nodes, hint="trainer.launcher=ray")
+    if nodes and cfg.reward.num_workers == 0:
+        problem = "reward.num_workers=0 runs reward functions in the training process"
+        yield UserError(problem, key=key, value=nodes, hint="reward.num_workers=2")
+
+
+POOL_RULES = (device_pools, launchers, reward_nodes, sharded_models)

@@ -167,6 +167,10 @@ class RayInitConfig:
     options: dict[str, Any] = setting({})
     """Further arguments of ray.init."""
 
+    reward_nodes: int = at_least(0, 0)
+    """Nodes of the cluster that run reward.num_workers reward workers each, where that many CPUs are free; 0 runs the
+    workers on the controller's machine."""
+
 
 @dataclass
 class RolloutPoolConfig:

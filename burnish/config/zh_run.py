@@ -222,6 +222,10 @@ DOCS: dict[str, str] = {
     "TrainerConfig.metrics_host": "该端口监听的地址；没有身份验证。",
     "TrainerConfig.profile_steps": "要做性能分析的步；null 不分析。",
     "RayInitConfig.num_cpus": "Ray 可使用的 CPU 数；null 为全部。",
+    "RayInitConfig.reward_nodes": (
+        "集群中运行奖励工作进程的节点数：按空闲 CPU 选择节点，每个运行 reward.num_workers 个进程；"
+        "0 在控制进程所在机器上运行。"
+    ),
     "RayInitConfig.timeline_json_file": "运行结束后写出 Ray 时间线的文件。",
     "RayInitConfig.options": "ray.init 的其他参数。",
     "RolloutPoolConfig.nnodes": "引擎独占设备的机器数。",

@@ -38,6 +38,7 @@ class Call:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] | None = None
     num_results: int | None = None
+    shared: Any = None  # data that the method gets as `shared`, pickled or as Ray stores it
 
     @property
     def ids(self) -> range:
@@ -83,6 +84,12 @@ class Channel:
     def receive(self) -> Any:
         """The next message; EOFError or OSError when the other end has closed."""
         return pickle.loads(self.connection.recv_bytes())
+
+    def reserve_address(self) -> str:
+        """Where other workers can reach a store of this process: on the interface of this connection."""
+        from burnish.distributed.rendezvous import reserve_address
+
+        return reserve_address(self.connection.fileno())
 
     def close(self) -> None:
         self.connection.close()

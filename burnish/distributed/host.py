@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import importlib
 import os
+import pickle
 import sys
 import tempfile
 import threading
@@ -17,7 +18,7 @@ import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from burnish.distributed.channel import Call, Channel, Messages, Result, serialize
 from burnish.distributed.handshake import connect, is_local
@@ -35,10 +36,24 @@ def serve(address: str, rank: int, connection: Messages | None = None) -> None:
     Host(Channel(connect(address, rank) if connection is None else connection)).run()
 
 
+class HostChannel(Protocol):
+    """What brings calls in the order in which they were sent, and takes their results."""
+
+    def receive(self) -> Any:
+        """The next call; EOFError or OSError when the controller is gone."""
+        ...
+
+    def send(self, message: Any) -> None: ...
+
+    def reserve_address(self) -> str:
+        """Where other workers can reach a store of this process."""
+        ...
+
+
 class Host:
     """The worker's end of the channel, and the object whose methods are called."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: HostChannel) -> None:
         self.channel = channel
         self.target: Any = None
         self._current = "nothing"  # the method that the main thread runs
@@ -97,14 +112,14 @@ class Host:
 
     def _value(self, call: Call) -> Any:
         kwargs = call.kwargs or {}
+        if call.shared is not None:
+            kwargs = {**kwargs, "shared": pickle.loads(call.shared) if isinstance(call.shared, bytes) else call.shared}
         if call.method == BUILD:
             factory, *args = call.args
             self.target = import_object(factory)(*args, **kwargs)
             return None
         if call.method == RENDEZVOUS:
-            from burnish.distributed.rendezvous import reserve_address
-
-            return reserve_address(self.channel.connection.fileno())
+            return self.channel.reserve_address()
         return getattr(self.target, call.method)(*call.args, **kwargs)
 
     def _send_future(self, id: int, future: Future[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -40,6 +41,9 @@ class Processes:
         if process is None or process.poll() is None:
             return None
         return describe_exit(process.returncode)
+
+    def node(self, name: str) -> str:
+        return platform.node()
 
     def stop(self) -> None:
         deadline = time.monotonic() + GRACE

@@ -30,7 +30,11 @@ _RESERVED: dict[str, socket.socket] = {}  # sockets that listen for stores of th
 def reserve_address(connection: int) -> str:
     """host:port for a store of this process, on the interface of this connection (a descriptor)."""
     with socket.socket(fileno=os.dup(connection)) as other:
-        host = other.getsockname()[0]
+        return reserve_address_at(other.getsockname()[0])
+
+
+def reserve_address_at(host: str) -> str:
+    """host:port for a store of this process, at this address of this machine."""
     listener = bind(host)
     listener.listen(128)
     address = join_address(host, listener.getsockname()[1])

@@ -86,11 +86,12 @@ class Torchrun:
     def __init__(self) -> None:
         self._rank_0 = Processes()
         self._address = ""
+        self._names: list[str] = []
 
     def start(self, names: Sequence[str], address: str) -> None:
         if len(names) != world_size():
             raise ValueError(f"torchrun started {world_size()} processes, but the run has {len(names)} ranks")
-        self._address = address
+        self._address, self._names = address, list(names)
         self._rank_0.start(names[:1], address)
         if is_local(address):
             _announcement().unlink(missing_ok=True)  # of a run that was killed
@@ -103,6 +104,10 @@ class Torchrun:
 
     def exit_reason(self, name: str) -> str | None:
         return self._rank_0.exit_reason(name)
+
+    def node(self, name: str) -> str:
+        """Torchrun numbers ranks machine by machine."""
+        return str(self._names.index(name) // int(os.environ.get("LOCAL_WORLD_SIZE", world_size())))
 
     def stop(self) -> None:
         self._rank_0.stop()

@@ -37,13 +37,14 @@ from burnish.loop.export import check_export_dir
 from burnish.loop.finish import check_finished
 from burnish.loop.journal import FOLDER as JOURNAL
 from burnish.loop.journal import Journals
-from burnish.loop.launch import check_launcher
+from burnish.loop.launch import check_launcher, open_cluster
 from burnish.loop.learner import Learner
 from burnish.loop.lease import Lease
 from burnish.loop.memory import explain
 from burnish.loop.pools import pools
 from burnish.loop.profiling import check_profiling, run_profiler
 from burnish.loop.recorder import Recorder
+from burnish.loop.reward_nodes import reward_nodes
 from burnish.loop.roles import (
     Roles,
     build_roles,
@@ -152,6 +153,7 @@ def build(
             close_workers=roles.close,
             kill_hung_workers=roles.kill_hung,
             take_worker_spans=roles.take_spans,
+            take_transport=roles.take_transport,
         )
     except BaseException:
         undo.close()
@@ -241,7 +243,8 @@ def build_scorer(cfg: TrainConfig, reward: Callable[..., Any] | None, log_path: 
         return NullScorer()
     sandbox = SandboxSettings.of(cfg.sandbox, cfg.reward_model.sandbox_fusion)
     settings = RewardSettings.of(cfg.custom_reward_function, cfg.reward, sandbox)
-    settings = replace(settings, log_path=str(log_path))
+    pool = reward_nodes(cfg, open_cluster) if cfg.ray_init.reward_nodes else None
+    settings = replace(settings, log_path=str(log_path), pool=pool)
     return make_scorer(cfg.reward_model.reward_manager, dict(cfg.reward_model.reward_kwargs), settings, reward)
 
 

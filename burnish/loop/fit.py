@@ -106,7 +106,7 @@ def _step_metrics(run: Run, batch: Batch) -> dict[str, float]:
         for warning in reward_model.new_warnings(model_metrics):
             recorder.loggers.note(warning)
         metrics |= model_metrics
-    metrics |= recorder.fault_metrics() | memory_metrics()
+    metrics |= recorder.fault_metrics() | memory_metrics() | run.take_transport()
     has_conversations = run.rollout.episode.uses_session
     if recorder.log_engine_stats or has_conversations:
         counts, min_prefill = run.rollout.take_engine_counts()

@@ -19,7 +19,8 @@ from torch import Tensor
 from burnish.batch import Batch, Ragged
 from burnish.distributed.weights import Endpoint
 from burnish.distributed.worker_group import WorkerGroup
-from burnish.loop.media_transfer import COLUMN, sender_of
+from burnish.loop.media_transfer import sender_of
+from burnish.loop.row_transfer import RowTransfer
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Capabilities, Completion, Request
 from burnish.training.policy import UpdateResult
@@ -31,13 +32,14 @@ class RoleHandle:
     def __init__(self, group: WorkerGroup, role: str) -> None:
         self.group = group
         self.role = role
+        self.rows = RowTransfer(group, role)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Run a method of the role on all ranks; the result of the rank that reports it."""
         packed, media = [], []
         for value in args:
             if isinstance(value, Batch):
-                value, new = sender_of(self.group).pack_batch(value)
+                value, new = sender_of(self.group).pack_batch(value, range(self.group.size))
                 media += new
             packed.append(value)
         if media:
@@ -104,13 +106,14 @@ class PolicyHandle(TrainedRoleHandle):
         return self.call("updates_once", num_rows)
 
     def compute_log_probs(self, batch: Batch) -> dict[str, Ragged]:
-        return self.call("compute_log_probs", tensor_columns(batch))
+        return self.rows.forward("compute_log_probs", batch)
 
     def compute_exact_kl(self, batch: Batch) -> Ragged:
-        return self.call("compute_exact_kl", tensor_columns(batch))
+        return _only(self.rows.forward("compute_exact_kl", batch))
 
     def update(self, batch: Batch, step: int) -> UpdateResult:
-        return self.call("update", tensor_columns(batch), step)
+        columns, metrics = self.rows.update("update", batch, step)
+        return UpdateResult(metrics, columns)
 
     def weights(self) -> RemoteWeights:
         return RemoteWeights(self.group)
@@ -120,17 +123,17 @@ class CriticHandle(TrainedRoleHandle):
     """CriticRole in worker processes."""
 
     def compute_values(self, batch: Batch) -> Ragged:
-        return self.call("compute_values", tensor_columns(batch))
+        return _only(self.rows.forward("compute_values", batch))
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
-        return self.call("update", tensor_columns(batch), step)
+        return self.rows.update("update", batch, step)[1]
 
 
 class ReferenceHandle(RoleHandle):
     """ReferenceRole in worker processes."""
 
     def compute_log_probs(self, batch: Batch) -> Ragged:
-        return self.call("compute_log_probs", tensor_columns(batch))
+        return _only(self.rows.forward("compute_log_probs", batch))
 
 
 class RewardModelHandle(RoleHandle):
@@ -237,14 +240,27 @@ class EngineHandle:
             raise TypeError("engines in worker processes load weights of a policy in worker processes only")
         if stream.group is self.group:
             return max(self.group.call("sync_weights", version))
-        address, size, key = stream.group.new_rendezvous(), self.group.size + 1, secrets.token_bytes(32)
-        endpoints = [Endpoint(address, rank, size, self.backend, self.bucket_bytes, key=key) for rank in range(size)]
-        sending = [stream.group.submit(rank, "send_weights", endpoints[0]) for rank in range(stream.group.size)]
+        ranks = self._receivers()
+        address, size, key = stream.group.new_rendezvous(), len(ranks) + 1, secrets.token_bytes(32)
+        sender, *receivers = [
+            Endpoint(address, number, size, self.backend, self.bucket_bytes, key=key) for number in range(size)
+        ]
+        sending = [stream.group.submit(rank, "send_weights", sender) for rank in range(stream.group.size)]
         receiving = [
-            self.group.submit(rank, "receive_weights", endpoints[rank + 1], version) for rank in range(self.group.size)
+            self.group.submit(rank, "receive_weights", endpoint, version)
+            for rank, endpoint in zip(ranks, receivers, strict=True)
         ]
         stream.group.gather(sending)
-        return max(self.group.gather(receiving))
+        seconds = max(self.group.gather(receiving))
+        self._have_weights(ranks)
+        return seconds
+
+    def _receivers(self) -> list[int]:
+        """Ranks that get weights."""
+        return list(range(self.group.size))
+
+    def _have_weights(self, ranks: Sequence[int]) -> None:
+        """Called when they have them."""
 
     def digests(self) -> dict[str, Tensor]:
         raise TypeError("engines in worker processes compare their weights themselves (capabilities.digests)")
@@ -278,6 +294,6 @@ class EngineHandle:
         """The pool is closed as a whole."""
 
 
-def tensor_columns(batch: Batch) -> Batch:
-    """Only the columns that models use: texts and users' objects stay with the controller."""
-    return batch.keep(*(name for name in batch if name == COLUMN or isinstance(batch[name], Ragged | Tensor)))
+def _only(columns: dict[str, Ragged]) -> Ragged:
+    (column,) = columns.values()
+    return column

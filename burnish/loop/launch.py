@@ -15,11 +15,13 @@ from burnish.distributed.process_group import RankInfo
 from burnish.distributed.processes import Processes
 from burnish.distributed.ray import RayActors, RayCluster, RayOptions, check_cluster, installed
 from burnish.distributed.torchrun import Torchrun
+from burnish.distributed.traffic import total_traffic
 from burnish.distributed.worker_group import NOT_RESPONDING, Starter, WorkerGroup
 from burnish.errors import UserError
 from burnish.log.timeline import Span
+from burnish.loop.elastic import ElasticEngines
 from burnish.loop.handles import CriticHandle, EngineHandle, PolicyHandle, ReferenceHandle, RewardModelHandle
-from burnish.loop.pools import Pool
+from burnish.loop.pools import Pool, engines_alone
 from burnish.loop.profiling import worker_command, worker_environment
 from burnish.models.device import pick_device
 from burnish.registry import Registry
@@ -32,6 +34,7 @@ WORKER = "burnish.loop.worker:Worker"
 DEVICE_TRANSPORTS = {"cuda": "nccl"}  # of weights between devices of this type; gloo serves all others
 GPU_TRANSPORTS = tuple(DEVICE_TRANSPORTS.values())
 TRANSPORT_KEY = "actor_rollout_ref.rollout.checkpoint_engine.backend"
+ACTOR_NAMES = {"trainer": "actor_rollout_ref", "reward": "reward_model"}  # of pools, as Ray's dashboard shows them
 LAUNCHERS = Registry("launcher", key="trainer.launcher")
 
 
@@ -41,6 +44,7 @@ class LaunchedRoles:
 
     groups: dict[str, WorkerGroup] = field(default_factory=dict)  # by role
     notices: list[str] = field(default_factory=list)
+    elastic: bool = False  # whether the engines are a pool of their own, each of them alone
     close_callbacks: list[Callable[[], None]] = field(default_factory=list)
 
     def close(self) -> None:
@@ -73,6 +77,10 @@ class LaunchedRoles:
             if future in answered and future.exception() is None
         }
 
+    def take_transport(self) -> dict[str, float]:
+        """Metrics of the batches sent to workers and their results since the last call."""
+        return total_traffic([group.traffic for group in dict.fromkeys(self.groups.values())])
+
     def policy(self) -> PolicyHandle:
         return PolicyHandle(self.groups["policy"], "policy")
 
@@ -90,7 +98,10 @@ class LaunchedRoles:
         name = rollout.checkpoint_engine.backend
         default = DEVICE_TRANSPORTS.get(pick_device(cfg.trainer.device).type, "gloo")
         backend = {"naive": default}.get(name, name)
-        return EngineHandle(self.groups["engine"], backend, rollout.update_weights_bucket_megabytes << 20)
+        group, bucket_bytes = self.groups["engine"], rollout.update_weights_bucket_megabytes << 20
+        if self.elastic and group.size > 1:
+            return ElasticEngines(group, backend, bucket_bytes)
+        return EngineHandle(group, backend, bucket_bytes)
 
 
 def check_launcher(cfg: TrainConfig, pools: list[Pool]) -> None:
@@ -143,6 +154,7 @@ def _start_pool(
     group = WorkerGroup(names, launcher.starter(pool), host=launcher.host, timeout=timeout)
     launched.close_callbacks.append(group.close)
     address, key = group.new_rendezvous(), secrets.token_bytes(32)
+    launched.elastic |= engines_alone(pool.roles)
     infos = [
         RankInfo(rank, pool.size, first_device + rank % pool.per_node, address, pool.timeout, key)
         for rank in range(pool.size)
@@ -191,17 +203,23 @@ def _torchrun(cfg: TrainConfig, launched: LaunchedRoles) -> Launcher:
     return Launcher(lambda pool: Torchrun(), torchrun.controller_host())
 
 
+def open_cluster(cfg: TrainConfig) -> RayCluster:
+    """The cluster of the run, which the first to open it closes."""
+    ray_init = cfg.ray_init
+    return RayCluster(
+        RayOptions(
+            num_cpus=ray_init.num_cpus,
+            options=dict(ray_init.options),
+            timeline=ray_init.timeline_json_file,
+            timeout=cfg.trainer.ray_wait_register_center_timeout,
+        )
+    )
+
+
 @LAUNCHERS.register("ray")
 def _ray(cfg: TrainConfig, launched: LaunchedRoles) -> Launcher:
     """Ray actors, on a running cluster or a local one."""
-    ray_init = cfg.ray_init
-    options = RayOptions(
-        num_cpus=ray_init.num_cpus,
-        options=dict(ray_init.options),
-        timeline=ray_init.timeline_json_file,
-        timeout=cfg.trainer.ray_wait_register_center_timeout,
-    )
-    cluster = RayCluster(options)
+    cluster = open_cluster(cfg)
     launched.close_callbacks.append(cluster.close)
     launched.notices += cluster.notices
     resources = {"cuda": "GPU", "npu": "NPU"}
@@ -209,6 +227,7 @@ def _ray(cfg: TrainConfig, launched: LaunchedRoles) -> Launcher:
 
     def starter(pool: Pool) -> RayActors:
         environment = partial(worker_environment, cfg, pool.roles)
-        return RayActors(cluster, nodes=pool.nodes, resource=resource, runtime_env=environment)
+        prefix = f"burnish/{cfg.trainer.experiment_name}/{ACTOR_NAMES.get(pool.name, pool.name)}"
+        return RayActors(cluster, nodes=pool.nodes, resource=resource, runtime_env=environment, prefix=prefix)
 
     return Launcher(starter, cluster.host)

@@ -65,6 +65,11 @@ class MediaSender:
         self._known = [Recent(max_bytes) for _ in range(size)]
         self._lock = threading.Lock()
 
+    def forget(self, rank: int) -> None:
+        """This worker has lost what it had."""
+        with self._lock:
+            self._known[rank] = Recent(self._known[rank].max_bytes)
+
     def missing(self, ranks: Iterable[int], media: Iterable[Media]) -> list[Media]:
         """Those that one of the workers does not have; from now on all of them do."""
         unique = {key_of(item): item for item in media}
@@ -94,12 +99,12 @@ class MediaSender:
             packed.append(request)
         return packed, new
 
-    def pack_batch(self, batch: Batch) -> tuple[Batch, list[Media]]:
-        """A batch without pixels, and the pictures to send to all workers."""
+    def pack_batch(self, batch: Batch, ranks: Sequence[int]) -> tuple[Batch, list[Media]]:
+        """A batch without pixels, and the pictures to send to these workers."""
         if COLUMN not in batch:
             return batch, []
         rows: list[tuple[Media, ...]] = batch[COLUMN]
-        new = self.missing(range(len(self._known)), (media for row in rows for media in row))
+        new = self.missing(ranks, (media for row in rows for media in row))
         others = batch.keep(*(name for name in batch if name != COLUMN))
         column = [tuple(map(without_pixels, row)) for row in rows]
         return others.add(**{COLUMN: column}), [replace(media, source=None) for media in new]

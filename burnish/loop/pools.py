@@ -44,6 +44,11 @@ def wants_reward_model(cfg: TrainConfig) -> bool:
     return cfg.reward_model.enable and not cfg.reward_model.model.custom_cls.path
 
 
+def engines_alone(roles: tuple[str, ...]) -> bool:
+    """Whether a pool with these roles has engines only, which do not need each other: one may be lost."""
+    return roles == ("engine",)
+
+
 def pools(cfg: TrainConfig) -> list[Pool]:
     """Roles share the policy's devices unless they have their own; [] where the run is a single process."""
     wanted = {

@@ -62,6 +62,7 @@ class Roles:
     kill_hung: Callable[[str, float], str] | None = None  # None where there are no worker processes
     groups: Mapping[str, WorkerGroup] = dataclasses.field(default_factory=dict)  # the worker processes of each role
     take_spans: Callable[[], dict[str, list[Span]]] = dict  # when worker processes were busy
+    take_transport: Callable[[], dict[str, float]] = dict  # metrics of what was sent to them
 
     def local(self) -> dict[str, Any]:
         """The roles of this process, by name."""
@@ -121,6 +122,7 @@ def _build_out_of_process(
             kill_hung=launched.kill_hung,
             groups=launched.groups,
             take_spans=launched.take_spans,
+            take_transport=launched.take_transport,
         )
     except BaseException:
         launched.close()

@@ -34,6 +34,7 @@ class Run:
     close_workers: Callable[[], None] = lambda: None  # stops the processes that hold the roles
     kill_hung_workers: Callable[[str, float], str] | None = None  # the same when they hang; None: there are none
     take_worker_spans: Callable[[], dict[str, list[Span]]] = dict  # when other processes were busy, by their names
+    take_transport: Callable[[], dict[str, float]] = dict  # metrics of what was sent to other processes
     profiler: RunProfiler = field(default_factory=RunProfiler)
     step: int = 0
     epoch: int = 0  # of the prompts trained on last

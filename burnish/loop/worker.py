@@ -19,6 +19,7 @@ from burnish.distributed.weights import Endpoint, receive, send
 from burnish.log.timeline import Span
 from burnish.loop.build_reward_model import build_reward_model
 from burnish.loop.media_transfer import MediaStore
+from burnish.loop.pools import engines_alone
 from burnish.loop.profiling import process_profiler, watch_mini_batches
 from burnish.loop.roles import (
     build_critic,
@@ -29,6 +30,7 @@ from burnish.loop.roles import (
     load_run_tokenizer,
     policy_source,
 )
+from burnish.loop.row_transfer import PackedResult, PackedShard, RoleLayout
 from burnish.loop.sharing import stage_options
 from burnish.loop.worker_clock import WorkerClock
 from burnish.models.device import pick_device
@@ -59,7 +61,7 @@ class Worker:
         self.info = info
         self.cfg = cfg
         self.device = device_of_rank(cfg.trainer.device, info.local_rank)
-        if info.size > 1:
+        if info.size > 1 and not engines_alone(roles):
             init_process_group(info, self.device)
         torch.manual_seed(derive_seed(cfg.trainer.seed, "worker"))  # equal on all ranks: they must load equal weights
         self.contexts: dict[tuple[Any, ...], ParallelContext] = {}  # by their sizes
@@ -90,6 +92,17 @@ class Worker:
             value = attribute(*args, **kwargs) if callable(attribute) else attribute
         backend = getattr(self.roles[role], "backend", None)
         return value if backend is None or backend.parallel.reports_results else NO_RESULT
+
+    def role_layout(self, role: str) -> RoleLayout:
+        """Which rows of a batch this rank runs."""
+        return RoleLayout.of(self.roles[role])
+
+    def run_shard(self, role: str, method: str, *args: Any, shared: PackedShard) -> Any:
+        """Call a method of a role with this rank's rows; one rank of each data rank returns their results."""
+        shard = shared.unpack(self.media)
+        with memory_reported(self.roles, self.device), self.clock.of_call(role, method):
+            value = getattr(self.roles[role], method)(shard, *args)
+        return PackedResult.of(value) if self.roles[role].backend.parallel.reports_shard else NO_RESULT
 
     def profile(self, method: str, *args: Any) -> Any:
         """Start or stop recordings of this process."""

@@ -105,6 +105,8 @@ class Scorer:
     def _make_pool(self) -> WorkerPool | InlinePool | RemotePool:
         if isinstance(self.source, FromUrls):
             return RemotePool(self.settings, self._finish)
+        if self.settings.pool is not None:
+            return self.settings.pool(self.source, replace(self.settings, pool=None), self._finish)
         pool = WorkerPool if self.settings.num_workers > 0 else InlinePool
         return pool(self.source, self.settings, self._finish)
 

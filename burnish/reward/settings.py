@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ class RewardSettings:
     remote_wait: float = 1.0  # seconds between attempts
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     failure_threshold: float | None = 1.0  # share of failed samples that stops the run; None never stops it
+    pool: Callable[..., Any] | None = None  # makes the pool of workers instead of WorkerPool, with its arguments
     log_path: str | None = None  # file for what functions print; None only logs it at debug level
 
     @staticmethod

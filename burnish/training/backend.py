@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from burnish.training.optim import Optimizer, OptimizerOptions
 
 Output = TypeVar("Output")
-DUMMY_ROWS = [0]  # what a rank runs that has no rows, while other ranks still have some
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,14 @@ class MicroBatch:
     zero, and its output is to be ignored.
     """
 
-    rows: list[int]  # their numbers in the role's batch
+    rows: list[int]  # their numbers in the role's batch, or in this rank's shard of it
     batch: Batch
     num_replicas: int = 1  # data ranks that run these same rows, where a loss compares all rows of a mini-batch
 
     @staticmethod
-    def select(batch: Batch, rows: list[int], numbers: Sequence[int] | None = None) -> MicroBatch:
-        """These rows of a batch; `numbers` maps them to the role's batch where this is a part of it."""
-        return MicroBatch(rows if numbers is None else [numbers[row] for row in rows], batch.select(rows or DUMMY_ROWS))
+    def select(batch: Batch, rows: list[int], dummy: int = 0) -> MicroBatch:
+        """These rows of a batch; without any, row `dummy`, because other ranks still have some."""
+        return MicroBatch(rows, batch.select(rows or [dummy]))
 
 
 class ModelOutput(Protocol):

@@ -13,6 +13,7 @@ from burnish.algos.masked import masked_share
 from burnish.batch import Batch, Ragged
 from burnish.seeding import derive_seed
 from burnish.training.backend import Backend, ModelOutput
+from burnish.training.batch_shard import ForwardShard, UpdateShard
 from burnish.training.inference import compute_values
 from burnish.training.packing import MicroBatchSize
 from burnish.training.policy import shuffle_seed
@@ -54,11 +55,16 @@ class Critic(TrainedRole):
             mini_batch_order_seed=shuffle_seed(config.shuffle_mini_batches, config.data_loader_seed, seed),
         )
 
-    def compute_values(self, batch: Batch) -> Ragged:
+    @property
+    def update_columns(self) -> frozenset[str]:
+        """What an update reads beside the model's inputs."""
+        return frozenset({"response_mask", "loss_mask", "weight", "returns", "values"})
+
+    def compute_values(self, batch: Batch | ForwardShard) -> Ragged:
         """values."""
         return compute_values(self.backend, batch, self.inference_micro_batch)
 
-    def update(self, batch: Batch, step: int) -> dict[str, float]:
+    def update(self, batch: Batch | UpdateShard, step: int) -> dict[str, float]:
         torch.manual_seed(derive_seed(self.seed, "critic dropout", step))
         lr, num_skipped = self.optimizer.lr, self.optimizer.skipped
         result = run_updates(batch, step, self.plan, self.backend, self._loss, self.on_mini_batch)

@@ -12,6 +12,7 @@ from torch import Tensor
 from burnish.batch import Batch, Ragged
 from burnish.models.model_input import Media
 from burnish.training.backend import Backend, HeadFn, MicroBatch, ModelOutput, Output
+from burnish.training.batch_shard import ForwardShard
 from burnish.training.packing import ROUTED_EXPERTS, MicroBatchSize, row_lengths
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def compute_log_probs(
-    backend: Backend, batch: Batch, temperature: float, size: MicroBatchSize, *, adapters: bool = True
+    backend: Backend, batch: Batch | ForwardShard, temperature: float, size: MicroBatchSize, *, adapters: bool = True
 ) -> Ragged:
     """Log-probs of the responses, in row order."""
 
@@ -31,7 +32,7 @@ def compute_log_probs(
 
 def compute_policy_columns(
     backend: Backend,
-    batch: Batch,
+    batch: Batch | ForwardShard,
     temperature: float,
     size: MicroBatchSize,
     *,
@@ -61,13 +62,14 @@ def compute_policy_columns(
     with recording:
         results = _forward(backend, batch, size, head)
     names = results[0][1] if results else ()
-    whole = Ragged(torch.empty(int(row_lengths(batch).sum())), row_lengths(batch))
+    lengths = batch["prompt_ids"].lengths + batch["responses"].lengths
+    whole = Ragged(torch.empty(int(lengths.sum())), lengths)
     like = {name: batch["responses"] for name in names} | {ROUTED_EXPERTS: whole}
     return {name: in_row_order([(rows, columns[name]) for rows, columns in results], like[name]) for name in names}
 
 
 def compute_exact_kl(
-    policy: Backend, reference: Reference, batch: Batch, temperature: float, size: MicroBatchSize
+    policy: Backend, reference: Reference, batch: Batch | ForwardShard, temperature: float, size: MicroBatchSize
 ) -> Ragged:
     """KL of the policy to the reference over the whole vocabulary, at each response token."""
 
@@ -80,7 +82,7 @@ def compute_exact_kl(
         return in_row_order(parts, batch["responses"])
 
 
-def compute_values(backend: Backend, batch: Batch, size: MicroBatchSize) -> Ragged:
+def compute_values(backend: Backend, batch: Batch | ForwardShard, size: MicroBatchSize) -> Ragged:
     """The critic's value before each response token."""
     return in_row_order(_forward(backend, batch, size, lambda output: output.values()), batch["responses"])
 
@@ -100,6 +102,8 @@ def compute_scores(
 
 def in_row_order(parts: list[tuple[list[int], Tensor]], like: Ragged) -> Ragged:
     """Flat results of micro-batches, put back into the batch's row order, on the CPU."""
+    if not parts:  # a shard without rows
+        return Ragged(torch.empty(0), torch.empty(0, dtype=torch.int64))
     order = torch.tensor([row for rows, _ in parts for row in rows], dtype=torch.int64)
     joined = Ragged(torch.cat([flat.detach().cpu() for _, flat in parts]), like.lengths[order])
     return joined.select(torch.argsort(order))
@@ -107,18 +111,22 @@ def in_row_order(parts: list[tuple[list[int], Tensor]], like: Ragged) -> Ragged:
 
 def _forward(
     backend: Backend,
-    batch: Batch,
+    batch: Batch | ForwardShard,
     size: MicroBatchSize,
     head: HeadFn[Output],
     *,
     adapters: bool = True,
     prepare: Callable[[Sequence[MicroBatch]], None] | None = None,
 ) -> list[tuple[list[int], Output]]:
-    """(rows, output) of all micro-batches, including those of other ranks. `prepare` gets them before they run."""
+    """(rows, output) of all micro-batches; of a whole batch, including those of other ranks. `prepare` gets this
+    rank's micro-batches before they run."""
     parallel = backend.parallel
-    batches = [MicroBatch.select(batch, rows) for rows in parallel.shard_batch(row_lengths(batch), size)]
+    is_shard = isinstance(batch, ForwardShard)
+    shard = batch if is_shard else ForwardShard(batch, parallel.shard_batch(row_lengths(batch), size))
+    batches = shard.select()
     if prepare is not None:
         prepare(batches)
     outputs = backend.forward(batches, head, adapters=adapters)
     pairs = zip(batches, outputs, strict=True) if parallel.has_results else ()
-    return parallel.gather_lists([(micro_batch.rows, output) for micro_batch, output in pairs if micro_batch.rows])
+    results = [(micro_batch.rows, output) for micro_batch, output in pairs if micro_batch.rows]
+    return results if is_shard else parallel.gather_lists(results)

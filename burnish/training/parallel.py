@@ -9,7 +9,6 @@ all of every weight.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._pytree import tree_map_only
 
-from burnish.algos.batches import balanced_partitions, token_budget_batches, workload
+from burnish.training.row_sharding import RowSharding
 from burnish.training.stages import ONE_STAGE, StageOptions
 
 if TYPE_CHECKING:
@@ -68,7 +67,12 @@ class ParallelContext:
     @property
     def reports_results(self) -> bool:
         """Whether this rank returns results to the controller: one of the ranks that have them."""
-        return self.has_results and self.data_rank == self.sequence_rank == self.tensor_rank == 0
+        return self.reports_shard and self.data_rank == 0
+
+    @property
+    def reports_shard(self) -> bool:
+        """Whether this rank returns the results of its data rank's rows."""
+        return self.has_results and self.sequence_rank == self.tensor_rank == 0
 
     @property
     def sequence_rank(self) -> int:
@@ -102,33 +106,13 @@ class ParallelContext:
             experts += self.expert_mesh.get_all_groups()
         return [*mesh, *tensor, *experts, *(group for group in others if group is not None)]
 
+    @property
+    def sharding(self) -> RowSharding:
+        return RowSharding(self.data_size, self.sequence_size, self.balance)
+
     def shard_batch(self, lengths: Tensor, size: MicroBatchSize) -> list[list[int]]:
-        """Row numbers of each of this rank's micro-batches.
-
-        All ranks get equally many, because they run collectives together; some may be empty.
-        """
-        size = size.times(self.sequence_size)
-        if self.data_size == 1:
-            return size.split(lengths)
-        shards = self._shard_rows(lengths.tolist())
-        micro_batches = [_split_shard(rows, lengths, size) for rows in shards]
-        count = max(map(len, micro_batches))
-        if size.tokens is not None:  # smaller micro-batches are better than idle ranks
-            micro_batches = [_split_shard(rows, lengths, size, at_least=count) for rows in shards]
-            count = max(map(len, micro_batches))
-        local = micro_batches[self.data_rank]
-        return local + [[]] * (count - len(local))
-
-    def _shard_rows(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Row numbers of each data rank."""
-        num_shards = min(self.data_size, len(lengths))
-        if self.balance:
-            shards = balanced_partitions([workload(length) for length in lengths], num_shards)
-        else:
-            each = -(-len(lengths) // num_shards)
-            starts = range(0, each * num_shards, each)
-            shards = [list(range(start, min(start + each, len(lengths)))) for start in starts]
-        return shards + [[]] * (self.data_size - len(shards))
+        """Row numbers of each of this rank's micro-batches; some may be empty (RowSharding)."""
+        return self.sharding.micro_batches(lengths, size)[self.data_rank]
 
     def sum(self, numbers: Tensor) -> Tensor:
         """Sum over data ranks; ranks that see the same rows must pass the same numbers."""
@@ -233,15 +217,3 @@ def _links(
 
 def _new_group(ranks: list[int] | None = None, backend: str | None = None) -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, dist.new_group(ranks, backend=backend))
-
-
-def _split_shard(rows: list[int], lengths: Tensor, size: MicroBatchSize, at_least: int = 1) -> list[list[int]]:
-    """Micro-batches of one data rank's rows."""
-    if not rows:
-        return []
-    local = lengths[rows]
-    if size.tokens is not None:
-        micro_batches = token_budget_batches(local.tolist(), size.tokens, at_least=at_least)
-    else:
-        micro_batches = size.split(local)
-    return [[rows[index] for index in micro_batch] for micro_batch in micro_batches]

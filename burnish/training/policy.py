@@ -22,6 +22,7 @@ from burnish.models.exact_kl import HeadInput
 from burnish.models.router import check_router
 from burnish.seeding import derive_seed
 from burnish.training.backend import Backend, ModelOutput, has_dropout
+from burnish.training.batch_shard import ForwardShard, UpdateShard
 from burnish.training.ema import MovingAverage
 from burnish.training.inference import compute_exact_kl, compute_policy_columns, in_row_order
 from burnish.training.packing import ROUTED_EXPERTS, MicroBatchSize
@@ -93,12 +94,18 @@ class Policy(TrainedRole):
             couples_rows=bool(self.loss.metadata.get("couples_rows")),
         )
 
+    @property
+    def update_columns(self) -> frozenset[str]:
+        """What an update reads beside the model's inputs."""
+        columns = {"response_mask", "loss_mask", "importance_weights", "weight", "advantages", "old_log_probs"}
+        return frozenset(columns | {self.old_column} | ({"ref_log_prob"} if self.config.use_kl_loss else set()))
+
     def updates_once(self, num_rows: int) -> bool:
         """Whether a step is one update without dropout: its log-probs are then also the old ones."""
         once = self.plan.epochs == 1 and num_rows <= self.plan.mini_rows
         return once and not has_dropout(self.backend.model)
 
-    def compute_log_probs(self, batch: Batch) -> dict[str, Ragged]:
+    def compute_log_probs(self, batch: Batch | ForwardShard) -> dict[str, Ragged]:
         """old_log_probs and entropys; sum_pi_squared where an estimator needs it; routed_experts where they are
         repeated in the update."""
         self._check_replay(batch)
@@ -112,7 +119,7 @@ class Policy(TrainedRole):
         )
         return {"old_log_probs": columns.pop("log_probs"), **columns}
 
-    def compute_exact_kl(self, batch: Batch) -> Ragged:
+    def compute_exact_kl(self, batch: Batch | ForwardShard) -> Ragged:
         """KL to the reference over the whole vocabulary."""
         assert self.reference is not None
         return compute_exact_kl(self.backend, self.reference, batch, self.temperature, self.inference_micro_batch)
@@ -120,7 +127,7 @@ class Policy(TrainedRole):
     def weights(self) -> Iterable[tuple[str, Tensor]]:
         return self.backend.weights()
 
-    def update(self, batch: Batch, step: int) -> UpdateResult:
+    def update(self, batch: Batch | UpdateShard, step: int) -> UpdateResult:
         """ppo_epochs passes over the batch. Without old_log_probs, those of the first pass take their place."""
         self._check_replay(batch)
         torch.manual_seed(derive_seed(self.seed, "dropout", step))
@@ -135,7 +142,7 @@ class Policy(TrainedRole):
             metrics["actor/kl_coef"] = self.config.kl_loss_coef
         return UpdateResult(metrics, _in_row_order(result.columns, batch["responses"]))
 
-    def _check_replay(self, batch: Batch) -> None:
+    def _check_replay(self, batch: Batch | ForwardShard | UpdateShard) -> None:
         """Refuse a batch that lacks the engine's choices of experts."""
         mode = self.config.router_replay.mode
         if mode in ENGINE_MODES and ROUTED_EXPERTS not in batch:

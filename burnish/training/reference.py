@@ -8,6 +8,7 @@ from dataclasses import replace
 from burnish.batch import Batch, Ragged
 from burnish.models.exact_kl import HeadInput
 from burnish.training.backend import Backend, MicroBatch
+from burnish.training.batch_shard import ForwardShard
 from burnish.training.inference import compute_log_probs
 from burnish.training.packing import ROUTED_EXPERTS, MicroBatchSize
 
@@ -26,11 +27,11 @@ class Reference:
         self.micro_batch = micro_batch.for_device(backend.device)
         self._prepared: dict[int, HeadInput] = {}  # by the id of a micro-batch, which waits for its loss
 
-    def compute_log_probs(self, batch: Batch) -> Ragged:
+    def compute_log_probs(self, batch: Batch | ForwardShard) -> Ragged:
         """ref_log_prob."""
-        return compute_log_probs(
-            self.backend, _without_choices(batch), self.temperature, self.micro_batch, adapters=False
-        )
+        own = _without_choices(batch.batch if isinstance(batch, ForwardShard) else batch)
+        rows = replace(batch, batch=own) if isinstance(batch, ForwardShard) else own
+        return compute_log_probs(self.backend, rows, self.temperature, self.micro_batch, adapters=False)
 
     def prepare(self, batches: Sequence[MicroBatch]) -> None:
         """Before the policy runs these micro-batches, for the exact KL.

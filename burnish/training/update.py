@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from burnish.algos.aggregate import Totals, totals
 from burnish.algos.masked import Metrics, add_metrics
-from burnish.batch import Batch
+from burnish.batch import Batch, Ragged
 from burnish.seeding import derive_seed
 from burnish.training.backend import Backend, MicroBatch, ModelOutput
+from burnish.training.batch_shard import Cut, MiniBatch, UpdateShard, cut_update
 from burnish.training.packing import MicroBatchSize, row_lengths
 from burnish.training.parallel import ParallelContext
+from burnish.training.row_sharding import RowSharding
 from burnish.training.transfer import to_host
 
 
@@ -43,13 +45,34 @@ class UpdatePlan:
         permutation = torch.randperm(len(mini_batches), generator=torch.Generator().manual_seed(seed))
         return [mini_batches[number] for number in permutation.tolist()]
 
-    def micro_batches(self, mini: Batch, numbers: list[int], parallel: ParallelContext) -> list[MicroBatch]:
-        """This rank's micro-batches of a mini-batch, whose rows have these numbers in the whole batch."""
-        if self.couples_rows:
-            whole = MicroBatch.select(mini, list(range(len(mini))), numbers)
-            return [replace(whole, num_replicas=parallel.data_size)]
-        shards = parallel.shard_batch(row_lengths(mini), self.micro_batch)
-        return [MicroBatch.select(mini, rows, numbers) for rows in shards]
+    def schedule(self, batch: Batch, step: int, sharding: RowSharding) -> list[list[list[MiniBatch]]]:
+        """[epoch][update][data rank]: what every data rank runs of a batch."""
+        lengths, mask = row_lengths(batch), Ragged.like(loss_mask(batch), batch["responses"])
+        weights = row_weights(batch)
+
+        def update(numbers: list[int]) -> list[MiniBatch]:
+            index = torch.tensor(numbers, dtype=torch.int64)
+            own = mask.select(index)
+            count = totals(own.flat, own.lengths, None if weights is None else weights[index])
+            if self.couples_rows:
+                return [MiniBatch([numbers], numbers[0], count, sharding.data_size)] * sharding.data_size
+            shards = sharding.micro_batches(lengths[index], self.micro_batch)
+            return [
+                MiniBatch([[numbers[row] for row in rows] for rows in micro_batches], numbers[0], count)
+                for micro_batches in shards
+            ]
+
+        epochs = range(self.epochs)
+        return [[update(numbers) for numbers in self.mini_batches(len(batch), step, epoch)] for epoch in epochs]
+
+    def cut(self, batch: Batch, step: int, sharding: RowSharding) -> Cut:
+        """What each data rank needs of a batch."""
+        return cut_update(batch, self.schedule(batch, step, sharding), replicated=self.couples_rows)
+
+    def own(self, batch: Batch, step: int, parallel: ParallelContext) -> UpdateShard:
+        """A whole batch as this rank's shard."""
+        schedule = self.schedule(batch, step, parallel.sharding)
+        return UpdateShard(batch, [[update[parallel.data_rank] for update in epoch] for epoch in schedule])
 
     def contributes(self, parallel: ParallelContext) -> bool:
         """Whether this rank's outputs count: not where another rank has run the same rows."""
@@ -74,14 +97,14 @@ class UpdateOutput:
     columns: list[tuple[list[int], dict[str, Tensor]]] = field(default_factory=list)  # (rows, their columns)
     grad_norms: list[float] = field(default_factory=list)  # per update; not finite where the update was skipped
 
-    def gathered(self, parallel: ParallelContext) -> UpdateOutput:
+    def gathered(self, parallel: ParallelContext, *, with_columns: bool) -> UpdateOutput:
         """With what other ranks computed. The gradient norm is global already."""
         if parallel.data_size == parallel.pipeline_size == 1:
             return self
         return UpdateOutput(
             parallel.gather_lists([add_metrics(self.metrics)]),
             parallel.gather_lists(self.losses),
-            parallel.gather_lists(self.columns),
+            parallel.gather_lists(self.columns) if with_columns else self.columns,
             self.grad_norms,
         )
 
@@ -98,7 +121,7 @@ UpdateLossFn = Callable[[ModelOutput, Totals], tuple[Tensor, LossOutput]]
 
 
 def run_updates(
-    batch: Batch,
+    batch: Batch | UpdateShard,
     step: int,
     plan: UpdatePlan,
     backend: Backend,
@@ -115,17 +138,16 @@ def run_updates(
     optimizer, parallel = backend.optimizer, backend.parallel
     assert optimizer is not None
     result, grad_norms = UpdateOutput(), []
+    shard = batch if isinstance(batch, UpdateShard) else plan.own(batch, step, parallel)
     with backend.on_device(), optimizer.on_device():
-        for epoch in range(plan.epochs):
-            for numbers in plan.mini_batches(len(batch), step, epoch):
+        for epoch, minis in enumerate(shard.epochs):
+            for mini in minis:
                 if on_mini_batch is not None:
                     on_mini_batch(len(grad_norms))
-                mini = batch.select(numbers)
-                count = totals(loss_mask(mini), mini["responses"].lengths, row_weights(mini))
-                batches = plan.micro_batches(mini, numbers, parallel)
+                batches = mini.select(shard.batch)
                 if prepare is not None:
                     prepare(batches)
-                outputs = backend.forward_backward(batches, lambda output, count=count: loss_fn(output, count))
+                outputs = backend.forward_backward(batches, lambda output, mini=mini: loss_fn(output, mini.count))
                 if plan.contributes(parallel):
                     _record(result, batches, outputs, with_columns=epoch == 0)
                 grad_norms.append(backend.step(plan.grad_clip))
@@ -136,7 +158,7 @@ def run_updates(
         result.metrics, result.losses, result.columns, grad_norms = fetched
     result.grad_norms = [float(norm) for norm in grad_norms]
     optimizer.count_skipped(result.grad_norms)
-    return result.gathered(parallel)
+    return result.gathered(parallel, with_columns=shard is not batch)
 
 
 def _record(result: UpdateOutput, batches: list[MicroBatch], outputs: list[LossOutput], *, with_columns: bool) -> None:

@@ -11,6 +11,7 @@ import itertools
 import queue
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,9 @@ import burnish.distributed.process_group
 import burnish.distributed.ray
 import burnish.distributed.weights
 import burnish.distributed.worker_group
+import burnish.loop.build
 import burnish.loop.launch
+import burnish.loop.reward_nodes
 from burnish.batch import Batch, Ragged
 from burnish.distributed.process_group import RankInfo
 from burnish.distributed.weights import Endpoint, _buckets
@@ -37,6 +40,8 @@ from burnish.loop.launch import LaunchedRoles, launch
 from burnish.loop.pools import pools
 from burnish.loop.roles import load_run_tokenizer, policy_source
 from burnish.loop.worker import Worker
+from burnish.reward.settings import RewardSettings
+from burnish.reward.source import FromRules
 from burnish.rollout.engine import Capabilities
 from burnish.training.backend import Backend
 from burnish.training.packing import MicroBatchSize, PackedRows
@@ -334,6 +339,16 @@ def ray_start(case: Case) -> dict[str, Any]:
         return ray.given
 
 
+def scored_on(case: Case) -> int:
+    """Nodes that score; 0: this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(burnish.loop.build, "make_scorer", lambda name, kwargs, settings, reward: settings)
+        patch.setattr(burnish.loop.build, "open_cluster", lambda cfg: None)
+        patch.setattr(burnish.loop.reward_nodes, "RewardNodes", lambda cluster, nodes, *others: nodes)
+        pool = burnish.loop.build.build_scorer(case.cfg, None, Path("reward.log")).pool
+        return 0 if pool is None else pool(FromRules(), RewardSettings(), print)
+
+
 def timelines(case: Case) -> list[str]:
     """Written when the run has ended."""
     with launched(case) as (run, _, ray):
@@ -414,6 +429,7 @@ ROWS = [
     Row("reward_model.nccl_timeout", "500", timeouts, JUDGE_APART, expected=[600.0, 500.0]),
     Row("ray_init.num_cpus", "5", ray_start, RAY, expected={"num_cpus": 5}),
     Row("ray_init.options", "{address: auto}", ray_start, RAY, expected={"address": "auto"}),
+    Row("ray_init.reward_nodes", "2", scored_on, ("trainer.launcher=ray",), expected=2),
     Row("ray_init.timeline_json_file", "timeline.json", timelines, RAY, expected=["timeline.json"]),
     Row(HYBRID, "false", seats, (*TWO, *APART[1:]), expected={"policy": [0, 1], "engine": [2]}),
     Row("rollout.nnodes", "2", nodes, (*BESIDE, "trainer.launcher=ray"), expected=[1, 2]),

@@ -102,7 +102,11 @@ def test_auto_takes_ray_where_it_is_installed(groups, monkeypatch):
     started(TWO)
     cluster, how = groups.made[0].starter
     environment = how.pop("runtime_env")
-    assert (cluster, how, environment(0)) == (door, {"nodes": 1, "resource": None}, {})
+    assert (cluster, how, environment(0)) == (
+        door,
+        {"nodes": 1, "resource": None, "prefix": "burnish/default/actor_rollout_ref"},
+        {},
+    )
     assert groups.made[0].host == "10.0.0.1"
 
 

@@ -43,13 +43,13 @@ def test_a_picture_is_sent_to_a_worker_once():
         assert all(map(same, ours.input.media, theirs.input.media))
     assert sender.pack_requests(0, requests, sources=False)[1] == []
     batch = Batch(media=[(media("cat"),), (), (media("bird"), media("dog", 2))])
-    packed_batch, new = sender.pack_batch(batch)  # to all workers: one of them has no picture yet
+    packed_batch, new = sender.pack_batch(batch, range(2))  # to all workers: one of them has no picture yet
     assert sorted(item.digest for item in new) == [b"bird", b"cat", b"dog"]
     for store in stores:
         store.receive(new)
         rows = store.restore_batch(packed_batch)["media"]
         assert all(map(same, rows[2], batch["media"][2])) and rows[1] == ()
-    assert sender.pack_batch(batch)[1] == []
+    assert sender.pack_batch(batch, range(2))[1] == []
 
 
 def test_both_sides_forget_the_oldest():

@@ -8,6 +8,7 @@ import torch
 from burnish.models.attention import PACKED
 from burnish.models.load import ModelSource, load_causal_lm
 from burnish.training.backend import BackendOptions, FsdpOptions, create_backend
+from burnish.training.batch_shard import Cut, cut_forward
 from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext, build_mesh
 from burnish.training.policy import Policy
@@ -23,12 +24,12 @@ def train(rank: int, folder: str, batch, sizes: dict, changes: dict, options: Ba
     return train_at(parallel, folder, batch, changes, options, steps)
 
 
-def train_at(parallel: ParallelContext, folder: str, batch, changes: dict, options: BackendOptions, steps: int = 2):
+def policy_at(parallel: ParallelContext, folder: str, changes: dict, options: BackendOptions) -> Policy:
     model = load_causal_lm(ModelSource(folder), PACKED, torch.float32)
     backend = create_backend(model, CPU, torch.float32, options=options, parallel=parallel)
     config = settings("actor_rollout_ref.actor", MINI | {"ppo_max_token_len_per_gpu": 24} | changes)
     backend.create_optimizer(config.optim, 10, 1)
-    policy = Policy(
+    return Policy(
         backend,
         config,
         temperature=TEMPERATURE,
@@ -37,6 +38,10 @@ def train_at(parallel: ParallelContext, folder: str, batch, changes: dict, optio
         inference_micro_batch=MicroBatchSize(tokens=20),
         seed=1,
     )
+
+
+def train_at(parallel: ParallelContext, folder: str, batch, changes: dict, options: BackendOptions, steps: int = 2):
+    policy = policy_at(parallel, folder, changes, options)
     said, read = [], policy.compute_log_probs(batch)
     for step in range(1, steps + 1):
         said.append(policy.update(batch.add(**read) if step == 1 else batch, step))
@@ -45,7 +50,9 @@ def train_at(parallel: ParallelContext, folder: str, batch, changes: dict, optio
         "numbers": [taught.metrics for taught in said],
         "columns": {name: column.flat for name, column in said[-1].columns.items()},
         "weights": {name: tensor.clone() for name, tensor in policy.weights()},
-        "local": sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters()),
+        "local": sum(
+            p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in policy.backend.model.parameters()
+        ),
     }
 
 
@@ -110,3 +117,46 @@ def test_four_ranks_compute_what_one_does(model_folder, without_old):
 
 def hybrid(rank: int, folder: str, batch):
     return [train(rank, folder, batch, sizes, {}, BackendOptions()) for sizes in ({}, {"fsdp_size": 2})]
+
+
+# shards: what the controller cuts is what ranks would choose
+
+
+def shard_cases(rank: int, folder: str, batch, names: list[str]):
+    return {name: (train(rank, folder, batch, *CASES[name]), train_cut(folder, batch, *CASES[name])) for name in names}
+
+
+def train_cut(folder: str, batch, sizes: dict, changes: dict, options: BackendOptions):
+    """As `train`, but this rank sees the rows of its own shards only."""
+    parallel = build_mesh(CPU, **sizes)
+    policy = policy_at(parallel, folder, changes, options)
+    mine = parallel.data_rank
+    forward = cut_forward(batch, policy.inference_micro_batch, parallel.sharding)
+    read = policy.compute_log_probs(forward.shards[mine])
+    whole = batch.add(**_joined(forward, read))
+    found = {"read": {name: column.flat for name, column in whole.columns.items() if name in read}, "numbers": []}
+    for step in (1, 2):
+        given = whole if step == 1 else batch
+        cut = policy.plan.cut(given, step, parallel.sharding)
+        result = policy.update(cut.shards[mine], step)
+        found["numbers"].append(result.metrics)
+        found["columns"] = {name: column.flat for name, column in _joined(cut, result.columns).items()}
+        found["rows"] = len(cut.shards[mine].batch)
+    return found | {"weights": {name: tensor.clone() for name, tensor in policy.weights()}}
+
+
+def _joined(cut: Cut, own: dict) -> dict:
+    parts = [None, None]
+    torch.distributed.all_gather_object(parts, own)
+    return cut.join(parts)
+
+
+def test_a_rank_that_sees_its_rows_only_computes_the_same_bits(model_folder, without_old):
+    names = ["sharded", "rows as they come", "by rows", "coupled rows"]
+    for found in run_ranks(2, shard_cases, str(model_folder), without_old, names):
+        for name, (whole, cut) in found.items():
+            assert cut["numbers"] == whole["numbers"], name
+            for part in ("read", "columns", "weights"):
+                assert cut[part].keys() == whole[part].keys()
+                assert all(torch.equal(cut[part][key], tensor) for key, tensor in whole[part].items()), (name, part)
+        assert found["coupled rows"][1]["rows"] == len(without_old)
