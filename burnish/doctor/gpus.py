@@ -1,9 +1,9 @@
 """Facts of GPUs, as their vendors publish them, and machines that hold several.
 
-Memory is what the driver reports. FLOP/s are dense bfloat16, without sparsity. `link` is what one GPU sends to others of
-its machine, `network` what it sends to other machines; both in one direction, of the vendor's own servers where there
-are any. Sources: the data sheets of NVIDIA H100, H200, H20, HGX B200, A100 (40 and 80 GB, SXM), L40S and A10, the Ada
-architecture whitepaper (RTX 4090), AMD's data sheet of the Instinct MI300X, and the user guides of DGX H100/H200/B200
+Memory is what the driver reports. FLOP/s are dense bfloat16, without sparsity. `link` is what one GPU sends to others
+of its machine, `network` what it sends to other machines; both in one direction, of the vendor's own servers where
+there are any. Sources: the data sheets of NVIDIA H100, H200, H20, HGX B200, A100 (40 and 80 GB, SXM), L40S and A10, the
+Ada architecture whitepaper (RTX 4090), AMD's data sheet of the Instinct MI300X, and the user guides of DGX H100/H200/B200
 (eight 400 Gb/s adapters) and DGX A100 (eight of 200 Gb/s).
 """
 
@@ -42,7 +42,16 @@ GPUS = (
     Gpu("H200", 143_771 * MIB, 4.8e12, 989e12, 450e9, NIC400, PCIE5),
     Gpu("H100", 81_559 * MIB, 3.35e12, 989e12, 450e9, NIC400, PCIE5),
     Gpu("H20", 97_871 * MIB, 4.0e12, 148e12, 450e9, NIC400, PCIE5),
-    Gpu("A100-40", 40_960 * MIB, 1.555e12, 312e12, 300e9, NIC200, PCIE4, ("A100-SXM4-40GB", "A100-PCIE-40GB", "A100-40GB")),
+    Gpu(
+        "A100-40",
+        40_960 * MIB,
+        1.555e12,
+        312e12,
+        300e9,
+        NIC200,
+        PCIE4,
+        ("A100-SXM4-40GB", "A100-PCIE-40GB", "A100-40GB"),
+    ),
     Gpu("A100", 81_920 * MIB, 2.039e12, 312e12, 300e9, NIC200, PCIE4, ("A100-80", "A100-80GB")),
     Gpu("MI300X", 196_592 * MIB, 5.3e12, 1307e12, 448e9, NIC400, PCIE5),
     Gpu("L40S", 46_068 * MIB, 0.864e12, 362e12, PCIE4, SHARED_NIC, PCIE4),

@@ -20,7 +20,7 @@ from tests.doctor.collectives import ALL_TO_ALL, Collectives
 from tests.ranks import run_ranks
 from tests.training import layouts
 from tests.training.conftest import make_batch, tokenizer  # noqa: F401
-from tests.training.layouts import MODELS, Case, critic_of, policy_of
+from tests.training.layouts import MODELS, Case, policy_of
 
 ITEMSIZE = {torch.float64: 8, torch.float32: 4}
 ONCE = {"ppo_epochs": 1, "ppo_mini_batch_size": 6}

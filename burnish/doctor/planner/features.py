@@ -60,22 +60,32 @@ def forward(shape: Shape, gpu: Gpu, part: Part, *, head: bool = True) -> Terms:
 
 
 def update(
-    shape: Shape, gpu: Gpu, part: Part, *, recompute: bool, trained: float, updates: int, adapters: bool, head: bool = True
+    shape: Shape,
+    gpu: Gpu,
+    part: Part,
+    *,
+    recompute: bool,
+    trained: float,
+    updates: int,
+    adapters: bool,
+    head: bool = True,
 ) -> Terms:
     """Forward and backward passes of all micro-batches, and the optimizer. `trained` parameters are on this rank."""
     once = _layers(shape, gpu, part)
     repeats = 2 if recompute else 1
     # Frozen weights need no gradient of their own.
     products = repeats + (1 if adapters else 2)
-    terms = Counter({
-        LINEAR: once[LINEAR] * products,
-        ELEMENTWISE: once[ELEMENTWISE] * (repeats + 2),
-        ATTENTION: once[ATTENTION] * (repeats + ATTENTION_BACKWARD),
-        LAUNCH: once[LAUNCH] * (repeats + 2),
-        OPTIMIZER: updates * ADAM_PASSES * FLOAT * trained / gpu.bandwidth,
-        ROWS: part.rows,
-        PHASE: 1.0,
-    })
+    terms = Counter(
+        {
+            LINEAR: once[LINEAR] * products,
+            ELEMENTWISE: once[ELEMENTWISE] * (repeats + 2),
+            ATTENTION: once[ATTENTION] * (repeats + ATTENTION_BACKWARD),
+            LAUNCH: once[LAUNCH] * (repeats + 2),
+            OPTIMIZER: updates * ADAM_PASSES * FLOAT * trained / gpu.bandwidth,
+            ROWS: part.rows,
+            PHASE: 1.0,
+        }
+    )
     if head and part.has_head:
         terms[HEAD] += head_seconds(shape, gpu, part.rows * part.response / part.context, training=True)
     return terms
@@ -86,12 +96,14 @@ def _layers(shape: Shape, gpu: Gpu, part: Part) -> Terms:
     hidden = HIDDEN_PASSES * shape.hidden
     inner = INNER_PASSES * shape.active_intermediate / part.tensor
     pairs = part.rows * part.length**2 / 2 / part.context
-    return Counter({
-        LINEAR: 2 * part.tokens * layers * active_linear(shape) / part.tensor / gpu.flops,
-        ELEMENTWISE: HALF * part.tokens * layers * (hidden + inner) / gpu.bandwidth,
-        ATTENTION: 4 * pairs * layers * shape.query / part.tensor / gpu.flops,
-        LAUNCH: layers * part.micro_batches,
-    })
+    return Counter(
+        {
+            LINEAR: 2 * part.tokens * layers * active_linear(shape) / part.tensor / gpu.flops,
+            ELEMENTWISE: HALF * part.tokens * layers * (hidden + inner) / gpu.bandwidth,
+            ATTENTION: 4 * pairs * layers * shape.query / part.tensor / gpu.flops,
+            LAUNCH: layers * part.micro_batches,
+        }
+    )
 
 
 def active_linear(shape: Shape) -> int:
@@ -107,21 +119,31 @@ def head_seconds(shape: Shape, gpu: Gpu, tokens: float, *, training: bool) -> fl
 
 
 def decode(
-    shape: Shape, gpu: Gpu, *, sequences: float, prompt: float, cached: float, steps: float, itemsize: int, tensor: int = 1
+    shape: Shape,
+    gpu: Gpu,
+    *,
+    sequences: float,
+    prompt: float,
+    cached: float,
+    steps: float,
+    itemsize: int,
+    tensor: int = 1,
 ) -> Terms:
     """`steps` tokens for each of `sequences`, with a prompt of that length and `cached` response tokens on average."""
     matrices = shape.layers * active_linear(shape) + shape.embedding
     # With many sequences every expert is used by some token.
     held = shape.layers * shape.layer_linear + shape.embedding
     cache = sequences * shape.cache_per_token(itemsize) / tensor / gpu.bandwidth
-    return Counter({
-        DECODE_LAYER: steps * shape.layers,
-        DECODE_WEIGHTS: steps * held * itemsize / tensor / gpu.bandwidth,
-        DECODE_LINEAR: steps * 2 * sequences * matrices / tensor / gpu.flops,
-        DECODE_CACHE: steps * cached * cache,
-        DECODE_PROMPT: steps * prompt * cache,
-        DECODE_SAMPLE: steps * sequences * shape.vocab * HALF / gpu.bandwidth,
-    })
+    return Counter(
+        {
+            DECODE_LAYER: steps * shape.layers,
+            DECODE_WEIGHTS: steps * held * itemsize / tensor / gpu.bandwidth,
+            DECODE_LINEAR: steps * 2 * sequences * matrices / tensor / gpu.flops,
+            DECODE_CACHE: steps * cached * cache,
+            DECODE_PROMPT: steps * prompt * cache,
+            DECODE_SAMPLE: steps * sequences * shape.vocab * HALF / gpu.bandwidth,
+        }
+    )
 
 
 def rollout(
@@ -134,9 +156,7 @@ def rollout(
         terms += _layers(shape, gpu, part)
     sequences = max(1.0, min(rows, at_once))
     steps = response * rows / sequences
-    terms += decode(
-        shape, gpu, sequences=sequences, prompt=prompt, cached=response / 2, steps=steps, itemsize=itemsize
-    )
+    terms += decode(shape, gpu, sequences=sequences, prompt=prompt, cached=response / 2, steps=steps, itemsize=itemsize)
     return terms + Counter({ROLLOUT_TOKENS: rows * response, ROLLOUT_ROWS: rows, ROLLOUT: 1.0})
 
 

@@ -11,8 +11,7 @@ from burnish.config import TrainConfig
 from burnish.config.adapters import wants_adapter
 from burnish.config.async_rules import is_async
 from burnish.config.rules import has_critic
-from burnish.doctor.arithmetic import max_sequence_length, responses_per_engine
-from burnish.doctor.engine import EnginePlan
+from burnish.doctor.arithmetic import max_sequence_length
 from burnish.doctor.gpus import Cluster
 from burnish.doctor.memory import Shapes
 from burnish.doctor.planner import features
@@ -22,6 +21,7 @@ from burnish.doctor.planner.layout import ALL, KEEP, Layout, uses_reference
 from burnish.doctor.planner.links import LINE_SHARE, broadcast_seconds, exposed
 from burnish.doctor.planner.traffic import Passes, traffic
 from burnish.doctor.shapes import Shape
+from burnish.sizing import COMPILED_FAMILIES
 
 ROLLOUT, REWARD, OLD_LOG_PROBS, REFERENCE, VALUES = "rollout", "reward model", "old log-probs", "reference", "values"
 CRITIC, ACTOR, SYNC, OTHER, OFFLOAD = "update critic", "update actor", "weight sync", "other", "offload"
@@ -77,7 +77,7 @@ class StepTime:
 
 
 def terms_of(
-    cfg: TrainConfig, shapes: Shapes, work: Workload, layout: Layout, cluster: Cluster, engine: EnginePlan, at_once: int
+    cfg: TrainConfig, shapes: Shapes, work: Workload, layout: Layout, cluster: Cluster, at_once: int
 ) -> dict[str, Terms]:
     """What one rank computes in each phase, without communication."""
     gpu, policy, critic = cluster.gpu, shapes.policy, shapes.critic or shapes.policy
@@ -136,7 +136,11 @@ def terms_of(
 def computes_old_log_probs(cfg: TrainConfig) -> bool:
     """As the loop decides: not where one update of current weights gives them as well."""
     correction, actor = cfg.algorithm.rollout_correction, cfg.actor_rollout_ref.actor
-    if correction.rollout_is is not None or correction.rollout_rs is not None:
+    if (
+        correction.rollout_is is not None
+        or correction.rollout_rs
+        or correction.rollout_token_veto_threshold is not None
+    ):
         return True
     if correction.bypass_mode:
         return False
@@ -163,15 +167,15 @@ def step_time(
     shapes: Shapes,
     layout: Layout,
     cluster: Cluster,
-    engine: EnginePlan,
     at_once: int,
     calibration: Calibration,
     work: Workload | None = None,
 ) -> StepTime:
     """Seconds of a step of this config, to which the layout was applied. `at_once`: sequences of an engine."""
     work = work or Workload.of(cfg)
-    all_terms = terms_of(cfg, shapes, work, layout, cluster, engine, at_once)
-    compiled = layout.ranks == 1 or layout.shard * layout.tensor * layout.pipeline == 1
+    all_terms = terms_of(cfg, shapes, work, layout, cluster, at_once)
+    compiled = layout.ranks == 1 and shapes.policy.family in COMPILED_FAMILIES  # ranks do not compile
+    compiled = compiled and cfg.actor_rollout_ref.actor.use_torch_compile
     phases: dict[str, float] = {}
     communication: Counter[str] = Counter()
     for name, terms in all_terms.items():
@@ -282,8 +286,3 @@ def _whole(phases: dict[str, float], layout: Layout) -> float:
     if not (layout.is_apart and layout.mode != "sync"):
         return total
     return max(phases[ROLLOUT], total - phases[ROLLOUT] - phases[SYNC]) + phases[SYNC]
-
-
-def engine_rows(cfg: TrainConfig) -> int:
-    """Responses of a step on one engine, at most."""
-    return responses_per_engine(cfg)

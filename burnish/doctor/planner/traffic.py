@@ -172,9 +172,7 @@ def _divided_experts(shape: Shape, experts: int, shards: int) -> list[tuple[int,
     """One rank's experts, cut along a matrix dimension if it divides, else along that of experts."""
     local = shape.experts // experts
     gate_up, down = (2 * shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
-    return [
-        (rows if rows % shards == 0 else local, local * rows * columns) for rows, columns in (gate_up, down)
-    ]
+    return [(rows if rows % shards == 0 else local, local * rows * columns) for rows, columns in (gate_up, down)]
 
 
 def _sum(one: Flow, other: Flow) -> Flow:
