@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from burnish.doctor.planner.features import Terms
+from burnish.doctor.planner.features import AROUND, LAUNCH, Terms
 
 FILE = Path(__file__).with_name("calibration.json")
 
@@ -23,7 +23,15 @@ class Calibration:
     error: dict[str, Any] = field(default_factory=dict)  # on setups that were not used
 
     def seconds(self, terms: Terms) -> float:
-        return sum(self.coefficients[term] * amount for term, amount in terms.items())
+        return seconds_of(terms, self.coefficients)
+
+
+def seconds_of(terms: Terms, coefficients: dict[str, float]) -> float:
+    """The GPU's work, or the time in which the host launches it where that is longer; and what comes before and after."""
+    seconds = {term: coefficients[term] * amount for term, amount in terms.items()}
+    around = sum(seconds.pop(term, 0.0) for term in AROUND)
+    launching = seconds.pop(LAUNCH, 0.0)
+    return around + max(launching, sum(seconds.values()))
 
 
 @cache

@@ -1,7 +1,8 @@
 """Work of a rank's GPU in each phase of a step, in seconds at the GPU's published peaks.
 
 A phase takes the sum of these terms, each times a coefficient that is fitted to measured phases (calibration.json): how
-much longer a kernel takes than its arithmetic or its memory traffic would at peak.
+much longer a kernel takes than its arithmetic or its memory traffic would at peak. Where micro-batches are small, the
+host takes longer to launch the layers (`launch`) than the GPU to compute them; the longer of both counts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ HIDDEN_PASSES, INNER_PASSES = 12, 4
 LOGIT_PASSES = {False: 3, True: 8}
 HEAD_PRODUCTS = {False: 1, True: 4}
 ADAM_PASSES = 9  # over float32 tensors: norm, clipping, weight, gradient and moments
+LAUNCH_BACKWARD = 1.6  # launches of a backward pass, where a forward pass is one
 ATTENTION_BACKWARD = 2.5  # a flash backward pass has five products instead of two
 
 # Terms
@@ -29,6 +31,8 @@ DECODE_LAYER, DECODE_WEIGHTS, DECODE_LINEAR = "decode_layer", "decode_weights", 
 DECODE_CACHE, DECODE_PROMPT, DECODE_SAMPLE = "decode_cache", "decode_prompt", "decode_sample"
 ROLLOUT_TOKENS, ROLLOUT_ROWS, ROLLOUT = "rollout_tokens", "rollout_rows", "rollout"
 SYNC_TENSORS, SYNC_BYTES, HOST_TOKENS, STEP = "sync_tensors", "sync_bytes", "host_tokens", "step"
+
+AROUND = (ROWS, PHASE)  # neither the GPU's work nor launches
 
 Terms = Counter[str]  # term -> seconds at peak, or a count
 
@@ -80,7 +84,7 @@ def update(
             LINEAR: once[LINEAR] * products,
             ELEMENTWISE: once[ELEMENTWISE] * (repeats + 2),
             ATTENTION: once[ATTENTION] * (repeats + ATTENTION_BACKWARD),
-            LAUNCH: once[LAUNCH] * (repeats + 2),
+            LAUNCH: once[LAUNCH] * (repeats + LAUNCH_BACKWARD),
             OPTIMIZER: updates * ADAM_PASSES * FLOAT * trained / gpu.bandwidth,
             ROWS: part.rows,
             PHASE: 1.0,
@@ -154,6 +158,7 @@ def rollout(
     if prompt > 0:
         part = Part(prompts, prompt, 0, micro_batches=1)
         terms += _layers(shape, gpu, part)
+        del terms[LAUNCH]
     sequences = max(1.0, min(rows, at_once))
     steps = response * rows / sequences
     terms += decode(shape, gpu, sequences=sequences, prompt=prompt, cached=response / 2, steps=steps, itemsize=itemsize)
