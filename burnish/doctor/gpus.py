@@ -3,8 +3,8 @@
 Memory is what the driver reports. FLOP/s are dense bfloat16, without sparsity. `link` is what one GPU sends to others
 of its machine, `network` what it sends to other machines; both in one direction, of the vendor's own servers where
 there are any. Sources: the data sheets of NVIDIA H100, H200, H20, HGX B200, A100 (40 and 80 GB, SXM), L40S and A10, the
-Ada architecture whitepaper (RTX 4090), AMD's data sheet of the Instinct MI300X, and the user guides of DGX H100/H200/B200
-(eight 400 Gb/s adapters) and DGX A100 (eight of 200 Gb/s).
+Ada architecture whitepaper (RTX 4090), AMD's data sheet of the Instinct MI300X, and the user guides of DGX H100, H200
+and B200 (eight adapters of 400 Gb/s) and DGX A100 (eight of 200 Gb/s).
 """
 
 from __future__ import annotations

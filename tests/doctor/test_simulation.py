@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,7 +62,7 @@ def test_more_staleness_is_never_slower(run):
     """With engines whose speed does not depend on their load: else another placement of samples may be worse."""
     sizes, lengths = run
     ends = [played(sizes, lengths, staleness).ends for staleness in range(MOST + 1)]
-    for earlier, later in zip(ends, ends[1:], strict=False):
+    for earlier, later in itertools.pairwise(ends):
         for slow, fast in zip(earlier, later, strict=True):
             assert fast <= slow + (1 + STEPS) * sizes["sync"] + 1e-9
             # Engines are interrupted by syncs; without them nothing may be later.

@@ -27,7 +27,7 @@ class Calibration:
 
 
 def seconds_of(terms: Terms, coefficients: dict[str, float]) -> float:
-    """The GPU's work, or the time in which the host launches it where that is longer; and what comes before and after."""
+    """The GPU's work, or the time in which the host launches it where that is longer; and what comes around it."""
     seconds = {term: coefficients[term] * amount for term, amount in terms.items()}
     around = sum(seconds.pop(term, 0.0) for term in AROUND)
     launching = seconds.pop(LAUNCH, 0.0)

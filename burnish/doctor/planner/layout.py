@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 from burnish.config import TrainConfig
-from burnish.config.memory_fixes import set_key
 from burnish.config.ranks import uses_megatron
 from burnish.config.rules import has_critic
 from burnish.doctor.gpus import Cluster
@@ -197,12 +196,26 @@ def _offload(layout: Layout, fsdp: str, *, trained: bool) -> dict[str, Any]:
 
 def applied(layout: Layout, cfg: TrainConfig) -> TrainConfig:
     """A config with the layout's settings, as loading their overrides would give it."""
-    new = deepcopy(cfg)
-    for key, value in settings(layout, cfg).items():
-        set_key(new, key, value)
-    for role in (new.actor_rollout_ref.actor, new.actor_rollout_ref.ref, new.critic):
-        if role.strategy == "megatron":
-            role.ulysses_sequence_parallel_size = layout.context
+    values = settings(layout, cfg)
+    if layout.uses_megatron:
+        sections = [key.rpartition(".")[0] for key in values if key.endswith(".strategy")]
+        values |= {f"{section}.ulysses_sequence_parallel_size": layout.context for section in sections}
     if layout.mode != SYNC:
-        new.actor_rollout_ref.rollout.free_cache_engine = False
+        values[f"{ROLLOUT}.free_cache_engine"] = False
+    return _changed(cfg, values)
+
+
+def _changed(cfg: TrainConfig, values: dict[str, Any]) -> TrainConfig:
+    """A copy of the sections that change; others are shared, because thousands of layouts are tried."""
+    new = copy(cfg)
+    copied: dict[str, Any] = {"": new}
+    for key, value in values.items():
+        *path, name = key.split(".")
+        for depth in range(1, len(path) + 1):
+            prefix = ".".join(path[:depth])
+            if prefix not in copied:
+                above = copied[".".join(path[: depth - 1])]
+                copied[prefix] = copy(getattr(above, path[depth - 1]))
+                setattr(above, path[depth - 1], copied[prefix])
+        setattr(copied[".".join(path)], name, value)
     return new

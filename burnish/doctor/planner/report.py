@@ -40,7 +40,10 @@ class Report:
         found, work = self.found, self.found.work
         tokens = f"{work.prompt:,.0f} + {work.response:,.0f} tokens"
         yield "title", f"Plan for {found.cluster.text()}"
-        yield "line", f"{self.model}; {work.prompts:,} prompts x {work.samples} responses of {tokens} a step"
+        yield (
+            "line",
+            f"{self.model}; a step has {work.prompts:,} prompts x {work.samples} responses of {tokens}",
+        )
         if not found.best:
             yield "line", "No layout fits. Use a smaller model, LoRA, shorter responses, or more GPUs."
         for number, candidate in enumerate(found.best, 1):

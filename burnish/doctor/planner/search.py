@@ -9,6 +9,7 @@ from typing import Any
 
 from burnish.config import Loaded, Overrides, TrainConfig, load
 from burnish.config.rules import check_rules
+from burnish.config.sequence_rules import NAME as CONTEXT_SIZE
 from burnish.config.values import written_as
 from burnish.doctor.gpus import Cluster
 from burnish.doctor.memory import Phase, Plan, Shapes, train_plan
@@ -206,7 +207,10 @@ class Search:
         return None
 
     def _contradicts(self, layout: Layout) -> str | None:
-        for key, value in settings(layout, self.base.cfg).items():
+        decided = settings(layout, self.base.cfg)
+        # With Megatron's keys another key sets the same size.
+        decided |= {key: layout.context for key in self.base.pinned if key.endswith(f".{CONTEXT_SIZE}")}
+        for key, value in decided.items():
             if key in self.base.pinned and key not in HARDWARE and self.base.pinned[key] != value:
                 return f"you set {key}={written_as(self.base.pinned[key])}"
         return None
@@ -235,7 +239,7 @@ class Search:
         least = self.smallest[reason] = min(self.smallest.get(reason, worst.bytes), worst.bytes)
         self._reject(
             reason,
-            f"at least {least / GIB:.1f} GiB; {SAFE_SHARE:.0%} of the memory are {SAFE_SHARE * self.capacity / GIB:.1f}",
+            f"at least {least / GIB:.1f} GiB; {SAFE_SHARE:.0%} of a GPU are {SAFE_SHARE * self.capacity / GIB:.1f}",
         )
         return None
 

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-
 TRAINER, SYNC = -1, -2  # events that are not an engine's: an update is done, its weights are in the engines
 
 
