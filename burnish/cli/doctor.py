@@ -1,4 +1,4 @@
-"""burnish doctor: check a command (batch arithmetic, memory plan, known mistakes) and this machine."""
+"""burnish doctor: check a command (batch arithmetic, memory plan, known mistakes) and this machine; plan layouts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from burnish.doctor.examine import Examination
     from burnish.doctor.machine import Device, Machine
     from burnish.doctor.memory import Phase, Plan
+    from burnish.doctor.planner.report import Report
 
 DEFAULT_MEMORY = 80 * GIB
 COLORS = {"refused": "red", "warning": "yellow", "note": "cyan"}
@@ -30,7 +31,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
     parser = subparsers.add_parser(
         "doctor",
         help="check a command for mistakes and memory use, and show what this machine can run",
-        description="burnish doctor [--json] [-- COMMAND... | SCRIPT.sh | FILE.yaml]",
+        description="burnish doctor [--json] [-- COMMAND... | SCRIPT.sh | FILE.yaml], or"
+        " burnish doctor --plan 64xH100 key=value ... | -- COMMAND... | SCRIPT.sh | FILE.yaml",
     )
     add_version(parser)
     parser.add_argument("words", nargs="*", metavar="COMMAND", help="a launch command after --, a script, or a YAML")
@@ -39,6 +41,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
         "--gpu-memory", type=float, metavar="GB", help="memory of a GPU; default: this machine's, or 80"
     )
     parser.add_argument("--shape", metavar="MODEL", help="known model, or folder with a config.json, for the policy")
+    parser.add_argument(
+        "--plan", metavar="GPUS", help="find the fastest layouts for a run on these GPUs: 64xH100, or 2x8xA100"
+    )
     add_trust(parser, ", and run the model's own code")
     parser.add_argument("--no-files", action="store_true", help="do not check data files and Python files")
     parser.set_defaults(run=run)
@@ -48,7 +53,44 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
 def run(args: argparse.Namespace) -> int:
     """Exit status: 0 no problem, 2 cannot be translated, 3 refused or too big for memory, 4 not supported yet."""
     with looking_at(args.words[0] if args.words and os.path.isfile(args.words[0]) else None, trust=args.trust):
-        return _run(args)
+        return _run(args) if args.plan is None else _plan(args)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    """Layouts for the GPUs that --plan names. Exit status 3 where none fits."""
+    from burnish.doctor.planner.report import HINT, plan_run
+
+    words = args.words[1:] if args.words[:1] == ["--"] else args.words
+    typed = all("=" in word and not word.startswith("-") for word in words)
+    try:
+        if not words:
+            raise UserError("no run to plan", key="--plan", value=args.plan, hint=HINT)
+        overrides: Any = words
+        if not typed:
+            translation, _ = choose_command(translate_input(args.words, args.assume, trust=args.trust))
+            if translation.job != "train":
+                problem = f"only training runs can be planned, not `burnish {translation.job}`"
+                raise UserError(problem, key="--plan", value=args.plan, hint=HINT)
+            overrides = translation.overrides()
+        capacity = None if args.gpu_memory is None else int(args.gpu_memory * GIB)
+        report = plan_run(args.plan, overrides, model=args.shape, capacity=capacity, pins=typed)
+    except UserError as error:
+        return _report_error(error, args.json)
+    if args.json:
+        print(json.dumps({"plan": report.to_json()}))
+    else:
+        _show_plan(report)
+    return ExitStatus.OK if report.found.best else ExitStatus.REFUSED
+
+
+def _show_plan(report: Report) -> None:
+    for style, text in report.lines():
+        if style == "title":
+            _title(text)
+        elif style == "setting":
+            _print(f"    {text}")
+        else:
+            _print(wrap(text, "  ", "    "))
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -14,34 +14,13 @@ from burnish.config.ranks import num_ranks
 from burnish.config.rules import has_critic
 from burnish.doctor.arithmetic import max_sequence_length, responses_per_engine
 from burnish.doctor.engine import EnginePlan
+from burnish.doctor.gpus import Gpu, gpu_of_device
 from burnish.doctor.memory import Shapes
 from burnish.doctor.shapes import Shape
 
 BANDWIDTH_USED = 0.6  # share of the memory bandwidth that decoding reaches
 FORWARD_USED = 0.5  # share of the peak arithmetic that forward passes reach
 UPDATE_USED = 0.4  # and updates
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """Peak numbers of one GPU, as its vendor states them."""
-
-    name: str
-    flops: float  # dense bf16, per second
-    bandwidth: float  # bytes per second
-
-
-GPUS = (
-    Gpu("B200", 2250e12, 8.0e12),
-    Gpu("H200", 989e12, 4.8e12),
-    Gpu("H100", 989e12, 3.35e12),
-    Gpu("H20", 148e12, 4.0e12),
-    Gpu("A100", 312e12, 2.0e12),
-    Gpu("L40S", 362e12, 0.86e12),
-    Gpu("A10", 125e12, 0.6e12),
-    Gpu("RTX 4090", 165e12, 1.0e12),
-)
-DEFAULT_GPU = "A100"
 
 
 @dataclass(frozen=True)
@@ -65,17 +44,11 @@ class Estimate:
         }
 
 
-def gpu_named(name: str | None) -> Gpu:
-    """The known GPU that a device's name contains; the default for others."""
-    known = next((gpu for gpu in GPUS if name is not None and gpu.name.lower() in name.lower()), None)
-    return known or next(gpu for gpu in GPUS if gpu.name == DEFAULT_GPU)
-
-
 def estimate_step(
     cfg: TrainConfig, shapes: Shapes, engine: EnginePlan, sequences_at_once: int, device: str | None
 ) -> Estimate:
     """Seconds of one step if every response has full length. `sequences_at_once` is per engine."""
-    gpu, rollout = gpu_named(device), cfg.actor_rollout_ref.rollout
+    gpu, rollout = gpu_of_device(device), cfg.actor_rollout_ref.rollout
     num_responses = cfg.data.train_batch_size * rollout.n
     num_tokens = num_responses * max_sequence_length(rollout)
     rate = gpu.flops * num_ranks(cfg)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from burnish.cli.main import main
-from burnish.doctor.estimate import gpu_named
+from burnish.doctor.gpus import gpu_of_device
 
 COMMAND = [
     *("python3", "-m", "verl.trainer.main_ppo", "algorithm.adv_estimator=grpo"),
@@ -69,5 +69,5 @@ def test_tokens_of_a_response_never_exceed_the_models_limit(capsys):
 
 
 def test_a_gpu_is_known_by_its_name():
-    assert gpu_named("NVIDIA H200 144G HBM3e").name == "H200"
-    assert gpu_named("an unknown device").name == gpu_named(None).name == "A100"
+    assert gpu_of_device("NVIDIA H200 144G HBM3e").name == "H200"
+    assert gpu_of_device("an unknown device").name == gpu_of_device(None).name == "A100"
