@@ -98,7 +98,8 @@ class MegatronConfig:
     """Expert parallelism: ranks that share the experts of an MoE model."""
 
     expert_tensor_parallel_size: int | None = at_least(None, 1)
-    """Ranks that share the matrices of one expert; null means the tensor-parallel size."""
+    """Megatron: ranks that share the matrices of one expert; null means the tensor-parallel size. Here experts are
+    whole, and expert_model_parallel_size x this many ranks hold different ones."""
 
     pipeline_model_parallel_size: int = at_least(1, 1)
     """Pipeline parallelism: ranks that hold different layers of the model."""

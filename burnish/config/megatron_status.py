@@ -88,7 +88,6 @@ MEGATRON_INERT: dict[str, Line] = {
     "*.megatron.grad_offload": Line("gradients are freed after every update", "梯度在每次更新后即释放"),
     "actor_rollout_ref.ref.megatron.optimizer_offload": FROZEN,
     "reward_model.megatron.optimizer_offload": FROZEN,
-    "*.megatron.expert_tensor_parallel_size": Line("every rank holds whole experts", "每个进程都持有完整的专家"),
     "*.megatron.sequence_parallel": Line(
         "activations between tensor-parallel layers are replicated; results are the same",
         "张量并行层之间的激活值在各进程上重复保存；结果不变",

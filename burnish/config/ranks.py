@@ -75,5 +75,13 @@ def virtual_pipeline_size(role: Any) -> int:
 
 
 def expert_parallel_size(role: Any) -> int:
-    """Ranks that hold different experts of this role."""
-    return role.megatron.expert_model_parallel_size if uses_megatron(role) else 1
+    """Ranks that hold different experts of this role, each with its tensor ranks, which share its experts.
+
+    Megatron divides the matrices of an expert over expert_tensor_parallel_size ranks (null: the tensor-parallel size);
+    here these hold different experts instead.
+    """
+    if not uses_megatron(role):
+        return 1
+    megatron = role.megatron
+    tensor = megatron.tensor_model_parallel_size
+    return max(1, megatron.expert_model_parallel_size * (megatron.expert_tensor_parallel_size or tensor) // tensor)

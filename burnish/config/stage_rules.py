@@ -83,7 +83,17 @@ def recomputed_groups(cfg: TrainConfig) -> Iterator[UserError]:
 def expert_sizes(cfg: TrainConfig) -> Iterator[UserError]:
     """Expert-parallel ranks are some of those that share one copy of the weights."""
     for role in megatron_roles_in_use(cfg):
-        experts, key = expert_parallel_size(role.config), f"{role.section}.megatron.expert_model_parallel_size"
+        experts, megatron = expert_parallel_size(role.config), f"{role.section}.megatron"
+        key, given = f"{megatron}.expert_model_parallel_size", role.config.megatron
+        tensor = given.tensor_model_parallel_size
+        each = given.expert_tensor_parallel_size or tensor
+        holders = given.expert_model_parallel_size * each
+        if holders > 1 and holders % tensor and tensor % holders:
+            problem = f"{given.expert_model_parallel_size} x {each} ranks with different experts"
+            problem += f" cannot be divided into groups of the {tensor} tensor-parallel ranks"
+            name = f"{megatron}.expert_tensor_parallel_size"
+            yield UserError(problem, key=name, value=each, allowed=[1, tensor], hint=f"{name}={tensor}")
+            continue
         if experts == 1:
             continue
         total = num_role_ranks(cfg, role.config) // tensor_parallel_size(role.config)

@@ -164,7 +164,10 @@ DOCS: dict[str, str] = {
     "MegatronConfig.optimizer_offload": "更新之外把优化器状态放到 CPU 内存。",
     "MegatronConfig.tensor_model_parallel_size": "张量并行：共同持有一层矩阵的进程数。",
     "MegatronConfig.expert_model_parallel_size": "专家并行：分担各专家的进程数。",
-    "MegatronConfig.expert_tensor_parallel_size": "共同持有单个专家矩阵的进程数；null 等于张量并行数。",
+    "MegatronConfig.expert_tensor_parallel_size": (
+        "Megatron：共同持有单个专家矩阵的进程数；null 等于张量并行数。这里专家不拆分，"
+        "expert_model_parallel_size 乘以该值个进程各持有不同的专家。"
+    ),
     "MegatronConfig.pipeline_model_parallel_size": "流水线并行：分别持有模型不同层的进程数。",
     "MegatronConfig.virtual_pipeline_model_parallel_size": "这些进程各自的层块数，用于交错调度；null 为一块。",
     "MegatronConfig.pipeline_schedule": "前向与反向的次序：1f1b 交替进行（保留的激活少），gpipe 先做完全部前向。",

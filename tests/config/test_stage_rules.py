@@ -3,7 +3,7 @@
 import pytest
 
 from burnish.config import load
-from burnish.config.ranks import data_parallel_size, virtual_pipeline_size
+from burnish.config.ranks import data_parallel_size, expert_parallel_size, virtual_pipeline_size
 from burnish.config.stage_rules import layers_per_stage
 
 from .test_megatron import ACTOR, FOUR, loaded, refused
@@ -88,6 +88,12 @@ def test_experts_combine_with_tensor_ranks():
     assert loaded(*FOUR, both, f"{key}=2").cfg.actor_rollout_ref.actor.megatron.expert_model_parallel_size == 2
     error = refused(*FOUR, both, f"{key}=4")[key]
     assert (error.allowed, error.hint) == ([1, 2], f"{key}=2")
+    whole = f"{KEY}.expert_tensor_parallel_size"
+    actor = loaded(*FOUR, both, f"{key}=4", f"{whole}=1").cfg.actor_rollout_ref.actor
+    assert expert_parallel_size(actor) == 2  # tensor ranks are among the four that hold different experts
+    assert expert_parallel_size(loaded(*FOUR, both, f"{key}=1", f"{whole}=1").cfg.actor_rollout_ref.actor) == 1
+    four = (*FOUR, f"{KEY}.tensor_model_parallel_size=4")
+    assert "cannot be divided into groups of the 4" in refused(*four, f"{key}=3", f"{whole}=1")[whole].problem
 
 
 def test_without_megatron_the_sizes_do_nothing():

@@ -80,6 +80,8 @@ def layers_held(role: str, backend: Backend) -> int:
 def stage_rows(section: str, given: tuple[Text, ...]) -> list[Row]:
     spread = (*given, f"{section}.strategy=megatron", "trainer.n_gpus_per_node=2")
     see, key = position(section), f"{section}.megatron"
+    experts = (*spread, f"{key}.tensor_model_parallel_size=2", f"{key}.expert_model_parallel_size=2")
+    without = {"refused_without": True}  # four ranks would hold different experts
     staged = (*spread, f"{key}.pipeline_model_parallel_size=2")
     # The judge of these tests has one layer.
     size = (see, (2, 1, "1f1b", None, 1, 1)) if section == JUDGE else (held(ROLES[section], layers_held), 1)
@@ -89,6 +91,7 @@ def stage_rows(section: str, given: tuple[Text, ...]) -> list[Row]:
         Row(f"{key}.virtual_pipeline_model_parallel_size", "2", see, staged, expected=(2, 2, "1f1b", None, 1, 1)),
         Row(f"{key}.pipeline_schedule", "gpipe", see, staged, expected=(2, 1, "gpipe", None, 1, 1)),
         Row(f"{key}.expert_model_parallel_size", "2", see, spread, expected=(1, 1, "1f1b", None, 2, 2)),
+        Row(f"{key}.expert_tensor_parallel_size", "1", see, experts, expected=(1, 1, "1f1b", None, 1, 1), **without),
     ]
     if section in (REF, JUDGE):
         rows.append(Row(f"{key}.override_transformer_config", fields, see, staged, expected=(2, 1, "1f1b", 1, 1, 1)))

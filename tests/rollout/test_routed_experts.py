@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, Mi
 from burnish.errors import UserError
 from burnish.models.model_input import ModelInput
 from burnish.models.routing import Routing, as_text, from_text
+from burnish.rollout.agents.recorded import RecordedCalls
 from burnish.rollout.conversation import TrajectoryBuilder
 from burnish.rollout.engine import Completion, Request, Sampling
 from burnish.rollout.trajectory import Trajectory, response_columns
@@ -93,6 +94,23 @@ def test_a_conversation_knows_the_experts_of_all_its_tokens(folder, make_engine,
     column = response_columns([trajectory, replace(trajectory, ids=[], mask=[], routed_experts=None)])["routed_experts"]
     assert column.lengths.tolist() == [len(whole), len(trajectory.prompt)]
     assert (column[1] == 255).all()
+
+
+def test_an_agents_own_tokens_get_the_choices_of_its_requests(folder, make_engine, their_model):
+    """An agent that puts its token sequences together itself; one of its requests led nowhere."""
+    engine, calls = make_engine(folder, record_experts=True), RecordedCalls(sampler=None)
+    first = generate(engine, [PROMPTS[0]])[0]
+    aside = (*PROMPTS[0], *first.ids[:2], 9, 9)
+    second = (*PROMPTS[0], *first.ids, 7, 8)
+    for ids, completion in zip((PROMPTS[0], aside, second), (first, *generate(engine, [aside, second])), strict=True):
+        calls.calls.append((ModelInput(ids), completion))
+    last = calls.calls[-1][1]
+    response = [*first.ids, 7, 8, *last.ids]
+    mask = [1] * len(first.ids) + [0, 0] + [1] * len(last.ids)
+    trajectory = calls.trajectory(PROMPTS[0], response, mask, "the agent")
+    whole = [*PROMPTS[0], *trajectory.ids]
+    assert torch.equal(trajectory.routed_experts[:-1].long().sort(-1).values, chosen(their_model(folder), whole[:-1]))
+    assert (trajectory.routed_experts[-1] == 255).all()
 
 
 def test_a_conversation_without_choices_is_refused():

@@ -35,7 +35,7 @@ class TokenOutput(list):
         self.token_ids = completion.ids
         self.log_probs = completion.log_probs
         self.stop_reason = "aborted" if completion.finish_reason == "abort" else "completed"
-        self.routed_experts = None
+        self.routed_experts = completion.routed_experts
         self.num_preempted = 0
         self.extra_fields: dict[str, Any] = {}
 

@@ -7,10 +7,14 @@ them after exactly the tokens before them; then their log-probs and weight versi
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from burnish.errors import UserError
 from burnish.media import InvalidMedia
@@ -19,7 +23,7 @@ from burnish.models.vision.encoder import VisionEncoder
 from burnish.rollout.agents.failure import EpisodeFailed
 from burnish.rollout.engine import Completion, FinishReason
 from burnish.rollout.episode import Sampler
-from burnish.rollout.trajectory import NOT_SAMPLED, Trajectory, Turn
+from burnish.rollout.trajectory import NOT_SAMPLED, Trajectory, Turn, experts_of
 
 Pictures = tuple[Sequence[Any], Sequence[Any]]  # images and videos
 NO_PICTURES: Pictures = ((), ())
@@ -153,6 +157,17 @@ class RecordedCalls:
                 owners[position] = number
         return owners
 
+    def _experts(self, tokens: tuple[int, ...]) -> Tensor | None:
+        """Which experts the engine sent each token to; what is known of a token stays."""
+        known: Tensor | None = None
+        for given, completion in self.calls:
+            if completion.routed_experts is not None:
+                pairs = zip((*given.ids, *completion.ids), tokens, strict=False)
+                num_equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+                found = completion.routed_experts[:num_equal]
+                known = found if known is None else torch.cat([known, found[len(known) :]])
+        return experts_of(known, len(tokens))
+
     def _build(
         self,
         tokens: tuple[int, ...],
@@ -187,6 +202,7 @@ class RecordedCalls:
             finish_reason,
             last[1].stop_reason if last is not None and complete else None,
             media=media[1],
+            routed_experts=self._experts(tokens[: num_prompt + len(owner)]),
             info=info,
             **fields,
         )
