@@ -59,7 +59,7 @@ def forward(shape: Shape, gpu: Gpu, part: Part, *, head: bool = True) -> Terms:
     """Without gradients."""
     terms = _layers(shape, gpu, part)
     if head and part.has_head:
-        terms[HEAD] += head_seconds(shape, gpu, part.rows * part.response / part.context, training=False)
+        terms += Counter({HEAD: head_seconds(shape, gpu, part.rows * part.response / part.context, training=False)})
     return terms + Counter({ROWS: part.rows, PHASE: 1.0})
 
 
@@ -91,7 +91,7 @@ def update(
         }
     )
     if head and part.has_head:
-        terms[HEAD] += head_seconds(shape, gpu, part.rows * part.response / part.context, training=True)
+        terms += Counter({HEAD: head_seconds(shape, gpu, part.rows * part.response / part.context, training=True)})
     return terms
 
 

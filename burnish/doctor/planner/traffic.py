@@ -87,19 +87,23 @@ def traffic(shape: Shape, layout: Layout, passes: Passes, stage: int = 0) -> dic
 def layer_unit(shape: Shape, tensor: int = 1, *, with_experts: bool = True) -> Unit:
     """A decoder layer, as one of `tensor` ranks holds it."""
     found = [(linear.outputs // tensor, linear.weights // tensor) for linear in shape.attention()[:3]]
-    found += [(linear.outputs // tensor,) * 2 for linear in shape.attention()[:3] if linear.bias]
+    found += [_vector(linear.outputs // tensor) for linear in shape.attention()[:3] if linear.bias]
     last = shape.attention()[3]
     found.append((last.outputs, last.weights // tensor))
-    found += [(last.outputs,) * 2] if last.bias else []
+    found += [_vector(last.outputs)] if last.bias else []
     if shape.experts:
         found.append((shape.experts, shape.experts * shape.hidden))
         found += _expert_weights(shape, shape.experts) if with_experts else []
     inner = shape.shared_intermediate if shape.experts else shape.intermediate // tensor
     if inner:
         found += [(inner, inner * shape.hidden)] * 2 + [(shape.hidden, inner * shape.hidden)]
-        found += [(inner,) * 2] * 2 + [(shape.hidden,) * 2] if shape.mlp_bias else []
-    found += [(shape.hidden,) * 2] * shape.norms
-    return Unit(found + ([(shape.head_dim,) * 2] * 2 if shape.qk_norm else []))
+        found += [_vector(inner)] * 2 + [_vector(shape.hidden)] if shape.mlp_bias else []
+    found += [_vector(shape.hidden)] * shape.norms
+    return Unit(found + ([_vector(shape.head_dim)] * 2 if shape.qk_norm else []))
+
+
+def _vector(size: int) -> tuple[int, int]:
+    return size, size
 
 
 def _expert_weights(shape: Shape, experts: int) -> list[tuple[int, int]]:
