@@ -1,7 +1,7 @@
 """Fit the planner's step-time model to measured phases, and check it on setups that were not used.
 
     python bench/plan_fit.py                    # prints the errors
-    python bench/plan_fit.py --write            # and writes burnish/doctor/planner/calibration.json
+    python bench/plan_fit.py --write            # and writes burnish/doctor/planner/coefficients.py
     python bench/plan_fit.py --add FILE ...     # merges rows of other plan_check.json files into bench/results first
 
 Fitted on: the rows of plan_check.json marked `fit`, decoding (scaling.json, up to 4,096 sequences), updates
@@ -28,8 +28,9 @@ from shapes import config_of
 from burnish.config import load
 from burnish.doctor.gpus import Cluster, gpu_of_device
 from burnish.doctor.memory import Shapes
+from burnish.doctor.planner import coefficients as shipped
 from burnish.doctor.planner import features, timing
-from burnish.doctor.planner.calibration import FILE, Calibration, seconds_of
+from burnish.doctor.planner.calibration import Calibration, seconds_of
 from burnish.doctor.planner.features import Part, Terms
 from burnish.doctor.planner.layout import ACTOR, MODEL, Layout, applied
 from burnish.doctor.shapes import Shape, find_shape, shape_of
@@ -318,7 +319,9 @@ def main() -> int:
     others = elsewhere(calibration, cluster)
     print(tables.table(ELSEWHERE, others))
     if args.write:
-        FILE.write_text(json.dumps(asdict(calibration), indent=1) + "\n", encoding="utf-8")
+        path = Path(shipped.__file__)
+        head = path.read_text(encoding="utf-8").partition("= {")[0]
+        path.write_text(f"{head}= {json.dumps(asdict(calibration), indent=4)}\n", encoding="utf-8")
         facts = {key: measured[key] for key in ("commit", "date", "machine", "versions")}
         for name, columns, found in (("plan_fit", COLUMNS, compared), ("plan_elsewhere", ELSEWHERE, others)):
             result = {"name": name, "command": "python bench/plan_fit.py", **facts, "columns": columns, "rows": found}

@@ -429,7 +429,7 @@ ROWS = [
     Row("reward_model.nccl_timeout", "500", timeouts, JUDGE_APART, expected=[600.0, 500.0]),
     Row("ray_init.num_cpus", "5", ray_start, RAY, expected={"num_cpus": 5}),
     Row("ray_init.options", "{address: auto}", ray_start, RAY, expected={"address": "auto"}),
-    Row("ray_init.reward_nodes", "2", scored_on, ("trainer.launcher=ray",), expected=2),
+    Row("ray_init.reward_nodes", "2", scored_on, ("trainer.launcher=ray", "reward.num_workers=1"), expected=2),
     Row("ray_init.timeline_json_file", "timeline.json", timelines, RAY, expected=["timeline.json"]),
     Row(HYBRID, "false", seats, (*TWO, *APART[1:]), expected={"policy": [0, 1], "engine": [2]}),
     Row("rollout.nnodes", "2", nodes, (*BESIDE, "trainer.launcher=ray"), expected=[1, 2]),

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from burnish.doctor.planner.coefficients import SHIPPED
 from burnish.doctor.planner.features import AROUND, LAUNCH, Terms
-
-FILE = Path(__file__).with_name("calibration.json")
 
 
 @dataclass(frozen=True)
@@ -36,4 +33,4 @@ def seconds_of(terms: Terms, coefficients: dict[str, float]) -> float:
 
 @cache
 def shipped() -> Calibration:
-    return Calibration(**json.loads(FILE.read_text(encoding="utf-8")))
+    return Calibration(**SHIPPED)

@@ -1,6 +1,6 @@
 """Work of a rank's GPU in each phase of a step, in seconds at the GPU's published peaks.
 
-A phase takes the sum of these terms, each times a coefficient that is fitted to measured phases (calibration.json): how
+A phase takes the sum of these terms, each times a coefficient that is fitted to measured phases (coefficients.py): how
 much longer a kernel takes than its arithmetic or its memory traffic would at peak. Where micro-batches are small, the
 host takes longer to launch the layers (`launch`) than the GPU to compute them; the longer of both counts.
 """
