@@ -90,6 +90,12 @@ class RayCluster:
         several = sum(node["Alive"] for node in self.ray.nodes()) > 1
         return self.ray.util.get_node_ip_address() if several else None
 
+    def gauge(self, name: str, description: str, labels: dict[str, str]) -> Any:
+        """A metric that Ray exports to Prometheus, as `ray_` and its name, for its dashboard."""
+        gauge = self.ray.util.metrics.Gauge(name, description, tag_keys=tuple(labels))
+        gauge.set_default_tags(labels)
+        return gauge
+
     def close(self) -> None:
         if self.options.timeline:
             self.ray.timeline(self.options.timeline)
@@ -370,6 +376,7 @@ def installed() -> bool:
 def _ray() -> Any:
     try:
         import ray
+        import ray.util.metrics
         import ray.util.scheduling_strategies
     except ImportError as error:
         raise UserError(

@@ -20,6 +20,7 @@ from burnish.data.sampler import validation_batches
 from burnish.errors import UserError, raise_all
 from burnish.log.clock import Clock
 from burnish.log.folder import RunFolder, persistent_id
+from burnish.log.gauges import GaugeLogger
 from burnish.log.logger import Loggers, RunInfo
 from burnish.log.pictures import PictureWriter
 from burnish.log.rollout_writer import RolloutWriter
@@ -132,6 +133,8 @@ def build(
         samplings = _samplings(cfg, source, tokenizer)
         with loggers.activity("loading models and the engine"):
             roles = build_roles(cfg, source, device, tokenizer, reward, total)
+        if roles.make_gauge is not None:
+            loggers.add("ray", GaugeLogger(roles.make_gauge))
         clock, shaper = Clock(), build_shaper(cfg)
         rollout = build_rollout(cfg, data, roles, episode, scorer, tokenizer, samplings, shaper, clock)
         if episode.uses_session:

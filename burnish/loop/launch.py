@@ -18,6 +18,7 @@ from burnish.distributed.torchrun import Torchrun
 from burnish.distributed.traffic import total_traffic
 from burnish.distributed.worker_group import NOT_RESPONDING, Starter, WorkerGroup
 from burnish.errors import UserError
+from burnish.log.gauges import MakeGauge
 from burnish.log.timeline import Span
 from burnish.loop.elastic import ElasticEngines
 from burnish.loop.handles import CriticHandle, EngineHandle, PolicyHandle, ReferenceHandle, RewardModelHandle
@@ -45,6 +46,7 @@ class LaunchedRoles:
     groups: dict[str, WorkerGroup] = field(default_factory=dict)  # by role
     notices: list[str] = field(default_factory=list)
     elastic: bool = False  # whether the engines are a pool of their own, each of them alone
+    make_gauge: MakeGauge | None = None  # of the cluster's metrics
     close_callbacks: list[Callable[[], None]] = field(default_factory=list)
 
     def close(self) -> None:
@@ -222,6 +224,7 @@ def _ray(cfg: TrainConfig, launched: LaunchedRoles) -> Launcher:
     cluster = open_cluster(cfg)
     launched.close_callbacks.append(cluster.close)
     launched.notices += cluster.notices
+    launched.make_gauge = cluster.gauge
     resources = {"cuda": "GPU", "npu": "NPU"}
     resource = resources.get(pick_device(cfg.trainer.device).type) if cfg.trainer.device != "cpu" else None
 

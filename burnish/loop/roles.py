@@ -15,6 +15,7 @@ from burnish.config.expert_rules import MODE as REPLAY_KEY
 from burnish.config.expert_rules import RECORD, replays_routing
 from burnish.config.rollout import RolloutConfig
 from burnish.errors import UserError
+from burnish.log.gauges import MakeGauge
 from burnish.log.timeline import Span
 from burnish.loop.backends import (
     frozen_language_model,
@@ -63,6 +64,7 @@ class Roles:
     groups: Mapping[str, WorkerGroup] = dataclasses.field(default_factory=dict)  # the worker processes of each role
     take_spans: Callable[[], dict[str, list[Span]]] = dict  # when worker processes were busy
     take_transport: Callable[[], dict[str, float]] = dict  # metrics of what was sent to them
+    make_gauge: MakeGauge | None = None  # of the metrics of the cluster that they run on
 
     def local(self) -> dict[str, Any]:
         """The roles of this process, by name."""
@@ -123,6 +125,7 @@ def _build_out_of_process(
             groups=launched.groups,
             take_spans=launched.take_spans,
             take_transport=launched.take_transport,
+            make_gauge=launched.make_gauge,
         )
     except BaseException:
         launched.close()

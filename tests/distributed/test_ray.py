@@ -30,6 +30,7 @@ def test_actors_answer_die_and_are_ended(tmp_path, monkeypatch):
         group = WorkerGroup(["rank 0", "rank 1"], RayActors(cluster), host=cluster.host, timeout=60)
         group.build(THING, [(0, 10), (1, 10)])
         assert group.call("add", 5) == [15, 16]
+        _check_gauges(cluster)
         _check_that_only_this_machine_reaches_it(cluster)
         with pytest.raises(WorkerDied, match="rank 1 died"):
             group.submit(1, "die").result(30)
@@ -47,6 +48,18 @@ def test_actors_answer_die_and_are_ended(tmp_path, monkeypatch):
     assert {span["ph"] for span in spans} == {"X"}
     assert not cluster.ray.is_initialized()
     assert not [name for name in os.environ if name.startswith("RAY_AUTH")]
+
+
+def _check_gauges(cluster: RayCluster) -> None:
+    """Ray's own objects; its exporter is in ray[default]."""
+    gauge = cluster.gauge("burnish_score", "critic/score/mean", {"run": "first"})
+    gauge.set(0.5)
+    assert gauge.info == {
+        "name": "burnish_score",
+        "description": "critic/score/mean",
+        "tag_keys": ("run",),
+        "default_tags": {"run": "first"},
+    }
 
 
 def _check_that_only_this_machine_reaches_it(cluster: RayCluster) -> None:

@@ -61,7 +61,7 @@ def test_scripts_start_a_training_that_is_understood(path):
 
 
 def test_the_slurm_script_starts_a_training_that_is_understood():
-    path = EXAMPLES / "slurm" / "train.sbatch"
+    path = EXAMPLES / "cluster" / "slurm.sbatch"
     assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
     text = path.read_text(encoding="utf-8")
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", text, flags=re.M))
@@ -75,7 +75,7 @@ def test_the_slurm_script_starts_a_training_that_is_understood():
 
 
 def test_the_ray_job_is_a_manifest_whose_training_is_understood():
-    job = yaml.safe_load((EXAMPLES / "kuberay" / "rayjob.yaml").read_text(encoding="utf-8"))
+    job = yaml.safe_load((EXAMPLES / "cluster" / "kuberay.yaml").read_text(encoding="utf-8"))
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     loaded = resolve(job["spec"]["entrypoint"].split())
     cluster = job["spec"]["rayClusterSpec"]
