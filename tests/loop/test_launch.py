@@ -96,14 +96,14 @@ def test_auto_takes_torchruns_processes(groups, torchrun):
 
 
 def test_auto_takes_ray_where_it_is_installed(groups, monkeypatch):
-    door = SimpleNamespace(close=lambda: None, host="10.0.0.1", notices=["from ray"])
-    monkeypatch.setattr(burnish.loop.launch, "RayCluster", lambda options: door)
+    opened = SimpleNamespace(close=lambda: None, host="10.0.0.1", notices=["from ray"], gauge=lambda *args: None)
+    monkeypatch.setattr(burnish.loop.launch, "RayCluster", lambda options: opened)
     monkeypatch.setattr(burnish.loop.launch, "RayActors", lambda cluster, **how: (cluster, how))
-    started(TWO)
+    assert started(TWO).make_gauge is opened.gauge
     cluster, how = groups.made[0].starter
     environment = how.pop("runtime_env")
     assert (cluster, how, environment(0)) == (
-        door,
+        opened,
         {"nodes": 1, "resource": None, "prefix": "burnish/default/actor_rollout_ref"},
         {},
     )
