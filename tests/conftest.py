@@ -1,15 +1,19 @@
-"""What many rooms' tests share: one thread, no network, tiny models of several families, engines that are closed."""
+"""What many packages' tests share: one thread, no network, tiny models of several families, engines that are closed."""
 
 from __future__ import annotations
 
 import atexit
 import gc
 import os
+import shutil
 import sys
+import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers; it limits the width of what is printed
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: kernels run on CPU tensors
+# Clusters of Ray are announced there: tests of another process must not join ours.
+os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray")
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -46,6 +50,7 @@ from .sglang_server import SglangServer
 # torch and transformers again and again.
 omegaconf.base.parse = cache(omegaconf.base.parse)
 gc.freeze()
+atexit.register(shutil.rmtree, os.environ["RAY_TMPDIR"], ignore_errors=True)
 atexit.register(gc.unfreeze)  # extension modules complain about objects that outlive the interpreter
 gc.set_threshold(20_000, 20, 50)
 

@@ -312,8 +312,8 @@ def check_cluster(num_machines: int, options: dict[str, Any]) -> None:
 def find_cluster(options: dict[str, Any]) -> str | None:
     """The address of the cluster that ray.init would connect to; None if it would start a local one."""
     address = options.get("address") or os.environ.get("RAY_ADDRESS")
-    if address and address != "local":
-        return address
+    if address:
+        return None if address == "local" else address
     current = os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
     try:
         with open(current, encoding="utf-8") as file:

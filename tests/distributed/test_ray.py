@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import time
+from functools import partial
 
 import pytest
 
-from burnish.distributed.ray import AUTHENTICATION, RayActors, RayCluster, RayOptions
+from burnish.distributed.ray import AUTHENTICATION, RayActors, RayCluster, RayOptions, not_installed
+from burnish.distributed.ray_actor import versions
 from burnish.distributed.worker_group import WorkerGroup
 from burnish.errors import UserError, WorkerDied
 
 from ..security.peers import descendants, is_loopback, listening_hosts
+from .things import DyingActor
 
 THING = "tests.distributed.things:Thing"
 # No dashboard and no addresses but our own.
@@ -37,6 +40,8 @@ def test_actors_answer_die_and_are_ended(tmp_path, monkeypatch):
         assert group.submit(0, "add", 1).result(10) == 11
         group.close()
         _wait_for_free_cpus(cluster, 2)
+        _check_bad_starts(cluster, monkeypatch)
+        _wait_for_free_cpus(cluster, 2)
 
         crowded = RayActors(RayCluster(RayOptions(timeout=1)), resource="GPU")
         with pytest.raises(UserError, match=r"could not reserve 1 x .*GPU.* within 1 s") as caught:
@@ -60,6 +65,36 @@ def _check_gauges(cluster: RayCluster) -> None:
         "tag_keys": ("run",),
         "default_tags": {"run": "first"},
     }
+
+
+def _check_bad_starts(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run of the same name, a node with other versions, and one that is lost while it starts."""
+    named = partial(RayActors, cluster, cpus=0.5, prefix="burnish/mine/actor")
+    first = WorkerGroup(["rank 0"], named(), host=cluster.host, timeout=60)
+    monkeypatch.setattr("burnish.distributed.ray.NAME_PATIENCE", 0.0)
+    with pytest.raises(UserError, match="burnish/mine/actor/0 runs on this Ray cluster already") as caught:
+        WorkerGroup(["rank 0"], named(), host=cluster.host, timeout=60)
+    assert (caught.value.key, caught.value.hint) == (
+        "trainer.experiment_name",
+        "trainer.experiment_name=another",
+    )
+    first.close()
+
+    ours = {**versions(), "torch": "0.1"}
+    monkeypatch.setattr("burnish.distributed.ray.versions", lambda: ours)
+    with pytest.raises(UserError, match=r"node \S+ of the Ray cluster has torch \S+, but the controller has 0\.1"):
+        WorkerGroup(["rank 0"], RayActors(cluster), host=cluster.host, timeout=60)
+    monkeypatch.setattr("burnish.distributed.ray.versions", versions)
+
+    monkeypatch.setattr("burnish.distributed.ray.HostActor", DyingActor)
+    with pytest.raises(WorkerDied, match=r"rank 0 could not start: died \(.*node \S+\)"):
+        WorkerGroup(["rank 0"], RayActors(cluster), host=cluster.host, timeout=60)
+    monkeypatch.undo()
+
+
+def test_a_node_without_burnish_is_named():
+    error = not_installed("ray.exceptions.RayTaskError: ray::HostActor (pid=7, ip=10.0.0.7)\nNo module named 'burnish'")
+    assert "node 10.0.0.7 of the Ray cluster has no burnish" in str(error)
 
 
 def _check_that_only_this_machine_reaches_it(cluster: RayCluster) -> None:

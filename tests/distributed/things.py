@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from burnish.distributed.channel import NO_RESULT
+from burnish.distributed.ray_actor import HostActor
 from burnish.errors import UserError
 
 
@@ -88,3 +89,10 @@ class Unbuildable:
 
     def __init__(self, rank: int) -> None:
         raise UserError("cannot be made", key="a.key")
+
+
+class DyingActor(HostActor):
+    """Its node is lost between two calls."""
+
+    async def start(self, address):
+        os._exit(1)

@@ -657,6 +657,7 @@ def test_a_cluster_of_another_user_is_not_joined(monkeypatch, tmp_path):
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
     assert ray.find_cluster({}) == "10.0.0.1:6379"
+    assert ray.find_cluster({"address": "local"}) is None, "a new one was asked for"
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert ray.find_cluster({}) is None
 
