@@ -4,8 +4,8 @@
 
 Prints the table of docs/reliability.md. `tried` counts faults, `survived` those after which the run completed (by
 itself or with the same command), `lost` the differences from the undisturbed run: weights, optimizers, sample order,
-responses, and every metric except times and the engine's work, bit for bit. Runs of all faults write faults.json and
-faults_conversations.json; conversations need the extras mcp and openenv.
+responses, and every metric except times and the engine's work, bit for bit. Runs of all faults write faults.json,
+faults_conversations.json and faults_nodes.json; conversations need the extras mcp and openenv, nodes ray.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import tables
 from conversations import KINDS, kill_conversations
 from killing import ASYNC_SAVE, GRPO, PPO, Baseline, Commands, Instant, Task, differences, kill, kill_repeatedly
+from ray_nodes import KINDS as NODE_KINDS
+from ray_nodes import kill_nodes
 
 ONE_STEP_OFF = ("async_training.mode=one_step_off",)
 COLUMNS = {"fault": "{fault}", "tried": "{tried}", "survived": "{survived}", "lost": "{lost}"}
@@ -129,6 +131,18 @@ def killed_conversations(bench: Bench, kind: str) -> Counts:
 
 CONVERSATIONS = {f"kill -9, conversations with {kind}": partial(killed_conversations, kind=kind) for kind in KINDS}
 FAULTS |= CONVERSATIONS
+
+
+def killed_nodes(bench: Bench, kind: str) -> Counts:
+    """Its work is done by the others, or the run restarts by itself; a node that joins is used."""
+    folder = bench.new_folder()
+    folder.mkdir()
+    outcome = kill_nodes(bench.commands, bench.task, folder, kind, bench.tries, bench.rng.randrange(10**6))
+    return Counts(outcome.tried, outcome.survived, outcome.lost)
+
+
+NODES = {f"a node of {kind} is killed, another joins (Ray)": partial(killed_nodes, kind=kind) for kind in NODE_KINDS}
+FAULTS |= NODES
 
 
 @fault("SIGTERM from a scheduler")
@@ -301,13 +315,12 @@ def main() -> int:
         for name, row in counts.items()
     ]
     print(tables.table(COLUMNS, rows), end="")
-    # Conversations need more libraries, so they may be run alone; they have a table of their own.
-    tried = [row for row in rows if row["fault"] not in CONVERSATIONS]
-    if tried:
-        tables.save(args, "faults", COLUMNS, tried, full=len(tried) == len(FAULTS) - len(CONVERSATIONS))
-    if len(tried) < len(rows):
-        rows = [row for row in rows if row["fault"] in CONVERSATIONS]
-        tables.save(args, "faults_conversations", COLUMNS, rows, full=len(rows) == len(CONVERSATIONS))
+    # Conversations and nodes need more libraries, so they may be run alone; they have tables of their own.
+    apart = {"faults_conversations": CONVERSATIONS, "faults_nodes": NODES}
+    apart["faults"] = {name: None for name in FAULTS if name not in CONVERSATIONS and name not in NODES}
+    for name, kinds in apart.items():
+        if tried := [row for row in rows if row["fault"] in kinds]:
+            tables.save(args, name, COLUMNS, tried, full=len(tried) == len(kinds))
     return 0 if all(row.survived == row.tried and not row.lost for row in counts.values()) else 1
 
 
