@@ -38,6 +38,9 @@ class TrainerConfig:
     log_val_generations: int = at_least(0, 0)
     """Samples to log per validation, as a table if the logger supports it."""
 
+    log_train_generations: int = at_least(0, 0)
+    """Samples to log with the metrics of a training step, as a table if the logger supports it."""
+
     rollout_data_dir: str | None = None
     """Folder for every step's responses and scores, one JSON-lines file per step."""
 

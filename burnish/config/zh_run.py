@@ -180,6 +180,7 @@ DOCS: dict[str, str] = {
     "TrainerConfig.experiment_name": "日志与运行目录使用的实验名。",
     "TrainerConfig.logger": "指标写到哪里。",
     "TrainerConfig.log_val_generations": "每次验证展示的样本数；支持表格的日志以表格展示。",
+    "TrainerConfig.log_train_generations": "随训练步的指标一起展示的样本数；支持表格的日志以表格展示。",
     "TrainerConfig.rollout_keep": "为 `burnish view` 在运行目录中保留最近多少步的 token 记录"
     "（编号、优势、对数概率、熵）：每百万 token 约 20 MB。0 不记录，null 全部保留。",
     "TrainerConfig.rollout_data_dir": "保存每步回答与得分的目录，每步一个 JSON Lines 文件。",

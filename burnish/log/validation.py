@@ -43,8 +43,12 @@ def pick_generations(
 ) -> list[tuple[str, str, float]]:
     """Rows for trainer.log_val_generations: the same at every validation, independent of their order."""
     rows = sorted(zip(inputs, outputs, scores, strict=True), key=lambda row: row[0])
-    order = np.random.RandomState(SEED).permutation(len(rows))
-    return [rows[i] for i in order[:count]]
+    return [rows[row] for row in pick_rows(len(rows), count)]
+
+
+def pick_rows(num_rows: int, count: int) -> list[int]:
+    """Row numbers, scattered over all, always the same."""
+    return np.random.RandomState(SEED).permutation(num_rows)[:count].tolist()
 
 
 def _by_prompt(data_sources: Sequence[str], uids: Sequence[Hashable]) -> dict[str, list[list[int]]]:

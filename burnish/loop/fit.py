@@ -91,6 +91,7 @@ def _one_step(run: Run, result: Result) -> None:
     # Before the checkpoint is sealed: a run killed in between must not lose this line when it resumes.
     if last or run.step % trainer.log_freq == 0:
         recorder.loggers.log(run.step, result.metrics)
+        recorder.log_samples(run.step, batch)
     elif run.step in result.validation:
         recorder.loggers.log(run.step, result.validation[run.step])
     save_if_due(run, result.validation.get(run.step), last)

@@ -15,6 +15,7 @@ from burnish.log.pictures import PictureWriter
 from burnish.log.rollout_writer import RolloutWriter
 from burnish.log.timeline import Span, Timeline
 from burnish.log.tokens import TokenWriter
+from burnish.log.validation import pick_rows
 from burnish.loop.best import Best
 from burnish.loop.experiment import Experiment
 from burnish.loop.lease import Lease
@@ -51,6 +52,7 @@ TEXT_COLUMNS = frozenset(
         "overlong_reward",
     }
 )
+SHOWN = ("input", "output", "score")  # of a trajectory, in the tables of loggers
 
 
 @dataclass
@@ -95,6 +97,14 @@ class Recorder:
         batch = Batch(**{name: _on_host(batch[name]) for name in batch if name in TEXT_COLUMNS})
         self.texts.record(step, lambda: trajectory_records(batch, tokenizer, self.pictures))
         self._report_texts()
+
+    def log_samples(self, step: int, batch: Batch) -> None:
+        """Some of the step's trajectories as a table, where trainer.log_train_generations asks for them."""
+        count = self.trainer.log_train_generations
+        if count > 0:
+            records = trajectory_records(batch.select(pick_rows(len(batch), count)), self.tokenizer)
+            shown = [[record[name] for name in SHOWN] for record in records]
+            self.loggers.table("train_generations", step, SHOWN, shown)
 
     def flush(self) -> None:
         """Wait until the trajectories are written, as before a checkpoint: a resumed run does not write them again."""

@@ -8,7 +8,7 @@ from burnish.batch import Batch
 from burnish.log.folder import dump_rollouts
 from burnish.log.metrics import sample_sums
 from burnish.log.validation import pick_generations, validation_metrics
-from burnish.loop.recorder import trajectory_records
+from burnish.loop.recorder import SHOWN, trajectory_records
 from burnish.loop.rollout import Rollout
 from burnish.loop.run import Run
 from burnish.reward.trajectories import last_rows
@@ -30,9 +30,9 @@ def validate(run: Run) -> dict[str, float]:
     if trainer.validation_data_dir is not None:
         dump_rollouts(trainer.validation_data_dir, run.step, records)
     if trainer.log_val_generations > 0:
-        inputs, outputs, scores = ([record[name] for record in records] for name in ("input", "output", "score"))
+        inputs, outputs, scores = ([record[name] for record in records] for name in SHOWN)
         shown = pick_generations(inputs, outputs, scores, trainer.log_val_generations)
-        recorder.loggers.table("val_generations", run.step, ["input", "output", "score"], shown)
+        recorder.loggers.table("val_generations", run.step, SHOWN, shown)
     return _metrics(batch)
 
 

@@ -31,6 +31,7 @@ ROWS = [
     Row("trainer.experiment_name", "first", see.title, expected="burnish/first"),
     Row("trainer.logger", "[file]", see.num_lines, expected=0),
     Row("trainer.log_val_generations", "2", see.files, (val_files,)),
+    Row("trainer.log_train_generations", "2", see.files),
     Row("trainer.rollout_data_dir", f"{RUN_FOLDER}/mine", see.files),
     Row("trainer.rollout_keep", "1", see.files),
     Row("trainer.validation_data_dir", f"{RUN_FOLDER}/mine", see.files, (val_files,)),
