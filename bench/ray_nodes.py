@@ -27,7 +27,7 @@ class Kind:
     settings: tuple[str, ...]
     phases: tuple[str, ...]  # in which a node is killed
     reported: str  # what the run prints then
-    restarts: int  # of the run
+    restarts: int  # of the run, at most
 
 
 KINDS = {
@@ -42,7 +42,7 @@ KINDS = {
         ),
         ("gen",),
         "was lost: 1 of 2 engines are left",
-        0,
+        1,  # where the loss is noticed only in the weight sync that follows
     ),
     "training ranks": Kind(
         1,

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch import Tensor
 from burnish.batch import Batch, Ragged
 from burnish.distributed.weights import Endpoint
 from burnish.distributed.worker_group import WorkerGroup
+from burnish.errors import WorkerDied
 from burnish.loop.media_transfer import sender_of
 from burnish.loop.row_transfer import RowTransfer
 from burnish.models.model_input import ModelInput
@@ -250,6 +251,7 @@ class EngineHandle:
             self.group.submit(rank, "receive_weights", endpoint, version)
             for rank, endpoint in zip(ranks, receivers, strict=True)
         ]
+        _check_alive(sending, receiving)
         stream.group.gather(sending)
         seconds = max(self.group.gather(receiving))
         self._have_weights(ranks)
@@ -292,6 +294,14 @@ class EngineHandle:
 
     def close(self) -> None:
         """The pool is closed as a whole."""
+
+
+def _check_alive(sending: list[Future[Any]], receiving: list[Future[Any]]) -> None:
+    """Wait for a transfer. If an engine dies, raise that: the others would wait for it until the transfer times out."""
+    wait([*sending, *receiving], return_when=FIRST_EXCEPTION)
+    for future in receiving:
+        if future.done() and isinstance(error := future.exception(), WorkerDied):
+            raise error
 
 
 def _only(columns: dict[str, Ragged]) -> Ragged:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from concurrent.futures import Future
 
+from burnish.distributed.weights import Endpoint
 from burnish.loop.media_transfer import MediaStore
 from burnish.loop.worker import Worker
 from burnish.loop.worker_clock import WorkerClock
@@ -61,3 +64,20 @@ class EngineWorker(Worker):
         self._in_flight = {}
         self.media = MediaStore()
         self.clock = WorkerClock()
+
+
+class LeavingWorker(EngineWorker):
+    """Ranks of a weight transfer that never meet, because rank 1 is lost."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+    def send_weights(self, endpoint: Endpoint) -> None:
+        threading.Event().wait()
+
+    def receive_weights(self, endpoint: Endpoint, version: int) -> float:
+        if self.rank == 1:
+            os._exit(1)
+        threading.Event().wait()
+        return 0.0

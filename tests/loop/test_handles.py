@@ -9,6 +9,7 @@ import pytest
 
 from burnish.distributed.processes import Processes
 from burnish.distributed.worker_group import WorkerGroup
+from burnish.errors import WorkerDied
 from burnish.loop.handles import EngineHandle, RemoteWeights
 from burnish.models.model_input import Media, ModelInput
 from burnish.rollout.engine import Request, Sampling
@@ -96,3 +97,19 @@ def test_weights_in_worker_processes_stay_there(handle, group):
         list(RemoteWeights(group))
     with pytest.raises(TypeError, match="worker processes only"):
         handle.load_weights([], 1)
+
+
+@pytest.mark.timeout(60)
+def test_a_lost_engine_ends_a_weight_transfer_at_once(monkeypatch):
+    """The policy and the other engine wait for it, up to the transfer's timeout."""
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    groups = [WorkerGroup(names, Processes()) for names in (["policy"], ["engine 0", "engine 1"])]
+    try:
+        for group in groups:
+            group.build("tests.loop.engine_worker:LeavingWorker", [(rank,) for rank in range(group.size)])
+        with pytest.raises(WorkerDied, match="engine 1"):
+            EngineHandle(groups[1], "gloo", 1).load_weights(RemoteWeights(groups[0]), 1)
+    finally:
+        for group in groups:
+            group.kill("the test", "ended")
+            group.close()
