@@ -77,4 +77,10 @@ def reward_nodes(cfg: TrainConfig) -> Iterator[UserError]:
         yield UserError(problem, key=key, value=nodes, hint="reward.num_workers=2")
 
 
-POOL_RULES = (device_pools, launchers, reward_nodes, sharded_models)
+def tool_nodes(cfg: TrainConfig) -> Iterator[UserError]:
+    nodes = cfg.ray_init.tool_nodes
+    if nodes and cfg.trainer.launcher != "ray":
+        yield UserError("tools on nodes need Ray", key="ray_init.tool_nodes", value=nodes, hint="trainer.launcher=ray")
+
+
+POOL_RULES = (device_pools, launchers, reward_nodes, tool_nodes, sharded_models)

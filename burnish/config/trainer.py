@@ -174,6 +174,10 @@ class RayInitConfig:
     """Nodes of the cluster that run reward.num_workers reward workers each, where that many CPUs are free; 0 runs the
     workers on the controller's machine."""
 
+    tool_nodes: int = at_least(0, 0)
+    """Nodes of the cluster that run tools with limits.isolate, where a CPU is free; 0 runs them on the controller's
+    machine."""
+
 
 @dataclass
 class RolloutPoolConfig:

@@ -227,6 +227,9 @@ DOCS: dict[str, str] = {
         "集群中运行奖励工作进程的节点数：按空闲 CPU 选择节点，每个运行 reward.num_workers 个进程；"
         "0 在控制进程所在机器上运行。"
     ),
+    "RayInitConfig.tool_nodes": (
+        "集群中运行带 limits.isolate 的工具的节点数：选择有空闲 CPU 的节点；0 在控制进程所在机器上运行。"
+    ),
     "RayInitConfig.timeline_json_file": "运行结束后写出 Ray 时间线的文件。",
     "RayInitConfig.options": "ray.init 的其他参数。",
     "RolloutPoolConfig.nnodes": "引擎独占设备的机器数。",

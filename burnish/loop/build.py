@@ -61,6 +61,7 @@ from burnish.loop.sampling import check_over_sampling, decoder, training_samplin
 from burnish.loop.schedules import ASYNC_MODES
 from burnish.loop.sharing import check_sharing
 from burnish.loop.state import RESUME_MODES, find_checkpoint
+from burnish.loop.tool_nodes import tool_nodes
 from burnish.loop.tracing import build_tracer
 from burnish.models.device import limit_cpu_threads, pick_device, restore_cpu_threads
 from burnish.models.head_kernels import check_head_kernel
@@ -103,7 +104,7 @@ def build(
     notices = check_sharing(cfg, source)
     tokenizer = load_run_tokenizer(cfg, source)
     undo = ExitStack()  # closed where the build fails
-    toolbox = build_toolbox(cfg, tools)
+    toolbox = build_toolbox(cfg, tools, tool_nodes(cfg, open_cluster))
     undo.callback(toolbox.close)
     try:
         eos = eos_ids(load_generation_config(source), tokenizer)

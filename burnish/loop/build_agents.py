@@ -25,6 +25,7 @@ from burnish.rollout.chat.tool_calls import TOOL_PARSERS, ToolParser
 from burnish.rollout.environments.environment import load_environment, python_environment
 from burnish.rollout.episode import Episode, SingleTurn
 from burnish.rollout.tools.functions import python_tools
+from burnish.rollout.tools.isolated import IsolatedTool, LoadTemplate, Template
 from burnish.rollout.tools.load import load_function_tools, load_tool_config, load_tool_schemas
 from burnish.rollout.tools.tool import Tool
 from burnish.rollout.tools.toolbox import Toolbox
@@ -43,22 +44,40 @@ REQUESTED = (
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 
 
-def build_toolbox(cfg: TrainConfig, functions: Sequence[Callable[..., Any] | Tool] = ()) -> Toolbox:
-    """Every tool of the run: the YAML file's, the file of functions', and those given in Python."""
+def build_toolbox(
+    cfg: TrainConfig, functions: Sequence[Callable[..., Any] | Tool] = (), load_template: LoadTemplate = Template
+) -> Toolbox:
+    """Every tool of the run: the YAML file's, the file of functions', and those given in Python.
+
+    `load_template` decides where isolated tools run.
+    """
     turns = cfg.actor_rollout_ref.rollout.multi_turn
     tools: list[Tool] = []
     notices: list[str] = []
     try:
         if turns.tool_config_path:
             key = f"{MULTI_TURN}.tool_config_path"
-            tools, notices = load_tool_config(turns.tool_config_path, key, allow_weak=cfg.sandbox.allow_weak)
+            options = {"allow_weak": cfg.sandbox.allow_weak, "load_template": load_template}
+            tools, notices = load_tool_config(turns.tool_config_path, key, **options)
         if turns.function_tool_path:
             tools += load_function_tools(turns.function_tool_path, f"{MULTI_TURN}.function_tool_path")
-        return Toolbox([*tools, *python_tools(functions)], notices)
+        tools += python_tools(functions, load_template)
+        if cfg.ray_init.tool_nodes and not any(isinstance(tool, IsolatedTool) for tool in tools):
+            raise no_isolated_tool(cfg.ray_init.tool_nodes)
+        return Toolbox(tools, notices)
     except BaseException:
         for tool in tools:
             tool.shut_down()
         raise
+
+
+def no_isolated_tool(nodes: int) -> UserError:
+    return UserError(
+        "no tool of the run has limits.isolate, and only such tools run on other nodes",
+        key="ray_init.tool_nodes",
+        value=nodes,
+        hint="limits: {isolate: true} in the tool's entry, or ray_init.tool_nodes=0",
+    )
 
 
 def prompt_schemas(cfg: TrainConfig, toolbox: Toolbox) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from burnish.rollout.engine import Completion, Request
 logger = logging.getLogger("burnish")
 
 DEATH_DELAY = 2.0  # seconds after an error by which a death that caused it is known
-REVIVAL_PAUSE = 5.0  # seconds between two attempts to start an engine
+REVIVAL_PAUSE = 5.0  # seconds between two attempts to start a worker
 
 
 class ElasticEngines(EngineHandle):
@@ -102,26 +102,11 @@ class ElasticEngines(EngineHandle):
         if was_serving:
             left = f"{len(self._serving)} of {self.group.size} engines are left"
             logger.warning("%s was lost: %s; its requests are asked again", self.group.names[rank], left)
-            threading.Thread(target=self._revive, args=(rank,), daemon=True, name="burnish-revive").start()
+            bring_back(self.group, rank, self._back, "it serves after the next weight sync")
 
-    def _revive(self, rank: int) -> None:
-        """Until the engine runs again, or the run ends."""
-        name = self.group.names[rank]
-        while not self.group.closing:
-            try:
-                if not self.group.revive(rank):
-                    return
-            except UserError as error:  # the machine is not as the others are
-                logger.warning("%s cannot come back: %s", name, error)
-                return
-            except Exception as error:  # Ray has more than one word for a machine that leaves again
-                logger.warning("%s could not be started again: %s", name, error)
-                time.sleep(REVIVAL_PAUSE)
-                continue
-            with self._lock:
-                self._returned.add(rank)
-            logger.warning("%s is back: it serves after the next weight sync", name)
-            return
+    def _back(self, rank: int) -> None:
+        with self._lock:
+            self._returned.add(rank)
 
     # weights
 
@@ -148,3 +133,31 @@ class ElasticEngines(EngineHandle):
 
     def stats(self) -> dict[str, Any]:
         return super().stats() | {"engines": float(len(self._serving)), "asked_again": float(self.num_asked_again)}
+
+
+def bring_back(
+    group: WorkerGroup, rank: int, returned: Callable[[int], None] = lambda rank: None, then: str = "it is used again"
+) -> None:
+    """Start a worker that was lost anew as soon as there is a place for it, unless the run ends before.
+
+    `returned` is called when it runs.
+    """
+    threading.Thread(target=_bring_back, args=(group, rank, returned, then), daemon=True, name="burnish-revive").start()
+
+
+def _bring_back(group: WorkerGroup, rank: int, returned: Callable[[int], None], then: str) -> None:
+    name = group.names[rank]
+    while not group.closing:
+        try:
+            if not group.revive(rank):
+                return
+        except UserError as error:  # the machine is not as the others are
+            logger.warning("%s cannot come back: %s", name, error)
+            return
+        except Exception as error:  # Ray has more than one word for a machine that leaves again
+            logger.warning("%s could not be started again: %s", name, error)
+            time.sleep(REVIVAL_PAUSE)
+            continue
+        returned(rank)
+        logger.warning("%s is back: %s", name, then)
+        return

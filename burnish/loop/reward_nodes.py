@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.distributed.ray import RayActors, RayCluster
 from burnish.distributed.worker_group import WorkerGroup
-from burnish.errors import UserError, WorkerDied
+from burnish.errors import WorkerDied
+from burnish.loop.elastic import bring_back
 from burnish.reward.call import Inputs
 from burnish.reward.pool import WorkerPool
 from burnish.reward.process import Job
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("burnish.reward")
 
 HOST = "burnish.loop.reward_nodes:RewardHost"
-REVIVAL_PAUSE = 5.0  # seconds between two attempts to start a node's workers
 PackedJob = tuple[Sample, bytes, list[Any]]  # sample, payload, and the same of its parts
 
 
@@ -129,21 +128,7 @@ class RewardNodes:
         assert self._group is not None
         if not self._group.closing:
             logger.warning("%s was lost; its samples are scored by the others", self._group.names[rank])
-            threading.Thread(target=self._revive, args=(rank,), daemon=True, name="burnish-revive").start()
-
-    def _revive(self, rank: int) -> None:
-        assert self._group is not None
-        while not self._group.closing:
-            try:
-                if self._group.revive(rank):
-                    logger.warning("%s is back", self._group.names[rank])
-                return
-            except UserError as error:
-                logger.warning("%s cannot come back: %s", self._group.names[rank], error)
-                return
-            except Exception as error:  # Ray has more than one word for a machine that leaves again
-                logger.warning("%s could not be started again: %s", self._group.names[rank], error)
-                time.sleep(REVIVAL_PAUSE)
+            bring_back(self._group, rank)
 
 
 def reward_nodes(cfg: TrainConfig, open_cluster: Callable[[TrainConfig], RayCluster]) -> Callable[..., RewardNodes]:

@@ -31,7 +31,10 @@ class Fold:
 
 FOLDS: tuple[Fold, ...] = (
     Fold(
-        ("*nnodes", "*n_gpus_per_node", "*_parallel_size", "*enable_resource_pool", "*hybrid_engine"),
+        (
+            *("*nnodes", "*n_gpus_per_node", "*_parallel_size", "*enable_resource_pool", "*hybrid_engine"),
+            *("*reward_nodes", "*tool_nodes"),
+        ),
         "one process instead of all ranks",
     ),
     Fold(("*rollout.name=vllm", "*rollout.name=sglang", "*rollout.name=trtllm"), "the built-in engine"),

@@ -30,6 +30,7 @@ import burnish.distributed.worker_group
 import burnish.loop.build
 import burnish.loop.launch
 import burnish.loop.reward_nodes
+import burnish.loop.tool_nodes
 from burnish.batch import Batch, Ragged
 from burnish.distributed.process_group import RankInfo
 from burnish.distributed.weights import Endpoint, _buckets
@@ -43,6 +44,7 @@ from burnish.loop.worker import Worker
 from burnish.reward.settings import RewardSettings
 from burnish.reward.source import FromRules
 from burnish.rollout.engine import Capabilities
+from burnish.rollout.tools.isolated import Template
 from burnish.training.backend import Backend
 from burnish.training.packing import MicroBatchSize, PackedRows
 
@@ -349,6 +351,16 @@ def scored_on(case: Case) -> int:
         return 0 if pool is None else pool(FromRules(), RewardSettings(), print)
 
 
+def tools_on(case: Case) -> int:
+    """Nodes that run tools; 0: this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(burnish.loop.tool_nodes, "RayActors", lambda cluster, nodes, **more: nodes)
+        patch.setattr(burnish.loop.tool_nodes, "WorkerGroup", lambda names, actors, **more: actors)
+        cluster = SimpleNamespace(host=None, close=lambda: None)
+        load = burnish.loop.tool_nodes.tool_nodes(case.cfg, lambda cfg: cluster)
+        return 0 if load is Template else load.__self__.start_processes()[0]
+
+
 def timelines(case: Case) -> list[str]:
     """Written when the run has ended."""
     with launched(case) as (run, _, ray):
@@ -430,6 +442,7 @@ ROWS = [
     Row("ray_init.num_cpus", "5", ray_start, RAY, expected={"num_cpus": 5}),
     Row("ray_init.options", "{address: auto}", ray_start, RAY, expected={"address": "auto"}),
     Row("ray_init.reward_nodes", "2", scored_on, ("trainer.launcher=ray", "reward.num_workers=1"), expected=2),
+    Row("ray_init.tool_nodes", "2", tools_on, ("trainer.launcher=ray",), expected=2),
     Row("ray_init.timeline_json_file", "timeline.json", timelines, RAY, expected=["timeline.json"]),
     Row(HYBRID, "false", seats, (*TWO, *APART[1:]), expected={"policy": [0, 1], "engine": [2]}),
     Row("rollout.nnodes", "2", nodes, (*BESIDE, "trainer.launcher=ray"), expected=[1, 2]),

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
 import pytest
 from ray.cluster_utils import Cluster
 
+from burnish.config.load import load
+from burnish.loop.build_agents import build_toolbox
 from burnish.loop.elastic import ElasticEngines
 from burnish.loop.fit import _one_step
+from burnish.loop.launch import open_cluster
 from burnish.loop.reward_nodes import RewardNodes
+from burnish.loop.tool_nodes import tool_nodes
+from burnish.rollout.tools.tool import ConversationInfo
 
 from .test_several import FILE, compare
+from .test_tool_nodes import COUNTER
 
 NOT_COMPARED = ("training/restarts",)
 
@@ -153,3 +160,36 @@ def test_reward_workers_on_nodes_survive_the_loss_of_one(cluster, launch, metric
     monkeypatch.undo()
     launch(*FILE, out="alone")
     compare(lines_of(metric_lines, tmp_path / "cluster"), lines_of(metric_lines, tmp_path / "alone"))
+
+
+@pytest.mark.long
+def test_isolated_tools_on_nodes_move_with_their_conversations(cluster, tmp_path):
+    three = cluster(1, 1, 1)
+    (tmp_path / "counter.py").write_text(COUNTER)
+    tools = tmp_path / "tools.yaml"
+    tools.write_text(f"tools: [{{class_name: '{tmp_path}/counter.py:Counter', limits: {{isolate: true}}}}]")
+    tool_config = f"actor_rollout_ref.rollout.multi_turn.tool_config_path={tools}"
+    cfg = load([*FILE, *ray_options(three), tool_config, "ray_init.tool_nodes=2"], check=False).cfg
+    toolbox = build_toolbox(cfg, (), tool_nodes(cfg, open_cluster))
+
+    async def converse():
+        (tool,) = toolbox.tools.values()
+        nodes, workers = tool.template.nodes, [await tool.open(ConversationInfo(name, 1, {}), {}) for name in "abc"]
+        texts = [(await tool.call(worker, {"by": 2})).text for worker in workers]
+        left = next(rank for rank in range(2) if node_of(three, nodes.group, rank) is not None)
+        three.remove_node(node_of(three, nodes.group, left), allow_graceful=False)
+        texts += [(await tool.call(worker, {"by": 3})).text for worker in workers]
+        three.add_node(num_cpus=1)
+        deadline = time.monotonic() + 60
+        while len(nodes.group.living) < 2 and time.monotonic() < deadline:
+            await asyncio.sleep(0.2)
+        late = await tool.open(ConversationInfo("d", 1, {}), {})
+        place, text = late._place, (await tool.call(late, {"by": 4})).text
+        return left, place[0], [text.split()[0] for text in [*texts, text]]
+
+    try:
+        left, place, values = asyncio.run(converse())
+    finally:
+        toolbox.close()
+    assert values == ["2", "2", "2", "5", "5", "5", "4"]
+    assert place == left, "a new conversation is on the node that has joined"

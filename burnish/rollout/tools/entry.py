@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from burnish.errors import UserError, nearest
+from burnish.rollout.tools.isolated import LoadTemplate, Template
 from burnish.rollout.tools.schema import normalize_schema
 from burnish.rollout.tools.tool import ToolLimits
 
@@ -28,6 +29,7 @@ class ToolEntry:
     key: str  # of the file
     folder: str = "."  # of the file
     allow_weak: bool = False  # sandbox.allow_weak
+    load_template: LoadTemplate = Template  # for limits.isolate
     notices: list[str] = field(default_factory=list)  # for the start of the run
 
     def error(self, problem: str, name: str, value: object = None, **more: Any) -> UserError:

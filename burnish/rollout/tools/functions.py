@@ -10,7 +10,7 @@ from typing import Any
 
 from burnish.errors import NotSupportedYet, UserError
 from burnish.rollout.tools.execution import UserCode
-from burnish.rollout.tools.isolated import isolated_tools
+from burnish.rollout.tools.isolated import LoadTemplate, Template, isolated_tools
 from burnish.rollout.tools.results import finite, plain_result
 from burnish.rollout.tools.schema import check_signature, normalize_schema, schema_of
 from burnish.rollout.tools.tool import ConversationInfo, Tool, ToolLimits, ToolResult
@@ -112,14 +112,13 @@ def method_tools(cls: type, factory: Callable[[], Any] | None = None) -> list[To
     return [MethodTool(factory or cls, name, schema, cls.__name__, code) for name, schema in schemas.items()]
 
 
-def python_tools(entries: Sequence[Any]) -> list[Tool]:
+def python_tools(entries: Sequence[Any], load_template: LoadTemplate = Template) -> list[Tool]:
     """`burnish.train(tools=[...])`: functions, classes whose methods are tools, or tools."""
     tools: list[Tool] = []
     for entry in entries:
         if isinstance(entry, FunctionTool) and entry.limits.isolate:
-            tools += isolated_tools(
-                partial(_function_tool, entry.function, entry.schema, entry.result_of), entry.limits
-            )
+            build = partial(_function_tool, entry.function, entry.schema, entry.result_of)
+            tools += isolated_tools(build, entry.limits, load=load_template)
         elif isinstance(entry, Tool):
             tools.append(entry)
         elif isinstance(entry, type):

@@ -1,7 +1,7 @@
 """Tools in processes of their own (`limits: {isolate: true}`): a call that hangs is killed instead of abandoned.
 
 One template process per tool imports the user's file and forks a process for every conversation that uses the tool, so
-that a conversation does not pay for the imports.
+that a conversation does not pay for the imports. Templates may be on other machines (loop/tool_nodes.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from burnish.errors import NotSupportedYet, UserError
 from burnish.rollout.tools.execution import UserCode
@@ -31,12 +31,35 @@ FORK_SECONDS = 30.0
 RESTARTED = "(The tool was restarted after a timeout or a crash: its earlier state is lost.)\n"
 
 
+class ConversationWorker(Protocol):
+    """Tools of one conversation. The methods block, so they run in threads."""
+
+    def start(self, seconds: float) -> None: ...
+
+    def call(self, tool: int, arguments: dict[str, Any], seconds: float) -> ToolResult: ...
+
+    def score(self, tool: int, seconds: float) -> float: ...
+
+    def close(self, tool: int, seconds: float) -> None: ...
+
+
+class ToolTemplate(Protocol):
+    """What has loaded the tools and makes workers for conversations."""
+
+    tools: list[dict[str, Any]]  # how each is described
+
+    def worker(self, opening: tuple[Any, ...], *, repeatable: bool) -> ConversationWorker:
+        """`opening` is the first request to a process. `repeatable`: calls may be repeated if their machine is lost."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Template:
-    """The process that has loaded the tools and forks one process per conversation."""
+    """The process of this machine that has loaded the tools and forks one process per conversation."""
 
-    def __init__(self, build: Callable[[], Sequence[Tool]], where: str, key: str) -> None:
-        import cloudpickle
-
+    def __init__(self, build: bytes, where: str, key: str) -> None:
+        """`build` is a pickled function that returns the tools; it is unpickled in the process."""
         self._control, theirs = socket.socketpair()
         self._lock = threading.Lock()
         code = (
@@ -51,7 +74,7 @@ class Template:
                 start_new_session=True,  # only the run itself gets Ctrl-C
             )
         try:
-            send_frame(self._control, cloudpickle.dumps(build))
+            send_frame(self._control, build)
             ready = json.loads(receive_frame(self._control, time.monotonic() + STARTUP_SECONDS))
         except (EOFError, TimeoutError) as error:
             self.close()
@@ -60,6 +83,9 @@ class Template:
             self.close()
             raise UserError(f"{where}: {ready['error']}", key=key)
         self.tools: list[dict[str, Any]] = ready["tools"]
+
+    def worker(self, opening: tuple[Any, ...], *, repeatable: bool) -> Worker:
+        return Worker(self, opening)
 
     def fork(self) -> socket.socket:
         """A connection to a new process for one conversation."""
@@ -78,7 +104,7 @@ class Template:
 
 
 class Worker:
-    """The process of one conversation. Its methods block, so they run in threads."""
+    """The process of one conversation."""
 
     def __init__(self, template: Template, opening: tuple[Any, ...]) -> None:
         self.template = template
@@ -156,7 +182,7 @@ class IsolatedTool(Tool):
 
     enforces_timeout = True
 
-    def __init__(self, template: Template, number: int, limits: ToolLimits) -> None:
+    def __init__(self, template: ToolTemplate, number: int, limits: ToolLimits) -> None:
         described = template.tools[number]
         super().__init__(described["schema"], limits)
         self.opens_at_start, self.reads_rows = described["opens_at_start"], described["reads_rows"]
@@ -169,18 +195,19 @@ class IsolatedTool(Tool):
     def group(self) -> str:
         return self._group
 
-    async def open(self, conversation: ConversationInfo, options: Mapping[str, Any]) -> Worker:
-        worker = Worker(self.template, (self.number, "open", (conversation, dict(options))))
+    async def open(self, conversation: ConversationInfo, options: Mapping[str, Any]) -> ConversationWorker:
+        opening = (self.number, "open", (conversation, dict(options)))
+        worker = self.template.worker(opening, repeatable=self.limits.repeatable)
         await self.code.run(worker.start, self.limits.timeout)
         return worker
 
-    async def call(self, state: Worker, arguments: dict[str, Any]) -> ToolResult:
+    async def call(self, state: ConversationWorker, arguments: dict[str, Any]) -> ToolResult:
         return await self.code.run(state.call, self.number, arguments, self.limits.timeout)
 
-    async def score(self, state: Worker) -> float:
+    async def score(self, state: ConversationWorker) -> float:
         return await self.code.run(state.score, self.number, self.limits.timeout)
 
-    async def close(self, state: Worker) -> None:
+    async def close(self, state: ConversationWorker) -> None:
         await self.code.run(state.close, self.number, self.limits.timeout)
 
     def shut_down(self) -> None:
@@ -188,9 +215,18 @@ class IsolatedTool(Tool):
         self.code.close()
 
 
+LoadTemplate = Callable[[bytes, str, str], ToolTemplate]  # pickled build, where, key
+
+
 def isolated_tools(
-    build: Callable[[], Sequence[Tool]], limits: ToolLimits, where: str = "tools", key: str = "tools"
+    build: Callable[[], Sequence[Tool]],
+    limits: ToolLimits,
+    where: str = "tools",
+    key: str = "tools",
+    load: LoadTemplate = Template,
 ) -> list[Tool]:
     """The tools that `build` returns, in processes. `build` is pickled and called there."""
-    template = Template(build, where, key)
+    import cloudpickle
+
+    template = load(cloudpickle.dumps(build), where, key)
     return [IsolatedTool(template, number, limits) for number in range(len(template.tools))]

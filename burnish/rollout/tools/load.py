@@ -17,7 +17,7 @@ from burnish.errors import NotSupportedYet, UserError, nearest
 from burnish.registry import Registry
 from burnish.rollout.tools.entry import EXAMPLE, ToolEntry, read_entry
 from burnish.rollout.tools.functions import FunctionTool, method_tools
-from burnish.rollout.tools.isolated import isolated_tools
+from burnish.rollout.tools.isolated import LoadTemplate, Template, isolated_tools
 from burnish.rollout.tools.results import verl_result
 from burnish.rollout.tools.tool import Tool
 from burnish.rollout.tools.verl_tool import VerlTool, is_verl_tool
@@ -45,12 +45,14 @@ TOOLS.register_lazy(
 )
 
 
-def load_tool_config(path: str, key: str, *, allow_weak: bool = False) -> tuple[list[Tool], list[str]]:
+def load_tool_config(
+    path: str, key: str, *, allow_weak: bool = False, load_template: LoadTemplate = Template
+) -> tuple[list[Tool], list[str]]:
     """The tools of a YAML file as verl has it, a list of {class_name, config, tool_schema}, and notices."""
     tools: list[Tool] = []
     notices: list[str] = []
     for entry in read_tool_config(path, key, allow_weak):
-        tools += build_tools(entry)
+        tools += build_tools(replace(entry, load_template=load_template))
         notices += entry.notices
     return tools, notices
 
@@ -109,8 +111,9 @@ def build_native(entry: ToolEntry) -> Sequence[Tool]:
     """A user's class, in this process or in its own."""
     limits = entry.with_own_timeout()
     if limits.isolate:
-        alone = replace(entry, limits={name: value for name, value in entry.limits.items() if name != "isolate"})
-        return isolated_tools(functools.partial(build_native, alone), limits, entry.where, entry.key)
+        others = {name: value for name, value in entry.limits.items() if name != "isolate"}
+        build = functools.partial(build_native, replace(entry, limits=others, load_template=Template))
+        return isolated_tools(build, limits, entry.where, entry.key, entry.load_template)
     cls = load_class(entry)
     if not is_verl_tool(cls):
         options = {name: value for name, value in entry.config.items() if name != "type"}
