@@ -38,6 +38,12 @@ def num_nodes(cfg: TrainConfig) -> int:
     return max(cfg.trainer.nnodes, engine_nodes, reward_nodes)
 
 
+def engine_size(cfg: TrainConfig) -> int:
+    """Neighboring ranks that share one engine."""
+    rollout = cfg.actor_rollout_ref.rollout
+    return rollout.tensor_model_parallel_size if rollout.name == "builtin" and not is_single_process(cfg) else 1
+
+
 def is_single_process(cfg: TrainConfig) -> bool:
     """Whether one process trains, generates and scores."""
     return num_ranks(cfg) == 1 and not has_engine_pool(cfg) and not has_reward_pool(cfg)

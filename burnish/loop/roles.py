@@ -31,6 +31,7 @@ from burnish.loop.pools import Pool, pools, wants_critic, wants_reference
 from burnish.loop.sampling import decoder
 from burnish.models.device import pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_tokenizer
+from burnish.models.tensor_group import TensorGroup
 from burnish.reward.model_scorer import RewardModelScorer
 from burnish.rollout.engine import ENGINES, Engine, EngineOptions, check_engine, engine_row
 from burnish.rollout.engines.supervised import Supervised
@@ -318,9 +319,10 @@ def engine_of(
     bucket_megabytes: int = 512,
     beside: bool = False,
     data: Any = None,
+    tensor_group: TensorGroup | None = None,
 ) -> Engine:
-    """The engine of a rollout section, still without weights. `generation` is the model's generation config, `data` the
-    section that says how images are processed."""
+    """The engine of a rollout section, or this rank's part of it, still without weights. `generation` is the model's
+    generation config, `data` the section that says how images are processed."""
     options = EngineOptions(
         model=source,
         dtype=pick_dtype(rollout.dtype, device, f"{section}.dtype"),
@@ -340,6 +342,7 @@ def engine_of(
         load_format=rollout.load_format,
         sleeps=rollout.free_cache_engine,
         beside=beside,
+        tensor_group=tensor_group,
         tensor_parallel=rollout.tensor_model_parallel_size,
         data_parallel=rollout.data_parallel_size,
         expert_parallel=rollout.expert_parallel_size,
@@ -351,7 +354,7 @@ def engine_of(
         record_experts=records_experts(rollout),
         section=section,
     )
-    entry = engine_row(rollout.name, rollout.mode)
+    entry = engine_row(rollout.name, rollout.mode, follows=tensor_group is not None and not tensor_group.leads)
     create = partial(entry.load(), options)
     return Supervised(create) if "out_of_process" in entry.metadata else create()
 

@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from burnish.config.ranks import expert_parallel_size, sequence_parallel_size, tensor_parallel_size
+from burnish.config.ranks import engine_size, expert_parallel_size, sequence_parallel_size, tensor_parallel_size
 from burnish.distributed.channel import NO_RESULT
-from burnish.distributed.process_group import RankInfo, destroy_process_group, init_process_group
+from burnish.distributed.process_group import (
+    RankInfo,
+    destroy_process_group,
+    init_neighbor_group,
+    init_process_group,
+)
 from burnish.distributed.rendezvous import verify_group
 from burnish.distributed.weights import Endpoint, receive, send
 from burnish.log.timeline import Span
@@ -36,6 +41,7 @@ from burnish.loop.worker_clock import WorkerClock
 from burnish.models.device import pick_device
 from burnish.models.load import load_generation_config
 from burnish.models.model_input import Media
+from burnish.models.tensor_group import TensorGroup
 from burnish.rollout.engine import Capabilities, Completion, Request
 from burnish.rollout.engines.digests import sync_weights
 from burnish.seeding import derive_seed
@@ -61,7 +67,7 @@ class Worker:
         self.info = info
         self.cfg = cfg
         self.device = device_of_rank(cfg.trainer.device, info.local_rank)
-        if info.size > 1 and not engines_alone(roles):
+        if info.size > 1 and not engines_alone(cfg, roles):
             init_process_group(info, self.device)
         torch.manual_seed(derive_seed(cfg.trainer.seed, "worker"))  # equal on all ranks: they must load equal weights
         self.contexts: dict[tuple[Any, ...], ParallelContext] = {}  # by their sizes
@@ -229,7 +235,13 @@ class Worker:
             data=self.cfg.data,
             bucket_megabytes=bucket,
             beside="policy" in self.roles,
+            tensor_group=self._tensor_group(),
         )
+
+    def _tensor_group(self) -> TensorGroup | None:
+        """The ranks that share this one's engine."""
+        size = engine_size(self.cfg)
+        return None if size == 1 else TensorGroup(init_neighbor_group(self.info, size))
 
     def _parallel(self, section: str, role: Any, fsdp: Any) -> ParallelContext:
         """The ranks' position for a role; roles with equal sizes share process groups."""

@@ -11,10 +11,17 @@ from torch import Tensor
 
 from burnish.errors import UserError, raise_all
 from burnish.models.model_input import MediaKind, ModelInput
+from burnish.models.tensor_group import TensorGroup
 from burnish.registry import Entry, Registry
 
 ENGINES = Registry("rollout engine", key="actor_rollout_ref.rollout.name")
-ENGINES.register_lazy("builtin", "burnish.rollout.engines.builtin.engine:BuiltinEngine", records_experts=True)
+# `follower`: what ranks after the first of a tensor-parallel engine run.
+ENGINES.register_lazy(
+    "builtin",
+    "burnish.rollout.engines.builtin.engine:BuiltinEngine",
+    follower="burnish.rollout.engines.builtin.follower:FollowerEngine",
+    records_experts=True,
+)
 ENGINES.register_lazy("hf", "burnish.rollout.engines.hf:HfEngine", records_experts=True)
 # `library`: what must be installed for it. `as_server`: the engine for rollout.mode=async.
 ENGINES.register_lazy(
@@ -27,9 +34,11 @@ ENGINES.register_lazy(
 ENGINES.register_lazy("sglang", "burnish.rollout.engines.sglang.engine:SglangEngine", out_of_process=True)
 
 
-def engine_row(name: str, mode: str) -> Entry:
-    """The registry entry of an engine: its server for rollout.mode=async, if it has one."""
+def engine_row(name: str, mode: str, follows: bool = False) -> Entry:
+    """The registry entry of an engine: its server for rollout.mode=async, if it has one; its follower if `follows`."""
     entry = ENGINES[name]
+    if follows:
+        return Entry(name, entry.metadata["follower"])
     if mode != "async" or "as_server" not in entry.metadata:
         return entry
     return Entry(name, entry.metadata["as_server"], metadata={"out_of_process": True})
@@ -201,6 +210,7 @@ class EngineOptions:
     eager: bool = True  # no CUDA graphs
     sleeps: bool = True  # `sleep` is used between two rollouts
     beside: bool = False  # a trainer in the same process shares the device
+    tensor_group: TensorGroup | None = None  # the ranks that share this engine; None: this one alone
     tensor_parallel: int = 1
     data_parallel: int = 1
     expert_parallel: int = 1
@@ -317,6 +327,10 @@ class Engine(Protocol):
 
     def digests(self) -> dict[str, Tensor]:
         """A checksum of every weight (engines/digests.py), where capabilities.digests."""
+        ...
+
+    def local_weight(self, name: str, whole: Tensor) -> Tensor:
+        """What this process holds of a weight, where capabilities.digests: all of it unless other ranks have a part."""
         ...
 
     def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
