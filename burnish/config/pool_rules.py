@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from burnish.config.async_rules import is_async
-from burnish.config.ranks import has_engine_pool, has_reward_pool, is_single_process, num_nodes, num_ranks
+from burnish.config.ranks import (
+    engine_devices,
+    engine_size,
+    has_engine_pool,
+    has_reward_pool,
+    is_single_process,
+    num_nodes,
+    num_ranks,
+)
 from burnish.config.root import TrainConfig
 from burnish.errors import UserError
 
@@ -31,6 +39,24 @@ def device_pools(cfg: TrainConfig) -> Iterator[UserError]:
             value=True,
             hint="reward_model.nnodes=1 reward_model.n_gpus_per_node=1",
         )
+
+
+def engine_groups(cfg: TrainConfig) -> Iterator[UserError]:
+    """Engines of several devices lie within a node and leave no device over."""
+    size, devices = engine_size(cfg), engine_devices(cfg)
+    if devices % size == 0:
+        return
+    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    tensor = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
+    others = size // tensor  # devices of an engine for each tensor rank
+    sizes = [number for number in range(1, devices + 1) if devices % (number * others) == 0]
+    yield UserError(
+        f"engines of {size} devices do not divide the {devices} of a node",
+        key=key,
+        value=tensor,
+        allowed=sizes or None,
+        hint=f"{key}={max((number for number in sizes if number <= tensor), default=1)}",
+    )
 
 
 def launchers(cfg: TrainConfig) -> Iterator[UserError]:
@@ -77,4 +103,4 @@ def reward_nodes(cfg: TrainConfig) -> Iterator[UserError]:
         yield UserError(problem, key=key, value=nodes, hint="reward.num_workers=2")
 
 
-POOL_RULES = (device_pools, launchers, reward_nodes, sharded_models)
+POOL_RULES = (device_pools, engine_groups, launchers, reward_nodes, sharded_models)

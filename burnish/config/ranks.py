@@ -44,6 +44,11 @@ def engine_size(cfg: TrainConfig) -> int:
     return rollout.tensor_model_parallel_size if rollout.name == "builtin" and not is_single_process(cfg) else 1
 
 
+def engine_devices(cfg: TrainConfig) -> int:
+    """Devices of a node that engines may use."""
+    return cfg.rollout.n_gpus_per_node if has_engine_pool(cfg) else cfg.trainer.n_gpus_per_node
+
+
 def is_single_process(cfg: TrainConfig) -> bool:
     """Whether one process trains, generates and scores."""
     return num_ranks(cfg) == 1 and not has_engine_pool(cfg) and not has_reward_pool(cfg)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.config.expert_rules import MODE, RECORD, replays_routing
 from burnish.config.ranks import (
+    engine_size,
     expert_parallel_size,
     pipeline_parallel_size,
     sequence_parallel_size,
@@ -19,6 +20,7 @@ from burnish.errors import UserError
 from burnish.loop.build_reward_model import reward_model_source
 from burnish.loop.pools import wants_critic, wants_reference, wants_reward_model
 from burnish.loop.roles import critic_source, reference_source
+from burnish.models import tensor_slices
 from burnish.models.load import ModelSource, load_config
 from burnish.models.routing import check_routing
 from burnish.models.sequence.method import Method, choose_method
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from burnish.config import TrainConfig
 
 
+ROLLOUT = "actor_rollout_ref.rollout"
 COMPARED = ("actor_rollout_ref.actor", "actor_rollout_ref.ref")  # by the exact KL, token by token
 
 
@@ -41,6 +44,7 @@ def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
         check_routing(load_config(source), MODE, policy.actor.router_replay.mode, f"{MODE}=disabled")
     if policy.rollout.enable_rollout_routing_replay:
         check_routing(load_config(source), RECORD, True, f"{RECORD}=false")
+    tensor_slices.check_sizes(load_config(source), engine_size(cfg), f"{ROLLOUT}.tensor_model_parallel_size")
     models: list[tuple[str, Any, ModelSource]] = [("actor_rollout_ref.actor", policy.actor, source)]
     if wants_reference(cfg):
         models.append(("actor_rollout_ref.ref", policy.ref, reference_source(cfg, source)))

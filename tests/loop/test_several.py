@@ -110,3 +110,31 @@ def test_a_rank_that_hangs_is_named_and_the_run_starts_again(launch, tmp_path, m
     assert "trainer rank 1 of 2 does not respond" in told
     assert "trainer rank 0 of 2 runs " in told  # it waits for the other, and says where
     assert "File " in told
+
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        (*TWO, f"{ROLLOUT}.tensor_model_parallel_size=2"),
+        pytest.param(
+            ("trainer.n_gpus_per_node=4", TWO[1], f"{ROLLOUT}.tensor_model_parallel_size=2"), marks=pytest.mark.long
+        ),
+        pytest.param(
+            (
+                TWO[1],
+                *("actor_rollout_ref.hybrid_engine=false", "rollout.nnodes=1", "rollout.n_gpus_per_node=2"),
+                f"{ROLLOUT}.tensor_model_parallel_size=2",
+            ),
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["one engine", "two engines", "an engine apart"],
+)
+def test_engines_of_two_ranks_train_as_one_process(layout, launch, metric_lines, tmp_path):
+    """GRPO; every rank verifies the part of the weights that it holds."""
+    launch(*FILE, out="alone")
+    launch(*FILE, *layout, out="tensor")
+    compare(metric_lines(tmp_path / "tensor"), metric_lines(tmp_path / "alone"))
