@@ -129,15 +129,18 @@ def starts_sglang_on_cpu(cfg: TrainConfig | GenerateConfig) -> bool:
     return uses_sglang(cfg) and not uses_running_sglang(cfg) and on_cpu(cfg)
 
 
-def supports_sglang_sizes(cfg: TrainConfig | GenerateConfig) -> bool:
-    """SGLang can parallelize one engine in any way where no training rank needs an engine of its own."""
-    return uses_sglang(cfg) and (not isinstance(cfg, TrainConfig) or is_single_process(cfg))
+def uses_builtin_engine(cfg: TrainConfig | GenerateConfig) -> bool:
+    return _engine(cfg).name == "builtin"
 
 
-def has_engine_per_device(cfg: TrainConfig | GenerateConfig) -> bool:
-    """Every device holds a whole engine: the built-in ones always, external ones next to training ranks."""
-    external = _engine(cfg).name in _EXTERNAL_ENGINES
-    return not external or (isinstance(cfg, TrainConfig) and not is_single_process(cfg))
+def has_one_builtin_engine(cfg: TrainConfig | GenerateConfig) -> bool:
+    """The built-in engine runs in the only process."""
+    return uses_builtin_engine(cfg) and (not isinstance(cfg, TrainConfig) or is_single_process(cfg))
+
+
+def uses_running_vllm(cfg: TrainConfig | GenerateConfig) -> bool:
+    """vLLM as a server that somebody else started."""
+    return uses_vllm(cfg) and "base_url" in _engine(cfg).engine_kwargs.vllm
 
 
 def without_cuda_graphs(cfg: TrainConfig | GenerateConfig) -> bool:

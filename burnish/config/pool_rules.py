@@ -46,17 +46,15 @@ def engine_groups(cfg: TrainConfig) -> Iterator[UserError]:
     size, devices = engine_size(cfg), engine_devices(cfg)
     if devices % size == 0:
         return
-    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
-    tensor = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
-    others = size // tensor  # devices of an engine for each tensor rank
-    sizes = [number for number in range(1, devices + 1) if devices % (number * others) == 0]
-    yield UserError(
-        f"engines of {size} devices do not divide the {devices} of a node",
-        key=key,
-        value=tensor,
-        allowed=sizes or None,
-        hint=f"{key}={max((number for number in sizes if number <= tensor), default=1)}",
-    )
+    rollout, key = cfg.actor_rollout_ref.rollout, "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    tensor = rollout.tensor_model_parallel_size
+    sizes = [number for number in range(1, devices + 1) if devices % (number * size // tensor) == 0]
+    hint = f"{key}={max((number for number in sizes if number <= tensor), default=1)}"
+    if not sizes:  # the other sizes are too large
+        others = ("pipeline_model_parallel_size", "data_parallel_size")
+        hint = " ".join(f"actor_rollout_ref.rollout.{name}=1" for name in others)
+    problem = f"engines of {size} devices do not divide the {devices} of a node"
+    yield UserError(problem, key=key, value=tensor, allowed=sizes or None, hint=hint)
 
 
 def launchers(cfg: TrainConfig) -> Iterator[UserError]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from burnish.config.root import TrainConfig
@@ -39,9 +40,37 @@ def num_nodes(cfg: TrainConfig) -> int:
 
 
 def engine_size(cfg: TrainConfig) -> int:
-    """Neighboring ranks that share one engine."""
+    """Neighboring ranks that share one engine, or whose devices its server uses."""
     rollout = cfg.actor_rollout_ref.rollout
-    return rollout.tensor_model_parallel_size if rollout.name == "builtin" and not is_single_process(cfg) else 1
+    return 1 if is_single_process(cfg) else ENGINE_SIZES[rollout.name](rollout)
+
+
+def _builtin_size(rollout: Any) -> int:
+    return rollout.tensor_model_parallel_size
+
+
+def _vllm_size(rollout: Any) -> int:
+    if rollout.engine_kwargs.vllm.get("base_url"):
+        return 1  # a running server has devices of its own
+    return rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size * rollout.data_parallel_size
+
+
+def _sglang_size(rollout: Any) -> int:
+    given = rollout.engine_kwargs.sglang
+    if given.get("base_url"):
+        return 1
+    sizes = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size
+    # With data-parallel attention, the tensor ranks are also its data ranks.
+    return sizes if given.get("enable_dp_attention") else sizes * rollout.data_parallel_size
+
+
+# Devices of one engine, by the engine's name.
+ENGINE_SIZES: dict[str, Callable[[Any], int]] = {
+    "builtin": _builtin_size,
+    "hf": lambda rollout: 1,
+    "vllm": _vllm_size,
+    "sglang": _sglang_size,
+}
 
 
 def engine_devices(cfg: TrainConfig) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,12 +49,6 @@ from burnish.training.parallel import SINGLE_PROCESS, ParallelContext, build_mes
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
-
-# Keys that spread one engine over devices. In a pool every device has an engine of its own.
-ENGINE_SIZES = (
-    *("tensor_model_parallel_size", "data_parallel_size", "expert_parallel_size"),
-    "pipeline_model_parallel_size",
-)
 
 
 class Worker:
@@ -222,7 +215,7 @@ class Worker:
         return build_reward_model(self.cfg, self.device, self.tokenizer, self.notices, parallel)
 
     def _build_engine(self, total_steps: int) -> Any:
-        rollout = replace(self.cfg.actor_rollout_ref.rollout, **dict.fromkeys(ENGINE_SIZES, 1))
+        rollout = self.cfg.actor_rollout_ref.rollout
         generation = load_generation_config(self.source)
         bucket = rollout.update_weights_bucket_megabytes
         return engine_of(
@@ -235,11 +228,11 @@ class Worker:
             data=self.cfg.data,
             bucket_megabytes=bucket,
             beside="policy" in self.roles,
-            tensor_group=self._tensor_group(),
+            group=self._engine_group(),
         )
 
-    def _tensor_group(self) -> TensorGroup | None:
-        """The ranks that share this one's engine."""
+    def _engine_group(self) -> TensorGroup | None:
+        """The ranks that share this one's engine; None where it has its own."""
         size = engine_size(self.cfg)
         return None if size == 1 else TensorGroup(init_neighbor_group(self.info, size))
 

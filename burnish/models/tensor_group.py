@@ -46,6 +46,12 @@ class TensorGroup:
         dist.broadcast_object_list(command, group_src=0, group=self.ranks, device=torch.device("cpu"))
         return command[0]
 
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in their order."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.ranks)
+        return values
+
     # tensors
 
     def sum(self, part: Tensor, *, ordered: bool = False) -> Tensor:

@@ -15,7 +15,8 @@ from burnish.models.tensor_group import TensorGroup
 from burnish.registry import Entry, Registry
 
 ENGINES = Registry("rollout engine", key="actor_rollout_ref.rollout.name")
-# `follower`: what ranks after the first of a tensor-parallel engine run.
+# `follower`: what the other ranks run where several share an engine. `library`: what must be installed for it.
+# `as_server`: the engine for rollout.mode=async, and for several devices of a run with several ranks.
 ENGINES.register_lazy(
     "builtin",
     "burnish.rollout.engines.builtin.engine:BuiltinEngine",
@@ -23,19 +24,24 @@ ENGINES.register_lazy(
     records_experts=True,
 )
 ENGINES.register_lazy("hf", "burnish.rollout.engines.hf:HfEngine", records_experts=True)
-# `library`: what must be installed for it. `as_server`: the engine for rollout.mode=async.
 ENGINES.register_lazy(
     "vllm",
     "burnish.rollout.engines.vllm.engine:VllmEngine",
     library="vllm",
     as_server="burnish.rollout.engines.vllm.server:VllmServer",
+    follower="burnish.rollout.engines.member:MemberRank",
 )
 # `out_of_process`: a separate process, which may die; engines/supervised.py restarts it.
-ENGINES.register_lazy("sglang", "burnish.rollout.engines.sglang.engine:SglangEngine", out_of_process=True)
+ENGINES.register_lazy(
+    "sglang",
+    "burnish.rollout.engines.sglang.engine:SglangEngine",
+    follower="burnish.rollout.engines.member:MemberRank",
+    out_of_process=True,
+)
 
 
 def engine_row(name: str, mode: str, follows: bool = False) -> Entry:
-    """The registry entry of an engine: its server for rollout.mode=async, if it has one; its follower if `follows`."""
+    """The registry entry of an engine: its server for rollout.mode=async, if it has one; its `follower`."""
     entry = ENGINES[name]
     if follows:
         return Entry(name, entry.metadata["follower"])
@@ -215,6 +221,7 @@ class EngineOptions:
     data_parallel: int = 1
     expert_parallel: int = 1
     pipeline_parallel: int = 1
+    devices: tuple[str, ...] = ()  # of a server that uses those of several ranks: entries of CUDA_VISIBLE_DEVICES
     capture_sizes: list[int] | None = None  # batch sizes with a captured CUDA graph
     device_loop: bool | None = None  # decode several tokens between two host syncs; None: on GPUs
     load_format: str = "dummy"  # of an external engine's first weights

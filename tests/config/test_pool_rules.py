@@ -90,3 +90,45 @@ def test_transports_of_others_wait_and_where_nothing_is_sent_they_cannot_matter(
 def test_the_newer_name_of_the_bucket_is_an_alias():
     newer = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=64"
     assert load([*GIVEN, *APART, newer]).cfg.actor_rollout_ref.rollout.update_weights_bucket_megabytes == 64
+
+
+TENSOR = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+SGLANG = ("actor_rollout_ref.rollout.name=sglang",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hint"),
+    [
+        ((TWO, f"{TENSOR}=3"), f"{TENSOR}=2"),
+        (("trainer.n_gpus_per_node=8", *APART[:2], "rollout.n_gpus_per_node=1", f"{TENSOR}=2"), f"{TENSOR}=1"),
+        (
+            (*SGLANG, TWO, f"{TENSOR}=2", "actor_rollout_ref.rollout.data_parallel_size=2"),
+            f"{TENSOR}=1",
+        ),
+        (
+            (*SGLANG, TWO, "actor_rollout_ref.rollout.pipeline_model_parallel_size=4"),
+            "actor_rollout_ref.rollout.pipeline_model_parallel_size=1",
+        ),
+    ],
+)
+def test_engines_of_several_devices_leave_none_over(overrides, hint):
+    error = refusal(*overrides)
+    assert error.key == TENSOR and "devices do not divide the" in error.problem and hint in error.hint
+
+
+def test_engines_that_divide_the_devices_are_let_through():
+    for overrides in (
+        (TWO, f"{TENSOR}=2"),
+        ("trainer.n_gpus_per_node=8", f"{TENSOR}=4"),
+        (f"{TENSOR}=2",),  # one process has one engine
+        (*SGLANG, "trainer.n_gpus_per_node=8", f"{TENSOR}=2", "actor_rollout_ref.rollout.data_parallel_size=2"),
+    ):
+        load([*GIVEN, *overrides])
+
+
+def test_vllm_divides_experts_over_all_ranks_of_an_engine():
+    given = ("actor_rollout_ref.rollout.name=vllm", "trainer.n_gpus_per_node=8", f"{TENSOR}=2")
+    key = "actor_rollout_ref.rollout.expert_parallel_size"
+    load([*GIVEN, *given, f"{key}=2"])
+    error = refusal(*given, f"{key}=4")
+    assert (error.key, error.allowed, error.hint) == (key, [1, 2], f"{key}=2")

@@ -9,25 +9,24 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import NoReturn
 
 from torch import Tensor
 
-from burnish.models.model_input import ModelInput
 from burnish.models.tensor_slices import part_of
-from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request
+from burnish.rollout.engine import Capabilities, EngineOptions
 from burnish.rollout.engines.builtin.engine import CLOSE, LOAD
 from burnish.rollout.engines.builtin.step_runner import StepRunner
 from burnish.rollout.engines.digests import digests_of
+from burnish.rollout.engines.member import MemberRank
 
 logger = logging.getLogger(__name__)
 
 
-class FollowerEngine:
+class FollowerEngine(MemberRank):
     """Pause, sleep and wake are the leader's: it sends what follows from them. Weights come to each rank by itself."""
 
     def __init__(self, options: EngineOptions) -> None:
@@ -76,20 +75,6 @@ class FollowerEngine:
     def local_weight(self, name: str, whole: Tensor) -> Tensor:
         return part_of(self.runner.slices, name, whole)
 
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-    def sleep(self, level: int = 1) -> None: ...
-
-    def wake(self) -> None: ...
-
-    def stats(self) -> dict[str, float]:
-        return {}
-
-    def step(self) -> bool:
-        return False
-
     def memory(self) -> dict[str, list[Tensor]]:
         """The tensors it holds, by purpose."""
         cache = self.runner.cache
@@ -98,21 +83,3 @@ class FollowerEngine:
 
     def close(self) -> None:
         self._thread.join()
-
-    def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
-        self._refuse()
-
-    def abort(self, futures: Iterable[Future[Completion]]) -> None:
-        self._refuse()
-
-    def end_session(self, session: str) -> None:
-        self._refuse()
-
-    def expect_return(self, session: str, seconds: float) -> None:
-        self._refuse()
-
-    def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise RuntimeError("requests go to the first rank of a tensor-parallel engine")
