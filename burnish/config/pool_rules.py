@@ -42,8 +42,10 @@ def device_pools(cfg: TrainConfig) -> Iterator[UserError]:
 
 
 def engine_groups(cfg: TrainConfig) -> Iterator[UserError]:
-    """Engines of several devices lie within a node and leave no device over."""
-    size, devices = engine_size(cfg), engine_devices(cfg)
+    """Engines of several devices leave none over. A server uses those of one node."""
+    size, (nodes, per_node) = engine_size(cfg), engine_devices(cfg)
+    spans_nodes = cfg.actor_rollout_ref.rollout.name == "builtin"
+    devices, place = (nodes * per_node, "run") if spans_nodes else (per_node, "node")
     if devices % size == 0:
         return
     rollout, key = cfg.actor_rollout_ref.rollout, "actor_rollout_ref.rollout.tensor_model_parallel_size"
@@ -53,7 +55,7 @@ def engine_groups(cfg: TrainConfig) -> Iterator[UserError]:
     if not sizes:  # the other sizes are too large
         others = ("pipeline_model_parallel_size", "data_parallel_size")
         hint = " ".join(f"actor_rollout_ref.rollout.{name}=1" for name in others)
-    problem = f"engines of {size} devices do not divide the {devices} of a node"
+    problem = f"engines of {size} devices do not divide the {devices} of a {place}"
     yield UserError(problem, key=key, value=tensor, allowed=sizes or None, hint=hint)
 
 

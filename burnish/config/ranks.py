@@ -42,7 +42,8 @@ def num_nodes(cfg: TrainConfig) -> int:
 def engine_size(cfg: TrainConfig) -> int:
     """Neighboring ranks that share one engine, or whose devices its server uses."""
     rollout = cfg.actor_rollout_ref.rollout
-    return 1 if is_single_process(cfg) else ENGINE_SIZES[rollout.name](rollout)
+    size = ENGINE_SIZES.get(rollout.name)
+    return 1 if size is None or is_single_process(cfg) else size(rollout)
 
 
 def _builtin_size(rollout: Any) -> int:
@@ -64,18 +65,18 @@ def _sglang_size(rollout: Any) -> int:
     return sizes if given.get("enable_dp_attention") else sizes * rollout.data_parallel_size
 
 
-# Devices of one engine, by the engine's name.
+# Devices of one engine, by the engine's name. Others (hf, a user's own) have one.
 ENGINE_SIZES: dict[str, Callable[[Any], int]] = {
     "builtin": _builtin_size,
-    "hf": lambda rollout: 1,
     "vllm": _vllm_size,
     "sglang": _sglang_size,
 }
 
 
-def engine_devices(cfg: TrainConfig) -> int:
-    """Devices of a node that engines may use."""
-    return cfg.rollout.n_gpus_per_node if has_engine_pool(cfg) else cfg.trainer.n_gpus_per_node
+def engine_devices(cfg: TrainConfig) -> tuple[int, int]:
+    """Nodes of the engines, and devices of each."""
+    pool = cfg.rollout if has_engine_pool(cfg) else cfg.trainer
+    return pool.nnodes, pool.n_gpus_per_node
 
 
 def is_single_process(cfg: TrainConfig) -> bool:

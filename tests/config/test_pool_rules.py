@@ -101,10 +101,8 @@ SGLANG = ("actor_rollout_ref.rollout.name=sglang",)
     [
         ((TWO, f"{TENSOR}=3"), f"{TENSOR}=2"),
         (("trainer.n_gpus_per_node=8", *APART[:2], "rollout.n_gpus_per_node=1", f"{TENSOR}=2"), f"{TENSOR}=1"),
-        (
-            (*SGLANG, TWO, f"{TENSOR}=2", "actor_rollout_ref.rollout.data_parallel_size=2"),
-            f"{TENSOR}=1",
-        ),
+        ((*SGLANG, TWO, f"{TENSOR}=2", "actor_rollout_ref.rollout.data_parallel_size=2"), f"{TENSOR}=1"),
+        ((*SGLANG, TWO, "trainer.nnodes=2", f"{TENSOR}=4"), f"{TENSOR}=2"),  # a server may not
         (
             (*SGLANG, TWO, "actor_rollout_ref.rollout.pipeline_model_parallel_size=4"),
             "actor_rollout_ref.rollout.pipeline_model_parallel_size=1",
@@ -121,6 +119,7 @@ def test_engines_that_divide_the_devices_are_let_through():
         (TWO, f"{TENSOR}=2"),
         ("trainer.n_gpus_per_node=8", f"{TENSOR}=4"),
         (f"{TENSOR}=2",),  # one process has one engine
+        (TWO, "trainer.nnodes=2", f"{TENSOR}=4"),  # tensor ranks may be on several nodes
         (*SGLANG, "trainer.n_gpus_per_node=8", f"{TENSOR}=2", "actor_rollout_ref.rollout.data_parallel_size=2"),
     ):
         load([*GIVEN, *overrides])
