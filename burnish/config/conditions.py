@@ -9,7 +9,7 @@ from burnish.config.adapters import wants_adapter
 from burnish.config.async_rules import is_async, step_counts_prompts, uses_queue
 from burnish.config.device import computes_on_cpu
 from burnish.config.jobs import EvalConfig, GenerateConfig
-from burnish.config.ranks import has_engine_pool, is_single_process, pipeline_parallel_size, uses_megatron
+from burnish.config.ranks import engine_size, has_engine_pool, is_single_process, pipeline_parallel_size, uses_megatron
 from burnish.config.root import TrainConfig
 from burnish.config.sft import SftConfig
 
@@ -136,6 +136,16 @@ def uses_builtin_engine(cfg: TrainConfig | GenerateConfig) -> bool:
 def has_one_builtin_engine(cfg: TrainConfig | GenerateConfig) -> bool:
     """The built-in engine runs in the only process."""
     return uses_builtin_engine(cfg) and (not isinstance(cfg, TrainConfig) or is_single_process(cfg))
+
+
+def has_builtin_tensor_ranks(cfg: TrainConfig | GenerateConfig) -> bool:
+    return uses_builtin_engine(cfg) and isinstance(cfg, TrainConfig) and engine_size(cfg) > 1
+
+
+def needs_vllm_server(cfg: TrainConfig | GenerateConfig) -> bool:
+    """Only a server can use devices of several ranks, or run data-parallel engines."""
+    shared = isinstance(cfg, TrainConfig) and engine_size(cfg) > 1
+    return uses_vllm(cfg) and (shared or _engine(cfg).data_parallel_size > 1)
 
 
 def uses_running_vllm(cfg: TrainConfig | GenerateConfig) -> bool:

@@ -110,6 +110,14 @@ _TENSOR_RANKS_ONLY = Line(
     " ranks (tensor_model_parallel_size)",
     "内置引擎之间分配提示；每个引擎把所有层（含专家）切分到其张量并行进程（tensor_model_parallel_size）",
 )
+_TENSOR_RANKS_EAGER = Line(
+    "built-in engines on several ranks (tensor_model_parallel_size) decode token by token, without CUDA graphs",
+    "跨多个进程的内置引擎（tensor_model_parallel_size）逐 token 解码，不使用 CUDA graph",
+)
+_VLLM_SERVER = Line(
+    "a vLLM engine that uses the devices of several ranks, or data parallelism, is a server in any mode",
+    "使用多个进程的设备或数据并行的 vLLM 引擎总以服务方式运行",
+)
 _NO_REWARD_POOL = Line(
     "the reward model shares the policy's devices (reward_model.enable_resource_pool=false)",
     "奖励模型与策略共用设备（reward_model.enable_resource_pool）",
@@ -196,7 +204,9 @@ def _engine_rows(section: str) -> tuple[Idle, ...]:
         Idle(when.has_one_builtin_engine, ONE_PROCESS, (f"{section}.tensor_model_parallel_size",)),
         Idle(when.without_cuda_graphs, NO_CUDA_GRAPHS, _keys(section, _CUDA_GRAPHS)),
         Idle(when.uses_vllm, _VLLM_BATCHING, (f"{section}.invariant",)),
+        Idle(when.has_builtin_tensor_ranks, _TENSOR_RANKS_EAGER, _keys(section, _CUDA_GRAPHS)),
         Idle(when.without_vllm, NOT_SELECTED, (f"{section}.engine_kwargs.vllm*",)),
+        Idle(when.needs_vllm_server, _VLLM_SERVER, (f"{section}.mode",)),
         Idle(when.without_vllm, _VLLM_MODE_ONLY, (f"{section}.mode",)),
         Idle(when.without_sglang, NOT_SELECTED, (f"{section}.engine_kwargs.sglang*",)),
         Idle(when.uses_sglang, _SGLANG_PREFIX_CACHE, (f"{section}.enable_prefix_caching",)),

@@ -59,6 +59,19 @@ def engine_groups(cfg: TrainConfig) -> Iterator[UserError]:
     yield UserError(problem, key=key, value=tensor, allowed=sizes or None, hint=hint)
 
 
+def shared_server_weights(cfg: TrainConfig) -> Iterator[UserError]:
+    """CUDA handles of a rank name its own GPU, which has another number in a server that sees several ranks' GPUs."""
+    rollout = cfg.actor_rollout_ref.rollout
+    if (
+        rollout.name == "sglang"
+        and engine_size(cfg) > 1
+        and rollout.engine_kwargs.sglang.get("weight_sync") == "tensor"
+    ):
+        key = "actor_rollout_ref.rollout.engine_kwargs.sglang.weight_sync"
+        problem = "not supported for a server that uses the devices of several ranks"
+        yield UserError(problem, key=key, value="tensor", hint=f"{key}=disk")
+
+
 def launchers(cfg: TrainConfig) -> Iterator[UserError]:
     """The launcher can start the processes of this run."""
     launcher = cfg.trainer.launcher
@@ -103,4 +116,4 @@ def reward_nodes(cfg: TrainConfig) -> Iterator[UserError]:
         yield UserError(problem, key=key, value=nodes, hint="reward.num_workers=2")
 
 
-POOL_RULES = (device_pools, engine_groups, launchers, reward_nodes, sharded_models)
+POOL_RULES = (device_pools, engine_groups, shared_server_weights, launchers, reward_nodes, sharded_models)

@@ -37,8 +37,8 @@ COMPARED = ("actor_rollout_ref.actor", "actor_rollout_ref.ref")  # by the exact 
 
 
 def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
-    """Raise where heads, layers or experts do not divide over ranks; returns notices on sequence parallelism."""
-    notices = []
+    """Raise where heads, layers or experts do not divide over ranks; returns notices on how ranks share models."""
+    notices = engine_notices(cfg)
     policy, critic = cfg.actor_rollout_ref, cfg.critic
     if replays_routing(policy.actor):
         check_routing(load_config(source), MODE, policy.actor.router_replay.mode, f"{MODE}=disabled")
@@ -69,6 +69,14 @@ def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
         name = "actor_rollout_ref.actor.kl_loss_type"
         raise UserError(problem, key=name, value=policy.actor.kl_loss_type, hint=f"{name}=low_var_kl")
     return notices
+
+
+def engine_notices(cfg: TrainConfig) -> list[str]:
+    size, rollout = engine_size(cfg), cfg.actor_rollout_ref.rollout
+    if size == 1:
+        return []
+    server = ", and runs as a server" if rollout.name == "vllm" and rollout.mode != "async" else ""
+    return [f"each {rollout.name} engine uses {size} devices{server}"]
 
 
 def stage_options(section: str, role: Any) -> StageOptions:

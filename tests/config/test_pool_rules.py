@@ -125,6 +125,22 @@ def test_engines_that_divide_the_devices_are_let_through():
         load([*GIVEN, *overrides])
 
 
+def test_a_shared_server_gets_its_weights_as_files():
+    key = "actor_rollout_ref.rollout.engine_kwargs.sglang.weight_sync"
+    error = refusal(*SGLANG, TWO, f"{TENSOR}=2", f"{key}=tensor")
+    assert (error.key, error.hint) == (key, f"{key}=disk")
+    load([*GIVEN, *SGLANG, TWO, f"{key}=tensor"])
+
+
+def test_engines_of_several_ranks_decode_without_graphs():
+    assert "without CUDA graphs" in notice_text(
+        TWO, f"{TENSOR}=2", "trainer.device=cuda", "actor_rollout_ref.rollout.enforce_eager=true"
+    )
+    vllm = "actor_rollout_ref.rollout.name=vllm"
+    text = notice_text(TWO, vllm, f"{TENSOR}=2", "actor_rollout_ref.rollout.mode=async")
+    assert "is a server in any mode" in text
+
+
 def test_vllm_divides_experts_over_all_ranks_of_an_engine():
     given = ("actor_rollout_ref.rollout.name=vllm", "trainer.n_gpus_per_node=8", f"{TENSOR}=2")
     key = "actor_rollout_ref.rollout.expert_parallel_size"
