@@ -19,6 +19,7 @@ from torch import Tensor
 from burnish.batch import Batch, Ragged
 from burnish.distributed.weights import Endpoint
 from burnish.distributed.worker_group import WorkerGroup
+from burnish.errors import WorkerDied
 from burnish.loop.media_transfer import sender_of
 from burnish.loop.row_transfer import RowTransfer
 from burnish.models.model_input import ModelInput
@@ -167,6 +168,13 @@ class EngineHandle:
         self._prompt_ranks: dict[bytes, int] = {}  # of prompts in flight
         self._num_in_flight: Counter[bytes] = Counter()  # requests per prompt
         self._session_ranks: dict[str, int] = {}
+        if engine_size > 1:
+            group.on_death = lambda rank: self._lost(rank, rank // engine_size * engine_size)
+
+    def _lost(self, rank: int, first: int) -> None:
+        """The first rank of an engine may wait forever for one that was lost, inside a collective."""
+        if not self.group.closing:
+            self.group.workers[first].pending.fail_all(WorkerDied(self.group.names[rank], "was lost"))
 
     def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
         with self._lock:

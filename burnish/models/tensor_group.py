@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from burnish.errors import WorkerDied
 
 Result = TypeVar("Result")
 
@@ -39,11 +42,13 @@ class TensorGroup:
         """From the leader; nothing once the group has ended."""
         if self.ended:
             return
-        dist.broadcast_object_list([(name, args)], group_src=0, group=self.ranks, device=torch.device("cpu"))
+        with self._peers():
+            dist.broadcast_object_list([(name, args)], group_src=0, group=self.ranks, device=torch.device("cpu"))
 
     def receive(self) -> tuple[str, tuple[Any, ...]]:
         command: list[Any] = [None]
-        dist.broadcast_object_list(command, group_src=0, group=self.ranks, device=torch.device("cpu"))
+        with self._peers():
+            dist.broadcast_object_list(command, group_src=0, group=self.ranks, device=torch.device("cpu"))
         return command[0]
 
     def gather(self, value: Any) -> list[Any]:
@@ -60,22 +65,22 @@ class TensorGroup:
         `ordered`: add in the order of the ranks. An all-reduce adds the parts of a tensor in different orders, so that
         the bits of a row depend on its place in the batch.
         """
-        self._check()
         total = part.to(torch.promote_types(part.dtype, torch.float32), memory_format=torch.contiguous_format)
-        if ordered and self.size > 2:
-            parts = [torch.empty_like(total) for _ in range(self.size)]
-            dist.all_gather(parts, total, group=self.ranks)
-            total = functools.reduce(torch.add, parts)
-        else:
-            total = total.clone() if total is part else total
-            dist.all_reduce(total, group=self.ranks)
+        with self._peers():
+            if ordered and self.size > 2:
+                parts = [torch.empty_like(total) for _ in range(self.size)]
+                dist.all_gather(parts, total, group=self.ranks)
+                total = functools.reduce(torch.add, parts)
+            else:
+                total = total.clone() if total is part else total
+                dist.all_reduce(total, group=self.ranks)
         return total.to(part.dtype)
 
     def min(self, number: int) -> int:
         """The smallest of the ranks' numbers."""
-        self._check()
         smallest = torch.tensor(number)
-        dist.all_reduce(smallest, dist.ReduceOp.MIN, group=self.ranks)
+        with self._peers():
+            dist.all_reduce(smallest, dist.ReduceOp.MIN, group=self.ranks)
         return int(smallest)
 
     def barrier(self) -> None:
@@ -83,11 +88,16 @@ class TensorGroup:
         if not self.ended:
             self.min(0)
 
-    def _check(self) -> None:
+    @contextlib.contextmanager
+    def _peers(self) -> Iterator[None]:
+        """A collective. Where it fails, another rank is lost, and the run has to start again."""
+        who = f"rank {self.rank} of an engine on {self.size} ranks"
         if self.ended:
-            raise RuntimeError(
-                "the engine is closed, or a pass of it failed on this rank and its ranks no longer agree"
-            )
+            raise WorkerDied(who, "has ended: it was closed, or a pass failed")
+        try:
+            yield
+        except RuntimeError as error:
+            raise WorkerDied(who, f"has lost another: {error}") from error
 
 
 class OnTensorRanks(Protocol):

@@ -3,6 +3,7 @@
 import pytest
 
 from burnish.config import load
+from burnish.config.ranks import engine_size
 from burnish.errors import UserError
 
 GIVEN = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model", "trainer.device=cpu"]
@@ -94,6 +95,8 @@ def test_the_newer_name_of_the_bucket_is_an_alias():
 
 TENSOR = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 SGLANG = ("actor_rollout_ref.rollout.name=sglang",)
+KWARGS = "actor_rollout_ref.rollout.engine_kwargs.sglang"
+DP = f"{KWARGS}.enable_dp_attention=true"
 
 
 @pytest.mark.parametrize(
@@ -114,15 +117,21 @@ def test_engines_of_several_devices_leave_none_over(overrides, hint):
     assert error.key == TENSOR and "devices do not divide the" in error.problem and hint in error.hint
 
 
-def test_engines_that_divide_the_devices_are_let_through():
-    for overrides in (
-        (TWO, f"{TENSOR}=2"),
-        ("trainer.n_gpus_per_node=8", f"{TENSOR}=4"),
-        (f"{TENSOR}=2",),  # one process has one engine
-        (TWO, "trainer.nnodes=2", f"{TENSOR}=4"),  # tensor ranks may be on several nodes
-        (*SGLANG, "trainer.n_gpus_per_node=8", f"{TENSOR}=2", "actor_rollout_ref.rollout.data_parallel_size=2"),
-    ):
-        load([*GIVEN, *overrides])
+@pytest.mark.parametrize(
+    ("overrides", "size"),
+    [
+        ((TWO, f"{TENSOR}=2"), 2),
+        (("trainer.n_gpus_per_node=8", f"{TENSOR}=4"), 4),
+        ((f"{TENSOR}=2",), 1),  # one process has one engine
+        ((TWO, "trainer.nnodes=2", f"{TENSOR}=4"), 4),  # tensor ranks may be on several nodes
+        ((TWO, "actor_rollout_ref.rollout.name=hf", f"{TENSOR}=4"), 1),
+        ((*SGLANG, "trainer.n_gpus_per_node=8", f"{TENSOR}=2", "actor_rollout_ref.rollout.data_parallel_size=2"), 4),
+        ((*SGLANG, TWO, f"{TENSOR}=4", f"{KWARGS}.base_url=http://127.0.0.1:1"), 1),  # it has devices of its own
+        ((*SGLANG, TWO, *(f"actor_rollout_ref.rollout.{n}_parallel_size=2" for n in ("tensor_model", "data")), DP), 2),
+    ],
+)
+def test_how_many_devices_share_an_engine(overrides, size):
+    assert engine_size(load([*GIVEN, *overrides]).cfg) == size
 
 
 def test_a_shared_server_gets_its_weights_as_files():

@@ -138,3 +138,27 @@ def test_engines_of_two_ranks_train_as_one_process(layout, launch, metric_lines,
     launch(*FILE, out="alone")
     launch(*FILE, *layout, out="tensor")
     compare(metric_lines(tmp_path / "tensor"), metric_lines(tmp_path / "alone"))
+
+
+@pytest.mark.long
+def test_a_run_survives_the_loss_of_a_rank_of_its_engine(launch, metric_lines, tmp_path, monkeypatch):
+    """The second rank follows the first: without it, nothing can be generated until the run has restarted."""
+    launch(*FILE, out="alone")
+    killed = []
+
+    def kill_once(run, result):
+        assert list(run.rollout.engine.ranks) == [0]
+        if run.step == 1 and not killed:
+            starter = run.learner.policy.group.starter
+            killed.append(starter.pid(run.learner.policy.group.names[1]))
+            os.kill(killed[0], signal.SIGKILL)
+        _one_step(run, result)
+
+    monkeypatch.setattr("burnish.loop.fit._one_step", kill_once)
+    found = launch(*FILE, *TWO, f"{ROLLOUT}.tensor_model_parallel_size=2", out="tensor")
+    assert (len(killed), found.metrics["training/restarts"]) == (1, 1)
+    lines = [
+        (step, {name: value for name, value in numbers.items() if name != "training/restarts"})
+        for step, numbers in metric_lines(tmp_path / "tensor")
+    ]
+    compare(lines, metric_lines(tmp_path / "alone"))
