@@ -115,28 +115,32 @@ def test_a_rank_that_hangs_is_named_and_the_run_starts_again(launch, tmp_path, m
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
+PAIRS = f"{ROLLOUT}.tensor_model_parallel_size=2"
+FOUR = ("trainer.n_gpus_per_node=4", TWO[1])
+APART = ("actor_rollout_ref.hybrid_engine=false", "rollout.nnodes=1", "rollout.n_gpus_per_node=2", TWO[1])
+MEGATRON = "actor_rollout_ref.actor.strategy=megatron"
+SIZES = "actor_rollout_ref.actor.megatron"
+
+
 @pytest.mark.parametrize(
     "layout",
     [
-        (*TWO, f"{ROLLOUT}.tensor_model_parallel_size=2"),
-        pytest.param(
-            ("trainer.n_gpus_per_node=4", TWO[1], f"{ROLLOUT}.tensor_model_parallel_size=2"), marks=pytest.mark.long
-        ),
-        pytest.param(
-            (
-                TWO[1],
-                *("actor_rollout_ref.hybrid_engine=false", "rollout.nnodes=1", "rollout.n_gpus_per_node=2"),
-                f"{ROLLOUT}.tensor_model_parallel_size=2",
-            ),
-            marks=pytest.mark.long,
+        pytest.param(TWO, id="one engine"),
+        *(
+            pytest.param(layout, marks=pytest.mark.long, id=name)
+            for name, layout in {
+                "two engines": FOUR,
+                "an engine apart": APART,
+                "tensor ranks": (*TWO, MEGATRON, f"{SIZES}.tensor_model_parallel_size=2"),
+                "stages": (*FOUR, MEGATRON, f"{SIZES}.pipeline_model_parallel_size=2"),
+            }.items()
         ),
     ],
-    ids=["one engine", "two engines", "an engine apart"],
 )
 def test_engines_of_two_ranks_train_as_one_process(layout, launch, metric_lines, tmp_path):
     """GRPO; every rank verifies the part of the weights that it holds."""
     launch(*FILE, out="alone")
-    launch(*FILE, *layout, out="tensor")
+    launch(*FILE, *layout, PAIRS, out="tensor")
     compare(metric_lines(tmp_path / "tensor"), metric_lines(tmp_path / "alone"))
 
 
@@ -155,7 +159,7 @@ def test_a_run_survives_the_loss_of_a_rank_of_its_engine(launch, metric_lines, t
         _one_step(run, result)
 
     monkeypatch.setattr("burnish.loop.fit._one_step", kill_once)
-    found = launch(*FILE, *TWO, f"{ROLLOUT}.tensor_model_parallel_size=2", out="tensor")
+    found = launch(*FILE, *TWO, PAIRS, out="tensor")
     assert (len(killed), found.metrics["training/restarts"]) == (1, 1)
     lines = [
         (step, {name: value for name, value in numbers.items() if name != "training/restarts"})

@@ -21,8 +21,9 @@ from transformers import (
     Qwen2MoeConfig,
 )
 
+from burnish.demo.tiny_vision import TINY_FAMILIES
 from burnish.errors import UserError
-from burnish.models.load import ModelSource
+from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.model_input import ModelInput
 from burnish.models.parts import all_weights, saved_buffers
 from burnish.models.tensor_group import TensorGroup
@@ -31,6 +32,7 @@ from burnish.rollout.engine import Completion, Engine, EngineOptions, Request, S
 from burnish.rollout.engines.digests import sync_weights
 from tests.conftest import FAMILIES, SIZES, sharpen
 from tests.ranks import run_ranks
+from tests.vlm import Vlm, picture
 
 CPU = torch.device("cpu")
 PATIENCE = 60.0
@@ -127,7 +129,7 @@ def compare(found: Sequence[Any], expected: Sequence[Any]) -> None:
             assert [pytest.approx(row, abs=2e-5) for row in theirs] == ours
 
 
-ALWAYS = ("llama", "qwen3", "tied head, biases", "mixture of experts")
+ALWAYS = ("llama", "qwen3", "tied head, biases")
 MORE = [name for name in MODELS if name not in ALWAYS]
 
 
@@ -164,7 +166,10 @@ def conversations(engine: Engine) -> list[Any]:
 FEW_BLOCKS = {"memory_share": 0.0}
 
 
-@pytest.mark.parametrize(("work", "options"), [(under_pressure, FEW_BLOCKS), (conversations, {"invariant": False})])
+@pytest.mark.parametrize(
+    ("work", "options"),
+    [(under_pressure, FEW_BLOCKS), pytest.param(conversations, {"invariant": False}, marks=pytest.mark.long)],
+)
 def test_the_leaders_blocks_are_those_of_all_ranks(work, options, tmp_path):
     folder = make_folder(tmp_path, MODELS["llama"]())
     found = run_ranks(2, on_ranks, folder, work, options)[0]
@@ -249,6 +254,45 @@ def test_abort_pause_and_score(tmp_path):
     expected = alone(folder, abort_and_score)
     assert reasons == expected[0] == ["abort"] * 3
     compare([scores, *completions], [expected[1], *expected[2]])
+
+
+def greedy(engine: Engine) -> list[Completion]:
+    return ask(engine, GREEDY)
+
+
+@pytest.mark.long
+def test_the_leader_records_experts(tmp_path):
+    """A rank holds columns of every expert, so the leader knows which were chosen."""
+    folder = make_folder(tmp_path, MODELS["mixture of experts"]())
+    options = {"record_experts": True}
+    found = run_ranks(2, on_ranks, folder, greedy, options)[0]
+    expected = alone(folder, greedy, **options)
+    compare(found, expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.routed_experts is not None and torch.equal(ours.routed_experts, theirs.routed_experts)
+
+
+def look(rank: int, folder: str, inputs: list[ModelInput], shared: bool) -> list[Completion] | None:
+    group = whole_group() if shared else None
+    engine = make_engine(folder, group, max_model_len=512)
+    model = load_causal_lm(ModelSource(folder), None, torch.float32)
+    sync_weights(engine, model.named_parameters(remove_duplicate=False), 1, torch.float32)
+    answers = None
+    if group is None or group.leads:
+        requests = [Request(input, GREEDY, seed) for seed, input in enumerate(inputs)]
+        answers = [future.result(PATIENCE) for future in engine.generate(requests)]
+    engine.close()
+    return answers
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3"])
+def test_every_rank_sees_the_pictures(family, tmp_path):
+    vlm = Vlm.make(tmp_path, family)
+    text = f"what {TINY_FAMILIES[family].image} is it?"
+    inputs = [vlm.encoder.encode(text, [picture(56, 56, seed)], []) for seed in range(3)]
+    found = run_ranks(2, look, str(tmp_path), inputs, True)[0]
+    compare(found, look(0, str(tmp_path), inputs, False))
 
 
 def parts(rank: int, folder: str) -> dict[str, tuple[int, ...]]:
