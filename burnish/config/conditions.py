@@ -9,7 +9,7 @@ from burnish.config.adapters import wants_adapter
 from burnish.config.async_rules import is_async, step_counts_prompts, uses_queue
 from burnish.config.device import computes_on_cpu
 from burnish.config.jobs import EvalConfig, GenerateConfig
-from burnish.config.ranks import has_engine_pool, is_single_process, pipeline_parallel_size, uses_megatron
+from burnish.config.ranks import engine_size, has_engine_pool, is_single_process, pipeline_parallel_size, uses_megatron
 from burnish.config.root import TrainConfig
 from burnish.config.sft import SftConfig
 
@@ -129,15 +129,28 @@ def starts_sglang_on_cpu(cfg: TrainConfig | GenerateConfig) -> bool:
     return uses_sglang(cfg) and not uses_running_sglang(cfg) and on_cpu(cfg)
 
 
-def supports_sglang_sizes(cfg: TrainConfig | GenerateConfig) -> bool:
-    """SGLang can parallelize one engine in any way where no training rank needs an engine of its own."""
-    return uses_sglang(cfg) and (not isinstance(cfg, TrainConfig) or is_single_process(cfg))
+def uses_builtin_engine(cfg: TrainConfig | GenerateConfig) -> bool:
+    return _engine(cfg).name == "builtin"
 
 
-def has_engine_per_device(cfg: TrainConfig | GenerateConfig) -> bool:
-    """Every device holds a whole engine: the built-in ones always, external ones next to training ranks."""
-    external = _engine(cfg).name in _EXTERNAL_ENGINES
-    return not external or (isinstance(cfg, TrainConfig) and not is_single_process(cfg))
+def has_one_builtin_engine(cfg: TrainConfig | GenerateConfig) -> bool:
+    """The built-in engine runs in the only process."""
+    return uses_builtin_engine(cfg) and (not isinstance(cfg, TrainConfig) or is_single_process(cfg))
+
+
+def has_builtin_tensor_ranks(cfg: TrainConfig | GenerateConfig) -> bool:
+    return uses_builtin_engine(cfg) and isinstance(cfg, TrainConfig) and engine_size(cfg) > 1
+
+
+def needs_vllm_server(cfg: TrainConfig | GenerateConfig) -> bool:
+    """Only a server can use devices of several ranks, or run data-parallel engines."""
+    shared = isinstance(cfg, TrainConfig) and engine_size(cfg) > 1
+    return uses_vllm(cfg) and (shared or _engine(cfg).data_parallel_size > 1)
+
+
+def uses_running_vllm(cfg: TrainConfig | GenerateConfig) -> bool:
+    """vLLM as a server that somebody else started."""
+    return uses_vllm(cfg) and "base_url" in _engine(cfg).engine_kwargs.vllm
 
 
 def without_cuda_graphs(cfg: TrainConfig | GenerateConfig) -> bool:

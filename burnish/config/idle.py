@@ -9,7 +9,6 @@ from burnish.config.conditions import Condition
 from burnish.config.megatron_status import FROZEN, ONE_STAGE, STAGE_FIELDS
 from burnish.config.names import Line
 from burnish.config.pending import (
-    ENGINE_PER_DEVICE,
     MEGATRON_ONLY,
     NO_CUDA_GRAPHS,
     NO_REWARD_MODEL,
@@ -99,6 +98,26 @@ _NO_RECOMPUTE = Line(
 )
 _SAME_BACKEND = Line("fsdp and fsdp2 are the same backend", "fsdp 与 fsdp2 是同一后端")
 _ENGINE_IN_PROCESS = Line("the engine runs in the policy's process", "引擎与策略在同一进程")
+_VLLM_RUNNING = Line(
+    "the server of engine_kwargs.vllm.base_url is already running", "engine_kwargs.vllm.base_url 指定的服务已在运行"
+)
+_HF_ON_ONE_DEVICE = Line(
+    "every device has a whole hf engine, and prompts are distributed over them",
+    "每个设备各有一个完整的 hf 引擎，提示在它们之间分配",
+)
+_TENSOR_RANKS_ONLY = Line(
+    "prompts are distributed over the built-in engines, and each divides all its layers and experts over its tensor"
+    " ranks (tensor_model_parallel_size)",
+    "内置引擎之间分配提示；每个引擎把所有层（含专家）切分到其张量并行进程（tensor_model_parallel_size）",
+)
+_TENSOR_RANKS_EAGER = Line(
+    "built-in engines on several ranks (tensor_model_parallel_size) decode token by token, without CUDA graphs",
+    "跨多个进程的内置引擎（tensor_model_parallel_size）逐 token 解码，不使用 CUDA graph",
+)
+_VLLM_SERVER = Line(
+    "a vLLM engine that uses the devices of several ranks, or data parallelism, is a server in any mode",
+    "使用多个进程的设备或数据并行的 vLLM 引擎总以服务方式运行",
+)
 _NO_REWARD_POOL = Line(
     "the reward model shares the policy's devices (reward_model.enable_resource_pool=false)",
     "奖励模型与策略共用设备（reward_model.enable_resource_pool）",
@@ -127,6 +146,7 @@ _PAGED_CACHE = (
     *("enable_chunked_prefill", "enable_prefix_caching", "max_num_batched_tokens"),
     *("gpu_memory_utilization", "invariant", "free_cache_engine"),
 )
+_OTHER_SIZES = ("data_parallel_size", "expert_parallel_size", "pipeline_model_parallel_size")
 _CUDA_GRAPHS = ("enforce_eager", "cudagraph_capture_sizes")
 _SERVER_START = (
     *("dtype", "gpu_memory_utilization", "max_num_batched_tokens", "enable_chunked_prefill", "invariant"),
@@ -178,10 +198,15 @@ def _engine_rows(section: str) -> tuple[Idle, ...]:
     return (
         Idle(when.uses_running_sglang, _SERVER_RUNNING, _keys(section, _SERVER_START)),
         Idle(when.uses_hf_engine, _NO_PAGED_CACHE, _keys(section, _PAGED_CACHE)),
-        Idle(when.has_engine_per_device, ENGINE_PER_DEVICE, (f"{section}.tensor_model_parallel_size",)),
+        Idle(when.uses_running_vllm, _VLLM_RUNNING, (f"{section}.*_parallel_size",)),
+        Idle(when.uses_hf_engine, _HF_ON_ONE_DEVICE, (f"{section}.*_parallel_size",)),
+        Idle(when.uses_builtin_engine, _TENSOR_RANKS_ONLY, _keys(section, _OTHER_SIZES)),
+        Idle(when.has_one_builtin_engine, ONE_PROCESS, (f"{section}.tensor_model_parallel_size",)),
         Idle(when.without_cuda_graphs, NO_CUDA_GRAPHS, _keys(section, _CUDA_GRAPHS)),
         Idle(when.uses_vllm, _VLLM_BATCHING, (f"{section}.invariant",)),
+        Idle(when.has_builtin_tensor_ranks, _TENSOR_RANKS_EAGER, _keys(section, _CUDA_GRAPHS)),
         Idle(when.without_vllm, NOT_SELECTED, (f"{section}.engine_kwargs.vllm*",)),
+        Idle(when.needs_vllm_server, _VLLM_SERVER, (f"{section}.mode",)),
         Idle(when.without_vllm, _VLLM_MODE_ONLY, (f"{section}.mode",)),
         Idle(when.without_sglang, NOT_SELECTED, (f"{section}.engine_kwargs.sglang*",)),
         Idle(when.uses_sglang, _SGLANG_PREFIX_CACHE, (f"{section}.enable_prefix_caching",)),

@@ -15,7 +15,6 @@ from burnish.config.pending import (
     NOT_SELECTED,
     PENDING,
     Pending,
-    engine_parallel_sizes,
     multi_process_only,
 )
 
@@ -56,7 +55,6 @@ SFT_INERT: dict[str, Line] = {
 
 GENERATE_PENDING: tuple[Pending, ...] = (
     Pending("rollout.name=trtllm", EXTERNAL_ENGINES),
-    *engine_parallel_sizes("rollout"),
     Pending("trainer.nnodes", MULTI_PROCESS),
     Pending("trainer.n_gpus_per_node", MULTI_PROCESS),
     Pending("trainer.device=npu", ASCEND),

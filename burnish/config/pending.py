@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from burnish.config.conditions import (
     Condition,
     engines_share_devices,
-    has_engine_per_device,
     has_one_rank,
     scores_without_engine,
-    supports_sglang_sizes,
 )
 from burnish.config.names import Line
 
@@ -45,12 +43,6 @@ SHARED_DEVICES = Line(
     "the engines share the policy's devices (hybrid_engine, rollout.n_gpus_per_node)",
     "引擎与策略共用设备（hybrid_engine、rollout.n_gpus_per_node）",
 )
-ENGINE_PER_DEVICE = Line(
-    "every device holds a whole engine (the built-in engines, and any engine with several training ranks), and prompts"
-    " are distributed over them",
-    "每个设备各有一个完整引擎（内置引擎，或有多个训练进程时的任何引擎），提示在它们之间分配",
-)
-SGLANG_SIZES = Line("SGLang with one training process", "只有一个训练进程的 SGLang")
 MEGATRON_ONLY = Line("only used with strategy=megatron", "仅在 strategy=megatron 时使用")
 NO_REWARD_MODEL = Line("no reward model is used (reward_model.enable=false)", "未启用奖励模型（reward_model.enable）")
 NO_REWARD_ENGINE = Line(
@@ -67,21 +59,6 @@ def _transport(pattern: str, feature: Line = TRANSPORTS) -> Pending:
     return Pending(key, feature, engines_share_devices, SHARED_DEVICES)
 
 
-def engine_parallel_sizes(section: str) -> tuple[Pending, ...]:
-    """Ways to parallelize one engine that only SGLang supports."""
-    return tuple(
-        Pending(
-            f"{section}.{name}",
-            EXTERNAL_ENGINES,
-            has_engine_per_device,
-            ENGINE_PER_DEVICE,
-            supported_if=supports_sglang_sizes,
-            supported=SGLANG_SIZES,
-        )
-        for name in ("data_parallel_size", "expert_parallel_size", "pipeline_model_parallel_size")
-    )
-
-
 def multi_process_only(*patterns: str) -> tuple[Pending, ...]:
     return tuple(Pending(pattern, MULTI_PROCESS, has_one_rank, ONE_PROCESS) for pattern in patterns)
 
@@ -93,7 +70,6 @@ PENDING: tuple[Pending, ...] = (
     _transport("backend=hccl", ASCEND),
     *(_transport(f"backend={name}") for name in ("nixl", "kimi_ckpt_engine", "mooncake")),
     _transport("engine_kwargs"),
-    *engine_parallel_sizes("actor_rollout_ref.rollout"),
     Pending("actor_rollout_ref.rollout.quantization", EXTERNAL_ENGINES),
     Pending("actor_rollout_ref.rollout.use_block_quant_rollout", EXTERNAL_ENGINES),
     Pending("actor_rollout_ref.rollout.agent.custom_async_server.*", EXTERNAL_ENGINES),

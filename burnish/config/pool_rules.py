@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from burnish.config.async_rules import is_async
-from burnish.config.ranks import has_engine_pool, has_reward_pool, is_single_process, num_nodes, num_ranks
+from burnish.config.ranks import (
+    engine_devices,
+    engine_size,
+    has_engine_pool,
+    has_reward_pool,
+    is_single_process,
+    num_nodes,
+    num_ranks,
+)
 from burnish.config.root import TrainConfig
 from burnish.errors import UserError
 
@@ -31,6 +39,37 @@ def device_pools(cfg: TrainConfig) -> Iterator[UserError]:
             value=True,
             hint="reward_model.nnodes=1 reward_model.n_gpus_per_node=1",
         )
+
+
+def engine_groups(cfg: TrainConfig) -> Iterator[UserError]:
+    """Engines of several devices leave none over. A server uses those of one node."""
+    size, (nodes, per_node) = engine_size(cfg), engine_devices(cfg)
+    spans_nodes = cfg.actor_rollout_ref.rollout.name == "builtin"
+    devices, place = (nodes * per_node, "run") if spans_nodes else (per_node, "node")
+    if devices % size == 0:
+        return
+    rollout, key = cfg.actor_rollout_ref.rollout, "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    tensor = rollout.tensor_model_parallel_size
+    sizes = [number for number in range(1, devices + 1) if devices % (number * size // tensor) == 0]
+    hint = f"{key}={max((number for number in sizes if number <= tensor), default=1)}"
+    if not sizes:  # the other sizes are too large
+        others = ("pipeline_model_parallel_size", "data_parallel_size")
+        hint = " ".join(f"actor_rollout_ref.rollout.{name}=1" for name in others)
+    problem = f"engines of {size} devices do not divide the {devices} of a {place}"
+    yield UserError(problem, key=key, value=tensor, allowed=sizes or None, hint=hint)
+
+
+def shared_server_weights(cfg: TrainConfig) -> Iterator[UserError]:
+    """CUDA handles of a rank name its own GPU, which has another number in a server that sees several ranks' GPUs."""
+    rollout = cfg.actor_rollout_ref.rollout
+    if (
+        rollout.name == "sglang"
+        and engine_size(cfg) > 1
+        and rollout.engine_kwargs.sglang.get("weight_sync") == "tensor"
+    ):
+        key = "actor_rollout_ref.rollout.engine_kwargs.sglang.weight_sync"
+        problem = "not supported for a server that uses the devices of several ranks"
+        yield UserError(problem, key=key, value="tensor", hint=f"{key}=disk")
 
 
 def launchers(cfg: TrainConfig) -> Iterator[UserError]:
@@ -83,4 +122,4 @@ def tool_nodes(cfg: TrainConfig) -> Iterator[UserError]:
         yield UserError("tools on nodes need Ray", key="ray_init.tool_nodes", value=nodes, hint="trainer.launcher=ray")
 
 
-POOL_RULES = (device_pools, launchers, reward_nodes, tool_nodes, sharded_models)
+POOL_RULES = (device_pools, engine_groups, shared_server_weights, launchers, reward_nodes, tool_nodes, sharded_models)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from burnish.config.root import TrainConfig
@@ -36,6 +37,46 @@ def num_nodes(cfg: TrainConfig) -> int:
     engine_nodes = cfg.rollout.nnodes if has_engine_pool(cfg) else 0
     reward_nodes = cfg.reward_model.nnodes if has_reward_pool(cfg) else 0
     return max(cfg.trainer.nnodes, engine_nodes, reward_nodes)
+
+
+def engine_size(cfg: TrainConfig) -> int:
+    """Neighboring ranks that share one engine, or whose devices its server uses."""
+    rollout = cfg.actor_rollout_ref.rollout
+    size = ENGINE_SIZES.get(rollout.name)
+    return 1 if size is None or is_single_process(cfg) else size(rollout)
+
+
+def _builtin_size(rollout: Any) -> int:
+    return rollout.tensor_model_parallel_size
+
+
+def _vllm_size(rollout: Any) -> int:
+    if rollout.engine_kwargs.vllm.get("base_url"):
+        return 1  # a running server has devices of its own
+    return rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size * rollout.data_parallel_size
+
+
+def _sglang_size(rollout: Any) -> int:
+    given = rollout.engine_kwargs.sglang
+    if given.get("base_url"):
+        return 1
+    sizes = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size
+    # With data-parallel attention, the tensor ranks are also its data ranks.
+    return sizes if given.get("enable_dp_attention") else sizes * rollout.data_parallel_size
+
+
+# Devices of one engine, by the engine's name. Others (hf, a user's own) have one.
+ENGINE_SIZES: dict[str, Callable[[Any], int]] = {
+    "builtin": _builtin_size,
+    "vllm": _vllm_size,
+    "sglang": _sglang_size,
+}
+
+
+def engine_devices(cfg: TrainConfig) -> tuple[int, int]:
+    """Nodes of the engines, and devices of each."""
+    pool = cfg.rollout if has_engine_pool(cfg) else cfg.trainer
+    return pool.nnodes, pool.n_gpus_per_node
 
 
 def is_single_process(cfg: TrainConfig) -> bool:

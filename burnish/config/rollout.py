@@ -168,16 +168,17 @@ class SamplingConfig:
     on for CPU, off for GPU."""
 
     tensor_model_parallel_size: int = at_least(1, 1, verl=2)
-    """Tensor parallelism: ranks that share one engine's weight matrices."""
+    """Tensor parallelism: devices that share one engine's weight matrices. With several ranks, each engine has so many
+    neighboring ones; the built-in engine then decodes without CUDA graphs."""
 
     data_parallel_size: int = at_least(1, 1)
-    """Data parallelism inside one engine."""
+    """Data parallelism inside one engine (vLLM as a server, SGLang)."""
 
     expert_parallel_size: int = at_least(1, 1)
-    """Expert parallelism inside one engine."""
+    """Expert parallelism inside one engine (SGLang; vLLM: 1, or tensor x data)."""
 
     pipeline_model_parallel_size: int = at_least(1, 1)
-    """Pipeline stages of one engine."""
+    """Pipeline stages of one engine (vLLM, SGLang)."""
 
     enforce_eager: bool | None = setting(None, verl=True)
     """Disable CUDA graphs; null uses them on GPUs, where they stay valid while the engine sleeps."""

@@ -19,6 +19,14 @@ def check_rollout(rollout: SamplingConfig, section: str) -> Iterator[UserError]:
             value=rollout.min_tokens,
             allowed=f"0 to {rollout.response_length}",
         )
+    experts = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    if rollout.name == "vllm" and rollout.expert_parallel_size not in (1, experts):
+        key = f"{section}.expert_parallel_size"
+        problem = "vLLM divides experts over all tensor and data ranks of an engine, or over none"
+        allowed = sorted({1, experts})
+        yield UserError(
+            problem, key=key, value=rollout.expert_parallel_size, allowed=allowed, hint=f"{key}={allowed[-1]}"
+        )
     if not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < rollout.prompt_length:
         yield UserError(
             f"a prompt of {section}.prompt_length={rollout.prompt_length} tokens does not fit into one engine step",

@@ -317,10 +317,12 @@ DOCS: dict[str, str] = {
     "SamplingConfig.max_num_batched_tokens": "引擎一步处理的最大 token 数（含提示）。",
     "SamplingConfig.disable_log_stats": "不报告引擎统计（运行中、等待中、缓存占用）。",
     "SamplingConfig.invariant": "使回答不受同批其他请求影响，速度略降；null：CPU 上开启，GPU 上关闭。",
-    "SamplingConfig.tensor_model_parallel_size": "共同持有一份引擎模型的进程数。",
-    "SamplingConfig.data_parallel_size": "单个引擎内部的数据并行数。",
-    "SamplingConfig.expert_parallel_size": "单个引擎内分担专家的进程数。",
-    "SamplingConfig.pipeline_model_parallel_size": "单个引擎的流水线级数。",
+    "SamplingConfig.tensor_model_parallel_size": (
+        "张量并行：共同持有一份引擎模型的设备数。多进程时每个引擎占用相邻的这么多进程；内置引擎此时不用 CUDA graph。"
+    ),
+    "SamplingConfig.data_parallel_size": "单个引擎内部的数据并行数（以服务运行的 vLLM、SGLang）。",
+    "SamplingConfig.expert_parallel_size": "单个引擎内分担专家的进程数（SGLang；vLLM 为 1 或张量数乘数据数）。",
+    "SamplingConfig.pipeline_model_parallel_size": "单个引擎的流水线级数（vLLM、SGLang）。",
     "SamplingConfig.enforce_eager": "不使用 CUDA graph；null 表示在 GPU 上使用，休眠后仍然有效。",
     "SamplingConfig.cudagraph_capture_sizes": "要捕获 CUDA graph 的批大小；null 由引擎选择。",
     "SamplingConfig.enable_chunked_prefill": "把提示按 256 个 token 拆到多个引擎步；关闭则拒绝超过 token 预算的提示。",

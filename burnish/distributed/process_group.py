@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
 
 from burnish.distributed.rendezvous import open_store, verify_group
+
+NO_TIMEOUT = timedelta(days=365)
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,17 @@ def init_process_group(info: RankInfo, device: torch.device) -> None:
         device_id=None if device.type == "cpu" else device,
     )
     verify_group(None, info.key, "all ranks")
+
+
+def init_neighbor_group(info: RankInfo, size: int) -> dist.ProcessGroup:
+    """The process group of each `size` neighboring ranks; this rank's. Its ranks may wait for each other without end:
+    while the run does other things, and until the controller ends them."""
+    starts = range(0, info.size, size)
+    groups = [dist.new_group([*range(start, start + size)], timeout=NO_TIMEOUT) for start in starts]
+    number = info.rank // size
+    group = cast("dist.ProcessGroup", groups[number])
+    verify_group(group, info.key, f"neighbors {number}")
+    return group
 
 
 def destroy_process_group() -> None:

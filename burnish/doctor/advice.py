@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from burnish.config.names import GROUPED_ADVANTAGES
-from burnish.config.ranks import is_single_process
+from burnish.config.ranks import engine_size
 from burnish.config.rules import has_critic
 from burnish.doctor.arithmetic import max_sequence_length
 from burnish.doctor.engine import EXTERNAL_ENGINES
@@ -123,8 +123,8 @@ def rows_not_read(case: Case) -> RuleResult:
 def tensor_parallel(case: Case) -> RuleResult:
     rollout = case.cfg.actor_rollout_ref.rollout
     size = rollout.tensor_model_parallel_size
-    if rollout.name not in EXTERNAL_ENGINES or not is_single_process(case.cfg):
-        return None  # with several ranks, every device has a whole engine
+    if rollout.name not in EXTERNAL_ENGINES and engine_size(case.cfg) == 1:
+        return None
     shape = case.shapes.policy if case.shapes is not None else None
     if shape is not None and shape.heads % size:
         return (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.config import SftConfig, TrainConfig
-from burnish.config.ranks import data_parallel_size, has_engine_pool, num_ranks, sequence_parallel_size
+from burnish.config.ranks import data_parallel_size, engine_size, has_engine_pool, num_ranks, sequence_parallel_size
 from burnish.config.rollout import SamplingConfig
 from burnish.config.rules import has_critic
 from burnish.doctor.activations import MicroBatch
@@ -74,12 +74,13 @@ def max_sequence_length(rollout: SamplingConfig) -> int:
 
 
 def responses_per_engine(cfg: TrainConfig) -> int:
-    """Responses of a step that one engine generates. Every device holds a whole engine."""
+    """Responses of a step that one engine generates."""
     prompts = cfg.data.train_batch_size
     if cfg.algorithm.filter_groups.enable:
         prompts = cfg.data.gen_batch_size or prompts
     pool = cfg.rollout.nnodes * cfg.rollout.n_gpus_per_node if has_engine_pool(cfg) else num_ranks(cfg)
-    return max(1, -(-prompts * cfg.actor_rollout_ref.rollout.n // pool))
+    num_engines = max(1, pool // engine_size(cfg))
+    return max(1, -(-prompts * cfg.actor_rollout_ref.rollout.n // num_engines))
 
 
 @dataclass(frozen=True)

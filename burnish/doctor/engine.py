@@ -138,24 +138,27 @@ def engine_plan(
     """Plan the engine of a rollout section. `num_responses` are those of one step on one engine."""
     itemsize = itemsize_of(rollout.dtype, default_itemsize(on_cpu))
     external = rollout.name in EXTERNAL_ENGINES
-    sharded = external and ranks == 1  # with several ranks, every device has a whole engine
-    tensor = rollout.tensor_model_parallel_size if sharded else 1
-    num_shards = tensor * rollout.pipeline_model_parallel_size if sharded else 1
+    tensor = rollout.tensor_model_parallel_size if external or (rollout.name == "builtin" and ranks > 1) else 1
+    stages = rollout.pipeline_model_parallel_size if external else 1
+    weights, num_kv_shards = shape.all_parameters // (tensor * stages), tensor * stages
+    if not external:  # the layers are divided; embedding, head and vision tower are whole
+        weights = shape.all_parameters - shape.layers * shape.layer * (tensor - 1) // tensor
+        num_kv_shards = min(tensor, shape.kv_heads)
     max_model_len = rollout.max_model_len or rollout.prompt_length + rollout.response_length
     num_tokens = min(rollout.max_num_batched_tokens, max_model_len * rollout.max_num_seqs)
     if on_cpu and not external:
         num_tokens = min(num_tokens, CPU_PREFILL_TOKENS)
     lengths = [max_model_len] * (num_tokens // max_model_len) or [num_tokens]
-    device_loop = not (external or on_cpu or rollout.invariant)
+    device_loop = not (external or on_cpu or rollout.invariant or tensor > 1)
     buffers = _DecodeBuffers.of(rollout, shape, itemsize, max_model_len)
     verifies = getattr(rollout, "verify_weights", False)  # `burnish generate` has no trainer to compare with
     prefill = forward_temporaries(shape, _itemsize(shape, itemsize, external), MicroBatch.of(lengths, 0))
     features = 0 if shape.tower is None else shape.tower.temporaries(num_tokens, itemsize)
     return EnginePlan(
-        weights=shape.all_parameters * itemsize // num_shards,
+        weights=weights * itemsize,
         activations=max(prefill // tensor, features),
         logits=buffers.first_tokens if device_loop else rollout.max_num_seqs * shape.vocab * (itemsize + 2 * FLOAT),
-        token_bytes=max(1, shape.cache_per_token(itemsize) // num_shards),
+        token_bytes=max(1, shape.cache_per_token(itemsize) // num_kv_shards),
         max_model_len=max_model_len,
         max_num_seqs=rollout.max_num_seqs,
         memory_share=memory_share(rollout),

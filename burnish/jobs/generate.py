@@ -28,7 +28,7 @@ from burnish.log.console import activity, progress_counter, say
 from burnish.loop.build_vision import build_vision
 from burnish.loop.collect import run_episodes
 from burnish.loop.event_loop import run_coroutine
-from burnish.loop.roles import check_engine_of, engine_of
+from burnish.loop.roles import check_engine_of, engine_mode, engine_of
 from burnish.loop.sampling import decoder, training_sampling
 from burnish.models.device import limit_cpu_threads, pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_causal_lm, load_config, load_tokenizer
@@ -112,7 +112,8 @@ def generate_loaded(
     rows = read_rows(cfg, prompts)
     prompts_read = read_prompts(cfg, rows, tokenizer, build_vision(cfg, source, tokenizer))
     sampling = training_sampling(cfg.rollout, tokenizer, vocabulary, key="rollout")
-    check_sampling(engine_row(cfg.rollout.name, cfg.rollout.mode).load(), sampling, "rollout")
+    engine_class = engine_row(cfg.rollout.name, engine_mode(cfg.rollout)).load()
+    check_sampling(engine_class, sampling, "rollout")
     samples = samples_of(cfg, rows, prompts_read, sampling)
     for notice in [*loaded.notices, *([threads_notice] if threads_notice else [])]:
         say(notice)

@@ -16,6 +16,7 @@ from burnish.algos.kl import KL_CONTROLLERS, KL_ESTIMATORS
 from burnish.algos.losses import LOSSES
 from burnish.algos.shaping import SCORE_NORMALIZERS
 from burnish.config.model_rules import trained_models
+from burnish.config.ranks import engine_size
 from burnish.data.sampler import validation_batches
 from burnish.errors import UserError, raise_all
 from burnish.log.clock import Clock
@@ -51,6 +52,7 @@ from burnish.loop.roles import (
     build_roles,
     check_engine_of,
     compared_dtype,
+    engine_mode,
     eos_ids,
     load_run_tokenizer,
     policy_source,
@@ -170,7 +172,7 @@ def check_machine(cfg: TrainConfig) -> torch.device:
     check_launcher(cfg, pools(cfg))
     device = pick_device(cfg.trainer.device)
     check_profiling(cfg, device)
-    check_engine_of(cfg.actor_rollout_ref.rollout, device)
+    check_engine_of(cfg.actor_rollout_ref.rollout, device, shared=engine_size(cfg) > 1)
     check_model_kernels(cfg, device)
     return device
 
@@ -368,7 +370,7 @@ def _samplings(cfg: TrainConfig, source: ModelSource, tokenizer: Any) -> tuple[S
     vocab_size = load_config(source).get_text_config().vocab_size
     validation = validation_sampling(rollout.val_kwargs, rollout, tokenizer, vocab_size)
     training = training_sampling(rollout, tokenizer, vocab_size)
-    engine = engine_row(rollout.name, rollout.mode).load()
+    engine = engine_row(rollout.name, engine_mode(rollout, engine_size(cfg) > 1)).load()
     check_sampling(engine, training, "actor_rollout_ref.rollout")
     check_sampling(engine, validation, "actor_rollout_ref.rollout.val_kwargs")
     return training, validation

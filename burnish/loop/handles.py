@@ -148,25 +148,33 @@ class RewardModelHandle(RoleHandle):
 
 
 class EngineHandle:
-    """One engine per rank of a pool.
+    """One engine per rank of a pool, or per `engine_size` neighboring ranks, of which the first gets its requests.
 
     Requests with equal prompts go to one engine, which prefills the prompt once; prompts go to the engines in turn.
     Requests of a session go to the engine that holds it. Every completion returns as soon as it is finished.
     """
 
-    def __init__(self, group: WorkerGroup, backend: str, bucket_bytes: int) -> None:
+    def __init__(self, group: WorkerGroup, backend: str, bucket_bytes: int, engine_size: int = 1) -> None:
         self.group = group
+        self.ranks = range(0, group.size, engine_size)  # the first of each engine
         self.backend = backend
         self.bucket_bytes = bucket_bytes
         capabilities: Capabilities = group.call("engine_capabilities")[0]  # all engines are built alike
         self.capabilities = replace(capabilities, digests=False, watch=False)  # each engine compares its own weights
         self._request_ids = itertools.count()
-        self._next_rank = itertools.cycle(range(group.size))
+        self._next_rank = itertools.cycle(self.ranks)
         self._lock = threading.Lock()
         self._in_flight: dict[Future[Completion], tuple[int, int]] = {}  # rank and request id
         self._prompt_ranks: dict[bytes, int] = {}  # of prompts in flight
         self._num_in_flight: Counter[bytes] = Counter()  # requests per prompt
         self._session_ranks: dict[str, int] = {}
+        if engine_size > 1:
+            group.on_death = lambda rank: self._lost(rank, rank // engine_size * engine_size)
+
+    def _lost(self, rank: int, first: int) -> None:
+        """The first rank of an engine may wait forever for one that was lost, inside a collective."""
+        if not self.group.closing:
+            self.group.workers[first].pending.fail_all(WorkerDied(self.group.names[rank], "was lost"))
 
     def generate(self, requests: Sequence[Request]) -> list[Future[Completion]]:
         with self._lock:
@@ -267,12 +275,18 @@ class EngineHandle:
     def digests(self) -> dict[str, Tensor]:
         raise TypeError("engines in worker processes compare their weights themselves (capabilities.digests)")
 
+    def local_weight(self, name: str, whole: Tensor) -> Tensor:
+        raise TypeError("engines in worker processes compare their weights themselves (capabilities.digests)")
+
     def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        size = self.group.size
-        futures = [self.group.submit(rank, "score", list(rows[rank::size]), temperature) for rank in range(size)]
+        size = len(self.ranks)
+        futures = [
+            self.group.submit(rank, "score", list(rows[number::size]), temperature)
+            for number, rank in enumerate(self.ranks)
+        ]
         scores: list[list[float]] = [[] for _ in rows]
-        for rank, part in enumerate(self.group.gather(futures)):
-            scores[rank::size] = part
+        for number, part in enumerate(self.group.gather(futures)):
+            scores[number::size] = part
         return scores
 
     def sleep(self, level: int = 1) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from burnish.config.ranks import has_engine_pool, num_nodes
+from burnish.config.ranks import engine_size, has_engine_pool, num_nodes
 from burnish.distributed import torchrun
 from burnish.distributed.process_group import RankInfo
 from burnish.distributed.processes import Processes
@@ -103,7 +103,7 @@ class LaunchedRoles:
         group, bucket_bytes = self.groups["engine"], rollout.update_weights_bucket_megabytes << 20
         if self.elastic and group.size > 1:
             return ElasticEngines(group, backend, bucket_bytes)
-        return EngineHandle(group, backend, bucket_bytes)
+        return EngineHandle(group, backend, bucket_bytes, engine_size(cfg))
 
 
 def check_launcher(cfg: TrainConfig, pools: list[Pool]) -> None:
@@ -156,7 +156,7 @@ def _start_pool(
     group = WorkerGroup(names, launcher.starter(pool), host=launcher.host, timeout=timeout)
     launched.close_callbacks.append(group.close)
     address, key = group.new_rendezvous(), secrets.token_bytes(32)
-    launched.elastic |= engines_alone(pool.roles)
+    launched.elastic |= engines_alone(cfg, pool.roles)
     infos = [
         RankInfo(rank, pool.size, first_device + rank % pool.per_node, address, pool.timeout, key)
         for rank in range(pool.size)

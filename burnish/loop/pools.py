@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from burnish.algos.advantages import ADVANTAGES
-from burnish.config.ranks import has_engine_pool, has_reward_pool, num_ranks
+from burnish.config.ranks import engine_size, has_engine_pool, has_reward_pool, num_ranks
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
@@ -44,9 +44,9 @@ def wants_reward_model(cfg: TrainConfig) -> bool:
     return cfg.reward_model.enable and not cfg.reward_model.model.custom_cls.path
 
 
-def engines_alone(roles: tuple[str, ...]) -> bool:
-    """Whether a pool with these roles has engines only, which do not need each other: one may be lost."""
-    return roles == ("engine",)
+def engines_alone(cfg: TrainConfig, roles: tuple[str, ...]) -> bool:
+    """Whether the ranks of a pool with these roles are engines that do not need each other: one may be lost."""
+    return roles == ("engine",) and engine_size(cfg) == 1
 
 
 def pools(cfg: TrainConfig) -> list[Pool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -31,8 +32,10 @@ from burnish.loop.pools import Pool, pools, wants_critic, wants_reference
 from burnish.loop.sampling import decoder
 from burnish.models.device import pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_tokenizer
+from burnish.models.tensor_group import TensorGroup
 from burnish.reward.model_scorer import RewardModelScorer
 from burnish.rollout.engine import ENGINES, Engine, EngineOptions, check_engine, engine_row
+from burnish.rollout.engines.devices import device_entries
 from burnish.rollout.engines.supervised import Supervised
 from burnish.training.backend import Backend, ExpertOptions
 from burnish.training.critic import Critic
@@ -318,9 +321,12 @@ def engine_of(
     bucket_megabytes: int = 512,
     beside: bool = False,
     data: Any = None,
+    group: TensorGroup | None = None,
 ) -> Engine:
-    """The engine of a rollout section, still without weights. `generation` is the model's generation config, `data` the
-    section that says how images are processed."""
+    """The engine of a rollout section, still without weights; `group`: the ranks that share it.
+
+    `generation` is the model's generation config, `data` the section that says how images are processed.
+    """
     options = EngineOptions(
         model=source,
         dtype=pick_dtype(rollout.dtype, device, f"{section}.dtype"),
@@ -340,20 +346,27 @@ def engine_of(
         load_format=rollout.load_format,
         sleeps=rollout.free_cache_engine,
         beside=beside,
+        tensor_group=group,
         tensor_parallel=rollout.tensor_model_parallel_size,
         data_parallel=rollout.data_parallel_size,
         expert_parallel=rollout.expert_parallel_size,
         pipeline_parallel=rollout.pipeline_model_parallel_size,
         bucket_megabytes=bucket_megabytes,
+        devices=() if group is None else tuple(itertools.chain(*group.gather(device_entries(device)))),
         extra=engine_kwargs(rollout),
         max_images=None if data is None else data.max_images_per_prompt,
         media_settings={} if data is None else data.mm_processor_kwargs,
         record_experts=records_experts(rollout),
         section=section,
     )
-    entry = engine_row(rollout.name, rollout.mode)
+    entry = engine_row(rollout.name, engine_mode(rollout, group is not None), group is not None and not group.leads)
     create = partial(entry.load(), options)
     return Supervised(create) if "out_of_process" in entry.metadata else create()
+
+
+def engine_mode(rollout: SamplingConfig, shared: bool = False) -> str:
+    """rollout.mode. Only a server can use the devices of several ranks, or run data-parallel engines."""
+    return "async" if shared or rollout.data_parallel_size > 1 else rollout.mode
 
 
 def engine_kwargs(rollout: Any) -> dict[str, Any]:
@@ -367,13 +380,16 @@ def records_experts(rollout: SamplingConfig) -> bool:
     return isinstance(rollout, RolloutConfig) and rollout.enable_rollout_routing_replay
 
 
-def check_engine_of(rollout: SamplingConfig, device: torch.device, section: str = "actor_rollout_ref.rollout") -> None:
-    """Raise where the engine is not installed or does not accept these arguments."""
+def check_engine_of(
+    rollout: SamplingConfig, device: torch.device, section: str = "actor_rollout_ref.rollout", shared: bool = False
+) -> None:
+    """Raise where the engine is not installed or does not accept these arguments; `shared`: by several ranks."""
     if records_experts(rollout) and not ENGINES[rollout.name].metadata.get("records_experts"):
         able = [name for name in ENGINES.names() if ENGINES[name].metadata.get("records_experts")]
         problem = f"not supported yet with rollout.name={rollout.name}, whose choices of experts are not read"
         raise UserError(problem, key=RECORD, value=True, hint=f"{section}.name={able[0]}")
-    check_engine(engine_row(rollout.name, rollout.mode).load(), engine_kwargs(rollout), device, section)
+    entry = engine_row(rollout.name, engine_mode(rollout, shared))
+    check_engine(entry.load(), engine_kwargs(rollout), device, section)
 
 
 def compared_dtype(cfg: TrainConfig) -> torch.dtype | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.config.expert_rules import MODE, RECORD, replays_routing
 from burnish.config.ranks import (
+    engine_size,
     expert_parallel_size,
     pipeline_parallel_size,
     sequence_parallel_size,
@@ -19,6 +20,7 @@ from burnish.errors import UserError
 from burnish.loop.build_reward_model import reward_model_source
 from burnish.loop.pools import wants_critic, wants_reference, wants_reward_model
 from burnish.loop.roles import critic_source, reference_source
+from burnish.models import tensor_slices
 from burnish.models.load import ModelSource, load_config
 from burnish.models.routing import check_routing
 from burnish.models.sequence.method import Method, choose_method
@@ -30,17 +32,19 @@ if TYPE_CHECKING:
     from burnish.config import TrainConfig
 
 
+ROLLOUT = "actor_rollout_ref.rollout"
 COMPARED = ("actor_rollout_ref.actor", "actor_rollout_ref.ref")  # by the exact KL, token by token
 
 
 def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
-    """Raise where heads, layers or experts do not divide over ranks; returns notices on sequence parallelism."""
-    notices = []
+    """Raise where heads, layers or experts do not divide over ranks; returns notices on how ranks share models."""
+    notices = engine_notices(cfg)
     policy, critic = cfg.actor_rollout_ref, cfg.critic
     if replays_routing(policy.actor):
         check_routing(load_config(source), MODE, policy.actor.router_replay.mode, f"{MODE}=disabled")
     if policy.rollout.enable_rollout_routing_replay:
         check_routing(load_config(source), RECORD, True, f"{RECORD}=false")
+    tensor_slices.check_sizes(load_config(source), engine_size(cfg), f"{ROLLOUT}.tensor_model_parallel_size")
     models: list[tuple[str, Any, ModelSource]] = [("actor_rollout_ref.actor", policy.actor, source)]
     if wants_reference(cfg):
         models.append(("actor_rollout_ref.ref", policy.ref, reference_source(cfg, source)))
@@ -65,6 +69,14 @@ def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
         name = "actor_rollout_ref.actor.kl_loss_type"
         raise UserError(problem, key=name, value=policy.actor.kl_loss_type, hint=f"{name}=low_var_kl")
     return notices
+
+
+def engine_notices(cfg: TrainConfig) -> list[str]:
+    size, rollout = engine_size(cfg), cfg.actor_rollout_ref.rollout
+    if size == 1:
+        return []
+    server = ", and runs as a server" if rollout.name == "vllm" and rollout.mode != "async" else ""
+    return [f"each {rollout.name} engine uses {size} devices{server}"]
 
 
 def stage_options(section: str, role: Any) -> StageOptions:

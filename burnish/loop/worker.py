@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from burnish.config.ranks import expert_parallel_size, sequence_parallel_size, tensor_parallel_size
+from burnish.config.ranks import engine_size, expert_parallel_size, sequence_parallel_size, tensor_parallel_size
 from burnish.distributed.channel import NO_RESULT
-from burnish.distributed.process_group import RankInfo, destroy_process_group, init_process_group
+from burnish.distributed.process_group import (
+    RankInfo,
+    destroy_process_group,
+    init_neighbor_group,
+    init_process_group,
+)
 from burnish.distributed.rendezvous import verify_group
 from burnish.distributed.weights import Endpoint, receive, send
 from burnish.log.timeline import Span
@@ -36,6 +40,7 @@ from burnish.loop.worker_clock import WorkerClock
 from burnish.models.device import pick_device
 from burnish.models.load import load_generation_config
 from burnish.models.model_input import Media
+from burnish.models.tensor_group import TensorGroup
 from burnish.rollout.engine import Capabilities, Completion, Request
 from burnish.rollout.engines.digests import sync_weights
 from burnish.seeding import derive_seed
@@ -44,12 +49,6 @@ from burnish.training.parallel import SINGLE_PROCESS, ParallelContext, build_mes
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
-
-# Keys that spread one engine over devices. In a pool every device has an engine of its own.
-ENGINE_SIZES = (
-    *("tensor_model_parallel_size", "data_parallel_size", "expert_parallel_size"),
-    "pipeline_model_parallel_size",
-)
 
 
 class Worker:
@@ -61,7 +60,7 @@ class Worker:
         self.info = info
         self.cfg = cfg
         self.device = device_of_rank(cfg.trainer.device, info.local_rank)
-        if info.size > 1 and not engines_alone(roles):
+        if info.size > 1 and not engines_alone(cfg, roles):
             init_process_group(info, self.device)
         torch.manual_seed(derive_seed(cfg.trainer.seed, "worker"))  # equal on all ranks: they must load equal weights
         self.contexts: dict[tuple[Any, ...], ParallelContext] = {}  # by their sizes
@@ -216,7 +215,7 @@ class Worker:
         return build_reward_model(self.cfg, self.device, self.tokenizer, self.notices, parallel)
 
     def _build_engine(self, total_steps: int) -> Any:
-        rollout = replace(self.cfg.actor_rollout_ref.rollout, **dict.fromkeys(ENGINE_SIZES, 1))
+        rollout = self.cfg.actor_rollout_ref.rollout
         generation = load_generation_config(self.source)
         bucket = rollout.update_weights_bucket_megabytes
         return engine_of(
@@ -229,7 +228,13 @@ class Worker:
             data=self.cfg.data,
             bucket_megabytes=bucket,
             beside="policy" in self.roles,
+            group=self._engine_group(),
         )
+
+    def _engine_group(self) -> TensorGroup | None:
+        """The ranks that share this one's engine; None where it has its own."""
+        size = engine_size(self.cfg)
+        return None if size == 1 else TensorGroup(init_neighbor_group(self.info, size))
 
     def _parallel(self, section: str, role: Any, fsdp: Any) -> ParallelContext:
         """The ranks' position for a role; roles with equal sizes share process groups."""

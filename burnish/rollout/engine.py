@@ -11,25 +11,40 @@ from torch import Tensor
 
 from burnish.errors import UserError, raise_all
 from burnish.models.model_input import MediaKind, ModelInput
+from burnish.models.tensor_group import TensorGroup
 from burnish.registry import Entry, Registry
 
 ENGINES = Registry("rollout engine", key="actor_rollout_ref.rollout.name")
-ENGINES.register_lazy("builtin", "burnish.rollout.engines.builtin.engine:BuiltinEngine", records_experts=True)
+# `follower`: what the other ranks run where several share an engine. `library`: what must be installed for it.
+# `as_server`: the engine for rollout.mode=async, and for several devices of a run with several ranks.
+ENGINES.register_lazy(
+    "builtin",
+    "burnish.rollout.engines.builtin.engine:BuiltinEngine",
+    follower="burnish.rollout.engines.builtin.follower:FollowerEngine",
+    records_experts=True,
+)
 ENGINES.register_lazy("hf", "burnish.rollout.engines.hf:HfEngine", records_experts=True)
-# `library`: what must be installed for it. `as_server`: the engine for rollout.mode=async.
 ENGINES.register_lazy(
     "vllm",
     "burnish.rollout.engines.vllm.engine:VllmEngine",
     library="vllm",
     as_server="burnish.rollout.engines.vllm.server:VllmServer",
+    follower="burnish.rollout.engines.member:MemberRank",
 )
 # `out_of_process`: a separate process, which may die; engines/supervised.py restarts it.
-ENGINES.register_lazy("sglang", "burnish.rollout.engines.sglang.engine:SglangEngine", out_of_process=True)
+ENGINES.register_lazy(
+    "sglang",
+    "burnish.rollout.engines.sglang.engine:SglangEngine",
+    follower="burnish.rollout.engines.member:MemberRank",
+    out_of_process=True,
+)
 
 
-def engine_row(name: str, mode: str) -> Entry:
-    """The registry entry of an engine: its server for rollout.mode=async, if it has one."""
+def engine_row(name: str, mode: str, follows: bool = False) -> Entry:
+    """The registry entry of an engine: its server for rollout.mode=async, if it has one; its `follower`."""
     entry = ENGINES[name]
+    if follows:
+        return Entry(name, entry.metadata["follower"])
     if mode != "async" or "as_server" not in entry.metadata:
         return entry
     return Entry(name, entry.metadata["as_server"], metadata={"out_of_process": True})
@@ -201,10 +216,12 @@ class EngineOptions:
     eager: bool = True  # no CUDA graphs
     sleeps: bool = True  # `sleep` is used between two rollouts
     beside: bool = False  # a trainer in the same process shares the device
+    tensor_group: TensorGroup | None = None  # the ranks that share this engine; None: this one alone
     tensor_parallel: int = 1
     data_parallel: int = 1
     expert_parallel: int = 1
     pipeline_parallel: int = 1
+    devices: tuple[str, ...] = ()  # of a server that uses those of several ranks: entries of CUDA_VISIBLE_DEVICES
     capture_sizes: list[int] | None = None  # batch sizes with a captured CUDA graph
     device_loop: bool | None = None  # decode several tokens between two host syncs; None: on GPUs
     load_format: str = "dummy"  # of an external engine's first weights
@@ -317,6 +334,10 @@ class Engine(Protocol):
 
     def digests(self) -> dict[str, Tensor]:
         """A checksum of every weight (engines/digests.py), where capabilities.digests."""
+        ...
+
+    def local_weight(self, name: str, whole: Tensor) -> Tensor:
+        """What this process holds of a weight, where capabilities.digests: all of it unless other ranks have a part."""
         ...
 
     def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float = 1.0) -> list[list[float]]:

@@ -89,21 +89,19 @@ TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 def test_a_conditional_key_names_its_conditions(explain):
     """Without a config it is not said to act; with one, the status is that of the run."""
     _, out, _ = explain(TENSOR_PARALLEL)
-    assert "status: acts in some runs" in out and "several training ranks" in " ".join(out.split())
+    assert "status: acts in some runs" in out and "whole hf engine" in " ".join(out.split())
     (row,) = json.loads(explain(TENSOR_PARALLEL, "--json")[1])
     assert row["status"] == "conditional" and row["no_effect_if"]
-    engine, one, several = (
-        "actor_rollout_ref.rollout.name=vllm",
-        "trainer.n_gpus_per_node=1",
-        "trainer.n_gpus_per_node=8",
-    )
+    vllm, hf = "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.name=hf"
+    one, several = "trainer.n_gpus_per_node=1", "trainer.n_gpus_per_node=8"
     statuses = {
         words: json.loads(explain(TENSOR_PARALLEL, *words, "--json")[1])[0]["status"]
-        for words in ((engine, one), (engine, several), (one,))
+        for words in ((vllm, one), (vllm, several), (hf, several), (several,), (one,))
     }
-    assert statuses == {(engine, one): "acts", (engine, several): "inert", (one,): "inert"}
-    (row,) = json.loads(explain("actor_rollout_ref.rollout.data_parallel_size", "--json")[1])
-    assert row["status"] == "pending" and "except with SGLang" in row["why"]
+    acting = {(vllm, one): "acts", (vllm, several): "acts", (several,): "acts"}
+    assert statuses == acting | {(hf, several): "inert", (one,): "inert"}
+    (row,) = json.loads(explain("actor_rollout_ref.rollout.data_parallel_size", several, "--json")[1])
+    assert row["status"] == "inert" and "tensor ranks" in row["why"]
 
 
 def test_no_key_acts_where_a_run_reports_no_effect():

@@ -3,6 +3,7 @@
 import pytest
 
 from burnish.config import load
+from burnish.config.ranks import engine_size
 from burnish.errors import UserError
 
 GIVEN = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model", "trainer.device=cpu"]
@@ -90,3 +91,68 @@ def test_transports_of_others_wait_and_where_nothing_is_sent_they_cannot_matter(
 def test_the_newer_name_of_the_bucket_is_an_alias():
     newer = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=64"
     assert load([*GIVEN, *APART, newer]).cfg.actor_rollout_ref.rollout.update_weights_bucket_megabytes == 64
+
+
+TENSOR = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+SGLANG = ("actor_rollout_ref.rollout.name=sglang",)
+KWARGS = "actor_rollout_ref.rollout.engine_kwargs.sglang"
+DP = f"{KWARGS}.enable_dp_attention=true"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hint"),
+    [
+        ((TWO, f"{TENSOR}=3"), f"{TENSOR}=2"),
+        (("trainer.n_gpus_per_node=8", *APART[:2], "rollout.n_gpus_per_node=1", f"{TENSOR}=2"), f"{TENSOR}=1"),
+        ((*SGLANG, TWO, f"{TENSOR}=2", "actor_rollout_ref.rollout.data_parallel_size=2"), f"{TENSOR}=1"),
+        ((*SGLANG, TWO, "trainer.nnodes=2", f"{TENSOR}=4"), f"{TENSOR}=2"),  # a server may not
+        (
+            (*SGLANG, TWO, "actor_rollout_ref.rollout.pipeline_model_parallel_size=4"),
+            "actor_rollout_ref.rollout.pipeline_model_parallel_size=1",
+        ),
+    ],
+)
+def test_engines_of_several_devices_leave_none_over(overrides, hint):
+    error = refusal(*overrides)
+    assert error.key == TENSOR and "devices do not divide the" in error.problem and hint in error.hint
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size"),
+    [
+        ((TWO, f"{TENSOR}=2"), 2),
+        (("trainer.n_gpus_per_node=8", f"{TENSOR}=4"), 4),
+        ((f"{TENSOR}=2",), 1),  # one process has one engine
+        ((TWO, "trainer.nnodes=2", f"{TENSOR}=4"), 4),  # tensor ranks may be on several nodes
+        ((TWO, "actor_rollout_ref.rollout.name=hf", f"{TENSOR}=4"), 1),
+        ((*SGLANG, "trainer.n_gpus_per_node=8", f"{TENSOR}=2", "actor_rollout_ref.rollout.data_parallel_size=2"), 4),
+        ((*SGLANG, TWO, f"{TENSOR}=4", f"{KWARGS}.base_url=http://127.0.0.1:1"), 1),  # it has devices of its own
+        ((*SGLANG, TWO, *(f"actor_rollout_ref.rollout.{n}_parallel_size=2" for n in ("tensor_model", "data")), DP), 2),
+    ],
+)
+def test_how_many_devices_share_an_engine(overrides, size):
+    assert engine_size(load([*GIVEN, *overrides]).cfg) == size
+
+
+def test_a_shared_server_gets_its_weights_as_files():
+    key = "actor_rollout_ref.rollout.engine_kwargs.sglang.weight_sync"
+    error = refusal(*SGLANG, TWO, f"{TENSOR}=2", f"{key}=tensor")
+    assert (error.key, error.hint) == (key, f"{key}=disk")
+    load([*GIVEN, *SGLANG, TWO, f"{key}=tensor"])
+
+
+def test_engines_of_several_ranks_decode_without_graphs():
+    assert "without CUDA graphs" in notice_text(
+        TWO, f"{TENSOR}=2", "trainer.device=cuda", "actor_rollout_ref.rollout.enforce_eager=true"
+    )
+    vllm = "actor_rollout_ref.rollout.name=vllm"
+    text = notice_text(TWO, vllm, f"{TENSOR}=2", "actor_rollout_ref.rollout.mode=async")
+    assert "is a server in any mode" in text
+
+
+def test_vllm_divides_experts_over_all_ranks_of_an_engine():
+    given = ("actor_rollout_ref.rollout.name=vllm", "trainer.n_gpus_per_node=8", f"{TENSOR}=2")
+    key = "actor_rollout_ref.rollout.expert_parallel_size"
+    load([*GIVEN, *given, f"{key}=2"])
+    error = refusal(*given, f"{key}=4")
+    assert (error.key, error.allowed, error.hint) == (key, [1, 2], f"{key}=2")

@@ -149,13 +149,26 @@ def test_a_status_within_a_run_knows_defaults_and_what_cannot_matter():
     assert status_in(several, "algorithm.adv_estimator", "grpo").kind == "acts"
 
 
-def test_an_engine_is_spread_over_devices_where_it_has_some_to_itself():
-    """vLLM shares a model out over processes of its own; among training ranks each has a whole one."""
-    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
-    given = ["actor_rollout_ref.model.path=m", "data.train_files=t.parquet", f"{key}=2", "trainer.device=cpu"]
-    served = load([*given, "actor_rollout_ref.rollout.name=vllm"])
-    assert status_in(served.cfg, key, 2).kind == "acts" and not any(key in notice for notice in served.notices)
-    for more in ((), ("actor_rollout_ref.rollout.name=vllm", "trainer.n_gpus_per_node=2")):
-        whole = load([*given, *more])
-        assert status_in(whole.cfg, key, 2).kind == "inert"
-        assert any("every device holds a whole engine" in notice for notice in whole.notices)
+SIZES = [f"actor_rollout_ref.rollout.{name}_parallel_size" for name in ("tensor_model", "data", "expert")]
+NAME, EIGHT = "actor_rollout_ref.rollout.name", "trainer.n_gpus_per_node=8"
+
+
+@pytest.mark.parametrize(
+    ("more", "kinds", "reason"),
+    [
+        ((), ("inert", "inert", "inert"), "the run has one process"),
+        ((EIGHT,), ("acts", "inert", "inert"), "divides all its layers and experts over its tensor ranks"),
+        ((f"{NAME}=hf", EIGHT), ("inert",) * 3, "every device has a whole hf engine"),
+        ((f"{NAME}=sglang",), ("acts",) * 3, None),
+        ((f"{NAME}=sglang", EIGHT), ("acts",) * 3, None),
+        ((f"{NAME}=vllm", EIGHT), ("acts",) * 3, None),
+    ],
+)
+def test_which_engines_are_spread_over_devices(more, kinds, reason):
+    given = ["actor_rollout_ref.model.path=m", "data.train_files=t.parquet", "trainer.device=cpu"]
+    sizes = [f"{key}={size}" for key, size in zip(SIZES, (2, 2, 4), strict=True)]
+    loaded = load([*given, *sizes, *more])
+    assert tuple(status_in(loaded.cfg, key, 2).kind for key in SIZES) == kinds
+    notices = [notice for notice in loaded.notices if "_parallel_size" in notice]
+    assert len(notices) == kinds.count("inert")
+    assert reason is None or any(reason in notice for notice in notices)

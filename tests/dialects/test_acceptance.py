@@ -25,6 +25,14 @@ BROKEN = {
 MISSING = {
     "run_qwen2-7b_math_megatron_lora": "LoRA with tensor parallelism",
     "dapo_7b_math_fsdp2_4_12": "12 ranks that do not divide the batch",
+    **dict.fromkeys(
+        (
+            "run_deepseek671b_math_megatron_96gb",
+            "run_qwen3_vl-235b-megatron",
+            "qwen2-70b_grpo_32_h800_fsdp_vllm",
+        ),
+        "a vLLM server over several nodes",
+    ),
     "dpo_qwen3_30b_a3b_A3": "preference training",
     "orca_rlhf": "data of preference training",
     "run_glm41v_9b": "the family GLM-V",

@@ -267,10 +267,17 @@ def test_ranks_divide_and_gather():
     assert part(one["update actor"], "policy", "gathered weights") == 0
     assert part(eight["rollout"], "engine", "weights") == part(one["rollout"], "engine", "weights")
     spread = [f"{ROLLOUT}.tensor_model_parallel_size=4", f"{ROLLOUT}.name=vllm"]
-    # With several ranks, every device has a whole engine.
-    for more, share in (([], 4), (["trainer.n_gpus_per_node=8"], 1)):
+    for more in ([], ["trainer.n_gpus_per_node=8"]):
         sharded = phases(plan(*GRPO, *spread, *more))
-        assert part(sharded["rollout"], "engine", "weights") == part(one["rollout"], "engine", "weights") // share
+        assert part(sharded["rollout"], "engine", "weights") == part(one["rollout"], "engine", "weights") // 4
+
+
+def test_tensor_ranks_of_the_built_in_engine_divide_its_layers():
+    spread = [f"{ROLLOUT}.tensor_model_parallel_size=4", "trainer.n_gpus_per_node=8"]
+    whole, shared = phases(plan(*GRPO, spread[1]))["rollout"], phases(plan(*GRPO, *spread))["rollout"]
+    shape = find_shape("qwen2.5-7b").shape
+    saved = part(whole, "engine", "weights") - part(shared, "engine", "weights")
+    assert saved == 2 * shape.layers * shape.layer * 3 // 4
 
 
 def test_tensor_ranks_divide_the_layers_only():

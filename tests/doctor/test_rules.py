@@ -179,9 +179,13 @@ def test_families_of_config_files_go_before_names():
 
 
 def test_heads_limit_tensor_parallelism():
+    eight = "trainer.n_gpus_per_node=8"
     overrides = [f"{ROLLOUT}.tensor_model_parallel_size=8", f"{ROLLOUT}.name=vllm"]
     assert "28 attention heads" in RULES["tensor_parallel"].find(case_of(overrides)).text
-    assert RULES["tensor_parallel"].find(case_of([*overrides, "trainer.n_gpus_per_node=8"])) is None
+    assert "28 attention heads" in RULES["tensor_parallel"].find(case_of([*overrides, eight])).text
+    builtin = [overrides[0], f"{ROLLOUT}.name=builtin"]
+    assert RULES["tensor_parallel"].find(case_of(builtin)) is None  # one process has one device
+    assert "28 attention heads" in RULES["tensor_parallel"].find(case_of([*builtin, eight])).text
 
 
 def test_the_worst_comes_first():

@@ -459,5 +459,8 @@ ROWS = [
     Row(f"{ROLLOUT}.checkpoint_engine.backend", "gloo", transport, (*BESIDE, "trainer.device=cuda"), expected="gloo"),
     Row(f"{ROLLOUT}.update_weights_bucket_megabytes", "1", parcels, BESIDE, expected=3),
     Row(f"{ROLLOUT}.verify_weights", "false", notices_another_weight, expected=False),
-    Row(f"{ROLLOUT}.tensor_model_parallel_size", "2", words, (f"{ROLLOUT}.name=sglang",)),
+    *(
+        Row(f"{ROLLOUT}.{name}_parallel_size", "2", words, (f"{ROLLOUT}.name=sglang",))
+        for name in ("tensor_model", "data", "expert", "pipeline_model")
+    ),
 ]

@@ -24,7 +24,7 @@ class Seen(Exception):
 def words(case: Case) -> list[str]:
     """Of the server, but for its port."""
 
-    def start(arguments: dict, python: str | None) -> None:
+    def start(arguments: dict, python: str | None, variables: dict) -> None:
         raise Seen(command_line(arguments | {"port": 1}))
 
     with pytest.MonkeyPatch.context() as patch:

@@ -110,3 +110,59 @@ def test_a_rank_that_hangs_is_named_and_the_run_starts_again(launch, tmp_path, m
     assert "trainer rank 1 of 2 does not respond" in told
     assert "trainer rank 0 of 2 runs " in told  # it waits for the other, and says where
     assert "File " in told
+
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+PAIRS = f"{ROLLOUT}.tensor_model_parallel_size=2"
+FOUR = ("trainer.n_gpus_per_node=4", TWO[1])
+APART = ("actor_rollout_ref.hybrid_engine=false", "rollout.nnodes=1", "rollout.n_gpus_per_node=2", TWO[1])
+MEGATRON = "actor_rollout_ref.actor.strategy=megatron"
+SIZES = "actor_rollout_ref.actor.megatron"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(TWO, id="one engine"),
+        *(
+            pytest.param(layout, marks=pytest.mark.long, id=name)
+            for name, layout in {
+                "two engines": FOUR,
+                "an engine apart": APART,
+                "tensor ranks": (*TWO, MEGATRON, f"{SIZES}.tensor_model_parallel_size=2"),
+                "stages": (*FOUR, MEGATRON, f"{SIZES}.pipeline_model_parallel_size=2"),
+            }.items()
+        ),
+    ],
+)
+def test_engines_of_two_ranks_train_as_one_process(layout, launch, metric_lines, tmp_path):
+    """GRPO; every rank verifies the part of the weights that it holds."""
+    launch(*FILE, out="alone")
+    launch(*FILE, *layout, PAIRS, out="tensor")
+    compare(metric_lines(tmp_path / "tensor"), metric_lines(tmp_path / "alone"))
+
+
+@pytest.mark.long
+def test_a_run_survives_the_loss_of_a_rank_of_its_engine(launch, metric_lines, tmp_path, monkeypatch):
+    """The second rank follows the first: without it, nothing can be generated until the run has restarted."""
+    launch(*FILE, out="alone")
+    killed = []
+
+    def kill_once(run, result):
+        assert list(run.rollout.engine.ranks) == [0]
+        if run.step == 1 and not killed:
+            starter = run.learner.policy.group.starter
+            killed.append(starter.pid(run.learner.policy.group.names[1]))
+            os.kill(killed[0], signal.SIGKILL)
+        _one_step(run, result)
+
+    monkeypatch.setattr("burnish.loop.fit._one_step", kill_once)
+    found = launch(*FILE, *TWO, PAIRS, out="tensor")
+    assert (len(killed), found.metrics["training/restarts"]) == (1, 1)
+    lines = [
+        (step, {name: value for name, value in numbers.items() if name != "training/restarts"})
+        for step, numbers in metric_lines(tmp_path / "tensor")
+    ]
+    compare(lines, metric_lines(tmp_path / "alone"))

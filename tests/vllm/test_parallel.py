@@ -53,7 +53,7 @@ def in_a_rank(rank, folder):
         completion = future.result(60)
         wanted = expected(model, prompt, completion.ids, 0.7)
         errors += [abs(one - other) for one, other in zip(completion.log_probs, wanted, strict=True)]
-    with pytest.raises(UserError, match="not supported yet"):
+    with pytest.raises(UserError, match="only a vLLM server"):
         VllmEngine(EngineOptions(**vars(options) | {"tensor_parallel": 2}))
     engine.close()
     ranks = torch.tensor([1.0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import torch
@@ -102,7 +102,7 @@ def sync_weights(
     if dtype is None or not engine.capabilities.digests:
         # A remote handle verifies in the engine's process and returns the seconds.
         return engine.load_weights(stream, version) or 0.0
-    tally = Tally(dtype)
+    tally = Tally(dtype, engine.local_weight)
     engine.load_weights(WeightStream(lambda: tally.over(stream)), version)
     started = time.perf_counter()
     tally.compare(engine.digests(), version)
@@ -112,15 +112,16 @@ def sync_weights(
 class Tally:
     """Computes the digests of a stream while it is read."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, local: Callable[[str, Tensor], Tensor] = lambda name, whole: whole) -> None:
         self.dtype = dtype
+        self.local = local  # what the engine's process holds of a weight
         self.sums: dict[str, Sums] = {}
         self.seconds = 0.0
 
     def over(self, stream: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in stream:
             started = time.perf_counter()
-            self.sums[name] = sums_of(tensor.to(self.dtype))
+            self.sums[name] = sums_of(self.local(name, tensor).to(self.dtype))
             self.seconds += time.perf_counter() - started
             yield name, tensor
 

@@ -89,6 +89,9 @@ class HfEngine:
             copy_weights(self.model, stream)
             self.version = version
 
+    def local_weight(self, name: str, whole: Tensor) -> Tensor:
+        return whole
+
     def digests(self) -> dict[str, Tensor]:
         with self._model_lock:
             return digests_of(self.model)

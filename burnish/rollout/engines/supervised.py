@@ -123,6 +123,9 @@ class Supervised:
     def digests(self) -> dict[str, Tensor]:
         return self._call(lambda engine: engine.digests())
 
+    def local_weight(self, name: str, whole: Tensor) -> Tensor:
+        return self._engine.local_weight(name, whole)
+
     def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         return self._call(lambda engine: engine.score(rows, temperature))
 

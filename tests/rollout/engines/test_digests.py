@@ -134,6 +134,9 @@ class Holder:
                 if name not in self.deaf:
                     own[name].copy_(tensor)
 
+    def local_weight(self, name, whole):
+        return whole
+
     def digests(self):
         return digests_of(self.model)
 

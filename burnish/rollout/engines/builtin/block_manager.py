@@ -13,6 +13,8 @@ from burnish.rollout.engines.builtin.kv_cache import KVCache, blocks_for
 from burnish.rollout.engines.builtin.prefix_cache import PrefixCache
 from burnish.rollout.engines.builtin.sequence import PromptState, SequenceState
 
+CopyBlocks = Callable[[Sequence[int], Sequence[int]], None]
+
 
 class OutOfBlocksError(Exception):
     """No free block; the scheduler preempts the newest sequence."""
@@ -94,6 +96,7 @@ class BlockManager:
         self.prefix_caching = prefix_caching
         self.exact_only = exact_only
         self.cache: KVCache | None = None
+        self._copy_blocks: CopyBlocks = _not_open
         self.pool = BlockPool(0)
         self.prefix_cache: PrefixCache | None = None
         self.sessions: dict[str, SessionKV] = {}
@@ -101,21 +104,18 @@ class BlockManager:
         self._arrivals = itertools.count()
         self.version = 0  # changes with every block table
 
-    def open(self, cache: KVCache) -> None:
+    def open(self, cache: KVCache, copy_blocks: CopyBlocks | None = None) -> None:
+        """`copy_blocks`: copies in the caches of all ranks, where there are several."""
         self.cache = cache
+        self._copy_blocks = cache.copy_blocks if copy_blocks is None else copy_blocks
         self.pool = BlockPool(cache.num_blocks)
         self.prefix_cache = PrefixCache(self.pool, self.block_size) if self.prefix_caching else None
 
     def close(self) -> None:
         self.cache, self.prefix_cache, self.pool = None, None, BlockPool(0)
+        self._copy_blocks = _not_open
         self.sessions.clear()
         self.version += 1
-
-    @property
-    def open_cache(self) -> KVCache:
-        if self.cache is None:
-            raise RuntimeError("the KV cache is not open")
-        return self.cache
 
     @property
     def num_used(self) -> int:
@@ -179,7 +179,7 @@ class BlockManager:
         partial = [prompt.blocks[-1] for prompt, _ in sequences if len(prompt.input) % self.block_size]
         copies = self._take(len(partial))
         if copies:
-            self.open_cache.copy_blocks(partial, copies)
+            self._copy_blocks(partial, copies)
         unused = iter(copies)
         for prompt, sequence in sequences:
             full, tail = divmod(len(prompt.input), self.block_size)
@@ -234,7 +234,7 @@ class BlockManager:
                 self.pool.drop(block)
                 moves.append((block, sequence.block_table[place]))
         if moves:
-            self.open_cache.copy_blocks(*zip(*moves, strict=True))
+            self._copy_blocks(*zip(*moves, strict=True))
 
     # sessions
 
@@ -294,3 +294,7 @@ class BlockManager:
             self._drop_blocks(taken)
             raise
         return taken
+
+
+def _not_open(sources: Sequence[int], targets: Sequence[int]) -> None:
+    raise RuntimeError("the KV cache is not open")

@@ -32,8 +32,8 @@ class DecodePlan:
 
 def uses_device_loop(options: EngineOptions) -> bool:
     """Whether to decode several tokens between two host syncs, instead of token by token."""
-    if options.invariant:
-        return False  # only the token-by-token decoder computes in fixed shapes
+    if options.invariant or options.tensor_group is not None:
+        return False  # only the token-by-token decoder computes in fixed shapes, and on several ranks
     if options.device_loop is not None:
         return options.device_loop
     return options.device.type in LOOP_DEVICES

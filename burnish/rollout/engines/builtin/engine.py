@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from burnish.errors import UserError
 from burnish.models.model_input import ModelInput
+from burnish.models.tensor_slices import part_of
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
 from burnish.rollout.engines.builtin.decode_plan import uses_device_loop
 from burnish.rollout.engines.builtin.penalties import PenaltyState
@@ -20,7 +22,8 @@ from burnish.rollout.engines.builtin.sequence import SequenceState
 from burnish.rollout.engines.builtin.step_decode import StepDecoder
 from burnish.rollout.engines.builtin.worker import CallerThread, DrivenFuture, EngineThread
 from burnish.rollout.engines.digests import digests_of
-from burnish.rollout.engines.weights import copy_weights
+
+LOAD, CLOSE = "load", "close"  # commands to followers, besides the methods that run on all ranks
 
 
 class BuiltinEngine:
@@ -28,6 +31,7 @@ class BuiltinEngine:
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
+        self.group = options.tensor_group
         self.decoder = make_decoder(options)
         self.runner = self.decoder.runner
         self.scheduler = Scheduler(options, self.decoder)
@@ -100,6 +104,9 @@ class BuiltinEngine:
     def digests(self) -> dict[str, Tensor]:
         return self._worker.do(lambda: digests_of(self.runner.model))
 
+    def local_weight(self, name: str, whole: Tensor) -> Tensor:
+        return part_of(self.runner.slices, name, whole)
+
     def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         return self._worker.do(lambda: self.runner.score(rows, temperature))
 
@@ -132,6 +139,10 @@ class BuiltinEngine:
     def close(self) -> None:
         self._worker.close()
         self.scheduler.fail(RuntimeError("the engine was closed"))
+        if self.group is not None:
+            with contextlib.suppress(RuntimeError):  # the other ranks are gone
+                self.group.send(CLOSE)
+            self.group.ended = True
 
     def _check_budget(self, requests: Sequence[Request]) -> None:
         """Without chunked prefill a prompt must fit into one pass."""
@@ -163,8 +174,9 @@ class BuiltinEngine:
 
     def _load(self, stream: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.decoder.flush(self.scheduler)
-        copy_weights(self.runner.model, stream)
-        self.runner.after_load()
+        if self.group is not None:
+            self.group.send(LOAD)
+        self.runner.load_weights(stream)
         self.scheduler.new_weights(version)
 
     def _sleep(self, level: int) -> None:

@@ -1,8 +1,12 @@
-"""ModelRunner: the model and its passes over prompts (prefill, score). Decoders (step_decode, graph_decode) use it."""
+"""ModelRunner: the model and its passes over prompts (prefill, score). Decoders (step_decode, graph_decode) use it.
+
+Of a tensor-parallel engine, every rank has one: the leader's calls of methods marked `on_all_ranks` are repeated by the
+others. Only the leader has sequences, logits and samples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +26,8 @@ from burnish.models.paged import PagedAttention, bind_cache
 from burnish.models.parts import head_weight, logit_softcap
 from burnish.models.positions import TEXT
 from burnish.models.routing import Routing
+from burnish.models.tensor_group import on_all_ranks
+from burnish.models.tensor_slices import Slice, local_heads, row_parallel_layers, shard_model
 from burnish.models.vision.family import vision_family
 from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice
 from burnish.models.wide import hidden_states
@@ -32,7 +38,7 @@ from burnish.rollout.engines.builtin.native.kernels import ROW_MULTIPLE, CpuKern
 from burnish.rollout.engines.builtin.paged_attention import Uncached
 from burnish.rollout.engines.builtin.sampling import SamplingBatch
 from burnish.rollout.engines.builtin.sequence import PromptState, SequenceState, split_chunks
-from burnish.rollout.engines.weights import release_weights
+from burnish.rollout.engines.weights import copy_weights, release_weights
 from burnish.sizing import CPU_PREFILL_TOKENS as CPU_TOKENS
 
 MEMO_BYTES = 64 << 20  # of features of pictures whose prompts are not finished, or come again
@@ -53,12 +59,18 @@ class ModelRunner:
     ) -> None:
         self.device = options.device
         self.prefill_attention = prefill_attention
-        self.model = load_causal_lm(options.model, PAGED, options.dtype, empty=True).to(options.device).eval()
+        self.group = options.tensor_group
+        self.model = load_causal_lm(options.model, PAGED, options.dtype, empty=True).eval()
         self.model.requires_grad_(False)
         self.family = vision_family(self.model.config)
         # Pictures go through the tower one prompt at a time, as it is: its bits do not depend on the batch.
         self.tower = [] if self.family is None else list(self.family.vision_modules(self.model).values())
         self.invariant = invariant and can_be_invariant(self.model, skip=self.tower)
+        self.slices: dict[str, Slice] = {}  # which part of each weight this rank holds
+        if self.group is not None:
+            total = partial(self.group.sum, ordered=self.invariant)
+            self.slices = shard_model(self.model, self.group, total, f"{options.section}.tensor_model_parallel_size")
+        self.model.to(options.device)
         if options.invariant and not self.invariant:
             raise UserError(
                 f"{type(self.model).__name__} has experts; their matrix products depend on the batch",
@@ -68,6 +80,9 @@ class ModelRunner:
             )
         config = self.model.config.get_text_config()
         kv_heads, head_dim = cached_heads(config)
+        heads, kv_heads = local_heads(
+            config.num_attention_heads, kv_heads, 1 if self.group is None else self.group.size
+        )
         self.shape = CacheShape(config.num_hidden_layers, kv_heads, head_dim, options.dtype, block_size)
         self.memo = FeatureMemo(MEMO_BYTES, one_by_one=self.invariant)
         self.positions = TEXT if self.family is None else self.family.positions
@@ -79,15 +94,18 @@ class ModelRunner:
         self.remarks: tuple[str, ...] = ()  # reported at the start of a run
         self.cpu_kernels: CpuKernels | None = None
         if use_cpu_kernels:
-            self.cpu_kernels = self._compile(config.num_attention_heads // kv_heads)
+            self.cpu_kernels = self._compile(heads // kv_heads)
         self._prepare_products()
 
     def _compile(self, group: int) -> CpuKernels | None:
+        kernels = None
         try:
-            return compile_kernels(self.shape, group, self.device)
+            kernels = compile_kernels(self.shape, group, self.device)
         except CannotCompileError as error:
             self.remarks = (f"CPU decode kernels are not available; torch decodes at about half the speed: {error}",)
-            return None
+        if self.group is not None and not self.group.min(kernels is not None):
+            return None  # all ranks or none: they pad their passes alike
+        return kernels
 
     def _prepare_products(self) -> None:
         """Join matrix products into fewer, wider ones; in invariant mode make their bits independent of the batch."""
@@ -96,6 +114,8 @@ class ModelRunner:
         if self.cpu_kernels is not None:
             self.product, self.row_multiple = self.cpu_kernels.layers.product, ROW_MULTIPLE if self.invariant else 1
         self.joined: list[Joined] = join_products(self.model, self.product, skip=self.tower)
+        for layer in row_parallel_layers(self.model):
+            layer.product = self.product
         if self.cpu_kernels is not None:
             replace_with_cpu_kernels(self.model, self.cpu_kernels.layers, skip=self.tower)
         elif self.invariant:
@@ -119,6 +139,7 @@ class ModelRunner:
         if self.cpu_kernels is not None:
             self.cpu_kernels.layers.forget()
 
+    @on_all_ranks
     def release_weights(self) -> None:
         """Free the weights' memory until new ones are loaded."""
         for group in self.joined:
@@ -126,9 +147,16 @@ class ModelRunner:
         self.joined = []
         self.memo.clear()
         release_weights(self.model)
+        self._wait_for_ranks()
 
-    def after_load(self) -> None:
-        """Drop what was derived from the old weights."""
+    def _wait_for_ranks(self) -> None:
+        """The caller may use what all ranks have freed."""
+        if self.group is not None:
+            self.group.barrier()
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        """Load this rank's part of the weights, and drop what was derived from the old ones."""
+        copy_weights(self.model, stream, self.slices)
         self.memo.clear()
         if not self.joined:  # the weights were released
             self.joined = join_products(self.model, self.product, skip=self.tower)
@@ -149,7 +177,7 @@ class ModelRunner:
             Segment(count, prompt.num_scheduled - count, prompt.blocks, self.wholes(prompt.input))
             for prompt, count in chunks
         ]
-        hidden = self._forward(inputs, segments, self.prefill_attention)
+        hidden = self.forward(inputs, segments, True)
         if self.routing is not None:
             assert self.cache is not None
             self.keep_experts(torch.cat([segment.slots(self.cache.block_size) for segment in segments]).to(self.device))
@@ -164,7 +192,7 @@ class ModelRunner:
     def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float) -> list[list[float]]:
         """Log-prob of every token given those before it."""
         inputs = [row if isinstance(row, ModelInput) else ModelInput(tuple(row)) for row in rows]
-        hidden = self._forward(inputs, [Segment(len(row), wholes=self.wholes(row)) for row in inputs], Uncached)
+        hidden = self.forward(inputs, [Segment(len(row), wholes=self.wholes(row)) for row in inputs], False)
         scores, start = [], 0
         for row in inputs:
             logits = self.logits(hidden[start : start + len(row)]).float() / temperature
@@ -187,8 +215,14 @@ class ModelRunner:
         segment = Segment(sequence.num_cached, 0, sequence.block_table)
         return self.cache.experts.flatten(0, 1)[segment.slots(self.cache.block_size).to(self.device)].cpu()
 
-    def _forward(self, inputs: Sequence[ModelInput], segments: list[Segment], attention: PrefillAttention) -> Tensor:
-        """[tokens, hidden] of the inputs' segments, packed, and of the padding behind them."""
+    @on_all_ranks
+    @torch.inference_mode()
+    def forward(self, inputs: Sequence[ModelInput], segments: list[Segment], cached: bool) -> Tensor:
+        """[tokens, hidden] of the inputs' segments, packed, and of the padding behind them.
+
+        `cached`: their keys and values are, or go, into the cache.
+        """
+        attention: PrefillAttention = self.prefill_attention if cached else Uncached
         spans = [(input, s.start, s.start + s.length) for input, s in zip(inputs, segments, strict=True)]
         slices = media_slices(spans)
         tokens = [token for input, start, stop in spans for token in input.ids[start:stop]]

@@ -21,8 +21,10 @@ class Decoder(Protocol):
     It owns the memory of the KV cache, because CUDA graphs need it at fixed addresses.
     """
 
-    runner: ModelRunner
     blocks: BlockManager
+
+    @property
+    def runner(self) -> ModelRunner: ...
 
     @property
     def remarks(self) -> tuple[str, ...]: ...

@@ -5,60 +5,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from burnish.models.paged import PagedAttention
-from burnish.models.wide import hidden_states
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.block_manager import BlockManager
-from burnish.rollout.engines.builtin.invariant import padding
-from burnish.rollout.engines.builtin.kv_cache import BLOCK_SIZE, KVCache, Segment
-from burnish.rollout.engines.builtin.memory import free_bytes
-from burnish.rollout.engines.builtin.model_runner import ModelRunner
-from burnish.rollout.engines.builtin.native.decode import CpuDecode
-from burnish.rollout.engines.builtin.paged_attention import BlockDecode, BlockPrefill
+from burnish.rollout.engines.builtin.kv_cache import BLOCK_SIZE
 from burnish.rollout.engines.builtin.sampling import SampledTokens, SamplingBatch, sample_to_host
 from burnish.rollout.engines.builtin.scheduler import Scheduler
 from burnish.rollout.engines.builtin.sequence import PromptState, SequenceState
-from burnish.sizing import cache_blocks
+from burnish.rollout.engines.builtin.step_runner import StepRunner
 
 
 class StepDecoder:
-    """The attention context and sampling settings are rebuilt only when the batch or its blocks change."""
+    """Attention context and sampling settings are rebuilt only when the batch or its blocks change."""
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
-        invariant = options.device.type == "cpu" if options.invariant is None else options.invariant
-        self.runner = ModelRunner(
-            options, self._prefill_attention, block_size=BLOCK_SIZE, invariant=invariant, use_cpu_kernels=True
-        )
+        self.runner = StepRunner(options)
         self.blocks = BlockManager(BLOCK_SIZE, options.prefix_caching, exact_only=self.runner.invariant)
         self._batch: list[SequenceState] | None = None
         self._version = -1
-        self._attention: BlockDecode | CpuDecode
         self._sampling: SamplingBatch
-        self._offsets: Tensor  # SequenceState.offset of the batch
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        return self.runner.remarks
+        group = self.options.tensor_group
+        if group is None or self.options.device.type == "cpu":
+            return self.runner.remarks
+        key = f"{self.options.section}.tensor_model_parallel_size"
+        slow = f"{group.size} ranks share each engine, which then decodes token by token and without CUDA graphs"
+        return (*self.runner.remarks, f"{slow}; {key}=1 is faster where the model fits on one device")
 
     # memory
 
     def open_cache(self) -> None:
-        """Allocate the configured share of free memory, and no more than the largest batch can use."""
-        shape = self.runner.shape
-        num_seqs = max(self.options.max_num_seqs, self.options.max_sessions)
-        least, most = cache_blocks(self.options.max_model_len, num_seqs, shape.block_size, device_loop=False)
-        affordable = int(free_bytes(self.options.device) * self.options.memory_share) // shape.block_bytes
-        num_blocks = max(least, min(most, affordable))  # one sequence always fits
-        cache = KVCache(shape, num_blocks, self.options.device)
-        self.runner.bind(cache)
-        self.blocks.open(cache)
+        self.runner.allocate_cache()
+        self.blocks.open(self.runner.open_cache, self.runner.copy_blocks)
 
     def close_cache(self) -> None:
-        self.runner.unbind()
+        self.runner.free_cache()
         self.blocks.close()
         self._batch = None
 
@@ -69,9 +54,6 @@ class StepDecoder:
         self.runner.release_weights()
 
     # passes
-
-    def _prefill_attention(self, segments: list[Segment]) -> PagedAttention:
-        return BlockPrefill(segments, by_block=self.runner.invariant)
 
     @torch.inference_mode()
     def first_tokens(self, sequences: Sequence[SequenceState], prompts: Sequence[PromptState]) -> SampledTokens:
@@ -101,16 +83,12 @@ class StepDecoder:
     @torch.inference_mode()
     def _decode(self, sequences: list[SequenceState]) -> SampledTokens:
         self._prepare(sequences)
-        attention, runner = self._attention, self.runner
-        tokens = torch.tensor([s.tokens[-1] for s in sequences] + [0] * attention.pad, device=runner.device)
-        positions = F.pad(attention.lengths + self._offsets, (0, attention.pad))
-        hidden = hidden_states(runner.model, tokens, positions, attention)
+        runner = self.runner
+        hidden = runner.decode([sequence.tokens[-1] for sequence in sequences])
         if runner.routing is not None:
             runner.keep_experts(self._slots(sequences))
         index = torch.tensor([len(sequence.tokens) for sequence in sequences], device=runner.device)
-        sampled = sample_to_host(runner.logits(hidden)[: len(sequences)], self._sampling, index)
-        attention.advance()
-        return sampled
+        return sample_to_host(runner.logits(hidden)[: len(sequences)], self._sampling, index)
 
     def _slots(self, sequences: Sequence[SequenceState]) -> Tensor:
         """Where the newest token of each sequence is in the cache."""
@@ -123,23 +101,16 @@ class StepDecoder:
 
     def _has_room(self, sequences: list[SequenceState]) -> bool:
         """Whether the next token of every sequence is known to have a place."""
-        return self._is_prepared(sequences) and self._attention.tokens_left > 0
+        return self._is_prepared(sequences) and self.runner.tokens_left > 0
 
     def _prepare(self, sequences: list[SequenceState]) -> None:
         if self._is_prepared(sequences):
             return
-        self._attention = self._decode_attention(sequences)
-        self._sampling = self.runner.sampling_batch(sequences)
-        self._offsets = torch.tensor([sequence.offset for sequence in sequences], device=self.runner.device)
-        self._batch, self._version = sequences, self.blocks.version
-
-    def _decode_attention(self, sequences: list[SequenceState]) -> BlockDecode | CpuDecode:
-        pad = padding(len(sequences), self.runner.row_multiple)
-        cache, lengths = self.blocks.open_cache, [sequence.num_cached for sequence in sequences]
-        if self.runner.cpu_kernels is not None:
-            tables = [sequence.block_table for sequence in sequences]
-            return CpuDecode(cache, self.runner.cpu_kernels.decode, tables, lengths, pad)
-        self.blocks.compact(sequences)
+        if self.runner.cpu_kernels is None:
+            self.blocks.compact(sequences)
         tables = [sequence.block_table for sequence in sequences]
+        lengths, offsets = ([getattr(s, name) for s in sequences] for name in ("num_cached", "offset"))
         shared = {block for table in tables for block in table if self.blocks.pool.is_shared(block)}
-        return BlockDecode(cache, tables, lengths, shared, pad)
+        self.runner.start_decoding(tables, lengths, offsets, shared)
+        self._sampling = self.runner.sampling_batch(sequences)
+        self._batch, self._version = sequences, self.blocks.version

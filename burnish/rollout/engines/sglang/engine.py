@@ -74,7 +74,8 @@ class SglangEngine:
         self._calls: dict[str, RunningRequest] = {}  # in progress at the server, by rid
         check_server(options.extra, options.device, options.section)
         python = python_of(options.extra)
-        self._server = None if "base_url" in options.extra else Server(launch_arguments(options), python)
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(options.devices)} if options.devices else {}
+        self._server = None if "base_url" in options.extra else Server(launch_arguments(options), python, visible)
         url = options.extra["base_url"] if self._server is None else self._server.url
         self._http = HttpClient(url, server_key(self._server))
         self._loop = asyncio.new_event_loop()

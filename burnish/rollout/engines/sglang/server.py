@@ -39,10 +39,14 @@ SPARE_TOKENS = 8  # of the context, which the server reserves for itself
 class Server(ServerProcess):
     """A server started by us."""
 
-    def __init__(self, arguments: dict[str, Any], python: str | None = None) -> None:
+    def __init__(
+        self, arguments: dict[str, Any], python: str | None = None, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`variables`: of its environment, besides ours."""
         self.port = arguments["port"]
         module = ["burnish.rollout.engines.sglang.serve", *command_line(arguments)]
-        super().__init__("SGLang", module, f"http://{LOOPBACK}:{self.port}", environment(), python=python)
+        url = f"http://{LOOPBACK}:{self.port}"
+        super().__init__("SGLang", module, url, environment() | dict(variables or {}), python=python)
 
     def is_listening(self) -> bool:
         """Whether the port is ours: another user may have taken it, and must not get the key."""
@@ -108,7 +112,7 @@ def launch_arguments(options: EngineOptions) -> dict[str, Any]:
         "load_format": "dummy",  # the first weight sync loads the weights
         "dtype": str(options.dtype).removeprefix("torch."),
         "device": options.device.type,
-        "base_gpu_id": None if on_cpu else options.device.index or 0,
+        "base_gpu_id": None if on_cpu else 0 if options.devices else options.device.index or 0,
         "tp_size": options.tensor_parallel,
         "dp_size": options.data_parallel,
         "ep_size": options.expert_parallel,

@@ -349,8 +349,8 @@ def launched_with(options: EngineOptions) -> dict[str, str]:
         return {}
     if options.tensor_parallel > 1:
         key = f"{options.section}.tensor_model_parallel_size"
-        problem = "not supported yet (vLLM tensor parallelism with several training ranks)"
-        raise UserError(problem, key=key, value=options.tensor_parallel, allowed="1", hint=f"{key}=1")
+        problem = "among several training ranks, only a vLLM server can use several devices"
+        raise UserError(problem, key=key, value=options.tensor_parallel, hint=f"{options.section}.mode=async")
     os.environ.setdefault("RANK", str(torch.distributed.get_rank()))
     os.environ.setdefault("LOCAL_RANK", str(options.device.index or 0))
     return {"distributed_executor_backend": "external_launcher"}

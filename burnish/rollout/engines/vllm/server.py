@@ -12,6 +12,7 @@ import torch
 
 from burnish.errors import UserError
 from burnish.rollout.engine import EngineOptions, Sampling
+from burnish.rollout.engines.devices import visible_devices
 from burnish.rollout.engines.environment import describe, python_of
 from burnish.rollout.engines.http import check_address
 from burnish.rollout.engines.process import ServerProcess, server_folder
@@ -108,11 +109,4 @@ def command_line(arguments: Mapping[str, Any]) -> list[str]:
 
 def environment(options: EngineOptions) -> dict[str, str]:
     """Our environment, with only the engine's GPUs visible."""
-    variables = {**library.PREFERRED, **os.environ, **NEEDED}
-    if options.device.index is not None:
-        visible = variables.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        numbers = range(options.device.index, options.device.index + options.tensor_parallel)
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(
-            visible[n] if len(visible) > n and visible[n] else str(n) for n in numbers
-        )
-    return variables
+    return {**library.PREFERRED, **os.environ, **NEEDED, **visible_devices(options)}

@@ -124,13 +124,13 @@ def test_a_cpu_limits_the_tokens_of_a_pass(tiny_folder, make_engine, prompt, ask
     prompts, setting = [prompt(10, salt) for salt in range(6)], Sampling(3, do_sample=False, ignore_eos=True)
     whole = ask(make_engine(tiny_folder), prompts, setting)
     passes = []
-    forward = model_runner.ModelRunner._forward
+    forward = model_runner.ModelRunner.forward
 
-    def note(self, inputs, segments, attention):
+    def note(self, inputs, segments, cached):
         passes.append(sum(segment.length for segment in segments))
-        return forward(self, inputs, segments, attention)
+        return forward(self, inputs, segments, cached)
 
-    monkeypatch.setattr(model_runner.ModelRunner, "_forward", note)
+    monkeypatch.setattr(model_runner.ModelRunner, "forward", note)
     monkeypatch.setattr(model_runner, "CPU_TOKENS", 25)
     engine = make_engine(tiny_folder)
     assert ask(engine, prompts, setting) == whole

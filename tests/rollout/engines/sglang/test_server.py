@@ -70,6 +70,11 @@ def test_the_command_line_follows_our_keys(standin, tiny_folder):
         ({"chunked_prefill": False}, "--chunked-prefill-size -1"),
         ({"max_model_len": 1020}, "--context-length 1024"),  # the model has no more
         ({"device": torch.device("cuda", 1)}, "--device cuda --base-gpu-id 1"),
+        # Those of the ranks that share it are all that it sees.
+        (
+            {"device": torch.device("cuda", 1), "devices": ("1", "2"), "tensor_parallel": 2},
+            "--base-gpu-id 0 --tp-size 2",
+        ),
         ({"device": torch.device("cuda", 0)}, "--enable-memory-saver"),
     ],
 )

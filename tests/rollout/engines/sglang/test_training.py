@@ -100,3 +100,15 @@ def test_training_continues_when_its_server_is_killed(standin, tiny_folder, tmp_
     for step in (1, 2):
         for name in ("actor/pg_loss", "actor/grad_norm", "critic/score/mean", "response_length/mean"):
             assert stirred[step][name] == pytest.approx(calm[step][name], rel=1e-5, abs=1e-7), (step, name)
+
+
+@pytest.mark.long
+def test_one_server_uses_the_devices_of_two_ranks(standin, tiny_folder, tmp_path):
+    """The first rank starts it and fills it from both ranks' shards; the second rank has no server."""
+    two = ("trainer.n_gpus_per_node=2", "trainer.launcher=processes", f"{SECTION}.tensor_model_parallel_size=2")
+    run, loaded = training(tiny_folder, tmp_path, f"{SECTION}.invariant=true", *two)
+    assert list(run.rollout.engine.ranks) == [0] and run.rollout.engine.group.size == 2
+    metrics = trained(run, loaded)
+    for step in (1, 2):
+        assert metrics[step]["training/rollout_probs_diff_max"] < 1e-4
+        assert metrics[step]["actor/grad_norm"] > 0

@@ -8,9 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from burnish.config.rollout import RolloutConfig
 from burnish.errors import UserError
+from burnish.loop.roles import engine_mode
 from burnish.models.load import ModelSource
 from burnish.rollout.engine import ENGINES, EngineDied, EngineOptions, Sampling, engine_row
+from burnish.rollout.engines.devices import device_entries
 from burnish.rollout.engines.http import HttpClient, Refused
 from burnish.rollout.engines.vllm.remote import events, step_output
 from burnish.rollout.engines.vllm.server import VllmServer, command_line, environment, server_refusals
@@ -43,6 +46,37 @@ def test_a_server_sees_the_engine_s_gpus_only(monkeypatch, visible, device, para
     options = EngineOptions(ModelSource("m"), torch.float32, torch.device(device), (2,), 64, tensor_parallel=parallel)
     assert environment(options).get("CUDA_VISIBLE_DEVICES") == expected
     assert environment(options)["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def test_a_server_sees_the_gpus_of_all_ranks_that_share_it(monkeypatch):
+    """Each rank may see its own GPU only (Ray): the entries come from the ranks."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert device_entries(torch.device("cuda:0")) == ("3",) and device_entries(CPU) == ()
+    shared = {"tensor_parallel": 2, "devices": ("3", "5")}
+    options = EngineOptions(ModelSource("m"), torch.float32, torch.device("cuda:0"), (2,), 64, **shared)
+    assert environment(options)["CUDA_VISIBLE_DEVICES"] == "3,5"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    several = {"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2}
+    options = EngineOptions(ModelSource("m"), torch.float32, torch.device("cuda:0"), (2,), 64, **several)
+    assert environment(options)["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
+
+
+def test_several_devices_of_a_run_and_data_parallel_engines_need_a_server():
+    rollout = RolloutConfig(name="vllm", mode="sync")
+    assert engine_mode(rollout) == "sync" and engine_mode(rollout, shared=True) == "async"
+    assert engine_mode(replace(rollout, data_parallel_size=2)) == "async"
+
+
+def test_the_other_ranks_take_part_in_gathering_weights_only():
+    member = engine_row("vllm", "async", follows=True).load()(None)
+    stream = iter([("a", torch.zeros(1)), ("b", torch.zeros(1))])
+    member.load_weights(stream, 1)
+    assert next(stream, None) is None
+    for call in (member.pause, member.resume, member.sleep, member.wake, member.close):
+        call()
+    assert member.stats() == {} and not member.step()
+    with pytest.raises(RuntimeError, match="first of the ranks"):
+        member.generate([])
 
 
 def test_settings_for_a_running_server_are_refused():
