@@ -38,7 +38,7 @@ from burnish.loop.export import check_export_dir
 from burnish.loop.finish import check_finished
 from burnish.loop.journal import FOLDER as JOURNAL
 from burnish.loop.journal import Journals
-from burnish.loop.launch import check_launcher, open_cluster
+from burnish.loop.launch import check_launcher, check_transport, open_cluster
 from burnish.loop.learner import Learner
 from burnish.loop.lease import Lease
 from burnish.loop.memory import explain
@@ -167,6 +167,7 @@ def check_machine(cfg: TrainConfig) -> torch.device:
     """What can be checked before anything is loaded: names, and whether this machine can run them."""
     check_names(cfg)
     check_launcher(cfg, pools(cfg))
+    check_transport(cfg)
     device = pick_device(cfg.trainer.device)
     check_profiling(cfg, device)
     check_engine_of(cfg.actor_rollout_ref.rollout, device)

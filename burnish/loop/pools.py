@@ -9,6 +9,8 @@ from burnish.algos.advantages import ADVANTAGES
 from burnish.config.ranks import has_engine_pool, has_reward_pool, num_ranks
 
 if TYPE_CHECKING:
+    import torch
+
     from burnish.config import TrainConfig
 
 
@@ -28,6 +30,11 @@ class Pool:
 
     def worker_name(self, rank: int) -> str:
         return f"{self.name} rank {rank} of {self.size}"
+
+
+def describe_pools(pools: list[Pool], device: torch.device) -> str:
+    """Where each role runs, for the start of the run."""
+    return "; ".join(f"{pool.name}: {pool.size} x {device.type} for {', '.join(pool.roles)}" for pool in pools)
 
 
 def wants_critic(cfg: TrainConfig) -> bool:

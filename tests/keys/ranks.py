@@ -36,7 +36,7 @@ from burnish.distributed.weights import Endpoint, _buckets
 from burnish.distributed.worker_group import WorkerGroup
 from burnish.errors import WorkerDied
 from burnish.loop.handles import RemoteWeights
-from burnish.loop.launch import LaunchedRoles, launch
+from burnish.loop.launch import LaunchedRoles, launch, train_worker
 from burnish.loop.pools import pools
 from burnish.loop.roles import load_run_tokenizer, policy_source
 from burnish.loop.worker import Worker
@@ -275,7 +275,7 @@ def launched(case: Case) -> Iterator[tuple[LaunchedRoles, list[Recorder], RaySta
         patch.setattr(burnish.loop.launch, "pick_device", torch.device)
         patch.setattr(burnish.distributed.ray, "_ray", lambda: ray)
         patch.delenv("RAY_ADDRESS", raising=False)
-        yield launch(case.cfg, pools(case.cfg), 2), Recorder.made, ray
+        yield launch(case.cfg, pools(case.cfg), train_worker(case.cfg, 2)), Recorder.made, ray
 
 
 def seats(case: Case) -> dict[str, list[int]]:
