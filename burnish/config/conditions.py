@@ -33,10 +33,6 @@ def on_cpu(cfg: TrainConfig | SftConfig | GenerateConfig) -> bool:
     return computes_on_cpu(cfg.trainer.device)
 
 
-def has_one_rank(cfg: SftConfig) -> bool:
-    return cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node == 1
-
-
 def serves_no_metrics(cfg: TrainConfig) -> bool:
     return cfg.trainer.metrics_port is None and without_prometheus(cfg)
 
@@ -130,14 +126,13 @@ def starts_sglang_on_cpu(cfg: TrainConfig | GenerateConfig) -> bool:
 
 
 def supports_sglang_sizes(cfg: TrainConfig | GenerateConfig) -> bool:
-    """SGLang can parallelize one engine in any way where no training rank needs an engine of its own."""
-    return uses_sglang(cfg) and (not isinstance(cfg, TrainConfig) or is_single_process(cfg))
+    """SGLang can parallelize one engine in any way where no other process needs an engine of its own."""
+    return uses_sglang(cfg) and is_single_process(cfg)
 
 
 def has_engine_per_device(cfg: TrainConfig | GenerateConfig) -> bool:
-    """Every device holds a whole engine: the built-in ones always, external ones next to training ranks."""
-    external = _engine(cfg).name in _EXTERNAL_ENGINES
-    return not external or (isinstance(cfg, TrainConfig) and not is_single_process(cfg))
+    """Every device holds a whole engine: the built-in ones always, external ones where there are several processes."""
+    return _engine(cfg).name not in _EXTERNAL_ENGINES or not is_single_process(cfg)
 
 
 def without_cuda_graphs(cfg: TrainConfig | GenerateConfig) -> bool:
@@ -191,6 +186,10 @@ def uses_custom_reward_model(cfg: TrainConfig) -> bool:
 
 def without_reward_servers(cfg: TrainConfig | EvalConfig) -> bool:
     return all(url.endswith(".py") for url in cfg.reward.remote_url)
+
+
+def scores_on_this_machine(cfg: EvalConfig) -> bool:
+    return cfg.ray_init.reward_nodes == 0
 
 
 def without_overlong_penalty(cfg: TrainConfig) -> bool:

@@ -35,6 +35,9 @@ _CUSTOM_CLASS = Line(
     "the class of reward_model.model.custom_cls loads and scores by itself", "custom_cls 指定的类自行加载与打分"
 )
 _NO_SERVERS = Line("no reward server is used (reward.remote_url)", "未使用奖励服务（reward.remote_url）")
+_NO_NODES = Line(
+    "responses are scored on this machine (ray_init.reward_nodes=0)", "回答在本机打分（ray_init.reward_nodes=0）"
+)
 _NO_FILTER = Line(
     "groups are not filtered (algorithm.filter_groups.enable=false)", "未启用分组过滤（algorithm.filter_groups.enable）"
 )
@@ -190,7 +193,7 @@ def _engine_rows(section: str) -> tuple[Idle, ...]:
 
 # The first row that matches a key and whose condition holds gives the reason.
 IDLE: dict[str, tuple[Idle, ...]] = {
-    "generate": _engine_rows("rollout"),
+    "generate": (*_engine_rows("rollout"), Idle(is_single_process, ONE_PROCESS, _MULTI_PROCESS)),
     "train": (
         Idle(
             when.without_reward_model,
@@ -282,11 +285,15 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         Idle(when.uses_hf_engine, _HF_UNINTERRUPTED, ("async_training.partial_rollout",)),
     ),
     "sft": (
+        Idle(is_single_process, ONE_PROCESS, _MULTI_PROCESS),
         Idle(when.on_cpu, _ON_CPU, (*_OFFLOADS, "*.fsdp_config.cpu_offload", "*.fsdp_config.offload_params")),
         Idle(when.sft_without_adapter, _NO_ADAPTER, _keys("model", _ADAPTER)),
         Idle(when.sft_without_checkpointing, _NO_RECOMPUTE, ("model.recompute.*",)),
         Idle(when.sft_profiles_no_step, _NO_PROFILED_STEP, ("profiler.*",)),
         Idle(when.sft_profiles_otherwise, _OTHER_PROFILER, ("profiler.contents",)),
     ),
-    "eval": (Idle(when.without_reward_servers, _NO_SERVERS, _REMOTE_REWARD),),
+    "eval": (
+        Idle(when.without_reward_servers, _NO_SERVERS, _REMOTE_REWARD),
+        Idle(when.scores_on_this_machine, _NO_NODES, ("ray_init.*",)),
+    ),
 }

@@ -8,7 +8,6 @@ from burnish.config.conditions import (
     Condition,
     engines_share_devices,
     has_engine_per_device,
-    has_one_rank,
     scores_without_engine,
     supports_sglang_sizes,
 )
@@ -28,7 +27,6 @@ class Pending:
 
 
 # Features that are not supported yet.
-MULTI_PROCESS = Line("multiple processes", "多进程")
 EXTERNAL_ENGINES = Line("external engines", "外部推理引擎")
 TRANSPORTS = Line("other weight transports", "其他权重传输方式")
 MEGATRON_CORE = Line("Megatron-Core", "Megatron-Core")
@@ -36,7 +34,7 @@ PIPELINE_LAYOUTS = Line("layouts of pipeline stages", "流水线级的布局")
 MOE_OPTIONS = Line("MoE options", "混合专家模型的选项")
 ASCEND = Line("Ascend devices", "昇腾设备")
 FEATURES = (
-    *(MULTI_PROCESS, EXTERNAL_ENGINES, TRANSPORTS, MEGATRON_CORE),
+    *(EXTERNAL_ENGINES, TRANSPORTS, MEGATRON_CORE),
     *(PIPELINE_LAYOUTS, MOE_OPTIONS, ASCEND),
 )
 
@@ -46,11 +44,11 @@ SHARED_DEVICES = Line(
     "引擎与策略共用设备（hybrid_engine、rollout.n_gpus_per_node）",
 )
 ENGINE_PER_DEVICE = Line(
-    "every device holds a whole engine (the built-in engines, and any engine with several training ranks), and prompts"
-    " are distributed over them",
-    "每个设备各有一个完整引擎（内置引擎，或有多个训练进程时的任何引擎），提示在它们之间分配",
+    "every device holds a whole engine (the built-in engines, and any engine with several processes), and prompts are"
+    " distributed over them",
+    "每个设备各有一个完整引擎（内置引擎，或有多个进程时的任何引擎），提示在它们之间分配",
 )
-SGLANG_SIZES = Line("SGLang with one training process", "只有一个训练进程的 SGLang")
+SGLANG_SIZES = Line("SGLang in a run of one process", "单进程运行中的 SGLang")
 MEGATRON_ONLY = Line("only used with strategy=megatron", "仅在 strategy=megatron 时使用")
 NO_REWARD_MODEL = Line("no reward model is used (reward_model.enable=false)", "未启用奖励模型（reward_model.enable）")
 NO_REWARD_ENGINE = Line(
@@ -80,10 +78,6 @@ def engine_parallel_sizes(section: str) -> tuple[Pending, ...]:
         )
         for name in ("data_parallel_size", "expert_parallel_size", "pipeline_model_parallel_size")
     )
-
-
-def multi_process_only(*patterns: str) -> tuple[Pending, ...]:
-    return tuple(Pending(pattern, MULTI_PROCESS, has_one_rank, ONE_PROCESS) for pattern in patterns)
 
 
 PENDING: tuple[Pending, ...] = (

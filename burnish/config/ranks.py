@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from burnish.config.jobs import GenerateConfig
 from burnish.config.root import TrainConfig
+from burnish.config.sft import SftConfig
 
 
-def num_ranks(cfg: TrainConfig) -> int:
-    """Training processes of the run."""
+def num_ranks(cfg: TrainConfig | SftConfig | GenerateConfig) -> int:
+    """Training processes of the run; of `burnish generate`, its engines."""
     return cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
 
 
@@ -38,15 +40,21 @@ def num_nodes(cfg: TrainConfig) -> int:
     return max(cfg.trainer.nnodes, engine_nodes, reward_nodes)
 
 
-def is_single_process(cfg: TrainConfig) -> bool:
+def is_single_process(cfg: TrainConfig | SftConfig | GenerateConfig) -> bool:
     """Whether one process trains, generates and scores."""
-    return num_ranks(cfg) == 1 and not has_engine_pool(cfg) and not has_reward_pool(cfg)
+    has_pool = isinstance(cfg, TrainConfig) and (has_engine_pool(cfg) or has_reward_pool(cfg))
+    return num_ranks(cfg) == 1 and not has_pool
 
 
 def data_parallel_size(cfg: TrainConfig, role: Any) -> int:
     """Groups of ranks that process different sequences of this role."""
     sizes = (sequence_parallel_size(role), tensor_parallel_size(role), pipeline_parallel_size(role))
     return max(1, num_ranks(cfg) // math.prod(sizes))
+
+
+def sft_data_size(cfg: SftConfig) -> int:
+    """Groups of ranks that process different examples."""
+    return max(1, num_ranks(cfg) // cfg.ulysses_sequence_parallel_size)
 
 
 def uses_megatron(role: Any) -> bool:

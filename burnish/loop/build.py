@@ -247,7 +247,10 @@ def build_scorer(cfg: TrainConfig, reward: Callable[..., Any] | None, log_path: 
         return NullScorer()
     sandbox = SandboxSettings.of(cfg.sandbox, cfg.reward_model.sandbox_fusion)
     settings = RewardSettings.of(cfg.custom_reward_function, cfg.reward, sandbox)
-    pool = reward_nodes(cfg, open_cluster) if cfg.ray_init.reward_nodes else None
+    pool = None
+    if cfg.ray_init.reward_nodes:
+        prefix, timeout = f"burnish/{cfg.trainer.experiment_name}/reward", cfg.trainer.ray_wait_register_center_timeout
+        pool = reward_nodes(partial(open_cluster, cfg), cfg.ray_init.reward_nodes, prefix, timeout)
     settings = replace(settings, log_path=str(log_path), pool=pool)
     return make_scorer(cfg.reward_model.reward_manager, dict(cfg.reward_model.reward_kwargs), settings, reward)
 

@@ -33,8 +33,12 @@ REVIVAL_PAUSE = 5.0  # seconds between two attempts to start an engine
 class ElasticEngines(EngineHandle):
     """EngineHandle that survives the loss of engines. Each is one worker of the group."""
 
-    def __init__(self, group: WorkerGroup, backend: str, bucket_bytes: int) -> None:
+    def __init__(
+        self, group: WorkerGroup, backend: str = "gloo", bucket_bytes: int = 0, *, own_weights: bool = False
+    ) -> None:
+        """`own_weights`: every engine reads its weights when it is built, and gets none from a policy."""
         super().__init__(group, backend, bucket_bytes)
+        self.own_weights = own_weights
         self._serving = set(range(group.size))
         self._returned: set[int] = set()  # they run again, with old weights
         self._inner: dict[Future[Completion], Future[Completion]] = {}  # what answers a caller's future
@@ -119,8 +123,8 @@ class ElasticEngines(EngineHandle):
                 time.sleep(REVIVAL_PAUSE)
                 continue
             with self._lock:
-                self._returned.add(rank)
-            logger.warning("%s is back: it serves after the next weight sync", name)
+                (self._serving if self.own_weights else self._returned).add(rank)
+            logger.warning("%s is back%s", name, "" if self.own_weights else ": it serves after the next weight sync")
             return
 
     # weights

@@ -125,8 +125,9 @@ class LaunchedRoles:
         }
 
     def take_transport(self) -> dict[str, float]:
-        """Metrics of the batches sent to workers and their results since the last call."""
-        return total_traffic([group.traffic for group in dict.fromkeys(self.groups.values())])
+        """Metrics of the batches sent to workers and their results since the last call; none without workers."""
+        groups = dict.fromkeys(self.groups.values())
+        return total_traffic([group.traffic for group in groups]) if groups else {}
 
     def policy(self) -> PolicyHandle:
         return PolicyHandle(self.groups["policy"], "policy")
@@ -281,15 +282,12 @@ def _torchrun(cfg: ProcessConfig, program: WorkerProgram, launched: LaunchedRole
 
 def open_cluster(cfg: ProcessConfig) -> RayCluster:
     """The cluster of the run, which the first to open it closes."""
-    ray_init = cfg.ray_init
-    return RayCluster(
-        RayOptions(
-            num_cpus=ray_init.num_cpus,
-            options=dict(ray_init.options),
-            timeline=ray_init.timeline_json_file,
-            timeout=cfg.trainer.ray_wait_register_center_timeout,
-        )
-    )
+    return RayCluster(ray_options(cfg.ray_init, cfg.trainer.ray_wait_register_center_timeout))
+
+
+def ray_options(ray_init: RayInitConfig, timeout: float) -> RayOptions:
+    """From the section of a job."""
+    return RayOptions(ray_init.num_cpus, dict(ray_init.options), ray_init.timeline_json_file, timeout)
 
 
 @LAUNCHERS.register("ray")

@@ -50,6 +50,9 @@ def translate(invocation: Invocation) -> Translation:
     for option, ours in PROCESS_OPTIONS.items():
         if invocation.processes.get(option, "").isdigit():
             t.set_implicit(f"trainer.{ours}", int(invocation.processes[option]), f"the launcher's --{option}")
+    if not invocation.processes and t.get("ring_attn_size") > 1:
+        why = "the launcher sets the number of processes; the ring needs these"
+        t.set_implicit("trainer.n_gpus_per_node", t.get("ring_attn_size"), why)
     t.set_all(MAPPINGS)
     _model(t)
     _data(t)
