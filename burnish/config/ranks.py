@@ -57,6 +57,12 @@ def sft_data_size(cfg: SftConfig) -> int:
     return max(1, num_ranks(cfg) // cfg.ulysses_sequence_parallel_size)
 
 
+def sft_micro_batch_size(cfg: SftConfig) -> int:
+    """Examples of a micro-batch on one rank; data.micro_batch_size counts those of all ranks."""
+    total = cfg.data.micro_batch_size
+    return cfg.data.micro_batch_size_per_gpu if total is None else max(1, total // sft_data_size(cfg))
+
+
 def uses_megatron(role: Any) -> bool:
     """Whether Megatron's keys set the role's parallel sizes."""
     return role.strategy == "megatron"

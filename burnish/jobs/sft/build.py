@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from burnish.config.optim import OptimConfig
-from burnish.config.ranks import is_single_process, sft_data_size
+from burnish.config.ranks import is_single_process, sft_micro_batch_size
 from burnish.config.sequence_rules import NAME
 from burnish.data.examples import ExampleDataset, load_examples
 from burnish.data.find import Finder
@@ -198,9 +198,7 @@ def build_model(
         seed=cfg.trainer.seed,
         parallel=parallel,
     )
-    # micro_batch_size counts the examples of all ranks.
-    rows = data.micro_batch_size // sft_data_size(cfg) if data.micro_batch_size else data.micro_batch_size_per_gpu
-    micro_batch = MicroBatchSize.of(rows, data.use_dynamic_bsz, data.max_token_len_per_gpu)
+    micro_batch = MicroBatchSize.of(sft_micro_batch_size(cfg), data.use_dynamic_bsz, data.max_token_len_per_gpu)
     plan = UpdatePlan(
         epochs=1,
         mini_rows=data.train_batch_size,

@@ -13,6 +13,7 @@ from burnish.config.tree import to_plain
 from burnish.distributed import torchrun
 from burnish.errors import UserError
 from burnish.jobs.sft.build import build
+from burnish.jobs.sft.memory import explaining_out_of_memory
 from burnish.jobs.sft.run import SftRun
 from burnish.log.console import say
 from burnish.log.curves import draw_curves
@@ -70,7 +71,8 @@ def go(run: SftRun, loaded: Loaded) -> Result:
     """Resume if there is a checkpoint, then train to the end."""
     resume(run)
     start(run, loaded)
-    return fit(run)
+    with explaining_out_of_memory(run):
+        return fit(run)
 
 
 def start(run: SftRun, loaded: Loaded) -> None:

@@ -130,6 +130,7 @@ def test_launcher_sets_the_number_of_ranks():
     assert [item.status for item in translation.items if item.ours == "trainer.n_gpus_per_node"] == ["converted"]
     ring = translate(GOOD, "--ring_attn_size 2", program="train_sft")
     assert ring.settings["trainer.n_gpus_per_node"] == ring.settings["ulysses_sequence_parallel_size"] == 2
+    assert "2 ranks; `deepspeed --num_gpus N` sets more" in " ".join(ring.notes) and not translation.notes
 
 
 def test_template_without_placeholder_is_inert():
