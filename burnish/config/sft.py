@@ -304,6 +304,10 @@ class SftTrainerConfig:
     """Maximum consecutive automatic restarts from the last checkpoint after a worker process dies; a new checkpoint
     resets the count."""
 
+    hang_timeout: float = at_least(7200, 0)
+    """Seconds without progress (a phase beginning or ending) after which a run is considered hung: it dumps all stacks,
+    and exits or restarts its workers; 0 disables this."""
+
 
 @dataclass
 class SftProfilerConfig:

@@ -373,6 +373,9 @@ DOCS: dict[str, str] = {
     "SftTrainerConfig.launcher": "多进程运行的启动方式。",
     "SftTrainerConfig.ray_wait_register_center_timeout": "等待各进程启动并连接的秒数。",
     "SftTrainerConfig.max_restarts": "工作进程死亡后最多连续自动从最近检查点重启几次；写出新检查点后重新计数。",
+    "SftTrainerConfig.hang_timeout": (
+        "多少秒没有任何阶段开始或结束即视为挂起：写下各线程的调用栈，然后结束或重启工作进程；0 一直等待。"
+    ),
     "SftConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数。",
     "SftConfig.use_remove_padding": "在不含填充的紧凑 token 上训练。",
     # eval and generate

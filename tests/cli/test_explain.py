@@ -89,7 +89,7 @@ TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 def test_a_conditional_key_names_its_conditions(explain):
     """Without a config it is not said to act; with one, the status is that of the run."""
     _, out, _ = explain(TENSOR_PARALLEL)
-    assert "status: acts in some runs" in out and "several training ranks" in " ".join(out.split())
+    assert "status: acts in some runs" in out and "several processes" in " ".join(out.split())
     (row,) = json.loads(explain(TENSOR_PARALLEL, "--json")[1])
     assert row["status"] == "conditional" and row["no_effect_if"]
     engine, one, several = (

@@ -350,6 +350,20 @@ def attempts(kit: Kit, more: tuple[str, ...]) -> int:
     return len(built)
 
 
+def is_watched(kit: Kit, more: tuple[str, ...]) -> bool:
+    """Whether a watchdog looks after the run while it trains."""
+    threads: set[str] = set()
+
+    def look(run: Any) -> dict[str, float]:
+        threads.update(thread.name for thread in threading.enumerate())
+        return {}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("burnish.jobs.sft.fit.fault_metrics", look)
+        sft(kit.overrides(more))
+    return "burnish-watchdog" in threads
+
+
 CHAT = (f"data.chat_template={json.dumps(TEMPLATE)}", "data.multiturn.enable=true")
 WITH_TOOLS = (f"data.chat_template={json.dumps(TOOLS)}", "data.multiturn.enable=true")
 LORA = ("model.lora_rank=4",)
@@ -511,6 +525,7 @@ ROWS = [
     ("trainer.launcher", "processes", launched(ranks.starter), RAY),
     ("trainer.ray_wait_register_center_timeout", "7", launched(ranks.patience), RAY),
     ("trainer.max_restarts", "1", attempts, ()),
+    ("trainer.hang_timeout", "0", is_watched, ()),
     ("ray_init.num_cpus", "5", launched(ranks.ray_start), RAY),
     ("ray_init.options", "{address: auto}", launched(ranks.ray_start), RAY),
     ("ray_init.timeline_json_file", "timeline.json", launched(ranks.timelines), RAY),

@@ -170,6 +170,25 @@ def test_a_run_restarts_when_a_rank_dies(model, tmp_path, alone, monkeypatch):
 
 
 @pytest.mark.long
+def test_a_rank_that_hangs_is_named_and_the_run_starts_again(model, tmp_path, alone, monkeypatch):
+    """In the first update. A recording of the second has a file of each rank."""
+    one_step, stopped = job.one_step, []
+
+    def stopping(run, result):
+        if not stopped:
+            stopped.append(run.model.group.starter.pid(run.model.group.names[1]))
+            os.kill(stopped[0], signal.SIGSTOP)
+        one_step(run, result)
+
+    monkeypatch.setattr(job, "one_step", stopping)
+    train(model, tmp_path, *TWO, "trainer.hang_timeout=20", "trainer.profile_steps=[2]")
+    check_same(tmp_path, alone)
+    assert "trainer rank 1 of 2 does not respond" in (tmp_path / "hang_rank_0.txt").read_text()
+    traces = {path.name for path in (tmp_path / "profile").rglob("*.gz")}
+    assert traces == {f"model.rank_{rank}.json.gz" for rank in range(2)}
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["torchrun", "ray"])
 def test_other_launchers(model, tmp_path, alone, launcher):
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))

@@ -23,6 +23,7 @@ from burnish.loop.finish import AlreadyFinished, Result, conclude, leave_model, 
 from burnish.loop.restart import fault_metrics, restarting
 from burnish.loop.state import PATH_KEY, reading
 from burnish.loop.stop import naming_last_checkpoint, stop_request
+from burnish.loop.watchdog import watching
 from burnish.training.checkpoint import read_trainer
 from burnish.training.external_checkpoints import ExternalCheckpoint
 from burnish.training.packing import row_lengths
@@ -71,7 +72,11 @@ def go(run: SftRun, loaded: Loaded) -> Result:
     """Resume if there is a checkpoint, then train to the end."""
     resume(run)
     start(run, loaded)
-    with explaining_out_of_memory(run):
+    kill_workers = run.workers.kill_hung if run.workers.groups else None
+    with (
+        watching(run.clock, run.trainer.hang_timeout, run.folder.path, kill_workers=kill_workers),
+        explaining_out_of_memory(run),
+    ):
         return fit(run)
 
 
@@ -125,8 +130,7 @@ def one_step(run: SftRun, result: Result) -> None:
     metrics |= {"train/taught_tokens": float(loss_mask(batch).sum()), "train/tokens": float(row_lengths(batch).sum())}
     metrics |= fault_metrics(run) | run.workers.take_transport()
     if run.val_data is not None and run.is_due(run.cfg.trainer.test_freq):
-        with run.clock("testing"):
-            result.validation[run.step] = validate(run)
+        result.validation[run.step] = validate(run)
         metrics |= result.validation[run.step]
     timings = run.clock.take()
     metrics["perf/throughput"] = metrics["train/tokens"] / timings["timing_s/step"]
@@ -149,10 +153,11 @@ def validate(run: SftRun) -> dict[str, float]:
         return {}
     total = tokens = 0.0
     for start_row in range(0, len(data), size):
-        batch = data.batch(range(start_row, min(start_row + size, len(data))))
-        mask = loss_mask(batch)
-        total -= float((run.model.compute_log_probs(batch).flat.double() * mask).sum())
-        tokens += float(mask.sum())
+        with run.clock("testing"):  # each batch is progress, for the watchdog
+            batch = data.batch(range(start_row, min(start_row + size, len(data))))
+            mask = loss_mask(batch)
+            total -= float((run.model.compute_log_probs(batch).flat.double() * mask).sum())
+            tokens += float(mask.sum())
     return {"val/loss": total / max(tokens, 1.0)}
 
 
