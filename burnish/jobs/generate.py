@@ -153,7 +153,7 @@ def pools(cfg: GenerateConfig) -> list[Pool]:
     """[] where one engine in this process generates."""
     if is_single_process(cfg):
         return []
-    return [Pool("rollout", cfg.trainer.nnodes, cfg.trainer.n_gpus_per_node, ("engine",))]
+    return [Pool("engines", cfg.trainer.nnodes, cfg.trainer.n_gpus_per_node, ("engine",))]
 
 
 def read_rows(

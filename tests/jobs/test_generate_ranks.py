@@ -33,7 +33,7 @@ def test_two_engines_generate_what_one_does(settings, capsys):
     table = pq.read_table(generate(settings(*TWO, "rollout.disable_log_stats=false", out="two.parquet")))
     assert table.equals(expected)
     printed = capsys.readouterr().out
-    assert "rollout: 2 x cpu for engine" in printed
+    assert "engines: 2 x cpu for engine" in printed
     assert "engines 2" in printed and "5/5 prompts" in printed
 
 
