@@ -33,10 +33,6 @@ def on_cpu(cfg: TrainConfig | SftConfig | GenerateConfig) -> bool:
     return computes_on_cpu(cfg.trainer.device)
 
 
-def has_one_rank(cfg: SftConfig) -> bool:
-    return cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node == 1
-
-
 def serves_no_metrics(cfg: TrainConfig) -> bool:
     return cfg.trainer.metrics_port is None and without_prometheus(cfg)
 
@@ -135,7 +131,11 @@ def uses_builtin_engine(cfg: TrainConfig | GenerateConfig) -> bool:
 
 def has_one_builtin_engine(cfg: TrainConfig | GenerateConfig) -> bool:
     """The built-in engine runs in the only process."""
-    return uses_builtin_engine(cfg) and (not isinstance(cfg, TrainConfig) or is_single_process(cfg))
+    return uses_builtin_engine(cfg) and is_single_process(cfg)
+
+
+def generates_over_ranks(cfg: TrainConfig | GenerateConfig) -> bool:
+    return isinstance(cfg, GenerateConfig) and not is_single_process(cfg)
 
 
 def has_builtin_tensor_ranks(cfg: TrainConfig | GenerateConfig) -> bool:
@@ -204,6 +204,10 @@ def uses_custom_reward_model(cfg: TrainConfig) -> bool:
 
 def without_reward_servers(cfg: TrainConfig | EvalConfig) -> bool:
     return all(url.endswith(".py") for url in cfg.reward.remote_url)
+
+
+def scores_on_this_machine(cfg: EvalConfig) -> bool:
+    return cfg.ray_init.reward_nodes == 0
 
 
 def without_overlong_penalty(cfg: TrainConfig) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from burnish.config.jobs import GenerateConfig
+from burnish.config.pool_rules import check_one_machine
 from burnish.config.rollout_rules import check_rollout
 from burnish.errors import UserError
 
@@ -43,4 +44,12 @@ def lengths(cfg: GenerateConfig) -> Iterator[UserError]:
         )
 
 
-GENERATE_RULES: tuple[Callable[[GenerateConfig], Iterator[UserError]], ...] = (required_keys, sampling, lengths)
+def processes(cfg: GenerateConfig) -> Iterator[UserError]:
+    """The launcher can start the engines' processes."""
+    yield from check_one_machine(cfg.trainer.launcher, cfg.trainer.nnodes)
+
+
+GENERATE_RULES: tuple[Callable[[GenerateConfig], Iterator[UserError]], ...] = (
+    *(required_keys, sampling, lengths),
+    processes,
+)

@@ -34,6 +34,9 @@ _CUSTOM_CLASS = Line(
     "the class of reward_model.model.custom_cls loads and scores by itself", "custom_cls 指定的类自行加载与打分"
 )
 _NO_SERVERS = Line("no reward server is used (reward.remote_url)", "未使用奖励服务（reward.remote_url）")
+_NO_NODES = Line(
+    "responses are scored on this machine (ray_init.reward_nodes=0)", "回答在本机打分（ray_init.reward_nodes=0）"
+)
 _NO_FILTER = Line(
     "groups are not filtered (algorithm.filter_groups.enable=false)", "未启用分组过滤（algorithm.filter_groups.enable）"
 )
@@ -100,6 +103,10 @@ _SAME_BACKEND = Line("fsdp and fsdp2 are the same backend", "fsdp 与 fsdp2 是�
 _ENGINE_IN_PROCESS = Line("the engine runs in the policy's process", "引擎与策略在同一进程")
 _VLLM_RUNNING = Line(
     "the server of engine_kwargs.vllm.base_url is already running", "engine_kwargs.vllm.base_url 指定的服务已在运行"
+)
+_ENGINE_PER_DEVICE = Line(
+    "every device of `burnish generate` has a whole engine, and prompts are distributed over them",
+    "`burnish generate` 的每个设备各有一个完整的引擎，提示在它们之间分配",
 )
 _HF_ON_ONE_DEVICE = Line(
     "every device has a whole hf engine, and prompts are distributed over them",
@@ -198,6 +205,7 @@ def _engine_rows(section: str) -> tuple[Idle, ...]:
     return (
         Idle(when.uses_running_sglang, _SERVER_RUNNING, _keys(section, _SERVER_START)),
         Idle(when.uses_hf_engine, _NO_PAGED_CACHE, _keys(section, _PAGED_CACHE)),
+        Idle(when.generates_over_ranks, _ENGINE_PER_DEVICE, (f"{section}.*_parallel_size",)),
         Idle(when.uses_running_vllm, _VLLM_RUNNING, (f"{section}.*_parallel_size",)),
         Idle(when.uses_hf_engine, _HF_ON_ONE_DEVICE, (f"{section}.*_parallel_size",)),
         Idle(when.uses_builtin_engine, _TENSOR_RANKS_ONLY, _keys(section, _OTHER_SIZES)),
@@ -215,7 +223,7 @@ def _engine_rows(section: str) -> tuple[Idle, ...]:
 
 # The first row that matches a key and whose condition holds gives the reason.
 IDLE: dict[str, tuple[Idle, ...]] = {
-    "generate": _engine_rows("rollout"),
+    "generate": (*_engine_rows("rollout"), Idle(is_single_process, ONE_PROCESS, _MULTI_PROCESS)),
     "train": (
         Idle(
             when.without_reward_model,
@@ -307,11 +315,15 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         Idle(when.uses_hf_engine, _HF_UNINTERRUPTED, ("async_training.partial_rollout",)),
     ),
     "sft": (
+        Idle(is_single_process, ONE_PROCESS, _MULTI_PROCESS),
         Idle(when.on_cpu, _ON_CPU, (*_OFFLOADS, "*.fsdp_config.cpu_offload", "*.fsdp_config.offload_params")),
         Idle(when.sft_without_adapter, _NO_ADAPTER, _keys("model", _ADAPTER)),
         Idle(when.sft_without_checkpointing, _NO_RECOMPUTE, ("model.recompute.*",)),
         Idle(when.sft_profiles_no_step, _NO_PROFILED_STEP, ("profiler.*",)),
         Idle(when.sft_profiles_otherwise, _OTHER_PROFILER, ("profiler.contents",)),
     ),
-    "eval": (Idle(when.without_reward_servers, _NO_SERVERS, _REMOTE_REWARD),),
+    "eval": (
+        Idle(when.without_reward_servers, _NO_SERVERS, _REMOTE_REWARD),
+        Idle(when.scores_on_this_machine, _NO_NODES, ("ray_init.*",)),
+    ),
 }

@@ -11,14 +11,12 @@ from burnish.config.pending import (
     MEGATRON_CORE,
     MEGATRON_ONLY,
     MOE_OPTIONS,
-    MULTI_PROCESS,
     NOT_SELECTED,
     PENDING,
     Pending,
-    multi_process_only,
 )
 
-_NO_RAY = Line("this job runs in one process, without Ray", "该任务单进程运行，不使用 Ray")
+_NO_REWARDS = Line("this job computes no rewards", "该任务不计算奖励")
 _PACKED = Line("sequences are always packed, never padded", "序列始终打包，从不填充")
 _SAME_BACKEND = Line("fsdp and fsdp2 are the same backend", "fsdp 与 fsdp2 是同一后端")
 
@@ -26,16 +24,6 @@ SFT_PENDING: tuple[Pending, ...] = (
     Pending("model.strategy=megatron", MEGATRON_CORE),
     Pending("model.aux_loss_coef", MOE_OPTIONS),
     Pending("trainer.device=npu", ASCEND),
-    Pending("ulysses_sequence_parallel_size", MULTI_PROCESS),
-    Pending("trainer.nnodes", MULTI_PROCESS),
-    Pending("trainer.n_gpus_per_node", MULTI_PROCESS),
-    *multi_process_only(
-        "*.fsdp_config.wrap_policy.*",
-        "*.fsdp_config.reshard_after_forward",
-        "*.fsdp_config.fsdp_size",
-        "*.fsdp_config.forward_prefetch",
-        "*.fsdp_config.mixed_precision.reduce_dtype",
-    ),
 )
 SFT_INERT: dict[str, Line] = {
     "use_remove_padding": _PACKED,
@@ -43,6 +31,7 @@ SFT_INERT: dict[str, Line] = {
     "data.balance_dp_token": Line(
         "the loss is always normalized over the tokens of all ranks", "损失始终按所有进程的 token 数归一化"
     ),
+    "ray_init.reward_nodes": _NO_REWARDS,
     "model.strategy": _SAME_BACKEND,
     "*.fsdp_config.strategy": _SAME_BACKEND,
     "*.fsdp_config.use_orig_params": Line("FSDP2 always keeps the original parameters", "FSDP2 始终保留原始参数"),
@@ -55,13 +44,11 @@ SFT_INERT: dict[str, Line] = {
 
 GENERATE_PENDING: tuple[Pending, ...] = (
     Pending("rollout.name=trtllm", EXTERNAL_ENGINES),
-    Pending("trainer.nnodes", MULTI_PROCESS),
-    Pending("trainer.n_gpus_per_node", MULTI_PROCESS),
     Pending("trainer.device=npu", ASCEND),
 )
 GENERATE_INERT: dict[str, Line] = {
     "actor.*": Line("generation has no training worker", "只有引擎参与生成，没有训练进程"),
-    "ray_init.*": _NO_RAY,
+    "ray_init.reward_nodes": _NO_REWARDS,
     "rollout.n": Line("data.n_samples decides", "由 data.n_samples 决定"),
     "rollout.log_prob_*": Line("log-probs are not recomputed", "不重新计算对数概率"),
     "rollout.logprobs": Line("only text is written", "只写出文本"),
@@ -84,7 +71,6 @@ INERT_OF: dict[str, dict[str, Line]] = {
     "generate": GENERATE_INERT,
     "sft": SFT_INERT,
     "eval": {
-        "ray_init.*": _NO_RAY,
         **dict.fromkeys(
             ("reward.model_weight", "reward.function_weight"), Line("eval uses no reward model", "eval 不使用奖励模型")
         ),

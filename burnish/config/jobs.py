@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.config.fields import at_least, between, files, one_of, section, setting
-from burnish.config.names import DEVICES, ENGINES, STRATEGIES, TRUNCATIONS
+from burnish.config.names import DEVICES, ENGINES, LAUNCHERS, STRATEGIES, TRUNCATIONS
 from burnish.config.reward import CustomRewardFunctionConfig, RewardConfig
 from burnish.config.rollout import EngineKwargsConfig, SamplingConfig
 from burnish.config.root import TrainConfig
@@ -90,7 +90,7 @@ class GenerateDataConfig:
     """Output parquet file: the rows with a column `responses`, a list of texts."""
 
     batch_size: int = at_least(128, 1)
-    """Prompts per engine call."""
+    """Prompts submitted at once, over all engines."""
 
     truncation: str = one_of("error", TRUNCATIONS, verl="right")
     """What to do with prompts longer than rollout.prompt_length."""
@@ -179,6 +179,12 @@ class GenerateTrainerConfig:
 
     n_gpus_per_node: int = at_least(1, 1, verl=8)
     """Engine processes per machine, one per device."""
+
+    launcher: str = one_of("auto", LAUNCHERS)
+    """How the processes of several engines are started."""
+
+    ray_wait_register_center_timeout: int = at_least(300, 1)
+    """Timeout in seconds for the processes to start and connect."""
 
     device: str = one_of("auto", DEVICES, verl="cuda")
     """Device type."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from burnish.config.conditions import (
     Condition,
     engines_share_devices,
-    has_one_rank,
     scores_without_engine,
 )
 from burnish.config.names import Line
@@ -26,7 +25,6 @@ class Pending:
 
 
 # Features that are not supported yet.
-MULTI_PROCESS = Line("multiple processes", "多进程")
 EXTERNAL_ENGINES = Line("external engines", "外部推理引擎")
 TRANSPORTS = Line("other weight transports", "其他权重传输方式")
 MEGATRON_CORE = Line("Megatron-Core", "Megatron-Core")
@@ -34,7 +32,7 @@ PIPELINE_LAYOUTS = Line("layouts of pipeline stages", "流水线级的布局")
 MOE_OPTIONS = Line("MoE options", "混合专家模型的选项")
 ASCEND = Line("Ascend devices", "昇腾设备")
 FEATURES = (
-    *(MULTI_PROCESS, EXTERNAL_ENGINES, TRANSPORTS, MEGATRON_CORE),
+    *(EXTERNAL_ENGINES, TRANSPORTS, MEGATRON_CORE),
     *(PIPELINE_LAYOUTS, MOE_OPTIONS, ASCEND),
 )
 
@@ -57,10 +55,6 @@ NO_CUDA_GRAPHS = Line(
 def _transport(pattern: str, feature: Line = TRANSPORTS) -> Pending:
     key = f"actor_rollout_ref.rollout.checkpoint_engine.{pattern}"
     return Pending(key, feature, engines_share_devices, SHARED_DEVICES)
-
-
-def multi_process_only(*patterns: str) -> tuple[Pending, ...]:
-    return tuple(Pending(pattern, MULTI_PROCESS, has_one_rank, ONE_PROCESS) for pattern in patterns)
 
 
 PENDING: tuple[Pending, ...] = (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from burnish.config.adapters import TrainedModelConfig
 from burnish.config.async_rules import is_async
+from burnish.config.jobs import EvalConfig
 from burnish.config.ranks import (
     engine_devices,
     engine_size,
@@ -72,16 +74,20 @@ def shared_server_weights(cfg: TrainConfig) -> Iterator[UserError]:
         yield UserError(problem, key=key, value="tensor", hint=f"{key}=disk")
 
 
-def launchers(cfg: TrainConfig) -> Iterator[UserError]:
-    """The launcher can start the processes of this run."""
-    launcher = cfg.trainer.launcher
-    if launcher == "processes" and num_nodes(cfg) > 1:
+def check_one_machine(launcher: str, num_nodes: int) -> Iterator[UserError]:
+    if launcher == "processes" and num_nodes > 1:
         yield UserError(
             "plain processes run on one machine only",
             key="trainer.launcher",
             value=launcher,
             hint="trainer.launcher=ray",
         )
+
+
+def launchers(cfg: TrainConfig) -> Iterator[UserError]:
+    """The launcher can start the processes of this run."""
+    launcher = cfg.trainer.launcher
+    yield from check_one_machine(launcher, num_nodes(cfg))
     if launcher == "torchrun" and (has_engine_pool(cfg) or has_reward_pool(cfg)):
         yield UserError(
             "torchrun cannot start separate device pools",
@@ -96,14 +102,18 @@ def sharded_models(cfg: TrainConfig) -> Iterator[UserError]:
     """4-bit weights run on one rank only."""
     if num_ranks(cfg) == 1:
         return
-    for key, model in (("actor_rollout_ref.model", cfg.actor_rollout_ref.model), ("critic.model", cfg.critic.model)):
-        if model.load_in_4bit:
-            yield UserError(
-                "4-bit weights cannot be sharded over ranks",
-                key=f"{key}.load_in_4bit",
-                value=True,
-                hint=f"{key}.load_in_4bit=false, or trainer.n_gpus_per_node=1",
-            )
+    yield from check_shardable(cfg.actor_rollout_ref.model, "actor_rollout_ref.model")
+    yield from check_shardable(cfg.critic.model, "critic.model")
+
+
+def check_shardable(model: TrainedModelConfig, key: str) -> Iterator[UserError]:
+    if model.load_in_4bit:
+        yield UserError(
+            "4-bit weights cannot be sharded over ranks",
+            key=f"{key}.load_in_4bit",
+            value=True,
+            hint=f"{key}.load_in_4bit=false, or trainer.n_gpus_per_node=1",
+        )
 
 
 def reward_nodes(cfg: TrainConfig) -> Iterator[UserError]:
@@ -111,8 +121,14 @@ def reward_nodes(cfg: TrainConfig) -> Iterator[UserError]:
     key, nodes = "ray_init.reward_nodes", cfg.ray_init.reward_nodes
     if nodes and cfg.trainer.launcher != "ray":
         yield UserError("reward workers on nodes need Ray", key=key, value=nodes, hint="trainer.launcher=ray")
+    yield from node_workers(cfg)
+
+
+def node_workers(cfg: TrainConfig | EvalConfig) -> Iterator[UserError]:
+    """Nodes that score have workers."""
+    key, nodes = "ray_init.reward_nodes", cfg.ray_init.reward_nodes
     if nodes and cfg.reward.num_workers == 0:
-        problem = "reward.num_workers=0 runs reward functions in the training process"
+        problem = "reward.num_workers=0 runs reward functions in the process of the run"
         yield UserError(problem, key=key, value=nodes, hint="reward.num_workers=2")
 
 

@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from burnish.config.jobs import GenerateConfig
 from burnish.config.root import TrainConfig
+from burnish.config.sft import SftConfig
 
 
-def num_ranks(cfg: TrainConfig) -> int:
-    """Training processes of the run."""
+def num_ranks(cfg: TrainConfig | SftConfig | GenerateConfig) -> int:
+    """Training processes of the run; of `burnish generate`, its engines."""
     return cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
 
 
@@ -79,15 +81,27 @@ def engine_devices(cfg: TrainConfig) -> tuple[int, int]:
     return pool.nnodes, pool.n_gpus_per_node
 
 
-def is_single_process(cfg: TrainConfig) -> bool:
+def is_single_process(cfg: TrainConfig | SftConfig | GenerateConfig) -> bool:
     """Whether one process trains, generates and scores."""
-    return num_ranks(cfg) == 1 and not has_engine_pool(cfg) and not has_reward_pool(cfg)
+    has_pool = isinstance(cfg, TrainConfig) and (has_engine_pool(cfg) or has_reward_pool(cfg))
+    return num_ranks(cfg) == 1 and not has_pool
 
 
 def data_parallel_size(cfg: TrainConfig, role: Any) -> int:
     """Groups of ranks that process different sequences of this role."""
     sizes = (sequence_parallel_size(role), tensor_parallel_size(role), pipeline_parallel_size(role))
     return max(1, num_ranks(cfg) // math.prod(sizes))
+
+
+def sft_data_size(cfg: SftConfig) -> int:
+    """Groups of ranks that process different examples."""
+    return max(1, num_ranks(cfg) // cfg.ulysses_sequence_parallel_size)
+
+
+def sft_micro_batch_size(cfg: SftConfig) -> int:
+    """Examples of a micro-batch on one rank; data.micro_batch_size counts those of all ranks."""
+    total = cfg.data.micro_batch_size
+    return cfg.data.micro_batch_size_per_gpu if total is None else max(1, total // sft_data_size(cfg))
 
 
 def uses_megatron(role: Any) -> bool:

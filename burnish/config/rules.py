@@ -13,7 +13,7 @@ from burnish.config.generate_rules import GENERATE_RULES
 from burnish.config.megatron import MEGATRON_RULES
 from burnish.config.model_rules import MODEL_RULES
 from burnish.config.names import GROUPED_ADVANTAGES, PAIRED_ADVANTAGES, VALUE_ADVANTAGES
-from burnish.config.pool_rules import POOL_RULES
+from burnish.config.pool_rules import POOL_RULES, node_workers
 from burnish.config.ranks import data_parallel_size
 from burnish.config.reward_rules import EVAL_RULES
 from burnish.config.reward_rules import RULES as REWARD_RULES
@@ -370,5 +370,5 @@ REMARKS: tuple[Callable[[TrainConfig], Iterator[str]], ...] = (
 RULES_OF: dict[str, tuple[Callable[[Any], Iterator[UserError]], ...]] = {
     "sft": SFT_RULES,
     "generate": GENERATE_RULES,
-    "eval": EVAL_RULES,
+    "eval": (*EVAL_RULES, node_workers),
 }

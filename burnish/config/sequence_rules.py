@@ -32,19 +32,25 @@ def groups(cfg: TrainConfig) -> Iterator[UserError]:
     """The sequence-parallel size divides the number of ranks."""
     reward_model = cfg.reward_model
     for section, role in roles_in_use(cfg):
-        total, source = num_role_ranks(cfg, role), TRAINER
+        source = TRAINER
         if role is reward_model and reward_model.enable_resource_pool:
             source = "reward_model.nnodes x reward_model.n_gpus_per_node"
-        size, key = role.ulysses_sequence_parallel_size, f"{section}.{NAME}"
-        if total % size and not uses_megatron(role):
-            valid = [number for number in range(1, total + 1) if total % number == 0]
-            yield UserError(
-                f"{total} rank{'s' * (total > 1)} ({source}) cannot be divided into groups of {size}",
-                key=key,
-                value=size,
-                allowed=valid,
-                hint=f"{key}={max(number for number in valid if number <= size)}",
-            )
+        if not uses_megatron(role):
+            size = role.ulysses_sequence_parallel_size
+            yield from check_groups(num_role_ranks(cfg, role), size, f"{section}.{NAME}", source)
+
+
+def check_groups(total: int, size: int, key: str, source: str = TRAINER) -> Iterator[UserError]:
+    """`size` ranks that share a sequence divide `total`."""
+    if total % size:
+        valid = [number for number in range(1, total + 1) if total % number == 0]
+        yield UserError(
+            f"{total} rank{'s' * (total > 1)} ({source}) cannot be divided into groups of {size}",
+            key=key,
+            value=size,
+            allowed=valid,
+            hint=f"{key}={max(number for number in valid if number <= size)}",
+        )
 
 
 def wants_exact_kl(cfg: TrainConfig) -> bool:

@@ -12,6 +12,7 @@ from burnish.config.fields import at_least, between, files, one_of, section, set
 from burnish.config.names import (
     DEVICES,
     INVALID_MEDIA,
+    LAUNCHERS,
     LOGGERS,
     RESUME_CHANGES,
     RESUME_MODES,
@@ -21,6 +22,7 @@ from burnish.config.names import (
 )
 from burnish.config.optim import CheckpointConfig
 from burnish.config.profiler import SFT_TOOLS, TORCH_CONTENTS
+from burnish.config.trainer import RayInitConfig
 
 
 @dataclass
@@ -292,6 +294,20 @@ class SftTrainerConfig:
     n_gpus_per_node: int = at_least(1, 1, verl=8)
     """Training processes per machine, one per device."""
 
+    launcher: str = one_of("auto", LAUNCHERS)
+    """How the processes of a multi-process run are started."""
+
+    ray_wait_register_center_timeout: int = at_least(300, 1)
+    """Timeout in seconds for the processes to start and connect."""
+
+    max_restarts: int = at_least(3, 0)
+    """Maximum consecutive automatic restarts from the last checkpoint after a worker process dies; a new checkpoint
+    resets the count."""
+
+    hang_timeout: float = at_least(7200, 0)
+    """Seconds without progress (a phase beginning or ending) after which a run is considered hung: it dumps all stacks,
+    and exits or restarts its workers; 0 disables this."""
+
 
 @dataclass
 class SftProfilerConfig:
@@ -325,6 +341,9 @@ class SftConfig:
 
     profiler: SftProfilerConfig = section(SftProfilerConfig)
     """Profiling of the steps in trainer.profile_steps."""
+
+    ray_init: RayInitConfig = section(RayInitConfig)
+    """Ray cluster."""
 
     ulysses_sequence_parallel_size: int = at_least(1, 1)
     """Ranks that share one sequence."""

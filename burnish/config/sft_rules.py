@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from burnish.config.pool_rules import check_one_machine, check_shardable
+from burnish.config.ranks import is_single_process, num_ranks, sft_data_size
+from burnish.config.sequence_rules import NAME, check_groups
 from burnish.config.sft import SftConfig
 from burnish.errors import UserError
 
@@ -40,4 +43,29 @@ def resuming(cfg: SftConfig) -> Iterator[UserError]:
         yield UserError("trainer.resume_mode=resume_path needs a folder", key=key, hint=f"{key}=/path/global_step_10")
 
 
-SFT_RULES: tuple[Callable[[SftConfig], Iterator[UserError]], ...] = (required_keys, intervals, optimizer, resuming)
+def processes(cfg: SftConfig) -> Iterator[UserError]:
+    """The launcher can start the ranks, and the model can be divided over them."""
+    yield from check_one_machine(cfg.trainer.launcher, cfg.trainer.nnodes)
+    yield from check_groups(num_ranks(cfg), cfg.ulysses_sequence_parallel_size, NAME)
+    if not is_single_process(cfg):
+        yield from check_shardable(cfg.model, "model")
+
+
+def batch_sizes(cfg: SftConfig) -> Iterator[UserError]:
+    """Sizes over all ranks divide evenly over those that process different examples."""
+    ranks = sft_data_size(cfg)
+    for name in ("train_batch_size", "micro_batch_size"):
+        size = getattr(cfg.data, name)
+        if size is not None and size % ranks:
+            yield UserError(
+                f"{size} examples do not divide evenly over {ranks} data-parallel ranks",
+                key=f"data.{name}",
+                value=size,
+                allowed=f"a multiple of {ranks}",
+            )
+
+
+SFT_RULES: tuple[Callable[[SftConfig], Iterator[UserError]], ...] = (
+    *(required_keys, intervals, optimizer, resuming),
+    *(processes, batch_sizes),
+)

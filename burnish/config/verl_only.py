@@ -213,7 +213,7 @@ _SFT = (
     *(VerlOnly(f"optim.{name}", "a setting of Megatron's schedule, which is not used") for name in _MEGATRON_SCHEDULE),
     VerlOnly("data.num_workers", "data is read without loader processes"),
     VerlOnly("data.enable_thinking_default", "the chat template's default applies", ("none", "None")),
-    VerlOnly("trainer.balance_batch", "batches are balanced over ranks by data.balance_dp_token"),
+    VerlOnly("trainer.balance_batch", "examples are always balanced over ranks by their length"),
     VerlOnly("trainer.profile_interval", _PROFILED),
 )
 

@@ -374,6 +374,12 @@ DOCS: dict[str, str] = {
     "SftTrainerConfig.device": "在哪里计算。",
     "SftTrainerConfig.nnodes": "机器数。",
     "SftTrainerConfig.n_gpus_per_node": "每台机器的训练进程数，每个设备一个。",
+    "SftTrainerConfig.launcher": "多进程运行的启动方式。",
+    "SftTrainerConfig.ray_wait_register_center_timeout": "等待各进程启动并连接的秒数。",
+    "SftTrainerConfig.max_restarts": "工作进程死亡后最多连续自动从最近检查点重启几次；写出新检查点后重新计数。",
+    "SftTrainerConfig.hang_timeout": (
+        "多少秒没有任何阶段开始或结束即视为挂起：写下各线程的调用栈，然后结束或重启工作进程；0 一直等待。"
+    ),
     "SftConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数。",
     "SftConfig.use_remove_padding": "在不含填充的紧凑 token 上训练。",
     # eval and generate
@@ -392,7 +398,7 @@ DOCS: dict[str, str] = {
     "GenerateDataConfig.mm_processor_kwargs": "模型图像与视频处理器的参数。",
     "GenerateDataConfig.n_samples": "每个提示的回答数。",
     "GenerateDataConfig.output_path": "要写出的 parquet 文件：原数据加上 responses 列（文本列表）。",
-    "GenerateDataConfig.batch_size": "一次交给引擎的提示数。",
+    "GenerateDataConfig.batch_size": "一次提交的提示数（全部引擎合计）。",
     "GenerateDataConfig.truncation": "如何处理长于 rollout.prompt_length 的提示。",
     "GenerateDataConfig.trust_remote_code": "允许分词器仓库执行其自带的 Python 代码。",
     "GenerateDataConfig.apply_chat_template_kwargs": "传给分词器对话模板的参数。",
@@ -410,6 +416,8 @@ DOCS: dict[str, str] = {
     "GenerateActorConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数。",
     "GenerateTrainerConfig.nnodes": "机器数。",
     "GenerateTrainerConfig.n_gpus_per_node": "每台机器的引擎进程数，每个设备一个。",
+    "GenerateTrainerConfig.launcher": "多个引擎的进程如何启动。",
+    "GenerateTrainerConfig.ray_wait_register_center_timeout": "等待各进程启动并连接的秒数。",
     "GenerateTrainerConfig.device": "在哪里计算。",
     "GenerateTrainerConfig.seed": "采样的种子。",
 }

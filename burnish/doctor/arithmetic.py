@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.config import SftConfig, TrainConfig
-from burnish.config.ranks import data_parallel_size, engine_size, has_engine_pool, num_ranks, sequence_parallel_size
+from burnish.config.ranks import (
+    data_parallel_size,
+    engine_size,
+    has_engine_pool,
+    num_ranks,
+    sequence_parallel_size,
+    sft_data_size,
+    sft_micro_batch_size,
+)
 from burnish.config.rollout import SamplingConfig
 from burnish.config.rules import has_critic
 from burnish.doctor.activations import MicroBatch
@@ -201,15 +209,15 @@ def sft_arithmetic(cfg: SftConfig, on_cpu: bool, num_rows: int | None = None) ->
 
 def sft_micro_batching(cfg: SftConfig, on_cpu: bool) -> MicroBatching:
     data = cfg.data
-    batch = -(-data.train_batch_size // (cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node))
     return micro_batching(
-        data.micro_batch_size_per_gpu,
+        sft_micro_batch_size(cfg),
         data.use_dynamic_bsz,
         data.max_token_len_per_gpu,
-        batch,
+        -(-data.train_batch_size // sft_data_size(cfg)),
         data.max_length,
         data.max_length,
         on_cpu,
+        cfg.ulysses_sequence_parallel_size,
     )
 
 

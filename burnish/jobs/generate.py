@@ -9,7 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from burnish.config import Loaded, Overrides, load
+from burnish.config.ranks import is_single_process
 from burnish.data.encode import (
     TRUNCATIONS,
     Encoded,
@@ -23,12 +26,16 @@ from burnish.data.invalid_media import at_row
 from burnish.data.pictures import MODEL_DATA, MediaColumns
 from burnish.data.prompt import read_prompt
 from burnish.data.prompt_pictures import with_pictures
-from burnish.errors import UserError
+from burnish.distributed import torchrun
+from burnish.errors import UserError, WorkerDied
 from burnish.log.console import activity, progress_counter, say
 from burnish.loop.build_vision import build_vision
 from burnish.loop.collect import run_episodes
+from burnish.loop.elastic import ElasticEngines
 from burnish.loop.event_loop import run_coroutine
-from burnish.loop.roles import check_engine_of, engine_mode, engine_of
+from burnish.loop.launch import WorkerProgram, check_launcher, launch
+from burnish.loop.pools import Pool, describe_pools
+from burnish.loop.roles import check_engine_of, engine_mode, engine_of, one_device
 from burnish.loop.sampling import decoder, training_sampling
 from burnish.models.device import limit_cpu_threads, pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_causal_lm, load_config, load_tokenizer
@@ -94,21 +101,22 @@ def generate(
 def generate_loaded(
     loaded: Loaded, prompts: Sequence[str | Sequence[Mapping[str, Any]] | Mapping[str, Any]] | None = None
 ) -> Generated:
-    """Names, files and prompts are checked before the model is loaded; the output is written whole, at the end."""
+    """Names, files and prompts are checked before the model is loaded; the output is written whole, at the end.
+
+    Under torchrun, the first process distributes the prompts and the others serve it.
+    """
+    torchrun.serve_if_not_main()
     cfg: GenerateConfig = loaded.cfg
     out = None
     if prompts is None or "data.output_path" in loaded.settings:
         out = parquet_path(cfg.data.output_path, "data.output_path")
+    check_launcher(cfg, pools(cfg))
     device = pick_device(cfg.trainer.device)
     threads_notice = limit_cpu_threads()
     check_engine_of(cfg.rollout, device, "rollout")
     source = model_source(cfg)
     vocabulary = load_config(source).get_text_config().vocab_size
-    tokenizer = load_tokenizer(
-        source.checked_path(),
-        trust_remote_code=cfg.data.trust_remote_code or source.trust_remote_code,
-        key="model.path",
-    )
+    tokenizer = load_job_tokenizer(cfg, source)
     rows = read_rows(cfg, prompts)
     prompts_read = read_prompts(cfg, rows, tokenizer, build_vision(cfg, source, tokenizer))
     sampling = training_sampling(cfg.rollout, tokenizer, vocabulary, key="rollout")
@@ -117,7 +125,7 @@ def generate_loaded(
     samples = samples_of(cfg, rows, prompts_read, sampling)
     for notice in [*loaded.notices, *([threads_notice] if threads_notice else [])]:
         say(notice)
-    with filled_engine(cfg, source, device, tokenizer) as engine:
+    with open_engine(cfg, source, device, tokenizer) as engine:
         decode = decoder(tokenizer)
         responses = respond(cfg, engine, samples, decode)
     if out is not None:
@@ -135,6 +143,18 @@ def model_source(cfg: GenerateConfig) -> ModelSource:
         external_lib=tuple(cfg.model.external_lib),
         trust_remote_code=cfg.model.trust_remote_code,
     )
+
+
+def load_job_tokenizer(cfg: GenerateConfig, source: ModelSource) -> Any:
+    trust = cfg.data.trust_remote_code or source.trust_remote_code
+    return load_tokenizer(source.checked_path(), trust_remote_code=trust, key="model.path")
+
+
+def pools(cfg: GenerateConfig) -> list[Pool]:
+    """[] where one engine in this process generates."""
+    if is_single_process(cfg):
+        return []
+    return [Pool("engines", cfg.trainer.nnodes, cfg.trainer.n_gpus_per_node, ("engine",))]
 
 
 def read_rows(
@@ -237,18 +257,45 @@ def samples_of(cfg: GenerateConfig, rows: Rows, prompts: list[ModelInput], sampl
 
 
 @contextmanager
-def filled_engine(cfg: GenerateConfig, source: ModelSource, device: Any, tokenizer: Any) -> Iterator[Engine]:
-    """The engine with the weights of the model's folder."""
-    read = partial(load_causal_lm, source, None, pick_dtype(cfg.rollout.dtype, device, "rollout.dtype"))
+def open_engine(cfg: GenerateConfig, source: ModelSource, device: torch.device, tokenizer: Any) -> Iterator[Engine]:
+    """The engine of this process, or those of all ranks as one."""
+    run_pools = pools(cfg)
+    if not run_pools:
+        with activity(f"loading {source.path}"):
+            engine = filled_engine(cfg, source, device, tokenizer)
+        try:
+            yield engine
+        finally:
+            engine.close()
+        return
     with activity(f"loading {source.path}"):
-        loaded = [read()]
-        engine = engine_of(cfg.rollout, source, device, loaded[0].generation_config, tokenizer, section="rollout")
+        launched = launch(cfg, run_pools, WorkerProgram("burnish.jobs.generate_worker:GenerateWorker"))
+    try:
+        for notice in [describe_pools(run_pools, device), *launched.notices]:
+            say(notice)
+        yield ElasticEngines(launched.groups["engine"], own_weights=True)
+    except WorkerDied as error:
+        raise UserError(f"{error}. No engine is left; nothing was written", hint="the same command again") from error
+    finally:
+        launched.close()
+
+
+def filled_engine(
+    cfg: GenerateConfig, source: ModelSource, device: torch.device, tokenizer: Any, own_thread: bool | None = None
+) -> Engine:
+    """An engine with the weights of the model's folder."""
+    rollout = cfg.rollout if is_single_process(cfg) else one_device(cfg.rollout)
+    read = partial(load_causal_lm, source, None, pick_dtype(rollout.dtype, device, "rollout.dtype"))
+    loaded = [read()]
+    generation = loaded[0].generation_config
+    engine = engine_of(rollout, source, device, generation, tokenizer, section="rollout", own_thread=own_thread)
     try:
         # Used once and not kept; read from its folder again for an engine that has to be filled again.
         engine.load_weights(WeightStream(lambda: all_weights(loaded.pop() if loaded else read())), version=1)
-        yield engine
-    finally:
+    except BaseException:
         engine.close()
+        raise
+    return engine
 
 
 class CountedTurn(SingleTurn):

@@ -62,7 +62,7 @@ def train_loaded(
 
     with folder.locked(), naming_last_checkpoint(folder.path):
         try:
-            return restarting(loaded, build_run, go)
+            return restarting(loaded, build_run, go, lambda run: run.recorder)
         except AlreadyFinished as finished:
             say(finished.text)
             return finished.result

@@ -39,7 +39,7 @@ from burnish.loop.export import check_export_dir
 from burnish.loop.finish import check_finished
 from burnish.loop.journal import FOLDER as JOURNAL
 from burnish.loop.journal import Journals
-from burnish.loop.launch import check_launcher, open_cluster
+from burnish.loop.launch import check_launcher, check_transport, open_cluster
 from burnish.loop.learner import Learner
 from burnish.loop.lease import Lease
 from burnish.loop.memory import explain
@@ -170,6 +170,7 @@ def check_machine(cfg: TrainConfig) -> torch.device:
     """What can be checked before anything is loaded: names, and whether this machine can run them."""
     check_names(cfg)
     check_launcher(cfg, pools(cfg))
+    check_transport(cfg)
     device = pick_device(cfg.trainer.device)
     check_profiling(cfg, device)
     check_engine_of(cfg.actor_rollout_ref.rollout, device, shared=engine_size(cfg) > 1)
@@ -249,7 +250,10 @@ def build_scorer(cfg: TrainConfig, reward: Callable[..., Any] | None, log_path: 
         return NullScorer()
     sandbox = SandboxSettings.of(cfg.sandbox, cfg.reward_model.sandbox_fusion)
     settings = RewardSettings.of(cfg.custom_reward_function, cfg.reward, sandbox)
-    pool = reward_nodes(cfg, open_cluster) if cfg.ray_init.reward_nodes else None
+    pool = None
+    if cfg.ray_init.reward_nodes:
+        prefix, timeout = f"burnish/{cfg.trainer.experiment_name}/reward", cfg.trainer.ray_wait_register_center_timeout
+        pool = reward_nodes(partial(open_cluster, cfg), cfg.ray_init.reward_nodes, prefix, timeout)
     settings = replace(settings, log_path=str(log_path), pool=pool)
     return make_scorer(cfg.reward_model.reward_manager, dict(cfg.reward_model.reward_kwargs), settings, reward)
 

@@ -33,8 +33,12 @@ REVIVAL_PAUSE = 5.0  # seconds between two attempts to start a worker
 class ElasticEngines(EngineHandle):
     """EngineHandle that survives the loss of engines. Each is one worker of the group."""
 
-    def __init__(self, group: WorkerGroup, backend: str, bucket_bytes: int) -> None:
+    def __init__(
+        self, group: WorkerGroup, backend: str = "gloo", bucket_bytes: int = 0, *, own_weights: bool = False
+    ) -> None:
+        """`own_weights`: every engine reads its weights when it is built, and gets none from a policy."""
         super().__init__(group, backend, bucket_bytes)
+        self.own_weights = own_weights
         self._serving = set(range(group.size))
         self._returned: set[int] = set()  # they run again, with old weights
         self._inner: dict[Future[Completion], Future[Completion]] = {}  # what answers a caller's future
@@ -102,11 +106,12 @@ class ElasticEngines(EngineHandle):
         if was_serving:
             left = f"{len(self._serving)} of {self.group.size} engines are left"
             logger.warning("%s was lost: %s; its requests are asked again", self.group.names[rank], left)
-            bring_back(self.group, rank, self._back, "it serves after the next weight sync")
+            then = "it serves again" if self.own_weights else "it serves after the next weight sync"
+            bring_back(self.group, rank, self._back, then)
 
     def _back(self, rank: int) -> None:
         with self._lock:
-            self._returned.add(rank)
+            (self._serving if self.own_weights else self._returned).add(rank)
 
     # weights
 

@@ -137,6 +137,16 @@ class ReferenceHandle(RoleHandle):
         return _only(self.rows.forward("compute_log_probs", batch))
 
 
+class SftHandle(TrainedRoleHandle):
+    """SftRole in worker processes."""
+
+    def compute_log_probs(self, batch: Batch) -> Ragged:
+        return _only(self.rows.forward("compute_log_probs", batch))
+
+    def update(self, batch: Batch, step: int) -> dict[str, float]:
+        return self.rows.update("update", batch, step)[1]
+
+
 class RewardModelHandle(RoleHandle):
     """RewardModelRole in worker processes; it needs text columns too."""
 
@@ -154,7 +164,8 @@ class EngineHandle:
     Requests of a session go to the engine that holds it. Every completion returns as soon as it is finished.
     """
 
-    def __init__(self, group: WorkerGroup, backend: str, bucket_bytes: int, engine_size: int = 1) -> None:
+    def __init__(self, group: WorkerGroup, backend: str = "gloo", bucket_bytes: int = 0, engine_size: int = 1) -> None:
+        """`backend` and `bucket_bytes`: how weights of a policy in other processes are sent, if there is one."""
         self.group = group
         self.ranks = range(0, group.size, engine_size)  # the first of each engine
         self.backend = backend

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from burnish.config.ranks import engine_size, has_engine_pool, num_nodes
+import torch
+
+from burnish.config.ranks import engine_size, has_engine_pool
 from burnish.distributed import torchrun
 from burnish.distributed.process_group import RankInfo
 from burnish.distributed.processes import Processes
@@ -29,14 +31,57 @@ from burnish.registry import Registry
 
 if TYPE_CHECKING:
     from burnish.config import TrainConfig
+    from burnish.config.trainer import RayInitConfig
 
 SPANS_TIMEOUT = 5.0  # seconds
-WORKER = "burnish.loop.worker:Worker"
 DEVICE_TRANSPORTS = {"cuda": "nccl"}  # of weights between devices of this type; gloo serves all others
 GPU_TRANSPORTS = tuple(DEVICE_TRANSPORTS.values())
 TRANSPORT_KEY = "actor_rollout_ref.rollout.checkpoint_engine.backend"
 ACTOR_NAMES = {"trainer": "actor_rollout_ref", "reward": "reward_model"}  # of pools, as Ray's dashboard shows them
+SIZE_KEYS = {"rollout": "rollout", "reward": "reward_model"}  # of pools: the sections of their sizes, else trainer
 LAUNCHERS = Registry("launcher", key="trainer.launcher")
+
+
+class ProcessKeys(Protocol):
+    """The keys of `trainer` that say which processes a job has; every job that can have several has them."""
+
+    device: str
+    nnodes: int
+    n_gpus_per_node: int
+    launcher: str
+    ray_wait_register_center_timeout: int
+
+
+class ProcessConfig(Protocol):
+    """The root config of a job that can run in several processes."""
+
+    ray_init: RayInitConfig
+
+    @property
+    def trainer(self) -> ProcessKeys: ...
+
+
+@dataclass(frozen=True)
+class WorkerProgram:
+    """What each process of a job hosts: an object of `factory`, built with (RankInfo, config, roles, *args)."""
+
+    factory: str  # "module:class", a subclass of RoleWorker
+    args: tuple[Any, ...] = ()
+    run_name: str | None = None  # in the names of Ray's actors; None: they have none
+    # (roles, rank, command) -> command, and (roles, rank) -> Ray's runtime environment: both may start a profiler
+    command: Callable[[Sequence[str], int, list[str]], list[str]] = lambda roles, rank, words: words
+    environment: Callable[[Sequence[str], int], dict[str, Any]] = lambda roles, rank: {}
+
+
+def train_worker(cfg: TrainConfig, total_steps: int) -> WorkerProgram:
+    """The processes of `burnish train`."""
+    return WorkerProgram(
+        "burnish.loop.worker:Worker",
+        (total_steps,),
+        cfg.trainer.experiment_name,
+        partial(worker_command, cfg),
+        partial(worker_environment, cfg),
+    )
 
 
 @dataclass
@@ -80,8 +125,9 @@ class LaunchedRoles:
         }
 
     def take_transport(self) -> dict[str, float]:
-        """Metrics of the batches sent to workers and their results since the last call."""
-        return total_traffic([group.traffic for group in dict.fromkeys(self.groups.values())])
+        """Metrics of the batches sent to workers and their results since the last call; none without workers."""
+        groups = dict.fromkeys(self.groups.values())
+        return total_traffic([group.traffic for group in groups]) if groups else {}
 
     def policy(self) -> PolicyHandle:
         return PolicyHandle(self.groups["policy"], "policy")
@@ -106,7 +152,7 @@ class LaunchedRoles:
         return EngineHandle(group, backend, bucket_bytes, engine_size(cfg))
 
 
-def check_launcher(cfg: TrainConfig, pools: list[Pool]) -> None:
+def check_launcher(cfg: ProcessConfig, pools: list[Pool]) -> None:
     """Raise, before anything is loaded, where processes or devices cannot run these pools."""
     world_size = torchrun.world_size() if torchrun.launched() else 1
     if world_size > 1 and (len(pools) != 1 or pools[0].size != world_size):
@@ -118,8 +164,32 @@ def check_launcher(cfg: TrainConfig, pools: list[Pool]) -> None:
             hint=f"trainer.n_gpus_per_node={world_size // cfg.trainer.nnodes}",
         )
     uses_ray = world_size == 1 and cfg.trainer.launcher in ("auto", "ray")
-    if uses_ray and num_nodes(cfg) > 1:
-        check_cluster(num_nodes(cfg), cfg.ray_init.options)
+    if uses_ray and num_machines(pools) > 1:
+        check_cluster(num_machines(pools), cfg.ray_init.options)
+    if pools and _launcher_name(cfg, pools, []) != "ray":  # Ray has the devices of its cluster
+        _check_devices(cfg, pools)
+
+
+def num_machines(pools: list[Pool]) -> int:
+    """Machines of the largest pool."""
+    return max((pool.nodes for pool in pools), default=1)
+
+
+def _check_devices(cfg: ProcessConfig, pools: list[Pool]) -> None:
+    """Ranks that run collectives cannot share a device."""
+    device = pick_device(cfg.trainer.device)
+    if device.type == "cpu":
+        return
+    available = getattr(torch, device.type).device_count()
+    for pool in pools:
+        if pool.per_node > available:
+            key = f"{SIZE_KEYS.get(pool.name, 'trainer')}.n_gpus_per_node"
+            problem = f"one {device.type} device per process is needed, and this machine has {available}"
+            raise UserError(problem, key=key, value=pool.per_node, hint=f"{key}={available}")
+
+
+def check_transport(cfg: TrainConfig) -> None:
+    """Raise where weights cannot be sent to the engines."""
     transport = cfg.actor_rollout_ref.rollout.checkpoint_engine.backend
     if has_engine_pool(cfg) and transport in GPU_TRANSPORTS and pick_device(cfg.trainer.device).type == "cpu":
         raise UserError(
@@ -130,14 +200,14 @@ def check_launcher(cfg: TrainConfig, pools: list[Pool]) -> None:
         )
 
 
-def launch(cfg: TrainConfig, pools: list[Pool], total_steps: int) -> LaunchedRoles:
+def launch(cfg: ProcessConfig, pools: list[Pool], program: WorkerProgram) -> LaunchedRoles:
     """Start every pool's processes and build their roles."""
     launched = LaunchedRoles()
     try:
-        launcher = LAUNCHERS[_launcher_name(cfg, launched.notices)].load()(cfg, launched)
+        launcher = LAUNCHERS[_launcher_name(cfg, pools, launched.notices)].load()(cfg, program, launched)
         first_device = 0
         for pool in pools:
-            _start_pool(cfg, pool, launcher, launched, first_device, total_steps)
+            _start_pool(cfg, pool, program, launcher, launched, first_device)
             first_device += pool.per_node
         for group in dict.fromkeys(launched.groups.values()):
             for notices in group.call("take_notices"):
@@ -149,30 +219,35 @@ def launch(cfg: TrainConfig, pools: list[Pool], total_steps: int) -> LaunchedRol
 
 
 def _start_pool(
-    cfg: TrainConfig, pool: Pool, launcher: Launcher, launched: LaunchedRoles, first_device: int, total_steps: int
+    cfg: ProcessConfig,
+    pool: Pool,
+    program: WorkerProgram,
+    launcher: Launcher,
+    launched: LaunchedRoles,
+    first_device: int,
 ) -> None:
     names = [pool.worker_name(rank) for rank in range(pool.size)]
     timeout = cfg.trainer.ray_wait_register_center_timeout
     group = WorkerGroup(names, launcher.starter(pool), host=launcher.host, timeout=timeout)
     launched.close_callbacks.append(group.close)
     address, key = group.new_rendezvous(), secrets.token_bytes(32)
-    launched.elastic |= engines_alone(cfg, pool.roles)
+    launched.elastic |= engines_alone(pool.roles, pool.engine_size)
     infos = [
         RankInfo(rank, pool.size, first_device + rank % pool.per_node, address, pool.timeout, key)
         for rank in range(pool.size)
     ]
-    group.build(WORKER, [(info, cfg, pool.roles, total_steps) for info in infos])
+    group.build(program.factory, [(info, cfg, pool.roles, *program.args) for info in infos])
     launched.groups |= dict.fromkeys(pool.roles, group)
 
 
-def _launcher_name(cfg: TrainConfig, notices: list[str]) -> str:
+def _launcher_name(cfg: ProcessConfig, pools: list[Pool], notices: list[str]) -> str:
     """`auto`: torchrun where it started this process, else Ray; on one machine without Ray, local processes."""
     name = cfg.trainer.launcher
     if name != "auto":
         return name
     if torchrun.launched():
         return "torchrun"
-    if installed() or num_nodes(cfg) > 1:
+    if installed() or num_machines(pools) > 1:
         return "ray"
     notices.append("Ray is not installed: the ranks are local processes (trainer.launcher=processes)")
     return "processes"
@@ -187,13 +262,13 @@ class Launcher:
 
 
 @LAUNCHERS.register("processes")
-def _processes(cfg: TrainConfig, launched: LaunchedRoles) -> Launcher:
+def _processes(cfg: ProcessConfig, program: WorkerProgram, launched: LaunchedRoles) -> Launcher:
     """Local processes."""
-    return Launcher(lambda pool: Processes(partial(worker_command, cfg, pool.roles)))
+    return Launcher(lambda pool: Processes(partial(program.command, pool.roles)))
 
 
 @LAUNCHERS.register("torchrun")
-def _torchrun(cfg: TrainConfig, launched: LaunchedRoles) -> Launcher:
+def _torchrun(cfg: ProcessConfig, program: WorkerProgram, launched: LaunchedRoles) -> Launcher:
     """The processes that torchrun started."""
     if not torchrun.launched():
         raise UserError(
@@ -205,21 +280,18 @@ def _torchrun(cfg: TrainConfig, launched: LaunchedRoles) -> Launcher:
     return Launcher(lambda pool: Torchrun(), torchrun.controller_host())
 
 
-def open_cluster(cfg: TrainConfig) -> RayCluster:
+def open_cluster(cfg: ProcessConfig) -> RayCluster:
     """The cluster of the run, which the first to open it closes."""
-    ray_init = cfg.ray_init
-    return RayCluster(
-        RayOptions(
-            num_cpus=ray_init.num_cpus,
-            options=dict(ray_init.options),
-            timeline=ray_init.timeline_json_file,
-            timeout=cfg.trainer.ray_wait_register_center_timeout,
-        )
-    )
+    return RayCluster(ray_options(cfg.ray_init, cfg.trainer.ray_wait_register_center_timeout))
+
+
+def ray_options(ray_init: RayInitConfig, timeout: float) -> RayOptions:
+    """From the section of a job."""
+    return RayOptions(ray_init.num_cpus, dict(ray_init.options), ray_init.timeline_json_file, timeout)
 
 
 @LAUNCHERS.register("ray")
-def _ray(cfg: TrainConfig, launched: LaunchedRoles) -> Launcher:
+def _ray(cfg: ProcessConfig, program: WorkerProgram, launched: LaunchedRoles) -> Launcher:
     """Ray actors, on a running cluster or a local one."""
     cluster = open_cluster(cfg)
     launched.close_callbacks.append(cluster.close)
@@ -229,8 +301,9 @@ def _ray(cfg: TrainConfig, launched: LaunchedRoles) -> Launcher:
     resource = resources.get(pick_device(cfg.trainer.device).type) if cfg.trainer.device != "cpu" else None
 
     def starter(pool: Pool) -> RayActors:
-        environment = partial(worker_environment, cfg, pool.roles)
-        prefix = f"burnish/{cfg.trainer.experiment_name}/{ACTOR_NAMES.get(pool.name, pool.name)}"
+        environment = partial(program.environment, pool.roles)
+        name = ACTOR_NAMES.get(pool.name, pool.name)
+        prefix = None if program.run_name is None else f"burnish/{program.run_name}/{name}"
         return RayActors(cluster, nodes=pool.nodes, resource=resource, runtime_env=environment, prefix=prefix)
 
     return Launcher(starter, cluster.host)

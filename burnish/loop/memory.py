@@ -42,11 +42,15 @@ def explaining_out_of_memory(run: Run) -> Iterator[None]:
 
 
 def explain(cfg: Any, phase: str, error: OutOfMemory) -> UserError:
+    return out_of_memory(phase, error, next_change(cfg, phase))
+
+
+def out_of_memory(phase: str, error: OutOfMemory, change: tuple[str, str] | None) -> UserError:
+    """`change`: the override to try next, and its cost."""
     requested = "" if error.requested is None else f", allocating {error.requested} more"
     capacity = "" if error.capacity is None else f" of {error.capacity / GIB:.1f} GiB"
     held = sorted(error.owners.items(), key=lambda owner: -owner[1])
     parts = ", ".join(f"{owner} {number / GIB:.2f} GiB" for owner, number in held if number)
-    change = next_change(cfg, phase)
     problem = (
         f"the device ran out of memory{capacity} in the phase {phase!r}{requested}. Allocated: {parts or 'nothing'}"
     )

@@ -9,6 +9,8 @@ from burnish.algos.advantages import ADVANTAGES
 from burnish.config.ranks import engine_size, has_engine_pool, has_reward_pool, num_ranks
 
 if TYPE_CHECKING:
+    import torch
+
     from burnish.config import TrainConfig
 
 
@@ -21,6 +23,7 @@ class Pool:
     per_node: int
     roles: tuple[str, ...]
     timeout: float = 600.0  # seconds that a collective of its ranks may take
+    engine_size: int = 1  # ranks that share an engine
 
     @property
     def size(self) -> int:
@@ -28,6 +31,11 @@ class Pool:
 
     def worker_name(self, rank: int) -> str:
         return f"{self.name} rank {rank} of {self.size}"
+
+
+def describe_pools(pools: list[Pool], device: torch.device) -> str:
+    """Where each role runs, for the start of the run."""
+    return "; ".join(f"{pool.name}: {pool.size} x {device.type} for {', '.join(pool.roles)}" for pool in pools)
 
 
 def wants_critic(cfg: TrainConfig) -> bool:
@@ -44,9 +52,9 @@ def wants_reward_model(cfg: TrainConfig) -> bool:
     return cfg.reward_model.enable and not cfg.reward_model.model.custom_cls.path
 
 
-def engines_alone(cfg: TrainConfig, roles: tuple[str, ...]) -> bool:
+def engines_alone(roles: tuple[str, ...], engine_size: int) -> bool:
     """Whether the ranks of a pool with these roles are engines that do not need each other: one may be lost."""
-    return roles == ("engine",) and engine_size(cfg) == 1
+    return roles == ("engine",) and engine_size == 1
 
 
 def pools(cfg: TrainConfig) -> list[Pool]:
@@ -61,7 +69,8 @@ def pools(cfg: TrainConfig) -> list[Pool]:
     reward_model, timeout = cfg.reward_model, cfg.actor_rollout_ref.nccl_timeout
     separate: list[Pool] = []
     if has_engine_pool(cfg):
-        separate.append(Pool("rollout", cfg.rollout.nnodes, cfg.rollout.n_gpus_per_node, ("engine",), timeout))
+        nodes, per_node = cfg.rollout.nnodes, cfg.rollout.n_gpus_per_node
+        separate.append(Pool("rollout", nodes, per_node, ("engine",), timeout, engine_size(cfg)))
     if wanted["reward_model"] and has_reward_pool(cfg):
         nodes, per_node = reward_model.nnodes, reward_model.n_gpus_per_node
         separate.append(Pool("reward", nodes, per_node, ("reward_model",), reward_model.nccl_timeout))

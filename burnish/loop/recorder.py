@@ -19,6 +19,7 @@ from burnish.log.validation import pick_rows
 from burnish.loop.best import Best
 from burnish.loop.experiment import Experiment
 from burnish.loop.lease import Lease
+from burnish.loop.restart import fault_metrics
 from burnish.loop.saving import Saving
 from burnish.models.model_input import Media, whole_runs
 from burnish.redact import redact_text
@@ -85,9 +86,7 @@ class Recorder:
     _texts_tokenizer: Any = None  # of the thread that writes texts
 
     def fault_metrics(self) -> dict[str, float]:
-        """Faults that the run survived; none, as a rule."""
-        counts = {"training/restarts": self.num_restarts, "training/failed_saves": self.saving.failures}
-        return {name: float(count) for name, count in counts.items() if count > 0}
+        return fault_metrics(self)
 
     def dump_trajectories(self, step: int, batch: Batch) -> None:
         """Queue the step's trajectories for writing as readable JSON lines."""

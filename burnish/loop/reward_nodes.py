@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from burnish.distributed.ray import RayActors, RayCluster
 from burnish.distributed.worker_group import WorkerGroup
@@ -22,9 +22,6 @@ from burnish.reward.process import Job
 from burnish.reward.sample import Outcome, Sample
 from burnish.reward.settings import RewardSettings
 from burnish.reward.source import RewardSource
-
-if TYPE_CHECKING:
-    from burnish.config import TrainConfig
 
 logger = logging.getLogger("burnish.reward")
 
@@ -72,7 +69,7 @@ class RewardNodes:
         self,
         cluster: RayCluster,
         nodes: int,
-        prefix: str,
+        prefix: str | None,
         timeout: float,
         source: RewardSource,
         settings: RewardSettings,
@@ -131,13 +128,13 @@ class RewardNodes:
             bring_back(self._group, rank)
 
 
-def reward_nodes(cfg: TrainConfig, open_cluster: Callable[[TrainConfig], RayCluster]) -> Callable[..., RewardNodes]:
-    """What makes the pool of a Scorer."""
+def reward_nodes(
+    open_cluster: Callable[[], RayCluster], nodes: int, prefix: str | None, timeout: float
+) -> Callable[..., RewardNodes]:
+    """What makes the pool of a Scorer. `prefix` of the actors' names; None: they have none."""
 
     def make(source: RewardSource, settings: RewardSettings, finish: Callable[[Job, Outcome], None]) -> RewardNodes:
-        timeout = cfg.trainer.ray_wait_register_center_timeout
-        prefix = f"burnish/{cfg.trainer.experiment_name}/reward"
-        return RewardNodes(open_cluster(cfg), cfg.ray_init.reward_nodes, prefix, timeout, source, settings, finish)
+        return RewardNodes(open_cluster(), nodes, prefix, timeout, source, settings, finish)
 
     return make
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
@@ -27,8 +27,8 @@ from burnish.loop.backends import (
 )
 from burnish.loop.build_reward_model import build_reward_model_scorer
 from burnish.loop.correct import Correction
-from burnish.loop.launch import launch
-from burnish.loop.pools import Pool, pools, wants_critic, wants_reference
+from burnish.loop.launch import launch, train_worker
+from burnish.loop.pools import Pool, describe_pools, pools, wants_critic, wants_reference
 from burnish.loop.sampling import decoder
 from burnish.models.device import pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_tokenizer
@@ -50,6 +50,13 @@ if TYPE_CHECKING:
     from burnish.config import TrainConfig
     from burnish.config.rollout import SamplingConfig
     from burnish.distributed.worker_group import WorkerGroup
+
+Section = TypeVar("Section", bound="SamplingConfig")  # of an engine
+# Keys that spread one engine over devices. In a pool every device has an engine of its own.
+ENGINE_SIZES = (
+    *("tensor_model_parallel_size", "data_parallel_size", "expert_parallel_size"),
+    "pipeline_model_parallel_size",
+)
 
 
 @dataclasses.dataclass
@@ -110,19 +117,20 @@ def _build_out_of_process(
     reward: Callable[..., Any] | None,
     total_steps: int,
 ) -> Roles:
-    launched = launch(cfg, run_pools, total_steps)
+    launched = launch(cfg, run_pools, train_worker(cfg, total_steps))
     try:
         reward_model = build_reward_model_scorer(cfg, device, tokenizer, reward, launched.reward_model())
-        layout = "; ".join(
-            f"{pool.name}: {pool.size} x {device.type} for {', '.join(pool.roles)}" for pool in run_pools
-        )
         return Roles(
             policy=launched.policy(),
             engine=launched.engine(cfg),
             critic=launched.critic(),
             reference=launched.reference(),
             reward_model=reward_model,
-            notices=[layout, *launched.notices, *([] if reward_model is None else reward_model.notices)],
+            notices=[
+                describe_pools(run_pools, device),
+                *launched.notices,
+                *([] if reward_model is None else reward_model.notices),
+            ],
             close=launched.close,
             kill_hung=launched.kill_hung,
             groups=launched.groups,
@@ -367,6 +375,11 @@ def engine_of(
 def engine_mode(rollout: SamplingConfig, shared: bool = False) -> str:
     """rollout.mode. Only a server can use the devices of several ranks, or run data-parallel engines."""
     return "async" if shared or rollout.data_parallel_size > 1 else rollout.mode
+
+
+def one_device(rollout: Section) -> Section:
+    """The section for one of several engines: every device holds a whole one."""
+    return dataclasses.replace(rollout, **dict.fromkeys(ENGINE_SIZES, 1))
 
 
 def engine_kwargs(rollout: Any) -> dict[str, Any]:

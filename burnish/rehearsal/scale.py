@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from burnish.config.names import GROUPED_ADVANTAGES
-from burnish.config.ranks import data_parallel_size
+from burnish.config.ranks import data_parallel_size, sft_data_size, sft_micro_batch_size
 from burnish.config.root import TrainConfig
 from burnish.config.rules import has_critic
 from burnish.loop.build_agents import MULTI_TURN
@@ -188,13 +188,11 @@ def _schedule(plan: Plan, steps: int) -> None:
 
 def scale_sft(plan: Plan, steps: int, real_tokenizer: bool) -> None:
     data = plan.cfg.data
-    ranks = plan.cfg.trainer.nnodes * plan.cfg.trainer.n_gpus_per_node
     batch = min(data.train_batch_size, NUM_PROMPTS)
     shrink(plan, "data.train_batch_size", batch, f"divided by {data.train_batch_size // batch}")
-    total = data.micro_batch_size
-    micro_batch = data.micro_batch_size_per_gpu if total is None else max(1, total // ranks)
+    micro_batch, rows = sft_micro_batch_size(plan.cfg), max(1, data.train_batch_size // sft_data_size(plan.cfg))
     plan.drop("data.micro_batch_size")
-    size = micro_batch_size(batch, micro_batch, max(1, data.train_batch_size // ranks))
+    size = micro_batch_size(batch, micro_batch, rows)
     shrink(plan, "data.micro_batch_size_per_gpu", size)
     if not real_tokenizer or data.max_length > PROMPT_LENGTH:
         shrink(plan, "data.max_length", PROMPT_LENGTH, "tokens")

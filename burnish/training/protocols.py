@@ -72,6 +72,14 @@ class ReferenceRole(Protocol):
     def compute_log_probs(self, batch: Batch) -> Ragged: ...
 
 
+class SftRole(TrainableRole, Protocol):
+    """The model of supervised fine-tuning."""
+
+    def compute_log_probs(self, batch: Batch) -> Ragged: ...
+
+    def update(self, batch: Batch, step: int) -> dict[str, float]: ...
+
+
 class RewardModelRole(Protocol):
     """A model that scores responses."""
 

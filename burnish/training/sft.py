@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from burnish.algos.aggregate import Totals, aggregate
-from burnish.batch import Batch
+from burnish.batch import Batch, Ragged
 from burnish.seeding import derive_seed
 from burnish.training.backend import Backend, ModelOutput
+from burnish.training.batch_shard import ForwardShard, UpdateShard
 from burnish.training.inference import compute_log_probs
-from burnish.training.packing import row_lengths
 from burnish.training.trained_role import TrainedRole
 from burnish.training.transfer import to_device
 from burnish.training.update import LossOutput, UpdatePlan, loss_mask, run_updates
@@ -22,9 +22,15 @@ class SftModel(TrainedRole):
     def __init__(self, backend: Backend, plan: UpdatePlan, *, seed: int) -> None:
         self.backend = backend
         self.plan = plan
+        self.inference_micro_batch = plan.micro_batch
         self.seed = seed
 
-    def update(self, batch: Batch, step: int) -> dict[str, float]:
+    @property
+    def update_columns(self) -> frozenset[str]:
+        """What an update reads beside the model's inputs."""
+        return frozenset({"response_mask"})
+
+    def update(self, batch: Batch | UpdateShard, step: int) -> dict[str, float]:
         """One update on the whole batch."""
         torch.manual_seed(derive_seed(self.seed, "dropout", step))
         lr, num_skipped = self.optimizer.lr, self.optimizer.skipped
@@ -32,15 +38,11 @@ class SftModel(TrainedRole):
         return result.summary("train", "loss") | {
             "train/lr": lr,
             "train/skipped_updates": float(self.optimizer.skipped - num_skipped),
-            "train/taught_tokens": float(loss_mask(batch).sum()),
-            "train/tokens": float(row_lengths(batch).sum()),
         }
 
-    def measure(self, batch: Batch) -> tuple[float, float]:
-        """Summed cross entropy of the target tokens, and their number."""
-        log_probs = compute_log_probs(self.backend, batch, 1.0, self.plan.micro_batch)
-        mask = loss_mask(batch)
-        return float(-(log_probs.flat.double() * mask).sum()), float(mask.sum())
+    def compute_log_probs(self, batch: Batch | ForwardShard) -> Ragged:
+        """Log-probs of all tokens from the first target on."""
+        return compute_log_probs(self.backend, batch, 1.0, self.inference_micro_batch)
 
     def _loss(self, output: ModelOutput, count: Totals) -> tuple[Tensor, LossOutput]:
         batch = output.micro_batch.batch

@@ -24,7 +24,14 @@ def test_a_good_config_is_accepted():
         ((*GOOD, "trainer.test_freq=often"), "trainer.test_freq"),
         ((*GOOD, "optim.betas=[0.9]"), "optim.betas"),
         ((*GOOD, "trainer.resume_mode=resume_path"), "trainer.resume_from_path"),
-        ((*GOOD, "trainer.n_gpus_per_node=2"), "trainer.n_gpus_per_node"),
+        ((*GOOD, "trainer.n_gpus_per_node=3"), "data.train_batch_size"),
+        ((*GOOD, "trainer.n_gpus_per_node=2", "data.micro_batch_size=3"), "data.micro_batch_size"),
+        ((*GOOD, "ulysses_sequence_parallel_size=2"), "ulysses_sequence_parallel_size"),
+        ((*GOOD, "trainer.nnodes=2", "trainer.launcher=processes"), "trainer.launcher"),
+        (
+            (*GOOD, "trainer.n_gpus_per_node=2", "model.lora_rank=4", "model.load_in_4bit=true"),
+            "model.load_in_4bit",
+        ),
     ],
 )
 def test_violated_rules_are_reported(overrides, key):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from burnish.config import load
-from burnish.dialects.report import CONVERTED, INERT, KEPT, PENDING, REFUSED
+from burnish.dialects.report import CONVERTED, INERT, KEPT, REFUSED
 from burnish.dialects.translate import translate_command
 from burnish.dialects.verl.programs import find_program, module_of
 
@@ -298,11 +298,14 @@ def test_torchrun_sets_the_number_of_processes():
     translation = verl("trainer.n_gpus_per_node=8", entry=entry, before=before)
     assert translation.settings["trainer.n_gpus_per_node"] == 4
     assert translation.settings["trainer.nnodes"] == 2
-    assert item_of(translation, "--nproc_per_node").status == PENDING
+    assert item_of(translation, "--nproc_per_node").status == CONVERTED
     assert item_of(translation, "trainer.n_gpus_per_node").status == INERT
     assert "trainer.n_gpus_per_node" not in verl(entry=entry).settings
     unknown = verl(entry=entry, before=("torchrun", "--nproc_per_node=auto", "-m"))
     assert item_of(unknown, "--nproc_per_node").status == REFUSED
+    alone = verl("ulysses_sequence_parallel_size=4", entry=entry)
+    assert alone.settings["trainer.n_gpus_per_node"] == 4
+    assert verl(entry="verl.trainer.sft_trainer_ray").settings["trainer.n_gpus_per_node"] == 8
 
 
 def test_one_process_has_nothing_pending():

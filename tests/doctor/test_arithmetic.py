@@ -76,3 +76,11 @@ def test_supervised_training():
     result = sft_arithmetic(cfg, False, 320)
     assert (result["micro_batches_per_update"], result["tokens_per_micro_batch"]) == (8, 4 * 1024)
     assert result["steps"] == 40
+
+
+def test_supervised_training_over_ranks():
+    """Sequence-parallel ranks share examples, and a batch over all ranks is divided by the others."""
+    ranks = ["trainer.n_gpus_per_node=8", "ulysses_sequence_parallel_size=2", "data.micro_batch_size=8"]
+    cfg = load(["data.train_batch_size=32", *ranks], job="sft", check=False).cfg
+    result = sft_arithmetic(cfg, False, 320)
+    assert (result["ranks"], result["examples_per_micro_batch"], result["micro_batches_per_update"]) == (8, 2, 4)

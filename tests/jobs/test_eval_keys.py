@@ -5,7 +5,11 @@ import pytest
 from burnish.config import load
 from burnish.config.status import status_of
 from burnish.config.tree import tree
-from burnish.jobs.eval.run import settings_of
+from burnish.distributed.ray import RayOptions
+from burnish.errors import UserError
+from burnish.jobs.eval import run
+from burnish.jobs.eval.run import evaluate, on_nodes, settings_of
+from burnish.loop import reward_nodes
 
 # Tested in tests/jobs/test_eval.py.
 TESTED = {f"data.{name}" for name in ("path", "prompt_key", "response_key", "data_source_key", "reward_model_key")}
@@ -40,9 +44,17 @@ PASSED_ON = {
 }
 
 
+RAY = {
+    "reward_nodes": "3",
+    "num_cpus": "5",
+    "options": "{address: auto}",
+    "timeline_json_file": "timeline.json",
+}
+
+
 def test_all_keys_are_tested():
     acting = {key for key in tree("eval").leaves if status_of(key, job="eval").kind == "acts"}
-    assert acting == TESTED | set(PASSED_ON)
+    assert acting == TESTED | set(PASSED_ON) | {f"ray_init.{name}" for name in RAY}
 
 
 @pytest.mark.parametrize("key", PASSED_ON)
@@ -56,7 +68,7 @@ def test_settings_reach_the_scorer(key):
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("ray_init.num_cpus=2", "without Ray"),
+        ("ray_init.num_cpus=2", "scored on this machine"),
         ("reward.scale=2", "raw scores"),
         ("reward.model_weight=2", "no reward model"),
         ("reward.failure_threshold=0.5", "scores all rows"),
@@ -65,3 +77,31 @@ def test_settings_reach_the_scorer(key):
 def test_keys_without_effect_are_reported(override, reason):
     (notice,) = load(["data.path=a.jsonl", override], job="eval").notices
     assert reason in notice
+
+
+@pytest.mark.parametrize("name", RAY)
+def test_keys_of_ray_reach_the_cluster_and_its_nodes(monkeypatch, name):
+    monkeypatch.setattr(run, "RayCluster", lambda options: options)
+    monkeypatch.setattr(reward_nodes, "RewardNodes", lambda cluster, nodes, *others: (cluster, nodes))
+
+    def requested(*overrides: str) -> tuple[RayOptions, int]:
+        cfg = load(["data.path=a.jsonl", "ray_init.reward_nodes=2", *overrides], job="eval").cfg
+        return on_nodes(cfg, settings_of(cfg)).pool(None, None, None)
+
+    before, after = requested(), requested(f"ray_init.{name}={RAY[name]}")
+    assert before == (RayOptions(), 2) and after != before
+
+
+def test_nodes_need_workers():
+    with pytest.raises(UserError, match="runs reward functions in the process of the run"):
+        load(["data.path=a.jsonl", "ray_init.reward_nodes=1", "reward.num_workers=0"], job="eval")
+
+
+@pytest.mark.long
+def test_nodes_of_a_cluster_score_what_this_machine_does():
+    rows = [
+        {"data_source": "openai/gsm8k", "reward_model": {"ground_truth": str(n)}, "responses": [f"#### {n}", "#### 3"]}
+        for n in range(6)
+    ]
+    nodes = ["reward.num_workers=1", "ray_init.reward_nodes=1", "ray_init.num_cpus=2"]
+    assert evaluate(nodes, rows=rows).scored == evaluate(["reward.num_workers=1"], rows=rows).scored

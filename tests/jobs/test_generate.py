@@ -153,7 +153,7 @@ def test_max_model_len_limits_the_responses(responses):
         (["rollout.max_model_len=20"], "rollout.max_model_len"),
         (["rollout.min_tokens=7"], "rollout.min_tokens"),
         (["rollout.name=vllm"], "rollout.name"),
-        (["trainer.n_gpus_per_node=8"], "trainer.n_gpus_per_node"),
+        (["trainer.nnodes=2", "trainer.launcher=processes"], "trainer.launcher"),
         (["rollout.load_format=dumy"], "rollout.load_format"),
         (["rollout.stop_token_ids=[4000]"], "rollout.stop_token_ids"),
     ],
@@ -204,7 +204,7 @@ def test_json_is_all_of_standard_output(settings, capsys, tmp_path):
 def test_status_of_every_key():
     kinds = {key: status_of(key, job="generate").kind for key in tree("generate").leaves}
     assert kinds["data.path"] == kinds["rollout.temperature"] == kinds["trainer.seed"] == "acts"
-    assert kinds["actor.strategy"] == kinds["ray_init.num_cpus"] == kinds["rollout.n"] == "inert"
-    assert kinds["trainer.nnodes"] == "pending"
+    assert kinds["trainer.nnodes"] == kinds["trainer.launcher"] == kinds["ray_init.num_cpus"] == "acts"
+    assert kinds["actor.strategy"] == kinds["ray_init.reward_nodes"] == kinds["rollout.n"] == "inert"
     notices = load(["model.path=m", "data.path=p", "rollout.name=hf", "rollout.invariant=true"], job="generate").notices
     assert any("paged KV cache" in notice for notice in notices)

@@ -11,9 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import burnish.training.checkpoint as checkpoint
+from burnish.config import load
 from burnish.demo.tiny import make_model, make_tokenizer
 from burnish.errors import UserError
 from burnish.jobs.sft.fit import sft
+from burnish.jobs.sft.memory import next_change
 from burnish.log.file import read_metrics
 from burnish.log.folder import RunFolder
 from burnish.models.load import load_tokenizer
@@ -247,3 +249,33 @@ def test_a_profiled_step_computes_the_same_and_leaves_a_trace(model, tmp_path):
     summary = summarize(trace)
     assert "step" in summary.phases and any("mm" in entry.name for entry in summary.top)
     assert trace.name in (profiled / "notes.txt").read_text()
+
+
+def test_a_device_without_memory_names_the_phase_and_the_next_key(model, tmp_path, monkeypatch):
+    def run_out(*arguments, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
+
+    monkeypatch.setattr("burnish.training.backends.module.ModuleBackend.log_probs", run_out)
+    with pytest.raises(UserError) as caught:
+        sft(overrides(model, tmp_path), dataset=ROWS)
+    assert "ran out of memory in the phase 'update', allocating 3.00 GiB more" in caught.value.text()
+    assert "model weights 0.00 GiB" in caught.value.text()
+    assert "data.micro_batch_size_per_gpu=1  (" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "next_key"),
+    [
+        (("data.use_dynamic_bsz=true",), "data.max_token_len_per_gpu=64"),
+        (("data.micro_batch_size=4",), "data.micro_batch_size=null data.micro_batch_size_per_gpu=1"),
+        (("data.micro_batch_size_per_gpu=1",), "model.enable_gradient_checkpointing=true"),
+        (
+            ("data.micro_batch_size_per_gpu=1", "model.enable_gradient_checkpointing=true"),
+            "model.fsdp_config.offload_policy=true",
+        ),
+    ],
+)
+def test_what_saves_memory_next(model, tmp_path, given, next_key):
+    cfg = load(overrides(model, tmp_path, *given), job="sft", given=["data.train_files"]).cfg
+    change = next_change(cfg)
+    assert change is not None and change[0] == next_key

@@ -19,16 +19,21 @@ from burnish.config import load
 from burnish.config.status import status_of
 from burnish.config.tree import tree
 from burnish.demo.tiny import make_model, make_tokenizer
-from burnish.errors import UserError
-from burnish.jobs.sft.build import build, model_source
-from burnish.jobs.sft.fit import fit, resume, start
+from burnish.distributed.process_group import RankInfo
+from burnish.errors import UserError, WorkerDied
+from burnish.jobs.sft.build import build, model_source, pools
+from burnish.jobs.sft.fit import fit, resume, sft, start
+from burnish.jobs.sft.worker import SftWorker
 from burnish.log.file import read_metrics
 from burnish.loop import backends
+from burnish.loop.launch import WorkerProgram
 from burnish.training import optim
 from burnish.training.backend import has_dropout
 from burnish.training.backends import module as backend
 from burnish.training.offload import TensorOffload
 from burnish.training.packing import PackedRows
+
+from ..keys import ranks
 
 HEADER = "{% if add_generation_prompt %}[assistant]{% endif %}"
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }};{% endfor %}" + HEADER
@@ -303,9 +308,69 @@ def saved_by_main_thread(kit: Kit, more: tuple[str, ...]) -> bool:
     return writers == [threading.main_thread().name]
 
 
+def sharded(look: Callable[[str, Any], Any]) -> Callable[[Kit, tuple[str, ...]], Any]:
+    """What the first of two ranks sees of its model."""
+
+    def observe(kit: Kit, more: tuple[str, ...]) -> Any:
+        cfg = load(kit.overrides(more), job="sft").cfg
+        with ranks.two_ranks(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr("burnish.loop.role_worker.init_process_group", lambda info, device: None)
+            worker = SftWorker(RankInfo(rank=0, size=2, local_rank=0, address=""), cfg, ("model",), 2)
+            return look("model", worker.roles["model"].backend)
+
+    return observe
+
+
+def sequence_ranks(role: str, backend: Any) -> int:
+    return backend.parallel.sequence_size
+
+
+def launched(look: Callable[[Any], Any]) -> Callable[[Kit, tuple[str, ...]], Any]:
+    """What the run's processes, or Ray, are told at the start."""
+
+    def observe(kit: Kit, more: tuple[str, ...]) -> Any:
+        cfg = load(kit.overrides(more), job="sft").cfg
+        return look(ranks.Launch(cfg, pools(cfg), WorkerProgram("burnish.jobs.sft.worker:SftWorker", (2,))))
+
+    return observe
+
+
+def attempts(kit: Kit, more: tuple[str, ...]) -> int:
+    """How often a run is built whose workers always die."""
+    built = []
+
+    def build(*arguments: Any, **options: Any) -> None:
+        built.append(arguments)
+        raise WorkerDied("rank 1", "was killed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("burnish.jobs.sft.fit.build", build)
+        with pytest.raises(UserError):
+            sft(kit.overrides(more))
+    return len(built)
+
+
+def is_watched(kit: Kit, more: tuple[str, ...]) -> bool:
+    """Whether a watchdog looks after the run while it trains."""
+    threads: set[str] = set()
+
+    def look(run: Any) -> dict[str, float]:
+        threads.update(thread.name for thread in threading.enumerate())
+        return {}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("burnish.jobs.sft.fit.fault_metrics", look)
+        sft(kit.overrides(more))
+    return "burnish-watchdog" in threads
+
+
 CHAT = (f"data.chat_template={json.dumps(TEMPLATE)}", "data.multiturn.enable=true")
 WITH_TOOLS = (f"data.chat_template={json.dumps(TOOLS)}", "data.multiturn.enable=true")
 LORA = ("model.lora_rank=4",)
+TWO = ("trainer.n_gpus_per_node=2", "trainer.device=cpu")
+RAY = (*TWO, "trainer.launcher=ray")
+WRAP = "model.fsdp_config.wrap_policy"
+HALVES = (*TWO, f"{WRAP}.transformer_layer_cls_to_wrap=[Qwen2Attention,Qwen2MLP]")
 # The header of an answer ends where a special token of the tokenizer could begin.
 SPLIT = TEMPLATE.replace("[assistant]", "<|im_").replace(
     "[{{ m.role }}]", "{% if m.role == 'assistant' %}<|im_{% else %}[u]{% endif %}"
@@ -448,6 +513,22 @@ ROWS = [
     ("trainer.test_freq", "1", after(lambda run, metrics: ["val/loss" in metrics[s] for s in metrics]), ("val",)),
     ("trainer.max_ckpt_to_keep", "1", after(files), ("trainer.save_freq=1",)),
     ("trainer.checkpoint.save_contents", "[model,hf_model]", after(files), ()),
+    (f"{WRAP}.min_num_params", "1000", sharded(ranks.units), TWO),
+    (f"{WRAP}.transformer_layer_cls_to_wrap", "Qwen2MLP", sharded(ranks.units), TWO),
+    ("model.fsdp_config.reshard_after_forward", "false", sharded(ranks.freed), TWO),
+    ("model.fsdp_config.fsdp_size", "1", sharded(ranks.mesh), TWO),
+    ("model.fsdp_config.forward_prefetch", "true", sharded(ranks.gathered_ahead), HALVES),
+    ("model.fsdp_config.mixed_precision.reduce_dtype", "bf16", sharded(ranks.summed_in), TWO),
+    ("ulysses_sequence_parallel_size", "2", sharded(sequence_ranks), TWO),
+    ("trainer.nnodes", "2", launched(ranks.nodes), RAY),
+    ("trainer.n_gpus_per_node", "4", launched(ranks.seats), TWO),
+    ("trainer.launcher", "processes", launched(ranks.starter), RAY),
+    ("trainer.ray_wait_register_center_timeout", "7", launched(ranks.patience), RAY),
+    ("trainer.max_restarts", "1", attempts, ()),
+    ("trainer.hang_timeout", "0", is_watched, ()),
+    ("ray_init.num_cpus", "5", launched(ranks.ray_start), RAY),
+    ("ray_init.options", "{address: auto}", launched(ranks.ray_start), RAY),
+    ("ray_init.timeline_json_file", "timeline.json", launched(ranks.timelines), RAY),
     ("trainer.profile_steps", "[2]", after(profiles), ()),
     ("profiler.contents", "[cpu,shapes]", after(has_shapes), ("trainer.profile_steps=[2]",)),
     ("profiler.save_path", lambda kit: kit.path("recordings"), after(profiles), ("trainer.profile_steps=[2]",)),

@@ -335,7 +335,7 @@ def attempts(case: Case) -> int:
         raise WorkerDied("rank 1", "was killed")
 
     with pytest.raises(UserError):
-        restarting(case.loaded, build, lambda run, loaded: fit(run))
+        restarting(case.loaded, build, lambda run, loaded: fit(run), lambda run: run.recorder)
     return len(built)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import queue
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,8 +38,8 @@ from burnish.distributed.weights import Endpoint, _buckets
 from burnish.distributed.worker_group import WorkerGroup
 from burnish.errors import WorkerDied
 from burnish.loop.handles import RemoteWeights
-from burnish.loop.launch import LaunchedRoles, launch
-from burnish.loop.pools import pools
+from burnish.loop.launch import LaunchedRoles, ProcessConfig, WorkerProgram, launch, train_worker
+from burnish.loop.pools import Pool, pools
 from burnish.loop.roles import load_run_tokenizer, policy_source
 from burnish.loop.worker import Worker
 from burnish.reward.settings import RewardSettings
@@ -77,12 +78,19 @@ def one_rank(case: Case) -> Iterator[Worker]:
     worker.info = RankInfo(rank=0, size=2, local_rank=0, address="")
     worker.source = policy_source(case.cfg)
     worker.tokenizer = load_run_tokenizer(case.cfg, worker.source)
+    with two_ranks():
+        yield worker
+
+
+@contextlib.contextmanager
+def two_ranks() -> Iterator[None]:
+    """The first of two, for torch."""
     new_group = dist.new_group
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dist, "new_group", lambda ranks=None, backend=None: new_group(ranks, backend="fake"))
-            yield worker
+            yield
     finally:
         dist.destroy_process_group()
 
@@ -267,26 +275,37 @@ class Joined(Exception):
     """The process group that a transfer of weights would join."""
 
 
+@dataclass(frozen=True)
+class Launch:
+    """What `launch` gets."""
+
+    cfg: ProcessConfig
+    pools: list[Pool]
+    program: WorkerProgram
+
+
 @contextlib.contextmanager
-def launched(case: Case) -> Iterator[tuple[LaunchedRoles, list[Recorder], RayStandIn]]:
+def launched(case: Case | Launch) -> Iterator[tuple[LaunchedRoles, list[Recorder], RayStandIn]]:
     """A run's processes, as far as they would be told what to do."""
     ray = RayStandIn()
+    if not isinstance(case, Launch):
+        case = Launch(case.cfg, pools(case.cfg), train_worker(case.cfg, 2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recorder, "made", [])
         patch.setattr(burnish.loop.launch, "WorkerGroup", Recorder)
         patch.setattr(burnish.loop.launch, "pick_device", torch.device)
         patch.setattr(burnish.distributed.ray, "_ray", lambda: ray)
         patch.delenv("RAY_ADDRESS", raising=False)
-        yield launch(case.cfg, pools(case.cfg), 2), Recorder.made, ray
+        yield launch(case.cfg, case.pools, case.program), Recorder.made, ray
 
 
-def seats(case: Case) -> dict[str, list[int]]:
+def seats(case: Case | Launch) -> dict[str, list[int]]:
     """The devices of every pool's processes, each with the roles that it holds."""
     with launched(case) as (_, groups, _):
         return {", ".join(group.roles): [info.local_rank for info in group.infos] for group in groups}
 
 
-def nodes(case: Case) -> list[int]:
+def nodes(case: Case | Launch) -> list[int]:
     """Machines that every pool requests from Ray."""
     with launched(case) as (_, groups, ray):
         for group in groups:
@@ -311,7 +330,7 @@ def timeouts(case: Case) -> list[float]:
     return calls
 
 
-def patience(case: Case) -> tuple[float, str]:
+def patience(case: Case | Launch) -> tuple[float, str]:
     """Seconds that Ray may take to place workers; and the error where none of them calls, on a clock that races."""
     with launched(case) as (_, groups, ray), pytest.MonkeyPatch.context() as patch:
         with contextlib.suppress(Placed):
@@ -330,12 +349,12 @@ def patience(case: Case) -> tuple[float, str]:
         return ray.waits[0], caught.value.why
 
 
-def starter(case: Case) -> str:
+def starter(case: Case | Launch) -> str:
     with launched(case) as (_, groups, _):
         return type(groups[0].starter).__name__
 
 
-def ray_start(case: Case) -> dict[str, Any]:
+def ray_start(case: Case | Launch) -> dict[str, Any]:
     """The arguments of ray.init."""
     with launched(case) as (_, _, ray):
         return ray.given
@@ -361,7 +380,7 @@ def tools_on(case: Case) -> int:
         return 0 if load is Template else load.__self__.start_processes()[0]
 
 
-def timelines(case: Case) -> list[str]:
+def timelines(case: Case | Launch) -> list[str]:
     """Written when the run has ended."""
     with launched(case) as (run, _, ray):
         run.close()

@@ -6,13 +6,14 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import burnish.loop.launch
 from burnish.config import load
 from burnish.distributed.processes import Processes
 from burnish.distributed.torchrun import Torchrun
 from burnish.errors import UserError
-from burnish.loop.launch import check_launcher, launch
+from burnish.loop.launch import check_launcher, check_transport, launch, train_worker
 from burnish.loop.pools import pools
 
 GIVEN = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model", "trainer.device=cpu"]
@@ -66,7 +67,7 @@ def groups(monkeypatch):
 
 def started(*overrides):
     cfg = load([*GIVEN, "algorithm.adv_estimator=grpo", *overrides]).cfg
-    return launch(cfg, pools(cfg), total_steps=7)
+    return launch(cfg, pools(cfg), train_worker(cfg, total_steps=7))
 
 
 def test_every_process_has_a_device_and_a_rank_in_its_pool(groups):
@@ -167,8 +168,22 @@ def test_nccl_sends_between_gpus():
     key = "actor_rollout_ref.rollout.checkpoint_engine.backend"
     cfg = load([*GIVEN, *APART, f"{key}=nccl"]).cfg
     with pytest.raises(UserError, match="nccl requires CUDA devices") as caught:
-        check_launcher(cfg, pools(cfg))
+        check_transport(cfg)
     assert (caught.value.key, caught.value.hint) == (key, f"{key}=gloo")
     for fits in ((*APART, f"{key}=gloo"), (f"{key}=nccl",)):  # or nothing is sent at all
         cfg = load([*GIVEN, *fits]).cfg
+        assert check_transport(cfg) is None
+
+
+@pytest.mark.parametrize(("launcher", "fits"), [("processes", False), ("ray", True)])
+def test_a_rank_needs_a_device_of_its_own(monkeypatch, launcher, fits):
+    """On this machine; Ray reserves the devices of its cluster itself."""
+    monkeypatch.setattr(burnish.loop.launch, "pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    cfg = load([*GIVEN, TWO, f"trainer.launcher={launcher}"]).cfg
+    if fits:
         assert check_launcher(cfg, pools(cfg)) is None
+        return
+    with pytest.raises(UserError, match="this machine has 1") as caught:
+        check_launcher(cfg, pools(cfg))
+    assert (caught.value.key, caught.value.hint) == ("trainer.n_gpus_per_node", "trainer.n_gpus_per_node=1")

@@ -50,6 +50,8 @@ def translate(invocation: Invocation) -> Translation:
     for option, ours in PROCESS_OPTIONS.items():
         if invocation.processes.get(option, "").isdigit():
             t.set_implicit(f"trainer.{ours}", int(invocation.processes[option]), f"the launcher's --{option}")
+    if not invocation.processes:
+        _without_counts(t)
     t.set_all(MAPPINGS)
     _model(t)
     _data(t)
@@ -59,6 +61,17 @@ def translate(invocation: Invocation) -> Translation:
     _saving(t)
     loggers.translate_loggers(t)
     return t.finish()
+
+
+def _without_counts(t: Translator) -> None:
+    """deepspeed without counts starts a process on every GPU of the machine, which a translation cannot know."""
+    ring = t.get("ring_attn_size")
+    if ring > 1:
+        why = "the launcher sets the number of processes; the ring needs these"
+        t.set_implicit("trainer.n_gpus_per_node", ring, why)
+    t.translation.notes.append(
+        f"the launcher names no number of processes: {ring} rank{'s' * (ring > 1)}; `deepspeed --num_gpus N` sets more."
+    )
 
 
 def _model(t: Translator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -26,23 +27,21 @@ from burnish.dialects.verl.versions import (
 _ROLLOUT = "actor_rollout_ref.rollout"
 _TURNS = f"{_ROLLOUT}.multi_turn"
 _CLIP = "actor_rollout_ref.actor.clip_ratio"
-# Keys of a job's config file that verl ignores: torchrun sets the number of processes.
-_IGNORED_BY_VERL = {"sft": ("trainer.nnodes", "trainer.n_gpus_per_node")}
 
 
-def verl_defaults(job: str, version: str) -> dict[str, Any]:
-    """The defaults of a version that may differ from Burnish's, by key."""
-    changed, ignored = defaults_of(version), _IGNORED_BY_VERL.get(job, ())
+def verl_defaults(job: str, version: str, ignored: Collection[str] = ()) -> dict[str, Any]:
+    """The defaults of a version that may differ from Burnish's, by key. verl's program ignores some keys."""
+    changed = defaults_of(version)
     leaves = [leaf for leaf in tree(job).leaves.values() if leaf.key not in ignored]
     values = [(leaf, changed.get(leaf.key, leaf.facts.verl)) for leaf in leaves]
     return {leaf.key: convert(leaf, value) for leaf, value in values if value is not SAME}
 
 
-def write_defaults(translation: Translation, cfg: Any, version: str) -> None:
+def write_defaults(translation: Translation, cfg: Any, version: str, ignored: Collection[str] = ()) -> None:
     """Add an item for every unset key whose default in verl differs from Burnish's. `cfg` holds the set keys."""
     absent_roles = _absent_roles(cfg)
     changed = defaults_of(version)
-    for key, value in verl_defaults(translation.job, version).items():
+    for key, value in verl_defaults(translation.job, version, ignored).items():
         leaf = tree(translation.job).leaves[key]
         if key in translation.settings or value == leaf.default:
             continue

@@ -18,7 +18,7 @@ from burnish.dialects.report import CONVERTED, KEPT, REFUSED, Item, Translation
 from burnish.dialects.verl.arguments import Arguments, parse_arguments
 from burnish.dialects.verl.defaults import verl_defaults, write_defaults
 from burnish.dialects.verl.programs import BURNISH, Program, find_program, module_of
-from burnish.dialects.verl.torchrun import apply_torchrun_counts
+from burnish.dialects.verl.torchrun import TORCHRUN_KEYS, apply_torchrun_counts
 from burnish.dialects.verl.translator import Translator
 from burnish.dialects.verl.versions import (
     Assumption,
@@ -75,14 +75,15 @@ class Verl:
         for entry in _of_version(file, assumed.version):
             translator.add(entry, explicit=file.is_users)
         translator.add_overrides(_key_overrides(arguments))
-        cfg = translator.finish(verl_defaults(program.job, assumed.version) if program.config_name else None)
+        ignored = TORCHRUN_KEYS if program.torchrun else ()
+        cfg = translator.finish(verl_defaults(program.job, assumed.version, ignored) if program.config_name else None)
         for key, value in _async_settings(program).items():
             if key not in translation.settings:
                 translation.add(Item(invocation.entry, None, CONVERTED, key, value, _ASYNC_WHY, explicit=False))
-        if program.job == "sft":
+        if program.torchrun:
             apply_torchrun_counts(invocation, translation)
         if program.config_name:
-            write_defaults(translation, cfg, assumed.version)
+            write_defaults(translation, cfg, assumed.version, ignored)
             translation.notes.append(assumed.note())
         return translation
 
@@ -103,9 +104,10 @@ class Verl:
         for entry in _of_version(file, assumed.version) if file.bases else entries:
             translator.add(entry)
         translator.add_overrides(arguments.overrides)
-        cfg = translator.finish(verl_defaults(translation.job, assumed.version) if file.bases else None)
+        ignored = TORCHRUN_KEYS if translation.job == "sft" else ()
+        cfg = translator.finish(verl_defaults(translation.job, assumed.version, ignored) if file.bases else None)
         if file.bases:  # a file without any gets Burnish's defaults
-            write_defaults(translation, cfg, assumed.version)
+            write_defaults(translation, cfg, assumed.version, ignored)
             translation.notes.append(assumed.note())
         return translation
 

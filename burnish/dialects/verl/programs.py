@@ -17,20 +17,21 @@ class Program:
     config_name: str = ""  # base config in verl's config tree; "" for Burnish's own commands
     async_mode: str = ""  # async_training.mode of programs that generate on separate devices during training
     refusal: str = ""
+    torchrun: bool = False  # whether torchrun sets the number of processes; verl ignores that of the config
 
 
 _DAPO = Program("train", "dapo_trainer")
 _ONE_STEP = Program("train", "one_step_off_ppo_trainer", async_mode="one_step_off")
 _FULLY_ASYNC = Program("train", "fully_async_ppo_trainer", async_mode="queue")
 _GENERATE = Program("generate", "generation")
-_SFT = Program("sft", "sft_trainer_engine")
+_SFT = Program("sft", "sft_trainer_engine", torchrun=True)
 
 PROGRAMS: dict[str, Program] = {
     "verl.trainer.main_ppo": Program("train", "ppo_trainer"),
     "verl.trainer.main_ppo_sync": Program("train", "ppo_trainer"),
-    "verl.trainer.fsdp_sft_trainer": Program("sft", "sft_trainer"),
+    "verl.trainer.fsdp_sft_trainer": Program("sft", "sft_trainer", torchrun=True),
     "verl.trainer.sft_trainer": _SFT,
-    "verl.trainer.sft_trainer_ray": _SFT,
+    "verl.trainer.sft_trainer_ray": Program("sft", "sft_trainer_engine"),
     "verl.trainer.main_generation": _GENERATE,
     "verl.trainer.main_generation_server": _GENERATE,
     "verl.trainer.main_eval": Program("eval", "evaluation"),

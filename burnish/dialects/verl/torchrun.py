@@ -7,11 +7,14 @@ from burnish.dialects.report import CONVERTED, INERT, REFUSED, Item, Translation
 
 # torchrun option -> Burnish key.
 _KEYS = {"nproc_per_node": "trainer.n_gpus_per_node", "nnodes": "trainer.nnodes"}
+TORCHRUN_KEYS = tuple(_KEYS.values())
+_SEQUENCE = "ulysses_sequence_parallel_size"
 
 
 def apply_torchrun_counts(invocation: Invocation, translation: Translation) -> None:
     """Let torchrun's counts replace those of the config, which verl ignores."""
     if not invocation.processes:
+        _count_sequence_ranks(invocation, translation)
         return
     for name, key in _KEYS.items():
         text = invocation.processes.get(name, "1")
@@ -23,6 +26,14 @@ def apply_torchrun_counts(invocation: Invocation, translation: Translation) -> N
         if name in invocation.processes:
             why = "number of processes that torchrun starts"
             translation.add(Item(f"--{name}", text, CONVERTED, key, int(text), why))
+
+
+def _count_sequence_ranks(invocation: Invocation, translation: Translation) -> None:
+    """A command without torchrun, as in a report of its arguments: as many ranks as its sequences need."""
+    size, key = translation.settings.get(_SEQUENCE, 1), _KEYS["nproc_per_node"]
+    if size > 1 and key not in translation.settings:
+        why = f"torchrun sets the number of processes in verl; {_SEQUENCE} needs these"
+        translation.add(Item(invocation.entry, None, CONVERTED, key, size, why, explicit=False))
 
 
 def _override_config(translation: Translation, key: str, name: str, number: int) -> None:

@@ -7,16 +7,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from burnish.config import Loaded, Overrides, load
 from burnish.config.reward import SandboxConfig
 from burnish.data.files import ListRows, Rows, read_files
+from burnish.distributed.ray import RayCluster
 from burnish.jobs.eval.measure import ScoredRow, Summary, summarize
 from burnish.jobs.eval.responses import all_samples, check_columns, check_rows
 from burnish.jobs.eval.write import check_output, write_scored
 from burnish.log.console import Console, progress_counter
+from burnish.loop.launch import ray_options
+from burnish.loop.reward_nodes import reward_nodes
 from burnish.reward.sample import Problem, Score
 from burnish.reward.sandbox.settings import SandboxSettings
 from burnish.reward.score import Scorer
@@ -25,6 +28,7 @@ from burnish.reward.settings import RewardSettings
 if TYPE_CHECKING:
     from burnish.config.jobs import EvalConfig
 
+CLUSTER_TIMEOUT = 300.0  # seconds to wait for the resources of a cluster
 MAX_PENDING = 4096  # responses submitted and not yet scored, to bound the memory for large files
 
 
@@ -91,7 +95,7 @@ def evaluate_loaded(
         check_output(cfg.data.output_path, data)
     check_columns(data, cfg.data, reads_prompts=False)
     sources = check_rows(data, cfg.data)
-    with Scorer(settings_of(cfg), reward) as scorer:
+    with Scorer(on_nodes(cfg, settings_of(cfg)), reward) as scorer:
         scorer.check_sources(sources)
         check_columns(data, cfg.data, reads_prompts=scorer.reads_prompts or scorer.reads_rows or scorer.reads_pictures)
         scorer.check_columns(data.kinds)
@@ -107,6 +111,18 @@ def evaluate_loaded(
 
 def settings_of(cfg: EvalConfig) -> RewardSettings:
     return RewardSettings.of(cfg.custom_reward_function, cfg.reward, SandboxSettings.of(cfg.sandbox, SandboxConfig()))
+
+
+def on_nodes(cfg: EvalConfig, settings: RewardSettings) -> RewardSettings:
+    """With the workers on nodes of a Ray cluster where ray_init.reward_nodes asks for it."""
+    ray_init = cfg.ray_init
+    if not ray_init.reward_nodes:
+        return settings
+
+    def open_cluster() -> RayCluster:
+        return RayCluster(ray_options(ray_init, CLUSTER_TIMEOUT))
+
+    return replace(settings, pool=reward_nodes(open_cluster, ray_init.reward_nodes, None, CLUSTER_TIMEOUT))
 
 
 @contextmanager

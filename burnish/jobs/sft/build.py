@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from burnish.config.optim import OptimConfig
+from burnish.config.ranks import is_single_process, sft_micro_batch_size
+from burnish.config.sequence_rules import NAME
 from burnish.data.examples import ExampleDataset, load_examples
 from burnish.data.find import Finder
 from burnish.data.sampler import PromptSampler
@@ -23,17 +25,22 @@ from burnish.loop.build_vision import build_vision
 from burnish.loop.experiment import check_same_shape, describe_experiment
 from burnish.loop.export import check_export_dir
 from burnish.loop.finish import check_finished
+from burnish.loop.handles import SftHandle
+from burnish.loop.launch import WorkerProgram, check_launcher, launch
+from burnish.loop.pools import Pool, describe_pools
 from burnish.loop.state import find_checkpoint
 from burnish.models.device import pick_device
 from burnish.models.load import ModelSource, load_config, load_tokenizer, read_chat_template
+from burnish.models.sequence.method import choose_method
 from burnish.profiling.plan import FOLDER, NO_PLAN, ProfilePlan, RoleProfile
 from burnish.profiling.process import ProcessProfiler
-from burnish.profiling.run import RunProfiler
+from burnish.profiling.run import RunProfiler, Target, remote_targets
 from burnish.profiling.tools import PROFILERS
 from burnish.training.checkpoint import Checkpoints, read_trainer
 from burnish.training.export import loadable_path
 from burnish.training.mirror import Mirror
 from burnish.training.packing import MicroBatchSize
+from burnish.training.parallel import SINGLE_PROCESS, ParallelContext
 from burnish.training.sft import SftModel
 from burnish.training.update import UpdatePlan
 
@@ -43,6 +50,7 @@ if TYPE_CHECKING:
 
 Rows = Sequence[Mapping[str, Any]]
 MODEL = "model.partial_pretrain"
+ROLE = "model"  # the one role, as workers and recordings name it
 
 
 def build(
@@ -52,16 +60,15 @@ def build(
 
     With `stop_if_finished`, raises AlreadyFinished where the run folder holds this run, with all its steps done.
     """
+    check_launcher(cfg, pools(cfg))
     device = pick_device(cfg.trainer.device)
     check_kernels({"model": cfg.model}, cfg.model.use_liger, device)
     loggers = Loggers(cfg.trainer.logger)
     check_export_dir(cfg.trainer.export_dir)
     source = model_source(cfg)
-    load_config(source)
+    layout = check_sequence_parallel(cfg, source)
     data = cfg.data
-    tokenizer = load_tokenizer(source.checked_path(), trust_remote_code=source.trust_remote_code, key=MODEL)
-    if data.chat_template is not None:
-        tokenizer.chat_template = read_chat_template(data.chat_template, "data.chat_template")
+    tokenizer = load_job_tokenizer(cfg, source)
     vision = build_vision(cfg, source, tokenizer)
     train_finder = Finder("data.train_files", data.train_split, data.use_shm, tokenizer=tokenizer)
     train = load_examples(data, train_finder, data.train_files, data.train_max_samples, dataset, vision)
@@ -72,7 +79,8 @@ def build(
     sampler = PromptSampler(len(train), data.train_batch_size, shuffle=True, seed=cfg.trainer.seed)
     total = cfg.trainer.total_training_steps or cfg.trainer.total_epochs * sampler.batches_per_epoch
     folder = RunFolder(cfg.trainer.default_local_dir)
-    notices = [*train.notices, *([] if val is None else val.notices), *sampler.notices(), *choose_threads(folder)]
+    val_notices = [] if val is None else val.notices
+    notices = [*train.notices, *val_notices, *sampler.notices(), *choose_threads(folder), *layout]
     run = SftRun(
         cfg=cfg,
         tokenizer=tokenizer,
@@ -96,11 +104,43 @@ def build(
     for profile in plan.roles:
         PROFILERS[profile.tool].load().check(device, profile)
     with loggers.activity("loading the model"):
-        run.model = build_model(cfg, source, device, total)
+        place_model(run, source, device)
     if plan.roles:
-        run.profiler = RunProfiler(plan, [ProcessProfiler(plan, 0, device)], loggers.note)
+        targets: list[Target] = [*remote_targets(plan, run.workers.groups)]
+        run.profiler = RunProfiler(plan, targets or [ProcessProfiler(plan, 0, device)], loggers.note)
         run.clock.observe = run.profiler.phase
     return run
+
+
+def place_model(run: SftRun, source: ModelSource, device: torch.device) -> None:
+    """Load the model in this process, or start the ranks that do."""
+    cfg, run_pools = run.cfg, pools(run.cfg)
+    if not run_pools:
+        run.model = build_model(cfg, source, device, run.total_steps)
+        return
+    program = WorkerProgram("burnish.jobs.sft.worker:SftWorker", (run.total_steps,), cfg.trainer.experiment_name)
+    run.workers = launch(cfg, run_pools, program)
+    run.model = SftHandle(run.workers.groups[ROLE], ROLE)
+    run.notices += [describe_pools(run_pools, device), *run.workers.notices]
+
+
+def pools(cfg: SftConfig) -> list[Pool]:
+    """[] where the run is a single process."""
+    return [] if is_single_process(cfg) else [Pool("trainer", cfg.trainer.nnodes, cfg.trainer.n_gpus_per_node, (ROLE,))]
+
+
+def check_sequence_parallel(cfg: SftConfig, source: ModelSource) -> list[str]:
+    """Raise where the ranks of ulysses_sequence_parallel_size cannot share the model's heads; returns notices."""
+    config, size = load_config(source), cfg.ulysses_sequence_parallel_size
+    return [choose_method(config, size, NAME).notice] if size > 1 else []
+
+
+def load_job_tokenizer(cfg: SftConfig, source: ModelSource) -> Any:
+    """The model's tokenizer, with data.chat_template if that is set."""
+    tokenizer = load_tokenizer(source.checked_path(), trust_remote_code=source.trust_remote_code, key=MODEL)
+    if cfg.data.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(cfg.data.chat_template, "data.chat_template")
+    return tokenizer
 
 
 def profile_plan(cfg: SftConfig) -> ProfilePlan:
@@ -109,7 +149,7 @@ def profile_plan(cfg: SftConfig) -> ProfilePlan:
         return NO_PLAN
     profiler, folder = cfg.profiler, Path(cfg.trainer.default_local_dir) / FOLDER
     folder = folder if profiler.save_path is None else Path(profiler.save_path)
-    role = RoleProfile("model", profiler.tool, folder, contents=frozenset(profiler.contents))
+    role = RoleProfile(ROLE, profiler.tool, folder, contents=frozenset(profiler.contents))
     return ProfilePlan(frozenset(cfg.trainer.profile_steps), roles=(role,))
 
 
@@ -138,7 +178,13 @@ def model_source(cfg: SftConfig) -> ModelSource:
     )
 
 
-def build_model(cfg: SftConfig, source: ModelSource, device: torch.device, total_steps: int) -> SftModel:
+def build_model(
+    cfg: SftConfig,
+    source: ModelSource,
+    device: torch.device,
+    total_steps: int,
+    parallel: ParallelContext = SINGLE_PROCESS,
+) -> SftModel:
     data, fsdp = cfg.data, fsdp_config(cfg.model.fsdp_config)
     backend = trained_language_model(
         source,
@@ -150,9 +196,9 @@ def build_model(cfg: SftConfig, source: ModelSource, device: torch.device, total
         liger=cfg.model.use_liger,
         freeze_tower="model.freeze_vision_tower" if cfg.model.freeze_vision_tower else None,
         seed=cfg.trainer.seed,
+        parallel=parallel,
     )
-    rows = data.micro_batch_size or data.micro_batch_size_per_gpu
-    micro_batch = MicroBatchSize.of(rows, data.use_dynamic_bsz, data.max_token_len_per_gpu)
+    micro_batch = MicroBatchSize.of(sft_micro_batch_size(cfg), data.use_dynamic_bsz, data.max_token_len_per_gpu)
     plan = UpdatePlan(
         epochs=1,
         mini_rows=data.train_batch_size,

@@ -10,18 +10,24 @@ from typing import Any
 
 from burnish.config import Loaded, Overrides, load
 from burnish.config.tree import to_plain
+from burnish.distributed import torchrun
 from burnish.errors import UserError
 from burnish.jobs.sft.build import build
+from burnish.jobs.sft.memory import explaining_out_of_memory
 from burnish.jobs.sft.run import SftRun
 from burnish.log.console import say
 from burnish.log.curves import draw_curves
 from burnish.log.folder import RunFolder
 from burnish.log.logger import RunInfo
 from burnish.loop.finish import AlreadyFinished, Result, conclude, leave_model, stopped
+from burnish.loop.restart import fault_metrics, restarting
 from burnish.loop.state import PATH_KEY, reading
 from burnish.loop.stop import naming_last_checkpoint, stop_request
+from burnish.loop.watchdog import watching
 from burnish.training.checkpoint import read_trainer
 from burnish.training.external_checkpoints import ExternalCheckpoint
+from burnish.training.packing import row_lengths
+from burnish.training.update import loss_mask
 
 
 def sft(
@@ -47,20 +53,31 @@ def sft_loaded(
     dataset: Sequence[Mapping[str, Any]] | None = None,
     val_dataset: Sequence[Mapping[str, Any]] | None = None,
 ) -> Result:
-    """The same from a loaded config."""
+    """The same from a loaded config. Under torchrun, the first process runs the loop and the others serve it."""
+    torchrun.serve_if_not_main()
     folder = RunFolder(loaded.cfg.trainer.default_local_dir)
+
+    def build_run(current: Loaded) -> SftRun:
+        return build(current.cfg, dataset, val_dataset, stop_if_finished=True)
+
     with folder.locked(), naming_last_checkpoint(folder.path):
         try:
-            run = build(loaded.cfg, dataset, val_dataset, stop_if_finished=True)
-            try:
-                resume(run)
-                start(run, loaded)
-                return fit(run)
-            finally:
-                run.close()
+            return restarting(loaded, build_run, go, lambda run: run)
         except AlreadyFinished as finished:
             say(finished.text)
             return finished.result
+
+
+def go(run: SftRun, loaded: Loaded) -> Result:
+    """Resume if there is a checkpoint, then train to the end."""
+    resume(run)
+    start(run, loaded)
+    kill_workers = run.workers.kill_hung if run.workers.groups else None
+    with (
+        watching(run.clock, run.trainer.hang_timeout, run.folder.path, kill_workers=kill_workers),
+        explaining_out_of_memory(run),
+    ):
+        return fit(run)
 
 
 def start(run: SftRun, loaded: Loaded) -> None:
@@ -106,12 +123,14 @@ def fit(run: SftRun) -> Result:
 def one_step(run: SftRun, result: Result) -> None:
     indices, epoch = run.sampler.next()
     with run.profiler.step(run.step + 1), run.clock("step"):
-        metrics = run.model.update(run.train_data.batch(indices), run.step + 1)
+        batch = run.train_data.batch(indices)
+        metrics = run.model.update(batch, run.step + 1)
     run.step += 1
     metrics |= {"training/global_step": float(run.step), "training/epoch": float(epoch)}
+    metrics |= {"train/taught_tokens": float(loss_mask(batch).sum()), "train/tokens": float(row_lengths(batch).sum())}
+    metrics |= fault_metrics(run) | run.workers.take_transport()
     if run.val_data is not None and run.is_due(run.cfg.trainer.test_freq):
-        with run.clock("testing"):
-            result.validation[run.step] = validate(run)
+        result.validation[run.step] = validate(run)
         metrics |= result.validation[run.step]
     timings = run.clock.take()
     metrics["perf/throughput"] = metrics["train/tokens"] / timings["timing_s/step"]
@@ -134,9 +153,11 @@ def validate(run: SftRun) -> dict[str, float]:
         return {}
     total = tokens = 0.0
     for start_row in range(0, len(data), size):
-        batch = data.batch(range(start_row, min(start_row + size, len(data))))
-        loss, count = run.model.measure(batch)
-        total, tokens = total + loss, tokens + count
+        with run.clock("testing"):  # each batch is progress, for the watchdog
+            batch = data.batch(range(start_row, min(start_row + size, len(data))))
+            mask = loss_mask(batch)
+            total -= float((run.model.compute_log_probs(batch).flat.double() * mask).sum())
+            tokens += float(mask.sum())
     return {"val/loss": total / max(tokens, 1.0)}
 
 

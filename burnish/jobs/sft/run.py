@@ -12,12 +12,13 @@ from burnish.log.clock import Clock
 from burnish.log.folder import RunFolder
 from burnish.log.logger import Loggers
 from burnish.loop.experiment import Experiment
+from burnish.loop.launch import LaunchedRoles
 from burnish.loop.saving import Saving
 from burnish.profiling.run import RunProfiler
 from burnish.training.checkpoint import Checkpoints
 from burnish.training.external_checkpoints import ExternalCheckpoint
 from burnish.training.mirror import Mirror
-from burnish.training.sft import SftModel
+from burnish.training.protocols import SftRole
 
 if TYPE_CHECKING:
     from burnish.config.sft import SftConfig
@@ -32,7 +33,7 @@ class SftRun:
     train_data: ExampleDataset
     sampler: PromptSampler
     val_data: ExampleDataset | None
-    model: SftModel = field(init=False)  # loaded when it is known that the run can start
+    model: SftRole = field(init=False)  # loaded when it is known that the run can start
     loggers: Loggers
     folder: RunFolder
     checkpoints: Checkpoints
@@ -41,6 +42,8 @@ class SftRun:
     experiment: Experiment | None = None  # what the settings and files of the run are
     resume_from: Path | ExternalCheckpoint | None = None
     saving: Saving = field(default_factory=Saving)
+    workers: LaunchedRoles = field(default_factory=LaunchedRoles)  # empty where this process holds the model
+    num_restarts: int = 0  # after workers died
     clock: Clock = field(default_factory=Clock)
     profiler: RunProfiler = field(default_factory=RunProfiler)
     notices: list[str] = field(default_factory=list)
@@ -58,6 +61,7 @@ class SftRun:
     def close(self) -> None:
         self.saving.close()
         self.profiler.close()
+        self.workers.close()
         self.loggers.close()
 
     def is_due(self, every: int | str) -> bool:

@@ -6,11 +6,11 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from transformers import PreTrainedModel
 
 from burnish.errors import UserError, nearest
@@ -43,8 +43,9 @@ class FsdpBackend(ModuleBackend):
             finally:
                 self._num_users -= 1
                 if self._num_users == 0:
-                    # A forward pass leaves the root unit gathered, and updates change the shards.
-                    self.fsdp_root.reshard()
+                    # A forward pass leaves the root unit gathered (and all units, without reshard_after_forward), and
+                    # updates and checkpoints need the shards.
+                    self.fsdp_root.reshard_units()
 
     def run_unsharded(self, work: Callable[[], Any]) -> Any:
         return self.fsdp_root(work)
@@ -68,10 +69,11 @@ class FSDPRoot(nn.Module):
     def forward(self, work: Callable[[], Any]) -> Any:
         return work()
 
-    if TYPE_CHECKING:
-
-        def reshard(self) -> None:
-            """`fully_shard` makes this an FSDPModule."""
+    def reshard_units(self) -> None:
+        """Free what is gathered of any unit."""
+        for module in self.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
 
 class ShardOffload(Offloaded):
@@ -85,7 +87,7 @@ class ShardOffload(Offloaded):
         self.root.to(self.device)
 
     def unload(self) -> None:
-        self.root.reshard()  # frees what was gathered
+        self.root.reshard_units()
         self.root.to("cpu")
 
 

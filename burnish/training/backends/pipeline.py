@@ -159,7 +159,7 @@ class PipelineBackend(FsdpBackend):
             else:
                 self._run_backward(action, passes.pop((action.chunk, action.micro_batch)))
         self.links.flush()
-        self.fsdp_root.reshard()
+        self.fsdp_root.reshard_units()
         return outputs
 
     def _shape(self, batches: Sequence[MicroBatch]) -> Shape:

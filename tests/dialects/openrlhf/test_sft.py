@@ -127,7 +127,10 @@ def test_flat_and_dotted_commands_give_the_same_settings():
 def test_launcher_sets_the_number_of_ranks():
     translation = translate(GOOD, program="train_sft", processes={"num_gpus": "4"})
     assert translation.settings["trainer.n_gpus_per_node"] == 4
-    assert [item.status for item in translation.items if item.ours == "trainer.n_gpus_per_node"] == ["pending"]
+    assert [item.status for item in translation.items if item.ours == "trainer.n_gpus_per_node"] == ["converted"]
+    ring = translate(GOOD, "--ring_attn_size 2", program="train_sft")
+    assert ring.settings["trainer.n_gpus_per_node"] == ring.settings["ulysses_sequence_parallel_size"] == 2
+    assert "2 ranks; `deepspeed --num_gpus N` sets more" in " ".join(ring.notes) and not translation.notes
 
 
 def test_template_without_placeholder_is_inert():
