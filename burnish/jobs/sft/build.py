@@ -23,6 +23,7 @@ from burnish.loop.build_vision import build_vision
 from burnish.loop.experiment import check_same_shape, describe_experiment
 from burnish.loop.export import check_export_dir
 from burnish.loop.finish import check_finished
+from burnish.loop.recompute import plan_sft_recompute
 from burnish.loop.state import find_checkpoint
 from burnish.models.device import pick_device
 from burnish.models.load import ModelSource, load_config, load_tokenizer, read_chat_template
@@ -58,6 +59,7 @@ def build(
     check_export_dir(cfg.trainer.export_dir)
     source = model_source(cfg)
     load_config(source)
+    cfg, planned = plan_sft_recompute(cfg, source, device)
     data = cfg.data
     tokenizer = load_tokenizer(source.checked_path(), trust_remote_code=source.trust_remote_code, key=MODEL)
     if data.chat_template is not None:
@@ -72,7 +74,13 @@ def build(
     sampler = PromptSampler(len(train), data.train_batch_size, shuffle=True, seed=cfg.trainer.seed)
     total = cfg.trainer.total_training_steps or cfg.trainer.total_epochs * sampler.batches_per_epoch
     folder = RunFolder(cfg.trainer.default_local_dir)
-    notices = [*train.notices, *([] if val is None else val.notices), *sampler.notices(), *choose_threads(folder)]
+    notices = [
+        *train.notices,
+        *([] if val is None else val.notices),
+        *sampler.notices(),
+        *choose_threads(folder),
+        *planned,
+    ]
     run = SftRun(
         cfg=cfg,
         tokenizer=tokenizer,
