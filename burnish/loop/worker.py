@@ -55,7 +55,10 @@ ENGINE_SIZES = (
 class Worker:
     """The handles call all ranks together; of the ranks that have a role's result, one returns it."""
 
-    concurrent = frozenset({"generate", "abort", "end_session", "expect_return", "engine_stats", "write", "take_spans"})
+    # `role_layout` too: the controller asks for it while a pass of another role runs.
+    concurrent = frozenset(
+        {"generate", "abort", "end_session", "expect_return", "engine_stats", "write", "take_spans", "role_layout"}
+    )
 
     def __init__(self, info: RankInfo, cfg: TrainConfig, roles: tuple[str, ...], total_steps: int) -> None:
         self.info = info
