@@ -118,7 +118,8 @@ class Policy(TrainedRole):
             sum_pi_squared=self.sum_pi_squared,
             record=self.config.router_replay.mode in TRAINER_MODES,
         )
-        return {"old_log_probs": columns.pop("log_probs"), **columns}
+        # Pipeline stages but the last, and ranks without rows, have none.
+        return {"old_log_probs" if name == "log_probs" else name: column for name, column in columns.items()}
 
     def compute_exact_kl(self, batch: Batch | ForwardShard) -> Ragged:
         """KL to the reference over the whole vocabulary."""
