@@ -64,6 +64,21 @@ def test_critic_and_imitator_wait_once_too(make_critic, make_policy, batch):
         assert len(waits.found) == 1, "\n".join(waits.found)
 
 
+def test_a_pass_without_gradients_waits_once_for_all_its_micro_batches(make_policy, make_critic, backend, batch):
+    one_row = MicroBatchSize(rows=1)
+    policy, critic, reference = make_policy(), make_critic(), Reference(backend(), TEMPERATURE, one_row)
+    policy.inference_micro_batch = critic.inference_micro_batch = one_row
+    for role, compute in (
+        (policy, policy.compute_log_probs),
+        (critic, critic.compute_values),
+        (reference, reference.compute_log_probs),
+    ):
+        model = role.backend.model
+        with watched([*model.parameters(), *model.buffers()]) as waits:
+            compute(batch)
+        assert len(waits.found) == 1 and waits.found[0].startswith("to_host"), "\n".join(waits.found)
+
+
 def test_the_watch_sees_what_waits():
     weight = torch.arange(4.0)
     with watched([weight]) as waits:
