@@ -40,6 +40,7 @@ GIB = 1 << 30
 SHARE = 0.85  # of the device that parallel configurations may fill, by their plans
 MODEL, ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout", "ref"))
 KEEP = f"{MODEL}.enable_gradient_checkpointing=false"
+BLOCK, AUTO = f"{MODEL}.recompute.method=block", f"{MODEL}.recompute.method=auto"
 KL = f"{ACTOR}.use_kl_loss=true"
 TORCH_HEAD = f"{MODEL}.fused_kernel_options.impl_backend=torch"
 EAGER = f"{ACTOR}.use_torch_compile=false"
@@ -70,12 +71,14 @@ CASES = (
     Case("0.5B, nothing recomputed", "0.5B", (budget(16384), KEEP)),
     Case("0.5B, nothing recomputed, torch head", "0.5B", (budget(8192), KEEP, TORCH_HEAD)),
     Case("0.5B, nothing recomputed, not compiled", "0.5B", (budget(16384), KEEP, EAGER)),
+    Case("0.5B, half recomputed", "0.5B", (budget(16384), BLOCK, f"{MODEL}.recompute.num_layers=12")),
     Case("0.5B, reference", "0.5B", (budget(32768), KL)),
     Case("0.5B, critic", "0.5B", (budget(16384), *CRITIC)),
     Case("0.5B, long rows", "0.5B", (budget(32768),), rows=8, prompt=3840),
     Case("1.5B", "1.5B", (budget(16384),)),
     Case("1.5B, nothing recomputed", "1.5B", (budget(16384), KEEP)),
     Case("1.5B, nothing recomputed, not compiled", "1.5B", (budget(8192), KEEP, EAGER)),
+    Case("1.5B, recomputed by memory", "1.5B", (budget(32768), AUTO)),
     Case("1.5B, reference, torch head", "1.5B", (budget(16384), KL, TORCH_HEAD)),
     Case("3B", "3B", (budget(16384),)),
     Case("3B, optimizer offloaded", "3B", (budget(16384), OFFLOAD)),
@@ -87,6 +90,7 @@ CASES = (
 TINY = (
     Case("tiny", "tiny", (budget(64),), rows=4, prompt=24, response=8),
     Case("tiny, reference, nothing recomputed", "tiny", (budget(64), KL, KEEP), rows=4, prompt=24, response=8),
+    Case("tiny, a layer recomputed", "tiny", (budget(64), BLOCK, f"{MODEL}.recompute.num_layers=1"), 4, 24, 8),
 )
 COLUMNS = {
     "configuration": "{configuration}",

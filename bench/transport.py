@@ -102,11 +102,11 @@ def count(batch: Batch, size: int) -> dict[str, Any]:
     sampled = batch.keep(*SAMPLED)
     policy, critic = (CountedRanks(size, len(batch) // 4, reads) for reads in (POLICY_READS, CRITIC_READS))
     found = [
-        RowTransfer(policy, "policy").forward("compute_log_probs", sampled),
-        RowTransfer(policy, "reference").forward("compute_log_probs", sampled),
-        RowTransfer(critic, "critic").forward("compute_values", sampled),
-        RowTransfer(critic, "critic").update("update", batch, 1)[0],
-        RowTransfer(policy, "policy").update("update", batch, 1)[0],
+        RowTransfer(policy, "policy").forward("compute_log_probs", sampled)(),
+        RowTransfer(policy, "reference").forward("compute_log_probs", sampled)(),
+        RowTransfer(critic, "critic").forward("compute_values", sampled)(),
+        RowTransfer(critic, "critic").update("update", batch, 1)().columns,
+        RowTransfer(policy, "policy").update("update", batch, 1)().columns,
     ]
     for columns in found:
         if not torch.equal(columns["read"].flat, batch["responses"].flat):

@@ -69,6 +69,16 @@ def available_cores() -> int:
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
+def cgroup_memory() -> int | None:
+    """Bytes that the cgroup grants (v2, else v1), or None without a limit."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            return int(Path("/sys/fs/cgroup", name).read_text())
+        except (OSError, ValueError):  # no such file, or `max`
+            continue
+    return None
+
+
 def _siblings(cpu: int) -> str:
     """The hardware threads of the CPU's core, as Linux lists them; a CPU alone elsewhere."""
     try:

@@ -13,6 +13,7 @@ from burnish.errors import UserError
 INITS = ("xavier", "kaiming", "uniform", "normal", "zero")
 SUPPORTED_INITS = ("xavier", "kaiming", "normal", "zero")  # uniform: libraries disagree on its range
 ALL_LINEAR = "all-linear"
+AUTO = "auto"  # the method of recomputation that the memory plan decides
 DORA_BY_TYPE = {"lora": False, "canonical_lora": False, "vlm_lora": False, "dora": True}
 # Megatron's names of linear modules, fused and split, and their Hugging Face names.
 MEGATRON_MODULES = {
@@ -73,7 +74,8 @@ class RecomputeConfig:
 
     method: str | None = one_of(None, RECOMPUTE_METHODS)
     """uniform: store only the input of each group of num_layers layers; block: recompute only the first num_layers
-    layers; null: recompute each layer by itself."""
+    layers; auto: like block, with the smallest num_layers that fits into the device's memory; null: recompute each
+    layer by itself."""
 
     num_layers: int | None = at_least(None, 1)
     """Layers per group (uniform; null is 1), or layers to recompute (block; null is all)."""
@@ -147,6 +149,11 @@ PAIRS = (
     ("exclude_modules", "exclude_modules", "exclude_modules"),
     ("adapter_path", "lora_adapter_path", "adapter_path"),
 )
+
+
+def chooses_recompute(model: TrainedModelConfig) -> bool:
+    """Whether the memory plan chooses which layers are recomputed."""
+    return model.enable_gradient_checkpointing and model.recompute.method == AUTO
 
 
 def wants_adapter(model: TrainedModelConfig) -> bool:

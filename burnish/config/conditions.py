@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from burnish.config.adapters import wants_adapter
+from burnish.config.adapters import chooses_recompute, wants_adapter
 from burnish.config.async_rules import is_async, step_counts_prompts, uses_queue
 from burnish.config.device import computes_on_cpu
 from burnish.config.jobs import EvalConfig, GenerateConfig
@@ -258,6 +258,18 @@ def policy_without_checkpointing(cfg: TrainConfig) -> bool:
 
 def critic_without_checkpointing(cfg: TrainConfig) -> bool:
     return not cfg.critic.model.enable_gradient_checkpointing
+
+
+def policy_plans_recompute(cfg: TrainConfig) -> bool:
+    return chooses_recompute(cfg.actor_rollout_ref.model)
+
+
+def critic_plans_recompute(cfg: TrainConfig) -> bool:
+    return chooses_recompute(cfg.critic.model)
+
+
+def sft_plans_recompute(cfg: SftConfig) -> bool:
+    return chooses_recompute(cfg.model)
 
 
 def sft_profiles_no_step(cfg: SftConfig) -> bool:

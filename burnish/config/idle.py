@@ -99,6 +99,10 @@ _NO_RECOMPUTE = Line(
     "activations are not recomputed (enable_gradient_checkpointing=false)",
     "未启用重算（enable_gradient_checkpointing）",
 )
+_PLANNED = Line(
+    "the memory plan chooses the number of layers (recompute.method=auto)",
+    "层数由内存规划决定（recompute.method=auto）",
+)
 _SAME_BACKEND = Line("fsdp and fsdp2 are the same backend", "fsdp 与 fsdp2 是同一后端")
 _ENGINE_IN_PROCESS = Line("the engine runs in the policy's process", "引擎与策略在同一进程")
 _VLLM_RUNNING = Line(
@@ -303,6 +307,8 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         Idle(when.critic_without_adapter, _NO_ADAPTER, _keys("critic.model", _ADAPTER)),
         Idle(when.policy_without_checkpointing, _NO_RECOMPUTE, ("actor_rollout_ref.model.recompute.*",)),
         Idle(when.critic_without_checkpointing, _NO_RECOMPUTE, ("critic.model.recompute.*",)),
+        Idle(when.policy_plans_recompute, _PLANNED, ("actor_rollout_ref.model.recompute.num_layers",)),
+        Idle(when.critic_plans_recompute, _PLANNED, ("critic.model.recompute.num_layers",)),
         Idle(when.without_reward_servers, _NO_SERVERS, _REMOTE_REWARD),
         Idle(
             when.is_synchronous,
@@ -319,6 +325,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         Idle(when.on_cpu, _ON_CPU, (*_OFFLOADS, "*.fsdp_config.cpu_offload", "*.fsdp_config.offload_params")),
         Idle(when.sft_without_adapter, _NO_ADAPTER, _keys("model", _ADAPTER)),
         Idle(when.sft_without_checkpointing, _NO_RECOMPUTE, ("model.recompute.*",)),
+        Idle(when.sft_plans_recompute, _PLANNED, ("model.recompute.num_layers",)),
         Idle(when.sft_profiles_no_step, _NO_PROFILED_STEP, ("profiler.*",)),
         Idle(when.sft_profiles_otherwise, _OTHER_PROFILER, ("profiler.contents",)),
     ),

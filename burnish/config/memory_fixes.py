@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from burnish.config.adapters import wants_adapter
+from burnish.config.adapters import chooses_recompute, wants_adapter
 from burnish.config.ranks import num_ranks
 from burnish.config.rules import has_critic
 from burnish.config.values import written_as
@@ -96,6 +96,8 @@ def recompute(cfg: TrainConfig, phases: set[str]) -> Iterator[tuple[Change, ...]
     ):
         if phase in phases and not model.enable_gradient_checkpointing:
             yield ((f"{section}.enable_gradient_checkpointing", True),)
+        elif phase in phases and chooses_recompute(model) and model.recompute.num_layers is not None:
+            yield ((f"{section}.recompute.method", None),)
 
 
 def _uses_reference(cfg: TrainConfig) -> bool:

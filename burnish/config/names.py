@@ -254,6 +254,10 @@ RECOMPUTE_METHODS = {
         "equal groups of layers; only the input of each group is stored", "各层均分成组，每组只保留入口激活"
     ),
     "block": Line("only the first layers", "只重算最前面的若干层"),
+    "auto": Line(
+        "as few of the first layers as fit into the memory, by the plan of `burnish doctor`",
+        "按 `burnish doctor` 的内存规划，重算放得下的最少层数",
+    ),
 }
 
 CHECKPOINT_CONTENTS = {

@@ -101,7 +101,10 @@ DOCS: dict[str, str] = {
     "TrainedModelConfig.attn_implementation": (
         "训练中注意力的算子；null 取 override_config.attn_implementation，再没有则为 sdpa。"
     ),
-    "RecomputeConfig.method": "uniform：每 num_layers 层为一组整体保留；block：只重算最前 num_layers 层；null：逐层。",
+    "RecomputeConfig.method": (
+        "uniform：每 num_layers 层为一组整体保留；block：只重算最前 num_layers 层；"
+        "auto：同 block，num_layers 取设备内存放得下的最小值；null：逐层。"
+    ),
     "RecomputeConfig.num_layers": "每组的层数（uniform；null 为 1），或要重算的层数（block；null 为全部）。",
     "RefModelConfig.path": "另一个参考模型的目录或名称；null 与策略相同。词表必须一致。",
     "RefModelConfig.override_config": "在策略的修改之外，要在参考模型的 Hugging Face 配置中修改的值。",

@@ -6,16 +6,20 @@ prints the assumptions next to the numbers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from burnish.config import TrainConfig
+from burnish.config.adapters import TrainedModelConfig
 from burnish.config.ranks import num_ranks
 from burnish.config.rules import has_critic
 from burnish.doctor.arithmetic import max_sequence_length, responses_per_engine
 from burnish.doctor.engine import EnginePlan
 from burnish.doctor.gpus import Gpu, gpu_of_device
 from burnish.doctor.memory import Shapes
+from burnish.doctor.recompute import Recompute
 from burnish.doctor.shapes import Shape
 
 BANDWIDTH_USED = 0.6  # share of the memory bandwidth that decoding reaches
@@ -45,9 +49,15 @@ class Estimate:
 
 
 def estimate_step(
-    cfg: TrainConfig, shapes: Shapes, engine: EnginePlan, sequences_at_once: int, device: str | None
+    cfg: TrainConfig,
+    shapes: Shapes,
+    engine: EnginePlan,
+    sequences_at_once: int,
+    device: str | None,
+    recompute: Mapping[str, Recompute] = MappingProxyType({}),
 ) -> Estimate:
-    """Seconds of one step if every response has full length. `sequences_at_once` is per engine."""
+    """Seconds of one step if every response has full length. `sequences_at_once` is per engine; `recompute` has the
+    layers that the memory plan chose."""
     gpu, rollout = gpu_of_device(device), cfg.actor_rollout_ref.rollout
     num_responses = cfg.data.train_batch_size * rollout.n
     num_tokens = num_responses * max_sequence_length(rollout)
@@ -58,8 +68,9 @@ def estimate_step(
     def forward(shape: Shape) -> float:
         return 2 * shape.active_parameters * num_tokens / (rate * FORWARD_USED)
 
-    def update(shape: Shape, recompute: bool, epochs: int) -> float:
-        factor = 8 if recompute else 6
+    def update(role: str, shape: Shape, model: TrainedModelConfig, epochs: int) -> float:
+        share = recompute[role].share if role in recompute else float(model.enable_gradient_checkpointing)
+        factor = 6 + 2 * share
         return epochs * factor * shape.active_parameters * num_tokens / (rate * UPDATE_USED)
 
     actor = cfg.actor_rollout_ref.actor
@@ -70,9 +81,8 @@ def estimate_step(
         seconds["reward model"] = forward(shapes.reward_model)
     if has_critic(cfg):
         seconds["values"] = forward(critic)
-        seconds["critic update"] = update(critic, cfg.critic.model.enable_gradient_checkpointing, cfg.critic.ppo_epochs)
-    recompute = cfg.actor_rollout_ref.model.enable_gradient_checkpointing
-    seconds["policy update"] = update(policy, recompute, actor.ppo_epochs)
+        seconds["critic update"] = update("critic", critic, cfg.critic.model, cfg.critic.ppo_epochs)
+    seconds["policy update"] = update("policy", policy, cfg.actor_rollout_ref.model, actor.ppo_epochs)
     assumptions = _assumptions(gpu, device, sequences_at_once)
     return Estimate(seconds, (*assumptions, "without the vision tower") if policy.tower is not None else assumptions)
 

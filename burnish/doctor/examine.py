@@ -127,8 +127,9 @@ def _translation_findings(translation: Translation) -> Iterator[Finding]:
 
 def _add_concurrency(result: Examination, cfg: Any, device: str | None) -> None:
     """Sequences at once, the finding where they are few, and the estimate that follows."""
-    concurrency = None if result.plan is None else result.plan.concurrency
-    if concurrency is None:
+    plan = result.plan
+    concurrency = None if plan is None else plan.concurrency
+    if plan is None or concurrency is None:
         return
     result.arithmetic["sequences_at_once"] = concurrency.at_once
     finding = _concurrency_finding(concurrency, cfg)
@@ -139,7 +140,10 @@ def _add_concurrency(result: Examination, cfg: Any, device: str | None) -> None:
         result.arithmetic |= numbers
         result.findings += [] if finding is None else [finding]
     if isinstance(cfg, TrainConfig) and cfg.trainer.device != "cpu" and result.step_shapes is not None:
-        result.estimate = estimate_step(cfg, result.step_shapes, concurrency.engine, concurrency.at_once, device)
+        at_once = concurrency.at_once
+        result.estimate = estimate_step(
+            cfg, result.step_shapes, concurrency.engine, at_once, device, recompute=plan.recompute
+        )
 
 
 def _concurrency_finding(concurrency: Concurrency, cfg: TrainConfig | GenerateConfig) -> Finding | None:

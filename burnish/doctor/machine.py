@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from burnish.config import TrainConfig
 from burnish.config.adapters import wants_adapter
 from burnish.doctor.isolation import promises
+from burnish.sizing import cgroup_memory
 
 PROBE_TIMEOUT = 60.0  # seconds
 
@@ -139,7 +140,9 @@ def version(library: Library) -> str | None:
 
 
 def total_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Of this machine, or what its container grants."""
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(installed, cgroup_memory() or installed)
 
 
 def cuda_devices() -> list[Device]:

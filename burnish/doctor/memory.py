@@ -7,6 +7,7 @@ the tensors). Temporaries inside a layer are an estimate, and several ranks are 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from burnish.config import SftConfig, TrainConfig
@@ -19,8 +20,10 @@ from burnish.doctor.activations import Itemsize, MicroBatch
 from burnish.doctor.arithmetic import MicroBatching, responses_per_engine, sft_micro_batching, step_micro_batching
 from burnish.doctor.engine import Concurrency, EnginePlan, engine_plan
 from burnish.doctor.head import HeadPlan
+from burnish.doctor.recompute import Recompute, fewest_recomputed
 from burnish.doctor.roles import Role, default_itemsize, frozen_role, itemsize_of, precision, shards_of, trained_role
 from burnish.doctor.shapes import Shape
+from burnish.doctor.stages import Stages
 from burnish.sizing import FLOAT32_BYTES as FLOAT
 from burnish.sizing import GIB
 
@@ -62,6 +65,7 @@ class Plan:
     exact: bool = True
     notes: list[str] = field(default_factory=list)
     concurrency: Concurrency | None = None  # None without an engine
+    recompute: dict[str, Recompute] = field(default_factory=dict)  # of the roles with recompute.method=auto
 
     @property
     def worst(self) -> Phase:
@@ -88,6 +92,7 @@ class Plan:
                 for phase in self.phases
             ],
             "notes": self.notes,
+            "recompute": {role: choice.to_json() for role, choice in self.recompute.items()},
             "sequences_at_once": None if self.concurrency is None else self.concurrency.at_once,
         }
 
@@ -128,13 +133,13 @@ def train_plan(cfg: TrainConfig, shapes: Shapes, capacity: int) -> Plan:
         phases.append(step.forward("reference", reference or policy, micro_batches.reference))
     if critic is not None:
         phases.append(step.forward("values", critic, micro_batches.values))
-        phases.append(step.update("update critic", critic, micro_batches.update_critic))
+        phases.append(step.chosen_update("update critic", critic, micro_batches.update_critic))
     entropy = cfg.actor_rollout_ref.actor.entropy_coeff != 0
-    phases.append(step.update("update actor", policy, micro_batches.update_actor, entropy=entropy))
+    phases.append(step.chosen_update("update actor", policy, micro_batches.update_actor, entropy=entropy))
     phases.append(step.weight_sync(policy))
     known = [shapes.policy, shapes.critic or shapes.policy, shapes.reward_model or shapes.policy]
     exact, notes = all(shape.exact for shape in known), _notes(cfg, shapes, policy, engine)
-    return Plan(capacity, phases, exact, notes, concurrency)
+    return Plan(capacity, phases, exact, notes + step.recompute_notes(), concurrency, step.recompute)
 
 
 def sft_plan(cfg: SftConfig, shape: Shape, capacity: int) -> Plan:
@@ -147,8 +152,10 @@ def sft_plan(cfg: SftConfig, shape: Shape, capacity: int) -> Plan:
     role = trained_role(
         "model", shape, cfg.model, fsdp, shards, key="model", on_cpu=on_cpu, logits=logits, frozen_tower=frozen
     )
-    phase = _StepPlan([role], None, capacity).update("update", role, sft_micro_batching(cfg, on_cpu))
-    return Plan(capacity, [phase], shape.exact, _rank_notes(world_size))
+    step = _StepPlan([role], None, capacity)
+    phase = step.chosen_update("update", role, sft_micro_batching(cfg, on_cpu))
+    notes = _rank_notes(world_size) + step.recompute_notes()
+    return Plan(capacity, [phase], shape.exact, notes, recompute=step.recompute)
 
 
 def generate_plan(cfg: GenerateConfig, shape: Shape, capacity: int) -> Plan:
@@ -177,6 +184,7 @@ def _policy(cfg: TrainConfig, shape: Shape, on_cpu: bool) -> Role:
         ema=actor.ema_beta is not None,
         compiled=actor.use_torch_compile and not model.use_liger,
         frozen_tower=actor.freeze_vision_tower,
+        stages=Stages.of(actor, shape.layers),
     )
 
 
@@ -193,6 +201,7 @@ def _critic(cfg: TrainConfig, shape: Shape, on_cpu: bool) -> Role:
         on_cpu=on_cpu,
         head=False,
         compiled=critic.use_torch_compile,
+        stages=Stages.of(critic, shape.layers),
     )
 
 
@@ -266,6 +275,7 @@ class _StepPlan:
         self.engine = engine
         self.capacity = capacity
         self.cache = 0  # bytes of the KV cache, set by `rollout`
+        self.recompute: dict[str, Recompute] = {}
 
     def _start(
         self, name: str, active: Role | None = None, *, updating: bool = False, generating: bool = False
@@ -273,9 +283,10 @@ class _StepPlan:
         """A phase with what is on the GPU throughout: all of the active role, and what the others do not offload."""
         phase = Phase(name)
         for role in self.roles:
-            if role is active or not role.offload:
+            is_active = active is not None and role.name == active.name
+            if is_active or not role.offload:
                 phase.add("weights", role.name, role.weights)
-            on_gpu = not role.updates_on_cpu if role is active and updating else not role.offload_optimizer
+            on_gpu = not role.updates_on_cpu if is_active and updating else not role.offload_optimizer
             phase.add("optimizer", role.name, role.optimizer if on_gpu else 0)
             phase.add("moving average", role.name, role.ema)
         engine = self.engine
@@ -325,6 +336,17 @@ class _StepPlan:
             phase.add("activations", role.name, layers)
         return phase
 
+    def chosen_update(self, name: str, role: Role, micro_batches: MicroBatching, *, entropy: bool = False) -> Phase:
+        """`update`, with the fewest recomputed layers that fit if the role leaves them to the plan."""
+        if role.chooses_recompute:
+            plan = partial(self.update, name, micro_batches=micro_batches, entropy=entropy)
+            role, choice = fewest_recomputed(role, lambda candidate: plan(candidate).bytes, self.capacity)
+            self.recompute[role.name] = choice
+        return self.update(name, role, micro_batches, entropy=entropy)
+
+    def recompute_notes(self) -> list[str]:
+        return [f"{role} (recompute.method=auto): {choice.text}" for role, choice in self.recompute.items()]
+
     def update(self, name: str, role: Role, micro_batches: MicroBatching, *, entropy: bool = False) -> Phase:
         """Forward and backward of one micro-batch, beside the accumulated gradients of those before it.
 
@@ -332,7 +354,8 @@ class _StepPlan:
         gradient or in the last layer of the backward pass.
         """
         phase, batch = self._start(name, role, updating=True), micro_batches.largest(role.shards.tokens)
-        peak, gradients = update_peak(role, batch, entropy=entropy), role.gradients
+        kept = role.stages.kept(micro_batches.count)
+        peak, gradients = update_peak(role, batch, entropy=entropy, kept=kept), role.gradients
         if micro_batches.count == 1:
             end = end_of_backward(role, batch)
             if sum(peak.values()) > sum(end.values()) + gradients:
@@ -378,18 +401,23 @@ def end_of_backward(role: Role, batch: MicroBatch) -> dict[str, int]:
     return {"activations": outside + layers + act.backward_temporaries(shape, itemsize, batch, kernels)}
 
 
-def update_peak(role: Role, batch: MicroBatch, *, entropy: bool = False) -> dict[str, int]:
-    """Bytes of activations and logits at the peak: at the end of the layers, in a layer's backward, or in the head."""
+def update_peak(role: Role, batch: MicroBatch, *, entropy: bool = False, kept: float = 1.0) -> dict[str, int]:
+    """Bytes of activations and logits at the peak: at the end of the layers, in a layer's backward, or in the head.
+
+    `kept`: micro-batches whose activations exist at once.
+    """
     shape, itemsize, kernels = role.shape, role.itemsize, role.kernels
     saved = act.saved_activations(
         shape, itemsize, batch, role.num_recomputed, head=role.head, group=role.recompute_group, kernels=kernels
     )
     if role.activations_on_cpu:
         saved = act.saved_outside_layers(shape, itemsize, batch, head=role.head)
+    saved = round(saved * kept)
     layer_copies = act.layer_weight_copies(shape, itemsize) if role.casts_weights else 0
     saved_copies = (shape.layers - role.num_recomputed) * layer_copies
     recomputed = 0
-    if role.num_recomputed:
+    # The first layers are recomputed last. In one stage, the layers behind them have freed as much by then.
+    if role.num_recomputed == shape.layers or (role.num_recomputed and role.stages.size > 1):
         recomputed = role.recompute_group * (act.saved_by_layer(shape, itemsize, batch, kernels) + layer_copies)
     head_copy = itemsize.compute * shape.embedding if role.casts_weights and role.head else 0
     holds_head_gradient = role.head and shape.tied and not role.has_adapters

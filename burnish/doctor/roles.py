@@ -7,11 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from burnish.config.adapters import ALL_LINEAR, AdapterSettings, TrainedModelConfig, adapter_of
+from burnish.config.adapters import (
+    ALL_LINEAR,
+    AdapterSettings,
+    TrainedModelConfig,
+    adapter_of,
+    chooses_recompute,
+)
 from burnish.config.engine import FsdpConfig, MegatronConfig
 from burnish.doctor.activations import EAGER, Itemsize, LayerKernels
 from burnish.doctor.head import ON_GPU, HeadPlan
 from burnish.doctor.shapes import Linear, Shape
+from burnish.doctor.stages import ONE_STAGE, Stages
 from burnish.sizing import COMPILED_FAMILIES, DTYPE_NAMES, default_dtype, dtype_bytes, flash_attention_fits
 from burnish.sizing import FLOAT32_BYTES as FLOAT
 from burnish.untrusted import read_json_object
@@ -61,8 +68,10 @@ class Role:
     offload: bool = False  # weights are in CPU memory between this role's phases
     offload_optimizer: bool = False
     updates_on_cpu: bool = False
+    stages: Stages = ONE_STAGE
     num_recomputed: int = 0  # layers with activation checkpointing
     recompute_group: int = 1  # layers per checkpoint
+    chooses_recompute: bool = False  # the plan lowers num_recomputed as far as the memory allows
     activations_on_cpu: bool = False
     has_adapters: bool = False  # only adapters are trained
     logits: HeadPlan = ON_GPU
@@ -122,9 +131,11 @@ def trained_role(
     ema: bool = False,
     compiled: bool = False,
     frozen_tower: bool = False,
+    stages: Stages | None = None,
 ) -> Role:
     """A trained model: all of it, all but its vision tower, or adapters on frozen weights."""
     itemsize = precision(fsdp, torch_dtype, on_cpu)
+    stages = stages or Stages((shape.layers,))
     num_parameters = shape.all_parameters if head else value_parameters(shape)
     num_tensors = shape.tensors if head else shape.tensors - (not shape.tied) + 2
     settings = adapter_of(model, key)
@@ -159,8 +170,10 @@ def trained_role(
         offload=offloads and (fsdp.param_offload or fsdp.offload_policy),
         offload_optimizer=offloads and (fsdp.optimizer_offload or fsdp.offload_policy),
         updates_on_cpu=offloads and fsdp.offload_policy,
-        num_recomputed=recomputed_layers(model, shape),
+        stages=stages,
+        num_recomputed=recomputed_layers(model, stages),
         recompute_group=(model.recompute.num_layers or 1) if model.recompute.method == "uniform" else 1,
+        chooses_recompute=chooses_recompute(model),
         activations_on_cpu=offloads and model.enable_activation_offload,
         has_adapters=settings is not None,
         logits=logits,
@@ -251,13 +264,13 @@ def _saved_rank(path: str | None) -> int:
     return rank if type(rank) is int and 0 < rank < 2**20 else SAVED_RANK
 
 
-def recomputed_layers(model: TrainedModelConfig, shape: Shape) -> int:
-    """Layers with activation checkpointing: all, or the first ones with Megatron's method `block`."""
+def recomputed_layers(model: TrainedModelConfig, stages: Stages) -> int:
+    """Layers with activation checkpointing: all, or the first ones of each stage with Megatron's method `block`."""
     if not model.enable_gradient_checkpointing:
         return 0
     if model.recompute.method == "block" and model.recompute.num_layers is not None:
-        return min(shape.layers, model.recompute.num_layers)
-    return shape.layers
+        return stages.num_recomputed(model.recompute.num_layers)
+    return sum(stages.layers)
 
 
 def _gathered(shape: Shape, itemsize: Itemsize, shards: Shards) -> int:

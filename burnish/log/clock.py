@@ -41,6 +41,7 @@ class Clock:
         self.failed_in: str | None = None  # the innermost phase in which an exception was raised
         self._spans: list[tuple[str, float, float]] = []  # phase, start, seconds, of phases that ended
         self.observe: Callable[[str], AbstractContextManager[None]] = lambda phase: nullcontext()  # entered with it
+        self.in_turn: Callable[[], bool] = lambda: False  # whether no work may start before its phase is entered
         self.num_transitions = 0  # phases entered and left so far; the watchdog checks that it grows
 
     @contextmanager

@@ -45,6 +45,7 @@ from burnish.loop.lease import Lease
 from burnish.loop.memory import explain
 from burnish.loop.pools import pools
 from burnish.loop.profiling import check_profiling, run_profiler
+from burnish.loop.recompute import plan_recompute
 from burnish.loop.recorder import Recorder
 from burnish.loop.reward_nodes import reward_nodes
 from burnish.loop.roles import (
@@ -104,6 +105,8 @@ def build(
     loggers = Loggers(cfg.trainer.logger)
     source = policy_source(cfg)
     notices = check_sharing(cfg, source)
+    cfg, planned = plan_recompute(cfg, source, device)
+    notices += planned
     tokenizer = load_run_tokenizer(cfg, source)
     undo = ExitStack()  # closed where the build fails
     toolbox = build_toolbox(cfg, tools, tool_nodes(cfg, open_cluster))

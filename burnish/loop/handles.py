@@ -25,6 +25,7 @@ from burnish.loop.row_transfer import RowTransfer
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Capabilities, Completion, Request
 from burnish.training.policy import UpdateResult
+from burnish.training.protocols import Pending
 
 
 class RoleHandle:
@@ -106,15 +107,14 @@ class PolicyHandle(TrainedRoleHandle):
     def updates_once(self, num_rows: int) -> bool:
         return self.call("updates_once", num_rows)
 
-    def compute_log_probs(self, batch: Batch) -> dict[str, Ragged]:
+    def start_log_probs(self, batch: Batch) -> Pending[dict[str, Ragged]]:
         return self.rows.forward("compute_log_probs", batch)
 
-    def compute_exact_kl(self, batch: Batch) -> Ragged:
-        return _only(self.rows.forward("compute_exact_kl", batch))
+    def start_exact_kl(self, batch: Batch) -> Pending[dict[str, Ragged]]:
+        return _named("exact_kl", self.rows.forward("compute_exact_kl", batch))
 
-    def update(self, batch: Batch, step: int) -> UpdateResult:
-        columns, metrics = self.rows.update("update", batch, step)
-        return UpdateResult(metrics, columns)
+    def start_update(self, batch: Batch, step: int) -> Pending[UpdateResult]:
+        return self.rows.update("update", batch, step)
 
     def weights(self) -> RemoteWeights:
         return RemoteWeights(self.group)
@@ -123,28 +123,29 @@ class PolicyHandle(TrainedRoleHandle):
 class CriticHandle(TrainedRoleHandle):
     """CriticRole in worker processes."""
 
-    def compute_values(self, batch: Batch) -> Ragged:
-        return _only(self.rows.forward("compute_values", batch))
+    def start_values(self, batch: Batch) -> Pending[dict[str, Ragged]]:
+        return _named("values", self.rows.forward("compute_values", batch))
 
-    def update(self, batch: Batch, step: int) -> dict[str, float]:
-        return self.rows.update("update", batch, step)[1]
+    def start_update(self, batch: Batch, step: int) -> Pending[UpdateResult]:
+        return self.rows.update("update", batch, step)
 
 
 class ReferenceHandle(RoleHandle):
     """ReferenceRole in worker processes."""
 
-    def compute_log_probs(self, batch: Batch) -> Ragged:
-        return _only(self.rows.forward("compute_log_probs", batch))
+    def start_log_probs(self, batch: Batch) -> Pending[dict[str, Ragged]]:
+        return _named("ref_log_prob", self.rows.forward("compute_log_probs", batch))
 
 
 class SftHandle(TrainedRoleHandle):
     """SftRole in worker processes."""
 
     def compute_log_probs(self, batch: Batch) -> Ragged:
-        return _only(self.rows.forward("compute_log_probs", batch))
+        (column,) = self.rows.forward("compute_log_probs", batch)().values()
+        return column
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
-        return self.rows.update("update", batch, step)[1]
+        return self.rows.update("update", batch, step)().metrics
 
 
 class RewardModelHandle(RoleHandle):
@@ -329,6 +330,11 @@ def _check_alive(sending: list[Future[Any]], receiving: list[Future[Any]]) -> No
             raise error
 
 
-def _only(columns: dict[str, Ragged]) -> Ragged:
-    (column,) = columns.values()
-    return column
+def _named(name: str, pending: Pending[dict[str, Ragged]]) -> Pending[dict[str, Ragged]]:
+    """The only column of a result, under this name."""
+
+    def wait() -> dict[str, Ragged]:
+        (column,) = pending().values()
+        return {name: column}
+
+    return wait

@@ -12,10 +12,13 @@ from burnish.loop.correct import Correction
 from burnish.registry import Entry
 from burnish.reward.model_scorer import RewardModelScorer
 from burnish.reward.shaping import Shaper
-from burnish.training.protocols import CriticRole, PolicyRole, ReferenceRole
+from burnish.training.protocols import CriticRole, Pending, PolicyRole, ReferenceRole, Result
 
 if TYPE_CHECKING:
     from burnish.config.algorithm import AlgorithmConfig
+    from burnish.training.policy import UpdateResult
+
+Phase = tuple[str, Pending[Result]]  # of the clock, and what to wait for in it
 
 
 @dataclass
@@ -48,10 +51,43 @@ class Learner:
             return False
         return self.algorithm.use_kl_in_reward or not current or not self.policy.updates_once(num_rows)
 
-    def reference_columns(self, batch: Batch) -> dict[str, Ragged]:
+    def start_passes(self, batch: Batch, step: int, *, current: bool) -> list[Phase[dict[str, Ragged]]]:
+        """The forward passes that the step needs: none reads a column of another."""
+        starts: list[Phase[Pending[dict[str, Ragged]]]] = []
+        if self.needs_old_log_probs(step, len(batch), current=current):
+            starts.append(("old_log_prob", lambda: self.policy.start_log_probs(batch)))
+        if self.reference is not None:
+            starts.append(("ref", lambda: self._start_reference(batch)))
+        critic = self.critic
+        if critic is not None:
+            starts.append(("values", lambda: critic.start_values(batch)))
+        return self._started(starts)
+
+    def start_updates(self, batch: Batch, step: int) -> list[Phase[UpdateResult]]:
+        """The updates of the step."""
+        starts: list[Phase[Pending[UpdateResult]]] = []
+        critic = self.critic
+        if critic is not None:
+            starts.append(("update_critic", lambda: critic.start_update(batch, step)))
+        if self.updates_policy(step):
+            starts.append(("update_actor", lambda: self.policy.start_update(batch, step)))
+        return self._started(starts)
+
+    def _started(self, starts: list[Phase[Pending[Result]]]) -> list[Phase[Result]]:
+        """Started work by phase, and how to wait for it.
+
+        Ranks get all of it now and run it back to back; a role of this process runs when it is waited for. A profiler
+        records phases one by one: then none starts before its phase.
+        """
+        if self.clock.in_turn():
+            return [(phase, lambda start=start: start()()) for phase, start in starts]
+        return [(phase, start()) for phase, start in starts]
+
+    def _start_reference(self, batch: Batch) -> Pending[dict[str, Ragged]]:
         """ref_log_prob, and exact_kl where the KL in the reward is the exact one."""
         assert self.reference is not None
-        columns = {"ref_log_prob": self.reference.compute_log_probs(batch)}
-        if self.algorithm.use_kl_in_reward and "exact" in KL_ESTIMATORS[self.algorithm.kl_penalty].needs:
-            columns["exact_kl"] = self.policy.compute_exact_kl(batch)
-        return columns
+        log_probs = self.reference.start_log_probs(batch)
+        if not (self.algorithm.use_kl_in_reward and "exact" in KL_ESTIMATORS[self.algorithm.kl_penalty].needs):
+            return log_probs
+        exact = self.policy.start_exact_kl(batch)
+        return lambda: log_probs() | exact()

@@ -81,7 +81,7 @@ def run_profiler(
         watch_mini_batches(roles, local)
         targets = [local]
     profiler = RunProfiler(plan, targets, note)
-    clock.observe = profiler.phase
+    clock.observe, clock.in_turn = profiler.phase, lambda: profiler.active
     return profiler
 
 

@@ -34,7 +34,10 @@ class RoleWorker:
     A job's worker is a subclass that builds the job's roles.
     """
 
-    concurrent = frozenset({"generate", "abort", "end_session", "expect_return", "engine_stats", "write", "take_spans"})
+    # `role_layout` too: the controller asks for it while a pass of another role runs.
+    concurrent = frozenset(
+        {"generate", "abort", "end_session", "expect_return", "engine_stats", "write", "take_spans", "role_layout"}
+    )
     profiler: ProcessProfiler
     tokenizer: Any  # that of checkpoints and exports
 

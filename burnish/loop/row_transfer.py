@@ -7,6 +7,7 @@ choice is made. Ranks that share rows (sequence, tensor, stages) share one paylo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from burnish.training.batch_shard import Cut, ForwardShard, MiniBatch, UpdateSha
 from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import ParallelContext
 from burnish.training.policy import UpdateResult
+from burnish.training.protocols import Pending
 from burnish.training.row_sharding import RowSharding
 from burnish.training.update import UpdatePlan
 
@@ -89,7 +91,7 @@ class PackedResult:
 
 
 class RowTransfer:
-    """Runs methods of one role on shards of a batch."""
+    """Starts methods of one role on shards of a batch; what is returned waits for the results of all ranks."""
 
     def __init__(self, group: WorkerGroup, role: str) -> None:
         self.group = group
@@ -103,20 +105,23 @@ class RowTransfer:
             self._layouts = self.group.call("role_layout", self.role)
         return self._layouts
 
-    def forward(self, method: str, batch: Batch) -> dict[str, Ragged]:
+    def forward(self, method: str, batch: Batch) -> Pending[dict[str, Ragged]]:
         """A pass without gradients: columns of the whole batch."""
         layout = self.layouts[0]
         cut = cut_forward(model_columns(batch), layout.forward, layout.sharding)
-        return self._run(method, cut)[0]
+        futures = self._start(method, cut)
+        return lambda: self._results(cut, futures).columns
 
-    def update(self, method: str, batch: Batch, step: int) -> tuple[dict[str, Ragged], dict[str, float]]:
+    def update(self, method: str, batch: Batch, step: int) -> Pending[UpdateResult]:
         """All updates of a step: columns they computed on the way, and metrics."""
         layout = self.layouts[0]
         assert layout.plan is not None
         cut = layout.plan.cut(model_columns(batch, layout.reads), step, layout.sharding)
-        return self._run(method, cut, step)
+        futures = self._start(method, cut, step)
+        return lambda: self._results(cut, futures)
 
-    def _run(self, method: str, cut: Cut, *args: Any) -> tuple[dict[str, Ragged], dict[str, float]]:
+    def _start(self, method: str, cut: Cut, *args: Any) -> list[Future[Any]]:
+        """Send every rank its shard; the ranks run what they are sent in this order."""
         ranks: list[list[int]] = [[] for _ in cut.shards]
         for rank, layout in enumerate(self.layouts):
             ranks[layout.data_rank].append(rank)
@@ -129,7 +134,10 @@ class RowTransfer:
             payload = self.group.share(packed, packed.nbytes)
             for rank in members[id(shard)]:
                 futures[rank] = self.group.submit_shared(rank, payload, "run_shard", self.role, method, *args)
-        results = self.group.gather([futures[rank] for rank in range(self.group.size)])
+        return [futures[rank] for rank in range(self.group.size)]
+
+    def _results(self, cut: Cut, futures: list[Future[Any]]) -> UpdateResult:
+        results = self.group.gather(futures)
         parts: list[dict[str, Ragged]] = [{} for _ in cut.shards]
         metrics: dict[str, float] = {}
         for rank, result in enumerate(results):
@@ -137,7 +145,7 @@ class RowTransfer:
                 parts[self.layouts[rank].data_rank] = dict(result.columns.unpack().columns)
                 metrics = metrics or result.metrics
                 self.group.traffic.returned += result.columns.nbytes
-        return cut.join(parts), metrics
+        return UpdateResult(metrics, cut.join(parts))
 
     def _pack(self, shard: ForwardShard | UpdateShard, ranks: Sequence[int]) -> PackedShard:
         batch, media = sender_of(self.group).pack_batch(shard.batch, ranks)

@@ -58,17 +58,12 @@ def learn(learner: Learner, scored: ScoredBatch, *, current: bool) -> StepResult
         with clock("reward"):
             batch = learner.reward_model.score(batch)
             learner.reward_model.check_failures(f"step {step}")
-    if learner.needs_old_log_probs(step, len(batch), current=current):
-        with clock("old_log_prob"):
-            batch = batch.add(**learner.policy.compute_log_probs(batch))
+    for phase, columns in learner.start_passes(batch, step, current=current):
+        with clock(phase):
+            batch = batch.add(**columns())
+    if "entropys" in batch:
         # An update that computes entropies itself replaces this: it has those of all its passes.
         metrics["actor/entropy"] = masked_share(batch["entropys"].flat, batch["response_mask"].flat).mean()
-    if learner.reference is not None:
-        with clock("ref"):
-            batch = batch.add(**learner.reference_columns(batch))
-    if learner.critic is not None:
-        with clock("values"):
-            batch = batch.add(values=learner.critic.compute_values(batch))
     with clock("adv"):
         batch, correcting = learner.correction.apply(batch)
         batch, shaping = learner.shaper.shape(batch)
@@ -76,14 +71,11 @@ def learn(learner: Learner, scored: ScoredBatch, *, current: bool) -> StepResult
         batch, crediting = credit(batch, learner.algorithm, learner.estimator, learner.kl, old_column)
         batch = filtrate(batch, learner.algorithm, learner.seed, step)
         metrics |= crediting | shaping | correcting
-    if learner.critic is not None:
-        with clock("update_critic"):
-            metrics |= learner.critic.update(batch, step)
-    if learner.updates_policy(step):
-        with clock("update_actor"):
-            result = learner.policy.update(batch, step)
+    for phase, update in learner.start_updates(batch, step):
+        with clock(phase):
+            result = update()
             batch, metrics = batch.add(**result.columns), metrics | result.metrics
-        learner.num_unsynced += 1
+    learner.num_unsynced += learner.updates_policy(step)
     return StepResult(scored, batch, scored.metrics | metrics)
 
 

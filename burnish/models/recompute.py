@@ -20,7 +20,7 @@ Parts = Sequence[range] | None  # the layers of each pipeline stage; None: there
 def enable_recompute(
     model: PreTrainedModel, method: str | None, num_layers: int | None, key: str, parts: Parts = None
 ) -> None:
-    """Checkpoint each layer (None), or use one of Megatron's methods. `key` is the model's config section.
+    """Checkpoint each layer (None), or use another of METHODS. `key` is the model's config section.
 
     As in Megatron, `num_layers` counts within each pipeline stage.
     """
@@ -53,6 +53,12 @@ def uniform(model: PreTrainedModel, num_layers: int | None, key: str, parts: Par
             _group(layers[start : start + size])
 
 
+def planned(model: PreTrainedModel, num_layers: int | None, key: str, parts: Parts = None) -> None:
+    """`block` with the number that the memory plan chose (loop/recompute.py), which may be 0; None is all layers."""
+    if num_layers != 0:
+        block(model, num_layers, key, parts)
+
+
 def _split(model: PreTrainedModel, key: str, parts: Parts) -> list[list[nn.Module]]:
     layers = list(decoder_layers(model, key))
     return [layers] if parts is None else [layers[part.start : part.stop] for part in parts]
@@ -62,6 +68,7 @@ METHODS: dict[str | None, Callable[[PreTrainedModel, int | None, str, Parts], No
     None: each_layer,
     "uniform": uniform,
     "block": block,
+    "auto": planned,
 }
 
 

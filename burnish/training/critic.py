@@ -16,7 +16,8 @@ from burnish.training.backend import Backend, ModelOutput
 from burnish.training.batch_shard import ForwardShard, UpdateShard
 from burnish.training.inference import compute_values
 from burnish.training.packing import MicroBatchSize
-from burnish.training.policy import shuffle_seed
+from burnish.training.policy import UpdateResult, shuffle_seed
+from burnish.training.protocols import Pending
 from burnish.training.trained_role import TrainedRole
 from burnish.training.transfer import to_device
 from burnish.training.update import LossOutput, UpdatePlan, loss_mask, row_weights, run_updates
@@ -70,6 +71,12 @@ class Critic(TrainedRole):
         result = run_updates(batch, step, self.plan, self.backend, self._loss, self.on_mini_batch)
         metrics = result.summary("critic", "vf_loss") | {"critic/lr": lr}
         return metrics | {"critic/skipped_updates": float(self.optimizer.skipped - num_skipped)}
+
+    def start_values(self, batch: Batch) -> Pending[dict[str, Ragged]]:
+        return lambda: {"values": self.compute_values(batch)}
+
+    def start_update(self, batch: Batch, step: int) -> Pending[UpdateResult]:
+        return lambda: UpdateResult(self.update(batch, step), {})
 
     def _loss(self, output: ModelOutput, count: Totals) -> tuple[Tensor, LossOutput]:
         batch, device = output.micro_batch.batch, self.backend.device

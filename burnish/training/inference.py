@@ -14,6 +14,7 @@ from burnish.models.model_input import Media
 from burnish.training.backend import Backend, HeadFn, MicroBatch, ModelOutput, Output
 from burnish.training.batch_shard import ForwardShard
 from burnish.training.packing import ROUTED_EXPERTS, MicroBatchSize, row_lengths
+from burnish.training.transfer import to_host
 
 if TYPE_CHECKING:
     from burnish.training.reference import Reference
@@ -118,8 +119,11 @@ def _forward(
     adapters: bool = True,
     prepare: Callable[[Sequence[MicroBatch]], None] | None = None,
 ) -> list[tuple[list[int], Output]]:
-    """(rows, output) of all micro-batches; of a whole batch, including those of other ranks. `prepare` gets this
-    rank's micro-batches before they run."""
+    """(rows, output) of all micro-batches; of a whole batch, including those of other ranks. `prepare` gets
+    this rank's micro-batches before they run.
+
+    The host waits for the device once, when all micro-batches are queued.
+    """
     parallel = backend.parallel
     is_shard = isinstance(batch, ForwardShard)
     shard = batch if is_shard else ForwardShard(batch, parallel.shard_batch(row_lengths(batch), size))
@@ -127,6 +131,6 @@ def _forward(
     if prepare is not None:
         prepare(batches)
     outputs = backend.forward(batches, head, adapters=adapters)
-    pairs = zip(batches, outputs, strict=True) if parallel.has_results else ()
+    pairs = zip(batches, to_host(outputs), strict=True) if parallel.has_results else ()
     results = [(micro_batch.rows, output) for micro_batch, output in pairs if micro_batch.rows]
     return results if is_shard else parallel.gather_lists(results)

@@ -26,6 +26,7 @@ from burnish.training.batch_shard import ForwardShard, UpdateShard
 from burnish.training.ema import MovingAverage
 from burnish.training.inference import compute_exact_kl, compute_policy_columns, in_row_order
 from burnish.training.packing import ROUTED_EXPERTS, MicroBatchSize
+from burnish.training.protocols import Pending
 from burnish.training.reference import Reference
 from burnish.training.trained_role import TrainedRole
 from burnish.training.transfer import to_device
@@ -117,13 +118,22 @@ class Policy(TrainedRole):
             sum_pi_squared=self.sum_pi_squared,
             record=self.config.router_replay.mode in TRAINER_MODES,
         )
-        # There are none on ranks that do not hold the last stage.
+        # Pipeline stages but the last, and ranks without rows, have none.
         return {"old_log_probs" if name == "log_probs" else name: column for name, column in columns.items()}
 
     def compute_exact_kl(self, batch: Batch | ForwardShard) -> Ragged:
         """KL to the reference over the whole vocabulary."""
         assert self.reference is not None
         return compute_exact_kl(self.backend, self.reference, batch, self.temperature, self.inference_micro_batch)
+
+    def start_log_probs(self, batch: Batch) -> Pending[dict[str, Ragged]]:
+        return lambda: self.compute_log_probs(batch)
+
+    def start_exact_kl(self, batch: Batch) -> Pending[dict[str, Ragged]]:
+        return lambda: {"exact_kl": self.compute_exact_kl(batch)}
+
+    def start_update(self, batch: Batch, step: int) -> Pending[UpdateResult]:
+        return lambda: self.update(batch, step)
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
         return self.backend.weights()

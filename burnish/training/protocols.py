@@ -1,13 +1,14 @@
 """Protocols of the roles that the loop calls. A local role and its handle in another process satisfy the same one.
 
-The rollout engine's protocol is burnish.rollout.engine.Engine.
+Methods `start_...` return a function that waits for the result: worker processes begin at once, a local role when it is
+waited for. The rollout engine's protocol is burnish.rollout.engine.Engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -15,6 +16,9 @@ from burnish.batch import Batch, Ragged
 
 if TYPE_CHECKING:
     from burnish.training.policy import UpdateResult
+
+Result = TypeVar("Result")
+Pending = Callable[[], Result]
 
 
 class TrainableRole(Protocol):
@@ -43,15 +47,15 @@ class PolicyRole(TrainableRole, Protocol):
         """Whether a step is one update without dropout: its log-probs are then also the old ones."""
         ...
 
-    def compute_log_probs(self, batch: Batch) -> dict[str, Ragged]:
+    def start_log_probs(self, batch: Batch) -> Pending[dict[str, Ragged]]:
         """old_log_probs and entropys, and sum_pi_squared where the advantage estimator needs it."""
         ...
 
-    def compute_exact_kl(self, batch: Batch) -> Ragged:
-        """KL to the reference over the whole vocabulary."""
+    def start_exact_kl(self, batch: Batch) -> Pending[dict[str, Ragged]]:
+        """exact_kl: KL to the reference over the whole vocabulary."""
         ...
 
-    def update(self, batch: Batch, step: int) -> UpdateResult: ...
+    def start_update(self, batch: Batch, step: int) -> Pending[UpdateResult]: ...
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
         """What Engine.load_weights takes."""
@@ -61,15 +65,17 @@ class PolicyRole(TrainableRole, Protocol):
 class CriticRole(TrainableRole, Protocol):
     """The value model."""
 
-    def compute_values(self, batch: Batch) -> Ragged: ...
+    def start_values(self, batch: Batch) -> Pending[dict[str, Ragged]]: ...
 
-    def update(self, batch: Batch, step: int) -> dict[str, float]: ...
+    def start_update(self, batch: Batch, step: int) -> Pending[UpdateResult]: ...
 
 
 class ReferenceRole(Protocol):
     """The frozen policy of the start."""
 
-    def compute_log_probs(self, batch: Batch) -> Ragged: ...
+    def start_log_probs(self, batch: Batch) -> Pending[dict[str, Ragged]]:
+        """ref_log_prob."""
+        ...
 
 
 class SftRole(TrainableRole, Protocol):

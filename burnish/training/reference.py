@@ -11,6 +11,7 @@ from burnish.training.backend import Backend, MicroBatch
 from burnish.training.batch_shard import ForwardShard
 from burnish.training.inference import compute_log_probs
 from burnish.training.packing import ROUTED_EXPERTS, MicroBatchSize
+from burnish.training.protocols import Pending
 
 
 class Reference:
@@ -32,6 +33,9 @@ class Reference:
         own = _without_choices(batch.batch if isinstance(batch, ForwardShard) else batch)
         rows = replace(batch, batch=own) if isinstance(batch, ForwardShard) else own
         return compute_log_probs(self.backend, rows, self.temperature, self.micro_batch, adapters=False)
+
+    def start_log_probs(self, batch: Batch) -> Pending[dict[str, Ragged]]:
+        return lambda: {"ref_log_prob": self.compute_log_probs(batch)}
 
     def prepare(self, batches: Sequence[MicroBatch]) -> None:
         """Before the policy runs these micro-batches, for the exact KL.

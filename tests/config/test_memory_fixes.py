@@ -11,6 +11,8 @@ GRPO = ["actor_rollout_ref.model.path=m", "algorithm.adv_estimator=grpo", "actor
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 SMALL = (f"{ACTOR}.ppo_micro_batch_size_per_gpu=1",)
 KEPT = (*SMALL, "actor_rollout_ref.model.enable_gradient_checkpointing=true")
+# What a run that chose its layers by memory has: null is all layers.
+PLANNED = ("actor_rollout_ref.model.recompute.method=auto", "actor_rollout_ref.model.recompute.num_layers=3")
 PARKED = (*KEPT, f"{ACTOR}.fsdp_config.optimizer_offload=true", f"{ACTOR}.fsdp_config.param_offload=true")
 
 
@@ -24,6 +26,8 @@ PARKED = (*KEPT, f"{ACTOR}.fsdp_config.optimizer_offload=true", f"{ACTOR}.fsdp_c
             (*SMALL, "actor_rollout_ref.model.enable_gradient_checkpointing=false"),
             "actor_rollout_ref.model.enable_gradient_checkpointing=true",
         ),
+        ("update actor", (*KEPT, *PLANNED), "actor_rollout_ref.model.recompute.method=null"),
+        ("update actor", (*KEPT, PLANNED[0]), f"{ACTOR}.fsdp_config.optimizer_offload=true"),
         ("update actor", KEPT, f"{ACTOR}.fsdp_config.optimizer_offload=true"),
         ("update actor", PARKED, f"data.max_response_length=256 {ROLLOUT}.response_length=256"),
         ("update critic", ("critic.ppo_micro_batch_size_per_gpu=4",), "critic.ppo_micro_batch_size_per_gpu=1"),

@@ -439,7 +439,7 @@ ROWS = [
     ("data.use_shm", "true", in_shm, ()),
     ("model.use_shm", "true", in_shm, ()),
     ("model.enable_gradient_checkpointing", "false", of_run(lambda run: model_of(run).is_gradient_checkpointing), ()),
-    ("model.recompute.method", "block", checkpointed, ("model.recompute.num_layers=1",)),
+    ("model.recompute.method", "auto", checkpointed, ()),
     ("model.recompute.num_layers", "1", checkpointed, ("model.recompute.method=block",)),
     ("model.attn_implementation", "eager", of_run(lambda run: model_of(run).config._attn_implementation), ()),
     ("model.load_in_4bit", "true", dtypes, LORA),

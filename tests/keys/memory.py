@@ -17,11 +17,13 @@ import torch
 import torch.nn.functional as F
 
 import burnish.loop.backends
+import burnish.loop.recompute
 import burnish.models.attention
 import burnish.models.compiled
 import burnish.models.logits
 import burnish.training.backends.module
 import burnish.training.optim
+from burnish.loop.build import build
 from burnish.models.fourbit import is_packed
 from burnish.models.kernels.head import TritonKernel
 from burnish.models.parts import backbone
@@ -158,6 +160,28 @@ def kept_tensors(role: str) -> Observe:
         return len(kept)
 
     return count
+
+
+@cache
+def passes_by_memory(role: str) -> Observe:
+    """How often the first layer runs in one update, on machines with a byte and with a TiB."""
+
+    def count(case: Case) -> list[int]:
+        return [_passes(case, role, memory) for memory in (1, 1 << 40)]
+
+    return count
+
+
+def _passes(case: Case, role: str, memory: int) -> int:
+    passes: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(burnish.loop.recompute, "total_memory", lambda: memory)
+        run = build(case.cfg)
+    trained = getattr(run.learner, role)
+    backbone(trained.backend.model).layers[0].register_forward_pre_hook(lambda *_: passes.append(1))
+    trained.update(fixed_batch(run), step=1)
+    run.close()
+    return len(passes)
 
 
 @cache

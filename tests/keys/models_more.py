@@ -54,9 +54,7 @@ def adapter_rows(model: str, role: str, given: tuple[Text, ...]) -> list[Row]:
 def memory_rows(model: str, role: str, given: tuple[Text, ...]) -> list[Row]:
     uniform = (*given, f"{model}.recompute.method=uniform")
     return [
-        Row(
-            f"{model}.recompute.method", "block", memory.kept_tensors(role), (*given, f"{model}.recompute.num_layers=1")
-        ),
+        Row(f"{model}.recompute.method", "auto", memory.passes_by_memory(role), given, expected=[2, 1]),
         Row(f"{model}.recompute.num_layers", "2", memory.kept_tensors(role), uniform),
         Row(f"{model}.enable_activation_offload", "true", memory.offloaded_passes(role), given, expected=1),
         Row(f"{model}.attn_implementation", "eager", memory.fused_products(role), given, expected=0),

@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "profiling": COMMON,
     "rollout": COMMON | {"models"},
     "training": COMMON | {"models", "algos"},
-    "loop": COMMON | MIDDLE,
+    "loop": COMMON | MIDDLE | {"doctor"},
     "jobs": COMMON | MIDDLE | {"loop"},
     "doctor": COMMON | {"dialects", "data", "reward", "models"},
     "rehearsal": COMMON | MIDDLE | {"loop", "jobs", "demo", "dialects", "compat", "doctor"},

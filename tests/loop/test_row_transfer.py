@@ -104,10 +104,10 @@ def step_of_ppo(batch: Batch, ranks: Ranks, critic: Ranks) -> None:
     """Every call of a step that sends a batch."""
     sampled = batch.keep("prompt_ids", "responses", "uid", "response_mask", "rollout_log_probs", "weight_version")
     for method in ("compute_log_probs", "compute_log_probs"):  # policy and reference
-        RowTransfer(ranks, "policy").forward(method, sampled)
-    RowTransfer(critic, "critic").forward("compute_values", sampled)
-    RowTransfer(critic, "critic").update("update", batch, 1)
-    RowTransfer(ranks, "policy").update("update", batch, 1)
+        RowTransfer(ranks, "policy").forward(method, sampled)()
+    RowTransfer(critic, "critic").forward("compute_values", sampled)()
+    RowTransfer(critic, "critic").update("update", batch, 1)()
+    RowTransfer(ranks, "policy").update("update", batch, 1)()
 
 
 def check_bound(size: int) -> None:
@@ -141,7 +141,7 @@ def test_ranks_that_share_rows_share_what_is_sent_to_their_machine():
     batch = batch_of(16)
     ray, sockets = (ranks_of(4, tensor_size=4, once_per_node=once) for once in (True, False))
     for ranks in (ray, sockets):
-        RowTransfer(ranks, "policy").update("update", batch, 1)
+        RowTransfer(ranks, "policy").update("update", batch, 1)()
         assert ranks.rows == {rank: 16 for rank in range(4)}
     assert ray.traffic.by_node["0"] == ray.traffic.put
     assert sockets.traffic.by_node["0"] == 4 * sockets.traffic.put == 4 * ray.traffic.put
@@ -159,10 +159,11 @@ def test_results_come_back_in_the_order_of_the_batch(size, changes):
     ranks.layouts = [RoleLayout(RowSharding(size), rank, MicroBatchSize(rows=1), plan, READS) for rank in range(size)]
     expected = batch["responses"].flat.float() * 2
     transfer = RowTransfer(ranks, "policy")
-    columns, metrics = transfer.update("update", batch, 1)
+    result = transfer.update("update", batch, 1)()
+    columns, metrics = result.columns, result.metrics
     assert torch.equal(columns["doubled"].flat, expected)
     assert torch.equal(columns["doubled"].lengths, batch["responses"].lengths)
-    assert torch.equal(transfer.forward("compute", batch)["doubled"].flat, expected)
+    assert torch.equal(transfer.forward("compute", batch)()["doubled"].flat, expected)
     first = plan.mini_batches(7, 1, 0)[0]
     assert metrics == {"count": float(batch["responses"].lengths[first].sum())}
     if changes.get("couples_rows"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnish.training.packing import MicroBatchSize, row_lengths
 from burnish.training.reference import Reference
@@ -63,6 +64,21 @@ def test_critic_and_imitator_wait_once_too(make_critic, make_policy, batch):
         assert len(waits.found) == 1, "\n".join(waits.found)
 
 
+def test_a_pass_without_gradients_waits_once_for_all_its_micro_batches(make_policy, make_critic, backend, batch):
+    one_row = MicroBatchSize(rows=1)
+    policy, critic, reference = make_policy(), make_critic(), Reference(backend(), TEMPERATURE, one_row)
+    policy.inference_micro_batch = critic.inference_micro_batch = one_row
+    for role, compute in (
+        (policy, policy.compute_log_probs),
+        (critic, critic.compute_values),
+        (reference, reference.compute_log_probs),
+    ):
+        model = role.backend.model
+        with watched([*model.parameters(), *model.buffers()]) as waits:
+            compute(batch)
+        assert len(waits.found) == 1 and waits.found[0].startswith("to_host"), "\n".join(waits.found)
+
+
 def test_the_watch_sees_what_waits():
     weight = torch.arange(4.0)
     with watched([weight]) as waits:
@@ -107,3 +123,48 @@ def test_inference_pads_nothing_either(make_policy, make_critic, batch, passes):
         seen = passes(role)
         getattr(role, inference)(batch)
         assert sum(seen) == int(row_lengths(batch).sum())
+
+
+class HeadProducts(TorchDispatchMode):
+    """Counts matrix products with the head's weight."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight, self.count = weight.data_ptr(), 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        reads = any(isinstance(tensor, torch.Tensor) and tensor.data_ptr() == self.weight for tensor in args)
+        self.count += reads and function._schema.name in ("aten::mm", "aten::addmm")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def head_products():
+    """head_products(policy, call): products of the call with the policy's head."""
+
+    def count(policy, call):
+        with HeadProducts(policy.backend.model.get_output_embeddings().weight) as products:
+            call()
+        return products.count
+
+    return count
+
+
+MICRO_BATCHES = 3
+
+
+def test_one_product_gives_log_probs_and_entropy(make_policy, batch, head_products):
+    policy = make_policy()
+    policy.inference_micro_batch = MicroBatchSize(rows=len(batch) // MICRO_BATCHES)
+    assert head_products(policy, lambda: policy.compute_log_probs(batch)) == MICRO_BATCHES
+
+
+@pytest.mark.parametrize("entropy_coeff", [0.0, 0.1])
+@pytest.mark.parametrize("reads", [True, False], ids=["old log-probs read", "taken from the update"])
+def test_an_update_computes_its_logits_twice_whatever_it_reads_of_them(
+    make_policy, batch, without, head_products, entropy_coeff, reads
+):
+    """Forward, again in the backward pass instead of being kept, and for the gradient of the hidden states."""
+    policy = make_policy(ppo_micro_batch_size_per_gpu=len(batch) // MICRO_BATCHES, entropy_coeff=entropy_coeff)
+    given = batch if reads else without(batch, "old_log_probs")
+    assert head_products(policy, lambda: policy.update(given, 1)) == 3 * MICRO_BATCHES

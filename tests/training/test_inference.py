@@ -3,8 +3,10 @@ import torch
 
 from burnish.batch import Ragged
 from burnish.training.backend import MicroBatch
+from burnish.training.batch_shard import ForwardShard
 from burnish.training.inference import compute_log_probs, compute_policy_columns, compute_values, in_row_order
 from burnish.training.packing import MicroBatchSize
+from burnish.training.parallel import ParallelContext
 
 CUTS = [
     MicroBatchSize(rows=1),
@@ -65,3 +67,13 @@ def test_parts_come_back_in_row_order():
     like = Ragged.of([[0], [0, 0], torch.empty(0), [0]], torch.float32)
     parts = [([3, 1], torch.tensor([30.0, 10.0, 11.0])), ([2, 0], torch.tensor([0.5]))]
     assert in_row_order(parts, like).lists() == [[0.5], [10.0, 11.0], [], [30.0]]
+
+
+def test_a_rank_without_results_has_no_columns(make_policy, make_critic, batch, monkeypatch):
+    """A pipeline stage that is not the last, or a rank without rows that only takes part in collectives."""
+    policy, critic = make_policy(), make_critic()
+    empty = ForwardShard(batch.select([0]), [[]])
+    assert policy.compute_log_probs(empty) == {}
+    assert len(critic.compute_values(empty)) == 0
+    monkeypatch.setattr(ParallelContext, "has_results", False)
+    assert policy.compute_log_probs(ForwardShard(batch, [[0, 1], [2]])) == {}

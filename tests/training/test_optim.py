@@ -1,6 +1,9 @@
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnish.config.optim import OptimConfig
 from burnish.training.optim import Optimizer
@@ -139,3 +142,57 @@ def test_weight_decay_may_spare_biases_and_norms():
 def test_a_share_of_updates_is_rounded_up(module):
     assert optimizer(module, 10, 1, lr_warmup_steps_ratio=0.03, lr_step_unit="update").rate.warmup == 1
     assert optimizer(module, 10, 1, lr_warmup_steps_ratio=0.03).rate.warmup == 0
+
+
+class Kernels(TorchDispatchMode):
+    """Names of the kernels that run, without allocations and views."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function._schema.name)
+        return function(*args, **(kwargs or {}))
+
+
+def kernels_of(made):
+    with Kernels() as kernels:
+        made.adamw.step()
+    return kernels.names
+
+
+@pytest.fixture
+def meshes():
+    """Two meshes of one rank."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield [init_device_mesh("cpu", (1,), mesh_dim_names=(name,)) for name in ("data", "tensor")]
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("decay_matrices_only", "groups"), [(False, 1), (True, 2)])
+def test_one_kernel_updates_all_weights_of_a_group(decay_matrices_only, groups):
+    module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
+    made = optimizer(module, lr=1e-2, weight_decay=0.1, decay_matrices_only=decay_matrices_only)
+    set_gradients(module, 1.0)
+    made.adamw.found_inf = torch.zeros(())
+    assert kernels_of(made).count("aten::_fused_adamw_") == groups
+
+
+def test_one_kernel_updates_sharded_weights_of_several_meshes(meshes):
+    """To the bits of plain weights, as FSDP and tensor ranks have them."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    sharded = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for layer, twin, mesh in zip(sharded, plain, meshes, strict=True):
+        for name, parameter in twin.named_parameters():
+            setattr(layer, name, nn.Parameter(distribute_tensor(parameter.detach().clone(), mesh, [Shard(0)])))
+    made = [optimizer(module, lr=1e-2) for module in (plain, sharded)]
+    set_gradients(plain, 1.0)
+    for parameter, twin in zip(sharded.parameters(), plain.parameters(), strict=True):
+        parameter.grad = distribute_tensor(twin.grad.clone(), parameter.device_mesh, [Shard(0)])
+    for each in made:
+        each.adamw.found_inf = torch.zeros(())
+    assert [kernels_of(each).count("aten::_fused_adamw_") for each in made] == [1, 1]
+    for parameter, twin in zip(sharded.parameters(), plain.parameters(), strict=True):
+        assert isinstance(parameter, DTensor) and torch.equal(parameter.full_tensor(), twin)

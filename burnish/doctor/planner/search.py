@@ -26,6 +26,7 @@ from burnish.doctor.planner.layout import (
     settings,
 )
 from burnish.doctor.planner.timing import StepTime, Workload, step_time
+from burnish.doctor.recompute import SAFE_SHARE
 from burnish.errors import UserError
 from burnish.sizing import GIB
 
@@ -33,7 +34,6 @@ MICRO_BATCHES = (4096, 8192, 16_384, 32_768, 65_536)  # tokens on a rank
 LONG = 8192  # tokens of a sequence from which ranks may share one
 MAX_STAGES, MAX_CONTEXT = 16, 8
 NUM_BEST = 3
-SAFE_SHARE = 0.95  # of the memory that a phase may plan with: the largest error of the plan was 7 %
 REFUSED = "the config refuses it"
 CLOSE = 1.01  # times the fastest step, which the model cannot tell apart
 # The plan itself decides these, whatever the run says.

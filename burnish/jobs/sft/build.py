@@ -28,6 +28,7 @@ from burnish.loop.finish import check_finished
 from burnish.loop.handles import SftHandle
 from burnish.loop.launch import WorkerProgram, check_launcher, launch
 from burnish.loop.pools import Pool, describe_pools
+from burnish.loop.recompute import plan_sft_recompute
 from burnish.loop.state import find_checkpoint
 from burnish.models.device import pick_device
 from burnish.models.load import ModelSource, load_config, load_tokenizer, read_chat_template
@@ -67,6 +68,7 @@ def build(
     check_export_dir(cfg.trainer.export_dir)
     source = model_source(cfg)
     layout = check_sequence_parallel(cfg, source)
+    cfg, planned = plan_sft_recompute(cfg, source, device)
     data = cfg.data
     tokenizer = load_job_tokenizer(cfg, source)
     vision = build_vision(cfg, source, tokenizer)
@@ -80,7 +82,7 @@ def build(
     total = cfg.trainer.total_training_steps or cfg.trainer.total_epochs * sampler.batches_per_epoch
     folder = RunFolder(cfg.trainer.default_local_dir)
     val_notices = [] if val is None else val.notices
-    notices = [*train.notices, *val_notices, *sampler.notices(), *choose_threads(folder), *layout]
+    notices = [*train.notices, *val_notices, *sampler.notices(), *choose_threads(folder), *layout, *planned]
     run = SftRun(
         cfg=cfg,
         tokenizer=tokenizer,
