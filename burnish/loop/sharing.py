@@ -24,6 +24,7 @@ from burnish.models import tensor_slices
 from burnish.models.load import ModelSource, load_config
 from burnish.models.routing import check_routing
 from burnish.models.sequence.method import Method, choose_method
+from burnish.models.vision.family import vision_family
 from burnish.training.expert_parallel import check_experts
 from burnish.training.stages import ONE_STAGE, StageOptions, check_stages
 from burnish.training.tensor_parallel import check_sizes
@@ -38,13 +39,12 @@ COMPARED = ("actor_rollout_ref.actor", "actor_rollout_ref.ref")  # by the exact 
 
 def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
     """Raise where heads, layers or experts do not divide over ranks; returns notices on how ranks share models."""
-    notices = engine_notices(cfg)
+    notices = _check_engine(cfg, source)
     policy, critic = cfg.actor_rollout_ref, cfg.critic
     if replays_routing(policy.actor):
         check_routing(load_config(source), MODE, policy.actor.router_replay.mode, f"{MODE}=disabled")
     if policy.rollout.enable_rollout_routing_replay:
         check_routing(load_config(source), RECORD, True, f"{RECORD}=false")
-    tensor_slices.check_sizes(load_config(source), engine_size(cfg), f"{ROLLOUT}.tensor_model_parallel_size")
     models: list[tuple[str, Any, ModelSource]] = [("actor_rollout_ref.actor", policy.actor, source)]
     if wants_reference(cfg):
         models.append(("actor_rollout_ref.ref", policy.ref, reference_source(cfg, source)))
@@ -71,10 +71,17 @@ def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
     return notices
 
 
-def engine_notices(cfg: TrainConfig) -> list[str]:
+def _check_engine(cfg: TrainConfig, source: ModelSource) -> list[str]:
+    """Raise where several ranks cannot share an engine of this model; servers check its sizes themselves."""
     size, rollout = engine_size(cfg), cfg.actor_rollout_ref.rollout
     if size == 1:
         return []
+    key, config = f"{ROLLOUT}.tensor_model_parallel_size", load_config(source)
+    if rollout.name == "builtin":
+        tensor_slices.check_sizes(config, size, key)
+    if rollout.name == "vllm" and vision_family(config) is not None:
+        problem = "a vLLM engine of several ranks is a server, which takes no images"
+        raise UserError(problem, key=key, value=rollout.tensor_model_parallel_size, hint=f"{key}=1")
     server = ", and runs as a server" if rollout.name == "vllm" and rollout.mode != "async" else ""
     return [f"each {rollout.name} engine uses {size} devices{server}"]
 

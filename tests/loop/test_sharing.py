@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from burnish.config import load
+from burnish.demo.tiny_vision import make_vision_model
 from burnish.errors import UserError
 from burnish.loop.roles import policy_source
 from burnish.loop.sharing import check_sharing
@@ -64,3 +65,22 @@ def test_what_neither_way_serves_is_refused(said):
 def test_megatrons_name_is_named(said):
     (line,) = said(f"{ACTOR}.strategy=megatron", f"{ACTOR}.megatron.context_parallel_size=2", "critic.enable=false")
     assert line.startswith(f"{ACTOR}.megatron.context_parallel_size=2: Ulysses")
+
+
+TENSOR, NAME = "actor_rollout_ref.rollout.tensor_model_parallel_size", "actor_rollout_ref.rollout.name"
+
+
+def test_how_ranks_share_engines(said):
+    assert said(f"{TENSOR}=2") == ["each builtin engine uses 2 devices"]
+    assert said(f"{TENSOR}=3", f"{NAME}=vllm") == ["each vllm engine uses 3 devices, and runs as a server"]
+    with pytest.raises(UserError, match=f"{TENSOR}=3: the model's 4 attention heads"):
+        said(f"{TENSOR}=3")
+
+
+def test_a_vllm_server_is_refused_where_the_model_takes_images(said, tmp_path):
+    make_vision_model(tmp_path, "qwen2_vl")
+    model = f"actor_rollout_ref.model.path={tmp_path}"
+    with pytest.raises(UserError, match="takes no images") as refused:
+        said(model, f"{NAME}=vllm", f"{TENSOR}=2")
+    assert refused.value.hint == f"{TENSOR}=1"
+    assert said(model, f"{NAME}=vllm") == []
