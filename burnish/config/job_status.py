@@ -1,4 +1,4 @@
-"""Pending and inert keys of every job. A key that is not listed acts."""
+"""Pending, refused and inert keys of every job. A key that is not listed acts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from burnish.config.megatron_status import MEGATRON_INERT, MEGATRON_PENDING
 from burnish.config.names import Line
 from burnish.config.pending import (
     ASCEND,
-    EXTERNAL_ENGINES,
     INERT,
     MEGATRON_CORE,
     MEGATRON_ONLY,
@@ -18,6 +17,7 @@ from burnish.config.pending import (
     engine_parallel_sizes,
     multi_process_only,
 )
+from burnish.config.refused import REFUSED, Refused, no_trt_llm
 
 _NO_RAY = Line("this job runs in one process, without Ray", "该任务单进程运行，不使用 Ray")
 _PACKED = Line("sequences are always packed, never padded", "序列始终打包，从不填充")
@@ -55,7 +55,6 @@ SFT_INERT: dict[str, Line] = {
 
 
 GENERATE_PENDING: tuple[Pending, ...] = (
-    Pending("rollout.name=trtllm", EXTERNAL_ENGINES),
     *engine_parallel_sizes("rollout"),
     Pending("trainer.nnodes", MULTI_PROCESS),
     Pending("trainer.n_gpus_per_node", MULTI_PROCESS),
@@ -80,6 +79,12 @@ PENDING_OF: dict[str, tuple[Pending, ...]] = {
     "sft": SFT_PENDING,
     "eval": (),
     "generate": GENERATE_PENDING,
+}
+REFUSED_OF: dict[str, tuple[Refused, ...]] = {
+    "train": REFUSED,
+    "sft": (),
+    "eval": (),
+    "generate": (no_trt_llm("rollout"),),
 }
 INERT_OF: dict[str, dict[str, Line]] = {
     "train": {**INERT, **MEGATRON_INERT},

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from burnish.config.async_rules import is_async
 from burnish.config.ranks import has_engine_pool, has_reward_pool, is_single_process, num_nodes, num_ranks
 from burnish.config.root import TrainConfig
-from burnish.errors import UserError
+from burnish.errors import UserError, nearest
+
+TRANSPORT = "actor_rollout_ref.rollout.checkpoint_engine"
+# Arguments of verl's transports, which have a counterpart in every weight sync here. Those of other transports are
+# not read.
+TRANSPORT_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "naive": (),
+    "gloo": (),
+    "nccl": ("group_name", "rebuild_group"),
+}
 
 
 def device_pools(cfg: TrainConfig) -> Iterator[UserError]:
@@ -31,6 +40,24 @@ def device_pools(cfg: TrainConfig) -> Iterator[UserError]:
             value=True,
             hint="reward_model.nnodes=1 reward_model.n_gpus_per_node=1",
         )
+
+
+def transport_arguments(cfg: TrainConfig) -> Iterator[UserError]:
+    """The arguments of the transport that is used are known."""
+    transport = cfg.actor_rollout_ref.rollout.checkpoint_engine
+    arguments = transport.engine_kwargs.get(transport.backend)
+    known = TRANSPORT_ARGUMENTS.get(transport.backend)
+    if not has_engine_pool(cfg) or arguments is None or known is None:
+        return
+    key = f"{TRANSPORT}.engine_kwargs.{transport.backend}"
+    if not isinstance(arguments, dict):
+        yield UserError("not a mapping of arguments", key=key, value=arguments, hint="leave it out")
+        return
+    for name, value in arguments.items():
+        if name not in known:
+            similar = nearest(name, known)
+            problem = "the transport has no such argument." + (f" Did you mean {similar!r}?" if similar else "")
+            yield UserError(problem, key=f"{key}.{name}", value=value, hint="leave it out")
 
 
 def launchers(cfg: TrainConfig) -> Iterator[UserError]:
@@ -77,4 +104,4 @@ def reward_nodes(cfg: TrainConfig) -> Iterator[UserError]:
         yield UserError(problem, key=key, value=nodes, hint="reward.num_workers=2")
 
 
-POOL_RULES = (device_pools, launchers, reward_nodes, sharded_models)
+POOL_RULES = (device_pools, transport_arguments, launchers, reward_nodes, sharded_models)

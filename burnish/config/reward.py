@@ -241,7 +241,7 @@ class RewardModelConfig:
     """The reward model."""
 
     rollout: dict[str, Any] = setting({})
-    """Engine settings of a generative reward model: name, prompt_length, response_length and others of rollout."""
+    """verl: settings of an engine that serves the reward model to a reward function."""
 
     sandbox_fusion: SandboxConfig = section(SandboxConfig)
     """A code sandbox service."""

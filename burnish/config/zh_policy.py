@@ -394,7 +394,7 @@ DOCS: dict[str, str] = {
     "verifiers_v1、openenv、package.module:Class 或 path/to/file.py:Class；其奖励即各轮的奖励。",
     "AgentConfig.environment_kwargs": "环境的参数。",
     "AgentConfig.timeout": "智能体或环境在模型的两轮之间最多可用的秒数，超过则该对话失败；null 不限。",
-    "AgentConfig.agent_loop_manager_class": "替换 verl 智能体循环管理器的类（点分名称）。",
+    "AgentConfig.agent_loop_manager_class": "verl：替换其智能体循环管理器的类（点分名称）。不支持：请编写智能体循环。",
     "TraceConfig.backend": "对话轨迹（各轮、工具调用、奖励的时间段）写到哪里；null 不记录。",
     "TraceConfig.token2text": "在轨迹中附上 token 的文本。",
     "TraceConfig.max_samples_per_step_per_worker": "每步和每个验证批次中记录的样本数（取最前的）；null 记录全部。",

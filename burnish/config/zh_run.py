@@ -116,7 +116,7 @@ DOCS: dict[str, str] = {
     "RewardModelConfig.n_gpus_per_node": "奖励模型在每台机器独占的设备数。",
     "RewardModelConfig.nccl_timeout": "奖励模型集合通信的超时秒数。",
     "RewardModelConfig.load_weight": "从模型目录加载权重（Megatron）。",
-    "RewardModelConfig.rollout": "生成式奖励模型的引擎设置：name、prompt_length、response_length 等。",
+    "RewardModelConfig.rollout": "verl：为奖励函数提供奖励模型推理服务的引擎设置。",
     # algorithm
     "KlCtrlConfig.type": "保持系数不变（fixed），或向 target_kl 调整（adaptive）。",
     "KlCtrlConfig.kl_coef": "奖励中 KL 的权重；adaptive 时为初值。",
