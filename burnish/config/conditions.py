@@ -9,6 +9,7 @@ from burnish.config.adapters import wants_adapter
 from burnish.config.async_rules import is_async, step_counts_prompts, uses_queue
 from burnish.config.device import computes_on_cpu
 from burnish.config.jobs import EvalConfig, GenerateConfig
+from burnish.config.megatron import balances_by_loss
 from burnish.config.ranks import has_engine_pool, is_single_process, pipeline_parallel_size, uses_megatron
 from burnish.config.root import TrainConfig
 from burnish.config.sft import SftConfig
@@ -84,6 +85,24 @@ def role_has_one_stage(section: str) -> Condition:
 
     def condition(cfg: TrainConfig) -> bool:
         return pipeline_parallel_size(role(cfg)) == 1
+
+    return condition
+
+
+def role_balances_without_loss(section: str) -> Condition:
+    role = MEGATRON_ROLES[section]
+
+    def condition(cfg: TrainConfig) -> bool:
+        return not balances_by_loss(role(cfg).megatron.override_transformer_config)
+
+    return condition
+
+
+def uses_optimizer(section: str, name: str) -> Condition:
+    role = MEGATRON_ROLES[section]
+
+    def condition(cfg: TrainConfig) -> bool:
+        return role(cfg).optim.optimizer == name
 
     return condition
 
@@ -219,8 +238,11 @@ def without_rejection_sampling(cfg: TrainConfig) -> bool:
 # models
 
 
-def policy_has_adapter(cfg: TrainConfig) -> bool:
-    return wants_adapter(cfg.actor_rollout_ref.model)
+def reference_shares_policy(cfg: TrainConfig) -> bool:
+    """Whether the reference is the policy with its adapters disabled, rather than a model of its own."""
+    policy, ref = cfg.actor_rollout_ref, cfg.actor_rollout_ref.ref
+    changed = ref.model.path or ref.model.override_config or ref.load_weight != policy.actor.load_weight
+    return wants_adapter(policy.model) and not changed
 
 
 def policy_without_adapter(cfg: TrainConfig) -> bool:

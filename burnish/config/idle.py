@@ -8,6 +8,7 @@ from burnish.config import conditions as when
 from burnish.config.conditions import Condition
 from burnish.config.megatron_status import FROZEN, ONE_STAGE, STAGE_FIELDS
 from burnish.config.names import Line
+from burnish.config.optim import ARGUMENTS
 from burnish.config.pending import (
     ENGINE_PER_DEVICE,
     MEGATRON_ONLY,
@@ -108,6 +109,19 @@ _CONTEXT_PARALLEL = Line(
     "strategy=megatron 时由 megatron.context_parallel_size 决定",
 )
 
+_NO_BALANCING_LOSS = Line(
+    "experts are balanced without a loss (moe_router_load_balancing_type)",
+    "专家不用损失来均衡负载（moe_router_load_balancing_type）",
+)
+
+_OTHER_OPTIMIZER = Line(
+    "it is an argument of another optimizer (optim.optimizer)", "它是另一种优化器的参数（optim.optimizer）"
+)
+# Optimizer -> arguments that it does not have.
+_OTHER_ARGUMENTS = {
+    "adam": tuple(f"override_optimizer_config.{name}" for name in ARGUMENTS["sgd"]),
+    "sgd": ("betas", *(f"override_optimizer_config.{name}" for name in (*ARGUMENTS["adam"], "adam_beta*"))),
+}
 _SCORE_WEIGHTS = ("reward_model.normalize", "reward.model_weight", "reward.function_weight")
 _REWARD_MODEL_BATCHES = (
     "reward_model.micro_batch_size*",
@@ -120,6 +134,7 @@ _REWARD_MODEL_LOADING = (
     "reward_model.model.external_lib",
     "reward_model.model.trust_remote_code",
     "reward_model.model.use_shm",
+    "reward_model.load_weight",
 )
 _REWARD_POOL = ("reward_model.nnodes", "reward_model.n_gpus_per_node")
 _REMOTE_REWARD = ("reward.remote_timeout", "reward.remote_retries", "reward.remote_wait")
@@ -248,6 +263,19 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             for section in ("actor_rollout_ref.ref", "reward_model")
         ),
         *(
+            Idle(when.uses_optimizer(section, name), _OTHER_OPTIMIZER, _keys(f"{section}.optim", patterns))
+            for section in ("actor_rollout_ref.actor", "critic")
+            for name, patterns in _OTHER_ARGUMENTS.items()
+        ),
+        *(
+            Idle(
+                when.role_balances_without_loss(section),
+                _NO_BALANCING_LOSS,
+                (f"{section}.megatron.override_transformer_config.moe_aux_loss_coeff",),
+            )
+            for section in ("actor_rollout_ref.actor", "critic")
+        ),
+        *(
             Idle(when.role_uses_megatron(section), _CONTEXT_PARALLEL, (f"{section}.ulysses_sequence_parallel_size",))
             for section in when.MEGATRON_ROLES
         ),
@@ -262,7 +290,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         Idle(when.on_cpu, _ON_CPU, _OFFLOADS),
         Idle(when.on_cpu, _NO_TRITON, ("*.fused_kernel_options.impl_backend",)),
         Idle(
-            when.policy_has_adapter,
+            when.reference_shares_policy,
             _ADAPTER_REFERENCE,
             ("actor_rollout_ref.ref.fsdp_config.*", "actor_rollout_ref.ref.use_torch_compile"),
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from burnish.config.megatron_status import MEGATRON_INERT, MEGATRON_PENDING
+from burnish.config.megatron_status import MEGATRON_INERT
 from burnish.config.names import Line
 from burnish.config.pending import (
     ASCEND,
@@ -75,7 +75,7 @@ GENERATE_INERT: dict[str, Line] = {
 
 # By job.
 PENDING_OF: dict[str, tuple[Pending, ...]] = {
-    "train": (*PENDING, *MEGATRON_PENDING),
+    "train": PENDING,
     "sft": SFT_PENDING,
     "eval": (),
     "generate": GENERATE_PENDING,

@@ -29,10 +29,9 @@ class Pending:
 MULTI_PROCESS = Line("multiple processes", "多进程")
 EXTERNAL_ENGINES = Line("external engines", "外部推理引擎")
 MEGATRON_CORE = Line("Megatron-Core", "Megatron-Core")
-PIPELINE_LAYOUTS = Line("layouts of pipeline stages", "流水线级的布局")
 MOE_OPTIONS = Line("MoE options", "混合专家模型的选项")
 ASCEND = Line("Ascend devices", "昇腾设备")
-FEATURES = (MULTI_PROCESS, EXTERNAL_ENGINES, MEGATRON_CORE, PIPELINE_LAYOUTS, MOE_OPTIONS, ASCEND)
+FEATURES = (MULTI_PROCESS, EXTERNAL_ENGINES, MEGATRON_CORE, MOE_OPTIONS, ASCEND)
 
 ONE_PROCESS = Line("the run has one process", "只有一个进程")
 SHARED_DEVICES = Line(

@@ -235,7 +235,7 @@ class RewardModelConfig:
     """Timeout in seconds of the reward model's collective operations."""
 
     load_weight: bool = True
-    """Load the weights from the model folder (Megatron)."""
+    """Load the weights from the model folder; false takes random weights."""
 
     model: RewardModelModelConfig = section(RewardModelModelConfig)
     """The reward model."""

@@ -38,7 +38,7 @@ DOCS: dict[str, str] = {
     "CriticConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数：可整除注意力头则用 Ulysses，否则环形。",
     "CriticConfig.use_torch_compile": "编译 critic 的各层；跟随策略。",
     "CriticConfig.nccl_timeout": "critic 集合通信的超时秒数。",
-    "CriticConfig.load_weight": "从模型目录加载权重（Megatron）。",
+    "CriticConfig.load_weight": "从模型目录加载权重；关闭则随机初始化。",
     # rewards
     "RewardConfig.num_workers": "运行奖励函数的工作进程数；0 在训练进程内运行且不设限制。",
     "RewardConfig.timeout": "单个样本计算奖励的最长秒数。",
@@ -115,7 +115,7 @@ DOCS: dict[str, str] = {
     "RewardModelConfig.nnodes": "奖励模型独占设备的机器数。",
     "RewardModelConfig.n_gpus_per_node": "奖励模型在每台机器独占的设备数。",
     "RewardModelConfig.nccl_timeout": "奖励模型集合通信的超时秒数。",
-    "RewardModelConfig.load_weight": "从模型目录加载权重（Megatron）。",
+    "RewardModelConfig.load_weight": "从模型目录加载权重；关闭则随机初始化。",
     "RewardModelConfig.rollout": "verl：为奖励函数提供奖励模型推理服务的引擎设置。",
     # algorithm
     "KlCtrlConfig.type": "保持系数不变（fixed），或向 target_kl 调整（adaptive）。",

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from burnish.algos.advantages import ADVANTAGES
-from burnish.config.adapters import wants_adapter
+from burnish.config.conditions import reference_shares_policy
 from burnish.config.expert_rules import MODE as REPLAY_KEY
 from burnish.config.expert_rules import RECORD, replays_routing
+from burnish.config.megatron import frozen_routers
 from burnish.config.rollout import RolloutConfig
 from burnish.errors import UserError
 from burnish.log.gauges import MakeGauge
@@ -34,6 +35,7 @@ from burnish.models.load import ModelSource, load_tokenizer
 from burnish.reward.model_scorer import RewardModelScorer
 from burnish.rollout.engine import ENGINES, Engine, EngineOptions, check_engine, engine_row
 from burnish.rollout.engines.supervised import Supervised
+from burnish.seeding import derive_seed
 from burnish.training.backend import Backend, ExpertOptions
 from burnish.training.critic import Critic
 from burnish.training.export import loadable_path
@@ -148,29 +150,31 @@ def policy_source(cfg: TrainConfig) -> ModelSource:
         trust_remote_code=model.trust_remote_code,
         config_path=model.hf_config_path,
         use_shm=model.use_shm,
+        random_seed=None if cfg.actor_rollout_ref.actor.load_weight else random_seed(cfg, "policy"),
     )
+
+
+def random_seed(cfg: TrainConfig, role: str) -> int:
+    """Of a role's random weights (load_weight=false)."""
+    return derive_seed(cfg.trainer.seed, "weights", role)
 
 
 def reference_source(cfg: TrainConfig, source: ModelSource) -> ModelSource:
     """The policy's model with the changes of actor_rollout_ref.ref.model."""
     model = cfg.actor_rollout_ref.ref.model
     external_lib = (*source.external_lib, *model.external_lib)
+    seed = None if cfg.actor_rollout_ref.ref.load_weight else random_seed(cfg, "policy")
     if not model.path:
         override_config = {**source.override_config, **model.override_config}
-        return dataclasses.replace(source, override_config=override_config, external_lib=external_lib)
+        return dataclasses.replace(source, override_config=override_config, external_lib=external_lib, random_seed=seed)
     return ModelSource(
         path=loadable_path(model.path, "actor_rollout_ref.ref.model.path"),
         key="actor_rollout_ref.ref.model.path",
         override_config=dict(model.override_config),
         external_lib=external_lib,
         trust_remote_code=model.trust_remote_code,
+        random_seed=seed,
     )
-
-
-def shares_the_policy(cfg: TrainConfig) -> bool:
-    """Whether the reference is the policy with its adapters disabled, rather than a model of its own."""
-    model = cfg.actor_rollout_ref.ref.model
-    return wants_adapter(cfg.actor_rollout_ref.model) and not (model.path or model.override_config)
 
 
 def load_run_tokenizer(cfg: TrainConfig, source: ModelSource) -> Any:
@@ -204,6 +208,7 @@ def build_policy(
         compiled=actor.use_torch_compile,
         experts=ExpertOptions(actor.aux_loss_scope, REPLAY_KEY if replays_routing(actor) else None),
         freeze_tower="actor_rollout_ref.actor.freeze_vision_tower" if actor.freeze_vision_tower else None,
+        freeze_router=frozen_routers("actor_rollout_ref.actor", actor),
         seed=cfg.trainer.seed,
         parallel=parallel,
     )
@@ -237,6 +242,7 @@ def critic_source(cfg: TrainConfig) -> ModelSource:
         external_lib=tuple(model.external_lib),
         trust_remote_code=model.trust_remote_code,
         use_shm=model.use_shm,
+        random_seed=None if cfg.critic.load_weight else random_seed(cfg, "critic"),
     )
 
 
@@ -253,6 +259,7 @@ def build_critic(
         key,
         device,
         compiled=critic.use_torch_compile,
+        freeze_router=frozen_routers("critic", critic),
         seed=cfg.trainer.seed,
         parallel=parallel,
     )
@@ -280,7 +287,7 @@ def build_reference(
         ref.log_prob_micro_batch_size_per_gpu, ref.log_prob_use_dynamic_bsz, ref.log_prob_max_token_len_per_gpu
     )
     backend = policy.backend
-    if not shares_the_policy(cfg):
+    if not reference_shares_policy(cfg):
         backend = frozen_language_model(
             reference_source(cfg, source),
             model,
