@@ -169,6 +169,10 @@ def shares_weights_in_process(cfg: TrainConfig) -> bool:
     return engines_share_devices(cfg) and not uses_sglang(cfg)
 
 
+def without_quantization(cfg: TrainConfig) -> bool:
+    return cfg.actor_rollout_ref.rollout.quantization is None
+
+
 def generates_responses(cfg: TrainConfig) -> bool:
     return not cfg.actor_rollout_ref.rollout.skip_rollout
 

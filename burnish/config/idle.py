@@ -109,6 +109,9 @@ _CONTEXT_PARALLEL = Line(
     "strategy=megatron 时由 megatron.context_parallel_size 决定",
 )
 
+_NOT_ROUNDED = Line(
+    "the engine's weights are not rounded (rollout.quantization)", "引擎的权重未量化（rollout.quantization）"
+)
 _NO_BALANCING_LOSS = Line(
     "experts are balanced without a loss (moe_router_load_balancing_type)",
     "专家不用损失来均衡负载（moe_router_load_balancing_type）",
@@ -241,6 +244,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         Idle(without_tool("npu"), _OTHER_PROFILER, _NPU_PROFILER),
         Idle(without_tool("torch"), _OTHER_PROFILER, ("*.profiler.tool_config.torch.*",)),
         Idle(without_tool("torch_memory"), _OTHER_PROFILER, _MEMORY_PROFILER),
+        Idle(when.without_quantization, _NOT_ROUNDED, ("actor_rollout_ref.rollout.use_block_quant_rollout",)),
         Idle(when.generates_responses, _NOT_SKIPPED, ("actor_rollout_ref.rollout.skip_dump_dir",)),
         Idle(when.without_pf_ppo, _NO_PF_PPO, ("algorithm.pf_ppo.*",)),
         Idle(

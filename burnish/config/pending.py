@@ -71,11 +71,7 @@ def multi_process_only(*patterns: str) -> tuple[Pending, ...]:
     return tuple(Pending(pattern, MULTI_PROCESS, has_one_rank, ONE_PROCESS) for pattern in patterns)
 
 
-PENDING: tuple[Pending, ...] = (
-    *engine_parallel_sizes("actor_rollout_ref.rollout"),
-    Pending("actor_rollout_ref.rollout.quantization", EXTERNAL_ENGINES),
-    Pending("actor_rollout_ref.rollout.use_block_quant_rollout", EXTERNAL_ENGINES),
-)
+PENDING: tuple[Pending, ...] = engine_parallel_sizes("actor_rollout_ref.rollout")
 
 NOT_SELECTED = Line("its engine is not selected (rollout.name)", "未选用对应的引擎（rollout.name）")
 

@@ -27,6 +27,10 @@ _OTHER_TRANSPORT = Line(
     "weights travel over NCCL or gloo; verl's other transports are not supported",
     "权重通过 NCCL 或 gloo 传输；不支持 verl 的其他传输方式",
 )
+_NO_TORCHAO = Line(
+    "its scheme is in rollout.quantization_config_file, which is not read",
+    "其方案在 rollout.quantization_config_file 中，该文件不会被读取",
+)
 _NO_MANAGER = Line(
     "it replaces verl's manager of agent loops and its Ray actors, which do not exist here",
     "它替换 verl 的智能体循环管理器及其 Ray actor，此处没有这些类",
@@ -60,6 +64,7 @@ REFUSED: tuple[Refused, ...] = (
         )
         for name in ("hccl", "nixl", "kimi_ckpt_engine", "mooncake")
     ),
+    Refused(f"{_ROLLOUT}.quantization=torchao", _NO_TORCHAO, f"{_ROLLOUT}.quantization=fp8"),
     Refused(
         f"{_ROLLOUT}.agent.agent_loop_manager_class",
         _NO_MANAGER,

@@ -363,6 +363,7 @@ REMARKS: tuple[Callable[[TrainConfig], Iterator[str]], ...] = (
     length_remarks,
     run_remarks,
     credit_rules.correction_remarks,
+    credit_rules.rounding_remarks,
     async_remarks,
     data_remarks,
     validation_remarks,

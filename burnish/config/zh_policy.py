@@ -356,8 +356,11 @@ DOCS: dict[str, str] = {
     "RolloutConfig.update_weights_bucket_megabytes": "每次发送给引擎的权重大小（MB）。",
     "RolloutConfig.layered_summon": "逐层聚合 LoRA 权重给引擎。",
     "RolloutConfig.layer_name_map": "Megatron 权重中融合层的名称。",
-    "RolloutConfig.quantization": "量化引擎的权重，例如 fp8。",
-    "RolloutConfig.use_block_quant_rollout": "按块量化。",
+    "RolloutConfig.quantization": (
+        "每次权重同步时把引擎的权重舍入到 8 位（GPU 上的 vllm）。重要性权重可修正其偏差："
+        "algorithm.rollout_correction.rollout_is=token。null 保持 rollout.dtype。"
+    ),
+    "RolloutConfig.use_block_quant_rollout": "量化时每个 128 x 128 的块有一个缩放系数；false 为每个矩阵一个。",
     "RolloutConfig.verify_weights": "每次传输后，将引擎持有的每个权重的摘要与策略的比较。",
     "RolloutConfig.skip_rollout": "从 skip_dump_dir 读取回答而不生成；首次运行时写入。",
     "RolloutConfig.skip_dump_dir": "存放这些回答的目录。",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
@@ -355,6 +355,7 @@ def engine_of(
         extra=engine_kwargs(rollout),
         max_images=None if data is None else data.max_images_per_prompt,
         media_settings={} if data is None else data.mm_processor_kwargs,
+        quantization=quantization(rollout),
         record_experts=records_experts(rollout),
         section=section,
     )
@@ -374,12 +375,32 @@ def records_experts(rollout: SamplingConfig) -> bool:
     return isinstance(rollout, RolloutConfig) and rollout.enable_rollout_routing_replay
 
 
+def quantization(rollout: SamplingConfig) -> Literal["block", "tensor"] | None:
+    """What has a scale of its own in the engine's 8-bit weights; None where they are not rounded."""
+    if not isinstance(rollout, RolloutConfig) or rollout.quantization is None:
+        return None
+    return "block" if rollout.use_block_quant_rollout else "tensor"
+
+
+def check_quantization(rollout: SamplingConfig, device: torch.device, section: str) -> None:
+    """Raise where the engine cannot round its weights."""
+    if quantization(rollout) is None:
+        return
+    key, able = f"{section}.quantization", [n for n in ENGINES.names() if ENGINES[n].metadata.get("quantizes")]
+    if rollout.name not in able:
+        problem = f"weights are sent unrounded, and only the {' and '.join(able)} engine rounds what it receives"
+        raise UserError(problem, key=key, value="fp8", hint=f"{section}.name={able[0]}, or {key}=null")
+    if device.type == "cpu":
+        raise UserError("engines compute with 8-bit weights on GPUs only", key=key, value="fp8", hint=f"{key}=null")
+
+
 def check_engine_of(rollout: SamplingConfig, device: torch.device, section: str = "actor_rollout_ref.rollout") -> None:
     """Raise where the engine is not installed or does not accept these arguments."""
     if records_experts(rollout) and not ENGINES[rollout.name].metadata.get("records_experts"):
         able = [name for name in ENGINES.names() if ENGINES[name].metadata.get("records_experts")]
         problem = f"not supported yet with rollout.name={rollout.name}, whose choices of experts are not read"
         raise UserError(problem, key=RECORD, value=True, hint=f"{section}.name={able[0]}")
+    check_quantization(rollout, device, section)
     check_engine(engine_row(rollout.name, rollout.mode).load(), engine_kwargs(rollout), device, section)
 
 

@@ -16,11 +16,13 @@ from burnish.registry import Entry, Registry
 ENGINES = Registry("rollout engine", key="actor_rollout_ref.rollout.name")
 ENGINES.register_lazy("builtin", "burnish.rollout.engines.builtin.engine:BuiltinEngine", records_experts=True)
 ENGINES.register_lazy("hf", "burnish.rollout.engines.hf:HfEngine", records_experts=True)
-# `library`: what must be installed for it. `as_server`: the engine for rollout.mode=async.
+# `library`: what must be installed for it. `as_server`: the engine for rollout.mode=async. `quantizes`: it rounds the
+# weights of every sync to 8 bits on request.
 ENGINES.register_lazy(
     "vllm",
     "burnish.rollout.engines.vllm.engine:VllmEngine",
     library="vllm",
+    quantizes=True,
     as_server="burnish.rollout.engines.vllm.server:VllmServer",
 )
 # `out_of_process`: a separate process, which may die; engines/supervised.py restarts it.
@@ -209,6 +211,7 @@ class EngineOptions:
     device_loop: bool | None = None  # decode several tokens between two host syncs; None: on GPUs
     load_format: str = "dummy"  # of an external engine's first weights
     bucket_megabytes: int = 512  # of weights sent at once to an engine in another process
+    quantization: Literal["block", "tensor"] | None = None  # of the weights, to 8 bits with a scale per block or tensor
     record_experts: bool = False  # completions say which experts of a mixture each token was sent to
     extra: dict[str, Any] = field(default_factory=dict)  # the engine's entries of engine_kwargs
     max_images: int | None = None  # of a prompt; None: no limit

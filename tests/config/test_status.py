@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 
 from burnish.config import load
 from burnish.config.job_status import INERT_OF, PENDING_OF, REFUSED_OF
@@ -10,6 +11,7 @@ from burnish.config.pending import FEATURES
 from burnish.config.status import pending_keys, status_in, status_of
 from burnish.config.tree import tree
 from burnish.errors import NotSupportedYet, UserError
+from burnish.loop.roles import check_engine_of
 
 ROWS = (*PENDING_OF["train"], *REFUSED_OF["train"])
 GIVEN = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model", "trainer.device=cpu"]
@@ -71,6 +73,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
         (f"{ROLLOUT}.name=trtllm", (), "no engine for TensorRT-LLM", f"{ROLLOUT}.name=vllm"),
         (f"{ROLLOUT}.checkpoint_engine.backend=hccl", POOL, "NCCL or gloo", "backend=nccl"),
         (f"{ROLLOUT}.checkpoint_engine.backend=mooncake", POOL, "NCCL or gloo", "backend=gloo"),
+        (f"{ROLLOUT}.quantization=torchao", (), "not read", f"{ROLLOUT}.quantization=fp8"),
         (f"{ROLLOUT}.agent.agent_loop_manager_class=my.Manager", (), "manager of agent loops", "default_agent_loop"),
         (
             f"{ROLLOUT}.agent.custom_async_server.path=mine.py",
@@ -100,6 +103,31 @@ def test_a_refused_key_without_effect_gives_a_notice():
     ):
         (notice,) = load([*GIVEN, override]).notices
         assert reason in notice
+
+
+def test_rounded_weights_recommend_importance_weights():
+    rounded = f"{ROLLOUT}.quantization=fp8"
+    (notice,) = [line for line in load([*GIVEN, rounded]).notices if "quantization" in line]
+    assert "algorithm.rollout_correction.rollout_is=token is recommended" in notice
+    for corrected in ("algorithm.rollout_correction.rollout_is=token", "actor_rollout_ref.actor.tis_imp_ratio_cap=2"):
+        assert not any("recommended" in line for line in load([*GIVEN, rounded, corrected]).notices)
+    (idle,) = load([*GIVEN, f"{ROLLOUT}.use_block_quant_rollout=false"]).notices
+    assert "not rounded" in idle
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "problem"),
+    [
+        ("builtin", "cuda", "only the vllm engine"),
+        ("sglang", "cuda", "only the vllm engine"),
+        ("vllm", "cpu", "on GPUs only"),
+    ],
+)
+def test_an_engine_that_cannot_round_its_weights_is_refused(name, device, problem):
+    cfg = load([*GIVEN, f"{ROLLOUT}.quantization=fp8", f"{ROLLOUT}.name={name}"]).cfg
+    with pytest.raises(UserError, match=problem) as caught:
+        check_engine_of(cfg.actor_rollout_ref.rollout, torch.device(device))
+    assert caught.value.key == f"{ROLLOUT}.quantization"
 
 
 def test_arguments_of_a_transport_are_known_or_refused():
