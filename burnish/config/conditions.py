@@ -10,7 +10,14 @@ from burnish.config.async_rules import is_async, step_counts_prompts, uses_queue
 from burnish.config.device import computes_on_cpu
 from burnish.config.jobs import EvalConfig, GenerateConfig
 from burnish.config.megatron import balances_by_loss
-from burnish.config.ranks import has_engine_pool, is_single_process, pipeline_parallel_size, uses_megatron
+from burnish.config.ranks import (
+    has_engine_pool,
+    is_single_process,
+    num_ranks,
+    num_role_ranks,
+    pipeline_parallel_size,
+    uses_megatron,
+)
 from burnish.config.root import TrainConfig
 from burnish.config.sft import SftConfig
 
@@ -36,6 +43,14 @@ def on_cpu(cfg: TrainConfig | SftConfig | GenerateConfig) -> bool:
 
 def has_one_rank(cfg: SftConfig) -> bool:
     return cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node == 1
+
+
+def has_one_training_rank(cfg: TrainConfig) -> bool:
+    return num_ranks(cfg) == 1
+
+
+def reward_model_has_one_rank(cfg: TrainConfig) -> bool:
+    return num_role_ranks(cfg, cfg.reward_model) == 1
 
 
 def serves_no_metrics(cfg: TrainConfig) -> bool:

@@ -109,6 +109,7 @@ _CONTEXT_PARALLEL = Line(
     "strategy=megatron 时由 megatron.context_parallel_size 决定",
 )
 
+_ONE_RANK = Line("one process holds this model as a whole", "该模型完整地位于一个进程")
 _NOT_ROUNDED = Line(
     "the engine's weights are not rounded (rollout.quantization)", "引擎的权重未量化（rollout.quantization）"
 )
@@ -159,12 +160,12 @@ _ADAPTER = ("lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "
 _ASYNC = ("use_rollout_log_probs", "compute_prox_log_prob")
 _QUEUE = ("queue_size", "staleness_threshold", "trigger_parameter_sync_step", "require_batches", "partial_rollout")
 _ASYNC_POOL = ("total_rollout_steps", "total_epochs", "test_freq")
+_SHARDING = (
+    *("wrap_policy.*", "reshard_after_forward", "fsdp_size", "forward_prefetch"),
+    "mixed_precision.reduce_dtype",
+)
+_SHARDED = ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.model.fsdp_config")
 _MULTI_PROCESS = (
-    "*.fsdp_config.wrap_policy.*",
-    "*.fsdp_config.reshard_after_forward",
-    "*.fsdp_config.fsdp_size",
-    "*.fsdp_config.forward_prefetch",
-    "*.fsdp_config.mixed_precision.reduce_dtype",
     "*nccl_timeout",
     "trainer.ray_wait_register_center_timeout",
     "trainer.launcher",
@@ -283,6 +284,8 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             Idle(when.role_uses_megatron(section), _CONTEXT_PARALLEL, (f"{section}.ulysses_sequence_parallel_size",))
             for section in when.MEGATRON_ROLES
         ),
+        *(Idle(when.has_one_training_rank, _ONE_RANK, _keys(section, _SHARDING)) for section in _SHARDED),
+        Idle(when.reward_model_has_one_rank, _ONE_RANK, _keys("reward_model.model.fsdp_config", _SHARDING)),
         Idle(is_single_process, ONE_PROCESS, _MULTI_PROCESS),
         Idle(when.engines_share_devices, SHARED_DEVICES, _ENGINE_POOL),
         Idle(

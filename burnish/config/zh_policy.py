@@ -112,7 +112,9 @@ DOCS: dict[str, str] = {
     "TrainedModelConfig.exclude_modules": "不加 LoRA 适配器的模块：正则表达式或名称列表，例如"
     " '.*visual.*'（Qwen-VL 的视觉塔）。",
     "TrainedModelConfig.lora_adapter_path": "作为起点的 LoRA 适配器目录（peft 格式）；秩、缩放与模块以它为准。",
-    "ModelConfig.use_liger": "用 Liger 的算子替换模型的部分模块。",
+    "ModelConfig.use_liger": (
+        "用 Liger 的算子替换策略的归一化、旋转位置编码与 MLP：仅 GPU，不支持图像模型；其层不再编译。"
+    ),
     "ModelConfig.use_fused_kernels": "使用融合输出头：不构造完整 logits 就得到对数概率与熵。",
     "ModelConfig.use_shm": "加载前先把权重复制到共享内存。",
     # optim
@@ -416,6 +418,9 @@ DOCS: dict[str, str] = {
     "PrometheusConfig.served_model_name": "引擎指标中的模型名；null 为模型路径。",
     "CheckpointEngineConfig.backend": "引擎独占设备时权重的传输方式；naive 在 GPU 间为 nccl，否则为 gloo。",
     "CheckpointEngineConfig.engine_kwargs": "传输方式的其他参数。",
-    "ActorRolloutRefConfig.hybrid_engine": "策略与引擎共用设备。",
+    "ActorRolloutRefConfig.hybrid_engine": (
+        "策略与引擎共用设备；false 时引擎另有 rollout.nnodes x rollout.n_gpus_per_node 个设备。"
+        "单进程运行只有 async_training 允许 false，且仍共用设备。"
+    ),
     "ActorRolloutRefConfig.nccl_timeout": "集合通信的超时秒数。",
 }

@@ -334,7 +334,7 @@ DOCS: dict[str, str] = {
     "SftModelConfig.trust_remote_code": "允许模型仓库执行其自带的 Python 代码。",
     "SftModelConfig.freeze_vision_tower": "不训练模型的视觉塔及其投影层。",
     "SftModelConfig.aux_loss_coef": "混合专家路由器负载均衡损失的权重。",
-    "SftModelConfig.use_liger": "用 Liger 的算子替换模型的部分模块。",
+    "SftModelConfig.use_liger": "用 Liger 的算子替换归一化、旋转位置编码与 MLP：仅 GPU，不支持图像模型。",
     "SftModelConfig.use_shm": "加载前先把权重复制到共享内存。",
     "SftOptimConfig.lr": "学习率峰值。",
     "SftOptimConfig.betas": "AdamW 的两个衰减系数。",

@@ -130,6 +130,17 @@ def test_an_engine_that_cannot_round_its_weights_is_refused(name, device, proble
     assert caught.value.key == f"{ROLLOUT}.quantization"
 
 
+def test_a_model_of_one_rank_is_not_sharded_whatever_the_others_have():
+    judged = ("reward_model.enable=true", "reward_model.model.path=rm", "reward_model.enable_resource_pool=true")
+    setting = "reward_model.model.fsdp_config.reshard_after_forward=false"
+    for devices, acts in ((1, False), (2, True)):
+        pool = (*judged, "reward_model.nnodes=1", f"reward_model.n_gpus_per_node={devices}")
+        policy = "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false"
+        notices = [n for n in load([*GIVEN, *pool, setting, policy]).notices if "one process holds this model" in n]
+        reported = sorted(line.partition(".")[0] for line in notices)
+        assert reported == (["actor_rollout_ref"] if acts else ["actor_rollout_ref", "reward_model"])
+
+
 def test_arguments_of_a_transport_are_known_or_refused():
     key = f"{ROLLOUT}.checkpoint_engine.engine_kwargs"
     nccl = (*POOL, f"{ROLLOUT}.checkpoint_engine.backend=nccl")
@@ -166,7 +177,7 @@ def test_the_default_of_a_pending_key_is_accepted_in_silence(override):
         ("actor_rollout_ref.model.lora.merge=true", "always receives merged weights"),
         ("actor_rollout_ref.rollout.layered_summon=true", "sent one by one"),
         ("actor_rollout_ref.rollout.multi_stage_wake_up=true", "weights are always synchronized first"),
-        ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "the run has one process"),
+        ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "one process holds this model"),
         ("actor_rollout_ref.actor.megatron.seed=3", "trainer.seed"),
         ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "strategy=megatron"),
         ("actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space=4", "not selected"),
