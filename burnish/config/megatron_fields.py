@@ -1,4 +1,4 @@
-"""Rules for Megatron's free mappings: fields of its transformer config, model and optimizer are known, or refused."""
+"""Rules for Megatron's overrides: fields of its transformer config, model and optimizer are known, or refused."""
 
 from __future__ import annotations
 
