@@ -37,6 +37,8 @@ from transformers import (
 )
 
 from burnish import redact
+from burnish.config import job_status
+from burnish.config.pending import MOE_OPTIONS, Pending
 from burnish.demo.tiny import END, make_model, make_tokenizer
 from burnish.log import console
 from burnish.models.load import ModelSource
@@ -81,6 +83,15 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "gemma2": lambda: Gemma2Config(**SIZES, **WINDOWED, attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
     "gemma3": lambda: Gemma3TextConfig(**SIZES, **WINDOWED),
 }
+
+
+@pytest.fixture
+def pending_key(monkeypatch) -> str:
+    """A key of `burnish train` that is not supported yet, whichever really are."""
+    key = "trainer.log_val_generations"
+    rows = (*job_status.PENDING_OF["train"], Pending(key, MOE_OPTIONS))
+    monkeypatch.setitem(job_status.PENDING_OF, "train", rows)
+    return key
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,7 +25,7 @@ _LABELS = {
         "allowed": "allowed",
         "status": "status",
         "no_effect": "no effect in some runs",
-        "later": "not supported yet",
+        "unsupported": "not supported",
         "verl": "in verl",
         "aliases": "also",
     },
@@ -36,14 +36,20 @@ _LABELS = {
         "allowed": "可选值",
         "status": "状态",
         "no_effect": "部分运行中无效",
-        "later": "尚未实现",
+        "unsupported": "不支持",
         "verl": "verl 默认",
         "aliases": "别名",
     },
 }
 _KINDS = {
     "en": {"conditional": "acts in some runs"},
-    "zh": {"acts": "生效", "conditional": "在部分运行中生效", "pending": "尚未实现", "inert": "此处无效"},
+    "zh": {
+        "acts": "生效",
+        "conditional": "在部分运行中生效",
+        "pending": "尚未实现",
+        "refused": "不支持",
+        "inert": "此处无效",
+    },
 }
 
 
@@ -148,8 +154,8 @@ def render(row: Explained, lang: str) -> str:
     add("status", status)
     for reason in row.no_effect_if:
         add("no_effect", reason)
-    if row.pending_values:
-        add("later", ", ".join(f"{value}: {why}" for value, why in row.pending_values.items()))
+    if row.unsupported_values:
+        add("unsupported", ", ".join(f"{value}: {why}" for value, why in row.unsupported_values.items()))
     if row.aliases:
         add("aliases", ", ".join(row.aliases))
     return "\n".join(lines)

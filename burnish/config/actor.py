@@ -152,9 +152,9 @@ class ActorConfig:
     aux_loss_coef: float = at_least(0.0, 0)
     """Weight of the router load-balancing loss of MoE models, computed per micro-batch."""
 
-    aux_loss_scope: str = one_of("model", ("model", "layer", "sequence"))
-    """Scope of that loss: all layers together, each layer (Megatron: summed over layers), or each sequence of each
-    layer."""
+    aux_loss_scope: str = one_of("model", ("model", "layer", "sequence", "aux_loss", "seq_aux_loss"))
+    """Scope of that loss: all layers together, each layer (summed over layers), or each sequence of each layer.
+    aux_loss and seq_aux_loss are layer and sequence divided by the experts per token, as Megatron's of these names."""
 
     use_torch_compile: bool = True
     """Compile the decoder layers of dense models on one GPU, and the head unless it uses Triton: updates take two
@@ -183,7 +183,7 @@ class ActorConfig:
     """Router replay."""
 
     load_weight: bool = True
-    """Load the weights from the model folder; false starts from random weights (Megatron)."""
+    """Load the weights from the model folder; false starts from random weights."""
 
     optim: OptimConfig = section(OptimConfig)
     """The optimizer."""
@@ -253,7 +253,7 @@ class RefConfig:
     """Overrides of the reference model; by default it is the policy's."""
 
     load_weight: bool = True
-    """Load the weights from the model folder (Megatron)."""
+    """Load the reference's weights from the model folder; false takes random weights, the same as the policy's."""
 
     fsdp_config: FsdpConfig = section(FsdpConfig)
     """FSDP settings of the reference."""

@@ -197,6 +197,7 @@ VALUES: dict[tuple[str, Any], Any] = {
         for role in ("actor_rollout_ref.actor", "critic")
         for name in ("AdamW", "Adam", "adamw")
     },
+    **{(f"{role}.optim.optimizer", "SGD"): "sgd" for role in ("actor_rollout_ref.actor", "critic")},
 }
 
 # Config groups of newer verl (`engine=fsdp`), and the keys that each sets.

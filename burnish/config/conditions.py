@@ -9,7 +9,16 @@ from burnish.config.adapters import chooses_recompute, wants_adapter
 from burnish.config.async_rules import is_async, step_counts_prompts, uses_queue
 from burnish.config.device import computes_on_cpu
 from burnish.config.jobs import EvalConfig, GenerateConfig
-from burnish.config.ranks import engine_size, has_engine_pool, is_single_process, pipeline_parallel_size, uses_megatron
+from burnish.config.megatron import balances_by_loss
+from burnish.config.ranks import (
+    engine_size,
+    has_engine_pool,
+    is_single_process,
+    num_ranks,
+    num_role_ranks,
+    pipeline_parallel_size,
+    uses_megatron,
+)
 from burnish.config.root import TrainConfig
 from burnish.config.sft import SftConfig
 
@@ -31,6 +40,14 @@ MEGATRON_ROLES: dict[str, Callable[[TrainConfig], Any]] = {
 
 def on_cpu(cfg: TrainConfig | SftConfig | GenerateConfig) -> bool:
     return computes_on_cpu(cfg.trainer.device)
+
+
+def has_one_training_rank(cfg: TrainConfig) -> bool:
+    return num_ranks(cfg) == 1
+
+
+def reward_model_has_one_rank(cfg: TrainConfig) -> bool:
+    return num_role_ranks(cfg, cfg.reward_model) == 1
 
 
 def serves_no_metrics(cfg: TrainConfig) -> bool:
@@ -80,6 +97,24 @@ def role_has_one_stage(section: str) -> Condition:
 
     def condition(cfg: TrainConfig) -> bool:
         return pipeline_parallel_size(role(cfg)) == 1
+
+    return condition
+
+
+def role_balances_without_loss(section: str) -> Condition:
+    role = MEGATRON_ROLES[section]
+
+    def condition(cfg: TrainConfig) -> bool:
+        return not balances_by_loss(role(cfg).megatron.override_transformer_config)
+
+    return condition
+
+
+def uses_optimizer(section: str, name: str) -> Condition:
+    role = MEGATRON_ROLES[section]
+
+    def condition(cfg: TrainConfig) -> bool:
+        return role(cfg).optim.optimizer == name
 
     return condition
 
@@ -163,6 +198,10 @@ def shares_weights_in_process(cfg: TrainConfig) -> bool:
     return engines_share_devices(cfg) and not uses_sglang(cfg)
 
 
+def without_quantization(cfg: TrainConfig) -> bool:
+    return cfg.actor_rollout_ref.rollout.quantization is None
+
+
 def generates_responses(cfg: TrainConfig) -> bool:
     return not cfg.actor_rollout_ref.rollout.skip_rollout
 
@@ -236,8 +275,11 @@ def without_rejection_sampling(cfg: TrainConfig) -> bool:
 # models
 
 
-def policy_has_adapter(cfg: TrainConfig) -> bool:
-    return wants_adapter(cfg.actor_rollout_ref.model)
+def reference_shares_policy(cfg: TrainConfig) -> bool:
+    """Whether the reference is the policy with its adapters disabled, rather than a model of its own."""
+    policy, ref = cfg.actor_rollout_ref, cfg.actor_rollout_ref.ref
+    changed = ref.model.path or ref.model.override_config or ref.load_weight != policy.actor.load_weight
+    return wants_adapter(policy.model) and not changed
 
 
 def policy_without_adapter(cfg: TrainConfig) -> bool:

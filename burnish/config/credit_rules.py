@@ -77,4 +77,14 @@ def correction_remarks(cfg: TrainConfig) -> Iterator[str]:
         yield f"{key} has no effect: in bypass mode the ratio of the loss is already that of trainer to engine."
 
 
+def rounding_remarks(cfg: TrainConfig) -> Iterator[str]:
+    """The engine samples with other weights than the trainer's."""
+    correction, cap = cfg.algorithm.rollout_correction, cfg.actor_rollout_ref.actor.tis_imp_ratio_cap
+    if cfg.actor_rollout_ref.rollout.quantization and correction.rollout_is is None and cap is None:
+        yield (
+            "actor_rollout_ref.rollout.quantization rounds the weights that responses are sampled with, and nothing"
+            f" corrects for it: {SECTION}.rollout_is=token is recommended."
+        )
+
+
 RULES = (rollout_correction, policy_filtration, score_bounds, turn_credit)

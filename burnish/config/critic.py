@@ -112,7 +112,7 @@ class CriticConfig:
     """Timeout in seconds of the critic's collective operations."""
 
     load_weight: bool = True
-    """Load the weights from the model folder (Megatron)."""
+    """Load the weights from the model folder; false starts from random weights."""
 
     model: CriticModelConfig = section(CriticModelConfig)
     """The value model."""

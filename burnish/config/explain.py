@@ -15,6 +15,7 @@ from burnish.config.values import is_interpolation
 from burnish.config.zh import chinese
 
 LANGUAGES = ("en", "zh")
+UNSUPPORTED = ("pending", "refused")
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,10 @@ class Explained:
     follows: str | None  # the interpolation that gives its default
     allowed: dict[str, str] | None  # name -> description, may be empty
     bounds: str | None
-    status: str  # acts, conditional (acts in some runs), pending, inert; of a given config: acts, pending, inert
+    status: str  # acts, conditional (acts in some runs), pending, refused, inert; of a given config never conditional
     why: str
     no_effect_if: list[str]  # the runs in which a conditional key has none
-    pending_values: dict[str, str]  # unsupported values -> reason
+    unsupported_values: dict[str, str]  # pending and refused values -> reason
     doc: str
     verl_default: Any  # SAME if it does not differ
     aliases: list[str]
@@ -101,7 +102,7 @@ def _explain(leaf: Leaf, lang: str, job: str, cfg: Any = None) -> Explained:
         status="conditional" if reasons else status.kind,
         why=getattr(status.why, lang),
         no_effect_if=[getattr(reason, lang) for reason in reasons],
-        pending_values=_pending_values(leaf, lang, job, status.kind),
+        unsupported_values=_unsupported_values(leaf, lang, job, status.kind),
         doc=leaf.doc if lang == "en" else chinese(leaf.owner, leaf.name),
         verl_default=leaf.facts.verl,
         aliases=aliases_of(leaf.key, job),
@@ -126,8 +127,8 @@ def _allowed(leaf: Leaf, lang: str) -> dict[str, str] | None:
     return {**lines, "path/to/file.py:name": ""} if leaf.facts.user_paths else lines
 
 
-def _pending_values(leaf: Leaf, lang: str, job: str, kind: str) -> dict[str, str]:
-    if leaf.facts.allowed is None or kind == "pending":
+def _unsupported_values(leaf: Leaf, lang: str, job: str, kind: str) -> dict[str, str]:
+    if leaf.facts.allowed is None or kind in UNSUPPORTED:
         return {}
     statuses = {str(value): status_of(leaf.key, value, job) for value in leaf.facts.allowed}
-    return {value: getattr(status.why, lang) for value, status in statuses.items() if status.kind == "pending"}
+    return {value: getattr(status.why, lang) for value, status in statuses.items() if status.kind in UNSUPPORTED}

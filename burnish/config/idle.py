@@ -8,6 +8,7 @@ from burnish.config import conditions as when
 from burnish.config.conditions import Condition
 from burnish.config.megatron_status import FROZEN, ONE_STAGE, STAGE_FIELDS
 from burnish.config.names import Line
+from burnish.config.optim import ARGUMENTS
 from burnish.config.pending import (
     MEGATRON_ONLY,
     NO_CUDA_GRAPHS,
@@ -138,6 +139,23 @@ _CONTEXT_PARALLEL = Line(
     "strategy=megatron 时由 megatron.context_parallel_size 决定",
 )
 
+_ONE_RANK = Line("one process holds this model as a whole", "该模型完整地位于一个进程")
+_NOT_ROUNDED = Line(
+    "the engine's weights are not rounded (rollout.quantization)", "引擎的权重未量化（rollout.quantization）"
+)
+_NO_BALANCING_LOSS = Line(
+    "experts are balanced without a loss (moe_router_load_balancing_type)",
+    "专家不用损失来均衡负载（moe_router_load_balancing_type）",
+)
+
+_OTHER_OPTIMIZER = Line(
+    "it is an argument of another optimizer (optim.optimizer)", "它是另一种优化器的参数（optim.optimizer）"
+)
+# Optimizer -> arguments that it does not have.
+_OTHER_ARGUMENTS = {
+    "adam": tuple(f"override_optimizer_config.{name}" for name in ARGUMENTS["sgd"]),
+    "sgd": ("betas", *(f"override_optimizer_config.{name}" for name in (*ARGUMENTS["adam"], "adam_beta*"))),
+}
 _SCORE_WEIGHTS = ("reward_model.normalize", "reward.model_weight", "reward.function_weight")
 _REWARD_MODEL_BATCHES = (
     "reward_model.micro_batch_size*",
@@ -150,6 +168,7 @@ _REWARD_MODEL_LOADING = (
     "reward_model.model.external_lib",
     "reward_model.model.trust_remote_code",
     "reward_model.model.use_shm",
+    "reward_model.load_weight",
 )
 _REWARD_POOL = ("reward_model.nnodes", "reward_model.n_gpus_per_node")
 _REMOTE_REWARD = ("reward.remote_timeout", "reward.remote_retries", "reward.remote_wait")
@@ -172,12 +191,12 @@ _ADAPTER = ("lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "
 _ASYNC = ("use_rollout_log_probs", "compute_prox_log_prob")
 _QUEUE = ("queue_size", "staleness_threshold", "trigger_parameter_sync_step", "require_batches", "partial_rollout")
 _ASYNC_POOL = ("total_rollout_steps", "total_epochs", "test_freq")
+_SHARDING = (
+    *("wrap_policy.*", "reshard_after_forward", "fsdp_size", "forward_prefetch"),
+    "mixed_precision.reduce_dtype",
+)
+_SHARDED = ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.model.fsdp_config")
 _MULTI_PROCESS = (
-    "*.fsdp_config.wrap_policy.*",
-    "*.fsdp_config.reshard_after_forward",
-    "*.fsdp_config.fsdp_size",
-    "*.fsdp_config.forward_prefetch",
-    "*.fsdp_config.mixed_precision.reduce_dtype",
     "*nccl_timeout",
     "trainer.ray_wait_register_center_timeout",
     "trainer.launcher",
@@ -263,6 +282,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         Idle(without_tool("npu"), _OTHER_PROFILER, _NPU_PROFILER),
         Idle(without_tool("torch"), _OTHER_PROFILER, ("*.profiler.tool_config.torch.*",)),
         Idle(without_tool("torch_memory"), _OTHER_PROFILER, _MEMORY_PROFILER),
+        Idle(when.without_quantization, _NOT_ROUNDED, ("actor_rollout_ref.rollout.use_block_quant_rollout",)),
         Idle(when.generates_responses, _NOT_SKIPPED, ("actor_rollout_ref.rollout.skip_dump_dir",)),
         Idle(when.without_pf_ppo, _NO_PF_PPO, ("algorithm.pf_ppo.*",)),
         Idle(
@@ -285,9 +305,24 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             for section in ("actor_rollout_ref.ref", "reward_model")
         ),
         *(
+            Idle(when.uses_optimizer(section, name), _OTHER_OPTIMIZER, _keys(f"{section}.optim", patterns))
+            for section in ("actor_rollout_ref.actor", "critic")
+            for name, patterns in _OTHER_ARGUMENTS.items()
+        ),
+        *(
+            Idle(
+                when.role_balances_without_loss(section),
+                _NO_BALANCING_LOSS,
+                (f"{section}.megatron.override_transformer_config.moe_aux_loss_coeff",),
+            )
+            for section in ("actor_rollout_ref.actor", "critic")
+        ),
+        *(
             Idle(when.role_uses_megatron(section), _CONTEXT_PARALLEL, (f"{section}.ulysses_sequence_parallel_size",))
             for section in when.MEGATRON_ROLES
         ),
+        *(Idle(when.has_one_training_rank, _ONE_RANK, _keys(section, _SHARDING)) for section in _SHARDED),
+        Idle(when.reward_model_has_one_rank, _ONE_RANK, _keys("reward_model.model.fsdp_config", _SHARDING)),
         Idle(is_single_process, ONE_PROCESS, _MULTI_PROCESS),
         Idle(when.engines_share_devices, SHARED_DEVICES, _ENGINE_POOL),
         Idle(
@@ -299,7 +334,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         Idle(when.on_cpu, _ON_CPU, _OFFLOADS),
         Idle(when.on_cpu, _NO_TRITON, ("*.fused_kernel_options.impl_backend",)),
         Idle(
-            when.policy_has_adapter,
+            when.reference_shares_policy,
             _ADAPTER_REFERENCE,
             ("actor_rollout_ref.ref.fsdp_config.*", "actor_rollout_ref.ref.use_torch_compile"),
         ),

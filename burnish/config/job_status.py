@@ -1,12 +1,11 @@
-"""Pending and inert keys of every job. A key that is not listed acts."""
+"""Pending, refused and inert keys of every job. A key that is not listed acts."""
 
 from __future__ import annotations
 
-from burnish.config.megatron_status import MEGATRON_INERT, MEGATRON_PENDING
+from burnish.config.megatron_status import MEGATRON_INERT
 from burnish.config.names import Line
 from burnish.config.pending import (
     ASCEND,
-    EXTERNAL_ENGINES,
     INERT,
     MEGATRON_CORE,
     MEGATRON_ONLY,
@@ -15,6 +14,7 @@ from burnish.config.pending import (
     PENDING,
     Pending,
 )
+from burnish.config.refused import REFUSED, Refused, no_trt_llm
 
 _NO_REWARDS = Line("this job computes no rewards", "该任务不计算奖励")
 _PACKED = Line("sequences are always packed, never padded", "序列始终打包，从不填充")
@@ -42,10 +42,7 @@ SFT_INERT: dict[str, Line] = {
 }
 
 
-GENERATE_PENDING: tuple[Pending, ...] = (
-    Pending("rollout.name=trtllm", EXTERNAL_ENGINES),
-    Pending("trainer.device=npu", ASCEND),
-)
+GENERATE_PENDING: tuple[Pending, ...] = (Pending("trainer.device=npu", ASCEND),)
 GENERATE_INERT: dict[str, Line] = {
     "actor.*": Line("generation has no training worker", "只有引擎参与生成，没有训练进程"),
     "ray_init.reward_nodes": _NO_REWARDS,
@@ -61,10 +58,16 @@ GENERATE_INERT: dict[str, Line] = {
 
 # By job.
 PENDING_OF: dict[str, tuple[Pending, ...]] = {
-    "train": (*PENDING, *MEGATRON_PENDING),
+    "train": PENDING,
     "sft": SFT_PENDING,
     "eval": (),
     "generate": GENERATE_PENDING,
+}
+REFUSED_OF: dict[str, tuple[Refused, ...]] = {
+    "train": REFUSED,
+    "sft": (),
+    "eval": (),
+    "generate": (no_trt_llm("rollout"),),
 }
 INERT_OF: dict[str, dict[str, Line]] = {
     "train": {**INERT, **MEGATRON_INERT},

@@ -30,7 +30,7 @@ from burnish.config.overrides import (
 from burnish.config.root import TrainConfig
 from burnish.config.rules import check_rules
 from burnish.config.settings import Setting, Settings
-from burnish.config.status import check_pending, inert_notices
+from burnish.config.status import check_supported, inert_notices
 from burnish.config.tree import Tree, to_plain, tree
 from burnish.config.values import convert, is_interpolation
 from burnish.errors import UserError, raise_all
@@ -71,9 +71,9 @@ def load(
 
     Overrides are a list of strings, a mapping (also nested), a list of both, or one string.
 
-    All errors are raised together. With `check`, broken rules and pending keys are errors too, and notices list keys
-    without effect. Required keys in `given` may be unset: the caller supplies them in another way (for example rows
-    instead of files).
+    All errors are raised together. With `check`, broken rules, pending and refused keys are errors too, and notices
+    list keys without effect. Required keys in `given` may be unset: the caller supplies them in another way (for
+    example rows instead of files).
     """
     config_path, config_name = locate_file(config_path, config_name)
     words = split_overrides(overrides)
@@ -95,7 +95,7 @@ def load(
     if isinstance(cfg, TrainConfig):  # before the rules, which check these values too
         notices = [*notices, *apply_async(cfg, settings.values)]
     if check:
-        errors += check_pending(cfg, settings.values, job)
+        errors += check_supported(cfg, settings.values, job)
         rule_errors, rule_notices = check_rules(cfg, job, given)
         errors += rule_errors
         notices = [*notices, *rule_notices, *inert_notices(cfg, settings.values, job)]

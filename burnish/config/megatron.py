@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from burnish.config.adapters import wants_adapter
 from burnish.config.engine import FsdpConfig
-from burnish.config.megatron_status import ACTING_FIELDS, MEGATRON_INERT, MEGATRON_PENDING, OVERRIDES
+from burnish.config.megatron_status import BALANCING, BALANCING_LOSS, DROPOUT, OPTIMIZER_FIELDS
 from burnish.config.optim import OptimConfig
 from burnish.config.ranks import (
     num_role_ranks,
@@ -29,7 +28,13 @@ OPTIM_KEYS = (
     *("lr_warmup_init", "lr_decay_steps", "lr_decay_style", "min_lr"),
     *("lr_wsd_decay_style", "lr_wsd_decay_steps"),
 )
-GRANULARITIES = (None, "full", "selective")
+# Megatron's ways to balance experts by a loss, which are scopes of aux_loss_coef too.
+LOSSES = ("aux_loss", "seq_aux_loss")
+BETAS = ("adam_beta1", "adam_beta2")  # of override_optimizer_config
+OFFLOAD, FRACTION = "optimizer_cpu_offload", "optimizer_offload_fraction"
+MEGATRON_MOMENTUM = {"sgd_momentum": 0.9}
+MOMENTA = {"momentum", *MEGATRON_MOMENTUM}
+ROUTERS = ("moe_config", "freeze_moe_router")  # the one entry of override_mcore_model_config that verl reads
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,8 @@ def _translations(role: MegatronRole) -> Iterator[tuple[str, Any, str, Any]]:
     if role.optim is not None:
         yield f"{role.section}.strategy=megatron", role.optim, "decay_matrices_only", True
         yield from _recompute(role, f"{key}.override_transformer_config")
+        yield from _learning(role, f"{key}.override_transformer_config")
+        yield from _optimizer(role, role.optim, f"{role.section}.{OPTIMIZER_FIELDS}")
 
 
 def _recompute(role: MegatronRole, key: str) -> Iterator[tuple[str, Any, str, Any]]:
@@ -128,6 +135,42 @@ def _recompute(role: MegatronRole, key: str) -> Iterator[tuple[str, Any, str, An
     for theirs, ours in (("recompute_method", "method"), ("recompute_num_layers", "num_layers")):
         if fields.get(theirs) is not None:
             yield f"{key}.{theirs}", role.model.recompute, ours, fields[theirs]
+
+
+def _learning(role: MegatronRole, key: str) -> Iterator[tuple[str, Any, str, Any]]:
+    fields = role.config.megatron.override_transformer_config
+    if fields.get(DROPOUT) is not None:
+        entries = {**role.model.override_config, DROPOUT: float(fields[DROPOUT])}
+        yield f"{key}.{DROPOUT}", role.model, "override_config", entries
+    if balances_by_loss(fields) and fields.get(BALANCING_LOSS):
+        yield f"{key}.{BALANCING_LOSS}", role.config, "aux_loss_coef", float(fields[BALANCING_LOSS])
+        yield f"{key}.{BALANCING}", role.config, "aux_loss_scope", fields[BALANCING]
+
+
+def _optimizer(role: MegatronRole, optim: OptimConfig, key: str) -> Iterator[tuple[str, Any, str, Any]]:
+    fields = optim.override_optimizer_config
+    if any(fields.get(name) is not None for name in BETAS):
+        betas = [optim.betas[index] if fields.get(name) is None else fields[name] for index, name in enumerate(BETAS)]
+        yield f"{key}.{{{','.join(BETAS)}}}", optim, "betas", betas
+    if fields.get("weight_decay") is not None:
+        yield f"{key}.weight_decay", optim, "weight_decay", fields["weight_decay"]
+    if fields.get(OFFLOAD) and fields.get(FRACTION, 1) != 0:
+        yield f"{key}.{OFFLOAD}", role.fsdp, "optimizer_offload", True
+    if optim.optimizer == "sgd" and not fields.keys() & MOMENTA:
+        yield f"{role.section}.strategy=megatron", optim, "override_optimizer_config", {**fields, **MEGATRON_MOMENTUM}
+
+
+def balances_by_loss(fields: Mapping[str, Any]) -> bool:
+    """Whether Megatron's transformer config balances experts by a loss."""
+    return fields.get(BALANCING) in LOSSES
+
+
+def frozen_routers(section: str, role: Any) -> str | None:
+    """The key that freezes the routers of this role's experts; None where they are trained."""
+    inner, name = ROUTERS
+    entries = role.megatron.override_mcore_model_config.get(inner) or {}
+    freezes = uses_megatron(role) and entries.get(name)
+    return f"{section}.megatron.override_mcore_model_config.{inner}.{name}" if freezes else None
 
 
 def _full_key(role: MegatronRole, target: Any, name: str) -> str:
@@ -225,29 +268,4 @@ def schedules(cfg: TrainConfig) -> Iterator[UserError]:
             yield UserError(problem, key=f"{key}.lr_wsd_decay_steps", hint=f"{key}.lr_wsd_decay_steps=100")
 
 
-def transformer_fields(cfg: TrainConfig) -> Iterator[UserError]:
-    """Unknown fields of Megatron's transformer config are errors, since they may change results."""
-    known = re.compile("|".join(_field_patterns()))
-    for role in megatron_roles_in_use(cfg):
-        key = f"{role.section}.megatron.override_transformer_config"
-        fields = role.config.megatron.override_transformer_config
-        for name, value in fields.items():
-            if not known.fullmatch(name):
-                problem = "not supported: a field of Megatron's model code, which Burnish does not use"
-                yield UserError(problem, key=f"{key}.{name}", value=value, hint="leave it out")
-        granularity = fields.get("recompute_granularity")
-        if granularity not in GRANULARITIES:
-            where = f"{key}.recompute_granularity"
-            yield UserError("no such granularity", key=where, value=granularity, allowed=["full", "selective", "null"])
-
-
-def _field_patterns() -> Iterator[str]:
-    yield from ACTING_FIELDS
-    section = OVERRIDES.rpartition(".")[2]
-    for pattern in [*MEGATRON_INERT, *(row.pattern for row in MEGATRON_PENDING)]:
-        before, found, field = pattern.partition(f".megatron.{section}.")
-        if before and found:
-            yield field.replace("*", ".*")
-
-
-MEGATRON_RULES = (parallel_sizes, exact_kl_sizes, schedules, transformer_fields)
+MEGATRON_RULES = (parallel_sizes, exact_kl_sizes, schedules)

@@ -1,4 +1,4 @@
-"""Megatron's keys: which are not supported yet, and which have no effect and why. All others act.
+"""Megatron's keys: which have no effect and why, and which values are refused. All others act.
 
 Megatron-Core is not used: `strategy: megatron` selects the same FSDP2 backend, with tensor, pipeline and expert
 parallelism.
@@ -6,53 +6,67 @@ parallelism.
 
 from __future__ import annotations
 
-from burnish.config.conditions import MEGATRON_ROLES, no_role_uses_megatron, role_has_one_stage
+from dataclasses import dataclass
+from typing import Any
+
 from burnish.config.names import Line
-from burnish.config.pending import MEGATRON_CORE, MEGATRON_ONLY, MOE_OPTIONS, PIPELINE_LAYOUTS, Pending
 
 OVERRIDES = "*.megatron.override_transformer_config"
-
-
-def _pending(feature: Line, *patterns: str) -> tuple[Pending, ...]:
-    return tuple(Pending(pattern, feature, no_role_uses_megatron, MEGATRON_ONLY) for pattern in patterns)
-
+OPTIMIZER_FIELDS = "optim.override_optimizer_config"
+FROZEN_ROLES = ("actor_rollout_ref.ref", "reward_model")
 
 ONE_STAGE = Line(
     "there is only one pipeline stage (megatron.pipeline_model_parallel_size)",
     "只有一个流水线级（megatron.pipeline_model_parallel_size）",
 )
-# Fields of Megatron's transformer config about stages. The first are supported, the others are with one stage only.
-STAGE_FIELDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "num_layer_list")
-_OTHER_STAGE_FIELDS = (
-    *("pipeline_model_parallel_layout", "account_for_embedding_in_pipeline_split"),
-    *("account_for_loss_in_pipeline_split", "num_layers_per_virtual_pipeline_stage", "noop_layers"),
-)
+# Fields of Megatron's transformer config about stages: the layers on some of them, and what counts as a layer.
+LAYER_FIELDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "num_layer_list")
+COUNTED_FIELDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+# Fields about what a role learns.
+RECOMPUTE_FIELDS = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+BALANCING, BALANCING_LOSS, DROPOUT = "moe_router_load_balancing_type", "moe_aux_loss_coeff", "attention_dropout"
 
-MEGATRON_PENDING: tuple[Pending, ...] = (
-    *(
-        Pending(
-            f"{section}.megatron.override_transformer_config.{name}",
-            PIPELINE_LAYOUTS,
-            role_has_one_stage(section),
-            ONE_STAGE,
-        )
-        for section in MEGATRON_ROLES
-        for name in _OTHER_STAGE_FIELDS
+
+@dataclass(frozen=True)
+class RefusedField:
+    """A field of Megatron's configs that is refused, except where its value changes nothing."""
+
+    off: tuple[Any, ...]  # besides null
+    why: str
+    instead: str = "leave it out"  # * is the role's section
+
+    def refuses(self, value: Any) -> bool:
+        return value is not None and value not in self.off
+
+
+_NUM_EACH = "+*.megatron.override_transformer_config.num_layer_list=[3,5] (the layers of each stage)"
+REFUSED_STAGE_FIELDS = {
+    "pipeline_model_parallel_layout": RefusedField((), "layouts as text are not read", _NUM_EACH),
+    "noop_layers": RefusedField(([],), "no layers without effect are inserted", _NUM_EACH),
+    "num_layers_per_virtual_pipeline_stage": RefusedField(
+        (), "the number of chunks is set instead", "*.megatron.virtual_pipeline_model_parallel_size=2"
     ),
-    *_pending(
-        MOE_OPTIONS,
-        *(f"{OVERRIDES}.moe_{name}" for name in ("router_dtype", "router_load_balancing_type", "router_bias_*")),
-        *(f"{OVERRIDES}.moe_{name}" for name in ("aux_loss_coeff", "z_loss_coeff")),
-    ),
-    *_pending(
-        MEGATRON_CORE,
-        "*.megatron.override_mcore_model_config",
-        "*.load_weight",
-        "*.optim.optimizer",
-        "*.optim.use_checkpoint_opt_param_scheduler",
-        "*.optim.override_optimizer_config",
-    ),
-)
+}
+REFUSED_LEARNING_FIELDS = {
+    "hidden_dropout": RefusedField((0,), "the model's classes have no dropout of hidden states"),
+    "moe_z_loss_coeff": RefusedField((0,), "routers have no z-loss"),
+    "moe_router_bias_update_rate": RefusedField((0,), "the bias of routers is not updated"),
+}
+REFUSED_FIELDS = {
+    "fp8": RefusedField((False,), "training in 8 bits is not supported; megatron.dtype sets the compute dtype"),
+    "mtp_num_layers": RefusedField((0,), "multi-token prediction is not supported"),
+    "moe_expert_capacity_factor": RefusedField((), "every expert takes all tokens that are sent to it"),
+    "moe_pad_expert_input_to_capacity": RefusedField((False,), "every expert takes all tokens that are sent to it"),
+}
+_FLOAT32 = RefusedField(("fp32", "float32", "torch.float32"), "the optimizer and its state are float32")
+REFUSED_OPTIMIZER_FIELDS = {
+    **{f"{name}_dtype": _FLOAT32 for name in ("main_grads", "main_params", "exp_avg", "exp_avg_sq")},
+    "decoupled_weight_decay": RefusedField((True,), "the weight decay of adam is decoupled (AdamW)"),
+    **{name: RefusedField((False,), "torch's optimizer is used without it") for name in ("amsgrad", "maximize")},
+    "lr": RefusedField((), "the learning rate is a key of its own", "*.optim.lr=1e-6"),
+}
+STAGE_FIELDS = (*LAYER_FIELDS, *COUNTED_FIELDS, *REFUSED_STAGE_FIELDS)
+LEARNING_FIELDS = (*RECOMPUTE_FIELDS, BALANCING, BALANCING_LOSS, DROPOUT, *REFUSED_LEARNING_FIELDS)
 
 _HUB_FORMAT = Line(
     "weights are always read in Hugging Face format, and checkpoints can be loaded with any number of ranks",
@@ -66,21 +80,28 @@ _EXPERT_KERNELS = Line(
 )
 FROZEN = Line("this role is not trained", "该角色不训练")
 _STATE = Line(
-    "the optimizer state is float32, and megatron.optimizer_offload decides where it is stored",
-    "优化器状态的位置由 megatron.optimizer_offload 决定，其类型为 float32",
+    "the optimizer state is float32, and moves to CPU memory as a whole (optimizer_cpu_offload)",
+    "优化器状态为 float32，并整体移到 CPU 内存（optimizer_cpu_offload）",
+)
+_NO_RESULT = Line("it changes speed or memory, not results", "只影响速度或内存，不改变结果")
+_ROUTER_DTYPE = Line(
+    "routers score and choose experts in float32; their matrix product has the compute dtype",
+    "路由以 float32 打分并选择专家，其矩阵乘法使用计算类型",
 )
 _KERNEL_FIELDS = (
     *("apply_rope_fusion", "bias_activation_fusion", "bias_dropout_fusion", "gradient_accumulation_fusion"),
     *("masked_softmax_fusion", "persist_layer_norm", "deallocate_pipeline_outputs", "use_flash_attn"),
-    *("tp_comm_overlap", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl"),
+    *("tp_comm_*", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl", "distribute_saved_activations"),
+    *("overlap_p2p_comm", "batch_p2p_comm", "variable_seq_lengths", "cp_comm_type"),
 )
 _EXPERT_FIELDS = (
     *("moe_grouped_gemm", "moe_permute_fusion", "moe_enable_deepep", "moe_token_dispatcher_type"),
-    *("moe_shared_expert_overlap", "moe_router_fusion"),
+    *("moe_shared_expert_overlap", "moe_router_fusion", "moe_deepep_num_sms", "overlap_moe_expert_parallel_comm"),
 )
-_STATE_FIELDS = (
-    *("optimizer_cpu_offload", "optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d"),
-    "use_precision_aware_optimizer",
+_STATE_FIELDS = ("optimizer_offload_fraction", "use_precision_aware_optimizer")
+_SPEED_FIELDS = (
+    *("overlap_*", "pin_cpu_*", "use_torch_optimizer_for_cpu_offload", "use_distributed_optimizer"),
+    *("foreach", "fused", "capturable"),
 )
 
 MEGATRON_INERT: dict[str, Line] = {
@@ -108,6 +129,15 @@ MEGATRON_INERT: dict[str, Line] = {
     ),
     "*.megatron.override_ddp_config.*": Line("FSDP2 reduces gradients instead of Megatron's DDP", "梯度由 FSDP2 归约"),
     "*.megatron.forward_only": Line("the role decides whether it is trained", "由角色自身决定是否训练"),
+    **{
+        f"{role}.megatron.{name}": FROZEN
+        for role in FROZEN_ROLES
+        for name in (
+            "override_mcore_model_config*",
+            *(f"override_transformer_config.{field}" for field in LEARNING_FIELDS),
+        )
+    },
+    f"{OVERRIDES}.moe_router_dtype": _ROUTER_DTYPE,
     f"{OVERRIDES}.attention_backend": Line("model.attn_implementation decides", "由 model.attn_implementation 决定"),
     f"{OVERRIDES}.recompute_modules": Line(
         "the attention kernels already recompute selectively", "注意力算子本就进行选择性重算"
@@ -118,7 +148,8 @@ MEGATRON_INERT: dict[str, Line] = {
     f"{OVERRIDES}.moe_tp_extend_ep": Line("every rank holds whole experts", "每个进程都持有完整的专家"),
     **{f"{OVERRIDES}.{name}": _KERNELS for name in _KERNEL_FIELDS},
     **{f"{OVERRIDES}.{name}": _EXPERT_KERNELS for name in _EXPERT_FIELDS},
-    **{f"*.optim.override_optimizer_config.{name}": _STATE for name in _STATE_FIELDS},
+    **{f"*.{OPTIMIZER_FIELDS}.{name}": _STATE for name in _STATE_FIELDS},
+    **{f"*.{OPTIMIZER_FIELDS}.{name}": _NO_RESULT for name in _SPEED_FIELDS},
     "*.optim.weight_decay_incr_style": Line(
         "weight decay is constant (weight_decay)",
         "权重衰减是常数（weight_decay）",
@@ -127,6 +158,3 @@ MEGATRON_INERT: dict[str, Line] = {
         "weights are sent under their Hugging Face names", "权重以 Hugging Face 的名称发送"
     ),
 }
-
-# Known fields of Megatron's transformer config: those above, and these, which act (megatron.py).
-ACTING_FIELDS = ("recompute_granularity", "recompute_method", "recompute_num_layers", *STAGE_FIELDS)

@@ -50,7 +50,8 @@ class ModelConfig(TrainedModelConfig):
     """Train on packed tokens without padding."""
 
     use_liger: bool = False
-    """Replace parts of the model by Liger's kernels."""
+    """Replace the policy's norms, rotary embedding and MLPs by Liger's kernels: on GPUs, and not in models with images.
+    Its layers are then not compiled (use_torch_compile)."""
 
     use_fused_kernels: bool = False
     """Use the fused head, which computes log-probs and entropy without materializing all logits."""

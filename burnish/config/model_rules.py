@@ -40,6 +40,17 @@ def adapters(cfg: TrainConfig) -> Iterator[UserError]:
             )
 
 
+def random_weights(cfg: TrainConfig) -> Iterator[UserError]:
+    """Weights in 4 bits are those of a folder."""
+    for key, model in trained_models(cfg):
+        section = "actor_rollout_ref.actor" if key == MODEL else "critic"
+        role = cfg.actor_rollout_ref.actor if key == MODEL else cfg.critic
+        if model.load_in_4bit and not role.load_weight:
+            problem = f"random weights cannot be in 4 bits ({key}.load_in_4bit)"
+            name = f"{section}.load_weight"
+            yield UserError(problem, key=name, value=False, hint=f"{name}=true, or {key}.load_in_4bit=false")
+
+
 def attention(cfg: TrainConfig) -> Iterator[UserError]:
     for key, model in trained_models(cfg):
         try:
@@ -89,4 +100,4 @@ def _canonical(dtype: str | None) -> str | None:
     return dtype and SAME_DTYPE.get(dtype, dtype)
 
 
-MODEL_RULES = (adapters, attention, dtypes)
+MODEL_RULES = (adapters, random_weights, attention, dtypes)

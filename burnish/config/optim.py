@@ -11,7 +11,7 @@ from burnish.config.names import SCHEDULES
 
 @dataclass
 class OptimConfig:
-    """AdamW and its learning-rate schedule."""
+    """The optimizer and its learning-rate schedule."""
 
     lr: float = at_least(1e-6, 0)
     """Peak learning rate."""
@@ -38,7 +38,7 @@ class OptimConfig:
     """What the schedule counts: training steps (step), or optimizer updates (update)."""
 
     weight_decay: float = at_least(0.01, 0)
-    """Weight decay of AdamW, on all parameters unless decay_matrices_only."""
+    """Weight decay, on all parameters unless decay_matrices_only: decoupled (adam), or added to gradients (sgd)."""
 
     decay_matrices_only: bool = False
     """No weight decay on biases and norms (1-D parameters), as in OpenRLHF and Megatron."""
@@ -47,7 +47,7 @@ class OptimConfig:
     """Betas of AdamW."""
 
     optimizer: str = one_of("adam", ("adam", "sgd"))
-    """Optimizer of the Megatron backend."""
+    """adam is AdamW; sgd has the momentum of override_optimizer_config (with strategy=megatron 0.9, otherwise 0)."""
 
     lr_warmup_init: float = at_least(0.0, 0)
     """Learning rate at which Megatron's warm-up starts."""
@@ -71,10 +71,27 @@ class OptimConfig:
     """Length of that decay phase in steps."""
 
     use_checkpoint_opt_param_scheduler: bool = False
-    """Load Megatron's schedule from the checkpoint instead of the config."""
+    """A resumed run keeps the length of the schedule that its checkpoint was trained with, also if it has other
+    steps."""
 
     override_optimizer_config: dict[str, Any] = setting({})
-    """Further arguments of Megatron's optimizer, for instance optimizer_cpu_offload."""
+    """Further arguments of the optimizer: eps (adam); momentum, dampening and nesterov (sgd). With strategy=megatron
+    also Megatron's adam_beta1, adam_beta2, adam_eps, sgd_momentum, weight_decay and optimizer_cpu_offload, which moves
+    the state to CPU memory outside updates."""
+
+
+# Optimizer -> entries of override_optimizer_config, and the arguments of torch's optimizer that they are. The first of
+# them are Megatron's names.
+ARGUMENTS: dict[str, dict[str, str]] = {
+    "adam": {"adam_eps": "eps", "eps": "eps"},
+    "sgd": {"sgd_momentum": "momentum", "momentum": "momentum", "dampening": "dampening", "nesterov": "nesterov"},
+}
+
+
+def optimizer_arguments(config: OptimConfig) -> dict[str, Any]:
+    """The arguments of torch's optimizer in override_optimizer_config."""
+    names = ARGUMENTS[config.optimizer]
+    return {names[name]: value for name, value in config.override_optimizer_config.items() if name in names}
 
 
 @dataclass

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from burnish.config.conditions import (
-    Condition,
-    engines_share_devices,
-    scores_without_engine,
-)
+from burnish.config.conditions import Condition
 from burnish.config.names import Line
 
 
@@ -25,16 +21,10 @@ class Pending:
 
 
 # Features that are not supported yet.
-EXTERNAL_ENGINES = Line("external engines", "外部推理引擎")
-TRANSPORTS = Line("other weight transports", "其他权重传输方式")
 MEGATRON_CORE = Line("Megatron-Core", "Megatron-Core")
-PIPELINE_LAYOUTS = Line("layouts of pipeline stages", "流水线级的布局")
 MOE_OPTIONS = Line("MoE options", "混合专家模型的选项")
 ASCEND = Line("Ascend devices", "昇腾设备")
-FEATURES = (
-    *(EXTERNAL_ENGINES, TRANSPORTS, MEGATRON_CORE),
-    *(PIPELINE_LAYOUTS, MOE_OPTIONS, ASCEND),
-)
+FEATURES = (MEGATRON_CORE, MOE_OPTIONS, ASCEND)
 
 ONE_PROCESS = Line("the run has one process", "只有一个进程")
 SHARED_DEVICES = Line(
@@ -43,34 +33,13 @@ SHARED_DEVICES = Line(
 )
 MEGATRON_ONLY = Line("only used with strategy=megatron", "仅在 strategy=megatron 时使用")
 NO_REWARD_MODEL = Line("no reward model is used (reward_model.enable=false)", "未启用奖励模型（reward_model.enable）")
-NO_REWARD_ENGINE = Line(
-    "a reward model is scored by the training backend, not by an engine", "奖励模型由训练后端打分，不使用推理引擎"
-)
 NO_CUDA_GRAPHS = Line(
     "only external engines, and the built-in engine on a GPU, use CUDA graphs",
     "只有 GPU 上的内置引擎和外部引擎使用 CUDA graph",
 )
 
 
-def _transport(pattern: str, feature: Line = TRANSPORTS) -> Pending:
-    key = f"actor_rollout_ref.rollout.checkpoint_engine.{pattern}"
-    return Pending(key, feature, engines_share_devices, SHARED_DEVICES)
-
-
-PENDING: tuple[Pending, ...] = (
-    # values
-    Pending("actor_rollout_ref.rollout.name=trtllm", EXTERNAL_ENGINES),
-    # engine
-    _transport("backend=hccl", ASCEND),
-    *(_transport(f"backend={name}") for name in ("nixl", "kimi_ckpt_engine", "mooncake")),
-    _transport("engine_kwargs"),
-    Pending("actor_rollout_ref.rollout.quantization", EXTERNAL_ENGINES),
-    Pending("actor_rollout_ref.rollout.use_block_quant_rollout", EXTERNAL_ENGINES),
-    Pending("actor_rollout_ref.rollout.agent.custom_async_server.*", EXTERNAL_ENGINES),
-    Pending("actor_rollout_ref.rollout.agent.agent_loop_manager_class", EXTERNAL_ENGINES),
-    # rewards
-    Pending("reward_model.rollout", EXTERNAL_ENGINES, scores_without_engine, NO_REWARD_ENGINE),
-)
+PENDING: tuple[Pending, ...] = ()
 
 NOT_SELECTED = Line("its engine is not selected (rollout.name)", "未选用对应的引擎（rollout.name）")
 
@@ -141,6 +110,10 @@ INERT: dict[str, Line] = {
         "the engine takes and returns token ids", "引擎只收发 token id"
     ),
     "actor_rollout_ref.rollout.engine_kwargs.trtllm*": NOT_SELECTED,
+    "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs*": Line(
+        "every weight sync forms a process group of its own, which needs no further arguments",
+        "每次权重同步都新建进程组，不需要其他参数",
+    ),
     "critic.rollout_n": Line("rollout.n applies to all roles", "所有角色都使用 rollout.n"),
     "critic.model.tokenizer_path": Line("the critic uses the policy's tokenizer", "critic 使用策略的分词器"),
     "data.image_patch_size": Line(

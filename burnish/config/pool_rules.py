@@ -17,7 +17,16 @@ from burnish.config.ranks import (
     num_ranks,
 )
 from burnish.config.root import TrainConfig
-from burnish.errors import UserError
+from burnish.errors import UserError, nearest
+
+TRANSPORT = "actor_rollout_ref.rollout.checkpoint_engine"
+# Arguments of verl's transports, which have a counterpart in every weight sync here. Those of other transports are
+# not read.
+TRANSPORT_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "naive": (),
+    "gloo": (),
+    "nccl": ("group_name", "rebuild_group"),
+}
 
 
 def device_pools(cfg: TrainConfig) -> Iterator[UserError]:
@@ -72,6 +81,24 @@ def shared_server_weights(cfg: TrainConfig) -> Iterator[UserError]:
         key = "actor_rollout_ref.rollout.engine_kwargs.sglang.weight_sync"
         problem = "not supported for a server that uses the devices of several ranks"
         yield UserError(problem, key=key, value="tensor", hint=f"{key}=disk")
+
+
+def transport_arguments(cfg: TrainConfig) -> Iterator[UserError]:
+    """The arguments of the transport that is used are known."""
+    transport = cfg.actor_rollout_ref.rollout.checkpoint_engine
+    arguments = transport.engine_kwargs.get(transport.backend)
+    known = TRANSPORT_ARGUMENTS.get(transport.backend)
+    if not has_engine_pool(cfg) or arguments is None or known is None:
+        return
+    key = f"{TRANSPORT}.engine_kwargs.{transport.backend}"
+    if not isinstance(arguments, dict):
+        yield UserError("not a mapping of arguments", key=key, value=arguments, hint="leave it out")
+        return
+    for name, value in arguments.items():
+        if name not in known:
+            similar = nearest(name, known)
+            problem = "the transport has no such argument." + (f" Did you mean {similar!r}?" if similar else "")
+            yield UserError(problem, key=f"{key}.{name}", value=value, hint="leave it out")
 
 
 def check_one_machine(launcher: str, num_nodes: int) -> Iterator[UserError]:
@@ -138,4 +165,7 @@ def tool_nodes(cfg: TrainConfig) -> Iterator[UserError]:
         yield UserError("tools on nodes need Ray", key="ray_init.tool_nodes", value=nodes, hint="trainer.launcher=ray")
 
 
-POOL_RULES = (device_pools, engine_groups, shared_server_weights, launchers, reward_nodes, tool_nodes, sharded_models)
+POOL_RULES = (
+    *(device_pools, engine_groups, shared_server_weights, transport_arguments),
+    *(launchers, reward_nodes, tool_nodes, sharded_models),
+)

@@ -235,13 +235,13 @@ class RewardModelConfig:
     """Timeout in seconds of the reward model's collective operations."""
 
     load_weight: bool = True
-    """Load the weights from the model folder (Megatron)."""
+    """Load the weights from the model folder; false takes random weights."""
 
     model: RewardModelModelConfig = section(RewardModelModelConfig)
     """The reward model."""
 
     rollout: dict[str, Any] = setting({})
-    """Engine settings of a generative reward model: name, prompt_length, response_length and others of rollout."""
+    """verl: settings of an engine that serves the reward model to a reward function."""
 
     sandbox_fusion: SandboxConfig = section(SandboxConfig)
     """A code sandbox service."""

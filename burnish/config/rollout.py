@@ -247,11 +247,12 @@ class RolloutConfig(SamplingConfig):
     layer_name_map: dict[str, Any] = setting({"qkv_layer_name": "qkv", "gate_proj_layer_name": "gate_up"})
     """Names of the fused layers in Megatron's weights."""
 
-    quantization: Any = None
-    """Quantize the engine's weights, for instance fp8."""
+    quantization: str | None = one_of(None, ("fp8", "torchao"))
+    """Round the weights of the engine to 8 bits at every weight sync (vllm on GPUs). Importance weights correct for it:
+    algorithm.rollout_correction.rollout_is=token. null keeps rollout.dtype."""
 
     use_block_quant_rollout: bool = True
-    """Quantize by blocks."""
+    """With quantization: a scale for each block of 128 x 128 weights; false has one per matrix."""
 
     verify_weights: bool = True
     """Compare checksums of all weights in engine and policy after each weight sync."""

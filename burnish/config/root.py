@@ -40,7 +40,8 @@ class ActorRolloutRefConfig:
     """The engine and how it samples."""
 
     hybrid_engine: bool = True
-    """Policy and engine share devices."""
+    """Policy and engines share devices; false gives the engines rollout.nnodes x rollout.n_gpus_per_node devices of
+    their own. In a single process only async_training allows false, and they share its device all the same."""
 
     nccl_timeout: int = at_least(600, 1)
     """Timeout in seconds of collective operations."""

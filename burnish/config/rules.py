@@ -11,6 +11,7 @@ from burnish.config.data_rules import data_remarks, prompt_form, user_classes
 from burnish.config.expert_rules import EXPERT_RULES
 from burnish.config.generate_rules import GENERATE_RULES
 from burnish.config.megatron import MEGATRON_RULES
+from burnish.config.megatron_fields import MEGATRON_FIELD_RULES
 from burnish.config.model_rules import MODEL_RULES
 from burnish.config.names import GROUPED_ADVANTAGES, PAIRED_ADVANTAGES, VALUE_ADVANTAGES
 from burnish.config.pool_rules import POOL_RULES, node_workers
@@ -346,6 +347,7 @@ RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
     *REWARD_RULES,
     *MODEL_RULES,
     *MEGATRON_RULES,
+    *MEGATRON_FIELD_RULES,
     *STAGE_RULES,
     *EXPERT_RULES,
     *SEQUENCE_RULES,
@@ -361,6 +363,7 @@ REMARKS: tuple[Callable[[TrainConfig], Iterator[str]], ...] = (
     length_remarks,
     run_remarks,
     credit_rules.correction_remarks,
+    credit_rules.rounding_remarks,
     async_remarks,
     data_remarks,
     validation_remarks,

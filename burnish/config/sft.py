@@ -182,7 +182,7 @@ class SftModelConfig(TrainedModelConfig):
     """Weight of the router load-balancing loss of MoE models."""
 
     use_liger: bool = False
-    """Replace parts of the model by Liger's kernels."""
+    """Replace norms, rotary embedding and MLPs by Liger's kernels: on GPUs, and not in models with images."""
 
     use_shm: bool = False
     """Copy the weights to shared memory before loading them."""

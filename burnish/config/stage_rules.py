@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from burnish.config.megatron import MegatronRole, megatron_roles_in_use
-from burnish.config.megatron_status import STAGE_FIELDS
+from burnish.config.megatron_status import COUNTED_FIELDS, LAYER_FIELDS
 from burnish.config.model_rules import trained_models
 from burnish.config.ranks import (
     expert_parallel_size,
@@ -19,7 +19,7 @@ from burnish.config.ranks import (
 from burnish.config.root import TrainConfig
 from burnish.errors import UserError
 
-FIRST, LAST, EACH = STAGE_FIELDS
+FIRST, LAST, EACH = LAYER_FIELDS
 LAYERS = "at least 1"
 
 
@@ -29,6 +29,12 @@ def layers_per_stage(role: Any) -> tuple[int | None, int | None, tuple[int, ...]
     each = fields.get(EACH)
     numbers = each.split(",") if isinstance(each, str) else each
     return fields.get(FIRST), fields.get(LAST), None if not numbers else tuple(int(number) for number in numbers)
+
+
+def counted_parts(role: Any) -> tuple[bool, bool]:
+    """Whether the embedding and the head count as layers where layers are divided over stages."""
+    embedding, loss = (bool(role.megatron.override_transformer_config.get(name)) for name in COUNTED_FIELDS)
+    return embedding, loss
 
 
 def _is_count(value: Any) -> bool:
@@ -48,6 +54,12 @@ def stage_fields(cfg: TrainConfig) -> Iterator[UserError]:
         for name in (FIRST, LAST):
             if fields.get(name) is not None and not _is_count(fields[name]):
                 yield UserError("not a number of layers", key=f"{key}.{name}", value=fields[name], allowed=LAYERS)
+        for name in COUNTED_FIELDS:
+            if fields.get(name) not in (None, True, False):
+                yield UserError("not true or false", key=f"{key}.{name}", value=fields[name], allowed="true, false")
+            elif fields.get(name) and any(fields.get(layers) for layers in LAYER_FIELDS):
+                problem = f"conflicts with {FIRST}, {LAST} and {EACH}, which give the layers of stages"
+                yield UserError(problem, key=f"{key}.{name}", value=True, hint="leave one of them out")
         if not fields.get(EACH):
             continue
         if not _is_counts(fields[EACH]):

@@ -107,10 +107,10 @@ class AgentConfig:
     is no limit."""
 
     agent_loop_manager_class: str | None = None
-    """Dotted name of a class that replaces verl's agent loop manager."""
+    """verl: dotted name of a class that replaces its agent loop manager. Refused: write an agent loop."""
 
     custom_async_server: CustomClassConfig = section(CustomClassConfig)
-    """A user-defined engine server class."""
+    """verl: a user-defined class of the engine's server. Refused: write an engine (rollout.name=FILE.py:CLASS)."""
 
 
 @dataclass

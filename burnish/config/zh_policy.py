@@ -115,7 +115,9 @@ DOCS: dict[str, str] = {
     "TrainedModelConfig.exclude_modules": "不加 LoRA 适配器的模块：正则表达式或名称列表，例如"
     " '.*visual.*'（Qwen-VL 的视觉塔）。",
     "TrainedModelConfig.lora_adapter_path": "作为起点的 LoRA 适配器目录（peft 格式）；秩、缩放与模块以它为准。",
-    "ModelConfig.use_liger": "用 Liger 的算子替换模型的部分模块。",
+    "ModelConfig.use_liger": (
+        "用 Liger 的算子替换策略的归一化、旋转位置编码与 MLP：仅 GPU，不支持图像模型；其层不再编译。"
+    ),
     "ModelConfig.use_fused_kernels": "使用融合输出头：不构造完整 logits 就得到对数概率与熵。",
     "ModelConfig.use_shm": "加载前先把权重复制到共享内存。",
     # optim
@@ -127,10 +129,14 @@ DOCS: dict[str, str] = {
     "OptimConfig.warmup_style": "预热之后的学习率调度。",
     "OptimConfig.total_training_steps": "学习率调度覆盖的步数；-1 取训练总长。",
     "OptimConfig.lr_step_unit": "调度按什么计数：主循环的步（step），或优化器更新（update）。",
-    "OptimConfig.weight_decay": "AdamW 的权重衰减；除非设置 decay_matrices_only，作用于全部参数。",
+    "OptimConfig.weight_decay": (
+        "权重衰减：与梯度无关（adam）或加到梯度上（sgd）；除非设置 decay_matrices_only，作用于全部参数。"
+    ),
     "OptimConfig.decay_matrices_only": "偏置与归一化参数（一维参数）不做权重衰减，与 OpenRLHF 和 Megatron 相同。",
     "OptimConfig.betas": "AdamW 的两个衰减系数。",
-    "OptimConfig.optimizer": "Megatron 后端的优化器。",
+    "OptimConfig.optimizer": (
+        "adam 即 AdamW；sgd 的动量见 override_optimizer_config（strategy=megatron 时默认 0.9，否则 0）。"
+    ),
     "OptimConfig.lr_warmup_init": "Megatron 预热的起始学习率。",
     "OptimConfig.lr_decay_steps": "Megatron 学习率衰减的步数；null 为全部。",
     "OptimConfig.lr_decay_style": "Megatron 预热之后的调度；constant 由 warmup_style 决定。",
@@ -138,8 +144,12 @@ DOCS: dict[str, str] = {
     "OptimConfig.weight_decay_incr_style": "Megatron 权重衰减的增长方式。",
     "OptimConfig.lr_wsd_decay_style": "Megatron 的预热-稳定-衰减调度中最后一段的形状。",
     "OptimConfig.lr_wsd_decay_steps": "该最后一段的步数。",
-    "OptimConfig.use_checkpoint_opt_param_scheduler": "从检查点而不是配置读取 Megatron 的学习率调度。",
-    "OptimConfig.override_optimizer_config": "Megatron 优化器的其他参数，例如 optimizer_cpu_offload。",
+    "OptimConfig.use_checkpoint_opt_param_scheduler": "恢复训练时沿用检查点的学习率调度长度，即使总步数不同。",
+    "OptimConfig.override_optimizer_config": (
+        "优化器的其他参数：eps（adam）；momentum、dampening、nesterov（sgd）。strategy=megatron 时还有 Megatron 的"
+        " adam_beta1、adam_beta2、adam_eps、sgd_momentum、weight_decay 与 optimizer_cpu_offload"
+        "（更新之外状态在 CPU 内存）。"
+    ),
     "CheckpointConfig.save_contents": (
         "保存的内容：model（权重）、optimizer（优化器）、extra（调度与随机状态）、hf_model（Hugging Face 目录）。"
     ),
@@ -244,7 +254,8 @@ DOCS: dict[str, str] = {
     ),
     "ActorConfig.aux_loss_coef": "混合专家模型路由负载均衡损失的权重，按 micro-batch 计算。",
     "ActorConfig.aux_loss_scope": (
-        "该损失的范围：所有层合在一起、每层（Megatron：各层损失相加），或每层中的每条序列。"
+        "该损失的范围：所有层合在一起、每层（各层损失相加），或每层中的每条序列。"
+        "aux_loss 与 seq_aux_loss 即 layer 与 sequence 再除以每个 token 的专家数，与 Megatron 同名损失一致。"
     ),
     "ActorConfig.use_torch_compile": "在单个 GPU 上编译稠密模型的解码层与非 Triton 的输出头：更新更快，首次多花几秒。"
     "单进程 CPU 上则用 C 算子计算归一化、MLP 门控与 RoPE。",
@@ -254,7 +265,7 @@ DOCS: dict[str, str] = {
     "ActorConfig.use_remove_padding": "跟随 model.use_remove_padding。",
     "ActorConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数：可整除注意力头则用 Ulysses，否则环形。",
     "ActorConfig.freeze_vision_tower": "不训练模型的视觉塔及其投影层。",
-    "ActorConfig.load_weight": "从模型目录加载权重；关闭则随机初始化（Megatron）。",
+    "ActorConfig.load_weight": "从模型目录加载权重；关闭则随机初始化。",
     "RefConfig.strategy": "参考模型的后端；跟随策略。",
     "RefConfig.log_prob_micro_batch_size": "全部进程一次前向的回答数；log_prob_micro_batch_size_per_gpu 的旧写法。",
     "RefConfig.log_prob_micro_batch_size_per_gpu": (
@@ -266,7 +277,7 @@ DOCS: dict[str, str] = {
     "RefConfig.use_torch_compile": "编译参考模型的解码层与输出头；跟随策略。",
     "RefConfig.entropy_from_logits_with_chunking": "分块计算熵。",
     "RefConfig.entropy_checkpointing": "反向时重算熵；参考模型没有反向。",
-    "RefConfig.load_weight": "从模型目录加载权重（Megatron）。",
+    "RefConfig.load_weight": "从模型目录加载参考模型的权重；关闭则随机初始化，与策略的随机权重相同。",
     # rollout
     "ValKwargsConfig.temperature": "验证时的采样温度；0 为贪心。",
     "ValKwargsConfig.top_k": "验证时只在概率最高的若干 token 中采样；-1、0 或 null 为关闭。",
@@ -352,8 +363,11 @@ DOCS: dict[str, str] = {
     "RolloutConfig.update_weights_bucket_megabytes": "每次发送给引擎的权重大小（MB）。",
     "RolloutConfig.layered_summon": "逐层聚合 LoRA 权重给引擎。",
     "RolloutConfig.layer_name_map": "Megatron 权重中融合层的名称。",
-    "RolloutConfig.quantization": "量化引擎的权重，例如 fp8。",
-    "RolloutConfig.use_block_quant_rollout": "按块量化。",
+    "RolloutConfig.quantization": (
+        "每次权重同步时把引擎的权重舍入到 8 位（GPU 上的 vllm）。重要性权重可修正其偏差："
+        "algorithm.rollout_correction.rollout_is=token。null 保持 rollout.dtype。"
+    ),
+    "RolloutConfig.use_block_quant_rollout": "量化时每个 128 x 128 的块有一个缩放系数；false 为每个矩阵一个。",
     "RolloutConfig.verify_weights": "每次传输后，将引擎持有的每个权重的摘要与策略的比较。",
     "RolloutConfig.skip_rollout": "从 skip_dump_dir 读取回答而不生成；首次运行时写入。",
     "RolloutConfig.skip_dump_dir": "存放这些回答的目录。",
@@ -399,7 +413,7 @@ DOCS: dict[str, str] = {
     "verifiers_v1、openenv、package.module:Class 或 path/to/file.py:Class；其奖励即各轮的奖励。",
     "AgentConfig.environment_kwargs": "环境的参数。",
     "AgentConfig.timeout": "智能体或环境在模型的两轮之间最多可用的秒数，超过则该对话失败；null 不限。",
-    "AgentConfig.agent_loop_manager_class": "替换 verl 智能体循环管理器的类（点分名称）。",
+    "AgentConfig.agent_loop_manager_class": "verl：替换其智能体循环管理器的类（点分名称）。不支持：请编写智能体循环。",
     "TraceConfig.backend": "对话轨迹（各轮、工具调用、奖励的时间段）写到哪里；null 不记录。",
     "TraceConfig.token2text": "在轨迹中附上 token 的文本。",
     "TraceConfig.max_samples_per_step_per_worker": "每步和每个验证批次中记录的样本数（取最前的）；null 记录全部。",
@@ -409,6 +423,9 @@ DOCS: dict[str, str] = {
     "PrometheusConfig.served_model_name": "引擎指标中的模型名；null 为模型路径。",
     "CheckpointEngineConfig.backend": "引擎独占设备时权重的传输方式；naive 在 GPU 间为 nccl，否则为 gloo。",
     "CheckpointEngineConfig.engine_kwargs": "传输方式的其他参数。",
-    "ActorRolloutRefConfig.hybrid_engine": "策略与引擎共用设备。",
+    "ActorRolloutRefConfig.hybrid_engine": (
+        "策略与引擎共用设备；false 时引擎另有 rollout.nnodes x rollout.n_gpus_per_node 个设备。"
+        "单进程运行只有 async_training 允许 false，且仍共用设备。"
+    ),
     "ActorRolloutRefConfig.nccl_timeout": "集合通信的超时秒数。",
 }

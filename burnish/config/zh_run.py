@@ -38,7 +38,7 @@ DOCS: dict[str, str] = {
     "CriticConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数：可整除注意力头则用 Ulysses，否则环形。",
     "CriticConfig.use_torch_compile": "编译 critic 的各层；跟随策略。",
     "CriticConfig.nccl_timeout": "critic 集合通信的超时秒数。",
-    "CriticConfig.load_weight": "从模型目录加载权重（Megatron）。",
+    "CriticConfig.load_weight": "从模型目录加载权重；关闭则随机初始化。",
     # rewards
     "RewardConfig.num_workers": "运行奖励函数的工作进程数；0 在训练进程内运行且不设限制。",
     "RewardConfig.timeout": "单个样本计算奖励的最长秒数。",
@@ -115,8 +115,8 @@ DOCS: dict[str, str] = {
     "RewardModelConfig.nnodes": "奖励模型独占设备的机器数。",
     "RewardModelConfig.n_gpus_per_node": "奖励模型在每台机器独占的设备数。",
     "RewardModelConfig.nccl_timeout": "奖励模型集合通信的超时秒数。",
-    "RewardModelConfig.load_weight": "从模型目录加载权重（Megatron）。",
-    "RewardModelConfig.rollout": "生成式奖励模型的引擎设置：name、prompt_length、response_length 等。",
+    "RewardModelConfig.load_weight": "从模型目录加载权重；关闭则随机初始化。",
+    "RewardModelConfig.rollout": "verl：为奖励函数提供奖励模型推理服务的引擎设置。",
     # algorithm
     "KlCtrlConfig.type": "保持系数不变（fixed），或向 target_kl 调整（adaptive）。",
     "KlCtrlConfig.kl_coef": "奖励中 KL 的权重；adaptive 时为初值。",
@@ -338,7 +338,7 @@ DOCS: dict[str, str] = {
     "SftModelConfig.trust_remote_code": "允许模型仓库执行其自带的 Python 代码。",
     "SftModelConfig.freeze_vision_tower": "不训练模型的视觉塔及其投影层。",
     "SftModelConfig.aux_loss_coef": "混合专家路由器负载均衡损失的权重。",
-    "SftModelConfig.use_liger": "用 Liger 的算子替换模型的部分模块。",
+    "SftModelConfig.use_liger": "用 Liger 的算子替换归一化、旋转位置编码与 MLP：仅 GPU，不支持图像模型。",
     "SftModelConfig.use_shm": "加载前先把权重复制到共享内存。",
     "SftOptimConfig.lr": "学习率峰值。",
     "SftOptimConfig.betas": "AdamW 的两个衰减系数。",

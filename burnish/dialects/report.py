@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from burnish.config import load
-from burnish.config.status import check_pending, status_in, status_of
+from burnish.config.status import status_in, status_of
 from burnish.config.tree import to_plain, tree
 from burnish.config.values import is_interpolation
 from burnish.dialects.hydra_values import format_hydra_value
@@ -23,6 +23,7 @@ INERT = "inert"  # understood, but without effect in this run: `why` explains
 PENDING = "pending"  # understood and its key exists, but `burnish train` does not support it yet
 REFUSED = "refused"  # not possible, or not exactly: `why` says what to type instead
 STATUSES = (KEPT, CONVERTED, INERT, PENDING, REFUSED)
+KEY_STATUSES = (INERT, PENDING, REFUSED)  # of keys that do not act, as burnish.config.status names them
 # Statuses with which a command does not start, and the exit status of `burnish run` and of the checks.
 BLOCKING = {REFUSED: ExitStatus.REFUSED, PENDING: ExitStatus.UNSUPPORTED}
 
@@ -38,7 +39,7 @@ class Item:
     ours_value: Any = None
     why: str = ""
     explicit: bool = True  # False: a default of the source system, not written by the user
-    original: Item | None = None  # for a pending or inert key: the item before the key's status was applied
+    original: Item | None = None  # for a key that does not act: the item before the key's status was applied
 
     def plain(self) -> dict[str, Any]:
         """The fields that `convert --json` prints, without secrets."""
@@ -61,12 +62,12 @@ class Translation:
     notes: list[str] = field(default_factory=list)  # on the translation as a whole; `convert` prints them
 
     def add(self, item: Item) -> None:
-        """Add one item. If its Burnish key is pending or inert, the item gets that status."""
+        """Add one item. If its Burnish key is pending, refused or inert, the item gets that status."""
         key = item.ours
         if key is not None and item.status in (KEPT, CONVERTED):
             status = status_of(key, item.ours_value, job=self.job)
-            if status.kind in (PENDING, INERT) and not is_default(key, item.ours_value, self.job):
-                why = f"{item.why}; {status.why.en}" if item.why else status.why.en
+            if status.kind in KEY_STATUSES and not is_default(key, item.ours_value, self.job):
+                why = f"{item.why}; {status.text()}" if item.why else status.text()
                 item = replace(item, status=status.kind, why=why, original=item)
             self.settings[key] = item.ours_value
         self.items.append(item)
@@ -116,8 +117,8 @@ def apply_statuses(translation: Translation, *, here: bool = False) -> None:
         if item.status not in (KEPT, CONVERTED):
             continue
         status = status_in(cfg, key, item.ours_value, translation.job)
-        if status.kind in (PENDING, INERT):
-            why = f"{item.why}; {status.why.en}" if item.why else status.why.en
+        if status.kind in KEY_STATUSES:
+            why = f"{item.why}; {status.text()}" if item.why else status.text()
             item = replace(item, status=status.kind, why=why, original=item)
         translation.items[index] = item
         if not item.explicit and item.status == INERT:
@@ -129,15 +130,12 @@ def add_config_errors(translation: Translation) -> None:
     errors = [error for error in load_errors(translation) if not _is_missing(error, translation)]
     if not errors:
         return
-    loaded = load(values=translation.settings, job=translation.job, check=False)
-    pending = {error.text() for error in check_pending(loaded.cfg, loaded.settings, translation.job)}
     known = {name for item in translation.blockers() for name in (item.ours, item.theirs)}
     names = source_names(translation.items)
     for error in errors:
         if error.key in known:
             continue
-        is_pending = isinstance(error, NotSupportedYet) or error.text() in pending
-        refused = _error_item(error, PENDING if is_pending else REFUSED, names)
+        refused = _error_item(error, PENDING if isinstance(error, NotSupportedYet) else REFUSED, names)
         index = _index_of(error.key, translation)
         if index is None:
             translation.items.append(refused)

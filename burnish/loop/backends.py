@@ -23,6 +23,7 @@ from burnish.models.logits import TORCH, LogitKernel
 from burnish.models.lora import Adapters, adapter_dtype, add_adapters
 from burnish.models.parts import check_head
 from burnish.models.recompute import decoder_layers, enable_recompute
+from burnish.models.routing import freeze_routers
 from burnish.models.vision.family import freeze_vision_tower, vision_modules
 from burnish.seeding import derive_seed
 from burnish.training.backend import (
@@ -94,11 +95,12 @@ def trained_language_model(
     head: LogitKernel = TORCH,
     compiled: bool = False,
     freeze_tower: str | None = None,
+    freeze_router: str | None = None,
     experts: ExpertOptions = ANY_EXPERTS,
     seed: int,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
-    """The policy's model, loaded, adapted and checked. `freeze_tower` is the key that freezes its vision tower."""
+    """The policy's model, loaded, adapted and checked. `freeze_*` are the keys that freeze parts of it."""
     key = source.key.rpartition(".")[0]
     precision = Precision.of(fsdp, fsdp_key, device, torch_dtype)
     if liger:
@@ -106,6 +108,8 @@ def trained_language_model(
     network = _load(load_causal_lm, source, model, key, precision, device)
     if freeze_tower is not None:
         freeze_vision_tower(network, freeze_tower)
+    if freeze_router is not None:
+        freeze_routers(network, freeze_router)
     if liger:
         apply_liger(network)
     adapters = _adapt(network, model, key, device, frozen=vision_modules(network) if freeze_tower else {}, seed=seed)
@@ -129,6 +133,7 @@ def trained_value_model(
     device: torch.device,
     *,
     compiled: bool = False,
+    freeze_router: str | None = None,
     seed: int,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
@@ -136,6 +141,8 @@ def trained_value_model(
     key = source.key.rpartition(".")[0]
     precision = Precision.of(fsdp, fsdp_key, device)
     network = _load(_load_values, source, model, key, precision, device)
+    if freeze_router is not None:
+        freeze_routers(network, freeze_router)
     adapters = _adapt(network, model, key, device, heads=(VALUE_HEAD,), seed=seed)
     if compiled and not model.load_in_4bit:
         use_faster_layers(network, key, device, parallel, precision.compute)

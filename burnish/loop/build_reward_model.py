@@ -17,6 +17,7 @@ from burnish.reward.model_scorer import RewardModelScorer, ScoreWeights, precede
 from burnish.reward.reward_model import CLASS_KEY, CustomRewardModel, RewardModel
 from burnish.reward.reward_model_input import PolicyTokens, RewardInput, RewardModelTemplate, decoder_for
 from burnish.reward.source import function_label
+from burnish.seeding import derive_seed
 from burnish.training.backend import BackendOptions, create_backend
 from burnish.training.backends.module import ModuleBackend
 from burnish.training.export import loadable_path
@@ -98,6 +99,7 @@ def reward_model_source(cfg: TrainConfig) -> ModelSource:
         external_lib=tuple(model.external_lib),
         trust_remote_code=model.trust_remote_code,
         use_shm=model.use_shm,
+        random_seed=None if cfg.reward_model.load_weight else derive_seed(cfg.trainer.seed, "weights", "reward_model"),
     )
 
 

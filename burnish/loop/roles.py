@@ -6,14 +6,15 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 
 from burnish.algos.advantages import ADVANTAGES
-from burnish.config.adapters import wants_adapter
+from burnish.config.conditions import reference_shares_policy
 from burnish.config.expert_rules import MODE as REPLAY_KEY
 from burnish.config.expert_rules import RECORD, replays_routing
+from burnish.config.megatron import frozen_routers
 from burnish.config.rollout import RolloutConfig
 from burnish.errors import UserError
 from burnish.log.gauges import MakeGauge
@@ -37,6 +38,7 @@ from burnish.reward.model_scorer import RewardModelScorer
 from burnish.rollout.engine import ENGINES, Engine, EngineOptions, check_engine, engine_row
 from burnish.rollout.engines.devices import device_entries
 from burnish.rollout.engines.supervised import Supervised
+from burnish.seeding import derive_seed
 from burnish.training.backend import Backend, ExpertOptions
 from burnish.training.critic import Critic
 from burnish.training.export import loadable_path
@@ -159,29 +161,31 @@ def policy_source(cfg: TrainConfig) -> ModelSource:
         trust_remote_code=model.trust_remote_code,
         config_path=model.hf_config_path,
         use_shm=model.use_shm,
+        random_seed=None if cfg.actor_rollout_ref.actor.load_weight else random_seed(cfg, "policy"),
     )
+
+
+def random_seed(cfg: TrainConfig, role: str) -> int:
+    """Of a role's random weights (load_weight=false)."""
+    return derive_seed(cfg.trainer.seed, "weights", role)
 
 
 def reference_source(cfg: TrainConfig, source: ModelSource) -> ModelSource:
     """The policy's model with the changes of actor_rollout_ref.ref.model."""
     model = cfg.actor_rollout_ref.ref.model
     external_lib = (*source.external_lib, *model.external_lib)
+    seed = None if cfg.actor_rollout_ref.ref.load_weight else random_seed(cfg, "policy")
     if not model.path:
         override_config = {**source.override_config, **model.override_config}
-        return dataclasses.replace(source, override_config=override_config, external_lib=external_lib)
+        return dataclasses.replace(source, override_config=override_config, external_lib=external_lib, random_seed=seed)
     return ModelSource(
         path=loadable_path(model.path, "actor_rollout_ref.ref.model.path"),
         key="actor_rollout_ref.ref.model.path",
         override_config=dict(model.override_config),
         external_lib=external_lib,
         trust_remote_code=model.trust_remote_code,
+        random_seed=seed,
     )
-
-
-def shares_the_policy(cfg: TrainConfig) -> bool:
-    """Whether the reference is the policy with its adapters disabled, rather than a model of its own."""
-    model = cfg.actor_rollout_ref.ref.model
-    return wants_adapter(cfg.actor_rollout_ref.model) and not (model.path or model.override_config)
 
 
 def load_run_tokenizer(cfg: TrainConfig, source: ModelSource) -> Any:
@@ -215,6 +219,7 @@ def build_policy(
         compiled=actor.use_torch_compile,
         experts=ExpertOptions(actor.aux_loss_scope, REPLAY_KEY if replays_routing(actor) else None),
         freeze_tower="actor_rollout_ref.actor.freeze_vision_tower" if actor.freeze_vision_tower else None,
+        freeze_router=frozen_routers("actor_rollout_ref.actor", actor),
         seed=cfg.trainer.seed,
         parallel=parallel,
     )
@@ -248,6 +253,7 @@ def critic_source(cfg: TrainConfig) -> ModelSource:
         external_lib=tuple(model.external_lib),
         trust_remote_code=model.trust_remote_code,
         use_shm=model.use_shm,
+        random_seed=None if cfg.critic.load_weight else random_seed(cfg, "critic"),
     )
 
 
@@ -264,6 +270,7 @@ def build_critic(
         key,
         device,
         compiled=critic.use_torch_compile,
+        freeze_router=frozen_routers("critic", critic),
         seed=cfg.trainer.seed,
         parallel=parallel,
     )
@@ -291,7 +298,7 @@ def build_reference(
         ref.log_prob_micro_batch_size_per_gpu, ref.log_prob_use_dynamic_bsz, ref.log_prob_max_token_len_per_gpu
     )
     backend = policy.backend
-    if not shares_the_policy(cfg):
+    if not reference_shares_policy(cfg):
         backend = frozen_language_model(
             reference_source(cfg, source),
             model,
@@ -364,6 +371,7 @@ def engine_of(
         extra=engine_kwargs(rollout),
         max_images=None if data is None else data.max_images_per_prompt,
         media_settings={} if data is None else data.mm_processor_kwargs,
+        quantization=quantization(rollout),
         record_experts=records_experts(rollout),
         section=section,
     )
@@ -393,6 +401,25 @@ def records_experts(rollout: SamplingConfig) -> bool:
     return isinstance(rollout, RolloutConfig) and rollout.enable_rollout_routing_replay
 
 
+def quantization(rollout: SamplingConfig) -> Literal["block", "tensor"] | None:
+    """What has a scale of its own in the engine's 8-bit weights; None where they are not rounded."""
+    if not isinstance(rollout, RolloutConfig) or rollout.quantization is None:
+        return None
+    return "block" if rollout.use_block_quant_rollout else "tensor"
+
+
+def check_quantization(rollout: SamplingConfig, device: torch.device, section: str) -> None:
+    """Raise where the engine cannot round its weights."""
+    if quantization(rollout) is None:
+        return
+    key, able = f"{section}.quantization", [n for n in ENGINES.names() if ENGINES[n].metadata.get("quantizes")]
+    if rollout.name not in able:
+        problem = f"weights are sent unrounded, and only the {' and '.join(able)} engine rounds what it receives"
+        raise UserError(problem, key=key, value="fp8", hint=f"{section}.name={able[0]}, or {key}=null")
+    if device.type == "cpu":
+        raise UserError("engines compute with 8-bit weights on GPUs only", key=key, value="fp8", hint=f"{key}=null")
+
+
 def check_engine_of(
     rollout: SamplingConfig, device: torch.device, section: str = "actor_rollout_ref.rollout", shared: bool = False
 ) -> None:
@@ -401,6 +428,7 @@ def check_engine_of(
         able = [name for name in ENGINES.names() if ENGINES[name].metadata.get("records_experts")]
         problem = f"not supported yet with rollout.name={rollout.name}, whose choices of experts are not read"
         raise UserError(problem, key=RECORD, value=True, hint=f"{section}.name={able[0]}")
+    check_quantization(rollout, device, section)
     entry = engine_row(rollout.name, engine_mode(rollout, shared))
     check_engine(entry.load(), engine_kwargs(rollout), device, section)
 

@@ -15,7 +15,7 @@ from burnish.config.ranks import (
     virtual_pipeline_size,
 )
 from burnish.config.sequence_rules import wants_exact_kl
-from burnish.config.stage_rules import layers_per_stage
+from burnish.config.stage_rules import counted_parts, layers_per_stage
 from burnish.errors import UserError
 from burnish.loop.build_reward_model import reward_model_source
 from burnish.loop.pools import wants_critic, wants_reference, wants_reward_model
@@ -92,6 +92,7 @@ def stage_options(section: str, role: Any) -> StageOptions:
     if size == 1:
         return ONE_STAGE
     first, last, each = layers_per_stage(role)
+    counts_embedding, counts_head = counted_parts(role)
     return StageOptions(
         size=size,
         virtual=virtual_pipeline_size(role),
@@ -99,5 +100,7 @@ def stage_options(section: str, role: Any) -> StageOptions:
         num_first=first,
         num_last=last,
         num_each=each,
+        counts_embedding=counts_embedding,
+        counts_head=counts_head,
         key=f"{section}.megatron",
     )

@@ -64,6 +64,7 @@ class ModelSource:
     trust_remote_code: bool = False
     config_path: str | None = None  # where the config is, if not beside the weights
     use_shm: bool = False  # read from a copy in shared memory
+    random_seed: int | None = None  # of random weights, in place of those of the folder
 
     def checked_path(self) -> str:
         """The local path of the model (a copy, if remote), or its hub name; refuses a folder without a model."""
@@ -298,6 +299,8 @@ def _build(
         "trust_remote_code": source.trust_remote_code,
         **kwargs,
     }
+    if source.random_seed is not None and not empty:
+        return with_stream_attention(random_model(family, source, config, **kwargs))
     if empty:
         return with_stream_attention(_with_wide_buffers(family.from_config(config, **kwargs)))
     try:
@@ -313,6 +316,21 @@ def _build(
         problem = f"the files lack weights: {', '.join(missing[:3])}{' ...' if missing[3:] else ''}"
         raise UserError(problem, key=source.key, value=source.path)
     return with_stream_attention(align_weights(model))
+
+
+def random_model(
+    family: Any, source: ModelSource, config: PretrainedConfig, *, dtype: torch.dtype, **kwargs: Any
+) -> PreTrainedModel:
+    """A model with random weights, which depend on the source's seed and not on the dtype."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(cast(int, source.random_seed))
+        model = family.from_config(config, dtype=torch.float32, **kwargs)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
+    if model.can_generate():
+        model.generation_config = load_generation_config(source)
+    return model
 
 
 def _with_wide_buffers(model: PreTrainedModel) -> PreTrainedModel:

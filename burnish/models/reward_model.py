@@ -17,6 +17,7 @@ from burnish.models.load import (
     load_error,
     model_class,
     quiet_transformers,
+    random_model,
     rope_types,
 )
 from burnish.models.parts import backbone
@@ -41,6 +42,8 @@ def load_reward_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedMode
     family = AutoModelForSequenceClassification if by_sequence else model_class(config, values=True, key=source.key)
     attn = for_language_model(config, attention.PACKED)
     kwargs = {"dtype": dtype, "attn_implementation": attn, "trust_remote_code": source.trust_remote_code}
+    if source.random_seed is not None:
+        return with_stream_attention(random_model(family, source, config, **kwargs)).eval().requires_grad_(False)
     try:
         with quiet_transformers():
             model, report = family.from_pretrained(

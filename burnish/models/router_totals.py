@@ -63,7 +63,13 @@ class AllLayers:
 
 
 class EachLayer:
-    """Each layer by itself; the layers' losses are added. Totals are that sum, float32 [1]."""
+    """Each layer by itself; the layers' losses are added. Totals are that sum, float32 [1].
+
+    With `per_choice`, fractions are those of all choices, so that uniform routing gives 1 per layer (Megatron).
+    """
+
+    def __init__(self, per_choice: bool = False) -> None:
+        self.per_choice = per_choice
 
     def zero(self, num_experts: int, device: torch.device) -> Tensor:
         return torch.zeros(1, dtype=torch.float32, device=device)
@@ -72,7 +78,7 @@ class EachLayer:
         return self._add(total, logits, num_chosen, [len(logits)])
 
     def loss(self, total: Tensor, num_chosen: int) -> Tensor:
-        return total[0]
+        return total[0] / num_chosen if self.per_choice else total[0]
 
     @staticmethod
     def _add(total: Tensor, logits: Tensor, num_chosen: int, lengths: Sequence[int]) -> Tensor:
@@ -101,4 +107,10 @@ def _routed(logits: Tensor, num_chosen: int) -> tuple[Tensor, Tensor]:
     return probability, probability.topk(num_chosen, dim=-1).indices
 
 
-BALANCE_SCOPES: dict[str, BalanceScope] = {"model": AllLayers(), "layer": EachLayer(), "sequence": EachSequence()}
+BALANCE_SCOPES: dict[str, BalanceScope] = {
+    "model": AllLayers(),
+    "layer": EachLayer(),
+    "sequence": EachSequence(),
+    "aux_loss": EachLayer(per_choice=True),
+    "seq_aux_loss": EachSequence(per_choice=True),
+}

@@ -166,6 +166,16 @@ def _mixtures(model: PreTrainedModel) -> Iterator[Mixture]:
             yield Mixture(routers[0], attention[0])
 
 
+def freeze_routers(model: PreTrainedModel, key: str) -> None:
+    """Do not train what chooses experts. `key` is the setting, for the error about a model without experts."""
+    routers = [module for module in model.modules() if is_router(module)]
+    if not routers:
+        problem = f"models of type {model.config.model_type!r} have no routers"
+        raise UserError(problem, key=key, value=True, hint="leave it out")
+    for router in routers:
+        router.requires_grad_(False)
+
+
 def is_router(module: nn.Module) -> bool:
     """Whether it chooses experts: by a matrix of one row for each."""
     weight = module._parameters.get("weight")

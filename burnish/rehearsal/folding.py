@@ -1,4 +1,4 @@
-"""Replace settings for clusters and GPUs by ones for a single CPU process, and drop keys that are not supported yet."""
+"""Replace settings for clusters and GPUs by ones for a single CPU process, and drop keys that are not supported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from burnish.config import load
 from burnish.config.pending import FEATURES
 from burnish.config.settings import Setting
-from burnish.config.status import check_pending, status_of
+from burnish.config.status import check_supported, status_of
 from burnish.config.values import written_as
 from burnish.dialects.report import is_default
 from burnish.rehearsal.plan import Plan
@@ -38,6 +38,7 @@ FOLDS: tuple[Fold, ...] = (
         "one process instead of all ranks",
     ),
     Fold(("*rollout.name=vllm", "*rollout.name=sglang", "*rollout.name=trtllm"), "the built-in engine"),
+    Fold(("*rollout.quantization",), "engine weights without rounding"),
     Fold(("trainer.device",), "runs on this machine's CPU", "cpu", quiet=True),
     Fold(
         ("*model_dtype", "*torch_dtype", "*param_dtype", "*buffer_dtype", "*rollout.dtype", "*megatron.dtype"),
@@ -77,7 +78,7 @@ def fold(plan: Plan) -> None:
         plan.put("reward.num_workers", 1)
     _size_overrides(plan)
     _libraries(plan)
-    drop_pending(plan)
+    drop_unsupported(plan)
 
 
 def _fold(plan: Plan, change: Fold) -> None:
@@ -137,11 +138,11 @@ def user_file_exists(path: str) -> bool:
     return is_importable(path[6:]) if path.startswith("pkg://") else exists(path)
 
 
-def drop_pending(plan: Plan) -> None:
-    """Drop keys that are not supported yet, with one line each."""
+def drop_unsupported(plan: Plan) -> None:
+    """Drop keys that are not supported, with one line each."""
     cfg = load(values=plan.settings, job=plan.job, check=False).cfg
     for key, value in list(plan.settings.items()):
-        if not check_pending(cfg, {key: Setting(value, "")}, plan.job):
+        if not check_supported(cfg, {key: Setting(value, "")}, plan.job):
             continue
         why = status_of(key, value, plan.job).why.en
         plan.dropped.append(f"{plan.user_name(key)}={written_as(plan.value(key))}: {why}")

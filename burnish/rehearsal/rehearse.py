@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.config import Loaded, load
-from burnish.config.status import check_pending, status_in
+from burnish.config.status import check_supported, status_in
 from burnish.config.values import written_as
 from burnish.dialects.report import INERT, PENDING, REFUSED, Item, Translation, is_default, setting_text, source_names
 from burnish.errors import UserError, UserErrors
@@ -152,13 +152,13 @@ def _value_or_none(cfg: Any, key: str, job: str) -> Any:
 
 
 def load_settings(settings: dict[str, Any], job: str) -> tuple[Loaded, list[UserError]]:
-    """The user's config, and the rules that it breaks. Keys that are not supported yet are not errors here."""
+    """The user's config, and the rules that it breaks. Keys that are not supported are not errors here."""
     try:
         return load(values=settings, job=job), []
     except UserError as error:
         loaded = load(values=settings, job=job, check=False)
-        pending = {each.text() for each in check_pending(loaded.cfg, loaded.settings, job)}
-        return loaded, [each for each in all_errors(error) if each.text() not in pending]
+        unsupported = {each.text() for each in check_supported(loaded.cfg, loaded.settings, job)}
+        return loaded, [each for each in all_errors(error) if each.text() not in unsupported]
 
 
 def all_errors(error: UserError) -> list[UserError]:

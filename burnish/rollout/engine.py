@@ -16,7 +16,8 @@ from burnish.registry import Entry, Registry
 
 ENGINES = Registry("rollout engine", key="actor_rollout_ref.rollout.name")
 # `follower`: what the other ranks run where several share an engine. `library`: what must be installed for it.
-# `as_server`: the engine for rollout.mode=async, and for several devices of a run with several ranks.
+# `as_server`: the engine for rollout.mode=async, and for several devices of a run with several ranks. `quantizes`: it
+# rounds the weights of every sync to 8 bits on request.
 ENGINES.register_lazy(
     "builtin",
     "burnish.rollout.engines.builtin.engine:BuiltinEngine",
@@ -28,6 +29,7 @@ ENGINES.register_lazy(
     "vllm",
     "burnish.rollout.engines.vllm.engine:VllmEngine",
     library="vllm",
+    quantizes=True,
     as_server="burnish.rollout.engines.vllm.server:VllmServer",
     follower="burnish.rollout.engines.member:MemberRank",
 )
@@ -226,6 +228,7 @@ class EngineOptions:
     device_loop: bool | None = None  # decode several tokens between two host syncs; None: on GPUs
     load_format: str = "dummy"  # of an external engine's first weights
     bucket_megabytes: int = 512  # of weights sent at once to an engine in another process
+    quantization: Literal["block", "tensor"] | None = None  # of the weights, to 8 bits with a scale per block or tensor
     record_experts: bool = False  # completions say which experts of a mixture each token was sent to
     extra: dict[str, Any] = field(default_factory=dict)  # the engine's entries of engine_kwargs
     max_images: int | None = None  # of a prompt; None: no limit

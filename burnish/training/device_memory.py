@@ -61,7 +61,7 @@ def bytes_by_owner(roles: Mapping[str, Any], device: torch.device) -> dict[str, 
             owners[f"{name} weights"] = count([*model.parameters(), *model.buffers()])
             owners[f"{name} gradients"] = count(parameter.grad for parameter in model.parameters())
             if optimizer is not None:
-                state = [value for values in optimizer.adamw.state.values() for value in values.values()]
+                state = [value for values in optimizer.inner.state.values() for value in values.values()]
                 owners[f"{name} optimizer"] = count(value for value in state if isinstance(value, Tensor))
         if hasattr(role, "memory"):
             owners |= {f"{name} {part}": count(tensors) for part, tensors in role.memory().items()}

@@ -18,11 +18,10 @@ Schedule = Callable[[int, int, int, float, float], float]
 class LearningRate:
     """Warm-up, then the schedule, whose floor is a share of the peak (min_lr_ratio) or a rate (min_lr)."""
 
-    def __init__(self, config: OptimConfig, total_steps: int, updates_per_step: int) -> None:
+    def __init__(self, config: OptimConfig, num_steps: int, updates_per_step: int) -> None:
         self.peak = config.lr
         self.per_update = config.lr_step_unit == "update"
         unit = updates_per_step if self.per_update else 1
-        num_steps = config.total_training_steps if config.total_training_steps > 0 else total_steps
         self.total = unit * (num_steps if config.lr_decay_steps is None else config.lr_decay_steps)
         # verl counts steps and rounds down; OpenRLHF counts updates and rounds up.
         warmup = (math.ceil if self.per_update else int)(config.lr_warmup_steps_ratio * self.total)

@@ -1,4 +1,4 @@
-"""The optimizer of one role: AdamW on sharded weights, gradient clipping, skipped updates, offloaded state."""
+"""The optimizer of one role: AdamW or SGD on sharded weights, gradient clipping, skipped updates, offloaded state."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
+from torch.optim.sgd import sgd
 
+from burnish.config.optim import OptimConfig, optimizer_arguments
 from burnish.training.dtensor import local_part
 from burnish.training.ema import MovingAverage
 from burnish.training.learning_rate import LearningRate
 from burnish.training.loss_scale import LossScale
 from burnish.training.offload import CPU, TensorOffload, updated_on_cpu
-
-if TYPE_CHECKING:
-    from burnish.config.optim import OptimConfig
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,55 @@ class AdamW(torch.optim.AdamW):
         return is_complex
 
 
+class SGD(torch.optim.SGD):
+    """torch's SGD on this rank's parts of sharded weights, as one fused update."""
+
+    found_inf: Tensor | None = None  # nonzero skips the update
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            momenta = [self.state[parameter].get("momentum_buffer") for parameter in parameters]
+            names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")
+            sgd(
+                [local_part(parameter) for parameter in parameters],
+                [local_part(parameter.grad) for parameter in parameters],
+                [None if momentum is None else local_part(momentum) for momentum in momenta],
+                fused=True,
+                found_inf=self.found_inf,
+                **{name: group[name] for name in names},
+            )
+
+
+def make_adamw(groups: list[dict[str, Any]], config: OptimConfig) -> AdamW:
+    # `fused` is one kernel for the whole update, also on the CPU.
+    betas = (config.betas[0], config.betas[1])
+    return AdamW(groups, lr=config.lr, betas=betas, fused=True, **optimizer_arguments(config))
+
+
+def make_sgd(groups: list[dict[str, Any]], config: OptimConfig) -> SGD:
+    return SGD(groups, lr=config.lr, **optimizer_arguments(config))
+
+
+def adamw_state(parameter: nn.Parameter, device: torch.device, optimizer: Any) -> dict[str, Tensor]:
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=device),
+        "exp_avg": torch.zeros_like(parameter, device=device),
+        "exp_avg_sq": torch.zeros_like(parameter, device=device),
+    }
+
+
+def sgd_state(parameter: nn.Parameter, device: torch.device, optimizer: Any) -> dict[str, Tensor]:
+    has_momentum = optimizer.defaults["momentum"] > 0
+    return {"momentum_buffer": torch.zeros_like(parameter, device=device)} if has_momentum else {}
+
+
+OPTIMIZERS = {"adam": (make_adamw, adamw_state), "sgd": (make_sgd, sgd_state)}
+
+
 class Optimizer:
-    """AdamW with a learning rate that depends only on the number of steps or updates so far."""
+    """torch's optimizer with a learning rate that depends only on the number of steps or updates so far."""
 
     def __init__(
         self,
@@ -75,17 +121,15 @@ class Optimizer:
             assert options.device is not None
             self.offload = TensorOffload(self._state, options.device)
         self.state_device = state_device = CPU if options.offload or options.on_cpu else options.device
-        # `fused` is one kernel for the whole update, also on the CPU. `update` sets the learning rate.
-        self.adamw = AdamW(self._groups(), lr=config.lr, betas=(config.betas[0], config.betas[1]), fused=True)
+        make, new_state = OPTIMIZERS[config.optimizer]
+        self.inner = make(self._groups(), config)  # `update` sets the learning rate
         for parameter in self.parameters:
             # Created now: else DCP creates it at the first save by an update, which AdamW would count.
-            device = state_device or parameter.device
-            self.adamw.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=device),
-                "exp_avg": torch.zeros_like(parameter, device=device),
-                "exp_avg_sq": torch.zeros_like(parameter, device=device),
-            }
-        self.rate = LearningRate(config, total_steps, updates_per_step)
+            state = new_state(parameter, state_device or parameter.device, self.inner)
+            if state:
+                self.inner.state[parameter] = state
+        self.updates_per_step = updates_per_step
+        self.schedule_steps = config.total_training_steps if config.total_training_steps > 0 else total_steps
         self.steps = 0  # loop steps in which this role was updated
         self.updates = 0
         self._skipped = 0
@@ -101,6 +145,16 @@ class Optimizer:
         others = [parameter for parameter in self.parameters if parameter.ndim < min_ndim]
         groups = ((decaying, self.config.weight_decay), (others, 0.0))
         return [{"params": members, "weight_decay": decay} for members, decay in groups if members]
+
+    @property
+    def schedule_steps(self) -> int:
+        """Length of the learning-rate schedule in steps."""
+        return self._schedule_steps
+
+    @schedule_steps.setter
+    def schedule_steps(self, number: int) -> None:
+        self._schedule_steps = number
+        self.rate = LearningRate(self.config, number, self.updates_per_step)
 
     @property
     def lr(self) -> float:
@@ -119,7 +173,7 @@ class Optimizer:
                 tensor.data = tensor.data.to(self.state_device)
 
     def _state(self) -> Iterator[Tensor]:
-        for values in self.adamw.state.values():
+        for values in self.inner.state.values():
             yield from (value for value in values.values() if isinstance(value, Tensor))
 
     @property
@@ -137,21 +191,21 @@ class Optimizer:
     def update(self, grad_clip: float) -> Tensor:
         """Clip and apply the gradients; skip the update if they are not finite. Returns their norm, on the device.
 
-        The host decides nothing here, so it need not wait: AdamW itself reads `found_inf`.
+        The host decides nothing here, so it need not wait: torch's optimizer itself reads `found_inf`.
         """
         self.scale.unscale(self.parameters)
         max_norm = grad_clip if grad_clip > 0 else float("inf")
         norm = clip_gradients(self.parameters, max_norm, self.stages, self.counted_elsewhere)
         finite = norm.isfinite()
         self.scale.update(finite)
-        self.adamw.found_inf = (~finite).float()
-        for group in self.adamw.param_groups:
+        self.inner.found_inf = (~finite).float()
+        for group in self.inner.param_groups:
             group["lr"] = self.lr
         with updated_on_cpu(self.parameters) if self.on_cpu else contextlib.nullcontext():
-            self.adamw.step()
+            self.inner.step()
         if self.average is not None:
             self.average.update(finite)
-        self.adamw.zero_grad(set_to_none=True)
+        self.inner.zero_grad(set_to_none=True)
         self.updates += 1
         self._pending_norms.append(norm)
         return norm

@@ -35,6 +35,8 @@ class StageOptions:
     num_first: int | None = None  # layers on the first rank; None: as many as on others
     num_last: int | None = None
     num_each: tuple[int, ...] | None = None  # layers on each rank, instead of the two above
+    counts_embedding: bool = False  # as a layer of the first stage, which then has one layer less
+    counts_head: bool = False  # of the last stage
     key: str = field(default="actor_rollout_ref.actor.megatron", compare=False)
 
 
@@ -43,13 +45,24 @@ ONE_STAGE = StageOptions()
 
 def layer_ranges(num_layers: int, options: StageOptions) -> list[range]:
     """The layers of each stage. Stage s is chunk s // size of rank s % size."""
-    counts = [count // options.virtual for count in _counts_per_rank(num_layers, options)]
+    per_rank = _counts_per_rank(num_layers + options.counts_embedding + options.counts_head, options)
+    counts = [count // options.virtual for count in per_rank] * options.virtual
+    counts[0] -= options.counts_embedding
+    counts[-1] -= options.counts_head
+    _check_counted(counts, num_layers, options)
     ranges, start = [], 0
-    for stage in range(options.size * options.virtual):
-        count = counts[stage % options.size]
+    for count in counts:
         ranges.append(range(start, start + count))
         start += count
     return ranges
+
+
+def _check_counted(counts: Sequence[int], num_layers: int, options: StageOptions) -> None:
+    if min(counts) < 1:
+        problem = f"leaves a pipeline stage without any of the model's {num_layers} layers"
+        name = "embedding" if counts[0] < 1 else "loss"
+        key = f"{options.key}.override_transformer_config.account_for_{name}_in_pipeline_split"
+        raise UserError(problem, key=key, value=True, hint=f"{key}=false")
 
 
 def check_stages(config: PretrainedConfig, options: StageOptions) -> None:
@@ -104,18 +117,23 @@ def _given_counts(num_layers: int, options: StageOptions) -> list[int]:
         name = "num_layers_in_last_pipeline_stage" if ends[0] is None else "num_layers_in_first_pipeline_stage"
         raise UserError(problem, key=f"{fields}.{name}", value=ends[1] if ends[0] is None else ends[0])
     if (num_inner and rest % num_inner) or (not num_inner and rest):
-        first = num_layers - (size - 1) * (num_layers // size)
-        raise UserError(
-            f"the model's {num_layers} layers do not divide over {size} pipeline stages"
-            + (f" ({rest} of them over {num_inner})" if num_inner != size else ""),
-            key=f"{options.key}.pipeline_model_parallel_size",
-            value=size,
-            allowed=_divisors(num_layers),
-            hint=f"+{fields}.num_layers_in_first_pipeline_stage={first}",
-        )
+        raise _do_not_divide(num_layers, options, f" ({rest} of them over {num_inner})" if num_inner != size else "")
     middle = [rest // num_inner] * num_inner if num_inner else []
     first, last = ends
     return [*([] if first is None else [first]), *middle, *([] if last is None else [last])]
+
+
+def _do_not_divide(num_layers: int, options: StageOptions, more: str) -> UserError:
+    size, counted = options.size, options.counts_embedding + options.counts_head
+    key = f"{options.key}.pipeline_model_parallel_size"
+    first = num_layers - (size - 1) * (num_layers // size)
+    hint = f"+{options.key}.override_transformer_config.num_layers_in_first_pipeline_stage={first}"
+    layers = f"{num_layers} layers"
+    if counted:  # which excludes numbers of layers
+        layers = f"{num_layers - counted} layers and {counted} parts that count as layers"
+        hint = f"{key}={max(number for number in _divisors(num_layers) if number <= size)}"
+    problem = f"the model's {layers} do not divide over {size} pipeline stages{more}"
+    return UserError(problem, key=key, value=size, allowed=_divisors(num_layers), hint=hint)
 
 
 def _divisors(number: int) -> list[int]:

@@ -37,7 +37,7 @@ HUB_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 ADAPTER = "adapter"  # peft's files, in place of the weights of a role that trains adapters
 MODEL, AVERAGE = "model", "average"  # parts of the shards
 COUNTERS = ("steps", "updates", "skipped")  # of the optimizer, in EXTRA
-LOSS_SCALE = "loss_scale"
+LOSS_SCALE, SCHEDULE = "loss_scale", "schedule_steps"  # there too
 
 
 def save_role(
@@ -68,7 +68,7 @@ def role_writer(
     if "model" in contents and adapters is not None:
         entries = ((name, full_tensor(tensor)) for name, tensor in adapters.state().items())
         state["adapter"] = dict(backend.all_stages(entries))
-    counters: dict[str, Any] = {name: getattr(optimizer, name) for name in COUNTERS}
+    counters: dict[str, Any] = {name: getattr(optimizer, name) for name in (*COUNTERS, SCHEDULE)}
     if optimizer.scale.enabled:
         counters[LOSS_SCALE] = optimizer.loss_scale
     if copy:
@@ -200,10 +200,11 @@ def load_role(folder: Path, backend: Backend, contents: Collection[str], *, key:
 def _load_counters(file: Path, optimizer: Optimizer) -> None:
     for name, value in read_json_object(file).items():
         is_scale = name == LOSS_SCALE and isinstance(value, list) and all(type(n) in (int, float) for n in value)
-        if not is_scale and not (name in COUNTERS and type(value) is int):
-            allowed = (*COUNTERS, LOSS_SCALE)
+        if not is_scale and not (name in (*COUNTERS, SCHEDULE) and type(value) is int):
+            allowed = (*COUNTERS, SCHEDULE, LOSS_SCALE)
             raise UserError(f"{file}: {name}={value!r} is not a counter of the optimizer", allowed=allowed)
-        setattr(optimizer, name, value)
+        if name != SCHEDULE or optimizer.config.use_checkpoint_opt_param_scheduler:
+            setattr(optimizer, name, value)
 
 
 def _has_shards(folder: Path) -> bool:

@@ -9,12 +9,12 @@ import pytest
 
 from burnish.cli import convert, doctor, rehearse, run
 from burnish.config import device, load
-from burnish.config.status import check_pending, pending_keys
+from burnish.config.explain import UNSUPPORTED, describe_all
+from burnish.config.status import check_supported
 from burnish.config.tree import kinds, tree
 from burnish.config.values import written_as
-from burnish.dialects.report import PENDING
 from burnish.dialects.translate import translate_command
-from burnish.errors import ExitStatus
+from burnish.errors import ExitStatus, NotSupportedYet
 
 VERL = ("python3", "-m", "verl.trainer.main_ppo")
 COMMAND = (
@@ -59,35 +59,36 @@ def other_value(leaf):
     return ["x"] if any(str(kind).startswith("list") for kind in types) else "x"
 
 
-def pending_settings():
-    """One setting for every pending key or value."""
-    leaves = tree("train").leaves
-    for name, _ in pending_keys():
-        key, _, value = name.partition("=")
-        yield key, value or other_value(leaves[key])
+def unsupported_settings():
+    """One setting for every key that is pending or refused, and for every such value of another key."""
+    for row in describe_all():
+        if row.status in UNSUPPORTED:
+            yield row.key, other_value(tree("train").leaves[row.key])
+        yield from ((row.key, value) for value in row.unsupported_values)
 
 
 @pytest.mark.parametrize("context", CONTEXTS, ids=("plain", "megatron", "engine_pool", "reward_model"))
-def test_checks_refuse_a_key_exactly_if_loading_does(context):
-    """For every pending key: `burnish run` refuses it if and only if the checks do."""
+def test_checks_refuse_a_key_exactly_if_loading_does(context, pending_key):
+    """For every pending or refused key: `burnish run` refuses it if and only if the checks do."""
     base = [*COMMAND[3:], *context]
-    settings = [f"{key}={written_as(value)}" for key, value in pending_settings()]
+    settings = [f"{key}={written_as(value)}" for key, value in [*unsupported_settings(), (pending_key, 5)]]
     loaded = load([*base, *settings], check=False)
-    refused = {error.key for error in check_pending(loaded.cfg, loaded.settings)}
+    refused = {error.key for error in check_supported(loaded.cfg, loaded.settings)}
     translation = translate_command(["burnish", "train", *base, *settings])
-    unsupported = {item.ours for item in translation.blockers() if item.status == PENDING}
-    assert unsupported == refused and refused
+    assert pending_key in refused and len(refused) > 3
+    assert {item.ours for item in translation.blockers()} >= refused
 
 
 @pytest.mark.parametrize("fifth", range(5))
-def test_one_pending_key_is_enough(fifth):
-    pending = list(pending_settings())
-    key, value = pending[fifth * len(pending) // 5]
+def test_one_unsupported_key_is_enough(fifth, pending_key):
+    settings = [*unsupported_settings(), (pending_key, 5)]
+    key, value = settings[fifth * (len(settings) - 1) // 4]
     base, setting = COMMAND[3:], f"{key}={written_as(value)}"
     loaded = load([*base, setting], check=False)
-    refused = check_pending(loaded.cfg, loaded.settings)
-    translation = translate_command(["burnish", "train", *base, setting])
-    assert translation.run_status == (ExitStatus.UNSUPPORTED if refused else ExitStatus.OK)
+    errors = check_supported(loaded.cfg, loaded.settings)
+    pending = bool(errors) and isinstance(errors[0], NotSupportedYet)
+    expected = ExitStatus.UNSUPPORTED if pending else ExitStatus.REFUSED if errors else ExitStatus.OK
+    assert translate_command(["burnish", "train", *base, setting]).run_status == expected
 
 
 def parse(module, *words):
@@ -99,14 +100,15 @@ def parse(module, *words):
 REFUSED_COMMANDS = (
     ("actor_rollout_ref.model.path=OpenGVLab/InternVL3-8B", ExitStatus.REFUSED),
     ("data.audio_key=audios", ExitStatus.REFUSED),
-    ("+actor_rollout_ref.rollout.data_parallel_size=2", ExitStatus.UNSUPPORTED),
+    ("trainer.log_val_generations=5", ExitStatus.UNSUPPORTED),  # pending_key
+    ("actor_rollout_ref.rollout.name=trtllm", ExitStatus.REFUSED),
     ("algorithm.adv_estimatr=grpo", ExitStatus.REFUSED),
     ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=5", ExitStatus.REFUSED),
 )
 
 
 @pytest.mark.parametrize(("setting", "status"), REFUSED_COMMANDS, ids=lambda value: str(value))
-def test_every_command_exits_with_the_same_status(setting, status, monkeypatch, capsys):
+def test_every_command_exits_with_the_same_status(setting, status, pending_key, monkeypatch, capsys):
     monkeypatch.setattr("burnish.rehearsal.rehearse._rehearse_plan", lambda plan, steps: None)  # reads, does not run
     name = setting.lstrip("+").partition("=")[0]
     words = ["--", *COMMAND, setting]

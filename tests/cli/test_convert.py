@@ -32,10 +32,10 @@ def test_json_of_a_command(capsys):
     assert row == {"theirs": N, "value": 4, "status": "kept", "ours": N, "ours_value": 4, "why": ""}
 
 
-def test_the_summary_is_first_and_kept_rows_are_last(capsys):
+def test_the_summary_is_first_and_kept_rows_are_last(capsys, pending_key):
     extra = (
         "actor_rollout_ref.rollout.mode=async",
-        "actor_rollout_ref.rollout.quantization=fp8",
+        f"{pending_key}=5",
         "actor_rollout_ref.actor.use_remove_padding=True",
     )
     assert run("--", *COMMAND, *extra) == 4
@@ -51,9 +51,9 @@ def test_the_summary_is_first_and_kept_rows_are_last(capsys):
     assert f"{N}=4" in text and "verl's default" in text
 
 
-def test_counts_agree(capsys):
+def test_counts_agree(capsys, pending_key):
     """The numbers of the summary are the numbers of rows under each heading."""
-    pending = "actor_rollout_ref.rollout.quantization=fp8"
+    pending = f"{pending_key}=5"
     assert run("--all", "--", *COMMAND, "actor_rollout_ref.rollout.mode=async", pending, "data.no=1") == 3
     text = " ".join(capsys.readouterr().out.split())
     summary, _, rest = text.partition("`burnish run` does not start")

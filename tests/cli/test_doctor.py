@@ -146,16 +146,13 @@ def test_a_local_vision_model_is_recognized_by_its_config(capsys, tmp_path, fami
     assert any(family in finding["text"] for finding in output["findings"]) is (expected == 3)
 
 
-def test_every_command_of_a_script_counts(capsys, tmp_path):
+def test_every_command_of_a_script_counts(capsys, tmp_path, pending_key):
     """The report covers the first training; that another command does not start is said, and the status shows it."""
     script = tmp_path / "run.sh"
-    script.write_text(
-        f"{' '.join(VERL)} {' '.join(SMALL)}\n{' '.join(VERL)} {' '.join(SMALL)}"
-        " +actor_rollout_ref.rollout.data_parallel_size=2\n"
-    )
+    script.write_text(f"{' '.join(VERL)} {' '.join(SMALL)}\n{' '.join(VERL)} {' '.join(SMALL)} {pending_key}=5\n")
     status, output = as_json(capsys, "--gpu-memory", "80", "--no-files", str(script))
     assert status == 4 and output["understood"]["pending"] == 0
-    assert any("command 2" in note and "data_parallel_size=2" in note for note in output["notes"])
+    assert any("command 2" in note and f"{pending_key}=5" in note for note in output["notes"])
 
 
 def test_shape_from_a_model_library_entry(capsys, tmp_path):

@@ -30,10 +30,8 @@ def explain(capsys):
     return run
 
 
-def test_several_keys(explain):
-    status, out, _ = explain(
-        "algorithm.adv_estimator", "trainer.n_gpus_per_node", "actor_rollout_ref.rollout.quantization"
-    )
+def test_several_keys(explain, pending_key):
+    status, out, _ = explain("algorithm.adv_estimator", "trainer.n_gpus_per_node", pending_key)
     assert status == 0
     assert "generalized advantage estimation" in out
     assert "in verl: 8" in out
@@ -70,11 +68,18 @@ def test_keys_of_other_jobs(explain):
     assert explain("data.max_length", "--job", "train")[0] == 2
 
 
-def test_pending(explain):
+def test_pending(explain, pending_key):
     status, out, _ = explain("--pending")
     assert status == 0
-    assert "actor_rollout_ref.rollout.name=trtllm: not supported yet (external engines)" in out
+    assert f"{pending_key}: not supported yet (external engines)" in out
+    assert "trtllm" not in out
     assert len(json.loads(explain("--pending", "--json")[1])) == len(out.splitlines())
+
+
+def test_a_refused_value_has_its_reason(explain):
+    assert "not supported: trtllm: Burnish has no engine" in explain("actor_rollout_ref.rollout.name")[1]
+    _, out, _ = explain("actor_rollout_ref.rollout.agent.agent_loop_manager_class")
+    assert "status: refused: it replaces verl's manager" in out
 
 
 def test_without_keys_lists_the_sections(explain):

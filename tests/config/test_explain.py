@@ -16,7 +16,7 @@ def test_a_key_has_everything():
     assert row.verl_default == "vllm"
     assert row.allowed["hf"].startswith("transformers")
     assert row.status == "acts"
-    assert set(row.pending_values) == {"trtllm"}
+    assert set(row.unsupported_values) == {"trtllm"}
 
 
 def test_a_key_that_follows_another():

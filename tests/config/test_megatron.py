@@ -6,6 +6,8 @@ import pytest
 
 from burnish.config import load
 from burnish.config.derive import derive
+from burnish.config.megatron import frozen_routers
+from burnish.config.optim import optimizer_arguments
 from burnish.errors import UserError, UserErrors
 
 GIVEN = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model", "trainer.device=cpu"]
@@ -79,7 +81,12 @@ def test_full_granularity_recomputes_whole_layers():
     [
         ("recompute_granularity=some", "no such granularity"),
         ("rotary_interleaved=true", "Megatron's model code"),
-        ("moe_router_dtype=fp32", "not supported yet (MoE options)"),
+        ("moe_z_loss_coeff=0.001", "routers have no z-loss"),
+        ("moe_router_bias_update_rate=0.1", "the bias of routers"),
+        ("hidden_dropout=0.1", "no dropout of hidden states"),
+        ("fp8=e4m3", "training in 8 bits"),
+        ("attention_dropout=1", "not a probability"),
+        ("moe_router_load_balancing_type=sinkhorn", "no such way to balance experts"),
     ],
 )
 def test_a_field_of_megatrons_model_is_known_or_refused(field, message):
@@ -95,19 +102,85 @@ def test_a_megatron_kernel_gives_a_notice():
     )
 
 
+def test_fields_that_are_off_are_accepted_in_silence():
+    section = f"{ACTOR}.megatron.override_transformer_config"
+    off = ("moe_z_loss_coeff=0", "hidden_dropout=0.0", "mtp_num_layers=0", "moe_router_bias_update_rate=0")
+    plain, made = loaded(*FOUR), loaded(*FOUR, *(f"+{section}.{field}" for field in off))
+    assert made.notices == plain.notices
+
+
+def test_experts_are_balanced_by_megatrons_loss():
+    section = f"{ACTOR}.megatron.override_transformer_config"
+    weight, way = f"+{section}.moe_aux_loss_coeff=0.01", f"+{section}.moe_router_load_balancing_type=seq_aux_loss"
+    actor = loaded(*FOUR, weight, way).cfg.actor_rollout_ref.actor
+    assert (actor.aux_loss_coef, actor.aux_loss_scope) == (0.01, "seq_aux_loss")
+    made = loaded(*FOUR, weight)
+    assert made.cfg.actor_rollout_ref.actor.aux_loss_coef == 0
+    assert any("moe_aux_loss_coeff=0.01 has no effect here: experts are balanced without" in n for n in made.notices)
+    assert "needs the weight of the loss" in refused(*FOUR, way)[f"{section}.moe_aux_loss_coeff"].problem
+    critic = [part.replace(ACTOR, "critic") for part in (weight, way)]
+    errors = refused(*FOUR, "critic.enable=true", *critic)
+    assert "only the policy's experts" in next(iter(errors.values())).problem
+
+
+def test_attention_dropout_is_one_of_the_models_config():
+    field = "megatron.override_transformer_config.attention_dropout=0.1"
+    made = loaded(*FOUR, f"+{ACTOR}.{field}", f"+{REF}.{field}")
+    assert made.cfg.actor_rollout_ref.model.override_config == {"attention_dropout": 0.1}
+    assert any(line.startswith(f"{REF}.{field} has no effect here: this role is not trained") for line in made.notices)
+    assert derive(made.cfg) == []
+
+
+def test_arguments_of_megatrons_model():
+    key = f"{ACTOR}.megatron.override_mcore_model_config"
+    freezing = loaded(*FOUR, f"+{key}.moe_config.freeze_moe_router=true").cfg.actor_rollout_ref.actor
+    assert frozen_routers(ACTOR, freezing) == f"{key}.moe_config.freeze_moe_router"
+    assert frozen_routers(ACTOR, loaded(*FOUR).cfg.actor_rollout_ref.actor) is None
+    for entry in ("a", "moe_config.b"):
+        error = refused(*FOUR, f"+{key}.{entry}=1")[f"{key}.{entry}"]
+        assert error.allowed == ["moe_config.freeze_moe_router"]
+    ref = key.replace(ACTOR, REF)
+    assert any("this role is not trained" in line for line in loaded(*FOUR, f"+{ref}.a=1").notices)
+
+
+def test_arguments_of_the_optimizer():
+    key = f"{ACTOR}.optim.override_optimizer_config"
+    fields = ("adam_beta1=0.8", "adam_eps=1e-6", "weight_decay=0.5", "optimizer_cpu_offload=true", "overlap_x=true")
+    made = loaded(*FOUR, *(f"+{key}.{field}" for field in fields))
+    actor = made.cfg.actor_rollout_ref.actor
+    assert (actor.optim.betas, actor.optim.weight_decay) == ([0.8, 0.999], 0.5)
+    assert optimizer_arguments(actor.optim) == {"eps": 1e-6}
+    assert actor.fsdp_config.optimizer_offload
+    assert any("overlap_x=true has no effect here" in line for line in made.notices)
+    assert derive(made.cfg) == []
+    whole = loaded(*FOUR, f"+{key}.optimizer_cpu_offload=true", f"+{key}.optimizer_offload_fraction=0")
+    assert not whole.cfg.actor_rollout_ref.actor.fsdp_config.optimizer_offload
+
+
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
+    ("given", "field", "problem"),
     [
-        ("override_mcore_model_config", "{a: 1}", "Megatron-Core"),
+        (FOUR, "epps=1", "no such argument"),
+        (FOUR, "exp_avg_dtype=bf16", "float32"),
+        (FOUR, "decoupled_weight_decay=false", "decoupled"),
+        (FOUR, "lr=1e-3", "a key of its own"),
+        (FOUR, "eps=small", "not a number"),
+        ((), "adam_eps=1e-6", "no such argument"),
     ],
 )
-def test_what_stays_pending(key, value, message):
-    errors = refused(
-        *FOUR, f"+{ACTOR}.megatron.{key}={value}" if "{" in str(value) else f"{ACTOR}.megatron.{key}={value}"
-    )
-    assert any(
-        found.startswith(f"{ACTOR}.megatron.{key}") and message in error.problem for found, error in errors.items()
-    )
+def test_an_argument_of_the_optimizer_is_known_or_refused(given, field, problem):
+    key = f"{ACTOR}.optim.override_optimizer_config.{field}"
+    assert problem in refused(*given, f"+{key}")[key.partition("=")[0]].problem
+
+
+def test_sgd_has_megatrons_momentum_and_no_betas():
+    sgd, key = f"{ACTOR}.optim.optimizer=SGD", f"{ACTOR}.optim.override_optimizer_config"
+    assert optimizer_arguments(loaded(sgd).cfg.actor_rollout_ref.actor.optim) == {}
+    made = loaded(*FOUR, sgd, f"{ACTOR}.optim.betas=[0.8,0.9]")
+    assert optimizer_arguments(made.cfg.actor_rollout_ref.actor.optim) == {"momentum": 0.9}
+    assert any("an argument of another optimizer" in line for line in made.notices)
+    given = loaded(*FOUR, sgd, f"+{key}.momentum=0.5").cfg.actor_rollout_ref.actor.optim
+    assert optimizer_arguments(given) == {"momentum": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ def test_four_bits_are_not_sharded(key):
     assert "trainer.n_gpus_per_node=1" in error.hint
 
 
-def test_transports_of_others_wait_and_where_nothing_is_sent_they_cannot_matter():
-    assert "other weight transports" in refusal(*APART, f"{TRANSPORT}=nixl").problem
+def test_transports_of_others_are_refused_and_where_nothing_is_sent_they_cannot_matter():
+    assert "NCCL or gloo" in refusal(*APART, f"{TRANSPORT}=nixl").problem
     for name in ("nixl", "nccl"):
         assert "the engines share the policy's devices" in notice_text(f"{TRANSPORT}={name}")
 

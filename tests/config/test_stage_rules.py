@@ -4,7 +4,7 @@ import pytest
 
 from burnish.config import load
 from burnish.config.ranks import data_parallel_size, expert_parallel_size, virtual_pipeline_size
-from burnish.config.stage_rules import layers_per_stage
+from burnish.config.stage_rules import counted_parts, layers_per_stage
 
 from .test_megatron import ACTOR, FOUR, loaded, refused
 
@@ -12,6 +12,7 @@ KEY = f"{ACTOR}.megatron"
 FIELDS = f"{KEY}.override_transformer_config"
 STAGED = (*FOUR, f"{KEY}.pipeline_model_parallel_size=2")
 FIRST, EACH = "num_layers_in_first_pipeline_stage", "num_layer_list"
+EMBEDDING, LOSS = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
 
 
 def test_stages_divide_the_ranks():
@@ -30,7 +31,13 @@ def test_stages_divide_the_ranks():
         (f"+{FIELDS}.{FIRST}=many", f"{FIELDS}.{FIRST}", "not a number of layers"),
         (f"+{FIELDS}.{EACH}='3,x'", f"{FIELDS}.{EACH}", "not a list of numbers"),
         (f"+{FIELDS}.{EACH}=[2,0]", f"{FIELDS}.{EACH}", "not a list of numbers"),
-        (f"+{FIELDS}.pipeline_model_parallel_layout=Et*2", f"{FIELDS}.pipeline_model_parallel_layout", "not supported"),
+        (
+            f"+{FIELDS}.pipeline_model_parallel_layout=Et*2",
+            f"{FIELDS}.pipeline_model_parallel_layout",
+            "layouts as text",
+        ),
+        (f"+{FIELDS}.noop_layers=[2]", f"{FIELDS}.noop_layers", "no layers without effect"),
+        (f"+{FIELDS}.{EMBEDDING}=maybe", f"{FIELDS}.{EMBEDDING}", "not true or false"),
         (f"{KEY}.pipeline_schedule=zero_bubble", f"{KEY}.pipeline_schedule", ""),
         (
             "actor_rollout_ref.actor.kl_loss_type=full",
@@ -46,6 +53,8 @@ def test_what_does_not_fit_is_refused_by_name(given, key, problem):
 def test_contradictions_are_refused():
     errors = refused(*STAGED, f"+{FIELDS}.{FIRST}=1", f"+{FIELDS}.{EACH}=[1,3]")
     assert "conflicts with num_layer_list" in errors[f"{FIELDS}.{FIRST}"].problem
+    errors = refused(*STAGED, f"+{FIELDS}.{FIRST}=1", f"+{FIELDS}.{EMBEDDING}=true")
+    assert "conflicts with num_layers_in_first" in errors[f"{FIELDS}.{EMBEDDING}"].problem
     chunks = f"{KEY}.virtual_pipeline_model_parallel_size=2"
     assert (
         "not interleaved"
@@ -59,6 +68,8 @@ def test_numbers_of_layers_are_read():
         assert layers_per_stage(role) == (None, None, (3, 5))
     role = loaded(*STAGED, f"+{FIELDS}.{FIRST}=3").cfg.actor_rollout_ref.actor
     assert layers_per_stage(role) == (3, None, None)
+    role = loaded(*STAGED, f"+{FIELDS}.{LOSS}=true").cfg.actor_rollout_ref.actor
+    assert counted_parts(role) == (False, True)
 
 
 def test_one_stage_has_no_use_for_its_keys():

@@ -1,16 +1,19 @@
-"""Which keys act, are pending or inert, and what a run says about them."""
+"""Which keys act, are pending, refused or inert, and what a run says about them."""
 
 import re
 
 import pytest
+import torch
 
 from burnish.config import load
-from burnish.config.job_status import INERT_OF, PENDING_OF
-from burnish.config.pending import FEATURES, PENDING
+from burnish.config.job_status import INERT_OF, PENDING_OF, REFUSED_OF
+from burnish.config.pending import FEATURES
 from burnish.config.status import pending_keys, status_in, status_of
 from burnish.config.tree import tree
-from burnish.errors import UserError
+from burnish.errors import NotSupportedYet, UserError
+from burnish.loop.roles import check_engine_of
 
+ROWS = (*PENDING_OF["train"], *REFUSED_OF["train"])
 GIVEN = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model", "trainer.device=cpu"]
 
 
@@ -22,7 +25,7 @@ def test_every_row_fits_a_key():
     """Or a field of a key that holds a mapping."""
     keys = list(tree().leaves)
     mappings = [key for key, leaf in tree().leaves.items() if isinstance(leaf.default, dict)]
-    for pattern in [row.pattern for row in PENDING_OF["train"]] + list(INERT_OF["train"]):
+    for pattern in [row.pattern for row in ROWS] + list(INERT_OF["train"]):
         bare = pattern.partition("=")[0]
         is_field = any(map(shape(bare.rpartition(".")[0]).fullmatch, mappings))
         assert is_field or any(map(shape(bare).fullmatch, keys)), bare
@@ -33,39 +36,121 @@ def shape(pattern):
 
 
 def test_rows_are_complete():
-    for row in PENDING:
+    for row in ROWS:
         assert (row.inert_if is None) == (row.reason is None)
-    assert len({row.pattern for row in PENDING}) == len(PENDING)
+    assert len({row.pattern for row in ROWS}) == len(ROWS)
+    assert all(row.why.en and row.why.zh and row.instead for row in REFUSED_OF["train"])
 
 
 def test_values_have_a_status_of_their_own():
     assert status_of("actor_rollout_ref.rollout.name").kind == "acts"
     assert status_of("actor_rollout_ref.rollout.name", "hf").kind == "acts"
-    assert status_of("actor_rollout_ref.rollout.name", "trtllm").kind == "pending"
+    assert status_of("actor_rollout_ref.rollout.name", "trtllm").kind == "refused"
     assert status_of("actor_rollout_ref.actor.strategy", "megatron").kind == "acts"
     assert status_of("actor_rollout_ref.hybrid_engine", False).kind == "acts"
 
 
-def test_pending_keys_lists_keys_and_values():
+def test_pending_keys_lists_keys_and_values(pending_key):
     listed = dict(pending_keys())
-    assert "actor_rollout_ref.rollout.quantization" in listed
-    assert "actor_rollout_ref.rollout.name=trtllm" in listed
-    assert "trainer.seed" not in listed
+    assert pending_key in listed
+    assert "trainer.seed" not in listed and "actor_rollout_ref.rollout.name=trtllm" not in listed
     assert pending_keys("eval") == []
 
 
+def test_a_pending_key_is_refused_by_name(pending_key):
+    with pytest.raises(NotSupportedYet, match="not supported yet") as caught:
+        load([*GIVEN, f"{pending_key}=5"])
+    assert caught.value.key == pending_key and f"{pending_key}=0" in caught.value.hint
+
+
+POOL = ("actor_rollout_ref.hybrid_engine=false", "rollout.nnodes=1", "rollout.n_gpus_per_node=1")
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
 @pytest.mark.parametrize(
-    "override",
+    ("override", "given", "problem", "hint"),
     [
-        "actor_rollout_ref.rollout.name=trtllm",
-        "actor_rollout_ref.rollout.quantization=fp8",
-        "actor_rollout_ref.rollout.agent.agent_loop_manager_class=my.Manager",
+        (f"{ROLLOUT}.name=trtllm", (), "no engine for TensorRT-LLM", f"{ROLLOUT}.name=vllm"),
+        (f"{ROLLOUT}.checkpoint_engine.backend=hccl", POOL, "NCCL or gloo", "backend=nccl"),
+        (f"{ROLLOUT}.checkpoint_engine.backend=mooncake", POOL, "NCCL or gloo", "backend=gloo"),
+        (f"{ROLLOUT}.quantization=torchao", (), "not read", f"{ROLLOUT}.quantization=fp8"),
+        (f"{ROLLOUT}.agent.agent_loop_manager_class=my.Manager", (), "manager of agent loops", "default_agent_loop"),
+        (
+            f"{ROLLOUT}.agent.custom_async_server.path=mine.py",
+            (),
+            "class of a vLLM or SGLang",
+            f"{ROLLOUT}.name=",
+        ),
+        (
+            "reward_model.rollout.name=vllm",
+            ("reward_model.enable=true", "reward_model.model.path=rm", "custom_reward_function.path=mine.py"),
+            "no engine serves the reward model",
+            "reward_kwargs",
+        ),
     ],
 )
-def test_a_pending_key_is_refused_by_name(override):
-    with pytest.raises(UserError, match="not supported yet") as caught:
-        load([*GIVEN, override])
-    assert caught.value.key in override or caught.value.key.startswith(override.partition("=")[0])
+def test_what_cannot_be_supported_is_refused_with_what_to_type(override, given, problem, hint):
+    with pytest.raises(UserError, match=problem) as caught:
+        load([*GIVEN, *given, override])
+    assert override.startswith(caught.value.key) and hint in caught.value.hint
+    assert not isinstance(caught.value, NotSupportedYet)
+
+
+def test_a_refused_key_without_effect_gives_a_notice():
+    for override, reason in (
+        (f"{ROLLOUT}.checkpoint_engine.backend=nixl", "share the policy's devices"),
+        ("reward_model.rollout.name=vllm", "scored by the training backend"),
+    ):
+        (notice,) = load([*GIVEN, override]).notices
+        assert reason in notice
+
+
+def test_rounded_weights_recommend_importance_weights():
+    rounded = f"{ROLLOUT}.quantization=fp8"
+    (notice,) = [line for line in load([*GIVEN, rounded]).notices if "quantization" in line]
+    assert "algorithm.rollout_correction.rollout_is=token is recommended" in notice
+    for corrected in ("algorithm.rollout_correction.rollout_is=token", "actor_rollout_ref.actor.tis_imp_ratio_cap=2"):
+        assert not any("recommended" in line for line in load([*GIVEN, rounded, corrected]).notices)
+    (idle,) = load([*GIVEN, f"{ROLLOUT}.use_block_quant_rollout=false"]).notices
+    assert "not rounded" in idle
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "problem"),
+    [
+        ("builtin", "cuda", "only the vllm engine"),
+        ("sglang", "cuda", "only the vllm engine"),
+        ("vllm", "cpu", "on GPUs only"),
+    ],
+)
+def test_an_engine_that_cannot_round_its_weights_is_refused(name, device, problem):
+    cfg = load([*GIVEN, f"{ROLLOUT}.quantization=fp8", f"{ROLLOUT}.name={name}"]).cfg
+    with pytest.raises(UserError, match=problem) as caught:
+        check_engine_of(cfg.actor_rollout_ref.rollout, torch.device(device))
+    assert caught.value.key == f"{ROLLOUT}.quantization"
+
+
+def test_a_model_of_one_rank_is_not_sharded_whatever_the_others_have():
+    judged = ("reward_model.enable=true", "reward_model.model.path=rm", "reward_model.enable_resource_pool=true")
+    setting = "reward_model.model.fsdp_config.reshard_after_forward=false"
+    for devices, acts in ((1, False), (2, True)):
+        pool = (*judged, "reward_model.nnodes=1", f"reward_model.n_gpus_per_node={devices}")
+        policy = "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false"
+        notices = [n for n in load([*GIVEN, *pool, setting, policy]).notices if "one process holds this model" in n]
+        reported = sorted(line.partition(".")[0] for line in notices)
+        assert reported == (["actor_rollout_ref"] if acts else ["actor_rollout_ref", "reward_model"])
+
+
+def test_arguments_of_a_transport_are_known_or_refused():
+    key = f"{ROLLOUT}.checkpoint_engine.engine_kwargs"
+    nccl = (*POOL, f"{ROLLOUT}.checkpoint_engine.backend=nccl")
+    loaded = load([*GIVEN, *nccl, f"+{key}.nccl.rebuild_group=true", f"+{key}.nixl.agent=a"])
+    assert sum("forms a process group of its own" in line for line in loaded.notices) == 2
+    with pytest.raises(UserError, match="'rebuild_group'") as caught:
+        load([*GIVEN, *nccl, f"+{key}.nccl.rebuild_grup=true"])
+    assert caught.value.key == f"{key}.nccl.rebuild_grup"
+    with pytest.raises(UserError, match="not a mapping"):
+        load([*GIVEN, *nccl, f"+{key}.nccl=3"])
 
 
 @pytest.mark.parametrize(
@@ -92,7 +177,7 @@ def test_the_default_of_a_pending_key_is_accepted_in_silence(override):
         ("actor_rollout_ref.model.lora.merge=true", "always receives merged weights"),
         ("actor_rollout_ref.rollout.layered_summon=true", "sent one by one"),
         ("actor_rollout_ref.rollout.multi_stage_wake_up=true", "weights are always synchronized first"),
-        ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "the run has one process"),
+        ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "one process holds this model"),
         ("actor_rollout_ref.actor.megatron.seed=3", "trainer.seed"),
         ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "strategy=megatron"),
         ("actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space=4", "not selected"),
@@ -141,7 +226,7 @@ def test_a_status_within_a_run_knows_defaults_and_what_cannot_matter():
     alone = load(check=False).cfg
     several = load(["trainer.n_gpus_per_node=8", "trainer.device=cuda"], check=False).cfg
     assert status_in(alone, "trainer.nnodes", 1).kind == "acts"
-    assert status_in(alone, "actor_rollout_ref.rollout.quantization", "fp8").kind == "pending"
+    assert status_in(alone, "actor_rollout_ref.rollout.name", "trtllm").kind == "refused"
     assert status_in(alone, "actor_rollout_ref.actor.fsdp_config.fsdp_size", 4).kind == "inert"
     assert status_in(several, "actor_rollout_ref.actor.fsdp_config.fsdp_size", 4).kind == "acts"
     assert status_in(several, "actor_rollout_ref.model.use_remove_padding", False).kind == "inert"

@@ -18,6 +18,7 @@ EXPECTED_REFUSALS = {
     ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size", 4),  # of a script with LoRA: not supported together
     *(("actor_rollout_ref.model.path", name) for name in ("openbmb/MiniCPM-o-2_6", "zai-org/GLM-4.1V-9B-Thinking")),
     *(("actor_rollout_ref.rollout.tensor_model_parallel_size", size) for size in (16, 32)),  # of vLLM, over nodes of 8
+    ("actor_rollout_ref.rollout.name", "trtllm"),
     ("data.train_batch_size", 0),  # of a script with 12 ranks, over which 128 x 16 responses do not divide
 }
 

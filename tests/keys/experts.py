@@ -50,4 +50,13 @@ ROWS = [
     Row(f"{ACTOR}.aux_loss_scope", "sequence", teaching.numbers("policy", "actor/aux_loss"), BALANCED),
     Row(f"{ACTOR}.router_replay.mode", "R3", updated_with, (*MIXTURE, f"{RECORD}=true")),
     Row(RECORD, "true", engine_choices, MIXTURE),
+    *(
+        Row(
+            f"{section}.megatron.override_mcore_model_config",
+            "{moe_config:{freeze_moe_router:true}}",
+            teaching.num_trained(role),
+            (*MIXTURE, *given, f"{section}.strategy=megatron"),
+        )
+        for section, role, given in ((ACTOR, "policy", ()), ("critic", "critic", ("algorithm.adv_estimator=gae",)))
+    ),
 ]

@@ -130,6 +130,9 @@ ROWS = [
         "reward_model.use_torch_compile", "false", memory.compiled_functions("policy"), JUDGED, expected=["forward"] * 2
     ),
     Row(f"{POLICY}.fused_kernel_options.impl_backend", "torch", memory.triton_chunks("policy"), expected=0, long=True),
+    Row("actor_rollout_ref.actor.load_weight", "false", see.policy_weights),
+    Row(f"{REF}.load_weight", "false", memory.reference_log_probs, KL),
+    Row("critic.load_weight", "false", see.critic_weights, GAE),
     Row(f"{REF}.model.path", lambda kit: str(kit.other_model), memory.reference_log_probs, KL),
     Row(f"{REF}.model.override_config", "{rms_norm_eps:0.5}", memory.reference_log_probs, KL),
     Row(f"{REF}.model.external_lib", "keys_external_lib", see.imports_external_lib, KL, expected=True),

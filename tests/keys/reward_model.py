@@ -22,6 +22,7 @@ ROWS = [
     Row(f"{MODEL}.path", lambda kit: str(judging.scorer(kit, "3")), judging.scores, ENABLED),
     Row(f"{MODEL}.custom_cls.path", JUDGES, judging.scores, (*ENABLED, OWN_CLASS[1])),
     Row(f"{MODEL}.custom_cls.name", "Terse", judging.scores, (ENABLED[0], *OWN_CLASS)),
+    Row("reward_model.load_weight", "false", judging.scores, ENABLED),
     Row(f"{MODEL}.input_tokenizer", "null", judging.scores, ENABLED),
     Row(f"{MODEL}.external_lib", "keys_external_lib", see.imports_external_lib, ENABLED, expected=True),
     Row(

@@ -1,7 +1,7 @@
 """Rows that the policy and the critic have alike: how a step is walked through, the optimizer, checkpoints."""
 
 from . import teaching
-from .row import Row
+from .row import Row, Text
 
 
 def role_rows(section: str, role: str, loss: str, given: tuple[str, ...] = ()) -> list[Row]:
@@ -51,6 +51,8 @@ def optim_rows(section: str, role: str, given: tuple[str, ...]) -> list[Row]:
             (*flat, f"{section}.weight_decay=0.5"),
         ),
         Row(f"{section}.betas", "[0.5,0.6]", teaching.taught_weights(role), flat),
+        Row(f"{section}.optimizer", "sgd", teaching.taught_weights(role), flat),
+        Row(f"{section}.override_optimizer_config", "{eps:0.1}", teaching.taught_weights(role), flat),
     ]
 
 
@@ -64,7 +66,15 @@ def checkpoint_rows(section: str, role: str, given: tuple[str, ...]) -> list[Row
     return [
         Row(f"{section}.save_contents", "[model,hf_model]", teaching.saved_files(folder), given),
         Row(f"{section}.load_contents", "[model]", teaching.loaded_steps(role), resumed, expected=0),
+        schedule_row(section.replace("checkpoint", "optim"), role, resumed),
     ]
+
+
+def schedule_row(section: str, role: str, resumed: tuple[Text, ...]) -> Row:
+    """A run of two steps is resumed with 40: its schedule ends after two, or after 40."""
+    falling = (*resumed, f"{section}.warmup_style=linear", f"{section}.lr=0.01", "trainer.total_training_steps=40")
+    key = f"{section}.use_checkpoint_opt_param_scheduler"
+    return Row(key, "true", teaching.resumed_rate(role), falling, expected=0.0)
 
 
 def _last_checkpoint(kit):

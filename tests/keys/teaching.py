@@ -108,7 +108,7 @@ def gradient_norm(role: str) -> Observe:
     def norm(case: Case) -> float:
         update(case, role)
         optimizer: Optimizer = getattr(case.run.learner, role).optimizer
-        moments = [optimizer.adamw.state[parameter]["exp_avg"].flatten() for parameter in optimizer.parameters]
+        moments = [optimizer.inner.state[parameter]["exp_avg"].flatten() for parameter in optimizer.parameters]
         return float(torch.cat(moments).norm()) / (1 - optimizer.config.betas[0])
 
     return norm
@@ -127,6 +127,18 @@ def rates(role: str) -> Observe:
         return found
 
     return over_steps
+
+
+@cache
+def resumed_rate(role: str) -> Observe:
+    """The learning rate of the next update after a resume."""
+    return lambda case: getattr(case.resumed().learner, role).optimizer.lr
+
+
+@cache
+def num_trained(role: str) -> Observe:
+    """The weights that updates change."""
+    return lambda case: len(getattr(case.run.learner, role).optimizer.parameters)
 
 
 @cache

@@ -1,5 +1,5 @@
 """Every acting key has exactly one row, with a value other than its default. Keys that act, keys that are refused here,
-keys that are not shown here, inert keys and pending keys are counted apart.
+keys that are not shown here, inert, refused and pending keys are counted apart.
 
 An observable is a result of the run: tensors, files, requests, metrics, printed lines, or a call of a library or
 program that is not ours (Ray, torch.distributed, SGLang's command line). A config value that is only stored on an
@@ -10,9 +10,10 @@ from collections import Counter
 from operator import attrgetter
 
 from burnish.config import load
+from burnish.config.explain import UNSUPPORTED
 from burnish.config.overrides import entry_of, read_overrides
 from burnish.config.settings import Setting
-from burnish.config.status import check_pending, inert_notices, status_of
+from burnish.config.status import check_supported, inert_notices, status_of
 from burnish.config.tree import tree
 from burnish.config.values import convert
 
@@ -32,7 +33,7 @@ REFUSED_WITHOUT = {
 # Acting keys that need vLLM; tests/vllm checks them where it is installed.
 NOT_SHOWN = {row.key for row in vllm.ROWS}
 
-NUM_ACTING, NUM_INERT, NUM_PENDING = 641, 112, 21
+NUM_ACTING, NUM_INERT, NUM_REFUSED, NUM_PENDING = 650, 115, 4, 3
 
 
 def test_every_acting_key_has_a_row():
@@ -58,23 +59,25 @@ def test_keys_are_counted_by_what_is_shown_of_them():
         "refused here": len(refused),
         "not shown here": len(NOT_SHOWN),
         "inert with a notice": kinds["inert"],
+        "refused": kinds["refused"],
         "pending": kinds["pending"],
     }
     print(counts, {key: f"refused without {REFUSED_WITHOUT[key]}" for key in refused})
     assert refused <= set(REFUSED_WITHOUT)
     assert counts["act"] + counts["refused here"] + counts["not shown here"] == NUM_ACTING
-    assert (counts["inert with a notice"], counts["pending"]) == (NUM_INERT, NUM_PENDING)
+    assert counts["inert with a notice"] == NUM_INERT
+    assert (counts["refused"], counts["pending"]) == (NUM_REFUSED, NUM_PENDING)
     assert sum(counts.values()) == len(tree().leaves)
 
 
-def test_every_inert_key_gives_a_notice_and_every_pending_key_an_error_or_a_notice():
+def test_every_inert_key_gives_a_notice_and_every_unsupported_key_an_error_or_a_notice():
     cfg = load(["actor_rollout_ref.model.path=model"], check=False).cfg
     silent = []
     for key in tree().leaves:
         settings = {key: Setting("another value", "test")}
-        notices, errors = inert_notices(cfg, settings), check_pending(cfg, settings)
+        notices, errors = inert_notices(cfg, settings), check_supported(cfg, settings)
         kind = status_of(key).kind
-        if (kind == "inert" and not (notices and not errors)) or (kind == "pending" and not (notices or errors)):
+        if (kind == "inert" and not (notices and not errors)) or (kind in UNSUPPORTED and not (notices or errors)):
             silent.append(key)
     assert silent == []
 

@@ -10,6 +10,7 @@ import pytest
 from burnish.config import names
 from burnish.config.adapters import PAIRS
 from burnish.config.aliases import find_alias
+from burnish.config.explain import UNSUPPORTED
 from burnish.config.jobs import JOBS
 from burnish.config.status import status_of
 from burnish.config.tree import tree
@@ -61,13 +62,13 @@ def test_every_row_of_a_table_has_its_name_in_the_config(variable):
 
 
 @pytest.mark.parametrize("variable", TABLES)
-def test_every_name_in_the_config_is_a_row_or_pending(variable):
+def test_every_name_in_the_config_is_a_row_or_not_supported(variable):
     listed = getattr(names, variable)
     keys = [leaf.key for leaf in tree().leaves.values() if leaf.facts.allowed == tuple(listed)]
     assert keys, f"no key offers the names of {variable}"
     missing = set(listed) - set(table(variable)["names"])
-    acting = [f"{key}={name}" for name in missing for key in keys if status_of(key, name).kind != "pending"]
-    assert not acting, f"offered, but neither there nor pending: {acting}"
+    acting = [f"{key}={name}" for name in missing for key in keys if status_of(key, name).kind not in UNSUPPORTED]
+    assert not acting, f"offered, but neither there nor refused: {acting}"
 
 
 @pytest.mark.parametrize("variable", TABLES)
@@ -126,10 +127,10 @@ def test_every_acting_key_is_read_by_somebody():
     acting = [leaf for leaf in leaves if status_of(leaf.key).kind == "acts" and has_choice(leaf)]
     assert len(acting) > 50
     unread = [leaf.key for leaf in acting if leaf.name not in read and leaf.path not in followed]
-    assert not unread, "neither pending nor inert, but nobody reads them:\n" + "\n".join(unread)
+    assert not unread, "they act, but nobody reads them:\n" + "\n".join(unread)
 
 
 def has_choice(leaf):
-    """A key whose every other value is pending has nothing to act on yet."""
+    """A key whose every other value is refused has nothing to act on."""
     others = [value for value in leaf.facts.allowed or () if value != leaf.default]
-    return not others or any(status_of(leaf.key, value).kind != "pending" for value in others)
+    return not others or any(status_of(leaf.key, value).kind not in UNSUPPORTED for value in others)

@@ -33,7 +33,7 @@ FOUR_STEPS = (
 
 def optimizer_state(role):
     optimizer = role.optimizer
-    moments = [state[name] for state in optimizer.adamw.state.values() for name in ("step", "exp_avg", "exp_avg_sq")]
+    moments = [state[name] for state in optimizer.inner.state.values() for name in ("step", "exp_avg", "exp_avg_sq")]
     return (optimizer.steps, optimizer.updates, optimizer.skipped, optimizer.lr), moments
 
 

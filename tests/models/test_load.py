@@ -43,6 +43,24 @@ def test_overrides_reach_the_model(tiny_folder):
     assert model.config._attn_implementation == PACKED
 
 
+def test_random_weights_depend_on_the_seed_and_not_on_the_dtype(tiny_folder):
+    def weights(seed, dtype=torch.float32):
+        model = load_causal_lm(ModelSource(tiny_folder, random_seed=seed), PACKED, dtype)
+        assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+        return {name: tensor.float() for name, tensor in model.state_dict().items()}
+
+    state = torch.random.get_rng_state()
+    first, second, other, coarse = weights(1), weights(1), weights(2), weights(1, torch.bfloat16)
+    assert torch.equal(state, torch.random.get_rng_state())
+    saved = load_causal_lm(ModelSource(tiny_folder), PACKED, torch.float32)
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]) and torch.equal(tensor.bfloat16().float(), coarse[name])
+    name = "model.embed_tokens.weight"
+    assert not torch.equal(first[name], other[name]) and not torch.equal(first[name], saved.state_dict()[name])
+    random = load_causal_lm(ModelSource(tiny_folder, random_seed=1), PACKED, torch.float32)
+    assert random.generation_config.eos_token_id == saved.generation_config.eos_token_id
+
+
 def test_a_cap_of_attention_is_never_left_out(tmp_path, monkeypatch):
     """Versions of transformers that say they can take torch's product, which knows no cap."""
     monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)

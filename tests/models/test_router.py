@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2Config, Qwen3
 from burnish.errors import UserError
 from burnish.models.router import balance_loss, check_router, scoped_balance_loss
 from burnish.models.router_totals import BALANCE_SCOPES
+from burnish.models.routing import freeze_routers
 
 SIZES = {
     "vocab_size": 53,
@@ -85,7 +86,7 @@ def test_scopes_of_the_balancing_loss():
     assert loss("layer") == pytest.approx(sum(float(balance_loss(model, [logits])) for logits in layers))
     rows = [float(balance_loss(model, [row])) for logits in layers for row in logits.split(lengths)]
     assert loss("sequence") == pytest.approx(sum(rows) / len(lengths))
-    assert len({round(loss(scope), 4) for scope in BALANCE_SCOPES}) == 3
+    assert len({round(loss(scope), 4) for scope in BALANCE_SCOPES}) == len(BALANCE_SCOPES)
 
 
 @pytest.mark.parametrize("scope", BALANCE_SCOPES)
@@ -103,3 +104,21 @@ def test_stages_add_up_to_the_balancing_loss(scope):
     for one, other in zip(torch.autograd.grad(found, layers), torch.autograd.grad(whole, layers), strict=True):
         assert one.abs().max() > 0
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(("ours", "megatrons"), [("layer", "aux_loss"), ("sequence", "seq_aux_loss")])
+def test_megatrons_loss_is_of_fractions_of_all_choices(ours, megatrons):
+    """So even routing gives 1 per layer, whatever the number of experts per token."""
+    model = AutoModelForCausalLM.from_config(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2))
+    layers = [torch.randn(9, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    losses = [scoped_balance_loss(model, layers, BALANCE_SCOPES[name], [2, 4, 3]) for name in (ours, megatrons)]
+    torch.testing.assert_close(losses[0] / 2, losses[1])
+
+
+def test_routers_are_frozen_and_a_model_without_them_is_refused():
+    model = AutoModelForCausalLM.from_config(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2))
+    freeze_routers(model, "key")
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    assert len(frozen) == model.config.num_hidden_layers and all("gate" in name for name in frozen)
+    with pytest.raises(UserError, match="no routers"):
+        freeze_routers(AutoModelForCausalLM.from_config(Qwen2Config(**SIZES)), "key")

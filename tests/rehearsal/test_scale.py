@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from burnish.config import load
-from burnish.config.status import check_pending
+from burnish.config.status import check_supported
 from burnish.rehearsal.folding import fold
 from burnish.rehearsal.plan import Plan, in_user_names, value_of
 from burnish.rehearsal.rehearse import left_out
@@ -69,11 +69,11 @@ def test_streamed_prompts_are_a_mini_batch(tmp_path):
     assert plan.settings["data.train_batch_size"] > 0
 
 
-def test_pending_keys_are_dropped_with_a_line_each(tmp_path):
+def test_unsupported_keys_are_dropped_with_a_line_each(tmp_path, pending_key):
     plan = plan_of(
         tmp_path,
-        "actor_rollout_ref.rollout.quantization=fp8",
-        "actor_rollout_ref.rollout.use_block_quant_rollout=false",
+        f"{pending_key}=5",
+        "actor_rollout_ref.rollout.agent.custom_async_server.path=server.py",
         "actor_rollout_ref.rollout.name=sglang",
         "actor_rollout_ref.actor.strategy=megatron",
         "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4",
@@ -82,12 +82,13 @@ def test_pending_keys_are_dropped_with_a_line_each(tmp_path):
         "actor_rollout_ref.model.override_config.num_hidden_layers=4",
     )
     fold(plan)
-    assert len(plan.dropped) == 2 and all("quant" in line and "external engines" in line for line in plan.dropped)
+    pending, refused = plan.dropped
+    assert pending_key in pending and "external engines" in pending and "SGLang server" in refused
     assert any("sglang" in line for line in plan.folded) and any("instead of all ranks" in line for line in plan.folded)
     assert plan.settings["actor_rollout_ref.actor.strategy"] == "megatron"  # its schedules work in one process too
     assert any("num_hidden_layers=4 is ignored" in line for line in plan.folded)
     loaded = load([f"{key}={value}" for key, value in plan.settings.items() if "dir" not in key], check=False)
-    assert check_pending(loaded.cfg, loaded.settings) == []
+    assert check_supported(loaded.cfg, loaded.settings) == []
     assert plan.settings["trainer.device"] == "cpu" and plan.settings["trainer.resume_mode"] == "disable"
     assert str(plan.settings["trainer.default_local_dir"]).startswith(str(tmp_path))
 

@@ -181,7 +181,7 @@ def gradients():
         def update(grad_clip):
             named = role.backend.model.named_parameters()
             found.append({name: p.grad.clone() for name, p in named if p.grad is not None})
-            role.optimizer.adamw.zero_grad(set_to_none=True)
+            role.optimizer.inner.zero_grad(set_to_none=True)
             return 1.0
 
         role.optimizer.update = update

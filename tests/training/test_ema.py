@@ -25,13 +25,13 @@ def equal(one, other):
 def test_the_average_follows_the_weights(averaging, batch, weights):
     policy = averaging(ppo_mini_batch_size=3)
     expected = {name: w.double() for name, w in weights(policy).items()}
-    update, seen = policy.optimizer.adamw.step, []
+    update, seen = policy.optimizer.inner.step, []
 
     def step(*args):
         update(*args)
         seen.append(weights(policy))
 
-    policy.optimizer.adamw.step = step
+    policy.optimizer.inner.step = step
     policy.update(batch, 1)
     assert len(seen) == 2
     for now in seen:

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import distributed, nn
@@ -28,13 +30,13 @@ def set_gradients(module, size):
 def applied_norm(made, module, grad_clip):
     """The norm of the gradients that AdamW gets to see."""
     seen = []
-    step = made.adamw.step
+    step = made.inner.step
 
     def watch():
         seen.append(float(torch.cat([p.grad.flatten() for p in module.parameters()]).norm()))
         return step()
 
-    made.adamw.step = watch
+    made.inner.step = watch
     norm = float(made.update(grad_clip))
     return norm, seen
 
@@ -71,6 +73,21 @@ def test_the_update_is_adamws(module):
     torch.testing.assert_close(module.weight.detach(), expected)
 
 
+@pytest.mark.parametrize("arguments", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True, "dampening": 0}])
+def test_sgd_is_torchs(module, arguments):
+    theirs = copy.deepcopy(module)
+    made = optimizer(module, lr=1e-2, weight_decay=0.1, optimizer="sgd", override_optimizer_config=dict(arguments))
+    plain = torch.optim.SGD(theirs.parameters(), lr=1e-2, weight_decay=0.1, **arguments)
+    for size in (1.0, float("nan"), 2.0):
+        set_gradients(module, size)
+        made.update(grad_clip=0)
+        if size == size:  # the update of nan is skipped
+            set_gradients(theirs, size)
+            plain.step()
+    for ours, expected in zip(module.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
 def rates(made, module, steps, updates):
     """The learning rate of every update, as AdamW has it."""
     seen = []
@@ -78,7 +95,7 @@ def rates(made, module, steps, updates):
         for _ in range(updates):
             set_gradients(module, 1.0)
             made.update(1.0)
-            seen.append(made.adamw.param_groups[0]["lr"])
+            seen.append(made.inner.param_groups[0]["lr"])
         made.steps += 1
     return seen
 
@@ -119,7 +136,7 @@ def test_adamws_state_is_there_from_the_start_and_changes_no_update(module):
     twin = nn.Linear(4, 3)
     twin.load_state_dict(module.state_dict())
     lazy = torch.optim.AdamW(twin.parameters(), lr=1e-2, weight_decay=0.01, fused=True)
-    assert {float(state["step"]) for state in made.adamw.state.values()} == {0.0}
+    assert {float(state["step"]) for state in made.inner.state.values()} == {0.0}
     for _ in range(3):
         for network in (module, twin):
             set_gradients(network, 1.0)

@@ -27,6 +27,14 @@ def test_layers_are_split_evenly_or_as_given():
     assert starts(6, size=2, virtual=2, num_each=(4, 2)) == [(0, 2), (2, 3), (3, 5), (5, 6)]
 
 
+def test_embedding_and_head_count_as_layers():
+    both = {"counts_embedding": True, "counts_head": True}
+    sizes = [stop - start for start, stop in starts(94, size=8, **both)]
+    assert sizes == [11, *[12] * 6, 11]
+    assert starts(6, size=2, virtual=2, **both) == [(0, 1), (1, 3), (3, 5), (5, 6)]
+    assert starts(3, size=2, counts_head=True) == [(0, 2), (2, 3)]
+
+
 @pytest.mark.parametrize(
     ("num_layers", "options", "key", "problem"),
     [
@@ -39,6 +47,8 @@ def test_layers_are_split_evenly_or_as_given():
         (4, {"size": 2, "num_last": 9}, f"{FIELDS}.num_layers_in_last_pipeline_stage", "without any"),
         (4, {"size": 2, "num_first": 1, "num_last": 1}, SIZE, "do not divide"),
         (4, {"size": 2, "num_each": (1, 2)}, f"{FIELDS}.num_layer_list", "whose sum is the model's 4 layers"),
+        (4, {"size": 2, "counts_head": True}, SIZE, "4 layers and 1 parts that count as layers do not divide"),
+        (1, {"size": 2, "counts_head": True}, f"{FIELDS}.account_for_loss_in_pipeline_split", "without any"),
         (4, {"size": 2, "num_each": (4,)}, f"{FIELDS}.num_layer_list", "not 2 numbers"),
     ],
 )

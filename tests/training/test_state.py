@@ -27,7 +27,7 @@ def equal(one, other):
 
 
 def moments(role):
-    return [{name: value.clone() for name, value in state.items()} for state in role.optimizer.adamw.state.values()]
+    return [{name: value.clone() for name, value in state.items()} for state in role.optimizer.inner.state.values()]
 
 
 @pytest.fixture
@@ -190,7 +190,12 @@ def test_save_contents_decides_what_is_written(trained, tmp_path):
     save(tmp_path / "model", trained, ["model"])
     save(tmp_path / "all", trained, ALL)
     assert not (tmp_path / "model" / "extra.json").exists()
-    assert json.loads((tmp_path / "all" / "extra.json").read_text()) == {"steps": 2, "updates": 2, "skipped": 0}
+    assert json.loads((tmp_path / "all" / "extra.json").read_text()) == {
+        "steps": 2,
+        "updates": 2,
+        "skipped": 0,
+        "schedule_steps": trained.optimizer.schedule_steps,
+    }
 
     def size(folder):
         return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

@@ -254,12 +254,15 @@ def updated(rank: int, folder: str | None, data: int, tensor: int) -> dict[str, 
 
 
 def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    return {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer.adamw)}
+    return {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer.inner),
+    }
 
 
 def everything(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:
     moments = {
-        moment: {name: full_tensor(optimizer.adamw.state[p][moment]) for name, p in model.named_parameters()}
+        moment: {name: full_tensor(optimizer.inner.state[p][moment]) for name, p in model.named_parameters()}
         for moment in ("exp_avg", "exp_avg_sq")
     }
     return {"weights": weights_of(model), **moments}
@@ -275,7 +278,7 @@ def loaded(rank: int, folder: str, data: int, tensor: int) -> dict[str, dict[str
     state = state_of(model, optimizer)
     dcp.load(state, checkpoint_id=folder)
     set_model_state_dict(model, state["model"])
-    set_optimizer_state_dict(model, optimizer.adamw, state["optimizer"])
+    set_optimizer_state_dict(model, optimizer.inner, state["optimizer"])
     return everything(model, optimizer)
 
 

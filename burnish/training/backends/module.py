@@ -260,7 +260,7 @@ class ModuleBackend:
                 state["average"] = self.optimizer.average.weights
         if "optimizer" in contents:
             assert self.optimizer is not None
-            state["optimizer"] = get_optimizer_state_dict(self.model, self.optimizer.adamw)
+            state["optimizer"] = get_optimizer_state_dict(self.model, self.optimizer.inner)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -269,7 +269,7 @@ class ModuleBackend:
             set_model_state_dict(self.model, state["model"])
         if "optimizer" in state:
             assert self.optimizer is not None
-            set_optimizer_state_dict(self.model, self.optimizer.adamw, state["optimizer"])
+            set_optimizer_state_dict(self.model, self.optimizer.inner, state["optimizer"])
             self.optimizer.restore_placement()
 
 

@@ -28,6 +28,8 @@ FIXED = {
 # verl also uses load_format for ways to send weights; vLLM then loads the folder by its default.
 LOAD_FORMATS = {"dtensor": "auto", "hf": "auto", "megatron": "auto"}
 NO_CACHE = "disable_mm_preprocessor_cache"  # in vLLM before 0.11; all of verl's scripts for images set it
+# vLLM rounds weights as it loads them, also those of a weight sync.
+QUANTIZATIONS = {"block": "fp8_per_block", "tensor": "fp8_per_tensor"}
 OWN = ("base_url", "python", "weight_dir", "start_timeout")  # entries of engine_kwargs.vllm that vLLM does not get
 
 
@@ -54,6 +56,7 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
         "trust_remote_code": options.model.trust_remote_code,
         "load_format": load_format(options.load_format),
         "cudagraph_capture_sizes": options.capture_sizes,
+        "quantization": options.quantization and QUANTIZATIONS[options.quantization],
         **memory,
         **media_arguments(options),
         **engine_kwargs(options),
