@@ -317,6 +317,12 @@ DOCS: dict[str, str] = {
     "SamplingConfig.max_num_batched_tokens": "引擎一步处理的最大 token 数（含提示）。",
     "SamplingConfig.disable_log_stats": "不报告引擎统计（运行中、等待中、缓存占用）。",
     "SamplingConfig.invariant": "使回答不受同批其他请求影响，速度略降；null：CPU 上开启，GPU 上关闭。",
+    "SpeculativeConfig.enable": (
+        "在一个解码步中验证每个回答的多个草稿 token，仅在按实测步时与接受率能提高速度时进行；采样结果与不用草稿时相同。"
+        "null：在 rollout.invariant 下启用，此时多算几行不会改变任何一位；true 则不限于此。"
+    ),
+    "SpeculativeConfig.num_speculative_tokens": "一个解码步中每个回答的最大草稿 token 数。",
+    "SpeculativeConfig.max_num_seqs": "允许验证草稿的最大并发回答数：草稿用于 rollout 的尾部。",
     "SamplingConfig.tensor_model_parallel_size": "共同持有一份引擎模型的进程数。",
     "SamplingConfig.data_parallel_size": "单个引擎内部的数据并行数。",
     "SamplingConfig.expert_parallel_size": "单个引擎内分担专家的进程数。",

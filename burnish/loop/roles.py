@@ -32,7 +32,7 @@ from burnish.loop.sampling import decoder
 from burnish.models.device import pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_tokenizer
 from burnish.reward.model_scorer import RewardModelScorer
-from burnish.rollout.engine import ENGINES, Engine, EngineOptions, check_engine, engine_row
+from burnish.rollout.engine import ENGINES, DraftOptions, Engine, EngineOptions, check_engine, engine_row
 from burnish.rollout.engines.supervised import Supervised
 from burnish.training.backend import Backend, ExpertOptions
 from burnish.training.critic import Critic
@@ -348,6 +348,11 @@ def engine_of(
         extra=engine_kwargs(rollout),
         max_images=None if data is None else data.max_images_per_prompt,
         media_settings={} if data is None else data.mm_processor_kwargs,
+        drafts=DraftOptions(
+            rollout.speculative.enable,
+            num_tokens=rollout.speculative.num_speculative_tokens,
+            max_num_seqs=rollout.speculative.max_num_seqs,
+        ),
         record_experts=records_experts(rollout),
         section=section,
     )
