@@ -19,7 +19,10 @@ from burnish.rollout.engines.builtin.sampling import uniform
 from burnish.rollout.engines.builtin.sequence import SequenceState
 
 LONG = 4  # tokens of the longer of two contexts; the shorter one is the newest token alone
-START = -1  # stands for the tokens before a response
+# A long context is one number, not a tuple: many small containers would trigger the garbage collector.
+TOKEN_BITS = 20
+CONTEXT_MASK = (1 << LONG * TOKEN_BITS) - 1
+START = (1 << TOKEN_BITS) - 1  # stands for the tokens before a response
 SAMPLE_SIZES = 6  # classes of sample sizes: 1, 2 to 3, 4 to 7, 8 to 15, 16 and more (and none)
 MEMORY = 0.995  # weight of older drafts of a class relative to the next
 PRIOR, PRIOR_DRAFTS = 0.5, 8.0  # assumed acceptance, and how many drafts that assumption is worth
@@ -29,8 +32,9 @@ MEDIAN = 0.5  # the quantile to draft where sampling has no noise
 RESPONSES_PER_PROMPT = 16  # kept for later rollouts
 HISTORY_TOKENS = 1 << 20  # of all kept responses together, 4 bytes each
 INDEXED_TOKENS = 1 << 18  # of all running prompts together
-WINDOW = 128  # newest tokens that are indexed of a response when its index begins
-TOKENS_PER_STEP = 4096  # of running sequences that are indexed between two steps
+WINDOW = 64  # newest tokens that are indexed of a response when its index begins
+TOKENS_PER_STEP = 4096  # of running sequences that are indexed between two steps, and
+TOKENS_PER_LOOK = 512  # the same while drafts do not pay
 OTHERS_PER_SEQUENCE = 8  # tokens of earlier responses that are indexed between two steps, for each running sequence
 NOISE_CHUNK = 256  # tokens of a response whose noise is computed at once
 
@@ -76,10 +80,11 @@ class PromptIndex:
     """What followed each context in a prompt and in the responses to it, as sorted tokens."""
 
     def __init__(self, prompt: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
-        self.after_long: dict[tuple[int, ...], list[int]] = {}
-        self.after_one: dict[int, list[int]] = {}
+        self.after_long: dict[int, array[int]] = {}
+        self.after_one: dict[int, array[int]] = {}
         self._running: dict[SequenceState, Source] = {}
         self._others = [Source(tokens, max(0, len(tokens) - WINDOW)) for tokens in (prompt, *responses)]
+        self.num_tokens = 0  # that are indexed
 
     def follow(self, sequence: SequenceState) -> None:
         """Index the tokens of a running sequence as they come."""
@@ -108,10 +113,16 @@ class PromptIndex:
         source.next = end = min(len(tokens), first + max_tokens)
         if first == end:
             return 0
-        window = [*_padded(tokens[max(0, first - LONG) : first], LONG), *tokens[first:end]]
-        for place, token in enumerate(tokens[first:end]):
-            insort(self.after_long.setdefault(tuple(window[place : place + LONG]), []), token)
-            insort(self.after_one.setdefault(window[place + LONG - 1], []), token)
+        context = context_of(tokens[max(0, first - LONG) : first])
+        for token in tokens[first:end]:
+            for known, key in ((self.after_long, context), (self.after_one, context & START)):
+                followers = known.get(key)
+                if followers is None:
+                    known[key] = array("i", (token,))
+                else:
+                    insort(followers, token)
+            context = (context << TOKEN_BITS | token) & CONTEXT_MASK
+        self.num_tokens += end - first
         return end - first
 
     def draft(self, tokens: Sequence[int], noise: Sequence[float], acceptance: Acceptance) -> list[Draft]:
@@ -122,7 +133,7 @@ class PromptIndex:
         however flat both are; the most frequent token would be right only as often as it is sampled.
         """
         chances, evidence_of = acceptance.chances, acceptance.evidence
-        context, chance = tuple(_padded(tokens, LONG)), 1.0
+        context, chance = context_of(tokens), 1.0
         drafts: list[Draft] = []
         for point in noise:
             followers, best, evidence = None, 0.0, 0
@@ -130,7 +141,7 @@ class PromptIndex:
             if samples is not None:
                 followers, evidence = samples, evidence_of(True, samples)
                 best = chances[evidence]
-            samples = self.after_one.get(context[-1])
+            samples = self.after_one.get(context & START)
             if samples is not None and chances[short := evidence_of(False, samples)] > best:
                 followers, best, evidence = samples, chances[short], short
             chance *= best
@@ -138,13 +149,16 @@ class PromptIndex:
                 break
             token = followers[int(point * len(followers))]
             drafts.append(Draft(token, evidence, chance))
-            context = (*context[1:], token)
+            context = (context << TOKEN_BITS | token) & CONTEXT_MASK
         return drafts
 
 
-def _padded(tokens: Sequence[int], length: int) -> list[int]:
-    """The last `length` tokens, behind as many START as are missing."""
-    return [*[START] * (length - len(tokens)), *tokens[-length:]]
+def context_of(tokens: Sequence[int]) -> int:
+    """The last LONG tokens, behind as many START as are missing, as one number."""
+    context = CONTEXT_MASK
+    for token in tokens[-LONG:]:
+        context = (context << TOKEN_BITS | token) & CONTEXT_MASK
+    return context
 
 
 class DraftIndex:
@@ -154,7 +168,7 @@ class DraftIndex:
         self.acceptance = Acceptance()
         self.history: OrderedDict[bytes, deque[array[int]]] = OrderedDict()  # by ModelInput.key, longest unused first
         self.prompts: dict[bytes, PromptIndex] = {}  # of running sequences
-        self._num_kept = self._num_indexed = 0
+        self._num_kept = 0  # tokens of the history
         self._sequences: list[SequenceState] | None = None
         self._noise: dict[SequenceState, tuple[int, list[float]]] = {}  # index of the first number, numbers
 
@@ -171,15 +185,16 @@ class DraftIndex:
             _, oldest = self.history.popitem(last=False)
             self._num_kept -= sum(map(len, oldest))
 
-    def update(self, sequences: list[SequenceState]) -> bool:
+    def update(self, sequences: list[SequenceState], pays: bool) -> bool:
         """Index new tokens of these sequences and their groups; whether all of running sequences are indexed."""
+        max_tokens = TOKENS_PER_STEP if pays else TOKENS_PER_LOOK
         if sequences is not self._sequences:
             self._follow(sequences)
-        budget = min(TOKENS_PER_STEP, INDEXED_TOKENS - self._num_indexed)
+        num_indexed = sum(prompt.num_tokens for prompt in self.prompts.values())
+        budget = max(0, min(max_tokens, INDEXED_TOKENS - num_indexed))
         running = self._read(PromptIndex.read_running, budget)
-        others = self._read(PromptIndex.read_others, min(OTHERS_PER_SEQUENCE * len(sequences), budget - running))
-        self._num_indexed += running + others
-        return running < budget
+        self._read(PromptIndex.read_others, min(OTHERS_PER_SEQUENCE * len(sequences), budget - running))
+        return running < max_tokens
 
     def _read(self, read: Callable[[PromptIndex, int], int], budget: int) -> int:
         left = budget
@@ -191,8 +206,6 @@ class DraftIndex:
         """Index the prompts of these sequences, and no others."""
         keys = {sequence.request.input.key for sequence in sequences}
         self.prompts = {key: prompt for key, prompt in self.prompts.items() if key in keys}
-        if not self.prompts:
-            self._num_indexed = 0
         for sequence in sequences:
             input = sequence.request.input
             if input.key not in self.prompts:

@@ -13,7 +13,8 @@ MEMORY = 0.95  # weight of older step times relative to the next
 MIN_STEPS = 8  # measured before the first draft
 MIN_GAIN = 1.05  # drafts must promise at least this many times as many tokens per second
 OUTLIER = 3.0  # a step that took longer than this many times its prediction counts as that long
-MAX_PAUSE = 32  # steps without a look at drafts, after looks that did not pay
+MIN_SPREAD = 1e-3  # squared coefficient of variation of the rows from which a slope is fitted
+MAX_PAUSE = 64  # steps without a look at drafts, after looks that did not pay
 
 
 class StepTimes:
@@ -22,19 +23,22 @@ class StepTimes:
     def __init__(self) -> None:
         self.num_steps = self.most_rows = 0
         self.overhead = self.per_row = 0.0
-        self._sums = [0.0] * 5  # of 1, rows, seconds, rows^2, rows * seconds
+        # Weighted sums of 1, rows, seconds, rows^2 and rows * seconds.
+        self._count = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, rows: int, seconds: float) -> None:
         if self.num_steps >= MIN_STEPS:
             seconds = min(seconds, OUTLIER * self.predict(rows))
-        terms = (1.0, rows, seconds, rows * rows, rows * seconds)
-        self._sums = [MEMORY * total + term for total, term in zip(self._sums, terms, strict=True)]
         self.num_steps += 1
         self.most_rows = max(rows, self.most_rows)
-        count, x, y, xx, xy = self._sums
-        spread = count * xx - x * x
-        if spread > 1e-3 * x * x:  # else the steps say nothing about the slope, and the last one stays
-            self.per_row = max(0.0, (count * xy - x * y) / spread)
+        self._count = count = MEMORY * self._count + 1.0
+        self._x = x = MEMORY * self._x + rows
+        self._y = y = MEMORY * self._y + seconds
+        self._xx = MEMORY * self._xx + rows * rows
+        self._xy = MEMORY * self._xy + rows * seconds
+        spread = count * self._xx - x * x
+        if spread > MIN_SPREAD * x * x:  # else the steps say nothing about the slope, and the last one stays
+            self.per_row = max(0.0, (count * self._xy - x * y) / spread)
         self.per_row = min(self.per_row, y / x)  # no step takes less than no time
         self.overhead = (y - self.per_row * x) / count
 

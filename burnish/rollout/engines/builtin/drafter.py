@@ -8,7 +8,7 @@ that differs from its draft: these are the tokens that decoding one by one would
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -35,8 +35,9 @@ class Drafter:
         if len(sequences) > self.options.max_num_seqs or not self.policy.wants_drafts():
             return []
         started = self.clock()
-        is_complete = self.index.update(sequences)
-        if not is_complete and self.policy.pause == 0:
+        pays = self.policy.pause == 0
+        is_complete = self.index.update(sequences, pays)
+        if pays and not is_complete:
             return []  # too early to judge
         depth = min(self.options.num_tokens, -(-2 * self.options.max_num_seqs // len(sequences)))
         self._proposals = [self._draft(sequence, depth, block_size) for sequence in sequences]
@@ -54,7 +55,7 @@ class Drafter:
         count = min(depth, limit, room)
         return self.index.draft(sequence, count) if count > 0 else []
 
-    def observe(self, sampled: Sequence[Sequence[int]], rows: int, started: float) -> None:
+    def observe(self, sampled: Iterable[Sequence[int]], rows: int, started: float) -> None:
         """A step with so many rows has sampled these tokens of each sequence, whether it verified drafts or not."""
         self.policy.add_step(rows, self.clock() - started)
         for drafts, tokens in zip(self._proposals or (), sampled, strict=False):
@@ -62,7 +63,6 @@ class Drafter:
                 self.index.acceptance.add(draft.evidence, draft.token == token)
                 if draft.token != token:
                     break
-        self._proposals = None
 
     def finished(self, sequence: SequenceState) -> None:
         self.index.record(sequence)

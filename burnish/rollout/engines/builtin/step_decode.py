@@ -105,12 +105,14 @@ class StepDecoder:
         sequences = scheduler.running
         drafts = drafter.propose(sequences, self.blocks.block_size)
         started = drafter.clock()
-        sampled = self._verify(sequences, drafts) if drafts else self._decode(sequences)
-        rows = verified_rows(sampled.tokens, drafts or [[]] * len(sequences))
-        drafter.observe([[sampled.tokens[row] for row in part] for part in rows], len(sampled.tokens), started)
         if drafts:
+            sampled = self._verify(sequences, drafts)
+            rows = verified_rows(sampled.tokens, drafts)
+            drafter.observe(([sampled.tokens[row] for row in part] for part in rows), len(sampled.tokens), started)
             self._append(scheduler, sequences, sampled, rows)
         else:
+            sampled = self._decode(sequences)
+            drafter.observe(([token] for token in sampled.tokens), len(sequences), started)
             scheduler.append(sequences, sampled)
 
     def _append(

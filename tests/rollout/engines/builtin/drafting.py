@@ -27,7 +27,7 @@ class Scripted:
         self.script = script
         self.acceptance = Acceptance()
 
-    def update(self, sequences):
+    def update(self, sequences, pays):
         return True
 
     def draft(self, sequence, count):
