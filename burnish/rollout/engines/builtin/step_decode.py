@@ -226,8 +226,9 @@ class StepDecoder:
 def make_drafter(options: EngineOptions, runner: ModelRunner) -> Drafter | None:
     """By default where more rows in a step cannot change a bit of the others."""
     drafts = options.drafts
-    enable = drafts is not None and (runner.invariant if drafts.enable is None else drafts.enable)
-    return Drafter(drafts, runner.row_multiple, runner.device) if drafts is not None and enable else None
+    if drafts is None or not (runner.invariant if drafts.enable is None else drafts.enable):
+        return None
+    return Drafter(drafts, runner.row_multiple, runner.device)
 
 
 def _places(sequences: Sequence[SequenceState], counts: Sequence[int] | None) -> list[tuple[SequenceState, int]]:
