@@ -18,7 +18,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TIMES = ("timing_s/", "timing_per_token_ms/", "perf/", "engine/seconds")
+TIMES = (
+    *("timing_s/", "timing_per_token_ms/", "perf/", "engine/seconds"),
+    *("rollout/draft_", "rollout/decode_", "engine/draft_", "engine/decode_", "engine/loaded_"),  # see draft_policy.py
+)
 LORA = (
     "actor_rollout_ref.model.lora_rank=4",
     "actor_rollout_ref.model.lora_alpha=8",

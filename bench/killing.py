@@ -23,7 +23,14 @@ from burnish.training.checkpoint import TRAINER
 COMMAND = Path(__file__).with_name("command.py")
 STEPS = 4
 # Times, and the work of an engine: what a journal answers is not generated again.
-TIMING = ("timing_", "perf/", "rollout/decode_occupancy", "rollout/prefill_", "rollout/evicted_sessions")
+TIMING = (
+    "timing_",
+    "perf/",
+    "rollout/draft_",
+    "rollout/decode_occupancy",
+    "rollout/prefill_",
+    "rollout/evicted_sessions",
+)
 GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_kl_loss=true")
 PPO = (
     "algorithm.adv_estimator=gae",

@@ -131,6 +131,19 @@ def uses_hf_engine(cfg: TrainConfig | GenerateConfig) -> bool:
     return _engine(cfg).name == "hf"
 
 
+def without_builtin_engine(cfg: TrainConfig | GenerateConfig) -> bool:
+    return _engine(cfg).name in ("hf", *_EXTERNAL_ENGINES)
+
+
+def uses_device_loop(cfg: TrainConfig | GenerateConfig) -> bool:
+    """The built-in engine decodes several tokens between two host syncs."""
+    return not without_builtin_engine(cfg) and not on_cpu(cfg) and not _engine(cfg).invariant
+
+
+def without_drafts(cfg: TrainConfig | GenerateConfig) -> bool:
+    return not _engine(cfg).speculative.enable
+
+
 def uses_vllm(cfg: TrainConfig | GenerateConfig) -> bool:
     return _engine(cfg).name == "vllm"
 

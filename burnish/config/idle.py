@@ -66,6 +66,14 @@ _SGLANG_PREFIX_CACHE = Line(
     "SGLang shares a prompt among its responses through its prefix cache, which stays on",
     "SGLang 通过前缀缓存在多个回答间共享提示，该缓存始终开启",
 )
+_DRAFTS_BUILTIN = Line("only the built-in engine drafts from other responses", "只有内置引擎以其他回答作为草稿")
+_DRAFTS_DEVICE_LOOP = Line(
+    "the built-in engine's decode loop on GPUs verifies no drafts (rollout.invariant=true decodes token by token)",
+    "内置引擎在 GPU 上的解码循环不验证草稿（rollout.invariant=true 时逐 token 解码）",
+)
+_NO_DRAFTS = Line(
+    "speculative decoding is off (rollout.speculative.enable)", "未启用推测解码（rollout.speculative.enable）"
+)
 _SGLANG_CPU_MEMORY = Line("SGLang cannot release its memory on a CPU", "SGLang 在 CPU 上无法释放内存")
 _VLLM_CPU_MEMORY = Line("vLLM cannot release its memory on a CPU", "vLLM 在 CPU 上无法释放内存")
 _SERVER_RUNNING = Line(
@@ -241,6 +249,11 @@ def _engine_rows(section: str) -> tuple[Idle, ...]:
         Idle(when.without_vllm, _VLLM_MODE_ONLY, (f"{section}.mode",)),
         Idle(when.without_sglang, NOT_SELECTED, (f"{section}.engine_kwargs.sglang*",)),
         Idle(when.uses_sglang, _SGLANG_PREFIX_CACHE, (f"{section}.enable_prefix_caching",)),
+        Idle(when.without_builtin_engine, _DRAFTS_BUILTIN, (f"{section}.speculative.*",)),
+        Idle(when.uses_device_loop, _DRAFTS_DEVICE_LOOP, (f"{section}.speculative.*",)),
+        Idle(
+            when.without_drafts, _NO_DRAFTS, _keys(f"{section}.speculative", ("num_speculative_tokens", "max_num_seqs"))
+        ),
     )
 
 

@@ -71,6 +71,22 @@ class EngineKwargsConfig:
 
 
 @dataclass
+class SpeculativeConfig:
+    """Speculative decoding by the built-in engine, with drafts from other responses to the same prompt."""
+
+    enable: bool = False
+    """Verify drafts of several tokens per response in one decode step, where measured step times and acceptance promise
+    more tokens per second. The sampled tokens are those of decoding without drafts; without rollout.invariant, more
+    rows in a step change last bits."""
+
+    num_speculative_tokens: int = at_least(16, 1)
+    """Maximum number of drafted tokens of one response in a decode step."""
+
+    max_num_seqs: int = at_least(64, 1)
+    """Responses that may run while drafts are verified: drafts are for the tail of a rollout."""
+
+
+@dataclass
 class SamplingConfig:
     """Engine and sampling parameters, common to training and `burnish generate`."""
 
@@ -179,6 +195,9 @@ class SamplingConfig:
 
     pipeline_model_parallel_size: int = at_least(1, 1)
     """Pipeline stages of one engine (vLLM, SGLang)."""
+
+    speculative: SpeculativeConfig = section(SpeculativeConfig)
+    """Speculative decoding."""
 
     enforce_eager: bool | None = setting(None, verl=True)
     """Disable CUDA graphs; null uses them on GPUs, where they stay valid while the engine sleeps."""

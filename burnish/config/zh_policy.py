@@ -331,6 +331,12 @@ DOCS: dict[str, str] = {
     "SamplingConfig.max_num_batched_tokens": "引擎一步处理的最大 token 数（含提示）。",
     "SamplingConfig.disable_log_stats": "不报告引擎统计（运行中、等待中、缓存占用）。",
     "SamplingConfig.invariant": "使回答不受同批其他请求影响，速度略降；null：CPU 上开启，GPU 上关闭。",
+    "SpeculativeConfig.enable": (
+        "在一个解码步中验证每个回答的多个草稿 token，仅在按实测步时与接受率能提高速度时进行；采样结果与不用草稿时相同。"
+        "未启用 rollout.invariant 时，多算几行会改变最后几位。"
+    ),
+    "SpeculativeConfig.num_speculative_tokens": "一个解码步中每个回答的最大草稿 token 数。",
+    "SpeculativeConfig.max_num_seqs": "允许验证草稿的最大并发回答数：草稿用于 rollout 的尾部。",
     "SamplingConfig.tensor_model_parallel_size": (
         "张量并行：共同持有一份引擎模型的设备数。多进程时每个引擎占用相邻的这么多进程；内置引擎此时不用 CUDA graph。"
     ),

@@ -151,6 +151,12 @@ def engine_metrics(counts: Mapping[str, float], min_prefill: int) -> dict[str, f
     return metrics
 
 
+def draft_metrics(counts: Mapping[str, float]) -> dict[str, float]:
+    """What speculative decoding has verified since the last step, from the engine's counters."""
+    names = ("draft_tokens", "draft_accepted")
+    return {f"rollout/{name}": float(counts[name]) for name in names if name in counts}
+
+
 def _truncation(batch: Batch) -> dict[str, float]:
     if "finish_reason" not in batch:
         return {}

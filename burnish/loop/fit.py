@@ -9,7 +9,7 @@ from burnish.batch import Batch
 from burnish.errors import UserError
 from burnish.log.clock import speed_metrics
 from burnish.log.curves import draw_curves
-from burnish.log.metrics import batch_metrics, engine_metrics, memory_metrics
+from burnish.log.metrics import batch_metrics, draft_metrics, engine_metrics, memory_metrics
 from burnish.loop.finish import Result, conclude, leave_model, stopped
 from burnish.loop.run import Run
 from burnish.loop.state import save, save_if_due
@@ -109,8 +109,9 @@ def _step_metrics(run: Run, batch: Batch) -> dict[str, float]:
         metrics |= model_metrics
     metrics |= recorder.fault_metrics() | memory_metrics() | run.take_transport()
     has_conversations = run.rollout.episode.uses_session
-    if recorder.log_engine_stats or has_conversations:
+    if recorder.log_engine_stats or has_conversations or run.rollout.engine.capabilities.drafts:
         counts, min_prefill = run.rollout.take_engine_counts()
+        metrics |= draft_metrics(counts)
         metrics |= engine_metrics(counts, min_prefill) if has_conversations else {}
         if recorder.log_engine_stats:
             metrics |= {f"engine/{name}": float(value) for name, value in counts.items()}

@@ -35,7 +35,7 @@ from burnish.models.device import pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_tokenizer
 from burnish.models.tensor_group import TensorGroup
 from burnish.reward.model_scorer import RewardModelScorer
-from burnish.rollout.engine import ENGINES, Engine, EngineOptions, check_engine, engine_row
+from burnish.rollout.engine import ENGINES, DraftOptions, Engine, EngineOptions, check_engine, engine_row
 from burnish.rollout.engines.devices import device_entries
 from burnish.rollout.engines.supervised import Supervised
 from burnish.seeding import derive_seed
@@ -372,6 +372,7 @@ def engine_of(
         max_images=None if data is None else data.max_images_per_prompt,
         media_settings={} if data is None else data.mm_processor_kwargs,
         quantization=quantization(rollout),
+        drafts=draft_options(rollout),
         record_experts=records_experts(rollout),
         section=section,
     )
@@ -394,6 +395,11 @@ def engine_kwargs(rollout: Any) -> dict[str, Any]:
     """The section of rollout.engine_kwargs for the chosen engine."""
     sections = rollout.engine_kwargs
     return dict({"vllm": sections.vllm, "sglang": sections.sglang}.get(rollout.name, {}))
+
+
+def draft_options(rollout: SamplingConfig) -> DraftOptions | None:
+    drafts = rollout.speculative
+    return DraftOptions(drafts.num_speculative_tokens, drafts.max_num_seqs) if drafts.enable else None
 
 
 def records_experts(rollout: SamplingConfig) -> bool:

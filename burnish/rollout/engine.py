@@ -194,7 +194,16 @@ class Capabilities:
     digests: bool = False  # `digests` works
     sessions: bool = False  # keeps the KV of a session's requests until `end_session`
     reads_sources: bool = False  # processes pictures itself, from Media.source
+    drafts: bool = False  # verifies drafts; `stats` has draft_tokens and draft_accepted once it has
     watch: bool = False  # reports the tokens of requests with a TokenWatch while they are sampled
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """Speculative decoding with drafts from other responses."""
+
+    num_tokens: int = 16  # drafted for a sequence in one step, at most
+    max_num_seqs: int = 64  # no drafts while more sequences run
 
 
 @dataclass
@@ -229,6 +238,7 @@ class EngineOptions:
     load_format: str = "dummy"  # of an external engine's first weights
     bucket_megabytes: int = 512  # of weights sent at once to an engine in another process
     quantization: Literal["block", "tensor"] | None = None  # of the weights, to 8 bits with a scale per block or tensor
+    drafts: DraftOptions | None = None  # None: no speculative decoding
     record_experts: bool = False  # completions say which experts of a mixture each token was sent to
     extra: dict[str, Any] = field(default_factory=dict)  # the engine's entries of engine_kwargs
     max_images: int | None = None  # of a prompt; None: no limit

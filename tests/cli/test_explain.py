@@ -36,7 +36,7 @@ def test_several_keys(explain, pending_key):
     assert "generalized advantage estimation" in out
     assert "in verl: 8" in out
     assert "status: acts" in out
-    assert "pending: not supported yet (external engines)" in out
+    assert "pending: not supported yet (MoE options)" in out
 
 
 def test_chinese(explain):
@@ -71,7 +71,7 @@ def test_keys_of_other_jobs(explain):
 def test_pending(explain, pending_key):
     status, out, _ = explain("--pending")
     assert status == 0
-    assert f"{pending_key}: not supported yet (external engines)" in out
+    assert f"{pending_key}: not supported yet (MoE options)" in out
     assert "trtllm" not in out
     assert len(json.loads(explain("--pending", "--json")[1])) == len(out.splitlines())
 

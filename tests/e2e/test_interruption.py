@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-TIMES = ("timing_s/", "timing_per_token_ms/", "perf/")
+TIMES = ("timing_s/", "timing_per_token_ms/", "perf/", "rollout/draft_", "rollout/decode_")
 
 
 def wait_for(process, path):

@@ -28,6 +28,7 @@ from burnish.models.parts import backbone
 from burnish.reward.sample import Sample
 from burnish.rollout.engines.builtin.decode_plan import decode_plan, uses_device_loop
 
+from ..rollout.engines.builtin.drafting import verify_all
 from .kit import PROMPTS, Case, fixed_batch, recorded
 from .row import Observe
 
@@ -214,6 +215,17 @@ def padded_batches(case: Case) -> tuple[int, ...]:
 def decode_steps(case: Case) -> float:
     step_batch(case)
     return case.run.rollout.engine.stats()["decode_steps"]
+
+
+def drafts(case: Case) -> tuple[int, int]:
+    """Most drafts of a response in a decode step, and most responses in a step with drafts, if all were verified."""
+    decoder = case.run.rollout.engine.decoder
+    if decoder.drafter is None:
+        return 0, 0
+    verify_all(case.run.rollout.engine, lambda sequence: [5] * 100)
+    calls = recorded(decoder, "_verify")
+    step_batch(case)
+    return max((max(map(len, call[1])) for call in calls), default=0), max((len(call[0]) for call in calls), default=0)
 
 
 def prefills(case: Case) -> int:

@@ -10,6 +10,10 @@ VAL = f"{ROLLOUT}.val_kwargs"
 SAMPLED = (f"{VAL}.do_sample=true", f"{VAL}.temperature=1")
 ONE_BY_ONE = (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=1",)
 
+SPECULATIVE = f"{ROLLOUT}.speculative"
+DRAFTS = f"{SPECULATIVE}.enable=true"
+LONG = (f"{ROLLOUT}.ignore_eos=true", "data.max_response_length=16")
+
 ROWS = [
     Row(f"{ROLLOUT}.name", "hf", see.engine_class, expected="HfEngine"),
     Row(f"{ROLLOUT}.temperature", "3", see.responses),
@@ -28,6 +32,9 @@ ROWS = [
     Row(f"{ROLLOUT}.max_num_batched_tokens", "1", see.prefills, expected=4),
     Row(f"{ROLLOUT}.disable_log_stats", "false", see.engine_metrics),
     Row(f"{ROLLOUT}.invariant", "false", see.scored_rows, expected=5),
+    Row(f"{SPECULATIVE}.enable", "true", see.drafts, LONG, expected=(15, 8)),
+    Row(f"{SPECULATIVE}.num_speculative_tokens", "2", see.drafts, (*LONG, DRAFTS), expected=(2, 8)),
+    Row(f"{SPECULATIVE}.max_num_seqs", "7", see.drafts, (*LONG, DRAFTS), expected=(0, 0)),
     Row(
         f"{ROLLOUT}.enforce_eager",
         "false",

@@ -9,7 +9,7 @@ import torch
 
 from burnish.batch import Batch, Ragged
 from burnish.log.clock import PER_RESPONSE_TOKEN, PER_TOKEN
-from burnish.log.metrics import batch_metrics, engine_metrics
+from burnish.log.metrics import batch_metrics, draft_metrics, engine_metrics
 from burnish.log.step_warnings import step_warnings
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -140,3 +140,9 @@ def test_metrics_of_an_engine_with_conversations():
         "rollout/evicted_sessions": 2.0,
     }
     assert engine_metrics({"tokens": 3.0}, min_prefill=7) == {}  # of an engine that does not count them
+
+
+def test_drafts_of_an_engine_that_verified_some():
+    counts = {"tokens": 9.0, "draft_tokens": 5, "draft_accepted": 2}
+    assert draft_metrics(counts) == {"rollout/draft_tokens": 5.0, "rollout/draft_accepted": 2.0}
+    assert draft_metrics({"tokens": 9.0}) == {}

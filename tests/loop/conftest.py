@@ -18,7 +18,10 @@ from burnish.loop.build import build
 from burnish.loop.state import resume
 
 ROWS = 12
-TIMES = ("timing_s/", "timing_per_token_ms/", "perf/", "engine/seconds")
+TIMES = (
+    *("timing_s/", "timing_per_token_ms/", "perf/", "engine/seconds"),
+    *("rollout/draft_", "rollout/decode_", "engine/draft_", "engine/decode_", "engine/loaded_"),  # see draft_policy.py
+)
 
 
 @pytest.fixture(scope="session")

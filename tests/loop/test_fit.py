@@ -8,6 +8,8 @@ from burnish.loop.fit import fit
 from burnish.training.checkpoint import damage
 from burnish.view.runs import RunReader
 
+from ..rollout.engines.builtin.drafting import verify_all
+
 
 def checkpoints(folder):
     return sorted(int(path.name.removeprefix("global_step_")) for path in folder.glob("global_step_*"))
@@ -173,3 +175,13 @@ def test_a_run_that_is_done_does_nothing_more(launch, metric_lines):
     result = launch(*steps)
     assert result.step == 2 and not result.interrupted
     assert metric_lines() == before
+
+
+def test_drafts_are_counted(make_run):
+    """A step's drafts, also where no other statistics of the engine are logged."""
+    drafts = "actor_rollout_ref.rollout.speculative.enable=true"
+    run = make_run("data.max_response_length=16", "trainer.total_training_steps=1", drafts)
+    verify_all(run.rollout.engine, lambda sequence: [5] * 4)
+    metrics = fit(run).metrics
+    assert metrics["rollout/draft_tokens"] >= metrics["rollout/draft_accepted"] >= 0
+    assert metrics["rollout/draft_tokens"] > 0 and "engine/tokens" not in metrics

@@ -22,7 +22,10 @@ from ..profiling_standins import nsys_stand_in
 STEPS = ("trainer.profile_steps=[2]", "global_profiler.tool=torch")
 ACTOR = "actor_rollout_ref.actor.profiler"
 ROLLOUT = "actor_rollout_ref.rollout.profiler"
-TIMES = ("timing_s/", "timing_per_token_ms/", "perf/", "engine/seconds")
+TIMES = (
+    *("timing_s/", "timing_per_token_ms/", "perf/", "engine/seconds"),
+    *("rollout/draft_", "rollout/decode_", "engine/draft_", "engine/decode_", "engine/loaded_"),  # see draft_policy.py
+)
 
 
 def labels(path):

@@ -1,6 +1,6 @@
-/* Decode attention: one new token per sequence against the sequence's blocks of the paged cache, in float32.
+/* Decode attention: new tokens against their sequences' blocks of the paged cache, in float32.
 
-Every (sequence, key/value head) is computed alone and in the order of its own tokens, so its bits do not depend on the
+Every (token, key/value head) is computed alone and in the order of its own tokens, so its bits do not depend on the
 batch or on the number of threads. GROUP (query heads per key/value head) and HEAD_DIM are compile-time constants, so that
 the compiler can unroll and vectorize the inner loops. The Python side is rollout/engines/builtin/native/decode.py. */
 
@@ -84,17 +84,22 @@ int burnish_decode(
         if (scores == NULL)
 #pragma omp atomic
             failed++;
-#pragma omp for schedule(dynamic, 4)
+#pragma omp for schedule(static)
         for (long job = 0; job < s.batch_size * s.kv_heads; job++) {
-            if (scores == NULL) continue;
             const long row = job / s.kv_heads, head = job % s.kv_heads, length = lengths[row];
-            const long *table = tables + row * s.table_width;
-            const long slot = table[length / s.block_size] * block_stride + head * head_stride
+            const long slot = tables[row * s.table_width + length / s.block_size] * block_stride + head * head_stride
                               + length % s.block_size * HEAD_DIM;
             const float *key = new_keys + head * s.key_head + row * s.key_row;
             const float *value = new_values + head * s.value_head + row * s.value_row;
             for (long i = 0; i < HEAD_DIM; i++) keys[slot + i] = key[i];
             for (long i = 0; i < HEAD_DIM; i++) values[slot + i] = value[i];
+        }
+        /* All writes are done: a row may be a later token of another row's sequence. */
+#pragma omp for schedule(dynamic, 4)
+        for (long job = 0; job < s.batch_size * s.kv_heads; job++) {
+            if (scores == NULL) continue;
+            const long row = job / s.kv_heads, head = job % s.kv_heads, length = lengths[row];
+            const long *table = tables + row * s.table_width;
             const long end = length + 1, first = s.window && end > s.window ? end - s.window : 0;
             attend(query + head * GROUP * s.query_head + row * s.query_row, s.query_head, keys + head * head_stride,
                    values + head * head_stride, table, s.block_size, block_stride, first, end, scores, width,

@@ -44,6 +44,7 @@ class BuiltinEngine:
             digests=True,
             sessions=True,
             watch=True,
+            drafts=self.decoder.drafts,
             remarks=self.decoder.remarks,
         )
         self.paused = self.asleep = False

@@ -146,6 +146,10 @@ class GraphDecoder:
         return self.plan.remarks
 
     @property
+    def drafts(self) -> bool:
+        return False  # not supported yet
+
+    @property
     def allocated(self) -> DeviceMemory:
         if self.memory is None:
             raise RuntimeError("the KV cache is not open")
@@ -307,6 +311,9 @@ class GraphDecoder:
         counts = {"host_syncs": self.host_syncs, "graph_replays": self.graph_replays}
         self.host_syncs = self.graph_replays = 0
         return counts
+
+    def finished(self, sequence: SequenceState) -> None:
+        """Nothing is kept of it."""
 
     def fail(self, scheduler: Scheduler) -> None:
         unread, self._unread = self._unread, None

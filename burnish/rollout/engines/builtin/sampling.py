@@ -62,6 +62,21 @@ class SamplingBatch:
             num_top=[s.logprobs or 0 for s in settings] if any(s.logprobs for s in settings) else None,
         )
 
+    def rows(self, row_of: Tensor) -> SamplingBatch:
+        """The batch with row `row_of[i]` in place i, in ascending order; a row with penalties occurs once."""
+        columns = {
+            name: None if column is None else column[row_of]
+            for name in ("temperature", "sample_temperature", "top_k", "top_p", "min_p", "greedy", "seed")
+            for column in (getattr(self, name),)
+        }
+        numbers = row_of.tolist() if self.penalties or self.num_top is not None else []
+        return replace(
+            self,
+            **columns,
+            penalties=[(numbers.index(row), state) for row, state in self.penalties],
+            num_top=None if self.num_top is None else [self.num_top[row] for row in numbers],
+        )
+
 
 def fire_settings(sampling: Sampling) -> Sampling:
     """FIRE (arXiv 2410.21236): the first token is sampled almost uniformly from the top few."""
@@ -78,6 +93,11 @@ class SampledTokens:
     tokens: list[int]
     log_probs: list[float]
     top: list[list[tuple[int, float]]] | None
+
+    def at(self, rows: Sequence[int]) -> SampledTokens:
+        """Those of some rows."""
+        tokens, log_probs = [self.tokens[row] for row in rows], [self.log_probs[row] for row in rows]
+        return SampledTokens(tokens, log_probs, None if self.top is None else [self.top[row] for row in rows])
 
 
 def sample_to_host(logits: Tensor, batch: SamplingBatch, index: Tensor) -> SampledTokens:

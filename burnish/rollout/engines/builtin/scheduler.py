@@ -29,6 +29,11 @@ class Decoder(Protocol):
     @property
     def remarks(self) -> tuple[str, ...]: ...
 
+    @property
+    def drafts(self) -> bool:
+        """Whether it verifies drafts."""
+        ...
+
     def open_cache(self) -> None: ...
 
     def close_cache(self) -> None: ...
@@ -49,6 +54,10 @@ class Decoder(Protocol):
 
     def take_counts(self) -> dict[str, int]:
         """Statistics since the last call."""
+        ...
+
+    def finished(self, sequence: SequenceState) -> None:
+        """A response is complete."""
         ...
 
     def fail(self, scheduler: Scheduler) -> None:
@@ -94,12 +103,18 @@ class Scheduler:
         """Decode, and count how many of the batch slots get a token; separately while requests wait for slots."""
         num_slots = self.options.max_num_seqs
         is_loaded = len(self.running) + len(self.waiting) >= num_slots
-        num_steps, num_tokens = self.counts["decode_steps"], self.counts["tokens"]
+        num_steps, num_tokens = self._decoded()
         self.decoder.step(self)
-        num_steps, num_tokens = self.counts["decode_steps"] - num_steps, self.counts["tokens"] - num_tokens
+        num_steps, num_tokens = (
+            now - before for now, before in zip(self._decoded(), (num_steps, num_tokens), strict=True)
+        )
         for kind in ("decode", "loaded") if is_loaded else ("decode",):
             self.counts[f"{kind}_slots"] += num_steps * num_slots
             self.counts[f"{kind}_tokens"] += num_tokens
+
+    def _decoded(self) -> tuple[float, float]:
+        """Decode steps, and tokens of slots: a draft that was right is a second token of its slot in the same step."""
+        return self.counts["decode_steps"], self.counts["tokens"] - self.counts["draft_accepted"]
 
     # requests
 
@@ -290,8 +305,8 @@ class Scheduler:
         self.counts["preemptions"] += 1
         return sequence
 
-    def append(self, sequences: list[SequenceState], sampled: SampledTokens) -> None:
-        """Append one token to each sequence, and complete those that have ended."""
+    def append(self, sequences: list[SequenceState], sampled: SampledTokens) -> set[SequenceState]:
+        """Append one token to each sequence, and complete those that have ended, which are returned."""
         done: set[SequenceState] = set()
         for sequence, top in zip(sequences, sampled.top or (), strict=False):
             sequence.top.append(top)
@@ -309,11 +324,13 @@ class Scheduler:
         if done:
             self.counts["finished"] += len(done)
             self.remove(done)
+        return done
 
     def finish(self, sequence: SequenceState, end: Finish) -> None:
         """Keep or free its blocks, and answer its future. The caller removes it from `running`."""
         sequence.experts = self.runner.recorded_experts(sequence)
         self.blocks.retire(sequence)
+        self.decoder.finished(sequence)
         sequence.complete(end)
 
     def remove(self, sequences: set[SequenceState]) -> None:

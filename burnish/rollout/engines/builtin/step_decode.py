@@ -1,7 +1,8 @@
-"""StepDecoder: token-by-token decoding; the host samples and schedules after every token."""
+"""StepDecoder: token-by-token decoding; the host samples and schedules after every token, or verifies drafts."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.block_manager import BlockManager
+from burnish.rollout.engines.builtin.drafter import Drafter
 from burnish.rollout.engines.builtin.kv_cache import BLOCK_SIZE
 from burnish.rollout.engines.builtin.sampling import SampledTokens, SamplingBatch, sample_to_host
 from burnish.rollout.engines.builtin.scheduler import Scheduler
@@ -17,12 +19,18 @@ from burnish.rollout.engines.builtin.step_runner import StepRunner
 
 
 class StepDecoder:
-    """Attention context and sampling settings are rebuilt only when the batch or its blocks change."""
+    """Attention context and sampling settings are rebuilt only when the batch or its blocks change.
+
+    With a Drafter, a step verifies drafts of several tokens per sequence while few sequences run.
+    """
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
         self.runner = StepRunner(options)
         self.blocks = BlockManager(BLOCK_SIZE, options.prefix_caching, exact_only=self.runner.invariant)
+        self.drafter = None
+        if options.drafts is not None:
+            self.drafter = Drafter(options.drafts, self.runner.row_multiple, self.runner.device)
         self._batch: list[SequenceState] | None = None
         self._version = -1
         self._sampling: SamplingBatch
@@ -35,6 +43,10 @@ class StepDecoder:
         key = f"{self.options.section}.tensor_model_parallel_size"
         slow = f"{group.size} ranks share each engine, which then decodes token by token and without CUDA graphs"
         return (*self.runner.remarks, f"{slow}; {key}=1 is faster where the model fits on one device")
+
+    @property
+    def drafts(self) -> bool:
+        return self.drafter is not None
 
     # memory
 
@@ -63,13 +75,46 @@ class StepDecoder:
         return sample_to_host(logits, self.runner.sampling_batch(sequences, first=True), index)
 
     def step(self, scheduler: Scheduler) -> None:
-        """One token for every running sequence."""
+        """One token for every running sequence, and those behind it whose drafts are right."""
         if not self._has_room(scheduler.running):
             scheduler.grow({sequence: sequence.num_cached + 1 for sequence in scheduler.running})
         if scheduler.running:
-            sampled = self._decode(scheduler.running)
             scheduler.counts["decode_steps"] += 1
-            scheduler.append(scheduler.running, sampled)
+            if self.drafter is None:
+                scheduler.append(scheduler.running, self._decode(scheduler.running))
+            else:
+                self._draft_and_decode(scheduler, self.drafter)
+
+    def _draft_and_decode(self, scheduler: Scheduler, drafter: Drafter) -> None:
+        sequences = scheduler.running
+        drafts = drafter.propose(sequences, self.blocks.block_size)
+        started = drafter.clock()
+        if drafts:
+            sampled = self._verify(sequences, drafts)
+            rows = verified_rows(sampled.tokens, drafts)
+            drafter.observe(([sampled.tokens[row] for row in part] for part in rows), len(sampled.tokens), started)
+            self._append(scheduler, sequences, sampled, rows)
+        else:
+            sampled = self._decode(sequences)
+            drafter.observe(([token] for token in sampled.tokens), len(sequences), started)
+            scheduler.append(sequences, sampled)
+
+    def _append(
+        self, scheduler: Scheduler, sequences: list[SequenceState], sampled: SampledTokens, rows: list[list[int]]
+    ) -> None:
+        """Append each sequence's tokens one by one, so that whatever ends a response ends it at the same token."""
+        num_tokens = scheduler.counts["tokens"]
+        batch = list(zip(sequences, rows, strict=True))
+        for depth in range(max(map(len, rows))):
+            batch = [(sequence, part) for sequence, part in batch if depth < len(part)]
+            done = scheduler.append([sequence for sequence, _ in batch], sampled.at([part[depth] for _, part in batch]))
+            batch = [(sequence, part) for sequence, part in batch if sequence not in done]
+        scheduler.counts["draft_tokens"] += len(sampled.tokens) - len(sequences)
+        scheduler.counts["draft_accepted"] += scheduler.counts["tokens"] - num_tokens - len(sequences)
+
+    def finished(self, sequence: SequenceState) -> None:
+        if self.drafter is not None:
+            self.drafter.finished(sequence)
 
     def flush(self, scheduler: Scheduler) -> None:
         """Every token is on the host already."""
@@ -82,18 +127,39 @@ class StepDecoder:
 
     @torch.inference_mode()
     def _decode(self, sequences: list[SequenceState]) -> SampledTokens:
+        """One row per sequence: its newest token."""
         self._prepare(sequences)
-        runner = self.runner
-        hidden = runner.decode([sequence.tokens[-1] for sequence in sequences])
-        if runner.routing is not None:
-            runner.keep_experts(self._slots(sequences))
-        index = torch.tensor([len(sequence.tokens) for sequence in sequences], device=runner.device)
-        return sample_to_host(runner.logits(hidden)[: len(sequences)], self._sampling, index)
+        if self._version != self.blocks.version:
+            self._start_rows(sequences)
+            self._version = self.blocks.version
+        hidden = self.runner.decode([sequence.tokens[-1] for sequence in sequences])
+        if self.runner.routing is not None:
+            self.runner.keep_experts(self._slots(sequences))
+        return self._sample(hidden, [len(sequence.tokens) for sequence in sequences], self._sampling)
 
-    def _slots(self, sequences: Sequence[SequenceState]) -> Tensor:
-        """Where the newest token of each sequence is in the cache."""
+    @torch.inference_mode()
+    def _verify(self, sequences: list[SequenceState], drafts: list[list[int]]) -> SampledTokens:
+        """Rows of a sequence: its newest token, then its drafts, each in its place.
+
+        Attention reads what all rows have written before, so a row computes what decoding would compute there if the
+        drafts before it were right. What wrong drafts leave in the cache is beyond `num_cached` and written again.
+        """
+        self._prepare(sequences)
+        counts = [1 + len(draft) for draft in drafts]
+        tokens = [t for s, draft in zip(sequences, drafts, strict=True) for t in (s.tokens[-1], *draft)]
+        index = [len(s.tokens) + depth for s, count in zip(sequences, counts, strict=True) for depth in range(count)]
+        row_of = torch.tensor([n for n, count in enumerate(counts) for _ in range(count)], device=self.runner.device)
+        self._start_rows(sequences, counts)
+        hidden = self.runner.decode(tokens)
+        if self.runner.routing is not None:
+            self.runner.keep_experts(self._slots(sequences, counts))
+        self._version = -1  # sequences advance by different numbers of tokens
+        return self._sample(hidden, index, self._sampling.rows(row_of))
+
+    def _slots(self, sequences: Sequence[SequenceState], counts: Sequence[int] | None = None) -> Tensor:
+        """Where the tokens of each row are in the cache; `counts` rows of each sequence, by default one."""
         size = self.blocks.block_size
-        places = [(sequence.block_table, *divmod(sequence.num_cached, size)) for sequence in sequences]
+        places = [(s.block_table, *divmod(place, size)) for s, place in _places(sequences, counts)]
         return torch.tensor([table[block] * size + rest for table, block, rest in places], device=self.runner.device)
 
     def _is_prepared(self, sequences: list[SequenceState]) -> bool:
@@ -104,13 +170,40 @@ class StepDecoder:
         return self._is_prepared(sequences) and self.runner.tokens_left > 0
 
     def _prepare(self, sequences: list[SequenceState]) -> None:
-        if self._is_prepared(sequences):
-            return
+        if self._batch is not sequences:
+            self._sampling = self.runner.sampling_batch(sequences)
+            self._batch, self._version = sequences, -1
+
+    def _start_rows(self, sequences: list[SequenceState], counts: Sequence[int] | None = None) -> None:
+        """Attention for `counts` rows of each sequence, by default one."""
+        places = _places(sequences, counts)
+        shared: set[int] = set()
         if self.runner.cpu_kernels is None:
             self.blocks.compact(sequences)
-        tables = [sequence.block_table for sequence in sequences]
-        lengths, offsets = ([getattr(s, name) for s in sequences] for name in ("num_cached", "offset"))
-        shared = {block for table in tables for block in table if self.blocks.pool.is_shared(block)}
-        self.runner.start_decoding(tables, lengths, offsets, shared)
-        self._sampling = self.runner.sampling_batch(sequences)
-        self._batch, self._version = sequences, self.blocks.version
+            users = Counter(block for sequence, _ in places for block in sequence.block_table)
+            shared = {block for block, count in users.items() if count > 1 or self.blocks.pool.is_shared(block)}
+        tables, offsets = ([getattr(sequence, name) for sequence, _ in places] for name in ("block_table", "offset"))
+        self.runner.start_decoding(tables, [length for _, length in places], offsets, shared)
+
+    def _sample(self, hidden: Tensor, index: list[int], sampling: SamplingBatch) -> SampledTokens:
+        """The token behind each row, by the noise of its `index` in the response."""
+        places = torch.tensor(index, device=self.runner.device)
+        return sample_to_host(self.runner.logits(hidden)[: len(index)], sampling, places)
+
+
+def _places(sequences: Sequence[SequenceState], counts: Sequence[int] | None) -> list[tuple[SequenceState, int]]:
+    """(sequence, tokens in the cache before it) of each row."""
+    if counts is None:
+        return [(sequence, sequence.num_cached) for sequence in sequences]
+    pairs = zip(sequences, counts, strict=True)
+    return [(sequence, sequence.num_cached + depth) for sequence, count in pairs for depth in range(count)]
+
+
+def verified_rows(tokens: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Of each sequence the rows whose sampled tokens count: up to the first one that differs from its draft."""
+    rows, first = [], 0
+    for draft in drafts:
+        wrong = (depth for depth, token in enumerate(draft) if tokens[first + depth] != token)
+        rows.append(list(range(first, first + next(wrong, len(draft)) + 1)))
+        first += len(draft) + 1
+    return rows

@@ -1,0 +1,59 @@
+"""An engine whose every draft is verified, and drafts that are known to be right or wrong."""
+
+from __future__ import annotations
+
+from burnish.rollout.engines.builtin.draft_index import Acceptance, Draft
+
+
+class EveryDraft:
+    """A policy that verifies every draft in every step, whatever that costs."""
+
+    pause = 1
+
+    def wants_drafts(self):
+        return True
+
+    def choose(self, chances, seconds):
+        return [len(row) for row in chances]
+
+    def add_step(self, rows, seconds):
+        pass
+
+
+class Scripted:
+    """An index whose drafts come from a function of a sequence."""
+
+    def __init__(self, script):
+        self.script = script
+        self.acceptance = Acceptance()
+
+    def update(self, sequences, pays):
+        return True
+
+    def draft(self, sequence, count):
+        return [Draft(token, 0, 1.0) for token in self.script(sequence)][:count]
+
+    def record(self, sequence):
+        pass
+
+
+def verify_all(engine, script=None):
+    """Let the engine verify every draft it has, by default those of its own index."""
+    engine.decoder.drafter.policy = EveryDraft()
+    if script is not None:
+        engine.decoder.drafter.index = Scripted(script)
+    return engine
+
+
+def right_drafts(completions, seeds, wrong_at=()):
+    """A script of what is known to come next, with a wrong token at some places of the response."""
+    ids = {seed: completion.ids for seed, completion in zip(seeds, completions, strict=True)}
+
+    def script(sequence):
+        known = ids[sequence.request.seed]
+        return [
+            known[place] if place not in wrong_at else (known[place] + 1) % 20
+            for place in range(len(sequence.tokens), len(known))
+        ]
+
+    return script
