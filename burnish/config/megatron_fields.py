@@ -43,7 +43,7 @@ from burnish.errors import UserError
 GRANULARITIES = (None, "full", "selective")
 NO_LOSS = (None, "none")  # ways to balance experts without a loss
 MEGATRON_ARGUMENTS = {*BETAS, "adam_eps", *MEGATRON_MOMENTUM, "weight_decay", OFFLOAD}
-NUMBERS = {*BETAS, "adam_eps", "eps", *MOMENTA, "dampening", "weight_decay", FRACTION}
+NUMBERS = {*BETAS, "adam_eps", "eps", *MOMENTA, "weight_decay", FRACTION}
 
 
 def transformer_fields(cfg: TrainConfig) -> Iterator[UserError]:
@@ -125,13 +125,17 @@ def optimizer_fields(cfg: TrainConfig) -> Iterator[UserError]:
     for role in megatron_roles(cfg):
         if role.section not in in_use or role.optim is None:
             continue
-        for name, value in role.optim.override_optimizer_config.items():
+        fields = role.optim.override_optimizer_config
+        if fields.get("nesterov") and not (uses_megatron(role.config) or fields.get("momentum")):
+            key = f"{role.section}.{OPTIMIZER_FIELDS}"
+            yield UserError("needs a momentum", key=f"{key}.nesterov", value=True, hint=f"+{key}.momentum=0.9")
+        for name, value in fields.items():
             key = f"{role.section}.{OPTIMIZER_FIELDS}.{name}"
             refused = REFUSED_OPTIMIZER_FIELDS.get(name)
             if refused is not None and refused.refuses(value):
                 yield _refusal(refused, role, key, value)
             elif refused is None and not _is_known(name, uses_megatron(role.config)):
-                names = ["eps", "momentum", "dampening", "nesterov"]
+                names = ["eps", "momentum", "nesterov"]
                 yield UserError("no such argument of the optimizer", key=key, value=value, allowed=names)
             elif name in NUMBERS and not _is_number(value):
                 yield UserError("not a number of at least 0", key=key, value=value)

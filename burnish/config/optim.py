@@ -75,7 +75,7 @@ class OptimConfig:
     steps."""
 
     override_optimizer_config: dict[str, Any] = setting({})
-    """Further arguments of the optimizer: eps (adam); momentum, dampening and nesterov (sgd). With strategy=megatron
+    """Further arguments of the optimizer: eps (adam); momentum and nesterov (sgd). With strategy=megatron
     also Megatron's adam_beta1, adam_beta2, adam_eps, sgd_momentum, weight_decay and optimizer_cpu_offload, which moves
     the state to CPU memory outside updates."""
 
@@ -84,7 +84,7 @@ class OptimConfig:
 # them are Megatron's names.
 ARGUMENTS: dict[str, dict[str, str]] = {
     "adam": {"adam_eps": "eps", "eps": "eps"},
-    "sgd": {"sgd_momentum": "momentum", "momentum": "momentum", "dampening": "dampening", "nesterov": "nesterov"},
+    "sgd": {"sgd_momentum": "momentum", "momentum": "momentum", "nesterov": "nesterov"},
 }
 
 

@@ -146,7 +146,7 @@ DOCS: dict[str, str] = {
     "OptimConfig.lr_wsd_decay_steps": "该最后一段的步数。",
     "OptimConfig.use_checkpoint_opt_param_scheduler": "恢复训练时沿用检查点的学习率调度长度，即使总步数不同。",
     "OptimConfig.override_optimizer_config": (
-        "优化器的其他参数：eps（adam）；momentum、dampening、nesterov（sgd）。strategy=megatron 时还有 Megatron 的"
+        "优化器的其他参数：eps（adam）；momentum、nesterov（sgd）。strategy=megatron 时还有 Megatron 的"
         " adam_beta1、adam_beta2、adam_eps、sgd_momentum、weight_decay 与 optimizer_cpu_offload"
         "（更新之外状态在 CPU 内存）。"
     ),

@@ -85,6 +85,9 @@ def make_sgd(groups: list[dict[str, Any]], config: OptimConfig) -> SGD:
     return SGD(groups, lr=config.lr, **optimizer_arguments(config))
 
 
+# The state is made with the optimizer: else DCP makes it at the first save by an update, which AdamW would count.
+
+
 def adamw_state(parameter: nn.Parameter, device: torch.device, optimizer: Any) -> dict[str, Tensor]:
     return {
         "step": torch.zeros((), dtype=torch.float32, device=device),
@@ -98,6 +101,7 @@ def sgd_state(parameter: nn.Parameter, device: torch.device, optimizer: Any) -> 
     return {"momentum_buffer": torch.zeros_like(parameter, device=device)} if has_momentum else {}
 
 
+# optim.optimizer -> torch's optimizer of parameter groups, and the initial state of one parameter
 OPTIMIZERS = {"adam": (make_adamw, adamw_state), "sgd": (make_sgd, sgd_state)}
 
 
@@ -124,10 +128,7 @@ class Optimizer:
         make, new_state = OPTIMIZERS[config.optimizer]
         self.inner = make(self._groups(), config)  # `update` sets the learning rate
         for parameter in self.parameters:
-            # Created now: else DCP creates it at the first save by an update, which AdamW would count.
-            state = new_state(parameter, state_device or parameter.device, self.inner)
-            if state:
-                self.inner.state[parameter] = state
+            self.inner.state[parameter] = new_state(parameter, state_device or parameter.device, self.inner)
         self.updates_per_step = updates_per_step
         self.schedule_steps = config.total_training_steps if config.total_training_steps > 0 else total_steps
         self.steps = 0  # loop steps in which this role was updated

@@ -166,6 +166,8 @@ def test_arguments_of_the_optimizer():
         (FOUR, "lr=1e-3", "a key of its own"),
         (FOUR, "eps=small", "not a number"),
         ((), "adam_eps=1e-6", "no such argument"),
+        ((), "dampening=0.1", "no such argument"),
+        ((), "nesterov=true", "needs a momentum"),
     ],
 )
 def test_an_argument_of_the_optimizer_is_known_or_refused(given, field, problem):

@@ -54,6 +54,19 @@ def test_the_next_update_after_loading_is_bit_identical(trained, fresh, batch, w
     assert all(equal(a, b) for a, b in zip(moments(fresh), moments(trained), strict=True))
 
 
+@pytest.mark.parametrize("arguments", [{}, {"momentum": 0.9}])
+def test_sgd_resumes_bit_identically(make_policy, batch, weights, tmp_path, arguments):
+    """Without momentum it has no state at all."""
+    sgd = {"optim.optimizer": "sgd", "optim.override_optimizer_config": arguments}
+    trained, fresh = make_policy(**sgd), make_policy(**sgd)
+    trained.update(batch, 1)
+    save(tmp_path / "actor", trained)
+    load(tmp_path / "actor", fresh)
+    assert equal(weights(fresh), weights(trained)) and any(moments(fresh)) == bool(arguments)
+    assert fresh.update(batch, 2).metrics == trained.update(batch, 2).metrics
+    assert equal(weights(fresh), weights(trained))
+
+
 def test_a_checkpoint_of_an_earlier_version_resumes_bit_identically(trained, fresh, batch, weights, tmp_path):
     """Earlier versions wrote DCP's own format, whose index is a pickle."""
     folder = tmp_path / "actor"
