@@ -29,13 +29,13 @@ from burnish.data.prompt_pictures import with_pictures
 from burnish.distributed import torchrun
 from burnish.errors import UserError, WorkerDied
 from burnish.log.console import activity, progress_counter, say
+from burnish.loop.build_engine import check_engine_of, engine_mode, engine_of, one_device
 from burnish.loop.build_vision import build_vision
 from burnish.loop.collect import run_episodes
 from burnish.loop.elastic import ElasticEngines
 from burnish.loop.event_loop import run_coroutine
 from burnish.loop.launch import WorkerProgram, check_launcher, launch
 from burnish.loop.pools import Pool, describe_pools
-from burnish.loop.roles import check_engine_of, engine_mode, engine_of, one_device
 from burnish.loop.sampling import decoder, training_sampling
 from burnish.models.device import limit_cpu_threads, pick_device, pick_dtype
 from burnish.models.load import ModelSource, load_causal_lm, load_config, load_tokenizer

@@ -31,6 +31,7 @@ from burnish.loop.backends import check_kernels
 from burnish.loop.best import Best
 from burnish.loop.build_agents import build_episode, build_toolbox, check_rows, prompt_schemas
 from burnish.loop.build_data import Data, Rows, build_data, total_steps
+from burnish.loop.build_engine import check_engine_of, compared_dtype, engine_mode, eos_ids
 from burnish.loop.build_vision import build_vision
 from burnish.loop.correct import Correction
 from burnish.loop.endpoint import build_endpoint
@@ -48,16 +49,7 @@ from burnish.loop.profiling import check_profiling, run_profiler
 from burnish.loop.recompute import plan_recompute
 from burnish.loop.recorder import Recorder
 from burnish.loop.reward_nodes import reward_nodes
-from burnish.loop.roles import (
-    Roles,
-    build_roles,
-    check_engine_of,
-    compared_dtype,
-    engine_mode,
-    eos_ids,
-    load_run_tokenizer,
-    policy_source,
-)
+from burnish.loop.roles import Roles, build_roles, load_run_tokenizer, policy_source
 from burnish.loop.rollout import Rollout
 from burnish.loop.run import Run
 from burnish.loop.sampling import check_over_sampling, decoder, training_sampling, validation_sampling

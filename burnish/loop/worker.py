@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.config.ranks import engine_size, expert_parallel_size, sequence_parallel_size, tensor_parallel_size
 from burnish.distributed.process_group import RankInfo, init_neighbor_group
 from burnish.distributed.weights import Endpoint, receive, send
+from burnish.loop.build_engine import compared_dtype, engine_of
 from burnish.loop.build_reward_model import build_reward_model
 from burnish.loop.profiling import process_profiler, watch_mini_batches
 from burnish.loop.role_worker import RoleWorker
@@ -14,8 +15,6 @@ from burnish.loop.roles import (
     build_critic,
     build_policy,
     build_reference,
-    compared_dtype,
-    engine_of,
     load_run_tokenizer,
     policy_source,
 )

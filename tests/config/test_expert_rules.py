@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from burnish.errors import UserError
-from burnish.loop.roles import check_engine_of
+from burnish.loop.build_engine import check_engine_of
 
 from .test_megatron import ACTOR, loaded, refused
 

@@ -11,7 +11,7 @@ from burnish.config.pending import FEATURES
 from burnish.config.status import pending_keys, status_in, status_of
 from burnish.config.tree import tree
 from burnish.errors import NotSupportedYet, UserError
-from burnish.loop.roles import check_engine_of
+from burnish.loop.build_engine import check_engine_of
 
 ROWS = (*PENDING_OF["train"], *REFUSED_OF["train"])
 GIVEN = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model", "trainer.device=cpu"]

@@ -32,7 +32,7 @@ ROWS = [
     Row(f"{ROLLOUT}.max_num_batched_tokens", "1", see.prefills, expected=4),
     Row(f"{ROLLOUT}.disable_log_stats", "false", see.engine_metrics),
     Row(f"{ROLLOUT}.invariant", "false", see.scored_rows, expected=5),
-    Row(f"{SPECULATIVE}.enable", "true", see.drafts, LONG, expected=(15, 8)),
+    Row(f"{SPECULATIVE}.enable", "true", see.drafts, LONG, expected=(14, 8)),
     Row(f"{SPECULATIVE}.num_speculative_tokens", "2", see.drafts, (*LONG, DRAFTS), expected=(2, 8)),
     Row(f"{SPECULATIVE}.max_num_seqs", "7", see.drafts, (*LONG, DRAFTS), expected=(0, 0)),
     Row(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from burnish.loop import roles
+from burnish.loop import build_engine, roles
 from burnish.rollout.engines.vllm.arguments import engine_arguments
 
 from .kit import Case
@@ -24,8 +24,8 @@ def arguments(case: Case) -> dict[str, Any]:
     tokenizer = roles.load_run_tokenizer(case.cfg, source)
     with pytest.MonkeyPatch.context() as patch:
         entry = SimpleNamespace(load=lambda: engine_arguments, metadata={})
-        patch.setattr(roles, "engine_row", lambda *chosen, **more: entry)
-        found: Any = roles.engine_of(rollout, source, torch.device("cuda"), None, tokenizer)
+        patch.setattr(build_engine, "engine_row", lambda *chosen, **more: entry)
+        found: Any = build_engine.engine_of(rollout, source, torch.device("cuda"), None, tokenizer)
     return {name: found[name] for name in ("quantization",) if name in found}
 
 

@@ -2,7 +2,8 @@ import pytest
 
 from burnish.config import load
 from burnish.errors import UserError
-from burnish.loop.roles import eos_ids, policy_source
+from burnish.loop.build_engine import eos_ids
+from burnish.loop.roles import policy_source
 from burnish.training.packing import MicroBatchSize
 
 

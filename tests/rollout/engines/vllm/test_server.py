@@ -10,7 +10,7 @@ import torch
 
 from burnish.config.rollout import RolloutConfig
 from burnish.errors import UserError
-from burnish.loop.roles import engine_mode
+from burnish.loop.build_engine import engine_mode
 from burnish.models.load import ModelSource
 from burnish.rollout.engine import ENGINES, EngineDied, EngineOptions, Sampling, engine_row
 from burnish.rollout.engines.devices import device_entries
