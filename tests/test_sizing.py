@@ -13,7 +13,7 @@ from burnish import sizing
 from burnish.doctor import activations, arithmetic, engine, head, roles
 from burnish.models import chunks, compiled, device, varlen, wide
 from burnish.rollout.engines import digests
-from burnish.rollout.engines.builtin import decode_plan, device_batch, graph_decode, kv_cache, step_decode
+from burnish.rollout.engines.builtin import decode_plan, device_batch, graph_decode, kv_cache, step_runner
 from burnish.rollout.engines.builtin.decode_plan import DecodePlan
 from burnish.training import packing
 from burnish.training.packing import MicroBatchSize
@@ -33,7 +33,7 @@ SHARED = {
     "INT_COLUMNS": (engine, device_batch),
     "NUM_STOP_TOKENS": (engine, device_batch),
     "SYNC_INTERVAL": (engine, decode_plan),
-    "cache_blocks": (engine, step_decode, graph_decode),
+    "cache_blocks": (engine, step_runner, graph_decode),
     "capture_sizes": (engine, decode_plan),
     "chunk_rows": (head, chunks),
     "default_dtype": (roles, device),

@@ -50,6 +50,11 @@ def reward_model_has_one_rank(cfg: TrainConfig) -> bool:
     return num_role_ranks(cfg, cfg.reward_model) == 1
 
 
+def starts_no_processes(cfg: TrainConfig | SftConfig | GenerateConfig) -> bool:
+    """One process trains or generates, and none on another node scores or runs tools."""
+    return is_single_process(cfg) and not (cfg.ray_init.reward_nodes or cfg.ray_init.tool_nodes)
+
+
 def serves_no_metrics(cfg: TrainConfig) -> bool:
     return cfg.trainer.metrics_port is None and without_prometheus(cfg)
 

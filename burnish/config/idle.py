@@ -204,13 +204,8 @@ _SHARDING = (
     "mixed_precision.reduce_dtype",
 )
 _SHARDED = ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.model.fsdp_config")
-_MULTI_PROCESS = (
-    "*nccl_timeout",
-    "trainer.ray_wait_register_center_timeout",
-    "trainer.launcher",
-    "trainer.balance_batch",
-    "ray_init.*",
-)
+_MULTI_PROCESS = ("*nccl_timeout", "trainer.balance_batch")
+_LAUNCH = ("trainer.ray_wait_register_center_timeout", "trainer.launcher", "ray_init.*")
 _ENGINE_POOL = (
     "actor_rollout_ref.hybrid_engine",
     *("rollout.nnodes", "rollout.n_gpus_per_node"),
@@ -259,7 +254,11 @@ def _engine_rows(section: str) -> tuple[Idle, ...]:
 
 # The first row that matches a key and whose condition holds gives the reason.
 IDLE: dict[str, tuple[Idle, ...]] = {
-    "generate": (*_engine_rows("rollout"), Idle(is_single_process, ONE_PROCESS, _MULTI_PROCESS)),
+    "generate": (
+        *_engine_rows("rollout"),
+        Idle(is_single_process, ONE_PROCESS, _MULTI_PROCESS),
+        Idle(when.starts_no_processes, ONE_PROCESS, _LAUNCH),
+    ),
     "train": (
         Idle(
             when.without_reward_model,
@@ -337,6 +336,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         *(Idle(when.has_one_training_rank, _ONE_RANK, _keys(section, _SHARDING)) for section in _SHARDED),
         Idle(when.reward_model_has_one_rank, _ONE_RANK, _keys("reward_model.model.fsdp_config", _SHARDING)),
         Idle(is_single_process, ONE_PROCESS, _MULTI_PROCESS),
+        Idle(when.starts_no_processes, ONE_PROCESS, _LAUNCH),
         Idle(when.engines_share_devices, SHARED_DEVICES, _ENGINE_POOL),
         Idle(
             when.shares_weights_in_process,
@@ -370,6 +370,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
     ),
     "sft": (
         Idle(is_single_process, ONE_PROCESS, _MULTI_PROCESS),
+        Idle(when.starts_no_processes, ONE_PROCESS, _LAUNCH),
         Idle(when.on_cpu, _ON_CPU, (*_OFFLOADS, "*.fsdp_config.cpu_offload", "*.fsdp_config.offload_params")),
         Idle(when.sft_without_adapter, _NO_ADAPTER, _keys("model", _ADAPTER)),
         Idle(when.sft_without_checkpointing, _NO_RECOMPUTE, ("model.recompute.*",)),

@@ -17,6 +17,7 @@ from burnish.config.pending import (
 from burnish.config.refused import REFUSED, Refused, no_trt_llm
 
 _NO_REWARDS = Line("this job computes no rewards", "该任务不计算奖励")
+_NO_TOOLS = Line("this job calls no tools", "该任务不调用工具")
 _PACKED = Line("sequences are always packed, never padded", "序列始终打包，从不填充")
 _SAME_BACKEND = Line("fsdp and fsdp2 are the same backend", "fsdp 与 fsdp2 是同一后端")
 
@@ -32,6 +33,7 @@ SFT_INERT: dict[str, Line] = {
         "the loss is always normalized over the tokens of all ranks", "损失始终按所有进程的 token 数归一化"
     ),
     "ray_init.reward_nodes": _NO_REWARDS,
+    "ray_init.tool_nodes": _NO_TOOLS,
     "model.strategy": _SAME_BACKEND,
     "*.fsdp_config.strategy": _SAME_BACKEND,
     "*.fsdp_config.use_orig_params": Line("FSDP2 always keeps the original parameters", "FSDP2 始终保留原始参数"),
@@ -46,6 +48,7 @@ GENERATE_PENDING: tuple[Pending, ...] = (Pending("trainer.device=npu", ASCEND),)
 GENERATE_INERT: dict[str, Line] = {
     "actor.*": Line("generation has no training worker", "只有引擎参与生成，没有训练进程"),
     "ray_init.reward_nodes": _NO_REWARDS,
+    "ray_init.tool_nodes": _NO_TOOLS,
     "rollout.n": Line("data.n_samples decides", "由 data.n_samples 决定"),
     "rollout.log_prob_*": Line("log-probs are not recomputed", "不重新计算对数概率"),
     "rollout.logprobs": Line("only text is written", "只写出文本"),
@@ -77,6 +80,7 @@ INERT_OF: dict[str, dict[str, Line]] = {
         **dict.fromkeys(
             ("reward.model_weight", "reward.function_weight"), Line("eval uses no reward model", "eval 不使用奖励模型")
         ),
+        "ray_init.tool_nodes": _NO_TOOLS,
         "reward.failure_threshold": Line(
             "eval scores all rows; it exits with status 1 if all responses of a data source fail",
             "eval 会给所有行打分；某个数据源的回答全部失败时以状态 1 退出",

@@ -156,3 +156,12 @@ def test_vllm_divides_experts_over_all_ranks_of_an_engine():
     load([*GIVEN, *given, f"{key}=2"])
     error = refusal(*given, f"{key}=4")
     assert (error.key, error.allowed, error.hint) == (key, [1, 2], f"{key}=2")
+
+
+@pytest.mark.parametrize("nodes", ["ray_init.reward_nodes=1", "ray_init.tool_nodes=1"])
+def test_nodes_beside_one_training_process_act(nodes):
+    """Ray starts them, so the keys of Ray and the launcher act too."""
+    settings = ("trainer.launcher=ray", "ray_init.num_cpus=3", "reward.num_workers=1")
+    for key in ("trainer.launcher", "ray_init.num_cpus"):
+        assert key in notice_text(*settings)
+        assert key not in notice_text(*settings, nodes)

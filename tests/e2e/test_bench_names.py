@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMMAND = ROOT / "bench" / "command.py"
 FAULTS = [ROOT / "bench" / name for name in ("faults.py", "killing.py", "conversations.py")]
-_PHASE = re.compile(r"clock\(\s*\"(\w+)\"")
+_PHASE = re.compile(r"(?:clock|starts\.append\()\(\s*\"(\w+)\"")  # entered, or to be entered with what starts
 
 
 def load_command():

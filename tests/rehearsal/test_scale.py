@@ -83,7 +83,7 @@ def test_unsupported_keys_are_dropped_with_a_line_each(tmp_path, pending_key):
     )
     fold(plan)
     pending, refused = plan.dropped
-    assert pending_key in pending and "external engines" in pending and "SGLang server" in refused
+    assert pending_key in pending and "MoE options" in pending and "SGLang server" in refused
     assert any("sglang" in line for line in plan.folded) and any("instead of all ranks" in line for line in plan.folded)
     assert plan.settings["actor_rollout_ref.actor.strategy"] == "megatron"  # its schedules work in one process too
     assert any("num_hidden_layers=4 is ignored" in line for line in plan.folded)

@@ -175,7 +175,7 @@ class Kernels(TorchDispatchMode):
 
 def kernels_of(made):
     with Kernels() as kernels:
-        made.adamw.step()
+        made.inner.step()
     return kernels.names
 
 
@@ -192,7 +192,7 @@ def test_one_kernel_updates_all_weights_of_a_group(decay_matrices_only, groups):
     module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
     made = optimizer(module, lr=1e-2, weight_decay=0.1, decay_matrices_only=decay_matrices_only)
     set_gradients(module, 1.0)
-    made.adamw.found_inf = torch.zeros(())
+    made.inner.found_inf = torch.zeros(())
     assert kernels_of(made).count("aten::_fused_adamw_") == groups
 
 
@@ -209,7 +209,7 @@ def test_one_kernel_updates_sharded_weights_of_several_meshes(meshes):
     for parameter, twin in zip(sharded.parameters(), plain.parameters(), strict=True):
         parameter.grad = distribute_tensor(twin.grad.clone(), parameter.device_mesh, [Shard(0)])
     for each in made:
-        each.adamw.found_inf = torch.zeros(())
+        each.inner.found_inf = torch.zeros(())
     assert [kernels_of(each).count("aten::_fused_adamw_") for each in made] == [1, 1]
     for parameter, twin in zip(sharded.parameters(), plain.parameters(), strict=True):
         assert isinstance(parameter, DTensor) and torch.equal(parameter.full_tensor(), twin)
