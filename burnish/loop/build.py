@@ -61,6 +61,7 @@ from burnish.loop.tracing import build_tracer
 from burnish.models.device import limit_cpu_threads, pick_device, restore_cpu_threads
 from burnish.models.head_kernels import check_head_kernel
 from burnish.models.load import ModelSource, load_config, load_generation_config
+from burnish.profiling.run import RunProfiler
 from burnish.reward.group_filter import GroupFilter
 from burnish.reward.managers import REWARD_MANAGERS, make_scorer
 from burnish.reward.model_scorer import ScoreWeights
@@ -100,10 +101,9 @@ def build(
     cfg, planned = plan_recompute(cfg, source, device)
     notices += planned
     tokenizer = load_run_tokenizer(cfg, source)
-    undo = ExitStack()  # closed where the build fails
     toolbox = build_toolbox(cfg, tools, tool_nodes(cfg, open_cluster))
-    undo.callback(toolbox.close)
-    try:
+    with ExitStack() as undo:  # where the build fails
+        undo.callback(toolbox.close)
         eos = eos_ids(load_generation_config(source), tokenizer)
         vision = build_vision(cfg, source, tokenizer)
         agents = {"environment": environment, "has_reward": has_reward_function(cfg, reward), "vision": vision}
@@ -142,23 +142,34 @@ def build(
         profiler = run_profiler(cfg, roles.local(), roles.groups, device, loggers.note, clock)
         left_out = data.notices(full_batches=rollout.filter is None)
         recorder.notices += [*roles.notices, *left_out, *notices, *toolbox.notices]
-        return Run(
-            rollout=rollout,
-            learner=learner,
-            recorder=recorder,
-            schedule=ASYNC_MODES[cfg.async_training.mode].load()(rollout, learner, total, cfg.async_training),
-            clock=clock,
-            profiler=profiler,
-            total_steps=total,
-            explain_out_of_memory=partial(explain, cfg),
-            close_workers=roles.close,
-            kill_hung_workers=roles.kill_hung,
-            take_worker_spans=roles.take_spans,
-            take_transport=roles.take_transport,
-        )
-    except BaseException:
-        undo.close()
-        raise
+        undo.pop_all()  # the run closes them
+        return _assemble(cfg, roles, rollout, learner, recorder, clock, profiler, total)
+
+
+def _assemble(
+    cfg: TrainConfig,
+    roles: Roles,
+    rollout: Rollout,
+    learner: Learner,
+    recorder: Recorder,
+    clock: Clock,
+    profiler: RunProfiler,
+    total: int,
+) -> Run:
+    return Run(
+        rollout=rollout,
+        learner=learner,
+        recorder=recorder,
+        schedule=ASYNC_MODES[cfg.async_training.mode].load()(rollout, learner, total, cfg.async_training),
+        clock=clock,
+        profiler=profiler,
+        total_steps=total,
+        explain_out_of_memory=partial(explain, cfg),
+        close_workers=roles.close,
+        kill_hung_workers=roles.kill_hung,
+        take_worker_spans=roles.take_spans,
+        take_transport=roles.take_transport,
+    )
 
 
 def check_machine(cfg: TrainConfig) -> torch.device:
