@@ -28,13 +28,17 @@ FIXED = {
 # verl also uses load_format for ways to send weights; vLLM then loads the folder by its default.
 LOAD_FORMATS = {"dtensor": "auto", "hf": "auto", "megatron": "auto"}
 NO_CACHE = "disable_mm_preprocessor_cache"  # in vLLM before 0.11; all of verl's scripts for images set it
+# Normalizing pixels inside of the model, vLLM's default from 0.32 on, gives other pixels after a weight sync.
+NORMALIZE = "mm_device_do_normalize"
 # vLLM rounds weights as it loads them, also those of a weight sync.
 QUANTIZATIONS = {"block": "fp8_per_block", "tensor": "fp8_per_tensor"}
 OWN = ("base_url", "python", "weight_dir", "start_timeout")  # entries of engine_kwargs.vllm that vLLM does not get
 
 
-def engine_arguments(options: EngineOptions) -> dict[str, Any]:
-    """All except the model folder. Entries of engine_kwargs.vllm win; null entries are left out."""
+def engine_arguments(options: EngineOptions, known: Collection[str] = ()) -> dict[str, Any]:
+    """All except the model folder. Entries of engine_kwargs.vllm win; null entries are left out.
+
+    `known`: arguments of the installed version, where it matters."""
     on_cpu = options.device.type == "cpu"
     memory = (
         {"kv_cache_memory_bytes": cache_bytes(options)}
@@ -58,14 +62,14 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
         "cudagraph_capture_sizes": options.capture_sizes,
         "quantization": options.quantization and QUANTIZATIONS[options.quantization],
         **memory,
-        **media_arguments(options),
+        **media_arguments(options, known),
         **engine_kwargs(options),
     }
     fixed = FIXED | {"skip_tokenizer_init": False} if kinds_of(options.model) else FIXED
     return {name: value for name, value in arguments.items() if value is not None} | fixed
 
 
-def media_arguments(options: EngineOptions) -> dict[str, Any]:
+def media_arguments(options: EngineOptions, known: Collection[str]) -> dict[str, Any]:
     """For a model that is shown images; vLLM's processor needs the tokenizer."""
     if not kinds_of(options.model):
         return {}
@@ -73,6 +77,7 @@ def media_arguments(options: EngineOptions) -> dict[str, Any]:
         "limit_mm_per_prompt": None if options.max_images is None else {"image": options.max_images},
         "mm_processor_kwargs": dict(options.media_settings) or None,
         "tokenizer": options.model.tokenizer_path or None,
+        NORMALIZE: False if NORMALIZE in known else None,
     }
 
 

@@ -161,7 +161,8 @@ class VllmEngine:
     def _make_core(self) -> Core | RemoteCore:
         """Without async scheduling, so that no step is in flight when new weights are loaded."""
         options = self.options
-        arguments = {"async_scheduling": False} | engine_arguments(options) | launched_with(options)
+        known = library.known_arguments()
+        arguments = {"async_scheduling": False} | engine_arguments(options, known) | launched_with(options)
         return Core(arguments | {"model": model_folder(options.model, self._folder)}, options.section)
 
     def _stop(self) -> None:
@@ -290,7 +291,10 @@ class VllmEngine:
             self.core.set_version(version)
             self.version = version
             if awake:
-                self.core.reset_prefix_cache(running=self.options.prefix_caching and bool(self.running))
+                keeps_old = self.options.prefix_caching or bool(self.media_kinds)
+                self.core.reset_prefix_cache(running=keeps_old and bool(self.running))
+            if self.media_kinds:
+                self.core.forget_images()
         finally:
             if awake and not self.paused:
                 self.core.resume()

@@ -169,6 +169,12 @@ class Core:
         """Drop cached prompts. `running`: preempt running requests too, which hold some of the blocks."""
         self.engine.reset_prefix_cache(reset_running_requests=running)
 
+    def forget_images(self) -> None:
+        """Drop features of the old weights everywhere. Loading weights drops them in the worker alone, and the
+        scheduler would go on to use what is gone."""
+        self.engine.reset_encoder_cache()
+        self.engine.reset_mm_cache()
+
     def sleep(self, level: int) -> None:
         self.engine.sleep(level)
 
@@ -186,9 +192,12 @@ class Core:
 
 
 def token_prompt(ids: Sequence[int], images: Sequence[Any] = ()) -> dict[str, Any]:
-    """vLLM's TokensPrompt. Its processor expands the placeholders, and would expand expanded ones once more."""
-    prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": list(ids)}
-    return prompt | {"multi_modal_data": {"image": list(images)}} if images else prompt
+    """What vLLM's engine takes: with a type it is complete; without one, vLLM's processor reads the images first.
+
+    The processor expands the placeholders, and would expand expanded ones once more.
+    """
+    prompt: dict[str, Any] = {"prompt_token_ids": list(ids)}
+    return prompt | {"multi_modal_data": {"image": list(images)}} if images else prompt | {"type": "token"}
 
 
 def shut_down(client: Any, keep_groups: bool) -> None:

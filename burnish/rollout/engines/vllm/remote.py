@@ -115,6 +115,9 @@ class RemoteCore:
     def reset_prefix_cache(self, running: bool) -> None:
         self._post(f"/reset_prefix_cache?reset_running_requests={str(running).lower()}")
 
+    def forget_images(self) -> None:
+        """Nothing to do: servers are shown none."""
+
     def sleep(self, level: int) -> None:
         self._post(f"/sleep?level={level}")
 

@@ -49,8 +49,8 @@ def test_an_image_is_one_token_in_a_prompt(encoder):
     assert list(ids) == written and len(input) == len(ids) + 3 + 5
     assert shown == images
     prompt = token_prompt(ids, shown)
-    assert prompt == {"type": "token", "prompt_token_ids": written, "multi_modal_data": {"image": images}}
-    assert "multi_modal_data" not in token_prompt([1, 2])
+    assert prompt == {"prompt_token_ids": written, "multi_modal_data": {"image": images}}  # a type would skip them
+    assert token_prompt([1, 2]) == {"type": "token", "prompt_token_ids": [1, 2]}
     assert "made 9 tokens" in expanded_otherwise(input, [0] * 9).problem
 
 
