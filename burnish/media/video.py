@@ -241,11 +241,13 @@ def _from_file(
         sizing = _per_frame(sizing, total_pixels, len(chosen))
         with av.open(io.BytesIO(content), mode="r", format=form, metadata_errors="ignore") as container:
             for frame in container.decode(video=0):
-                if frame.pts is not None and frame.pts * frame.time_base in wanted:
+                if frame.pts is None or frame.time_base is None:
+                    continue
+                if (time := frame.pts * frame.time_base) in wanted:
                     origin.check_pixels(frame.width, frame.height)
                     picture = sizing.apply(_upright(frame), origin)
                     frames.append(_checked(picture, frames, len(chosen), origin))
-                    kept.append(float(frame.pts * frame.time_base) - seconds[0])
+                    kept.append(float(time) - seconds[0])
                 if len(frames) == len(wanted):
                     break
     except UserError:

@@ -161,7 +161,7 @@ class VllmEngine:
     def _make_core(self) -> Core | RemoteCore:
         """Without async scheduling, so that no step is in flight when new weights are loaded."""
         options = self.options
-        known = library.known_arguments()
+        known = library.known_arguments() if kinds_of(options.model) else ()
         arguments = {"async_scheduling": False} | engine_arguments(options, known) | launched_with(options)
         return Core(arguments | {"model": model_folder(options.model, self._folder)}, options.section)
 
