@@ -21,6 +21,7 @@ class DecodePlan:
     block_size: int = DEVICE_LOOP_BLOCK  # tokens of a block of the KV cache
     compiled: bool = False  # torch.compile for the decoder layers inside the graph
     triton: bool = False  # Triton kernels instead of plain torch
+    shared_prefix: bool = False  # read the KV of a common prefix once for several sequences
     captured: bool = False  # CUDA graphs instead of eager steps
     remarks: tuple[str, ...] = ()  # reported at the start of a run
 
@@ -62,3 +63,6 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
         raise UserError("block_size must be a power of two, at least 16", value=block_size)
     if arguments.get("sync_interval", DecodePlan.sync_interval) < 1:
         raise UserError("sync_interval must be at least 1 token", value=arguments["sync_interval"])
+    for name in ("compiled", "triton", "shared_prefix"):
+        if not isinstance(arguments.get(name, False), bool):
+            raise UserError(f"{name} of the built-in engine is true or false", value=arguments[name])
