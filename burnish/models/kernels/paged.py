@@ -11,6 +11,7 @@ log-sum-exp.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -49,9 +50,13 @@ TUNED: dict[tuple[tuple[int, int], int, int], Tuning] = {}
 
 def tuning(device: torch.device, dim: int, kv_heads: int) -> Tuning:
     """The entry of the device, or the default where nothing was measured."""
-    if not TUNED or device.type != "cuda":
-        return DEFAULT
-    return TUNED.get((torch.cuda.get_device_capability(device), dim, kv_heads), DEFAULT)
+    return TUNED.get((capability(device), dim, kv_heads), DEFAULT)
+
+
+@cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability of a GPU; (0, 0) in Triton's interpreter."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:

@@ -177,10 +177,12 @@ def test_prefixes_are_split_until_the_gpu_is_busy():
 
 
 def test_tuning_is_the_default_where_nothing_was_measured(monkeypatch):
-    gpu = torch.device("cuda")
+    gpu = torch.device("cuda:7")
+    kernels.capability.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert kernels.tuning(gpu, 128, 8) == kernels.DEFAULT
     measured = kernels.Tuning(tile=32)
     monkeypatch.setitem(kernels.TUNED, ((9, 0), 128, 8), measured)
     assert kernels.tuning(gpu, 128, 8) == measured
     assert kernels.tuning(gpu, 128, 4) == kernels.tuning(torch.device("cpu"), 128, 8) == kernels.DEFAULT
+    kernels.capability.cache_clear()
