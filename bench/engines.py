@@ -37,6 +37,7 @@ class Bench:
     block: int = 64  # tokens per KV block
     compiled: bool | None = None
     memory_share: float = 0.8
+    shared_prefix: bool = False  # engine_kwargs.builtin.shared_prefix
 
     @property
     def on_gpu(self) -> bool:
@@ -45,7 +46,7 @@ class Bench:
     def engine(self, config: PretrainedConfig, dtype: torch.dtype, folder: Path, **more: Any) -> BuiltinEngine:
         """An engine with freshly initialized weights; the caller closes it."""
         config.save_pretrained(folder)
-        extra = {"sync_interval": self.sync_interval, "block_size": self.block}
+        extra = {"sync_interval": self.sync_interval, "block_size": self.block, "shared_prefix": self.shared_prefix}
         if self.compiled is not None:
             extra["compiled"] = self.compiled
         options = EngineOptions(

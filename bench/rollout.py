@@ -1,18 +1,20 @@
 """Throughput of the built-in engine on one device, after correctness checks.
 
     python bench/rollout.py --shape 0.5B 1.5B 7B --peer vllm=21515,20122,16380    # on a machine with a CUDA device
+    python bench/rollout.py --prefix off on --n 16 --prompt 512                   # without and with shared prefixes
     python bench/rollout.py --device cpu --shape tiny --seqs 16 --n 4 --prompt 8 --max-new 24
 
 Requests: `seqs` responses, `n` per prompt, long-tailed lengths (lognormal, clipped), EOS ignored, with log-probs. The
 first round compiles and captures graphs; the second is timed. `--peer NAME=TOKENS_PER_SECOND,...` adds another engine's
 throughput on the same requests and machine, one number per shape. Full runs on a GPU write rollout.json and
-rollout_checks.json. Exits with status 1 if a check fails.
+rollout_checks.json, with shared prefixes rollout_prefix.json. Exits with status 1 if a check fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import sys
 import tempfile
@@ -35,6 +37,11 @@ COLUMNS = {
     "share of the roofline": "{roofline_share:.0%}",
     "wake s": "{wake_seconds:.2f}",
     "memory released GiB": "{sleep_freed_gib:.0f}",
+}
+PREFIX_COLUMNS = {
+    "KV of a prefix": "{prefix}",
+    "KV tokens read per step": "{kv_tokens_per_step:,.0f}",
+    "ms per step": "{ms_per_step:.2f}",
 }
 CHECK_COLUMNS = {
     "model": "{model}",
@@ -88,10 +95,13 @@ def measure(bench: Bench, args: argparse.Namespace, shape: str, dtype: torch.dty
     counters = ("host_syncs", "graph_replays", "decode_steps", "prefill_tokens", "blocks_in_use", "preemptions")
     return {
         "shape": shape,
+        "prefix": "read per cluster" if bench.shared_prefix else "read per response",
         "tokens": tokens,
         "seconds": round(seconds, 3),
         "tokens_per_second": round(tokens / seconds, 1),
         "ms_per_step": round(1000 * seconds / stats["decode_steps"], 3),
+        "kv_tokens_per_step": round(stats["kv_tokens_read"] / stats["decode_steps"], 1),
+        "kv_tokens_saved_per_step": round(stats["kv_tokens_saved"] / stats["decode_steps"], 1),
         "roofline_share": round(tables.check_share(minimum / seconds, shape), 3),
         "start_up_seconds": round(start_up, 1),
         "first_round_seconds": round(first, 1),
@@ -109,12 +119,14 @@ def peer_speeds(peers: list[str], num_shapes: int) -> dict[str, list[float]]:
     return speeds
 
 
-def columns(peers: dict[str, list[float]]) -> dict[str, str]:
-    """The table's columns, with two for each peer after the share of the roofline."""
+def columns(peers: dict[str, list[float]], prefixes: list[str]) -> dict[str, str]:
+    """The table's columns, with two for each peer after the share of the roofline, and those of shared prefixes."""
     items = list(COLUMNS.items())
     for name in peers:
         items.insert(-2, (f"{name} tokens/s", f"{{{name}_tokens_per_second:,.0f}}"))
         items.insert(-2, (f"Burnish / {name}", f"{{{name}_ratio:.2f}}x"))
+    if "on" in prefixes:
+        items[1:1] = PREFIX_COLUMNS.items()
     return dict(items)
 
 
@@ -132,6 +144,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plain-layers", action="store_true", help="no torch.compile inside the graphs")
     parser.add_argument("--sync-interval", type=int, default=16, help="decode steps between two host syncs")
     parser.add_argument("--block", type=int, default=64, help="tokens per KV block")
+    parser.add_argument(
+        "--prefix", nargs="+", default=["off"], choices=("off", "on"), help="engine_kwargs.builtin.shared_prefix"
+    )
     parser.add_argument("--peer", action="append", default=[], help="NAME=TOKENS_PER_SECOND,... of another engine")
     parser.add_argument("--checks", choices=("all", "none", "only"), default="all")
     parser.add_argument("--only", default="", help="checks whose name contains this text")
@@ -143,17 +158,27 @@ def main() -> int:
     args = parse()
     peers = peer_speeds(args.peer, len(args.shape))
     compiled = False if args.plain_layers else None
-    bench = Bench(torch.device(args.device), args.eager, args.sync_interval, args.block, compiled)
-    dtype = torch.bfloat16 if bench.on_gpu else torch.float32
+    benches = [
+        Bench(
+            *(torch.device(args.device), args.eager, args.sync_interval, args.block, compiled),
+            shared_prefix=prefix == "on",
+        )
+        for prefix in args.prefix
+    ]
+    on_gpu = benches[0].on_gpu
+    dtype = torch.bfloat16 if on_gpu else torch.float32
     passed = True
     if args.checks != "none":
-        dtypes = [torch.float32, *([dtype] if bench.on_gpu else [])]
-        checks, passed = run_checks(bench, dtypes, args.shape, args.only)
-        tables.save(args, "rollout_checks", CHECK_COLUMNS, checks, full=bench.on_gpu and not args.only)
+        dtypes = [torch.float32, *([dtype] if on_gpu else [])]
+        for bench in benches:
+            checks, agree = run_checks(bench, dtypes, args.shape, args.only)
+            full = on_gpu and not args.only and not bench.shared_prefix
+            tables.save(args, "rollout_checks", CHECK_COLUMNS, checks, full=full)
+            passed &= agree
     if args.checks == "only":
         return 0 if passed else 1
     rows = []
-    for number, shape in enumerate(args.shape):
+    for (number, shape), bench in itertools.product(enumerate(args.shape), benches):
         row = measure(bench, args, shape, dtype)
         for name, speeds in peers.items():
             row[f"{name}_tokens_per_second"] = speeds[number]
@@ -161,9 +186,10 @@ def main() -> int:
         rows.append(row)
         bench.forget()
         print("RESULT", json.dumps(row), flush=True)
-    print(tables.table(columns(peers), rows), end="")
-    full = bench.on_gpu and args.shape == ["0.5B", "1.5B", "7B"]
-    tables.save(args, "rollout", columns(peers), rows, full=full)
+    chosen = columns(peers, args.prefix)
+    print(tables.table(chosen, rows), end="")
+    full = on_gpu and args.shape == ["0.5B", "1.5B", "7B"]
+    tables.save(args, "rollout_prefix" if "on" in args.prefix else "rollout", chosen, rows, full=full)
     return 0 if passed else 1
 
 

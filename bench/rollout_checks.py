@@ -72,8 +72,9 @@ def check_greedy(bench: Bench, name: str, folder: Path) -> str:
     sharpen(model)
     model = model.to(bench.device).eval()
     model.generation_config = GenerationConfig()
-    prompts = [tuple(random.Random(length).choices(range(3, 211), k=length)) for length in (7, 40, 7, 33)]
-    engine = bench.engine(model.config, torch.float32, folder, max_model_len=128, max_num_seqs=8)
+    lengths = (7, 40, 7, 33, *([2 * bench.block + 9] * 3 if bench.shared_prefix else []))
+    prompts = [tuple(random.Random(length).choices(range(3, 211), k=length)) for length in lengths]
+    engine = bench.engine(model.config, torch.float32, folder, max_model_len=max(lengths) + 88, max_num_seqs=8)
     try:
         engine.load_weights(model.named_parameters(), 1)
         sampling = Sampling(60, temperature=0.0, ignore_eos=True)
@@ -86,9 +87,10 @@ def check_greedy(bench: Bench, name: str, folder: Path) -> str:
             expected = output[0, len(ids) :].tolist()
             same = [one == other for one, other in zip(future.result().ids, expected, strict=True)]
             assert all(same), f"prompt of {len(ids)} tokens: different token at {same.index(False)}"
+        assert (engine.stats()["kv_tokens_saved"] > 0) == bench.shared_prefix, "no prefix was shared"
     finally:
         engine.close()
-    return "60 greedy tokens of 4 prompts equal transformers' in float32"
+    return f"60 greedy tokens of {len(prompts)} prompts equal transformers' in float32"
 
 
 def trainer_of(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, folder: Path) -> SingleBackend:
@@ -113,8 +115,9 @@ def trainer_of(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, folde
 def check_log_probs(bench: Bench, config: PretrainedConfig, dtype: torch.dtype, folder: Path) -> dict[str, float]:
     """Sampled log-probs agree with a training forward, and disagree after a rank-one change of one weight."""
     trainer = trainer_of(bench, config, dtype, folder)
-    requests = make_requests(32, 4, 48, 96, config.vocab_size)
-    engine = bench.engine(config, dtype, folder, max_model_len=160, max_num_seqs=32)
+    prompt = 2 * bench.block + 9 if bench.shared_prefix else 48
+    requests = make_requests(32, 4, prompt, 96, config.vocab_size)
+    engine = bench.engine(config, dtype, folder, max_model_len=prompt + 112, max_num_seqs=32)
     try:
         engine.load_weights(trainer.model.named_parameters(), 1)
         completions = [future.result() for future in engine.generate(requests)]

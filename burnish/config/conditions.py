@@ -145,6 +145,10 @@ def uses_device_loop(cfg: TrainConfig | GenerateConfig) -> bool:
     return not without_builtin_engine(cfg) and not on_cpu(cfg) and not _engine(cfg).invariant
 
 
+def without_device_loop(cfg: TrainConfig | GenerateConfig) -> bool:
+    return not uses_device_loop(cfg)
+
+
 def without_drafts(cfg: TrainConfig | GenerateConfig) -> bool:
     return not _engine(cfg).speculative.enable
 

@@ -71,6 +71,10 @@ _DRAFTS_DEVICE_LOOP = Line(
     "the built-in engine's decode loop on GPUs verifies no drafts (rollout.invariant=true decodes token by token)",
     "内置引擎在 GPU 上的解码循环不验证草稿（rollout.invariant=true 时逐 token 解码）",
 )
+_DEVICE_LOOP_ONLY = Line(
+    "decoding runs token by token (on a CPU, or with rollout.invariant=true), and not in the loop on the device",
+    "解码逐 token 进行（在 CPU 上，或 rollout.invariant=true），不使用设备上的循环",
+)
 _NO_DRAFTS = Line(
     "speculative decoding is off (rollout.speculative.enable)", "未启用推测解码（rollout.speculative.enable）"
 )
@@ -239,6 +243,8 @@ def _engine_rows(section: str) -> tuple[Idle, ...]:
         Idle(when.without_cuda_graphs, NO_CUDA_GRAPHS, _keys(section, _CUDA_GRAPHS)),
         Idle(when.uses_vllm, _VLLM_BATCHING, (f"{section}.invariant",)),
         Idle(when.has_builtin_tensor_ranks, _TENSOR_RANKS_EAGER, _keys(section, _CUDA_GRAPHS)),
+        Idle(when.without_builtin_engine, NOT_SELECTED, (f"{section}.engine_kwargs.builtin*",)),
+        Idle(when.without_device_loop, _DEVICE_LOOP_ONLY, (f"{section}.engine_kwargs.builtin*",)),
         Idle(when.without_vllm, NOT_SELECTED, (f"{section}.engine_kwargs.vllm*",)),
         Idle(when.needs_vllm_server, _VLLM_SERVER, (f"{section}.mode",)),
         Idle(when.without_vllm, _VLLM_MODE_ONLY, (f"{section}.mode",)),

@@ -67,7 +67,7 @@ _ENGINE = tuple(
         *("gpu_memory_utilization", "free_cache_engine", "max_num_*", "enforce_eager", "cudagraph_capture_sizes"),
         *("enable_chunked_prefill", "enable_prefix_caching", "load_format", "multi_stage_wake_up", "enable_sleep_mode"),
         *("update_weights_bucket_megabytes", "checkpoint_engine.*", "layered_summon", "verify_weights", "detokenize"),
-        *("skip_tokenizer_init", "calculate_log_probs", "speculative.*"),
+        *("skip_tokenizer_init", "calculate_log_probs", "speculative.*", "engine_kwargs.builtin*"),
     )
 )
 # The first row that matches decides.

@@ -101,7 +101,8 @@ def one_device(rollout: Section) -> Section:
 def engine_kwargs(rollout: Any) -> dict[str, Any]:
     """The section of rollout.engine_kwargs for the chosen engine."""
     sections = rollout.engine_kwargs
-    return dict({"vllm": sections.vllm, "sglang": sections.sglang}.get(rollout.name, {}))
+    given = {"builtin": sections.builtin, "vllm": sections.vllm, "sglang": sections.sglang}
+    return dict(given.get(rollout.name, {}))
 
 
 def draft_options(rollout: SamplingConfig) -> DraftOptions | None:

@@ -42,6 +42,14 @@ class PagedSegments(NamedTuple):
     tiles: Tensor  # [tiles, 2]: segment, first token of the tile inside it
 
 
+class SharedPrefixes(NamedTuple):
+    """Clusters of rows whose tables begin with the same blocks: decoding reads those once per cluster. All int32."""
+
+    clusters: Tensor  # [clusters, members] rows, from the left; -1: none
+    prefix: Tensor  # [clusters] tokens of the common blocks; 0: no cluster
+    shared: Tensor  # [rows] the prefix of the row's cluster; 0: in none
+
+
 def bind_cache(model: nn.Module, keys: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> None:
     """Give every attention module its layer's cache (None releases it).
 
@@ -66,12 +74,17 @@ def write_and_decode(
     lengths: Tensor,
     shape: AttentionShape,
     triton: bool,
+    prefixes: SharedPrefixes | None = None,
 ) -> Tensor:
-    """One new token per sequence: its keys and values go to `slots`; it attends to `lengths` tokens of its table."""
+    """One new token per sequence: its keys and values go to `slots`; it attends to `lengths` tokens of its table.
+
+    `prefixes` change what is read how often, and the result only up to rounding. A row that has ended attends to its
+    newest token alone (length 1); it may stay in its cluster.
+    """
     operation = _decode_in_triton if triton else _decode_in_torch
-    return operation(
-        keys, values, query, key, value, slots, tables, lengths, shape.scaling, shape.window or 0, shape.softcap or 0.0
-    )
+    clusters, prefix, shared = prefixes or (None, None, None)
+    where = (slots, tables, lengths, clusters, prefix, shared)
+    return operation(keys, values, query, key, value, *where, shape.scaling, shape.window or 0, shape.softcap or 0.0)
 
 
 def write_and_prefill(
@@ -128,6 +141,61 @@ def attend_tables(
     return (scores.softmax(-1).to(v.dtype) @ v).reshape(rows, heads, dim)
 
 
+def attend_shared(
+    query: Tensor,  # [rows, heads, d]
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,  # [rows, blocks]
+    lengths: Tensor,  # [rows]
+    shape: AttentionShape,
+    prefixes: SharedPrefixes,
+) -> Tensor:
+    """The same as `attend_tables` in two phases: clusters over their prefixes, then every row over the rest.
+
+    Results over disjoint keys are merged by their log-sum-exp.
+    """
+    rows, heads, dim = query.shape
+    kv_heads, size = keys.shape[1], tables.shape[1] * keys.shape[2]
+    clusters, prefix, shared = (part.long() for part in prefixes)
+    place = torch.arange(size, device=query.device)
+    start = torch.zeros_like(lengths) if shape.window is None else lengths - shape.window
+    grouped = query.reshape(rows, kv_heads, -1, dim)
+
+    # members as further queries of one key/value head: [clusters, kv_heads, members, group, d]
+    row = clusters.clamp(min=0)
+    takes_part = (clusters >= 0) & (lengths[row] > prefix[:, None])
+    visible = takes_part[..., None] & (place < prefix[:, None, None]) & (place >= start[row][..., None])
+    common = grouped[row].transpose(1, 2)
+    first = _attend(common, keys, values, tables[row[:, 0]], visible[:, None, :, None], shape)
+    # Rows beyond the last one take what is written for members that are none.
+    target = torch.where(takes_part, clusters, rows).flatten()
+    output, weight = (x.transpose(1, 2).flatten(0, 1) for x in first)
+    output = output.new_zeros(rows + 1, *output.shape[1:]).index_copy(0, target, output)[:rows]
+    weight = weight.new_full((rows + 1, *weight.shape[1:]), float("-inf")).index_copy(0, target, weight)[:rows]
+
+    begin = torch.where(lengths > shared, shared, 0).maximum(start)
+    visible = (place >= begin[:, None]) & (place < lengths[:, None])
+    rest = _attend(grouped[:, :, None], keys, values, tables, visible[:, None, None, None], shape)
+    outputs, weights = torch.stack([output, rest[0][:, :, 0]]), torch.stack([weight, rest[1][:, :, 0]])
+    return (outputs * weights.softmax(0)[..., None]).sum(0).to(values.dtype).reshape(rows, heads, dim)
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, tables: Tensor, visible: Tensor, shape: AttentionShape
+) -> tuple[Tensor, Tensor]:
+    """[N, kv_heads, members, group, d] against N tables: outputs, and their log-sum-exp; 0 and -inf where nothing is
+    visible."""
+    number, kv_heads, _, _, dim = query.shape
+    k, v = (pool[tables.long()].transpose(1, 2).reshape(number, kv_heads, 1, -1, dim) for pool in (keys, values))
+    scores = (query @ k.transpose(-1, -2)).float() * shape.scaling
+    if shape.softcap is not None:
+        scores = torch.tanh(scores / shape.softcap) * shape.softcap
+    scores = scores.masked_fill(~visible, float("-inf"))
+    weight = scores.logsumexp(-1)
+    share = torch.where(visible, torch.exp(scores - weight[..., None]), 0.0)
+    return share @ v.float(), weight
+
+
 def _decode_in_torch(
     keys: Tensor,
     values: Tensor,
@@ -137,13 +205,19 @@ def _decode_in_torch(
     slots: Tensor,
     tables: Tensor,
     lengths: Tensor,
+    clusters: Tensor | None,
+    prefix: Tensor | None,
+    shared: Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
 ) -> Tensor:
     write(keys, values, key, value, slots)
     shape = AttentionShape(scaling, window or None, softcap or None)
-    return attend_tables(query.transpose(0, 1), keys, values, tables, lengths, shape)
+    where = (query.transpose(0, 1), keys, values, tables, lengths, shape)
+    if clusters is None or prefix is None or shared is None:
+        return attend_tables(*where)
+    return attend_shared(*where, SharedPrefixes(clusters, prefix, shared))
 
 
 # An opaque operation for torch.compile. It writes to keys and values without declaring it: for a declared mutation of
@@ -159,12 +233,16 @@ def _decode_in_triton(
     slots: Tensor,
     tables: Tensor,
     lengths: Tensor,
+    clusters: Tensor | None,
+    prefix: Tensor | None,
+    shared: Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
 ) -> Tensor:
     shape = AttentionShape(scaling, window or None, softcap or None)
-    return kernels.write_and_attend(keys, values, query, key, value, slots, tables, lengths, shape)
+    where = (slots, tables, lengths, shape, clusters, prefix, shared)
+    return kernels.write_and_attend(keys, values, query, key, value, *where)
 
 
 @_decode_in_triton.register_fake

@@ -181,6 +181,7 @@ def test_the_default_of_a_pending_key_is_accepted_in_silence(override):
         ("actor_rollout_ref.actor.megatron.seed=3", "trainer.seed"),
         ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "strategy=megatron"),
         ("actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space=4", "not selected"),
+        ("actor_rollout_ref.rollout.engine_kwargs.builtin.shared_prefix=true", "token by token"),
         ("reward_model.micro_batch_size_per_gpu=4", "no reward model"),
         ("reward_model.model.path=folder", "no reward model"),
         ("reward.function_weight=2", "no reward model"),

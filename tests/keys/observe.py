@@ -24,9 +24,12 @@ from burnish.loop.fit import fit
 from burnish.loop.restart import restarting
 from burnish.loop.run import Run
 from burnish.loop.state import save
+from burnish.models.model_input import ModelInput
 from burnish.models.parts import backbone
 from burnish.reward.sample import Sample
+from burnish.rollout.engine import Request, Sampling
 from burnish.rollout.engines.builtin.decode_plan import decode_plan, uses_device_loop
+from burnish.rollout.engines.builtin.engine import BuiltinEngine
 
 from ..rollout.engines.builtin.drafting import verify_all
 from .kit import PROMPTS, Case, fixed_batch, recorded
@@ -210,6 +213,19 @@ def padded_batches(case: Case) -> tuple[int, ...]:
         return ()
     plan = decode_plan(options, "qwen2")
     return tuple(plan.capture_size(number) or number for number in range(1, 17)) if plan.captured else ()
+
+
+def shared_kv_tokens(case: Case) -> float:
+    """KV tokens that a GPU's decode loop does not read again for samples of one prompt; here its device is the CPU."""
+    ours = case.run.rollout.engine
+    engine = BuiltinEngine(replace(ours.options, device_loop=True, max_model_len=128, own_thread=False))
+    engine.load_weights(ours.runner.model.named_parameters(), 1)
+    requests = [Request(ModelInput((5,) * 100), Sampling(9, ignore_eos=True), seed) for seed in range(4)]
+    for future in engine.generate(requests):
+        future.result()
+    found = engine.stats()["kv_tokens_saved"]
+    engine.close()
+    return found
 
 
 def decode_steps(case: Case) -> float:

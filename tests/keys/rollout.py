@@ -48,6 +48,8 @@ ROWS = [
         (f"{ROLLOUT}.enforce_eager=false",),
         expected=(*[4] * 4, *[12] * 8, 13, 14, 15, 16),
     ),
+    # 8 steps, in which three samples do not read the full block of their prompt
+    Row(f"{ROLLOUT}.engine_kwargs.builtin", "{shared_prefix:true}", see.shared_kv_tokens, expected=8 * 3 * 64),
     Row(f"{ROLLOUT}.log_prob_micro_batch_size", "4", teaching.num_read("policy"), expected=2),
     Row(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", "2", teaching.num_read("policy"), expected=4),
     Row(f"{ROLLOUT}.log_prob_use_dynamic_bsz", "true", teaching.num_read("policy"), ONE_BY_ONE, expected=1),

@@ -56,11 +56,13 @@ def decoding_as_on_a_gpu(monkeypatch):
     from burnish.rollout.engines.builtin import decode_step
     from burnish.rollout.engines.builtin.paged_attention import DeviceDecode
 
-    def in_plain_torch(keys, values, query, key, value, slots, tables, lengths, shape):
+    def in_plain_torch(keys, values, query, key, value, slots, tables, lengths, shape, *prefixes):
         write(keys, values, key, value, slots)
         return attend_tables(query.transpose(0, 1), keys, values, tables, lengths, shape)
 
     monkeypatch.setattr(paged, "write_and_attend", in_plain_torch)
     monkeypatch.setattr(
-        decode_step, "DeviceDecode", lambda slots, tables, lengths, _: DeviceDecode(slots, tables, lengths, True)
+        decode_step,
+        "DeviceDecode",
+        lambda slots, tables, lengths, _, prefixes: DeviceDecode(slots, tables, lengths, True, prefixes),
     )

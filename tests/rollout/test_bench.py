@@ -41,11 +41,53 @@ def test_rollout(run_rollout, tmp_path):
 
 
 @pytest.mark.long
+def test_rollout_with_shared_prefixes(run_rollout, tmp_path):
+    """16 responses to 4 prompts of 70 tokens, of which a block of 64 is shared, in 23 steps."""
+    prefixes = ("--prefix", "off", "on", "--prompt", "70")
+    printed = run_rollout("--max-num-seqs", "16", "--checks", "none", *prefixes, "--results", str(tmp_path))
+    off, on = json.loads((tmp_path / "rollout_prefix.json").read_text())["rows"]
+    assert off["kv_tokens_per_step"] == 16 * (70 + 11) and off["kv_tokens_saved_per_step"] == 0
+    assert on["kv_tokens_per_step"] == 16 * (6 + 11) + 4 * 64 and on["kv_tokens_saved_per_step"] == 12 * 64
+    assert "| tiny | read per response | 1,296 |" in printed and "| tiny | read per cluster | 528 |" in printed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("only", ["greedy llama", "log-probs gemma3"])
+def test_checks_with_shared_prefixes(only, run_rollout, tmp_path):
+    printed = run_rollout("--prefix", "on", "--checks", "only", "--only", only, "--results", str(tmp_path))
+    assert printed.count(f"ok    {only}") == 1 and "FAIL" not in printed
+
+
+@pytest.mark.long
 def test_checks(run_rollout, tmp_path):
     printed = run_rollout("--checks", "only", "--results", str(tmp_path))
     assert printed.count("ok    greedy") == printed.count("ok    log-probs") == 6 and "FAIL" not in printed
     rows = json.loads((tmp_path / "rollout_checks.json").read_text())["rows"]
     assert len(rows) == 6 and all(row["float32_mean"] < 1e-4 < row["float32_changed_mean"] for row in rows)
+
+
+@pytest.mark.long
+def test_tuning_of_the_kernels(monkeypatch, capsys, tmp_path):
+    """In Triton's interpreter, with times that prefer fewer warps and two splits."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    attention = importlib.import_module("attention")
+    asked = []
+
+    def seconds(case, shared):
+        choice = attention.kernels.TUNED[(0, 0), 16, 2]
+        asked.append((choice, shared))
+        return choice.warps + choice.prefix_stages
+
+    monkeypatch.setattr(attention, "seconds", seconds)
+    monkeypatch.setattr(attention.Ceilings, "of", lambda *given: SimpleNamespace(bandwidth=1e9))
+    few = ("--rows", "4", "--n", "2", "--prompt", "64", "--response", "20", "--results", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["attention.py", "--device", "cpu", "--shape", "tiny", *few])
+    assert attention.main() == 0
+    printed = capsys.readouterr().out
+    assert "    ((0, 0), 16, 2): Tuning(warps=2, prefix_stages=1),\n" in printed and "FAIL" not in printed
+    assert {shared for _, shared in asked} == {False, True} and attention.kernels.TUNED == {}
+    (row,) = json.loads((tmp_path / "attention.json").read_text())["rows"]
+    assert row["us"] == 6e6 and row["tuned_prefix_us"] == 3e6
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ needed for that. Prints one line for each."""
 
 from __future__ import annotations
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
@@ -10,6 +11,7 @@ from burnish.models.kernels import paged, sample
 
 SHAPE = {"BLOCK": 64, "TILE": 64, "CAPPED": True, "PRECISION": "tf32"}
 FLOATS, STRIDES = ("scaling", "softcap"), ("cache_block", "cache_head", "table_row")
+SHARED_MEMORY = 227 << 10  # bytes of a program
 
 
 def compiled(kernel, types: dict[str, str], constants: dict, warps: int = 4) -> str:
@@ -21,20 +23,37 @@ def compiled(kernel, types: dict[str, str], constants: dict, warps: int = 4) -> 
     attributes = {(place,): [["tt.divisibility", 16]] for place in even}
     source = triton.compiler.ASTSource(function, signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": warps, "num_stages": 2}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert binary.metadata.shared <= SHARED_MEMORY, (kernel, constants, binary.metadata.shared)
+    return binary.asm["ptx"]
 
 
 def kinds(names: str, kind: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), kind)
 
 
-def decode(heads: int, kv_heads: int, dim: int, dtype: str, splits: int, window: int) -> str:
+def decode(heads: int, kv_heads: int, dim: int, dtype: str, splits: int, window: int, prefix_splits: int = 0) -> str:
     types = kinds("query keys values key value", f"*{dtype}") | kinds("tables", "*i32") | kinds("slots lengths", "*i64")
+    types |= kinds("shared", "*i32") | kinds("prefix_parts prefix_weights", "*fp32")
     types |= kinds("parts weights", "*fp32" if splits > 1 else f"*{dtype}") | dict.fromkeys(FLOATS, "fp32")
     types |= kinds("query_head query_row key_head key_row value_head value_row", "i32") | dict.fromkeys(STRIDES, "i32")
     group = heads // kv_heads
     numbers = {"HEADS": heads, "GROUP": group, "GROUP_PAD": 16, "DIM": dim, "DIM_PAD": 1 << (dim - 1).bit_length()}
-    return compiled(paged._decode, types, {**numbers, **SHAPE, "SPLITS": splits, "WINDOW": window})
+    numbers |= {**SHAPE, "SPLITS": splits, "PREFIX_SPLITS": prefix_splits, "WINDOW": window}
+    return compiled(paged._decode, types, numbers)
+
+
+def decode_prefix(heads: int, kv_heads: int, dim: int, dtype: str, window: int) -> str:
+    types = kinds("query keys values", f"*{dtype}") | kinds("tables clusters prefix", "*i32") | kinds("lengths", "*i64")
+    types |= kinds("parts weights", "*fp32") | dict.fromkeys(FLOATS, "fp32")
+    types |= kinds("query_head query_row", "i32") | dict.fromkeys(STRIDES, "i32")
+    group = heads // kv_heads
+    members = paged.num_members(group)
+    queries = max(16, 1 << (members * group - 1).bit_length())
+    size = getattr(torch, {"bf16": "bfloat16", "fp32": "float32"}[dtype])
+    numbers = {"HEADS": heads, "GROUP": group, "DIM": dim, "DIM_PAD": 1 << (dim - 1).bit_length(), "WINDOW": window}
+    numbers |= {**SHAPE, "MEMBERS": members, "QUERIES_PAD": queries, "SPLITS": 2, "TILE": paged._tile(64, dim, size)}
+    return compiled(paged._decode_prefix, types, numbers, warps=paged.prefix_warps(queries, dim))
 
 
 def prefill(heads: int, kv_heads: int, dim: int, dtype: str, window: int) -> str:
@@ -71,6 +90,11 @@ if __name__ == "__main__":
         assert "ld.global" in text or "cp.async" in text
         assert dtype == "fp32" or "mma" in text, "the product is not done by the matrix units"
         print("decode", dtype, splits, window)
+    for heads, kv_heads, dim, window in ((14, 2, 64, 0), (16, 8, 128, 0), (28, 4, 128, 0), (4, 1, 256, 512)):
+        assert "mma" in decode(heads, kv_heads, dim, "bf16", 1, window, prefix_splits=2)
+        assert "mma" in decode_prefix(heads, kv_heads, dim, "bf16", window)
+        assert decode_prefix(heads, kv_heads, dim, "fp32", window)
+        print("shared prefix", heads, kv_heads, dim)
     assert "mma" in decode(28, 4, 128, "bf16", 1, 0)
     assert "mma" in prefill(14, 2, 64, "bf16", 0) and prefill(14, 2, 64, "fp32", 100)
     print("prefill")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,6 +11,7 @@ from burnish.errors import UserError
 from burnish.rollout.engine import EngineOptions
 from burnish.sizing import CUDA_GRAPH_FAMILIES, DEVICE_LOOP_BLOCK, SYNC_INTERVAL, capture_sizes
 
+SWITCHES = ("compiled", "triton", "shared_prefix")  # arguments that are true or false
 # Devices that decode several tokens between two host syncs, with CUDA graphs or without.
 LOOP_DEVICES = frozenset({"cuda"})
 
@@ -21,6 +23,7 @@ class DecodePlan:
     block_size: int = DEVICE_LOOP_BLOCK  # tokens of a block of the KV cache
     compiled: bool = False  # torch.compile for the decoder layers inside the graph
     triton: bool = False  # Triton kernels instead of plain torch
+    shared_prefix: bool = False  # read the KV of a common prefix once for several sequences
     captured: bool = False  # CUDA graphs instead of eager steps
     remarks: tuple[str, ...] = ()  # reported at the start of a run
 
@@ -48,17 +51,27 @@ def decode_plan(options: EngineOptions, model_type: str) -> DecodePlan:
         eager = True
         remarks.append(f"CUDA graphs are not supported yet for model type {model_type!r}; decoding runs without them")
     arguments = {"compiled": on_gpu and not eager, "triton": on_gpu, **options.extra}
-    known = {field.name for field in fields(DecodePlan)} - {"capture_sizes", "captured", "remarks"}
-    if unknown := sorted(set(arguments) - known):
-        raise UserError("unknown argument of the built-in engine", value=unknown[0], allowed=sorted(known))
-    _check_arguments(arguments)
+    check_arguments(options.extra, options.section)
     sizes = () if eager else capture_sizes(options.max_num_seqs, options.capture_sizes)
     return DecodePlan(sizes, captured=on_gpu and not eager, remarks=tuple(remarks), **arguments)
 
 
-def _check_arguments(arguments: dict[str, Any]) -> None:
-    block_size = arguments.get("block_size", DecodePlan.block_size)
-    if block_size < 16 or block_size & (block_size - 1):  # the kernels' tiles must divide it
-        raise UserError("block_size must be a power of two, at least 16", value=block_size)
-    if arguments.get("sync_interval", DecodePlan.sync_interval) < 1:
-        raise UserError("sync_interval must be at least 1 token", value=arguments["sync_interval"])
+def check_arguments(extra: Mapping[str, Any], section: str) -> None:
+    """Refuse unknown entries of engine_kwargs.builtin and values that they cannot have, each by its key."""
+    key = f"{section}.engine_kwargs.builtin"
+    known = {field.name for field in fields(DecodePlan)} - {"capture_sizes", "captured", "remarks"}
+    for name, value in extra.items():
+        if name not in known:
+            raise UserError("unknown argument of the built-in engine", key=key, value=name, allowed=sorted(known))
+        if name in SWITCHES:
+            allowed, fits = [True, False], isinstance(value, bool)
+        elif name == "block_size":  # the kernels' tiles must divide it
+            allowed, fits = "powers of two, at least 16", _is_count(value) and value >= 16 and value.bit_count() == 1
+        else:
+            allowed, fits = "at least 1 token", _is_count(value) and value >= 1
+        if not fits:
+            raise UserError(f"not a possible {name}", key=f"{key}.{name}", value=value, allowed=allowed)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -21,6 +21,7 @@ from burnish.rollout.engines.builtin.device_batch import DeviceBatch, SamplingMo
 from burnish.rollout.engines.builtin.device_sampling import sample_slots, slot_settings
 from burnish.rollout.engines.builtin.paged_attention import DeviceDecode
 from burnish.rollout.engines.builtin.sampling import sample_from
+from burnish.rollout.engines.builtin.shared_prefix import PrefixClusters
 
 
 class StepBuffers(NamedTuple):
@@ -32,6 +33,7 @@ class StepBuffers(NamedTuple):
     dummy_slot: int  # a slot of the cache that no sequence reads: inactive slots write there
     has_media: bool  # whether the position of a token may differ from its index
     keep_experts: Callable[[Tensor], None] | None = None  # stores those that the tokens at these slots were sent to
+    prefixes: PrefixClusters | None = None  # None: every sequence reads all of its KV
 
 
 class DecodeStep:
@@ -41,7 +43,8 @@ class DecodeStep:
         self, model: PreTrainedModel, buffers: StepBuffers, size: int, mode: SamplingMode, plan: DecodePlan
     ) -> None:
         self.model, self.size, self.plan = model, size, plan
-        self.batch, self.logits, self.block_size, self.dummy_slot, _, self.keep_experts = buffers
+        self.batch, self.logits, self.block_size, self.dummy_slot, _, self.keep_experts, prefixes = buffers
+        self.prefixes = None if prefixes is None else prefixes.of_slots(size)
         self.mode = mode._replace(num_slow=min(mode.num_slow, size))
         self.head, self.softcap = head_weight(model), logit_softcap(model)
         self.tables = self.batch.tables.device[:size]
@@ -69,6 +72,7 @@ class DecodeStep:
             self.tables,
             torch.where(active, self.length + 1, 1),
             self.plan.triton,
+            self.prefixes,
         )
         positions = self.length if self.offset is None else self.length + self.offset
         hidden = hidden_states(self.model, self.token, positions, attention)

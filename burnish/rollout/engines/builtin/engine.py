@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from burnish.errors import UserError
 from burnish.models.model_input import ModelInput
 from burnish.models.tensor_slices import part_of
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
-from burnish.rollout.engines.builtin.decode_plan import uses_device_loop
+from burnish.rollout.engines.builtin.decode_plan import check_arguments, uses_device_loop
 from burnish.rollout.engines.builtin.penalties import PenaltyState
 from burnish.rollout.engines.builtin.scheduler import Decoder, Scheduler
 from burnish.rollout.engines.builtin.sequence import SequenceState
@@ -61,6 +63,11 @@ class BuiltinEngine:
     @property
     def running(self) -> list[SequenceState]:
         return self.scheduler.running
+
+    @staticmethod
+    def check(extra: Mapping[str, Any], device: torch.device, section: str) -> None:
+        """Refuse arguments (engine_kwargs.builtin) before a model is loaded."""
+        check_arguments(extra, section)
 
     # the protocol
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from burnish.models.compiled import compile_tower
+from burnish.models.kernels.paged import num_members
 from burnish.models.load import load_config
 from burnish.models.paged import PagedAttention
 from burnish.models.parts import head_weight
@@ -30,6 +31,7 @@ from burnish.rollout.engines.builtin.paged_attention import DevicePrefill
 from burnish.rollout.engines.builtin.sampling import SampledTokens, sample, top_tokens
 from burnish.rollout.engines.builtin.scheduler import Scheduler
 from burnish.rollout.engines.builtin.sequence import NO_SLOT, PromptState, SequenceState
+from burnish.rollout.engines.builtin.shared_prefix import PrefixClusters
 from burnish.rollout.engines.builtin.vmm import Region, allocate_region
 from burnish.rollout.stop import Finish, finish
 from burnish.sizing import FIRST_TOKEN_BATCH, cache_blocks, max_chunk_rows
@@ -42,6 +44,7 @@ class DeviceMemory(NamedTuple):
     cache: KVCache
     logits: Tensor
     batch: DeviceBatch
+    prefixes: PrefixClusters | None
 
 
 class BatchState(NamedTuple):
@@ -135,7 +138,7 @@ class GraphDecoder:
         self.eos_ids = frozenset(options.eos_ids)
         self.graphs = StepGraphs(self.runner.model, self.plan, self._make_step, self._deactivate)
         self.memory: DeviceMemory | None = None
-        self.host_syncs = self.graph_replays = 0
+        self.host_syncs = self.graph_replays = self.kv_tokens_read = self.kv_tokens_saved = 0
         self._dummy_slot = 0
         self._running: list[SequenceState] | None = None  # the scheduler's list that the device's batch was made from
         self._grown: list[SequenceState] = []  # sequences with new blocks that the device does not have
@@ -191,7 +194,11 @@ class GraphDecoder:
         batch = DeviceBatch(
             num_slots, row_blocks + 1, options.max_model_len, vocabulary, self.plan.sync_interval, device
         )
-        return DeviceMemory(region, cache, logits, batch)
+        prefixes = None
+        if self.plan.shared_prefix:
+            group = model.config.get_text_config().num_attention_heads // shape.kv_heads
+            prefixes = PrefixClusters(num_slots, num_members(group), shape.block_size, device)
+        return DeviceMemory(region, cache, logits, batch, prefixes)
 
     def close_cache(self) -> None:
         """Free the memory but keep its addresses, so that captured graphs stay valid."""
@@ -257,6 +264,8 @@ class GraphDecoder:
         if self._running is not sequences:
             if self.batch.arrange(sequences, self._end_ids):
                 self.graphs.clear()
+            if self.allocated.prefixes is not None:
+                self.allocated.prefixes.arrange(self.batch)
             self._running = sequences
         self.batch.write_tables(sequence for sequence in self._grown if sequence.slot != NO_SLOT)
         self._grown = []
@@ -270,9 +279,20 @@ class GraphDecoder:
 
     def sync(self, num_tokens_before: np.ndarray) -> Window:
         """Wait for the device."""
+        lengths = self.batch.column("length").copy()
         self.batch.pull()
         self.host_syncs += 1
+        self._count_reads(lengths, self.batch.column("length") - lengths)
         return Window(self.batch, num_tokens_before)
+
+    def _count_reads(self, lengths: np.ndarray, num_tokens: np.ndarray) -> None:
+        """Cached tokens that a layer with full attention has read in a window, and those that sharing saved it."""
+        self.kv_tokens_read += int((num_tokens * lengths + num_tokens * (num_tokens - 1) // 2).sum())
+        prefixes = self.allocated.prefixes
+        if prefixes is not None:
+            saved = prefixes.found.tokens_saved(num_tokens)
+            self.kv_tokens_read -= saved
+            self.kv_tokens_saved += saved
 
     def _take_window(self, scheduler: Scheduler, window: Window) -> None:
         """Free ended sequences at once; the tokens are read during the next window, unless the host needs them now."""
@@ -308,8 +328,9 @@ class GraphDecoder:
             scheduler.remove(stopped)
 
     def take_counts(self) -> dict[str, int]:
-        counts = {"host_syncs": self.host_syncs, "graph_replays": self.graph_replays}
-        self.host_syncs = self.graph_replays = 0
+        names = ("host_syncs", "graph_replays", "kv_tokens_read", "kv_tokens_saved")
+        counts = {name: getattr(self, name) for name in names}
+        self.host_syncs = self.graph_replays = self.kv_tokens_read = self.kv_tokens_saved = 0
         return counts
 
     def finished(self, sequence: SequenceState) -> None:
@@ -351,6 +372,7 @@ class GraphDecoder:
         buffers = StepBuffers(
             *(memory.batch, memory.logits, memory.cache.block_size, self._dummy_slot, has_media),
             keep_experts=None if self.runner.routing is None else self.runner.keep_experts,
+            prefixes=memory.prefixes,
         )
         return DecodeStep(self.runner.model, buffers, size, mode, self.plan)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from burnish.models.attention import AttentionShape, causal_attention
 from burnish.models.kernels.paged import QUERIES
-from burnish.models.paged import PagedSegments, write_and_decode, write_and_prefill
+from burnish.models.paged import PagedSegments, SharedPrefixes, write_and_decode, write_and_prefill
 from burnish.rollout.engines.builtin.kv_cache import KVCache, Segment, blocks_for
 
 UNUSED = 1 << 40  # the position of an unused block: beyond the end of every sequence
@@ -274,12 +274,13 @@ class DeviceDecode:
     tables: Tensor  # [B, blocks] int32
     lengths: Tensor  # [B]: tokens it attends to, including itself
     triton: bool
+    prefixes: SharedPrefixes | None = None  # to be read once for several sequences
 
     def attend(
         self, keys: Tensor, values: Tensor, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape
     ) -> Tensor:
         where = (self.slots, self.tables, self.lengths)
-        return write_and_decode(keys, values, query, key, value, *where, shape, self.triton)
+        return write_and_decode(keys, values, query, key, value, *where, shape, self.triton, self.prefixes)
 
 
 class DevicePrefill:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from burnish.errors import UserError
-from burnish.rollout.engine import EngineOptions
+from burnish.rollout.engine import EngineOptions, check_engine
 from burnish.rollout.engines.builtin.decode_plan import (
     LOOP_DEVICES,
     DecodePlan,
@@ -16,6 +16,7 @@ from burnish.rollout.engines.builtin.decode_plan import (
     decode_plan,
     uses_device_loop,
 )
+from burnish.rollout.engines.builtin.engine import BuiltinEngine
 
 
 def options(device="cuda", **more):
@@ -63,6 +64,17 @@ def test_the_next_size():
 def test_arguments():
     plan = decode_plan(options(eager=False, extra={"block_size": 128, "sync_interval": 8, "compiled": False}), "qwen2")
     assert (plan.block_size, plan.sync_interval, plan.compiled) == (128, 8, False)
+    assert decode_plan(options(extra={"shared_prefix": True}), "qwen2").shared_prefix and not plan.shared_prefix
     for extra in ({"block_size": 48}, {"block_size": 8}, {"sync_interval": 0}, {"captured": True}, {"blocks": 64}):
         with pytest.raises(UserError):
             decode_plan(options(extra=extra), "qwen2")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("shared_prefix", 1), ("compiled", "no"), ("block_size", True), ("block_size", 24), ("sync_interval", 2.5)],
+)
+def test_a_value_is_refused_by_its_key_before_a_model_is_loaded(name, value):
+    with pytest.raises(UserError, match=name) as caught:
+        check_engine(BuiltinEngine, {name: value}, torch.device("cpu"), "rollout")
+    assert caught.value.key == f"rollout.engine_kwargs.builtin.{name}" and caught.value.value == value

@@ -70,8 +70,11 @@ def test_a_step_never_syncs_with_the_host(mode, tiny_folder, make_engine, prompt
     assert known and recorder.seen == set()
 
 
-def test_no_family_syncs_with_the_host(family_folder, make_engine, prompt):
-    decoder = ready(make_engine(family_folder, own_thread=False, **LOOP), prompt, Sampling(30, ignore_eos=True))
+@pytest.mark.parametrize("shared_prefix", [False, True])
+def test_no_family_syncs_with_the_host(shared_prefix, family_folder, make_engine, prompt):
+    extra = {**LOOP["extra"], "shared_prefix": shared_prefix}
+    engine = make_engine(family_folder, own_thread=False, **{**LOOP, "extra": extra})
+    decoder = ready(engine, prompt, Sampling(30, ignore_eos=True))
     body, known = decoder.graphs.get(2, PLAIN)
     with SyncRecorder() as recorder:
         body.run()
@@ -107,10 +110,15 @@ def test_capturing_changes_nothing(tiny_folder, make_engine, prompt, monkeypatch
 
 
 @pytest.mark.long
-def test_all_layers_and_sizes_share_few_programs(family_folder, make_engine, prompt, decoding_as_on_a_gpu):
+@pytest.mark.parametrize("shared_prefix", [False, True])
+def test_all_layers_and_sizes_share_few_programs(
+    shared_prefix, family_folder, make_engine, prompt, decoding_as_on_a_gpu
+):
     """One for the first size and one for all others, per kind of layer, without graph breaks."""
     torch._dynamo.reset()
-    decoder = ready(make_engine(family_folder, own_thread=False, **LOOP), prompt, Sampling(30, ignore_eos=True))
+    extra = {**LOOP["extra"], "shared_prefix": shared_prefix}
+    engine = make_engine(family_folder, own_thread=False, **{**LOOP, "extra": extra})
+    decoder = ready(engine, prompt, Sampling(30, ignore_eos=True))
     counter = CompileCounterWithBackend("aot_eager")
     layers = CompiledLayers(decoder.runner.model, backend=counter)
     for size in (3, 5, 6):
