@@ -2,12 +2,15 @@
 
     python bench/rollout.py --shape 0.5B 1.5B 7B --peer vllm=21515,20122,16380    # on a machine with a CUDA device
     python bench/rollout.py --prefix off on --n 16 --prompt 512                   # without and with shared prefixes
+    python bench/rollout.py --shape Qwen3-0.6B Qwen3-4B Llama-1B Gemma3-1B --seqs 768 --n 16 --prompt 233 700 \
+        --max-new 2048 --mean-log 6.0 --rounds 3 --prefix off on
     python bench/rollout.py --device cpu --shape tiny --seqs 16 --n 4 --prompt 8 --max-new 24
 
 Requests: `seqs` responses, `n` per prompt, long-tailed lengths (lognormal, clipped), EOS ignored, with log-probs. The
-first round compiles and captures graphs; the second is timed. `--peer NAME=TOKENS_PER_SECOND,...` adds another engine's
-throughput on the same requests and machine, one number per shape. Full runs on a GPU write rollout.json and
-rollout_checks.json, with shared prefixes rollout_prefix.json. Exits with status 1 if a check fails.
+first round compiles and captures graphs; `--rounds` more are timed, and the median counts. `--peer
+NAME=TOKENS_PER_SECOND,...` adds another engine's throughput on the same requests and machine, one number per shape.
+Full runs on a GPU write rollout.json and rollout_checks.json, with shared prefixes rollout_prefix.json. Exits with
+status 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -24,10 +27,9 @@ from typing import Any
 
 import tables
 import torch
-from engines import Bench, make_requests, shape_config
+from engines import ENGINE_SHAPES, Bench, Workload, shape_config
 from rollout_checks import run_checks
 from roofline import GIB, Ceilings, Cost, min_seconds
-from shapes import SHAPES
 
 from burnish.rollout.engine import Engine, Request, Sampling
 
@@ -77,16 +79,20 @@ def sleep_and_wake(engine: Engine, request: Request, bench: Bench) -> dict[str, 
 
 def measure(bench: Bench, args: argparse.Namespace, shape: str, dtype: torch.dtype) -> dict[str, Any]:
     config = shape_config(shape)
-    workload = (args.seqs, args.n, args.prompt, args.max_new, config.vocab_size, args.fixed)
+    workload = Workload.of(args)
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        limits = {"max_model_len": args.prompt + args.max_new, "max_num_seqs": args.max_num_seqs}
+        limits = {"max_model_len": workload.max_model_len, "max_num_seqs": args.max_num_seqs}
         engine = bench.engine(config, dtype, Path(folder), **limits)
         try:
-            first, _ = timed_run(engine, make_requests(*workload, salt=1), bench)
+            first, _ = timed_run(engine, workload.requests(config.vocab_size, salt=1), bench)
             start_up = time.perf_counter() - started
-            requests = make_requests(*workload, salt=2)
-            seconds, stats = timed_run(engine, requests, bench)
+            requests = workload.requests(config.vocab_size, salt=2)
+            rounds = sorted(
+                (timed_run(engine, workload.requests(config.vocab_size, 2 + i), bench) for i in range(args.rounds)),
+                key=lambda measured: measured[0],
+            )
+            seconds, stats = rounds[len(rounds) // 2]
             sleep = sleep_and_wake(engine, dataclasses.replace(requests[0], sampling=Sampling(1)), bench)
         finally:
             engine.close()
@@ -98,6 +104,7 @@ def measure(bench: Bench, args: argparse.Namespace, shape: str, dtype: torch.dty
         "prefix": "read per cluster" if bench.shared_prefix else "read per response",
         "tokens": tokens,
         "seconds": round(seconds, 3),
+        "rounds": [round(seconds, 3) for seconds, _ in rounds],
         "tokens_per_second": round(tokens / seconds, 1),
         "ms_per_step": round(1000 * seconds / stats["decode_steps"], 3),
         "kv_tokens_per_step": round(stats["kv_tokens_read"] / stats["decode_steps"], 1),
@@ -133,12 +140,9 @@ def columns(peers: dict[str, list[float]], prefixes: list[str]) -> dict[str, str
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shape", nargs="+", default=["0.5B"], choices=SHAPES)
-    parser.add_argument("--seqs", type=int, default=1024)
-    parser.add_argument("--n", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=256)
-    parser.add_argument("--max-new", type=int, default=1024)
-    parser.add_argument("--fixed", action="store_true", help="all responses of the maximum length")
+    parser.add_argument("--shape", nargs="+", default=["0.5B"], choices=ENGINE_SHAPES)
+    Workload.add_options(parser)
+    parser.add_argument("--rounds", type=int, default=1, help="timed rounds")
     parser.add_argument("--max-num-seqs", type=int, default=1024)
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--plain-layers", action="store_true", help="no torch.compile inside the graphs")

@@ -4,11 +4,11 @@
     python bench/rollout_vllm.py --shapes 0.5B:6 1.5B:11 7B:21 --max-num-seqs 1024
 
 Requires vLLM in the same environment as Burnish. The number after a shape is the GiB of each engine's KV cache; these
-requests need 4.3, 10 and 20. Each setting runs in its own process: all start and warm up at once, then one at a time is
-timed while the others idle. Temperature 1, log-probs of the sampled tokens, prefix caching, no detokenization, dummy
-weights, a CUDA graph for every batch size up to max_num_seqs. `--processes`: vLLM's engine in a separate process, in
-the caller's, or both. The last line is the command for `bench/rollout.py`. Exits with status 1 if no setting of a shape
-worked.
+requests need 4.3, 10 and 20. Each setting runs in its own process: all start and warm up at once, then one at a time
+is timed while the others idle. Requests: those of bench/rollout.py, with the same options. Temperature 1, log-probs of
+the sampled tokens, prefix caching, no detokenization, dummy weights, a CUDA graph for every batch size up to
+max_num_seqs. `--processes`: vLLM's engine in a separate process, in the caller's, or both. The last line is the
+command for `bench/rollout.py`. Exits with status 1 if no setting of a shape worked.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from typing import TextIO
 
 import tables
 import torch
-from engines import make_requests, shape_config
-from shapes import SHAPES
+from engines import ENGINE_SHAPES, Workload, shape_config
 
-SAMPLES, PROMPT = 8, 256
 START_SECONDS = 300.0
 ENVIRONMENT = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
 MULTIPROCESSING = {"own": "1", "same": "0"}
 COLUMNS = {"shape": "{shape}", "vLLM tokens/s": "{tokens_per_second:,.0f}"}
 CACHE_GIB = {"tiny": 1.0, "0.5B": 6.0, "1.5B": 11.0, "3B": 14.0, "7B": 21.0}
+CACHE_GIB |= {"Qwen3-0.6B": 70.0, "Qwen3-4B": 90.0, "Llama-1B": 25.0, "Gemma3-1B": 25.0}  # 768 long-tailed responses
 
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
@@ -45,7 +44,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     from vllm import LLM, SamplingParams
 
     max_num_seqs, folder, (shape, gib) = args.one, args.folder, args.shapes[0]
-    config = shape_config(shape)
+    config, workload = shape_config(shape), Workload.of(args)
     config.dtype = torch.bfloat16
     config.save_pretrained(folder / f"model-{os.getpid()}")
     sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, max_num_seqs + 1, 16)) if size <= max_num_seqs]
@@ -54,7 +53,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         skip_tokenizer_init=True,
         load_format="dummy",
         dtype="bfloat16",
-        max_model_len=PROMPT + args.max_new + 8,
+        max_model_len=workload.max_model_len + 8,
         max_num_seqs=max_num_seqs,
         kv_cache_memory_bytes=int(gib * (1 << 30)),
         gpu_memory_utilization=0.05,  # only checked at start; kv_cache_memory_bytes sizes the cache
@@ -62,7 +61,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         disable_log_stats=True,
         compilation_config={"cudagraph_capture_sizes": sizes},
     )
-    requests = make_requests(args.seqs, SAMPLES, PROMPT, args.max_new, config.vocab_size)
+    requests = workload.requests(config.vocab_size)
     prompts = [{"prompt_token_ids": list(request.ids)} for request in requests]
     lengths = [request.sampling.max_tokens for request in requests]
     sampling = [
@@ -108,7 +107,7 @@ def _start(
     folder: Path, args: argparse.Namespace, shape: tuple[str, float], max_num_seqs: int, process: str
 ) -> tuple[subprocess.Popen, TextIO]:
     name = f"{shape[0]}:{shape[1]}"
-    command = [sys.executable, __file__, "--shapes", name, "--seqs", str(args.seqs), "--max-new", str(args.max_new)]
+    command = [sys.executable, __file__, "--shapes", name, *Workload.of(args).options()]
     command += ["--one", str(max_num_seqs), "--folder", str(folder)]
     environment = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": MULTIPROCESSING[process]}
     log = (folder / f"log-{shape[0]}-{max_num_seqs}-{process}").open("w+")
@@ -140,8 +139,8 @@ def _result(name: str, child: subprocess.Popen, log: TextIO) -> float | None:
 
 def _shape(text: str) -> tuple[str, float]:
     name, _, gib = text.partition(":")
-    if name not in SHAPES:
-        raise argparse.ArgumentTypeError(f"one of {', '.join(SHAPES)}")
+    if name not in ENGINE_SHAPES:
+        raise argparse.ArgumentTypeError(f"one of {', '.join(ENGINE_SHAPES)}")
     return name, float(gib or CACHE_GIB[name])
 
 
@@ -150,8 +149,7 @@ def main() -> int:
     parser.add_argument(
         "--shapes", type=_shape, nargs="+", default=[_shape("0.5B")], help="a name, or name:GiB of cache"
     )
-    parser.add_argument("--seqs", type=int, default=1024)
-    parser.add_argument("--max-new", type=int, default=1024)
+    Workload.add_options(parser)
     parser.add_argument("--max-num-seqs", type=int, nargs="+", default=[256, 512, 1024])
     parser.add_argument("--processes", nargs="+", default=["same", "own"], choices=MULTIPROCESSING)
     parser.add_argument("--one", type=int, help="internal: measure this max_num_seqs in this process")
@@ -165,7 +163,8 @@ def main() -> int:
     print("| setting | tokens/s |\n|---|---|", flush=True)
     best = measure_all(args)
     speeds = ",".join(f"{speed:.0f}" for speed in best.values())
-    print(f"\npython bench/rollout.py --shape {' '.join(best)} --peer vllm={speeds}")
+    options = " ".join(Workload.of(args).options())
+    print(f"\npython bench/rollout.py --shape {' '.join(best)} {options} --peer vllm={speeds}")
     rows = [{"shape": shape, "tokens_per_second": speed} for shape, speed in best.items()]
     tables.save(args, "rollout_vllm", COLUMNS, rows, full=list(best) == ["0.5B", "1.5B", "7B"])
     return 0 if len(best) == len(args.shapes) else 1

@@ -90,6 +90,30 @@ def test_tuning_of_the_kernels(monkeypatch, capsys, tmp_path):
     assert row["us"] == 6e6 and row["tuned_prefix_us"] == 3e6
 
 
+def test_the_roofline_reads_prompts_once_and_no_more_than_windows(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    from engines import Workload, shape_config
+    from roofline import Ceilings, Cost, min_seconds
+
+    cost = Cost(0, 100, 2, ((None, 3), (8, 2)))
+    # Two prompts of 20 tokens, each with 4 sequences of 5 tokens: windows of 8 see 3 tokens of a prompt.
+    contexts = {(20, 4, 5): 2}
+    assert cost.bytes_read(contexts) == 2 * (3 * 2 * (20 + 4 * 5) + 2 * 2 * (3 + 4 * 5))
+    config = shape_config("Gemma3-1B")
+    assert dict(Cost.of(config, torch.bfloat16).layers) == {512: 22, None: 4}
+    requests = Workload(seqs=8, n=4, prompt=(16, 20), max_new=12).requests(320)
+    ceilings = Ceilings(bandwidth=1e3, operations=1e9)
+    prompts, longest = {request.ids for request in requests}, max(r.sampling.max_tokens for r in requests)
+    assert len(prompts) == 2 and all(16 <= len(ids) <= 20 for ids in prompts)
+    plain = Cost(0, 100, 2, ((None, 5),))
+    expected = sum(
+        100 + 10 * (sum(map(len, prompts)) + step * sum(r.sampling.max_tokens > step for r in requests))
+        for step in range(1, longest)
+    )
+    assert all(r.sampling.max_tokens == longest for r in requests)  # 12 is shorter than any of the tail
+    assert min_seconds(requests, plain, ceilings) == pytest.approx(expected / 1e3)
+
+
 @pytest.fixture
 def scaling(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
