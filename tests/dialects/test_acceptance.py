@@ -33,6 +33,7 @@ MISSING = {
         ),
         "a vLLM server over several nodes",
     ),
+    "run_qwen2-7b_math_trtllm": "TensorRT-LLM",
     "dpo_qwen3_30b_a3b_A3": "preference training",
     "orca_rlhf": "data of preference training",
     "run_glm41v_9b": "the family GLM-V",

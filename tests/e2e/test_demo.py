@@ -37,6 +37,7 @@ def test_no_question_is_in_two_sets(problems):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_the_demo_learns(tmp_path, capsys):
     assert main(["demo", "--seed", "1", "--json", "--folder", str(tmp_path)]) == 0
     line = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
@@ -47,6 +48,7 @@ def test_the_demo_learns(tmp_path, capsys):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_a_quarter_of_the_demo_learns(model, problems, tmp_path):
     before, after = accuracy(reinforce(SortTask(), tmp_path, model, problems, 1, 60, QUIET))
     assert 0.2 <= before <= 0.4
@@ -54,6 +56,7 @@ def test_a_quarter_of_the_demo_learns(model, problems, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_shuffled_rewards_do_not_improve_the_model(model, problems, tmp_path):
     """Each response gets the score of the one scored before it: the same rewards, on the wrong samples."""
     last = [0.0]
@@ -68,6 +71,7 @@ def test_shuffled_rewards_do_not_improve_the_model(model, problems, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_ppo_with_a_critic_learns_the_same_task(model, problems, tmp_path):
     ppo = ("algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "critic.model.enable_gradient_checkpointing=false")
     before, after = accuracy(reinforce(SortTask(), tmp_path, model, problems, 1, 160, (*QUIET, *ppo)))

@@ -31,6 +31,7 @@ class ShuffledCalculator(Calculator):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_the_model_learns_when_and_how_to_call_the_tool(tmp_path, capsys):
     assert main(["demo", "--task", "tools", "--seed", "1", "--json", "--folder", str(tmp_path)]) == 0
     line = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
@@ -48,6 +49,7 @@ def last_answers(folder):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_answers_of_other_calls_do_not_improve_the_model(tmp_path):
     task = CalculatorTask()
     problems = task.make_problems(1)

@@ -22,6 +22,7 @@ def test_no_picture_is_in_two_sets():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_the_model_learns_to_look(tmp_path, capsys):
     assert main(["demo", "--task", "vision", "--seed", "1", "--json", "--folder", str(tmp_path)]) == 0
     line = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
@@ -32,6 +33,7 @@ def test_the_model_learns_to_look(tmp_path, capsys):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_pictures_of_other_prompts_do_not_improve_the_model(tmp_path):
     task = VisionTask()
     problems = task.make_problems(1)

@@ -180,9 +180,10 @@ def test_isolated_tools_on_nodes_move_with_their_conversations(cluster, tmp_path
         three.remove_node(node_of(three, nodes.group, left), allow_graceful=False)
         texts += [(await tool.call(worker, {"by": 3})).text for worker in workers]
         three.add_node(num_cpus=1)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240  # a node starts slowly where others work
         while len(nodes.group.living) < 2 and time.monotonic() < deadline:
             await asyncio.sleep(0.2)
+        assert len(nodes.group.living) == 2, "the node that has joined serves"
         late = await tool.open(ConversationInfo("d", 1, {}), {})
         place, text = late._place, (await tool.call(late, {"by": 4})).text
         return left, place[0], [text.split()[0] for text in [*texts, text]]
