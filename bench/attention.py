@@ -1,4 +1,4 @@
-"""Choices of the decoding kernels (models/kernels/paged.py, `Tuning`) per size of heads, by trying them on this GPU.
+"""Choices of the decoding kernels (models/kernels/tuning.py) per size of heads, by trying them on this GPU.
 
     python bench/attention.py                                        # every shape; about two minutes each
     python bench/attention.py --shape qwen3-0.6B --rows 64 512 1024 --prompt 512 --response 500 --n 16
@@ -27,8 +27,9 @@ import torch
 from roofline import Ceilings
 from torch import Tensor
 
-from burnish.models.kernels import paged as kernels
-from burnish.models.kernels.paged import Tuning, num_members
+from burnish.models.kernels import tuning as kernels
+from burnish.models.kernels.decode import write_and_attend
+from burnish.models.kernels.tuning import Tuning, num_members
 from burnish.models.varlen import AttentionShape
 
 # query heads, key/value heads, size of a head, window
@@ -80,7 +81,7 @@ class Case(NamedTuple):
         keys, values = self.layers[layer]
         query, key, value, slots, tables, lengths = self.arguments
         prefixes = self.prefixes if shared else (None, None, None)
-        return kernels.write_and_attend(keys, values, query, key, value, slots, tables, lengths, self.shape, *prefixes)
+        return write_and_attend(keys, values, query, key, value, slots, tables, lengths, self.shape, *prefixes)
 
 
 def make_case(args: argparse.Namespace, name: str, rows: int, dtype: torch.dtype) -> Case:

@@ -3,8 +3,8 @@
 A layer's cache is two tensors [num_blocks, kv_heads, block_size, head_dim]; every implementation of `PagedAttention`
 reads the block size from their shape. The implementations are in rollout/engines/builtin/paged_attention.py.
 
-Each product here exists twice: in Triton (models/kernels/paged.py) and in plain torch, which is its reference and runs
-without Triton. All inputs are tensors of fixed shape, so a CUDA graph can capture the call.
+Each product here exists twice: in Triton (models/kernels/decode.py, paged.py) and in plain torch, which is its
+reference and runs without Triton. All inputs are tensors of fixed shape, so a CUDA graph can capture the call.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from burnish.models.kernels import decode
 from burnish.models.kernels import paged as kernels
 from burnish.models.varlen import AttentionShape
 
@@ -242,7 +243,7 @@ def _decode_in_triton(
 ) -> Tensor:
     shape = AttentionShape(scaling, window or None, softcap or None)
     where = (slots, tables, lengths, shape, clusters, prefix, shared)
-    return kernels.write_and_attend(keys, values, query, key, value, *where)
+    return decode.write_and_attend(keys, values, query, key, value, *where)
 
 
 @_decode_in_triton.register_fake

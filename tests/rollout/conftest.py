@@ -51,7 +51,7 @@ def wait_for_tokens() -> Callable[[Engine, int], None]:
 @pytest.fixture
 def decoding_as_on_a_gpu(monkeypatch):
     """The operation that a GPU's decoding has, one for writing and attending, with plain torch inside."""
-    from burnish.models.kernels import paged  # here: the environment of another engine has other libraries
+    from burnish.models.kernels import decode  # here: the environment of another engine has other libraries
     from burnish.models.paged import attend_tables, write
     from burnish.rollout.engines.builtin import decode_step
     from burnish.rollout.engines.builtin.paged_attention import DeviceDecode
@@ -60,7 +60,7 @@ def decoding_as_on_a_gpu(monkeypatch):
         write(keys, values, key, value, slots)
         return attend_tables(query.transpose(0, 1), keys, values, tables, lengths, shape)
 
-    monkeypatch.setattr(paged, "write_and_attend", in_plain_torch)
+    monkeypatch.setattr(decode, "write_and_attend", in_plain_torch)
     monkeypatch.setattr(
         decode_step,
         "DeviceDecode",

@@ -7,7 +7,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from burnish.models.kernels import paged, sample
+from burnish.models.kernels import decode as decoding
+from burnish.models.kernels import paged, sample, shared_prefix, tuning
 
 SHAPE = {"BLOCK": 64, "TILE": 64, "CAPPED": True, "PRECISION": "tf32"}
 FLOATS, STRIDES = ("scaling", "softcap"), ("cache_block", "cache_head", "table_row")
@@ -40,7 +41,7 @@ def decode(heads: int, kv_heads: int, dim: int, dtype: str, splits: int, window:
     group = heads // kv_heads
     numbers = {"HEADS": heads, "GROUP": group, "GROUP_PAD": 16, "DIM": dim, "DIM_PAD": 1 << (dim - 1).bit_length()}
     numbers |= {**SHAPE, "SPLITS": splits, "PREFIX_SPLITS": prefix_splits, "WINDOW": window}
-    return compiled(paged._decode, types, numbers)
+    return compiled(decoding._decode, types, numbers)
 
 
 def decode_prefix(heads: int, kv_heads: int, dim: int, dtype: str, window: int) -> str:
@@ -48,12 +49,18 @@ def decode_prefix(heads: int, kv_heads: int, dim: int, dtype: str, window: int) 
     types |= kinds("parts weights", "*fp32") | dict.fromkeys(FLOATS, "fp32")
     types |= kinds("query_head query_row", "i32") | dict.fromkeys(STRIDES, "i32")
     group = heads // kv_heads
-    members = paged.num_members(group)
+    members = tuning.num_members(group)
     queries = max(16, 1 << (members * group - 1).bit_length())
     size = getattr(torch, {"bf16": "bfloat16", "fp32": "float32"}[dtype])
     numbers = {"HEADS": heads, "GROUP": group, "DIM": dim, "DIM_PAD": 1 << (dim - 1).bit_length(), "WINDOW": window}
-    numbers |= {**SHAPE, "MEMBERS": members, "QUERIES_PAD": queries, "SPLITS": 2, "TILE": paged._tile(64, dim, size)}
-    return compiled(paged._decode_prefix, types, numbers, warps=paged.prefix_warps(queries, dim))
+    numbers |= {
+        **SHAPE,
+        "MEMBERS": members,
+        "QUERIES_PAD": queries,
+        "SPLITS": 2,
+        "TILE": tuning.tile_size(64, dim, size),
+    }
+    return compiled(shared_prefix._decode_prefix, types, numbers, warps=tuning.prefix_warps(queries, dim))
 
 
 def prefill(heads: int, kv_heads: int, dim: int, dtype: str, window: int) -> str:
@@ -72,7 +79,7 @@ def write() -> str:
 
 def combine() -> str:
     numbers = {"HEADS": 14, "SPLITS": 8, "SPLITS_PAD": 8, "DIM": 64, "DIM_PAD": 64}
-    return compiled(paged._combine, kinds("parts weights", "*fp32") | kinds("output", "*bf16"), numbers)
+    return compiled(decoding._combine, kinds("parts weights", "*fp32") | kinds("output", "*bf16"), numbers)
 
 
 def sampling() -> tuple[str, str]:

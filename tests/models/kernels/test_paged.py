@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from burnish.models.kernels import decode, tuning
 from burnish.models.kernels import paged as kernels
 from burnish.models.paged import PagedSegments, attend_tables, write_and_decode, write_and_prefill
 from burnish.models.varlen import AttentionShape
@@ -53,7 +54,7 @@ class Scene:
         new = [pool[block, :, place].clone().transpose(0, 1) for pool in (self.keys, self.values)]
         for pool in (self.keys, self.values):
             pool[block, :, place] = float("nan")
-        return kernels.write_and_attend(
+        return decode.write_and_attend(
             self.keys, self.values, self.query, *new, slots, self.tables, self.lengths, shape
         )
 
@@ -82,7 +83,7 @@ SHAPES = {
 def test_decode(case, splits, monkeypatch):
     lengths, heads, kv_heads, dim, block, shape = SHAPES[case]
     scene = Scene(lengths, heads, kv_heads, dim, block, torch.float32)
-    monkeypatch.setattr(kernels, "num_splits", lambda *_: splits)
+    monkeypatch.setattr(decode, "num_splits", lambda *_: splits)
     found = scene.decoded(shape)
     plain = attend_tables(scene.query.transpose(0, 1), scene.keys, scene.values, scene.tables, scene.lengths, shape)
     for row, length in enumerate(lengths):
@@ -162,17 +163,17 @@ def test_prefill_sees_what_came_before(shape, triton):
 
 
 def test_few_rows_are_split_and_many_are_not():
-    assert kernels.num_splits(2 * 1024, 2048) == 1
-    assert kernels.num_splits(2, 32768) == kernels.MAX_SPLITS
-    assert kernels.num_splits(64, 32768) == 16
-    assert kernels.num_splits(1, 128) == 2
-    assert kernels.num_splits(512, 448) == 1 and kernels.num_splits(512, 512) == kernels.num_splits(256, 448) // 2 == 2
-    assert all(math.log2(kernels.num_splits(n, 4096)).is_integer() for n in range(1, 2000, 37))
+    assert tuning.num_splits(2 * 1024, 2048) == 1
+    assert tuning.num_splits(2, 32768) == tuning.MAX_SPLITS
+    assert tuning.num_splits(64, 32768) == 16
+    assert tuning.num_splits(1, 128) == 2
+    assert tuning.num_splits(512, 448) == 1 and tuning.num_splits(512, 512) == tuning.num_splits(256, 448) // 2 == 2
+    assert all(math.log2(tuning.num_splits(n, 4096)).is_integer() for n in range(1, 2000, 37))
 
 
 def test_tiles_divide_blocks_and_stay_small():
-    assert kernels._tile(64, 64, torch.bfloat16) == kernels._tile(256, 128, torch.float32) == 64
-    assert kernels._tile(16, 64, torch.bfloat16) == 16 and kernels._tile(64, 256, torch.float32) == 32
+    assert tuning.tile_size(64, 64, torch.bfloat16) == tuning.tile_size(256, 128, torch.float32) == 64
+    assert tuning.tile_size(16, 64, torch.bfloat16) == 16 and tuning.tile_size(64, 256, torch.float32) == 32
 
 
 @pytest.mark.long

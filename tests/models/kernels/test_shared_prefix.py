@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from burnish.models.kernels import paged as kernels
+from burnish.models.kernels import decode, shared_prefix
+from burnish.models.kernels import tuning as kernels
 from burnish.models.paged import SharedPrefixes, attend_tables, write_and_decode
 from burnish.models.varlen import AttentionShape
 
@@ -85,8 +86,8 @@ def test_the_reference_equals_whole_rows(case):
 def test_the_kernels_equal_the_reference(case, splits, prefix_splits, monkeypatch):
     *scene, shape = CASES[case]
     rows = Rows(*scene)
-    monkeypatch.setattr(kernels, "num_splits", lambda *_: splits)
-    monkeypatch.setattr(kernels, "num_prefix_splits", lambda *_: prefix_splits)
+    monkeypatch.setattr(decode, "num_splits", lambda *_: splits)
+    monkeypatch.setattr(shared_prefix, "num_prefix_splits", lambda *_: prefix_splits)
     expected, keys, values = rows.decoded(shape, triton=False, prefixes=rows.prefixes)
     found, *pools = rows.decoded(shape, triton=True, prefixes=rows.prefixes)
     assert torch.allclose(found, expected, atol=3e-6)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from burnish.models.compiled import compile_tower
-from burnish.models.kernels.paged import num_members
+from burnish.models.kernels.tuning import num_members
 from burnish.models.load import load_config
 from burnish.models.paged import PagedAttention
 from burnish.models.parts import head_weight

@@ -2,7 +2,7 @@
 
 Sequences share a prefix by having the same blocks at the start of their tables: samples of a prompt, conversations
 with a common history, prompts with a cached prefix. Decoding reads the prefix of a cluster once for all of its
-sequences, and then each one's other blocks (models/kernels/paged.py).
+sequences, and then each one's other blocks (models/kernels/shared_prefix.py).
 
 A cluster's prefix is the longest that all of its sequences have. Where prefixes are nested, a sequence joins those with
 which it shares the most, so that a shorter prefix that several clusters have in common is read once for each of them.
