@@ -56,6 +56,7 @@ class ModelRunner:
         block_size: int,
         invariant: bool,
         use_cpu_kernels: bool,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         self.device = options.device
         self.prefill_attention = prefill_attention
@@ -83,7 +84,7 @@ class ModelRunner:
         heads, kv_heads = local_heads(
             config.num_attention_heads, kv_heads, 1 if self.group is None else self.group.size
         )
-        self.shape = CacheShape(config.num_hidden_layers, kv_heads, head_dim, options.dtype, block_size)
+        self.shape = CacheShape(config.num_hidden_layers, kv_heads, head_dim, cache_dtype or options.dtype, block_size)
         self.memo = FeatureMemo(MEMO_BYTES, one_by_one=self.invariant)
         self.positions = TEXT if self.family is None else self.family.positions
         self.cache: KVCache | None = None
