@@ -72,7 +72,7 @@ class FusedLinear(nn.Module):
 
 def fuse(layers: Sequence[nn.Module], product: Product | None) -> FusedLinear | None:
     """None without a product, for a single layer, and for others than plain linear layers (such as adapted ones)."""
-    linear = [layer for layer in layers if type(layer) in (nn.Linear, ProductLinear)]
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear) and type(layer) in (nn.Linear, ProductLinear)]
     kinds = {(layer.in_features, layer.bias is None, layer.weight.dtype) for layer in linear}
     if product is None or not len(linear) == len(layers) > 1 or len(kinds) > 1:
         return None

@@ -183,10 +183,9 @@ class FusedAttention(nn.Module):
 
     def rotate(self, query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
         """The kernel takes one packed row of tokens and rotates whole heads; the family's function does the rest."""
-        kernels = self.kernels
-        if kernels is not None and len(query) == 1 and cosine.shape[-1] == self.head_dim:
-            if kernels.supports(query, key, cosine, sine):
-                return kernels.rotate(query, cosine, sine), kernels.rotate(key, cosine, sine)
+        kernels, fits = self.kernels, len(query) == 1 and cosine.shape[-1] == self.head_dim
+        if kernels is not None and fits and kernels.supports(query, key, cosine, sine):
+            return kernels.rotate(query, cosine, sine), kernels.rotate(key, cosine, sine)
         assert self.family_rotate is not None  # set by `from_module`
         return self.family_rotate(query, key, cosine, sine)
 
