@@ -141,10 +141,12 @@ def test_attention_that_clips_its_activations_stays(clip):
 
 
 def test_dropout_of_the_output_is_kept():
+    """Also of a model that is replaced as it is loaded, and then trains."""
     model, ids = build("seed_oss", residual_dropout=0.5).train(), torch.arange(1, 9)[None]
     torch.manual_seed(3)
     expected = outputs(model, ids)[0]
-    replace_modules(model, DifferentiableLayers(), product=None)
+    replace_modules(model.eval(), DifferentiableLayers(), product=None)
+    model.train()
     assert replaced(model)["FusedAttention"] == replaced(model)["FusedMLP"] == 2
     torch.manual_seed(3)
     torch.testing.assert_close(outputs(model, ids)[0], expected, rtol=1e-3, atol=1e-4)
