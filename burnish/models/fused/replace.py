@@ -84,7 +84,7 @@ class _Replacement:
         probe, rows = copy.deepcopy(child), _random(PROBE_TOKENS, len(weight))
         probe_weight = probe.get_parameter("weight")
         probe_weight.data = _random(len(weight)).to(weight.dtype)
-        expected = _run(probe, rows)
+        expected = _output(probe, rows)
         for offset in (0.0, 1.0):
             if _agree(expected, self.kernels.norm(rows, probe_weight, offset, eps)):
                 return KernelRMSNorm.from_module(child, offset, eps, self.kernels)
@@ -97,9 +97,7 @@ class _Replacement:
         probe = _with_small_layers(child, {name: _Projection(*size) for name, size in sizes.items()})
         for kernels in self.kernel_choices:
             tried = FusedMLP.from_module(probe, kernels)
-            if all(
-                _agree(*(_run(module, _enter_mode(module, mode)) for module in (probe, tried))) for mode in PROBE_MODES
-            ):
+            if all(_agree(_run(probe, mode), _run(tried, mode)) for mode in PROBE_MODES):
                 return FusedMLP.from_module(child, kernels, self.product)
         return None
 
@@ -213,7 +211,11 @@ def _random(*size: int, seed: int = 0) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
-def _run(module: nn.Module, rows: Tensor) -> Tensor | None:
+def _run(probe: nn.Module, mode: ProbeMode) -> Tensor | None:
+    return _output(probe, _enter_mode(probe, mode))
+
+
+def _output(module: nn.Module, rows: Tensor) -> Tensor | None:
     """The module's output, or None if it does not map one tensor to one tensor."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):

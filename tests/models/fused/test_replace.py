@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Qwen2Config
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2MLP, Qwen2RMSNorm
@@ -20,6 +20,7 @@ from burnish.models.cpu.layers import Layers
 from burnish.models.fused.linear import FusedLinear, ProductLinear
 from burnish.models.fused.modules import ROTATE, FusedAttention, FusedMLP, KernelRMSNorm
 from burnish.models.fused.replace import replace_modules
+from burnish.sizing import COMPILED_FAMILIES, CUDA_GRAPH_FAMILIES
 
 SIZES = {
     "hidden_size": 32,
@@ -122,6 +123,13 @@ def test_choice_and_results_per_family(family):
         products = sum(isinstance(module, FusedLinear) for module in fused_model.modules())
         assert products == sum(fused.values()) - fused.get("OneProjectionAttention", 0)
     assert torch.equal(torch.get_rng_state(), state), "probes consume no global random numbers"
+
+
+@pytest.mark.parametrize("family", sorted(CUDA_GRAPH_FAMILIES | COMPILED_FAMILIES))
+def test_families_that_are_captured_or_compiled_have_two_products_in_each_layer(family):
+    model = AutoModel.from_config(AutoConfig.for_model(family, **{**SIZES, "num_hidden_layers": 4}))
+    replace_modules(model.requires_grad_(False), None, F.linear)
+    assert sum(isinstance(module, FusedLinear) for module in model.modules()) == 8
 
 
 def test_layers_without_rotary_embedding():
