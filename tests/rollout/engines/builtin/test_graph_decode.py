@@ -344,7 +344,7 @@ class TestSleep:
         assert ask(engine, [prompt(30)], TEN) == before
 
     def test_weights_after_a_deep_sleep_are_all_new(self, tiny_folder, make_loop, prompt, ask):
-        """Also in joined products."""
+        """Also in fused products."""
         woken, fresh = make_loop(tiny_folder), make_loop(tiny_folder)
         weights = {name: tensor.flip(0).clone() for name, tensor in woken.runner.model.named_parameters()}
         woken.sleep(level=2)
@@ -353,7 +353,7 @@ class TestSleep:
         for engine in (woken, fresh):
             engine.load_weights(weights.items(), version=2)
         assert ask(woken, [prompt(30)], TEN)[0].ids == ask(fresh, [prompt(30)], TEN)[0].ids
-        assert len(woken.runner.joined) == len(fresh.runner.joined) == 4
+        assert len(woken.runner.fused) == len(fresh.runner.fused) == 4
 
     def test_an_exception_in_a_step_reaches_the_futures(self, tiny_folder, make_loop, prompt, ask):
         engine = make_loop(tiny_folder)
