@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from burnish.config.rollout import SamplingConfig
 from burnish.doctor.activations import Itemsize, MicroBatch, forward_temporaries
@@ -150,8 +150,7 @@ def engine_plan(
         num_tokens = min(num_tokens, CPU_PREFILL_TOKENS)
     lengths = [max_model_len] * (num_tokens // max_model_len) or [num_tokens]
     device_loop = not (external or on_cpu or rollout.invariant or tensor > 1)
-    in_8_bits = device_loop and rollout.engine_kwargs.builtin.get("kv_cache_dtype") == "fp8"
-    cache_itemsize = 1 if in_8_bits else itemsize
+    cache_itemsize = 1 if device_loop and _caches_8_bits(rollout) else itemsize
     buffers = _DecodeBuffers.of(rollout, shape, itemsize, max_model_len)
     verifies = getattr(rollout, "verify_weights", False)  # `burnish generate` has no trainer to compare with
     prefill = forward_temporaries(shape, _itemsize(shape, itemsize, external), MicroBatch.of(lengths, 0))
@@ -175,6 +174,11 @@ def engine_plan(
         device_loop=device_loop,
         notes=(f"{rollout.name} reserves a share of the whole GPU for weights and KV cache",) if external else (),
     )
+
+
+def _caches_8_bits(rollout: Any) -> bool:
+    """engine_kwargs is a field of the sections that configure an engine, not of their base."""
+    return rollout.engine_kwargs.builtin.get("kv_cache_dtype") == "fp8"
 
 
 def _itemsize(shape: Shape, itemsize: int, external: bool = False) -> Itemsize:
