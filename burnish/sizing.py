@@ -51,6 +51,8 @@ COMPILED_FAMILIES = frozenset(
 CUDA_GRAPH_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", *_OF_VISION})
 # The built-in engine keeps their residual stream in float32 under autocast, which handles plain linear layers only.
 FLOAT32_RESIDUAL_FAMILIES = COMPILED_FAMILIES
+# On a GPU, engine and trainer can compute them with the same batch-invariant kernels (rollout.invariant).
+INVARIANT_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 
 
 def flash_attention_fits(itemsize: int, head_dim: int, softcap: bool) -> bool:

@@ -189,6 +189,13 @@ def _autocast_dtype(*tensors: Tensor) -> Iterator[Tensor]:
     return (tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
 
 
+def attend_by_runs(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments | Sequence[int], shape: AttentionShape
+) -> Tensor:
+    """Causal attention inside each segment by torch's product, for any dtype: [1, heads, T, d] -> [1, T, heads, d]."""
+    return _by_runs(query, key, value, segments, causal_attention, shape, 0.0)
+
+
 @torch.compiler.disable  # one call per length: torch.compile would specialize on the lengths
 def _by_runs(
     query: Tensor,

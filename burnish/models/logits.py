@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from burnish.models.chunks import product
 from burnish.sizing import torch_entry_bytes
 
 
@@ -45,6 +46,10 @@ class LogitKernel(Protocol):
 
     def entry_bytes(self, dtype: torch.dtype, with_entropy: bool) -> int:
         """Peak bytes per entry of a chunk."""
+        ...
+
+    def product(self, hidden: Tensor, weight: Tensor, buffer: Tensor) -> Tensor:
+        """A chunk: hidden @ weight.T, written to the first rows of the buffer."""
         ...
 
     def measure(self, product: Tensor, tokens: Tensor, shape: Sharpness, with_entropy: bool, keep: bool) -> Measured:
@@ -172,6 +177,9 @@ class TorchKernel:
 
     def entry_bytes(self, dtype: torch.dtype, with_entropy: bool) -> int:
         return torch_entry_bytes(dtype.itemsize, with_entropy)
+
+    def product(self, hidden: Tensor, weight: Tensor, buffer: Tensor) -> Tensor:
+        return product(hidden, weight, buffer)
 
     def measure(self, product: Tensor, tokens: Tensor, shape: Sharpness, with_entropy: bool, keep: bool) -> Measured:
         scratch = product.clone() if keep and product.dtype == statistics_dtype(product.dtype) else product

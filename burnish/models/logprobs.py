@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.models.chunks import Chunks, add_product, gradient_accumulator, product
+from burnish.models.chunks import Chunks, add_product, gradient_accumulator
 from burnish.models.logits import TORCH, LogitKernel, Measured, Sharpness, logits_of, statistics_dtype
 
 
@@ -58,7 +58,7 @@ class _ChunkedHead(torch.autograd.Function):
         entropy, normalizer = torch.zeros_like(log_probs), torch.empty_like(log_probs)
         hidden_grad = torch.empty_like(hidden) if precompute_grad else None
         for part in chunks.parts():
-            logits = product(hidden[part], computed, buffer)
+            logits = kernel.product(hidden[part], computed, buffer)
             measured = kernel.measure(logits, tokens[part], shape, with_entropy, keep=precompute_grad)
             normalizer[part], log_probs[part] = measured.normalizer, measured.log_probs
             if with_entropy:
@@ -114,7 +114,7 @@ def _gradients(
     for part in chunks.parts():
         rows = Measured(measured.normalizer[part], measured.log_probs[part], measured.entropy[part])
         part_entropy = None if grad_entropy is None else grad_entropy[part]
-        logits = product(hidden[part], computed, buffer)
+        logits = kernel.product(hidden[part], computed, buffer)
         grad = kernel.differentiate(logits, tokens[part], shape, rows, grad_log_probs[part], part_entropy)
         torch.mm(grad, computed, out=grad_hidden[part])
         if grad_weight is not None:

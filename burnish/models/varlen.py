@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from burnish.errors import UserError, install_package
 from burnish.models.cpu import attention
 from burnish.models.flash import packed_product
 from burnish.sizing import flash_attention_fits
+
+if TYPE_CHECKING:
+    from burnish.models.kernels.invariant import Spans
 
 # Major version of flash-attn -> (module with flash_attn_varlen_func, its package; None: built from its repository).
 LIBRARIES = {
@@ -51,6 +54,7 @@ class Segments:
         self.blocks = tuple(blocks)
         self.longest = max(self.lengths, default=0)
         self.starts: Tensor | None = None  # int32 [rows + 1]: offsets, and the end
+        self.spans: dict[int, Spans] = {}  # for the invariant kernels, by the query heads that share a key/value head
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.lengths)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from burnish.models.chunks import product
 from burnish.models.kernels.lazy_triton import kernel, tl
 from burnish.models.logits import Gap, Measured, Sharpness, statistics_dtype
 from burnish.sizing import triton_entry_bytes
@@ -182,6 +183,9 @@ class TritonKernel:
 
     def entry_bytes(self, dtype: torch.dtype, with_entropy: bool) -> int:
         return triton_entry_bytes(dtype.itemsize, with_entropy)
+
+    def product(self, hidden: Tensor, weight: Tensor, buffer: Tensor) -> Tensor:
+        return product(hidden, weight, buffer)
 
     def measure(self, product: Tensor, tokens: Tensor, shape: Sharpness, with_entropy: bool, keep: bool) -> Measured:
         columns = [_column(product) for _ in range(3)]

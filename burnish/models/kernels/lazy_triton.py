@@ -13,7 +13,9 @@ Triton. With TRITON_INTERPRET=1 in the environment before Triton is loaded, kern
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -69,3 +71,35 @@ def _triton() -> tuple[Any, Any]:
     except ImportError as missing:
         raise UserError("Triton is not installed", hint=install_package("triton")) from missing
     return triton, language
+
+
+@contextlib.contextmanager
+def ordered_products() -> Iterator[None]:
+    """Triton's interpreter adds up every element of a tile's product in the order of its columns, as a GPU does.
+
+    By itself it calls a BLAS library, where an element's last bits depend on its place in the tile, and which takes
+    numbers of bfloat16 for integers. Slower; for tests of bits.
+    """
+    _triton()
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    builder = interpreter.InterpreterBuilder
+    original = builder.create_dot
+    builder.create_dot = lambda self, a, b, total, *rest: _ordered_product(interpreter, a, b, total)
+    try:
+        yield
+    finally:
+        builder.create_dot = original
+
+
+def _ordered_product(interpreter: Any, a: Any, b: Any, total: Any) -> Any:
+    left, right = (_as_float32(interpreter, part) for part in (a, b))
+    result = total.data.copy()
+    for column in range(left.shape[1]):
+        result += left[:, column, None] * right[column]
+    return interpreter.TensorHandle(result, total.dtype.scalar)
+
+
+def _as_float32(interpreter: Any, handle: Any) -> Any:
+    if str(handle.dtype.scalar) == "bf16":  # kept as uint16: the upper half of a float32
+        return (handle.data.astype("uint32") << 16).view("float32")
+    return handle.data.astype("float32")

@@ -7,12 +7,70 @@ the maximum.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from burnish.models.kernels.lazy_triton import kernel, tl
 
 CHUNK = 4096  # logits per program
+
+
+class ChunkStatistics(NamedTuple):
+    """[rows, chunks] each."""
+
+    peaks: Tensor  # the largest logit
+    sums: Tensor  # of exp(logit - peak)
+    best: Tensor  # int32: where the largest logit is
+
+
+def measure_chunks(logits: Tensor, temperature: Tensor, softcap: float | None = None) -> ChunkStatistics:
+    """One pass over logits [rows, vocabulary], which are capped and divided by the temperature [rows]."""
+    rows, vocabulary = logits.shape
+    chunks = -(-vocabulary // CHUNK)
+    peaks = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
+    sums, best = torch.empty_like(peaks), torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
+    capped = {"CAPPED": softcap is not None, "CHUNK": CHUNK}
+    _measure[(rows, chunks)](
+        logits, temperature, peaks, sums, best, softcap or 0.0, logits.stride(0), vocabulary, **capped, num_warps=8
+    )
+    return ChunkStatistics(peaks, sums, best)
+
+
+def log_probs_of(
+    logits: Tensor,
+    temperature: Tensor,
+    tokens: Tensor,
+    softcap: float | None = None,
+    measured: ChunkStatistics | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log-softmax(logits / temperature) at given tokens, and the log-sum-exp of each row; float32 [rows].
+
+    The same kernels for sampled tokens and in training (`rollout.invariant`): equal logits give equal bits.
+    """
+    rows, vocabulary = logits.shape
+    peaks, sums, _ = measured or measure_chunks(logits, temperature, softcap)
+    log_probs = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    normalizer = torch.empty_like(log_probs)
+    chunks = peaks.shape[1]
+    _log_probs[(rows,)](
+        logits,
+        temperature,
+        tokens,
+        peaks,
+        sums,
+        log_probs,
+        normalizer,
+        softcap or 0.0,
+        logits.stride(0),
+        vocabulary,
+        chunks,
+        CHUNKS_PAD=1 << (chunks - 1).bit_length(),
+        CAPPED=softcap is not None,
+        num_warps=4,
+    )
+    return log_probs, normalizer
 
 
 def sample_tokens(
@@ -22,18 +80,14 @@ def sample_tokens(
     seed: Tensor,  # [rows] int64
     index: Tensor,  # [rows] int64: the token's position in its response
     softcap: float | None = None,
+    measured: ChunkStatistics | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Tokens [rows] int64 and log-softmax(logits / temperature) at them, float32."""
     rows, vocabulary = logits.shape
-    chunks = -(-vocabulary // CHUNK)
-    peaks = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
-    sums, best = torch.empty_like(peaks), torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
+    peaks, sums, best = measured or measure_chunks(logits, temperature, softcap)
+    chunks = peaks.shape[1]
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     log_probs = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    capped = {"CAPPED": softcap is not None, "CHUNK": CHUNK}
-    _measure[(rows, chunks)](
-        logits, temperature, peaks, sums, best, softcap or 0.0, logits.stride(0), vocabulary, **capped, num_warps=8
-    )
     _choose[(rows,)](
         logits,
         temperature,
@@ -50,7 +104,8 @@ def sample_tokens(
         vocabulary,
         chunks,
         CHUNKS_PAD=1 << (chunks - 1).bit_length(),
-        **capped,
+        CAPPED=softcap is not None,
+        CHUNK=CHUNK,
         num_warps=8,
     )
     return tokens, log_probs
@@ -132,6 +187,35 @@ def _choose(
     logit = _scaled(logits + row * logit_row, token, vocabulary, heat, softcap, CAPPED)
     tl.store(tokens + row, token.to(tl.int64))
     tl.store(log_probs + row, logit - peak - tl.log(total))
+
+
+@kernel
+def _log_probs(
+    logits,
+    temperature,
+    tokens,
+    peaks,
+    sums,
+    log_probs,
+    normalizer,
+    softcap,
+    logit_row,
+    vocabulary,
+    chunks,
+    CHUNKS_PAD: tl.constexpr,
+    CAPPED: tl.constexpr,
+) -> None:
+    """One row, from the statistics of its chunks."""
+    row = tl.program_id(0).to(tl.int64)
+    number = tl.arange(0, CHUNKS_PAD)
+    chunk_peak = tl.load(peaks + row * chunks + number, mask=number < chunks, other=float("-inf"))
+    chunk_sum = tl.load(sums + row * chunks + number, mask=number < chunks, other=0.0)
+    peak = tl.max(chunk_peak, 0)
+    rest = tl.log(tl.sum(chunk_sum * tl.exp(chunk_peak - peak), 0))
+    token = tl.load(tokens + row)
+    logit = _scaled(logits + row * logit_row, token, vocabulary, tl.load(temperature + row), softcap, CAPPED)
+    tl.store(log_probs + row, logit - peak - rest)
+    tl.store(normalizer + row, peak + rest)
 
 
 @kernel

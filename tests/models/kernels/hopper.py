@@ -8,14 +8,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from burnish.models.kernels import decode as decoding
-from burnish.models.kernels import paged, sample, shared_prefix, tuning
+from burnish.models.kernels import invariant, paged, sample, shared_prefix, tuning
 
 SHAPE = {"BLOCK": 64, "TILE": 64, "CAPPED": True, "PRECISION": "tf32"}
 FLOATS, STRIDES = ("scaling", "softcap"), ("cache_block", "cache_head", "table_row")
 SHARED_MEMORY = 227 << 10  # bytes of a program
 
 
-def compiled(kernel, types: dict[str, str], constants: dict, warps: int = 4) -> str:
+def compiled(kernel, types: dict[str, str], constants: dict, warps: int = 4, stages: int = 2) -> str:
     """The kernel's PTX; arguments in their order, pointers and strides as multiples of 16."""
     function = getattr(kernel, "jitted", lambda: kernel)()
     signature = {name: types.get(name, "constexpr") for name in function.arg_names}
@@ -23,7 +23,7 @@ def compiled(kernel, types: dict[str, str], constants: dict, warps: int = 4) -> 
     even = [place for place, name in enumerate(function.arg_names) if types.get(name, "")[:1] in ("*", "i")]
     attributes = {(place,): [["tt.divisibility", 16]] for place in even}
     source = triton.compiler.ASTSource(function, signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": warps, "num_stages": 2}
+    options = {"num_warps": warps, "num_stages": stages}
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert binary.metadata.shared <= SHARED_MEMORY, (kernel, constants, binary.metadata.shared)
     return binary.asm["ptx"]
@@ -102,6 +102,39 @@ def sampling() -> tuple[str, str]:
     return measured, compiled(sample._choose, types, {**numbers, "CHUNKS_PAD": 64}, warps=8)
 
 
+def invariant_product(dtype: str, parts: int) -> str:
+    types = kinds("rows weight weight_1 weight_2 bias bias_1 bias_2 out", f"*{dtype}")
+    types |= kinds("count size size_1 size_2 depth row_stride out_stride", "i32")
+    depth = invariant.DEPTH_BYTES // {"bf16": 2, "fp32": 4}[dtype]
+    numbers = {"PARTS": parts, "BIASED": True, "EVEN": True, "DEPTH": depth, "GROUP": invariant.ROW_GROUP}
+    numbers |= {"ROWS": invariant.ROWS, "COLUMNS": invariant.COLUMNS}
+    return compiled(invariant._product, types, numbers, invariant.PRODUCT_WARPS, invariant.PRODUCT_STAGES)
+
+
+def invariant_attention(heads: int, kv_heads: int, dim: int, window: int) -> str:
+    types = kinds("query keys values output", "*bf16") | kinds("tables segments tiles", "*i32")
+    types |= kinds("normalizer", "*fp32") | kinds("scaling", "fp32")
+    types |= kinds("query_head query_token key_block value_block key_head value_head key_token value_token", "i32")
+    types |= kinds("table_row block_size tokens", "i32")
+    numbers = {"HEADS": heads, "GROUP": heads // kv_heads, "QUERIES": invariant.QUERIES, "KEYS": invariant.KEYS}
+    numbers |= {"DIM": dim, "DIM_PAD": dim, "WINDOW": window}
+    return compiled(invariant._attend, types, numbers, invariant.ATTENTION_WARPS, invariant.ATTENTION_STAGES)
+
+
+def invariant_elementwise() -> None:
+    types = kinds("rows", "*fp32") | kinds("weight out", "*bf16") | kinds("row_stride hidden", "i32")
+    compiled(invariant._rms_norm, types | kinds("eps", "fp32"), {"BLOCK": 1024})
+    compiled(invariant._gated, kinds("joined out", "*bf16") | kinds("size", "i32"), {"BLOCK": invariant.GATE_BLOCK})
+    types = kinds("positions", "*i64") | kinds("frequencies cos sin", "*fp32")
+    compiled(invariant._rotary_tables, types | kinds("scaling", "fp32") | kinds("half", "i32"), {"BLOCK": 32})
+    types = kinds("joined query_norm key_norm out", "*bf16") | kinds("cos sin", "*fp32") | kinds("eps", "fp32")
+    numbers = {"HEADS": 24, "HEADS_PAD": 32, "HALF": 64, "HALF_PAD": 64, "NORMED": True}
+    compiled(invariant._rotate, types | kinds("row_stride num_queries", "i32"), numbers)
+    types = kinds("logits", "*bf16") | kinds("temperature peaks sums log_probs normalizer", "*fp32")
+    types |= kinds("tokens", "*i64") | kinds("softcap", "fp32") | kinds("logit_row vocabulary chunks", "i32")
+    compiled(sample._log_probs, types, {"CHUNKS_PAD": 64, "CAPPED": False})
+
+
 if __name__ == "__main__":
     for dtype, splits, window in (("bf16", 1, 0), ("bf16", 8, 512), ("fp32", 4, 0)):
         text = decode(14, 2, 64, dtype, splits, window)
@@ -124,4 +157,13 @@ if __name__ == "__main__":
     measured, _ = sampling()
     assert "ld.global.v4.b32" in measured, "logits are read in pieces of less than 16 bytes"
     print("sampling")
+    for parts in (1, 2, 3):
+        text = invariant_product("bf16", parts)
+        assert "wgmma" in text and "cp.async.cg" in text, "weights are not read in pieces of 16 bytes"
+    assert invariant_product("fp32", 1)
+    for heads, kv_heads, dim, window in ((14, 2, 64, 0), (32, 8, 64, 0), (16, 8, 128, 0), (32, 8, 128, 512)):
+        text = invariant_attention(heads, kv_heads, dim, window)
+        assert "wgmma" in text and "mma.sync" not in text and "cp.async.cg" in text
+    invariant_elementwise()
+    print("invariant")
     print("compiled")
