@@ -10,10 +10,14 @@ from typing import Any
 import torch
 
 from burnish.errors import UserError
+from burnish.models.invariant.modules import why_not_invariant
+from burnish.models.kernels import invariant as invariant_kernels
+from burnish.models.load import load_config
 from burnish.rollout.engine import EngineOptions
 from burnish.sizing import CUDA_GRAPH_FAMILIES, DEVICE_LOOP_BLOCK, SYNC_INTERVAL, capture_sizes
 
 SWITCHES = ("compiled", "triton", "shared_prefix")  # arguments that are true or false
+FASTER = ("compiled", "shared_prefix")  # those that change the order of sums
 CACHE_DTYPES = {"auto": None, "fp8": torch.float8_e4m3fn}  # None: that of the weights
 FP8_CAPABILITY = (8, 9)  # the first compute capability with float8_e4m3fn
 # Devices that decode several tokens between two host syncs, with CUDA graphs or without.
@@ -30,6 +34,7 @@ class DecodePlan:
     shared_prefix: bool = False  # read the KV of a common prefix once for several sequences
     kv_cache_dtype: str = "auto"  # of CACHE_DTYPES: keys and values are rounded to it
     captured: bool = False  # CUDA graphs instead of eager steps
+    invariant: bool = False  # the kernels that training uses too, so that bits are equal in any batch
     remarks: tuple[str, ...] = ()  # reported at the start of a run
 
     def capture_size(self, batch_size: int) -> int | None:
@@ -40,11 +45,20 @@ class DecodePlan:
 
 def uses_device_loop(options: EngineOptions) -> bool:
     """Whether to decode several tokens between two host syncs, instead of token by token."""
-    if options.invariant or options.tensor_group is not None:
-        return False  # only the token-by-token decoder computes in fixed shapes, and on several ranks
-    if options.device_loop is not None:
-        return options.device_loop
-    return options.device.type in LOOP_DEVICES
+    if options.tensor_group is not None:
+        return False  # only the token-by-token decoder computes on several ranks
+    wanted = options.device.type in LOOP_DEVICES if options.device_loop is None else options.device_loop
+    return wanted and not (options.invariant and why_by_token(options))
+
+
+def why_by_token(options: EngineOptions) -> str | None:
+    """Why an invariant engine decodes token by token, by products of fixed shapes; None where it uses the kernels that
+    are the trainer's too."""
+    if options.tensor_group is not None:
+        return "several ranks share an engine"
+    if not options.extra.get("triton", options.device.type in LOOP_DEVICES):
+        return "Triton kernels are off"
+    return why_not_invariant(load_config(options.model))
 
 
 def decode_plan(options: EngineOptions, model_type: str) -> DecodePlan:
@@ -57,6 +71,10 @@ def decode_plan(options: EngineOptions, model_type: str) -> DecodePlan:
         remarks.append(f"CUDA graphs are not supported yet for model type {model_type!r}; decoding runs without them")
     arguments = {"compiled": on_gpu and not eager, "triton": on_gpu, **options.extra}
     check_arguments(options.extra, options.section)
+    if options.invariant:
+        check_invariant_arguments(arguments, options.section)
+        remarks += [f"{name} has no effect with invariant kernels" for name in FASTER if options.extra.get(name)]
+        arguments |= {"invariant": True, **dict.fromkeys(FASTER, False)}
     if on_gpu:
         check_cache_dtype(options)
     sizes = () if eager else capture_sizes(options.max_num_seqs, options.capture_sizes)
@@ -74,7 +92,7 @@ def check_cache_dtype(options: EngineOptions) -> None:
 def check_arguments(extra: Mapping[str, Any], section: str) -> None:
     """Refuse unknown entries of engine_kwargs.builtin and values that they cannot have, each by its key."""
     key = f"{section}.engine_kwargs.builtin"
-    known = {field.name for field in fields(DecodePlan)} - {"capture_sizes", "captured", "remarks"}
+    known = {field.name for field in fields(DecodePlan)} - {"capture_sizes", "captured", "remarks", "invariant"}
     for name, value in extra.items():
         if name not in known:
             raise UserError("unknown argument of the built-in engine", key=key, value=name, allowed=sorted(known))
@@ -88,6 +106,23 @@ def check_arguments(extra: Mapping[str, Any], section: str) -> None:
             allowed, fits = "at least 1 token", _is_count(value) and value >= 1
         if not fits:
             raise UserError(f"not a possible {name}", key=f"{key}.{name}", value=value, allowed=allowed)
+
+
+def check_invariant_arguments(arguments: Mapping[str, Any], section: str) -> None:
+    """Refuse a KV cache of 8 bits, which training does not have, and blocks that the kernels' tiles do not divide."""
+    name = arguments.get("kv_cache_dtype", "auto")
+    if CACHE_DTYPES[name] is not None:
+        key = f"{section}.engine_kwargs.builtin.kv_cache_dtype"
+        raise UserError(f"not possible with {section}.invariant=true", key=key, value=name, allowed="auto")
+    size = arguments.get("block_size", DEVICE_LOOP_BLOCK)
+    if size % invariant_kernels.KEYS:
+        key = f"{section}.engine_kwargs.builtin.block_size"
+        raise UserError(
+            f"not possible with {section}.invariant=true",
+            key=key,
+            value=size,
+            allowed=f"{invariant_kernels.KEYS} or more",
+        )
 
 
 def _is_count(value: object) -> bool:

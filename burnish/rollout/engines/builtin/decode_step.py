@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from burnish.models.kernels.sample import sample_tokens
+from burnish.models.kernels.invariant import product
+from burnish.models.kernels.sample import log_probs_of, measure_chunks, sample_tokens
 from burnish.models.parts import head_weight, logit_softcap
 from burnish.models.wide import hidden_states
 from burnish.rollout.engines.builtin.decode_plan import DecodePlan
 from burnish.rollout.engines.builtin.device_batch import DeviceBatch, SamplingMode
 from burnish.rollout.engines.builtin.device_sampling import sample_slots, slot_settings
+from burnish.rollout.engines.builtin.invariant_attention import InvariantPaged
 from burnish.rollout.engines.builtin.paged_attention import DeviceDecode
 from burnish.rollout.engines.builtin.sampling import sample_from
 from burnish.rollout.engines.builtin.shared_prefix import PrefixClusters
@@ -67,13 +69,11 @@ class DecodeStep:
         slots = self.tables.gather(1, number[:, None]).squeeze(1) * block_size + self.length % block_size
         # An inactive slot attends to one token and writes to the dummy slot.
         slots = torch.where(active, slots, self.dummy_slot)
-        attention = DeviceDecode(
-            slots,
-            self.tables,
-            torch.where(active, self.length + 1, 1),
-            self.plan.triton,
-            self.prefixes,
-        )
+        lengths = torch.where(active, self.length + 1, 1)
+        if self.plan.invariant:
+            attention = InvariantPaged.decode(slots, self.tables, lengths, block_size)
+        else:
+            attention = DeviceDecode(slots, self.tables, lengths, self.plan.triton, self.prefixes)
         positions = self.length if self.offset is None else self.length + self.offset
         hidden = hidden_states(self.model, self.token, positions, attention)
         if self.keep_experts is not None:
@@ -86,10 +86,26 @@ class DecodeStep:
         return zip(range(0, self.size, at_once), hidden.split(at_once), strict=True)
 
     def _sample(self, hidden: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        if self.plan.invariant:
+            return self._sample_invariant(hidden, start)
         logits = torch.mm(hidden, self.head.t(), out=self.logits[: len(hidden)])
         tokens, log_probs = self._sample_plain(logits, start)
         num_slow = min(self.mode.num_slow - start, len(hidden))
         return self._sample_slow(logits[:num_slow], start, tokens, log_probs) if num_slow > 0 else (tokens, log_probs)
+
+    def _sample_invariant(self, hidden: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """The same, with the log-probs of training whatever the settings."""
+        slots = slice(start, start + len(hidden))
+        logits = product(hidden, [self.head], [None], out=self.logits[: len(hidden)])
+        temperature, greedy, seed, index = (
+            self.batch.tensor(name, self.size)[slots] for name in ("temperature", "greedy", "seed", "num_tokens")
+        )
+        measured = measure_chunks(logits, temperature, self.softcap)
+        tokens, log_probs = sample_tokens(logits, temperature, greedy, seed, index, self.softcap, measured)
+        num_slow = min(self.mode.num_slow - start, len(hidden))
+        if num_slow > 0:
+            tokens, _ = self._sample_slow(logits[:num_slow], start, tokens, log_probs)
+        return tokens, log_probs_of(logits, temperature, tokens, self.softcap, measured)[0]
 
     def _sample_plain(self, logits: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Every slot, by its temperature alone."""

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from burnish.errors import UserError
 from burnish.models.model_input import ModelInput
 from burnish.models.tensor_slices import part_of
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
-from burnish.rollout.engines.builtin.decode_plan import check_arguments, uses_device_loop
+from burnish.rollout.engines.builtin.decode_plan import LOOP_DEVICES, check_arguments, uses_device_loop
 from burnish.rollout.engines.builtin.penalties import PenaltyState
 from burnish.rollout.engines.builtin.scheduler import Decoder, Scheduler
 from burnish.rollout.engines.builtin.sequence import SequenceState
@@ -203,6 +204,8 @@ class BuiltinEngine:
 
 def make_decoder(options: EngineOptions) -> Decoder:
     if not uses_device_loop(options):
+        if options.invariant and options.device.type in LOOP_DEVICES:
+            options = replace(options, drafts=None)  # as in the device loop, where other models decode
         return StepDecoder(options)
     from burnish.rollout.engines.builtin.graph_decode import GraphDecoder
 

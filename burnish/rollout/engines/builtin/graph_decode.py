@@ -14,21 +14,23 @@ import torch
 from torch import Tensor
 
 from burnish.models.compiled import compile_tower
+from burnish.models.kernels.sample import log_probs_of, measure_chunks, sample_tokens
 from burnish.models.kernels.tuning import num_members
 from burnish.models.load import load_config
 from burnish.models.paged import PagedAttention
-from burnish.models.parts import head_weight
+from burnish.models.parts import head_weight, logit_softcap
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.block_manager import BlockManager
 from burnish.rollout.engines.builtin.decode_plan import CACHE_DTYPES, decode_plan
 from burnish.rollout.engines.builtin.decode_step import DecodeStep, StepBuffers
 from burnish.rollout.engines.builtin.device_batch import DeviceBatch, SamplingMode
 from burnish.rollout.engines.builtin.graphs import StepGraphs
+from burnish.rollout.engines.builtin.invariant_attention import InvariantPaged
 from burnish.rollout.engines.builtin.kv_cache import KVCache, Segment, blocks_for
 from burnish.rollout.engines.builtin.memory import free_bytes
 from burnish.rollout.engines.builtin.model_runner import ModelRunner
 from burnish.rollout.engines.builtin.paged_attention import DevicePrefill
-from burnish.rollout.engines.builtin.sampling import SampledTokens, sample, top_tokens
+from burnish.rollout.engines.builtin.sampling import SampledTokens, SamplingBatch, sample, top_tokens
 from burnish.rollout.engines.builtin.scheduler import Scheduler
 from burnish.rollout.engines.builtin.sequence import NO_SLOT, PromptState, SequenceState
 from burnish.rollout.engines.builtin.shared_prefix import PrefixClusters
@@ -135,6 +137,7 @@ class GraphDecoder:
             block_size=self.plan.block_size,
             invariant=False,
             use_cpu_kernels=False,
+            invariant_kernels=self.plan.invariant,
             cache_dtype=CACHE_DTYPES[self.plan.kv_cache_dtype],
         )
         if self.plan.compiled:
@@ -225,7 +228,11 @@ class GraphDecoder:
     # passes
 
     def _prefill_attention(self, segments: list[Segment]) -> PagedAttention:
-        return DevicePrefill(self.allocated.cache, segments, self.plan.triton)
+        cache, shape = self.allocated.cache, self.runner.shape
+        if self.plan.invariant:
+            heads = self.runner.model.config.get_text_config().num_attention_heads
+            return InvariantPaged.prefill(cache, segments, heads // shape.kv_heads)
+        return DevicePrefill(cache, segments, self.plan.triton)
 
     @torch.inference_mode()
     def first_tokens(self, sequences: Sequence[SequenceState], prompts: Sequence[PromptState]) -> SampledTokens:
@@ -235,12 +242,29 @@ class GraphDecoder:
             part = slice(start, start + FIRST_TOKEN_BATCH)
             logits = torch.stack([prompt.first_logits for prompt in prompts[part]])
             settings = self.runner.sampling_batch(sequences[part], first=True)
-            sampled = sample(logits, settings, torch.zeros_like(settings.seed))
+            if self.plan.invariant:
+                sampled = self._sample_alone(sequences[part], logits, settings)
+            else:
+                sampled = sample(logits, settings, torch.zeros_like(settings.seed))
             parts.append(torch.stack([column.double() for column in sampled]))
             top += top_tokens(logits, settings) or [[] for _ in sequences[part]]
         tokens, log_probs = torch.cat(parts, dim=1).tolist()
         self.host_syncs += 1
         return SampledTokens([int(token) for token in tokens], log_probs, top if any(top) else None)
+
+    def _sample_alone(
+        self, sequences: Sequence[SequenceState], logits: Tensor, settings: SamplingBatch
+    ) -> tuple[Tensor, Tensor]:
+        """First tokens, each as if its sequence were alone, with the log-probs of training."""
+        softcap, index = logit_softcap(self.runner.model), torch.zeros_like(settings.seed)
+        measured = measure_chunks(logits, settings.temperature, softcap)
+        options = (settings.temperature, settings.greedy.long(), settings.seed, index, softcap, measured)
+        tokens, _ = sample_tokens(logits, *options)
+        for row, sequence in enumerate(sequences):
+            if sequence.needs_slow_sampling or sequence.request.sampling.fire:
+                alone = self.runner.sampling_batch([sequence], first=True)
+                tokens[row] = sample(logits[row, None], alone, index[row, None])[0][0]
+        return tokens, log_probs_of(logits, settings.temperature, tokens, softcap, measured)[0]
 
     def step(self, scheduler: Scheduler) -> None:
         """One window of tokens for every running sequence."""

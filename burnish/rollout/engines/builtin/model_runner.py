@@ -19,6 +19,9 @@ from burnish.models.attention import PAGED
 from burnish.models.cpu.library import CannotCompileError
 from burnish.models.fused.linear import FusedLinear, Product
 from burnish.models.fused.replace import replace_modules
+from burnish.models.invariant.modules import use_invariant_modules
+from burnish.models.kernels.invariant import product
+from burnish.models.kernels.sample import log_probs_of
 from burnish.models.load import load_causal_lm
 from burnish.models.logprobs import chunk_logits
 from burnish.models.model_input import MediaKind, ModelInput, whole_runs
@@ -33,6 +36,7 @@ from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice
 from burnish.models.wide import hidden_states
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.invariant import TILE, can_be_invariant, padding, tiled_product
+from burnish.rollout.engines.builtin.invariant_attention import InvariantUncached
 from burnish.rollout.engines.builtin.kv_cache import CacheShape, KVCache, Segment
 from burnish.rollout.engines.builtin.native.kernels import ROW_MULTIPLE, CpuKernels, compile_kernels
 from burnish.rollout.engines.builtin.paged_attention import Uncached
@@ -46,7 +50,8 @@ PrefillAttention = Callable[[list[Segment]], PagedAttention]
 
 
 class ModelRunner:
-    """Owns the model and runs prompts through it. `use_cpu_kernels`: compute in C what can be."""
+    """Owns the model and runs prompts through it. `use_cpu_kernels`: compute in C what can be. `invariant_kernels`:
+    by the modules of models/invariant, which training uses too."""
 
     def __init__(
         self,
@@ -56,6 +61,7 @@ class ModelRunner:
         block_size: int,
         invariant: bool,
         use_cpu_kernels: bool,
+        invariant_kernels: bool = False,
         cache_dtype: torch.dtype | None = None,
     ) -> None:
         self.device = options.device
@@ -63,10 +69,13 @@ class ModelRunner:
         self.group = options.tensor_group
         self.model = load_causal_lm(options.model, PAGED, options.dtype, empty=True).eval()
         self.model.requires_grad_(False)
+        self.invariant_kernels = invariant_kernels
+        if invariant_kernels:
+            use_invariant_modules(self.model, options.dtype)
         self.family = vision_family(self.model.config)
         # Pictures go through the tower one prompt at a time, as it is: its bits do not depend on the batch.
         self.tower = [] if self.family is None else list(self.family.vision_modules(self.model).values())
-        self.invariant = invariant and can_be_invariant(self.model, skip=self.tower)
+        self.invariant = invariant_kernels or (invariant and can_be_invariant(self.model, skip=self.tower))
         self.slices: dict[str, Slice] = {}  # which part of each weight this rank holds
         if self.group is not None:
             total = partial(self.group.sum, ordered=self.invariant)
@@ -110,8 +119,12 @@ class ModelRunner:
 
     def _prepare_products(self) -> None:
         """Fuse matrix products into fewer, wider ones; in invariant mode their bits are independent of the batch."""
-        self.product: Product = tiled_product if self.invariant else F.linear
-        self.row_multiple = TILE if self.invariant else 1  # tokens of a pass are padded to a multiple of this
+        tiled = self.invariant and not self.invariant_kernels
+        self.product: Product = tiled_product if tiled else F.linear
+        self.row_multiple = TILE if tiled else 1  # tokens of a pass are padded to a multiple of this
+        self.fused: list[FusedLinear] = []
+        if self.invariant_kernels:
+            return  # their products take several weights at once
         layers = None
         if self.cpu_kernels is not None:
             layers = self.cpu_kernels.layers
@@ -194,9 +207,13 @@ class ModelRunner:
         hidden = self.forward(inputs, [Segment(len(row), wholes=self.wholes(row)) for row in inputs], False)
         scores, start = [], 0
         for row in inputs:
-            logits = self.logits(hidden[start : start + len(row)]).float() / temperature
+            logits = self.logits(hidden[start : start + len(row)])[:-1]
             tokens = torch.tensor(row.ids[1:], device=self.device)
-            log_probs = torch.log_softmax(logits[:-1], -1).gather(-1, tokens[:, None]).squeeze(-1)
+            if self.invariant_kernels:
+                heat = torch.full(tokens.shape, temperature, dtype=torch.float32, device=self.device)
+                log_probs, _ = log_probs_of(logits, heat, tokens)
+            else:
+                log_probs = torch.log_softmax(logits.float() / temperature, -1).gather(-1, tokens[:, None]).squeeze(-1)
             scores.append([0.0, *log_probs.tolist()])
             start += len(row)
         return scores
@@ -221,7 +238,8 @@ class ModelRunner:
 
         `cached`: their keys and values are, or go, into the cache.
         """
-        attention: PrefillAttention = self.prefill_attention if cached else Uncached
+        uncached = InvariantUncached if self.invariant_kernels else Uncached
+        attention: PrefillAttention = self.prefill_attention if cached else uncached
         spans = [(input, s.start, s.start + s.length) for input, s in zip(inputs, segments, strict=True)]
         slices = media_slices(spans)
         tokens = [token for input, start, stop in spans for token in input.ids[start:stop]]
@@ -257,7 +275,9 @@ class ModelRunner:
         return count
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, V] float32, by the same matrix product as the layers."""
+        """[rows, V] by the same matrix product as the layers, in float32; as the weights with invariant kernels."""
+        if self.invariant_kernels:
+            return product(hidden.contiguous(), [head_weight(self.model)], [None])
         if self.product is F.linear:
             return chunk_logits(hidden, head_weight(self.model), 1.0, logit_softcap(self.model))
         pad = padding(len(hidden), self.row_multiple)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.block_manager import BlockManager
+from burnish.rollout.engines.builtin.decode_plan import why_by_token
 from burnish.rollout.engines.builtin.drafter import Drafter
 from burnish.rollout.engines.builtin.kv_cache import BLOCK_SIZE
 from burnish.rollout.engines.builtin.sampling import SampledTokens, SamplingBatch, sample_to_host
@@ -38,11 +39,20 @@ class StepDecoder:
     @property
     def remarks(self) -> tuple[str, ...]:
         group = self.options.tensor_group
-        if group is None or self.options.device.type == "cpu":
+        if self.options.device.type == "cpu":
             return self.runner.remarks
+        if group is None:
+            return (*self.runner.remarks, *self._invariant_remarks())
         key = f"{self.options.section}.tensor_model_parallel_size"
         slow = f"{group.size} ranks share each engine, which then decodes token by token and without CUDA graphs"
         return (*self.runner.remarks, f"{slow}; {key}=1 is faster where the model fits on one device")
+
+    def _invariant_remarks(self) -> list[str]:
+        reason = why_by_token(self.options) if self.options.invariant else None
+        if reason is None:
+            return []
+        slow = "the engine decodes token by token and without CUDA graphs"
+        return [f"{self.options.section}.invariant: {reason}, so that {slow}"]
 
     @property
     def drafts(self) -> bool:
