@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +17,8 @@ from burnish.models.compiled import can_compile, compile_layers, use_cpu_kernels
 from burnish.models.device import pick_dtype
 from burnish.models.fourbit import disable_inference_kernels, four_bits
 from burnish.models.head_kernels import HEAD_KERNELS
+from burnish.models.invariant.head import InvariantHead
+from burnish.models.invariant.modules import use_invariant_modules
 from burnish.models.liger import apply_liger, check_liger, check_liger_model
 from burnish.models.load import ModelSource, load_causal_lm, load_config, load_value_model
 from burnish.models.logits import TORCH, LogitKernel
@@ -97,10 +99,12 @@ def trained_language_model(
     freeze_tower: str | None = None,
     freeze_router: str | None = None,
     experts: ExpertOptions = ANY_EXPERTS,
+    invariant: bool = False,
     seed: int,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
-    """The policy's model, loaded, adapted and checked. `freeze_*` are the keys that freeze parts of it."""
+    """The policy's model, loaded, adapted and checked. `freeze_*` are the keys that freeze parts of it. `invariant`:
+    with the kernels of an invariant engine, for a model that has them (loop/invariant.py)."""
     key = source.key.rpartition(".")[0]
     precision = Precision.of(fsdp, fsdp_key, device, torch_dtype)
     if liger:
@@ -113,13 +117,17 @@ def trained_language_model(
     if liger:
         apply_liger(network)
     adapters = _adapt(network, model, key, device, frozen=vision_modules(network) if freeze_tower else {}, seed=seed)
-    if compiled and not liger and not model.load_in_4bit:
+    if invariant:
+        use_invariant_modules(network, precision.compute)
+        head = InvariantHead(head)
+    elif compiled and not liger and not model.load_in_4bit:
         use_faster_layers(network, key, device, parallel, precision.compute)
     return _checked(
         _finish(
             *(network, adapters, model, key, precision, fsdp, fsdp_key, device),
             head=head,
             experts=experts,
+            float32_stream=invariant,
             parallel=parallel,
         )
     )
@@ -282,6 +290,7 @@ def _finish(
     *,
     head: LogitKernel = TORCH,
     experts: ExpertOptions = ANY_EXPERTS,
+    float32_stream: bool = False,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
     if model.enable_gradient_checkpointing:
@@ -293,7 +302,7 @@ def _finish(
         offload=wants_offload(fsdp, device, parallel),
         activations_on_cpu=offloads and model.enable_activation_offload,
         head=head,
-        fsdp=fsdp_options(fsdp, fsdp_key, device),
+        fsdp=replace(fsdp_options(fsdp, fsdp_key, device), cast_inputs=not float32_stream),
         experts=experts,
     )
     return create_backend(network, device, precision.compute, adapters=adapters, options=options, parallel=parallel)

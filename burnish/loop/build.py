@@ -38,6 +38,7 @@ from burnish.loop.endpoint import build_endpoint
 from burnish.loop.experiment import check_same_shape, describe_experiment
 from burnish.loop.export import check_export_dir
 from burnish.loop.finish import check_finished
+from burnish.loop.invariant import invariant_notices
 from burnish.loop.journal import FOLDER as JOURNAL
 from burnish.loop.journal import Journals
 from burnish.loop.launch import check_launcher, check_transport, open_cluster
@@ -99,7 +100,7 @@ def build(
     source = policy_source(cfg)
     notices = check_sharing(cfg, source)
     cfg, planned = plan_recompute(cfg, source, device)
-    notices += planned
+    notices += [*planned, *invariant_notices(cfg, source, device)]
     tokenizer = load_run_tokenizer(cfg, source)
     toolbox = build_toolbox(cfg, tools, tool_nodes(cfg, open_cluster))
     with ExitStack() as undo:  # where the build fails

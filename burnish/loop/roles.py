@@ -26,6 +26,7 @@ from burnish.loop.backends import (
 from burnish.loop.build_engine import engine_of
 from burnish.loop.build_reward_model import build_reward_model_scorer
 from burnish.loop.correct import Correction
+from burnish.loop.invariant import trains_invariantly
 from burnish.loop.launch import launch, train_worker
 from burnish.loop.pools import Pool, describe_pools, pools, wants_critic, wants_reference
 from burnish.models.load import ModelSource, load_tokenizer
@@ -203,6 +204,7 @@ def build_policy(
         head=head_kernel(model.fused_kernel_options.impl_backend, actor.use_torch_compile, device),
         compiled=actor.use_torch_compile,
         experts=ExpertOptions(actor.aux_loss_scope, REPLAY_KEY if replays_routing(actor) else None),
+        invariant=trains_invariantly(cfg, source, device),
         freeze_tower="actor_rollout_ref.actor.freeze_vision_tower" if actor.freeze_vision_tower else None,
         freeze_router=frozen_routers("actor_rollout_ref.actor", actor),
         seed=cfg.trainer.seed,

@@ -104,7 +104,9 @@ def apply_fsdp(
         apply_tp(model, parallel.tensor, options.tensor_key)
     param_dtype = next(model.parameters()).dtype
     policy = MixedPrecisionPolicy(
-        param_dtype=None if compute_dtype == param_dtype else compute_dtype, reduce_dtype=options.reduce_dtype
+        param_dtype=None if compute_dtype == param_dtype else compute_dtype,
+        reduce_dtype=options.reduce_dtype,
+        cast_forward_inputs=options.cast_inputs,
     )
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if options.offload else OffloadPolicy()
     arguments: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
