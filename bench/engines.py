@@ -71,12 +71,15 @@ class Bench:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    def engine(self, config: PretrainedConfig, dtype: torch.dtype, folder: Path, **more: Any) -> BuiltinEngine:
-        """An engine with freshly initialized weights; the caller closes it."""
+    def engine(
+        self, config: PretrainedConfig, dtype: torch.dtype, folder: Path, more_extra: Any = None, **more: Any
+    ) -> BuiltinEngine:
+        """An engine with freshly initialized weights; the caller closes it. `more_extra`: engine_kwargs.builtin."""
         config.save_pretrained(folder)
         extra = {"sync_interval": self.sync_interval, "block_size": self.block, "shared_prefix": self.shared_prefix}
         if self.compiled is not None:
             extra["compiled"] = self.compiled
+        extra |= more_extra or {}
         options = EngineOptions(
             ModelSource(str(folder)),
             dtype,

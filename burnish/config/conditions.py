@@ -142,7 +142,7 @@ def without_builtin_engine(cfg: TrainConfig | GenerateConfig) -> bool:
 
 def uses_device_loop(cfg: TrainConfig | GenerateConfig) -> bool:
     """The built-in engine decodes several tokens between two host syncs."""
-    return not without_builtin_engine(cfg) and not on_cpu(cfg) and not _engine(cfg).invariant
+    return not without_builtin_engine(cfg) and not on_cpu(cfg)
 
 
 def without_device_loop(cfg: TrainConfig | GenerateConfig) -> bool:

@@ -68,12 +68,11 @@ _SGLANG_PREFIX_CACHE = Line(
 )
 _DRAFTS_BUILTIN = Line("only the built-in engine drafts from other responses", "只有内置引擎以其他回答作为草稿")
 _DRAFTS_DEVICE_LOOP = Line(
-    "the built-in engine's decode loop on GPUs verifies no drafts (rollout.invariant=true decodes token by token)",
-    "内置引擎在 GPU 上的解码循环不验证草稿（rollout.invariant=true 时逐 token 解码）",
+    "the built-in engine's decode loop on GPUs verifies no drafts", "内置引擎在 GPU 上的解码循环不验证草稿"
 )
 _DEVICE_LOOP_ONLY = Line(
-    "decoding runs token by token (on a CPU, or with rollout.invariant=true), and not in the loop on the device",
-    "解码逐 token 进行（在 CPU 上，或 rollout.invariant=true），不使用设备上的循环",
+    "decoding runs token by token on a CPU, and not in the loop on the device",
+    "在 CPU 上逐 token 解码，不使用设备上的循环",
 )
 _NO_DRAFTS = Line(
     "speculative decoding is off (rollout.speculative.enable)", "未启用推测解码（rollout.speculative.enable）"

@@ -184,8 +184,9 @@ class SamplingConfig:
     """Do not log engine statistics (running, waiting, cache use)."""
 
     invariant: bool | None = None
-    """Batch-invariant generation: responses do not depend on other requests in the batch, at some cost in speed. null:
-    on for CPU, off for GPU."""
+    """Batch-invariant generation: responses do not depend on other requests in the batch, at some cost in speed. On a
+    GPU (built-in engine; Llama, Qwen2, Qwen3, Mistral) training computes with the same kernels, so that log-probs of
+    rollout and training are equal bit for bit. null: on for CPU, off for GPU."""
 
     tensor_model_parallel_size: int = at_least(1, 1, verl=2)
     """Tensor parallelism: devices that share one engine's weight matrices. With several ranks, each engine has so many

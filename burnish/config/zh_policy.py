@@ -334,7 +334,10 @@ DOCS: dict[str, str] = {
     "SamplingConfig.max_num_seqs": "引擎同时生成的最大回答数。",
     "SamplingConfig.max_num_batched_tokens": "引擎一步处理的最大 token 数（含提示）。",
     "SamplingConfig.disable_log_stats": "不报告引擎统计（运行中、等待中、缓存占用）。",
-    "SamplingConfig.invariant": "使回答不受同批其他请求影响，速度略降；null：CPU 上开启，GPU 上关闭。",
+    "SamplingConfig.invariant": (
+        "使回答不受同批其他请求影响，速度略降。在 GPU 上（内置引擎；Llama、Qwen2、Qwen3、Mistral），"
+        "训练使用相同的内核，使生成与训练的对数概率逐位相等。null：CPU 上开启，GPU 上关闭。"
+    ),
     "SpeculativeConfig.enable": (
         "在一个解码步中验证每个回答的多个草稿 token，仅在按实测步时与接受率能提高速度时进行；采样结果与不用草稿时相同。"
         "未启用 rollout.invariant 时，多算几行会改变最后几位。"

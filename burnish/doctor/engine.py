@@ -19,6 +19,7 @@ from burnish.sizing import (
     FLOAT32_RESIDUAL_FAMILIES,
     FLOAT_COLUMNS,
     INT_COLUMNS,
+    INVARIANT_FAMILIES,
     NUM_STOP_TOKENS,
     SYNC_INTERVAL,
     cache_blocks,
@@ -149,7 +150,8 @@ def engine_plan(
     if on_cpu and not external:
         num_tokens = min(num_tokens, CPU_PREFILL_TOKENS)
     lengths = [max_model_len] * (num_tokens // max_model_len) or [num_tokens]
-    device_loop = not (external or on_cpu or rollout.invariant or tensor > 1)
+    by_token = rollout.invariant and shape.family not in INVARIANT_FAMILIES
+    device_loop = not (external or on_cpu or by_token or tensor > 1)
     cache_itemsize = 1 if device_loop and _caches_8_bits(rollout) else itemsize
     buffers = _DecodeBuffers.of(rollout, shape, itemsize, max_model_len)
     verifies = getattr(rollout, "verify_weights", False)  # `burnish generate` has no trainer to compare with

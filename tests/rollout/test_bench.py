@@ -183,3 +183,15 @@ def test_scaling_reports_no_impossible_figure(scaling, monkeypatch, tmp_path, ca
     assert scaling.main() == 1
     assert capsys.readouterr().out.count(message) == 4
     assert not (tmp_path / "scaling.json").exists()
+
+
+@pytest.mark.long
+def test_equal_bits(monkeypatch, capsys, tmp_path):
+    """Few tokens, by Triton's interpreter; in default mode bits differ."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    arguments = ["--device", "cpu", "--shape", "tiny", "--tokens", "32", "--max-new", "16", "--n", "2"]
+    monkeypatch.setattr(sys, "argv", ["invariant.py", *arguments, "--results", str(tmp_path)])
+    assert importlib.import_module("invariant").main() == 0
+    (row,) = json.loads((tmp_path / "invariant.json").read_text())["rows"]
+    assert row["tokens"] == 32 and row["difference"] == row["differing"] == 0 < row["default_difference"] < 1e-4
+    assert "| tiny | 32 | 0.0 |" in capsys.readouterr().out
