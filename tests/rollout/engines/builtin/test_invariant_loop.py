@@ -151,7 +151,9 @@ def test_plan(tiny_folder):
     assert not decode_plan(options(tiny_folder, invariant=False), "qwen2").invariant
 
 
-def test_blocks_that_tiles_do_not_divide(tiny_folder, monkeypatch):
+@pytest.mark.parametrize("extra", [{"block_size": 32}, {"kv_cache_dtype": "fp8"}])
+def test_what_the_kernels_cannot(tiny_folder, monkeypatch, extra):
+    """Tiles of keys that blocks cut, and a cache that rounds what training does not."""
     monkeypatch.setattr(kernels, "KEYS", 64)
     with pytest.raises(UserError, match="invariant"):
-        decode_plan(options(tiny_folder, extra={"block_size": 32}), "qwen2")
+        decode_plan(options(tiny_folder, extra={"block_size": 64, **extra}), "qwen2")
