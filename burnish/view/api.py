@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +18,7 @@ from burnish.view import samples as sampling
 from burnish.view.config_table import config_table
 from burnish.view.health import check
 from burnish.view.pictures import media_of
-from burnish.view.runs import RunReader, shown
+from burnish.view.runs import RunReader, shown, unique_names
 from burnish.view.token_file import TokenFile
 
 MAX_POINTS = 1500  # of one curve: more than a screen has columns
@@ -27,6 +29,9 @@ MAX_TIMELINE = 400  # newest steps
 MAX_BARS = 4000  # conversations of a step
 MAX_SEGMENTS = 200  # of one conversation
 MAX_DEPTH = 6  # of values inside records
+MAX_RUNS = 500
+MAX_STEP = 10**12
+MIN_SEARCH = 10.0  # seconds between searches for new runs
 
 Plan = Callable[[RunReader], dict[str, Any] | None]  # doctor's memory plan of a run
 
@@ -38,9 +43,17 @@ class NotFound(Exception):
 class ViewApi:
     """Answers for a fixed list of runs."""
 
-    def __init__(self, runs: Sequence[RunReader], plan: Plan = lambda run: None) -> None:
+    def __init__(
+        self,
+        runs: Sequence[RunReader],
+        plan: Plan = lambda run: None,
+        find: Callable[[], Sequence[RunReader]] | None = None,
+    ) -> None:
         self.run_list = list(runs)
         self.plan = plan
+        self._find = find  # the runs that are there now
+        self._search_at = time.monotonic() + MIN_SEARCH
+        self._searching = threading.Lock()
         self.requests: dict[str, Callable[[Mapping[str, str]], Any]] = {
             "runs": self.runs,
             "metrics": self.metrics,
@@ -70,23 +83,49 @@ class ViewApi:
         return finite(self.requests[name](query))
 
     def runs(self, query: Mapping[str, str]) -> Any:
-        return {
-            "runs": [
-                {"id": number, "name": run.name, "path": shown(run.path), **asdict(run.state())}
-                for number, run in enumerate(self.run_list)
-            ]
-        }
+        self._add_new()
+        rows = []
+        for number, (run, name) in enumerate(zip(self.run_list, self.names(), strict=True)):
+            summary = run.summary()
+            row = {**asdict(summary), "path": shown(run.path), "id": number, "name": name}
+            row["validation"] = None if summary.validation is None else summary.validation._asdict()
+            rows.append(row)
+        return {"runs": rows}
+
+    def names(self) -> list[str]:
+        """A name for every run, each different."""
+        return unique_names(self.run_list)
+
+    def _add_new(self) -> None:
+        """Runs that were started since; what was found keeps its number. Searching takes little of the time."""
+        if self._find is None or not self._searching.acquire(blocking=False):
+            return
+        try:
+            started = time.monotonic()
+            if started < self._search_at:
+                return
+            known = {run.path for run in self.run_list}
+            self.run_list += [run for run in self._find() if run.path not in known][: MAX_RUNS - len(known)]
+            self._search_at = time.monotonic() + max(MIN_SEARCH, 50 * (time.monotonic() - started))
+        except UserError:  # the folder is gone
+            self._find = None
+        finally:
+            self._searching.release()
 
     def metrics(self, query: Mapping[str, str]) -> Any:
-        """Without `names`, the names; else the curves of these, with at most MAX_POINTS points each."""
+        """Without `names`, the names; else the curves of these, with at most about MAX_POINTS points each.
+
+        Of the steps `from` to `to`: a part of a long curve has more of its points.
+        """
         run = self._run(query)
         metrics, timeline = run.metrics(), run.timeline()
         if "names" not in query:
             return {"names": sorted(metrics.names), "last_step": metrics.last_step}
         times = elapsed_times(metrics.steps, timeline)
+        low, high = _integer(query, "from", 0), _integer(query, "to", MAX_STEP)
         curves = {}
         for name in query["names"].split(",")[:MAX_NAMES]:
-            points = thinned(metrics.curve(name))
+            points = thinned([point for point in metrics.curve(name) if low <= point[0] <= high])
             curves[name] = [[step, times.get(step), value] for step, value in points]
         return {"curves": curves, "last_step": metrics.last_step}
 
@@ -286,7 +325,9 @@ class ViewApi:
     def config(self, query: Mapping[str, str]) -> Any:
         """The settings of one run, or of several side by side (`runs`: numbers joined by commas)."""
         numbers = query.get("runs", query.get("run", "0")).split(",")[:8]
-        return config_table([self._run({"run": number}) for number in numbers], query.get("lang", "en"))
+        runs, names = [self._run({"run": number}) for number in numbers], self.names()
+        table = config_table(runs, query.get("lang", "en"))
+        return {**table, "runs": [names[self.run_list.index(run)] for run in runs]}
 
     def memory(self, query: Mapping[str, str]) -> Any:
         run = self._run(query)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from burnish.view.alarm_texts import TEXTS
-from burnish.view.runs import HUNG, RUNNING, STOPPED, RunState
+from burnish.view.listing import MIN_SILENCE, SILENCE
+from burnish.view.liveness import CRASHED, HUNG, RUNNING, STOPPED
+from burnish.view.runs import RunState
 
 WINDOW = 10  # newest steps that decide whether an alarm is active
 SPIKE_HISTORY = 20  # steps before a spike that it is compared with
@@ -71,8 +73,6 @@ SPIKES = {  # metric -> (kind, factor over the median of the steps before, small
 }
 ENTROPY_SHARE, ENTROPY_LOW = 0.1, 0.05  # of the first steps; nats per token
 TOOL_FAILURES = (0.1, 0.5)
-SILENCE = 10.0  # steps' worth of seconds without a sign of life
-MIN_SILENCE = 120.0
 
 
 def check(steps: Steps, state: RunState | None = None, now: float | None = None) -> list[Alarm]:
@@ -144,7 +144,7 @@ def _tools(steps: Steps) -> Iterator[Alarm]:
     shares = []
     for step, values in sorted(steps.items()):
         calls = values.get("tools/calls", 0.0)
-        failed = values.get("tools/failed", 0.0) + values.get("tools/timed_out", 0.0)
+        failed = values.get("tools/failed", 0.0)  # those that timed out are among them
         if calls > 0:
             shares.append((step, failed / calls))
     if not shares:
@@ -183,7 +183,9 @@ def _non_finite(steps: Steps) -> Iterator[Alarm]:
 def _liveness(state: RunState, now: float) -> Iterator[Alarm]:
     silence = None if state.updated is None else now - state.updated
     if state.state == HUNG:
-        yield Alarm("hang", CRITICAL, "", silence, None, (state.step,), detail=state.phase or "")
+        yield Alarm("hang", CRITICAL, "", silence, None, (state.step,), detail=state.problem)
+    elif state.state == CRASHED:
+        yield Alarm("crashed", CRITICAL, "", silence, None, (state.step,), detail=state.problem)
     elif state.state == STOPPED and (state.total_steps is None or state.step < state.total_steps):
         yield Alarm("stopped", NOTICE, "", silence, None, (state.step,))
     elif state.state == RUNNING and silence is not None and state.seconds_per_step is not None:

@@ -43,7 +43,7 @@ def test_the_state_of_a_run(run_folder):
     assert reader.state().state == "running" and reader.state().seconds_left == 0.0
     (run_folder / ".lock.json").write_text(json.dumps(holder | {"pid": 2**22 + 1}))
     (run_folder / "hang_rank_0.txt").write_text("2026-01-01 gen\nstacks\n")
-    assert reader.state().state == "hung" and reader.state().phase == "2026-01-01 gen"
+    assert reader.state().state == "hung" and reader.state().problem == "2026-01-01 gen"
 
 
 def test_files_of_a_run(run_folder):
