@@ -191,7 +191,7 @@ def _curve(name: str, points: list[tuple[int, float]], width: int | None) -> str
     if not values:
         return _cut(f"  {_one_line(name)}: no finite value", width)
     low, high = min(values), max(values)
-    line = sparkline(values, low, high if high > low else low + 1.0, CURVE_WIDTH)
+    line = sparkline(values, low, high if high > low else low + max(1.0, abs(low)), CURVE_WIDTH)
     numbers = f"{values[-1]:>9.3g}  {low:.3g} to {high:.3g}"
     label = _one_line(name)
     room = 26 if width is None else max(8, min(26, width - CURVE_WIDTH - 34))

@@ -1,11 +1,11 @@
 // Health: alarms first, with what they mean and what to try.
 
 import { fill, h, number, seconds } from "./dom.js";
-import { get, go, state } from "./state.js";
+import { get, go, joinNames, state } from "./state.js";
 import { t } from "./words.js";
 
 function alarmCard(alarm, run, many) {
-  const steps = alarm.steps.slice(-12).map((step) => h("button", { class: "plain small", onclick: () => go({ page: "samples", runs: String(run.id), step: String(step), group: "", row: "" }) }, String(step)));
+  const steps = alarm.steps.slice(-12).map((step) => h("button", { class: "plain small", onclick: () => go({ page: "samples", runs: joinNames([run.name]), step: String(step), group: "", row: "" }) }, String(step)));
   const value = alarm.metric ? `${alarm.metric} = ${number(alarm.value)}` : alarm.value === null ? "" : seconds(alarm.value);
   return h("section", { class: `card alarm ${alarm.severity}` }, h("i", {}), h("div", {},
     h("h3", {}, alarm.title, h("span", { class: `tag ${alarm.severity === "critical" ? "bad" : alarm.severity === "warning" ? "warn" : ""}` }, t(alarm.severity)), h("span", { class: "tag" }, t(alarm.is_active ? "active" : "past")), many && h("span", { class: "tag" }, run.name), h("span", { class: "mono dim" }, value, alarm.threshold ? `  (${t("threshold")} ${number(alarm.threshold)})` : "")),
@@ -16,6 +16,7 @@ function alarmCard(alarm, run, many) {
 export async function healthPage(main, context) {
   const show = async () => {
     const answers = await Promise.all(context.runs.map(async (run) => [run, await get("health", { run: run.id, lang: state.lang })]));
+    if (context.signal.aborted) return;
     const cards = answers.flatMap(([run, answer]) => answer.alarms.map((alarm) => alarmCard(alarm, run, answers.length > 1)));
     const isFine = answers.every(([, answer]) => !answer.alarms.some((alarm) => alarm.is_active));
     const notes = answers.filter(([, answer]) => answer.notes.length);

@@ -2,7 +2,7 @@
 
 const EMBEDDED = document.getElementById("embedded");
 export const embedded = EMBEDDED ? JSON.parse(EMBEDDED.textContent) : null;
-export const state = { page: "curves", runs: "", x: "step", log: "", smooth: "0.6", zoom: "", filter: "", step: "", group: "", row: "", color: "advantages", lang: "", theme: "" };
+export const state = { page: "curves", runs: "", one: "", x: "step", log: "", smooth: "0.6", zoom: "", filter: "", step: "", group: "", row: "", color: "advantages", lang: "", theme: "" };
 const INITIAL = { ...state };
 
 export function readHash() {
@@ -17,6 +17,13 @@ export function hashOf(changes = {}) {
     if (value !== INITIAL[name] && value !== "" && value !== null && value !== undefined) query.set(name, value);
   }
   return `#${query}`;
+}
+
+// Names of runs in one value.
+export function joinNames(names) { return names.map((name) => name.replace(/[%,]/g, encodeURIComponent)).join(","); }
+
+export function splitNames(text) {
+  return text.split(",").filter(Boolean).map((name) => { try { return decodeURIComponent(name); } catch { return name; } });
 }
 
 export function go(changes) { location.hash = hashOf(changes); }

@@ -92,16 +92,32 @@ export async function tokenStrip(place, query, length) {
   };
   const withPrompt = async (event) => {
     event.target.disabled = true;
-    const page = await get("tokens", { ...query, part: "prompt", start: 0, count: 4096 });
+    const page = await get("tokens", { ...query, part: "prompt", start: 0, count: 4096 }); // as the export has it
     const element = h("div", { class: "page" }, page.ids.map((_, i) => span(page, i)));
     element.addEventListener("pointerover", (e) => { if (e.target.dataset?.i) showTip(e, tokenTip(page, Number(e.target.dataset.i))); });
     strip.prepend(element);
   };
-  strip.addEventListener("pointerover", (event) => {
-    const page = pages.get(Number(event.target.closest(".page")?.dataset.page));
-    if (page && event.target.dataset.i) showTip(event, tokenTip(page, Number(event.target.dataset.i)));
-  });
+  let marked = null; // the token whose numbers are shown by the keyboard
+  const mark = (element) => { marked?.classList.remove("on"); marked = element; marked?.classList.add("on"); };
+  const tipOf = (element, event) => {
+    const page = pages.get(Number(element.closest(".page")?.dataset.page));
+    if (page && element.dataset.i) showTip(event, tokenTip(page, Number(element.dataset.i)));
+  };
+  strip.addEventListener("pointerover", (event) => tipOf(event.target, event));
   strip.addEventListener("pointerleave", hideTip);
+  strip.addEventListener("blur", () => { mark(null); hideTip(); });
+  strip.addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    event.stopPropagation(); // else it is a step of the run
+    const all = [...strip.querySelectorAll(".page[data-page] [data-i]")], next = all[marked?.isConnected ? all.indexOf(marked) + move : 0];
+    if (!next) return;
+    mark(next);
+    next.scrollIntoView({ block: "nearest" });
+    const box = next.getBoundingClientRect();
+    tipOf(next, { clientX: box.left, clientY: box.bottom });
+  });
   for (let start = 0; start < length; start += PAGE) {
     const rest = Math.min(PAGE, length - start);
     const element = h("div", { class: "page", "data-page": start / PAGE, style: { minHeight: `${Math.ceil(rest / 22) * 26}px` } });
