@@ -50,7 +50,9 @@ def summary(run: RunReader, width: int | None) -> Iterator[Line]:
     for alarm in check(metrics.steps, state):
         steps = f" (step {alarm.steps[-1]})" if alarm.steps else ""
         style = ("red" if alarm.severity == CRITICAL else WARNING) if alarm.is_active else DIM
-        yield from _wrapped(f"{alarm.severity}: {alarm.text('title')}{steps}. {alarm.text('remedy')}", width, style)
+        detail = f": {_one_line(alarm.detail)}" if alarm.detail else ""
+        text = f"{alarm.severity}: {alarm.text('title')}{steps}{detail}. {alarm.text('remedy')}"
+        yield from _wrapped(text, width, style)
 
 
 def curves(run: RunReader, width: int | None, patterns: list[str]) -> Iterator[Line]:

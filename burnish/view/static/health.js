@@ -4,9 +4,11 @@ import { fill, h, number, seconds } from "./dom.js";
 import { get, go, joinNames, state } from "./state.js";
 import { t } from "./words.js";
 
+function lastSign(run) { return run.updated ? `${t("lastSign")} ${new Date(run.updated * 1000).toLocaleString(state.lang === "zh" ? "zh-CN" : "en-GB")}` : ""; }
+
 function alarmCard(alarm, run, many) {
   const steps = alarm.steps.slice(-12).map((step) => h("button", { class: "plain small", onclick: () => go({ page: "samples", runs: joinNames([run.name]), step: String(step), group: "", row: "" }) }, String(step)));
-  const value = alarm.metric ? `${alarm.metric} = ${number(alarm.value)}` : alarm.value === null ? "" : seconds(alarm.value);
+  const value = alarm.metric ? `${alarm.metric} = ${number(alarm.value)}` : alarm.kind === "silent" ? seconds(alarm.value) : lastSign(run);
   return h("section", { class: `card alarm ${alarm.severity}` }, h("i", {}), h("div", {},
     h("h3", {}, alarm.title, h("span", { class: `tag ${alarm.severity === "critical" ? "bad" : alarm.severity === "warning" ? "warn" : ""}` }, t(alarm.severity)), h("span", { class: "tag" }, t(alarm.is_active ? "active" : "past")), many && h("span", { class: "tag" }, run.name), h("span", { class: "mono dim" }, value, alarm.threshold ? `  (${t("threshold")} ${number(alarm.threshold)})` : "")),
     h("p", {}, alarm.meaning), alarm.detail && h("p", { class: "mono" }, alarm.detail), h("p", {}, h("b", {}, `${t("remedy")}: `), alarm.remedy),
@@ -14,8 +16,8 @@ function alarmCard(alarm, run, many) {
 }
 
 export async function healthPage(main, context) {
-  const show = async () => {
-    const answers = await Promise.all(context.runs.map(async (run) => [run, await get("health", { run: run.id, lang: state.lang })]));
+  const show = async (runs) => {
+    const answers = await Promise.all(runs.map(async (run) => [run, await get("health", { run: run.id, lang: state.lang })]));
     if (context.signal.aborted) return;
     const cards = answers.flatMap(([run, answer]) => answer.alarms.map((alarm) => alarmCard(alarm, run, answers.length > 1)));
     const isFine = answers.every(([, answer]) => !answer.alarms.some((alarm) => alarm.is_active));
@@ -23,6 +25,6 @@ export async function healthPage(main, context) {
     fill(main, isFine && h("div", { class: "card fine", style: { marginBottom: "12px" } }, h("b", {}, "✓"), t("fine")), cards,
       notes.map(([run, answer]) => [h("h2", {}, t("notes"), answers.length > 1 ? ` · ${run.name}` : ""), h("div", { class: "card" }, h("pre", {}, answer.notes.join("\n")))]));
   };
-  await show();
+  await show(context.runs);
   return { refresh: show };
 }
