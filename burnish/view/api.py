@@ -27,6 +27,7 @@ MAX_TEXT = 20_000  # characters of a text in one answer; more on request
 MAX_TOKENS = 4096  # in one answer
 MAX_TIMELINE = 400  # newest steps
 MAX_BARS = 4000  # conversations of a step
+MAX_ROWS_IN_PROGRESS = 50
 MAX_SEGMENTS = 200  # of one conversation
 MAX_DEPTH = 6  # of values inside records
 MAX_RUNS = 500
@@ -60,6 +61,7 @@ class ViewApi:
             "health": self.health,
             "steps": self.steps,
             "step": self.step,
+            "progress": self.progress,
             "sample": self.sample,
             "picture": self.picture,
             "text": self.text,
@@ -161,6 +163,28 @@ class ViewApi:
             for row, values in enumerate(rows):
                 values |= {name: column[row] for name, column in columns.items() if column is not None}
         return {"samples": rows, "has_tokens": tokens is not None}
+
+    def progress(self, query: Mapping[str, str]) -> Any:
+        """The conversations of the step that the run is in; those that changed last come first."""
+        step = self._run(query).in_progress()
+        if step is None:
+            return {"name": None}
+        known = sorted(step.conversations.values(), key=lambda one: -one.place)
+        rows = [
+            {"id": one.id, "turns": len(one.turns), "tokens": one.tokens, "calls": len(one.acts), "failed": one.failed}
+            | {"is_waiting": one.is_waiting, "last": one.last}
+            for one in known[:MAX_ROWS_IN_PROGRESS]
+        ]
+        sums = {name: sum(len(getattr(one, name)) for one in known) for name in ("turns", "acts")}
+        return {
+            "name": step.path.stem[:100],
+            "conversations": len(known),
+            "turns": sums["turns"],
+            "calls": sums["acts"],
+            "tokens": sum(one.tokens for one in known),
+            "waiting": sum(one.is_waiting for one in known),
+            "rows": rows,
+        }
 
     def sample(self, query: Mapping[str, str]) -> Any:
         """One trajectory; long texts are cut, `text` has the rest."""
@@ -349,7 +373,6 @@ class ViewApi:
             "has_model": run.has_model(),
             "command": run.command(),
             "environment": run.environment(),
-            "journal": run.journal(),
         }
 
     def _run(self, query: Mapping[str, str]) -> RunReader:

@@ -77,9 +77,8 @@ TOOL_FAILURES = (0.1, 0.5)
 
 def check(steps: Steps, state: RunState | None = None, now: float | None = None) -> list[Alarm]:
     """All alarms, active and severe ones first."""
-    alarms = [alarm for rule in RULES for alarm in rule(steps)]
-    if state is not None:
-        alarms += _liveness(state, time.time() if now is None else now)
+    alarms = [] if state is None else list(_liveness(state, time.time() if now is None else now))
+    alarms += [alarm for rule in RULES for alarm in rule(steps)]
     return sorted(alarms, key=lambda alarm: (not alarm.is_active, SEVERITIES.index(alarm.severity)))
 
 

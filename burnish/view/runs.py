@@ -23,12 +23,13 @@ from burnish.profiling.plan import FOLDER as PROFILES
 from burnish.profiling.summary import Summary, summarize
 from burnish.storage import FINAL_MODEL, FINISHED
 from burnish.untrusted import load_yaml, read_json_object, read_text
-from burnish.view.json_lines import GrowingFile, open_regular, parse_object, read_lines
+from burnish.view.json_lines import GrowingFile, open_regular
 from burnish.view.listing import MAX_DEPTH, RunSummary, Walk
 from burnish.view.listing import summarize as summarize_run
 from burnish.view.liveness import RUNNING, run_state
 from burnish.view.metrics import Metrics, number
 from burnish.view.pictures import is_name, read_picture
+from burnish.view.progress import StepInProgress
 from burnish.view.samples import SearchResult, StepFile, index_step, search
 from burnish.view.token_file import TokenFile, TokenTexts
 
@@ -91,6 +92,7 @@ class RunReader:
         self._tokens: OrderedDict[tuple[Any, ...], TokenFile] = OrderedDict()
         self._summaries: OrderedDict[tuple[Any, ...], Summary] = OrderedDict()
         self._config: tuple[Any, dict[str, Any]] | None = None
+        self._progress: StepInProgress | None = None
         self._summary: RunSummary | None = None
         self._seen: tuple[Any, ...] = ()
         self._profile_lock = threading.Lock()
@@ -217,17 +219,18 @@ class RunReader:
         """Whether the trained model is in the run folder."""
         return (self.path / FINAL_MODEL / "config.json").is_file()
 
-    def journal(self) -> dict[str, int]:
-        """Journals of the steps since the last checkpoint: name -> number of recorded events."""
-        return {path.stem: sum(1 for _ in self._lines(path)) for path in self._files("journal/*.jsonl")}
-
-    def journal_events(self, name: str, limit: int = 1000) -> list[dict[str, Any]]:
-        """The newest events of a journal: what was sampled and what tools answered, as it happens."""
-        path = self.path / "journal" / f"{name}.jsonl"
-        if not self._is_inside(path):
-            return []
-        events = [event for line in self._lines(path) if (event := parse_object(line)) is not None and "key" in event]
-        return events[-limit:]
+    def in_progress(self) -> StepInProgress | None:
+        """The step that a running run is in, as far as its journal tells; only conversations have one."""
+        journals = [path for path in self._files("journal/*.jsonl") if path.is_file()]
+        newest = max(journals, key=lambda path: path.stat().st_mtime, default=None)
+        ended = _newest_time([self.path / METRICS])
+        if newest is None or self.summary().state != RUNNING or newest.stat().st_mtime < (ended or 0.0):
+            return None
+        with self._lock:
+            if self._progress is None or self._progress.path != newest:
+                self._progress = StepInProgress(newest, self.texts)
+            self._progress.refresh()
+            return self._progress
 
     def profiles(self) -> list[Profile]:
         """Recordings of profilers in the run folder, in the order of their names."""
@@ -315,14 +318,6 @@ class RunReader:
 
     def _is_inside(self, path: Path) -> bool:
         return path.resolve().is_relative_to(self.path)
-
-    def _lines(self, path: Path) -> Iterable[bytes]:
-        try:
-            file = open_regular(path)
-        except OSError:
-            return
-        with file:
-            yield from (line for _, line in read_lines(file))
 
     def _object(self, name: str) -> dict[str, Any]:
         try:

@@ -50,7 +50,7 @@ def summary(run: RunReader, width: int | None) -> Iterator[Line]:
     for alarm in check(metrics.steps, state):
         steps = f" (step {alarm.steps[-1]})" if alarm.steps else ""
         style = ("red" if alarm.severity == CRITICAL else WARNING) if alarm.is_active else DIM
-        detail = f": {_one_line(alarm.detail)}" if alarm.detail else ""
+        detail = f": {_one_line(alarm.detail).removesuffix('.')}" if alarm.detail else ""
         text = f"{alarm.severity}: {alarm.text('title')}{steps}{detail}. {alarm.text('remedy')}"
         yield from _wrapped(text, width, style)
 

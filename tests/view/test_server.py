@@ -172,6 +172,15 @@ def test_long_curves_keep_their_spikes():
     assert len(thinned(points)) <= 1600 and (50_123, 9.0) in thinned(points) and thinned(points)[-1] == points[-1]
 
 
+def test_a_part_of_a_curve_has_more_of_its_points(tmp_path):
+    lines = (f'{{"step": {step}, "data": {{"a": {step % 7}}}}}\n' for step in range(1, 5001))
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    api = ViewApi(find_runs([tmp_path]))
+    whole = api.answer("metrics", {"names": "a"})["curves"]["a"]
+    part = api.answer("metrics", {"names": "a", "from": "100", "to": "199"})["curves"]["a"]
+    assert len(whole) < 2000 and [point[0] for point in part] == list(range(100, 200))
+
+
 def test_tokens_that_would_be_encoded_otherwise():
     assert changed_from([1, 2, 3, 4], [1, 2, 3, 4]) == []
     assert changed_from([1, 2, 3, 4], [1, 9, 4]) == [1, 2]
@@ -199,6 +208,7 @@ def test_profiles_are_listed_summarized_and_sent(run_folder, tmp_path):
     status, headers, _ = answers[2]
     assert status == 200 and int(headers["Content-Length"]) == path.stat().st_size
     assert headers["Content-Type"] == "application/octet-stream" and "attachment" in headers["Content-Disposition"]
+    (run_folder / "profile" / "broken.json").write_text("{")  # left out
     export_page(ViewApi(find_runs([run_folder])), tmp_path / "page.html", num_steps=1)
     assert f"profile?name={name}&run=0" in (tmp_path / "page.html").read_text()
 

@@ -69,13 +69,14 @@ export class Chart {
       return { ...one, xs: kept.map((p) => (byTime ? p[1] : p[0])), raw: kept.map((p) => p[2]), ys: smoothCurve(kept.map((p) => p[2]), kept.length >= 12 ? smooth : 0) };
     }).filter((one) => one.xs.length);
     const xs = lines.flatMap((one) => one.xs);
-    const [x0, x1] = zoom || ends(xs);
+    let [x0, x1] = zoom || ends(xs);
     const inside = lines.flatMap((one) => one.raw.filter((_, i) => one.xs[i] >= x0 && one.xs[i] <= x1));
     const sorted = (inside.length ? inside : lines.flatMap((one) => one.raw)).slice().sort((a, b) => a - b);
     let y0 = sorted[0], y1 = sorted[sorted.length - 1];
     if (isLog) { y0 = Math.log10(y0); y1 = Math.log10(y1); }
     if (y1 - y0 < 1e-12) { const pad = Math.abs(y0) * 0.1 || 0.5; y0 -= pad; y1 += pad; } else { const pad = (y1 - y0) * 0.06; y0 -= pad; y1 += pad; }
-    return { lines, x0, x1: x1 > x0 ? x1 : x0 + 1, y0, y1, isLog, byTime, smooth };
+    if (!(x1 > x0)) { x0 -= 0.5; x1 = x0 + 1; } // one point, in the middle
+    return { lines, x0, x1, y0, y1, isLog, byTime, smooth };
   }
 
   draw() {
@@ -97,12 +98,12 @@ export class Chart {
     }
     pen.textAlign = "center";
     pen.textBaseline = "top";
-    for (const tick of ticks(view.x0, view.x1, Math.max(2, Math.floor(width / 90)))) {
+    for (const tick of ticks(view.x0, view.x1, Math.max(2, Math.floor(width / 90))).filter((one) => view.byTime || Number.isInteger(one))) {
       const text = view.byTime ? seconds(tick) : number(tick), half = pen.measureText(text).width / 2;
       pen.fillText(text, Math.min(x(tick), width - half), height - MARGIN.bottom + 6);
     }
     pen.save();
-    pen.beginPath(); pen.rect(MARGIN.left, 0, width - MARGIN.left - MARGIN.right, height - MARGIN.bottom + 1); pen.clip();
+    pen.beginPath(); pen.rect(MARGIN.left - 3, 0, width - MARGIN.left - MARGIN.right + 6, height - MARGIN.bottom + 1); pen.clip();
     for (const line of view.lines) this.drawLine(pen, line, x, y);
     pen.restore();
     if (this.dragFrom !== null && this.dragTo !== undefined) {

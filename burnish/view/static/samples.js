@@ -89,6 +89,20 @@ async function trajectory(place, query, sample) {
   else fill(strip, h("p", { class: "dim" }, t("noTokens")));
 }
 
+// A step that is not over: what its conversations have done so far.
+async function watchProgress(place, run, signal) {
+  const answer = await get("progress", { run: run.id }).catch(() => ({ name: null }));
+  if (signal.aborted) return;
+  const isOpen = place.querySelector("details")?.open ?? false;
+  if (answer.name === null) fill(place);
+  else {
+    const counts = `${answer.conversations} ${t("talks")} · ${answer.turns} ${t("turns")} · ${answer.tokens} ${t("tokens").toLowerCase()} · ${answer.calls} ${t("toolCalls")} · ${answer.waiting} ${t("nowWaiting")}`;
+    const rows = answer.rows.map((one) => h("tr", {}, h("td", { class: "num tight" }, `${one.turns} ${t("turns")}`), h("td", { class: "num tight" }, `${one.tokens} ${t("tokens").toLowerCase()}`), h("td", { class: "num tight" }, `${one.calls} ${t("toolCalls")}`), h("td", { class: "tight" }, one.is_waiting ? h("span", { class: "tag warn" }, t("nowWaiting")) : one.failed > 0 && h("span", { class: "tag bad" }, `${one.failed} ${t("failed")}`)), h("td", { class: "mono" }, firstLine(one.last))));
+    fill(place, h("details", { class: "card progress", open: isOpen }, h("summary", {}, h("b", {}, `${t("inProgress")} ${answer.name.replace("validation-", `${t("validationAt")} `)}`), " ", h("span", { class: "dim" }, counts)), h("table", { class: "data" }, rows)));
+  }
+  setTimeout(() => watchProgress(place, run, signal), 3000);
+}
+
 function groupsOf(samples) {
   const groups = new Map();
   for (const sample of samples) { if (!groups.has(sample.uid)) groups.set(sample.uid, []); groups.get(sample.uid).push(sample); }
@@ -99,8 +113,10 @@ export async function samplesPage(main, context) {
   const run = context.runs[0];
   let { steps } = await get("steps", { run: run.id });
   if (context.signal.aborted) return {};
+  const progress = h("div", {});
+  if (run.state === "running") watchProgress(progress, run, context.signal);
   if (!steps.length) {
-    fill(main, context.choice && h("div", { class: "tools" }, context.choice), h("p", { class: "empty" }, t("none")));
+    fill(main, context.choice && h("div", { class: "tools" }, context.choice), progress, h("p", { class: "empty" }, t("none")));
     return { refresh: async () => { if ((await get("steps", { run: run.id })).steps.length && !context.signal.aborted) context.reload(); } };
   }
   const wanted = Number(state.step || steps[steps.length - 1]);
@@ -163,7 +179,7 @@ export async function samplesPage(main, context) {
     choice("finish", distinct(all.map((s) => s.finish_reason))), choice("source", distinct(all.map((s) => s.data_source))), choice("tool", distinct(all.flatMap((s) => s.tools))),
     h("button", { class: "plain", title: t("problemHint"), "aria-pressed": String(filters.problem), onclick: (e) => { filters.problem = !filters.problem; e.target.setAttribute("aria-pressed", String(filters.problem)); drawList(); } }, t("problem")),
     h("input", { id: "find", type: "search", placeholder: t("search"), "aria-label": t("search"), value: isSearching() ? filters.search.text : "", onchange: (e) => search(e.target.value) })),
-  h("div", { class: "split" }, listPlace, h("div", {}, side, detail)));
+  progress, h("div", { class: "split" }, listPlace, h("div", {}, side, detail)));
   const redrawList = () => (isSearching() ? drawMatches(filters.search.found, filters.search.isAll) : drawList());
   drawList();
   const first = groups.find((g) => g.uid === state.group) || groups.find((g) => g.rows.some((s) => String(s.row) === state.row)) || groups[0];
