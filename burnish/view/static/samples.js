@@ -94,11 +94,12 @@ async function watchProgress(place, run, signal) {
   const answer = await get("progress", { run: run.id }).catch(() => ({ name: null }));
   if (signal.aborted) return;
   const isOpen = place.querySelector("details")?.open ?? false;
-  if (answer.name === null) fill(place);
+  if (answer.name === null || !answer.conversations) fill(place);
   else {
     const counts = `${answer.conversations} ${t("talks")} · ${answer.turns} ${t("turns")} · ${answer.tokens} ${t("tokens").toLowerCase()} · ${answer.calls} ${t("toolCalls")} · ${answer.waiting} ${t("nowWaiting")}`;
-    const rows = answer.rows.map((one) => h("tr", {}, h("td", { class: "num tight" }, `${one.turns} ${t("turns")}`), h("td", { class: "num tight" }, `${one.tokens} ${t("tokens").toLowerCase()}`), h("td", { class: "num tight" }, `${one.calls} ${t("toolCalls")}`), h("td", { class: "tight" }, one.is_waiting ? h("span", { class: "tag warn" }, t("nowWaiting")) : one.failed > 0 && h("span", { class: "tag bad" }, `${one.failed} ${t("failed")}`)), h("td", { class: "mono" }, firstLine(one.last))));
-    fill(place, h("details", { class: "card progress", open: isOpen }, h("summary", {}, h("b", {}, `${t("inProgress")} ${answer.name.replace("validation-", `${t("validationAt")} `)}`), " ", h("span", { class: "dim" }, counts)), h("table", { class: "data" }, rows)));
+    const heads = h("tr", {}, [t("turns"), t("tokens"), t("toolCalls"), "", t("lastText")].map((name, i) => h("th", { class: i < 3 ? "num tight" : "" }, name)));
+    const rows = answer.rows.map((one) => h("tr", {}, [one.turns, one.tokens, one.calls].map((count) => h("td", { class: "num tight" }, count)), h("td", { class: "tight" }, one.is_waiting ? h("span", { class: "tag warn" }, t("nowWaiting")) : one.failed > 0 && h("span", { class: "tag bad" }, `${one.failed} ${t("failed")}`)), h("td", { class: "mono" }, firstLine(one.last))));
+    fill(place, h("details", { class: "card progress", open: isOpen }, h("summary", {}, h("b", {}, `${t("inProgress")} ${answer.name.replace("validation-", `${t("validationAt")} `)}`), " ", h("span", { class: "dim" }, counts)), h("div", { class: "scroll" }, h("table", { class: "data" }, heads, rows))));
   }
   setTimeout(() => watchProgress(place, run, signal), 3000);
 }
