@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from burnish.errors import UserError
+from burnish.log.tokens import SAMPLED
 from burnish.profiling.plan import FOLDER as PROFILES
 from burnish.view import samples as sampling
 from burnish.view.config_table import config_table
@@ -240,15 +241,16 @@ class ViewApi:
                 "texts": run.texts.texts(ids),
             }
         columns = tokens.row(row, start, end)
-        ids, flags = columns.pop("ids").tolist(), columns.pop("flags").tolist()
-        answer = {"start": start, "length": int(tokens.lengths[row]), "ids": ids, "flags": flags}
+        ids, flags = columns.pop("ids").tolist(), columns.pop("flags")
+        answer = {"start": start, "length": int(tokens.lengths[row]), "ids": ids, "flags": flags.tolist()}
         answer |= {"texts": run.texts.texts(ids), "version": tokens.version}
         if "top_ids" in columns:
             answer["alternatives"] = _alternatives(run, columns.pop("top_ids"), columns.pop("top_log_probs"))
         answer["columns"] = {name: _rounded(column) for name, column in columns.items()}
         if {"old_log_probs", "rollout_log_probs"} <= columns.keys():
             gap = np.clip(columns["old_log_probs"] - columns["rollout_log_probs"], -20, 20)
-            answer["columns"]["ratio"] = _rounded(np.exp(gap))
+            given = ~np.asarray(flags & SAMPLED, dtype=bool)  # the engine has no probability of these
+            answer["columns"]["ratio"] = _rounded(np.where(given, np.nan, np.exp(gap)))
         return answer
 
     def difference(self, query: Mapping[str, str]) -> Any:

@@ -110,6 +110,7 @@ def show(browser, base, page, wanted="true"):
 
 def numbered(browser, base, name):
     """The number of the run of this name."""
+    browser.get(base)
     script = "return fetch('/api/runs').then(r => r.json()).then(r => r.runs)"
     return next(run["id"] for run in browser.execute_script(script) if name in run["name"])
 

@@ -70,6 +70,8 @@ def test_every_page_has_what_it_shows(run_folder):
     assert sample["turns"][1]["latency"] == 0.25 and sample["extras"] == {"acc": True}
     assert tokens["length"] == 7 and len(tokens["texts"]) == 3 and tokens["flags"][:2] == [3, 0]
     assert {"advantages", "ratio", "entropys"} <= set(tokens["columns"]) and prompt["ids"] == [5, 6, 7]
+    ratios = tokens["columns"]["ratio"]
+    assert ratios[0] > 0 and ratios[1] is None, "the engine has no probability of a token that it was given"
     assert difference == {"is_known": True, "num_sampled": 7, "num_encoded": 7, "changed": []}
     assert [match["step"] for match in search["matches"]] == [4, 3, 2]
     assert timeline["steps"][-1]["seconds"]["gen"] == 1.5 and len(bars["bars"]) == 4
