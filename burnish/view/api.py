@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,15 @@ import numpy as np
 from burnish.errors import UserError
 from burnish.log.tokens import SAMPLED
 from burnish.profiling.plan import FOLDER as PROFILES
+from burnish.profiling.summary import covered
 from burnish.view import samples as sampling
 from burnish.view.config_table import config_table
 from burnish.view.health import check
+from burnish.view.metrics import elapsed_times, thinned
 from burnish.view.pictures import media_of
 from burnish.view.runs import RunReader, shown, unique_names
-from burnish.view.token_file import TokenFile
+from burnish.view.token_file import TokenFile, changed_from
 
-MAX_POINTS = 1500  # of one curve: more than a screen has columns
 MAX_NAMES = 200  # metrics in one request
 MAX_TEXT = 20_000  # characters of a text in one answer; more on request
 MAX_TOKENS = 4096  # in one answer
@@ -394,54 +395,6 @@ class ViewApi:
         """The tokens of a step; None where they do not belong to its trajectories (another run's file)."""
         tokens = run.token_file(step)
         return None if tokens is None or num_rows not in (None, len(tokens)) else tokens
-
-
-def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The length of the union of spans, each a start and an end."""
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
-
-
-def elapsed_times(steps: Mapping[int, Any], timeline: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
-    """Seconds since the start at which each step ended: recorded, else the sum of its steps' seconds."""
-    recorded = {step: line["time"] for step, line in timeline.items() if line["time"] is not None}
-    if recorded:
-        starts = [span[1] for line in timeline.values() for span in line["spans"]]
-        first = min([*starts, *recorded.values()])
-        return {step: recorded[step] - first if step in recorded else 0.0 for step in steps}
-    total, times = 0.0, {}
-    for step in sorted(steps):
-        total += steps[step].get("timing_s/step", 0.0) + steps[step].get("timing_s/testing", 0.0)
-        times[step] = total
-    return times
-
-
-def thinned(points: list[tuple[int, float]], limit: int = MAX_POINTS) -> list[tuple[int, float]]:
-    """At most about `limit` points: the smallest and the largest of every stretch, so that spikes stay visible."""
-    if len(points) <= limit:
-        return points
-    size = math.ceil(len(points) * 2 / limit)
-    kept: list[tuple[int, float]] = []
-    for start in range(0, len(points), size):
-        part = points[start : start + size]
-        ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
-        kept += sorted(ends)
-    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
-
-
-def changed_from(before: Sequence[int], after: Sequence[int]) -> list[int]:
-    """Places of `before` that are not part of the common subsequence with `after` around equal ends."""
-    from difflib import SequenceMatcher
-
-    matcher = SequenceMatcher(None, before, after, autojunk=False)
-    changed: list[int] = []
-    for tag, start, end, _, _ in matcher.get_opcodes():
-        if tag != "equal":
-            changed += range(start, max(end, start + 1))
-    return [place for place in changed if place < len(before)]
 
 
 def cut(value: Any, depth: int = MAX_DEPTH) -> Any:

@@ -10,10 +10,12 @@ from aiohttp import CookieJar
 from aiohttp.test_utils import TestClient, TestServer
 
 from burnish.log.folder import dump_rollouts
-from burnish.view.api import MAX_TEXT, ViewApi, changed_from, thinned
+from burnish.view.api import MAX_TEXT, ViewApi
 from burnish.view.export import MODULES, bundle, export_page
+from burnish.view.metrics import thinned
 from burnish.view.runs import find_runs
 from burnish.view.server import is_allowed_host, make_app, static_files
+from burnish.view.token_file import changed_from
 
 TOKEN = "the-token-of-this-test"
 HOSTILE = [
