@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,8 @@ def _serve(args: argparse.Namespace, api: Any) -> int:
         newest = "the newest " if count == MAX_FOUND else ""
         say(f"{newest}{count} run{'s' if count != 1 else ''}. Ctrl-C ends the viewer; runs are not affected. Open:")
         say(url)
+        if args.host in ("0.0.0.0", "::"):
+            say("from other machines, without encryption: " + re.sub(r"//[^/]*:", f"//{socket.gethostname()}:", url))
 
     hosts = frozenset({socket.gethostname().lower(), *(name.lower() for name in args.allow_host)})
     serve(api, args.host, args.port, hosts, started)

@@ -18,7 +18,7 @@ from burnish.profiling.plan import FOLDER as PROFILES
 from burnish.profiling.summary import covered
 from burnish.view import samples as sampling
 from burnish.view.config_table import config_table
-from burnish.view.health import check
+from burnish.view.health import check, checks
 from burnish.view.metrics import elapsed_times, thinned
 from burnish.view.pictures import media_of
 from burnish.view.runs import RunReader, shown, unique_names
@@ -61,6 +61,7 @@ class ViewApi:
             "runs": self.runs,
             "metrics": self.metrics,
             "health": self.health,
+            "checks": self.checks,
             "steps": self.steps,
             "step": self.step,
             "progress": self.progress,
@@ -146,6 +147,10 @@ class ViewApi:
             for alarm in alarms
         ]
         return {"alarms": shown, "notes": run.notes()[-200:]}
+
+    def checks(self, query: Mapping[str, str]) -> Any:
+        made, lang = checks(self._run(query).metrics().steps), query.get("lang", "en")
+        return {"checks": [{**asdict(one), "title": one.title(lang)} for one in made]}
 
     def steps(self, query: Mapping[str, str]) -> Any:
         run = self._run(query)

@@ -76,6 +76,7 @@ def collect(api: ViewApi, num_steps: int) -> dict[str, Any]:
         curves[str(number)] = api.metrics({"run": str(number), "names": ",".join(names)})["curves"] if names else {}
         for lang in ("en", "zh"):
             ask("health", run=number, lang=lang)
+            ask("checks", run=number, lang=lang)
             ask("config", runs=number, lang=lang)
             ask("config", runs=everything, lang=lang)
         for name in ("memory", "files", "timeline", "profiles"):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from burnish.view.alarm_texts import TEXTS
-from burnish.view.health import check
+from burnish.view.health import check, checks
 from burnish.view.runs import RunState
 
 HEALTHY = {
@@ -110,3 +110,14 @@ def test_every_alarm_is_explained_in_both_languages():
     assert (
         "max_response_length" in alarm.text("remedy") and alarm.text("title", "zh") == TEXTS["truncation"]["title_zh"]
     )
+
+
+def test_what_cannot_be_checked_is_said():
+    made = {one.kind: one for one in checks(run(**{"rollout/truncated": 0.1}))}
+    assert (made["truncation"].metric, made["truncation"].value, made["truncation"].threshold) == (
+        *("rollout/truncated", pytest.approx(0.1)),
+        0.2,
+    )
+    assert made["drift"].metric is None and made["gradient_spike"].metric == "actor/grad_norm"
+    assert {one.kind for one in checks({}) if one.metric is not None} == set()
+    assert made.keys() == {one.kind for one in checks({})}

@@ -61,10 +61,12 @@ def test_every_page_has_what_it_shows(run_folder):
             *("/api/steps", "/api/step?step=4", "/api/sample?step=4&row=1", "/api/tokens?step=4&row=1&start=0&count=3"),
             *("/api/tokens?step=4&row=1&part=prompt", "/api/difference?step=4&row=1", "/api/search?text=answer is 5"),
             *("/api/timeline", "/api/bars?step=4", "/api/processes?step=4", "/api/config?runs=0,0", "/api/files"),
+            "/api/checks?lang=zh",
         ),
     )
     runs, names, curves, health, steps, step, sample, tokens, prompt, *rest = answers
-    difference, search, timeline, bars, processes, config, files = rest
+    difference, search, timeline, bars, processes, config, files, checks = rest
+    assert {one["metric"]: one["value"] for one in checks["checks"]}["actor/grad_norm"] == 1.0
     assert runs["runs"][0]["state"] == "finished" and "actor/grad_norm" in names["names"]
     assert [point[2] for point in curves["curves"]["critic/score/mean"]] == [0.25, 0.5, 0.75, 1.0]
     assert health["notes"] == ["a note"] and steps["token_steps"] == [2, 3, 4]
