@@ -121,7 +121,7 @@ function barsChart(bars) {
     }
     pen.globalAlpha = 1; pen.font = `10.5px ${cssColor("--sans")}`; pen.fillStyle = cssColor("--dim"); pen.textAlign = "right"; pen.fillText(String(rows.length), 44, 16); pen.fillText("0", 44, 60);
     rows.forEach(([from, to, wait, , segments], i) => {
-      const tall = Math.max(1, size - 1), y = top + i * size, whole = x(to) - x(from), share = Math.min(1, wait / Math.max(1e-9, to - from));
+      const tall = size < 4 ? size : size - 1, y = top + i * size, whole = x(to) - x(from), share = Math.min(1, wait / Math.max(1e-9, to - from));
       if (segments?.length) {
         pen.fillStyle = cssColor("--soft"); pen.fillRect(x(from), y, Math.max(1, whole), tall);
         for (const kind of [WAITING, QUEUED, GENERATING]) { pen.fillStyle = cssColor(colors[kind]); for (const one of segments) if (one[0] === kind) pen.fillRect(x(one[1]), y, Math.max(0.5, x(one[1] + one[2]) - x(one[1])), tall); }
