@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from burnish.models.kernels.sample import sample_tokens
 from burnish.models.parts import head_weight, logit_softcap
 from burnish.models.wide import hidden_states
+from burnish.rollout.engines.builtin.decode_layers import DecodeLayers
 from burnish.rollout.engines.builtin.decode_plan import DecodePlan
 from burnish.rollout.engines.builtin.device_batch import DeviceBatch, SamplingMode
 from burnish.rollout.engines.builtin.device_sampling import sample_slots, slot_settings
@@ -34,6 +35,7 @@ class StepBuffers(NamedTuple):
     has_media: bool  # whether the position of a token may differ from its index
     keep_experts: Callable[[Tensor], None] | None = None  # stores those that the tokens at these slots were sent to
     prefixes: PrefixClusters | None = None  # None: every sequence reads all of its KV
+    layers: DecodeLayers | None = None  # for small batches; None: the model's own
 
 
 class DecodeStep:
@@ -43,7 +45,8 @@ class DecodeStep:
         self, model: PreTrainedModel, buffers: StepBuffers, size: int, mode: SamplingMode, plan: DecodePlan
     ) -> None:
         self.model, self.size, self.plan = model, size, plan
-        self.batch, self.logits, self.block_size, self.dummy_slot, _, self.keep_experts, prefixes = buffers
+        self.batch, self.logits, self.block_size, self.dummy_slot, _, self.keep_experts, prefixes, layers = buffers
+        self.layers = layers if size <= plan.few_rows else None
         self.prefixes = None if prefixes is None else prefixes.of_slots(size)
         self.mode = mode._replace(num_slow=min(mode.num_slow, size))
         self.head, self.softcap = head_weight(model), logit_softcap(model)
@@ -75,6 +78,8 @@ class DecodeStep:
             self.prefixes,
         )
         positions = self.length if self.offset is None else self.length + self.offset
+        if self.layers is not None:
+            return self.layers(self.token, positions, attention)
         hidden = hidden_states(self.model, self.token, positions, attention)
         if self.keep_experts is not None:
             self.keep_experts(slots)
