@@ -21,9 +21,9 @@ from torch import Tensor
 
 from burnish.models.decode_layer import HeadNorms, LayerShape, Stream
 from burnish.models.kernels.lazy_triton import kernel, tl
-from burnish.models.kernels.paged import capability
 from burnish.models.kernels.product_tiles import Tiling, tile_rows, tiling
 from burnish.models.kernels.split_product import arrive, split_product, sum_of_splits
+from burnish.models.kernels.tuning import capability, next_power
 
 MAX_TILES = 4096  # of columns, in products whose inputs are split
 row_kernel = partial(kernel, unspecialized=("rows",))  # one program for all numbers of rows within a tile
@@ -51,7 +51,7 @@ class TritonProducts:
         num_heads = shape.heads + 2 * shape.kv_heads
         output = torch.empty(rows, num_heads, shape.dim, dtype=weight.dtype, device=weight.device)
         # A head's norm needs all of its columns.
-        columns = _next_power(shape.dim) if norms is not None else min(64, _next_power(shape.dim))
+        columns = next_power(shape.dim) if norms is not None else min(64, next_power(shape.dim))
         choice = self._tiling("heads", *weight.shape, output, weight, columns)
         tiles = num_heads * -(-shape.dim // choice.columns)
         _heads[(tiles, choice.splits)](
@@ -128,7 +128,7 @@ class TritonProducts:
         return {
             "INPUTS": weight.shape[1],
             "PARTS": parts,
-            "PARTS_PAD": _next_power(parts),
+            "PARTS_PAD": next_power(parts),
             "ROWS": tile_rows(rows),
             "COLUMNS": choice.columns,
             "DEPTH": choice.depth,
@@ -156,16 +156,12 @@ class TritonProducts:
             self.shape.eps,
             self.shape.offset,
             WIDTH=width,
-            WIDTH_PAD=_next_power(width),
+            WIDTH_PAD=next_power(width),
             PARTS=stream.sums.shape[1],
-            PARTS_PAD=_next_power(stream.sums.shape[1]),
+            PARTS_PAD=next_power(stream.sums.shape[1]),
             POST=post is not None,
             WHOLE=whole,
         )
-
-
-def _next_power(number: int) -> int:
-    return 1 << (number - 1).bit_length()
 
 
 @row_kernel

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from burnish.models.kernels.tuning import DOT, next_power
+
 MULTIPROCESSORS = 132  # of the largest Hopper; programs are cut to fill them
 ROW_TILES = (16, 32, 64, 128)  # rows of a program: all of the batch
 MAX_ROWS = ROW_TILES[-1]
@@ -52,7 +54,7 @@ def tiling(
 
 def default_tiling(outputs: int, inputs: int, rows: int, itemsize: int, columns: int | None = None) -> Tiling:
     columns = columns or (WIDE if outputs >= MULTIPROCESSORS * WIDE else WIDE // 2)
-    depth = min(256 // itemsize, max(16, 1 << (inputs - 1).bit_length()))
+    depth = min(256 // itemsize, max(DOT, next_power(inputs)))
     steps, programs = -(-inputs // depth), -(-outputs // columns)
     splits = max(1, min(steps, MAX_SPLITS, MULTIPROCESSORS // programs))
     splits = -(-steps // -(-steps // splits))  # none of them without work

@@ -203,26 +203,35 @@ class Probe:
 def check_layers(layers: DecodeLayers) -> list[AttentionShape]:
     """Compare every layer with the model's own on random numbers; returns how each calls attention."""
     model, shape = layers.model, layers.shape
+    if model.dtype != torch.float32 and not is_wide(model):
+        raise UnsupportedLayersError(f"the model's residual stream is in {model.dtype}")
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(PROBE_ROWS, shape.hidden, generator=generator).to(model.device)
-    positions = 7 * torch.arange(PROBE_ROWS, device=model.device)
+    output = torch.randn(PROBE_ROWS, shape.heads, shape.dim, generator=generator).to(model.device, model.dtype)
     found = []
-    for number, (module, kind) in enumerate(zip(layers.modules, layers.kinds, strict=True)):
-        output = torch.randn(PROBE_ROWS, shape.heads, shape.dim, generator=generator).to(model.device, model.dtype)
-        own, explicit = Probe(output), Probe(output)
-        rotary = layers.rotary(hidden, positions, kind)
+    for number, module in enumerate(layers.modules):
         with random_vectors(module, generator):
-            expected = _own_layer(model, module, hidden, positions, rotary, own)
-            weights = LayerWeights.of(module, layers.family)
-            stream = layers.products.begin(hidden.clone(), weights.norm)
-            layers.layer(stream, weights, rotary, explicit, (output, output), own.shape, weights.norm)
-        pairs = [*zip(own.inputs, explicit.inputs, strict=True)]
-        for (name, theirs), (_, ours) in [*pairs, (("results", expected - hidden), ("", stream.hidden - hidden))]:
-            error = float((ours.float() - theirs.float()).norm() / theirs.float().norm())
-            if not error < TOLERANCE[model.dtype]:
-                raise UnsupportedLayersError(f"the {name} of layer {number} differ from the model's own by {error:.1e}")
+            own = _compare(layers, number, hidden, output)
+            _compare(layers, number, hidden, torch.zeros_like(output))  # the MLP alone, which may add much less
         found.append(own.shape)
     return found
+
+
+def _compare(layers: DecodeLayers, number: int, hidden: Tensor, output: Tensor) -> Probe:
+    """One layer where attention returns `output`; UnsupportedLayersError if it differs from the model's own."""
+    module, own, explicit = layers.modules[number], Probe(output), Probe(output)
+    positions = 7 * torch.arange(len(hidden), device=hidden.device)
+    rotary = layers.rotary(hidden, positions, layers.kinds[number])
+    expected = _own_layer(layers.model, module, hidden, positions, rotary, own)
+    weights = LayerWeights.of(module, layers.family)
+    stream = layers.products.begin(hidden.clone(), weights.norm)
+    layers.layer(stream, weights, rotary, explicit, (output, output), own.shape, weights.norm)
+    pairs = [(name, ours, theirs) for (name, ours), (_, theirs) in zip(explicit.inputs, own.inputs, strict=True)]
+    for name, ours, theirs in [*pairs, ("results", stream.hidden - hidden, expected - hidden)]:
+        error = float((ours.float() - theirs.float()).norm() / theirs.float().norm())
+        if not error < TOLERANCE[layers.model.dtype]:
+            raise UnsupportedLayersError(f"the {name} of layer {number} differ from the model's own by {error:.1e}")
+    return own
 
 
 def _own_layer(
