@@ -43,6 +43,13 @@ class HeadNorms(NamedTuple):
     key: Tensor
 
 
+class Rotary(NamedTuple):
+    """Rotary embeddings of all positions, [positions, dim / 2] float32 each."""
+
+    cos: Tensor
+    sin: Tensor
+
+
 @dataclass
 class Stream:
     """The residual stream and the input of the next product; `add` updates both in place."""
@@ -53,17 +60,22 @@ class Stream:
 
 
 class Products(Protocol):
+    counters: Tensor | None  # zeros, for kernels whose last program completes the work of others
+
     def begin(self, hidden: Tensor, weight: Tensor) -> Stream:
         """The residual stream before the first layer, whose input norm has this weight; `hidden` becomes a part."""
         ...
 
     def heads(
-        self, stream: Stream, weight: Tensor, bias: Tensor | None, norms: HeadNorms | None, cos: Tensor, sin: Tensor
+        self,
+        stream: Stream,
+        weight: Tensor,
+        bias: Tensor | None,
+        norms: HeadNorms | None,
+        rotary: Rotary,
+        positions: Tensor,
     ) -> Tensor:
-        """[rows, heads + 2 * kv_heads, dim]: norm, product with [q; k; v], norms of heads, rotary embedding.
-
-        cos and sin [rows, dim] are float32; both halves of a row are the same.
-        """
+        """[rows, heads + 2 * kv_heads, dim]: norm, product with [q; k; v], norms of heads, rotary embedding."""
         ...
 
     def add(self, stream: Stream, input: Tensor, weight: Tensor, post: Tensor | None, following: Tensor) -> None:
@@ -85,6 +97,8 @@ class Products(Protocol):
 class TorchProducts:
     """The reference."""
 
+    counters = None
+
     def __init__(self, shape: LayerShape) -> None:
         self.shape = shape
 
@@ -94,7 +108,13 @@ class TorchProducts:
         return stream
 
     def heads(
-        self, stream: Stream, weight: Tensor, bias: Tensor | None, norms: HeadNorms | None, cos: Tensor, sin: Tensor
+        self,
+        stream: Stream,
+        weight: Tensor,
+        bias: Tensor | None,
+        norms: HeadNorms | None,
+        rotary: Rotary,
+        positions: Tensor,
     ) -> Tensor:
         shape = self.shape
         product = self._normed_product(stream, weight)
@@ -104,7 +124,8 @@ class TorchProducts:
         query, key, value = product.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
         if norms is not None:
             query, key = (self._norm(x, w) for x, w in ((query, norms.query), (key, norms.key)))
-        rotated = [x * cos[:, None] + _half_turned(x) * sin[:, None] for x in (query, key)]
+        cos, sin = (table[positions].repeat(1, 2)[:, None] for table in rotary)
+        rotated = [x * cos + _half_turned(x) * sin for x in (query, key)]
         return torch.cat([*rotated, value], dim=1).to(weight.dtype)
 
     def add(self, stream: Stream, input: Tensor, weight: Tensor, post: Tensor | None, following: Tensor) -> None:

@@ -1,7 +1,8 @@
 """Decode attention over the paged KV cache: one new token per sequence.
 
 One kernel writes the newest key and value into the cache and attends. The query heads of one key/value head are one
-program, padded to the tile size of tensor cores; long contexts are split over several programs and combined after.
+program, padded to the tile size of tensor cores; long contexts are split over several programs. Their results are
+combined by another kernel, or where counters are given, by the last of these programs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from burnish.models.kernels.lazy_triton import kernel, tl
 from burnish.models.kernels.shared_prefix import attend_prefixes, merge_splits
-from burnish.models.kernels.softmax import add_tile, capped, load_tile, split_tiles, tile_scores
+from burnish.models.kernels.softmax import add_tile, capped, load_tile, merge, split_tiles, tile_scores
 from burnish.models.kernels.tuning import DOT, next_power, num_splits, tile_size, tuning
 from burnish.models.varlen import AttentionShape
 
@@ -31,6 +32,7 @@ def write_and_attend(
     clusters: Tensor | None = None,  # [clusters, members] int32: rows with a common prefix, -1: none
     prefix: Tensor | None = None,  # [clusters] int32: its tokens, a multiple of the block size; 0: no cluster
     shared: Tensor | None = None,  # [rows] int32: the prefix of the row's cluster
+    counters: Tensor | None = None,  # [rows * kv_heads] int32 zeros, and zeros after; of one kernel at a time
 ) -> Tensor:
     """[rows, heads, d]. One kernel attends to the newest token directly and writes it into the cache.
 
@@ -51,19 +53,21 @@ def write_and_attend(
         where = tables, lengths, clusters, prefix
         prefix_parts, prefix_weights = attend_prefixes(keys, values, query, *where, scalars, constants, choice)
         prefix_splits = prefix_parts.shape[2]
+    fused = splits > 1 and counters is not None
     _decode[(rows, kv_heads, splits)](
         *(query, keys, values, key, value, slots, tables, lengths, lengths if shared is None else shared),
-        *(prefix_parts, prefix_weights, parts, weights, *scalars),
+        *(prefix_parts, prefix_weights, parts, weights, output, counters if fused else lengths, *scalars),
         *(query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1)),
         *(keys.stride(0), keys.stride(1), tables.stride(0)),
         **constants,
         GROUP_PAD=max(DOT, next_power(heads // kv_heads)),
         SPLITS=splits,
         PREFIX_SPLITS=prefix_splits,
+        FUSED=fused,
         num_stages=choice.stages,
         num_warps=choice.warps,
     )
-    if splits > 1:
+    if splits > 1 and not fused:
         constants = {"HEADS": heads, "SPLITS": splits, "SPLITS_PAD": next_power(splits)}
         _combine[(rows, heads)](parts, weights, output, **constants, DIM=dim, DIM_PAD=next_power(dim))
     return output
@@ -108,6 +112,8 @@ def _decode(
     prefix_weights,
     parts,
     weights,
+    output,
+    counters,
     scaling,
     softcap,
     query_head,
@@ -128,6 +134,7 @@ def _decode(
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
     PREFIX_SPLITS: tl.constexpr,
+    FUSED: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -172,6 +179,9 @@ def _decode(
 
     entry = (row * HEADS + head) * SPLITS + split
     _store_result(parts, weights, entry, members < GROUP, dims, peak, total, mixed, DIM, SPLITS)
+    if FUSED:
+        counter = counters + row * (HEADS // GROUP) + kv
+        _combine_if_last(parts, weights, output, counter, row * HEADS + head, members < GROUP, dims, DIM, SPLITS)
 
 
 @kernel
@@ -183,6 +193,28 @@ def _store_result(
     tl.store(parts + entry[:, None] * DIM + dims[None, :], part, mask=valid[:, None] & (dims < DIM)[None, :])
     if SPLITS > 1:
         tl.store(weights + entry, tl.where(total == 0.0, float("-inf"), peak + tl.log(total)), mask=valid)
+
+
+@kernel
+def _combine_if_last(
+    parts, weights, output, counter, entry, valid, dims, DIM: tl.constexpr, SPLITS: tl.constexpr
+) -> None:
+    """Combine the splits of some heads in their order, if all of them are there; the counter is left at zero."""
+    tl.debug_barrier()  # all threads have stored before one of them counts
+    if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
+        tl.store(counter, 0)
+        peak = tl.full(entry.shape, float("-inf"), tl.float32)
+        total = tl.zeros(entry.shape, tl.float32)
+        mixed = total[:, None] * dims[None, :]
+        inside = valid[:, None] & (dims < DIM)[None, :]
+        for split in range(SPLITS):  # .cg: not from this multiprocessor's own cache
+            place = entry * SPLITS + split
+            weight = tl.load(weights + place, mask=valid, other=float("-inf"), cache_modifier=".cg")
+            source = parts + place[:, None] * DIM + dims[None, :]
+            part = tl.load(source, mask=inside, other=0.0, cache_modifier=".cg")
+            peak, total, mixed = merge(weight, part, peak, total, mixed)
+        mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(output + entry[:, None] * DIM + dims[None, :], mixed.to(output.dtype.element_ty), mask=inside)
 
 
 @kernel

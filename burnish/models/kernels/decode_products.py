@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.models.decode_layer import HeadNorms, LayerShape, Stream
+from burnish.models.decode_layer import HeadNorms, LayerShape, Rotary, Stream
 from burnish.models.kernels.lazy_triton import kernel, tl
-from burnish.models.kernels.product_tiles import Tiling, tile_rows, tiling
+from burnish.models.kernels.product_tiles import MAX_ROWS, Tiling, tile_rows, tiling
 from burnish.models.kernels.split_product import arrive, split_product, sum_of_splits
 from burnish.models.kernels.tuning import capability, next_power
 
@@ -34,7 +34,9 @@ class TritonProducts:
 
     def __init__(self, shape: LayerShape, device: torch.device) -> None:
         self.shape, self.capability = shape, capability(device)
-        self.counters = torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
+        # Also for attention, per row and head.
+        size = max(MAX_TILES, MAX_ROWS * shape.kv_heads)
+        self.counters: Tensor | None = torch.zeros(size, dtype=torch.int32, device=device)
 
     def begin(self, hidden: Tensor, weight: Tensor) -> Stream:
         # As many parts as later, after products with down_proj: the first layer has no kernels of its own.
@@ -45,7 +47,13 @@ class TritonProducts:
         return stream
 
     def heads(
-        self, stream: Stream, weight: Tensor, bias: Tensor | None, norms: HeadNorms | None, cos: Tensor, sin: Tensor
+        self,
+        stream: Stream,
+        weight: Tensor,
+        bias: Tensor | None,
+        norms: HeadNorms | None,
+        rotary: Rotary,
+        positions: Tensor,
     ) -> Tensor:
         shape, rows = self.shape, len(stream.hidden)
         num_heads = shape.heads + 2 * shape.kv_heads
@@ -56,12 +64,13 @@ class TritonProducts:
         tiles = num_heads * -(-shape.dim // choice.columns)
         _heads[(tiles, choice.splits)](
             *(stream.scaled, weight, stream.sums, *self._workspace(tiles, rows, choice), rows),
-            *(weight if bias is None else bias, *(norms or (weight, weight)), cos, sin, output),
+            *(weight if bias is None else bias, *(norms or (weight, weight)), *rotary, positions, output),
             shape.eps,
             shape.offset,
             HEADS=shape.heads,
             KV_HEADS=shape.kv_heads,
             DIM=shape.dim,
+            POSITIONS=len(rotary.cos),
             BIASED=bias is not None,
             NORMED=norms is not None,
             **self._constants(rows, weight, choice, stream),
@@ -119,7 +128,7 @@ class TritonProducts:
         """For the results of the splits, and how many of them are there."""
         if choice.splits == 1:
             return self.counters, self.counters  # not used
-        assert tiles <= MAX_TILES, choice
+        assert tiles <= len(self.counters), choice
         size = (tiles, choice.splits, tile_rows(rows), choice.columns)
         return torch.empty(size, dtype=torch.float32, device=self.counters.device), self.counters
 
@@ -177,12 +186,14 @@ def _heads(
     key_norm,
     cos,
     sin,
+    positions,
     output,
     eps,
     offset,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    POSITIONS: tl.constexpr,
     BIASED: tl.constexpr,
     NORMED: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -223,7 +234,8 @@ def _heads(
         scale = tl.where(turns, tl.rsqrt(tl.sum(squares, 1) / DIM + eps), 1.0)[:, None]
         first *= scale * _head_weight(query_norm, key_norm, place, valid, offset, head < HEADS, turns)[None, :]
         second *= scale * _head_weight(query_norm, key_norm, place + HALF, valid, offset, head < HEADS, turns)[None, :]
-    angle = row[:, None] * DIM + place[None, :]
+    position = tl.minimum(tl.load(positions + row), POSITIONS - 1)  # that of a sequence that has ended is not used
+    angle = position[:, None] * HALF + place[None, :]
     cosine = tl.where(turns, tl.load(cos + angle, mask=valid[None, :], other=1.0), 1.0)
     sine = tl.where(turns, tl.load(sin + angle, mask=valid[None, :], other=0.0), 0.0)
     target = output + (row[:, None] * (HEADS + 2 * KV_HEADS) + head) * DIM + place[None, :]

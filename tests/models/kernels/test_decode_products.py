@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.models.decode_layer import HeadNorms, LayerShape, TorchProducts
+from burnish.models.decode_layer import HeadNorms, LayerShape, Rotary, TorchProducts
 from burnish.models.kernels import decode_products
 from burnish.models.kernels.decode_products import TritonProducts
 from burnish.models.kernels.product_tiles import SHARED_BYTES, Tiling, default_tiling, tile_rows
@@ -58,7 +58,8 @@ class Layer:
         self.bias = random(wide).to(dtype) if case.biased else None
         self.head_norms = HeadNorms(random(case.dim).to(dtype), random(case.dim).to(dtype)) if case.head_norms else None
         self.hidden, self.mixed = 3 * random(case.rows, case.hidden), random(case.rows, width).to(dtype)
-        self.cos, self.sin = (random(case.rows, case.dim // 2).repeat(1, 2) for _ in range(2))
+        self.rotary = Rotary(*(random(50, case.dim // 2) for _ in range(2)))
+        self.positions = torch.randint(50, (case.rows,), generator=g)
 
     def run(self, products, rows=slice(None)):
         """heads, gated, residual stream, last norm: by these operations, for some rows."""
@@ -66,8 +67,8 @@ class Layer:
         qkv, output, gate_up, down = self.products
         after, mlp_after = (post, mlp_post) if self.case.gemma else (None, None)
         stream = products.begin(self.hidden[rows].clone(), first)
-        cos, sin = self.cos[rows].contiguous(), self.sin[rows].contiguous()
-        heads = products.heads(stream, qkv, self.bias, self.head_norms, cos, sin)
+        positions = self.positions[rows].contiguous()
+        heads = products.heads(stream, qkv, self.bias, self.head_norms, self.rotary, positions)
         products.add(stream, self.mixed[rows].contiguous(), output, after, mlp)
         gated = products.gate_up(stream, gate_up)
         products.add(stream, gated, down, mlp_after, last)
@@ -84,12 +85,13 @@ class Layer:
 
         y = norm(x, first) @ qkv.t() + (0 if self.bias is None else self.bias.double())
         y = y.view(len(x), heads + 2 * kv_heads, dim)
+        cos, sin = (table[self.positions].double().repeat(1, 2) for table in self.rotary)
         for head in range(heads + kv_heads):
             z = y[:, head]
             if self.head_norms is not None:
                 z = norm(z, self.head_norms[head >= heads].double() + self.shape.offset)
             turned = torch.cat([-z[:, dim // 2 :], z[:, : dim // 2]], -1)
-            y[:, head] = z * self.cos.double() + turned * self.sin.double()
+            y[:, head] = z * cos + turned * sin
         product = self.mixed.double() @ output.t()
         x = x + (norm(product, post) if self.case.gemma else product)
         gate, up = (norm(x, mlp) @ gate_up.t()).chunk(2, -1)

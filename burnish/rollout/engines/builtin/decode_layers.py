@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from burnish.models.decode_layer import HeadNorms, LayerShape, Products, Stream, TorchProducts
+from burnish.models.decode_layer import HeadNorms, LayerShape, Products, Rotary, Stream, TorchProducts
 from burnish.models.kernels.decode_products import TritonProducts
 from burnish.models.paged import KEYS, VALUES, PagedAttention
 from burnish.models.parts import backbone
@@ -96,7 +96,7 @@ class LayerWeights(NamedTuple):
 class DecodeLayers:
     """The layers of one model, for a step of one token per row."""
 
-    def __init__(self, model: PreTrainedModel, triton: bool) -> None:
+    def __init__(self, model: PreTrainedModel, max_positions: int, triton: bool) -> None:
         """UnsupportedLayersError where the model's layers compute something else."""
         config = model.config.get_text_config()
         if config.model_type not in FAMILIES:
@@ -110,6 +110,8 @@ class DecodeLayers:
         self.shape = layer_shape(config, self.family, self.modules[0])
         self.products: Products = TritonProducts(self.shape, model.device) if triton else TorchProducts(self.shape)
         self.weights: list[LayerWeights] = []
+        # A sequence that ends at its full length stands one position behind it until the next sync.
+        self.rotary = {kind: self._rotary(kind, max_positions + 1) for kind in sorted(set(self.kinds))}
         self.attention = check_layers(self)
 
     def forget(self) -> None:
@@ -123,13 +125,12 @@ class DecodeLayers:
             self.weights = [LayerWeights.of(module, self.family) for module in self.modules]
         final = self.backbone.get_parameter("norm.weight")
         hidden = self.model.get_input_embeddings()(ids).float()
-        rotary = {kind: self.rotary(hidden, positions, kind) for kind in set(self.kinds)}
         following = [*(weights.norm for weights in self.weights[1:]), final]
         stream = self.products.begin(hidden, self.weights[0].norm)
         for number, weights in enumerate(self.weights):
             module = self.modules[number].get_submodule("self_attn")
             cache = getattr(module, KEYS), getattr(module, VALUES)
-            where = (rotary[self.kinds[number]], paged, cache, self.attention[number])
+            where = (self.rotary[self.kinds[number]], positions, paged, cache, self.attention[number])
             self.layer(stream, weights, *where, following[number])
         return self.products.end(stream, final)
 
@@ -137,7 +138,8 @@ class DecodeLayers:
         self,
         stream: Stream,
         weights: LayerWeights,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotary,
+        positions: Tensor,
         paged: PagedAttention,
         cache: tuple[Tensor, Tensor],
         attention: AttentionShape,
@@ -145,7 +147,7 @@ class DecodeLayers:
     ) -> None:
         """One layer; `following` is the weight of the norm after it."""
         products, shape = self.products, self.shape
-        qkv = products.heads(stream, weights.heads, weights.bias, weights.head_norms, *rotary)
+        qkv = products.heads(stream, weights.heads, weights.bias, weights.head_norms, rotary, positions)
         # Heads come first, as attention takes them.
         query, key, value = qkv.transpose(0, 1).split([shape.heads, shape.kv_heads, shape.kv_heads])
         mixed = paged.attend(*cache, query, key, value, attention)
@@ -153,11 +155,17 @@ class DecodeLayers:
         gated = products.gate_up(stream, weights.gate_up)
         products.add(stream, gated, weights.down, weights.mlp_post, following)
 
-    def rotary(self, hidden: Tensor, positions: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-        """cos and sin of a kind of layers, [rows, dim] float32."""
+    @torch.no_grad()
+    def _rotary(self, kind: str, max_positions: int) -> Rotary:
+        """Of a kind of layers, by the model's own module."""
         more = (kind,) if self.family.rope_by_kind else ()
-        cos, sin = self.backbone.get_submodule("rotary_emb")(hidden[None], positions[None], *more)
-        return cos[0].contiguous(), sin[0].contiguous()
+        positions = torch.arange(max_positions, device=self.model.device)[None]
+        wide = torch.empty(0, device=self.model.device)  # the result has its dtype
+        tables = self.backbone.get_submodule("rotary_emb")(wide, positions, *more)
+        if tables[0].shape[-1] != self.shape.dim:
+            raise UnsupportedLayersError("rotary embeddings turn a part of each head")
+        cos, sin = (table[0, :, : self.shape.dim // 2].contiguous() for table in tables)
+        return Rotary(cos, sin)
 
 
 def packed(parts: Sequence[Tensor]) -> Tensor:
@@ -220,12 +228,12 @@ def check_layers(layers: DecodeLayers) -> list[AttentionShape]:
 def _compare(layers: DecodeLayers, number: int, hidden: Tensor, output: Tensor) -> Probe:
     """One layer where attention returns `output`; UnsupportedLayersError if it differs from the model's own."""
     module, own, explicit = layers.modules[number], Probe(output), Probe(output)
-    positions = 7 * torch.arange(len(hidden), device=hidden.device)
-    rotary = layers.rotary(hidden, positions, layers.kinds[number])
+    positions = torch.arange(len(hidden), device=hidden.device)
+    rotary = layers.rotary[layers.kinds[number]]
     expected = _own_layer(layers.model, module, hidden, positions, rotary, own)
     weights = LayerWeights.of(module, layers.family)
     stream = layers.products.begin(hidden.clone(), weights.norm)
-    layers.layer(stream, weights, rotary, explicit, (output, output), own.shape, weights.norm)
+    layers.layer(stream, weights, rotary, positions, explicit, (output, output), own.shape, weights.norm)
     pairs = [(name, ours, theirs) for (name, ours), (_, theirs) in zip(explicit.inputs, own.inputs, strict=True)]
     for name, ours, theirs in [*pairs, ("results", stream.hidden - hidden, expected - hidden)]:
         error = float((ours.float() - theirs.float()).norm() / theirs.float().norm())
@@ -239,11 +247,11 @@ def _own_layer(
     module: nn.Module,
     hidden: Tensor,
     positions: Tensor,
-    rotary: tuple[Tensor, Tensor],
+    rotary: Rotary,
     probe: Probe,
 ) -> Tensor:
     """The output of the model's own layer, as models/wide.py runs it."""
-    angles = tuple(part[None] for part in rotary)
+    angles = tuple(table[positions].repeat(1, 2)[None] for table in rotary)
     inputs = {"position_embeddings": angles, "position_ids": positions[None], "attention_mask": None, "paged": probe}
     if not is_wide(model):
         return module(hidden[None], **inputs)[0]

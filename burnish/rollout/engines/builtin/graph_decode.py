@@ -156,7 +156,7 @@ class GraphDecoder:
         if not self.plan.few_rows:
             return None, self.plan.remarks
         try:
-            return DecodeLayers(self.runner.model, self.plan.triton), self.plan.remarks
+            return DecodeLayers(self.runner.model, self.options.max_model_len, self.plan.triton), self.plan.remarks
         except UnsupportedLayersError as reason:
             return None, (*self.plan.remarks, f"engine_kwargs.builtin.few_rows has no effect: {reason}")
 

@@ -114,14 +114,14 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_has_no_explicit_layers(reason):
     with pytest.raises(UnsupportedLayersError, match=reason):
-        DecodeLayers(build(REFUSED[reason]), triton=False)
+        DecodeLayers(build(REFUSED[reason]), max_positions=64, triton=False)
 
 
 def test_half_precision():
     config = LlamaConfig(**SIZES, **HEADS)
-    DecodeLayers(build(config, torch.bfloat16), triton=False)
+    DecodeLayers(build(config, torch.bfloat16), max_positions=64, triton=False)
     with pytest.raises(UnsupportedLayersError, match=r"torch\.float16"):
-        DecodeLayers(build(config, torch.float16), triton=False)
+        DecodeLayers(build(config, torch.float16), max_positions=64, triton=False)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_layers_are_compared_and_not_trusted(attribute, what, monkeypatch):
 
     monkeypatch.setattr(products, attribute, wrong)
     with pytest.raises(UnsupportedLayersError, match=f"{what} of layer 0 differ"):
-        DecodeLayers(build(LlamaConfig(**SIZES, **HEADS)), triton=False)
+        DecodeLayers(build(LlamaConfig(**SIZES, **HEADS)), max_positions=64, triton=False)
 
 
 def test_a_refusal_is_reported_and_decoding_goes_on(tiny_folder, make_loop, prompt, ask, monkeypatch):
