@@ -290,7 +290,7 @@ DOCS: dict[str, str] = {
     "ValKwargsConfig.frequency_penalty": "验证时 token 在回答中每出现一次就从其 logit 减去的值；0 为关闭。",
     "ValKwargsConfig.seed": "验证采样的随机种子；null 跟随 rollout 的种子，再跟随运行的种子。",
     "EngineKwargsConfig.builtin": (
-        "内置引擎在 GPU 上的解码循环的参数：kv_cache_dtype、shared_prefix、block_size、sync_interval、compiled、triton"
+        "内置引擎在 GPU 上的解码循环的参数：kv_cache_dtype、shared_prefix、few_rows、block_size、sync_interval、compiled、triton"
         "（见 docs/engines.md）。"
     ),
     "EngineKwargsConfig.vllm": (
