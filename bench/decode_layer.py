@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import tables
 import torch
+import torch.nn.functional as F
 from engines import ENGINE_SHAPES, shape_config
 from roofline import Ceilings, Cost
 from torch import Tensor
@@ -35,7 +36,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from burnish.models import attention
 from burnish.models.decode_layer import TorchProducts
-from burnish.models.joined import join_products
+from burnish.models.fused.replace import replace_modules
 from burnish.models.kernels import product_tiles
 from burnish.models.kernels.product_tiles import Tiling, tile_rows, tiling
 from burnish.models.kernels.tuning import capability, next_power
@@ -93,7 +94,7 @@ class Scene:
             options = {"attn_implementation": attention.PAGED, "dtype": self.dtype}
             model = AutoModelForCausalLM.from_config(self.config, **options)
         self.model: PreTrainedModel = model.eval().requires_grad_(False)
-        join_products(self.model)
+        replace_modules(self.model, None, F.linear)
         self.layers = DecodeLayers(self.model, args.max_model_len, triton=True)
         self.rows = 0
 

@@ -60,7 +60,10 @@ class Stream:
 
 
 class Products(Protocol):
-    counters: Tensor | None  # zeros, for kernels whose last program completes the work of others
+    @property
+    def counters(self) -> Tensor | None:
+        """Zeros, for kernels whose last program completes the work of others."""
+        ...
 
     def begin(self, hidden: Tensor, weight: Tensor) -> Stream:
         """The residual stream before the first layer, whose input norm has this weight; `hidden` becomes a part."""

@@ -139,16 +139,14 @@ def _decode(
     CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One row, one key/value head, one split of the context after the shared prefix; split 0 also has the newest token
-    and the results of the prefix."""
+    """One row, one key/value head, one split of the context after the prefix; split 0 has prefix and newest token."""
     row, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + row).to(tl.int32)
     start = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
     cached = length - 1
     before = 0
     if PREFIX_SPLITS > 0:
-        before = tl.load(shared + row).to(tl.int32)
-        before = tl.where(before < length, before, 0)
+        before = _shared_tokens(shared, row, length)
         start = tl.maximum(start, before)
     begin, end = split_tiles(start, cached, split, TILE, SPLITS)
 
@@ -162,9 +160,8 @@ def _decode(
     new_value = _load_and_store(value + kv * value_head + row * value_row, values + target, split == 0, dims, DIM)
     peak, total, mixed = _newest(q, new_key, new_value, split == 0, scaling, softcap, GROUP_PAD, CAPPED)
     if PREFIX_SPLITS > 0:
-        merged = tl.where(split == 0, tl.where(before > 0, GROUP, 0), 0)
         entry = (row * HEADS + head) * PREFIX_SPLITS
-        rows = members < merged
+        rows = members < tl.where(split == 0, tl.where(before > 0, GROUP, 0), 0)
         peak, total, mixed = merge_splits(
             prefix_parts, prefix_weights, entry, rows, dims, peak, total, mixed, DIM, PREFIX_SPLITS
         )
@@ -180,8 +177,14 @@ def _decode(
     entry = (row * HEADS + head) * SPLITS + split
     _store_result(parts, weights, entry, members < GROUP, dims, peak, total, mixed, DIM, SPLITS)
     if FUSED:
-        counter = counters + row * (HEADS // GROUP) + kv
-        _combine_if_last(parts, weights, output, counter, row * HEADS + head, members < GROUP, dims, DIM, SPLITS)
+        _combine_if_last(parts, weights, output, counters, row * HEADS + head, members < GROUP, dims, DIM, SPLITS)
+
+
+@kernel
+def _shared_tokens(shared, row, length):
+    """The prefix of a row's cluster; 0 if the row ends within it."""
+    before = tl.load(shared + row).to(tl.int32)
+    return tl.where(before < length, before, 0)
 
 
 @kernel
@@ -197,9 +200,10 @@ def _store_result(
 
 @kernel
 def _combine_if_last(
-    parts, weights, output, counter, entry, valid, dims, DIM: tl.constexpr, SPLITS: tl.constexpr
+    parts, weights, output, counters, entry, valid, dims, DIM: tl.constexpr, SPLITS: tl.constexpr
 ) -> None:
     """Combine the splits of some heads in their order, if all of them are there; the counter is left at zero."""
+    counter = counters + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     tl.debug_barrier()  # all threads have stored before one of them counts
     if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
         tl.store(counter, 0)

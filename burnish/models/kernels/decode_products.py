@@ -36,7 +36,7 @@ class TritonProducts:
         self.shape, self.capability = shape, capability(device)
         # Also for attention, per row and head.
         size = max(MAX_TILES, MAX_ROWS * shape.kv_heads)
-        self.counters: Tensor | None = torch.zeros(size, dtype=torch.int32, device=device)
+        self.counters = torch.zeros(size, dtype=torch.int32, device=device)
 
     def begin(self, hidden: Tensor, weight: Tensor) -> Stream:
         # As many parts as later, after products with down_proj: the first layer has no kernels of its own.

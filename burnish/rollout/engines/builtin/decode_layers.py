@@ -2,17 +2,16 @@
 
 For decoding small batches, where a step is as long as its kernels are many. A layer is five kernels: norm, product,
 norms of heads and rotary embedding; attention; product and sum; norm, product and gate; product and sum. Two more add
-what Gemma norms after its products. Attention that is split over several programs has one more.
+what Gemma norms after its products, and one the prefixes that rows share.
 
-Weights are views of the model's, so weight sync needs nothing else. That a layer computes what the model's own does is
-not derived from names, but tried: `check_layers` runs both on random numbers.
+Weights are the model's own tensors, so weight sync needs nothing else. That a layer computes what the model's own does
+is not derived from names, but tried: `check_layers` runs both on random numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from burnish.models.decode_layer import HeadNorms, LayerShape, Products, Rotary, Stream, TorchProducts
+from burnish.models.fused.linear import FusedLinear
 from burnish.models.kernels.decode_products import TritonProducts
 from burnish.models.paged import KEYS, VALUES, PagedAttention
 from burnish.models.parts import backbone
@@ -53,7 +53,7 @@ class UnsupportedLayersError(Exception):
 
 
 class LayerWeights(NamedTuple):
-    """Views of a layer's weights; None where the family has none."""
+    """The tensors of a layer; None where the family has none."""
 
     norm: Tensor
     heads: Tensor  # [q; k; v]
@@ -71,26 +71,32 @@ class LayerWeights(NamedTuple):
         def weight(name: str) -> Tensor:
             return layer.get_parameter(f"{name}.weight").detach()
 
-        def joined(module: str, names: Sequence[str], kind: str) -> Tensor:
-            return packed([layer.get_parameter(f"{module}.{name}.{kind}").detach() for name in names])
-
-        present = dict(layer.named_parameters())
-        qkv = ("q_proj", "k_proj", "v_proj")
+        heads, gate_up = fused(layer, "self_attn.qkv"), fused(layer, "mlp.gate_up")
+        normed = "self_attn.q_norm.weight" in dict(layer.named_parameters())
         norms = ("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
         return LayerWeights(
             weight("input_layernorm"),
-            joined("self_attn", qkv, "weight"),
-            joined("self_attn", qkv, "bias") if "self_attn.q_proj.bias" in present else None,
-            HeadNorms(weight("self_attn.q_norm"), weight("self_attn.k_norm"))
-            if "self_attn.q_norm.weight" in present
-            else None,
+            heads.weight,
+            heads.bias,
+            HeadNorms(weight("self_attn.q_norm"), weight("self_attn.k_norm")) if normed else None,
             weight("self_attn.o_proj"),
             weight(norms[0]) if family.post_norms else None,
             weight(norms[1] if family.post_norms else norms[0]),
-            joined("mlp", ("gate_proj", "up_proj"), "weight"),
+            gate_up.weight,
             weight("mlp.down_proj"),
             weight(norms[2]) if family.post_norms else None,
         )
+
+
+def fused(layer: nn.Module, name: str) -> FusedLinear:
+    """One product for several linear layers, with all of their weights in one tensor."""
+    try:
+        module = layer.get_submodule(name)
+    except AttributeError:
+        module = None
+    if not isinstance(module, FusedLinear):
+        raise UnsupportedLayersError(f"{name} is not one product")
+    return module
 
 
 class DecodeLayers:
@@ -166,15 +172,6 @@ class DecodeLayers:
             raise UnsupportedLayersError("rotary embeddings turn a part of each head")
         cos, sin = (table[0, :, : self.shape.dim // 2].contiguous() for table in tables)
         return Rotary(cos, sin)
-
-
-def packed(parts: Sequence[Tensor]) -> Tensor:
-    """Weights that lie one behind the other (models/joined.py) as one tensor, without copying them."""
-    for one, following in itertools.pairwise(parts):
-        if one.data_ptr() + one.nbytes != following.data_ptr() or not one.is_contiguous():
-            raise UnsupportedLayersError("the weights of its products are not joined")
-    first = parts[0]
-    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
 
 def layer_shape(config: PretrainedConfig, family: Family, layer: nn.Module) -> LayerShape:

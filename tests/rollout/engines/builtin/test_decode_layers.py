@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig, SmolLM3Config
 
 from burnish.models.attention import PAGED, register
-from burnish.models.joined import join_products
+from burnish.models.fused.replace import replace_modules
 from burnish.rollout.engine import Sampling
 from burnish.rollout.engines.builtin import decode_layers, shared_prefix
 from burnish.rollout.engines.builtin.decode_layers import DecodeLayers, Family, UnsupportedLayersError
@@ -102,7 +103,7 @@ def test_new_weights(tiny_folder, make_loop, their_model, prompt, ask):
 def build(config, dtype=torch.float32):
     register()
     model = AutoModelForCausalLM.from_config(config, attn_implementation=PAGED, dtype=dtype).requires_grad_(False)
-    join_products(model)
+    replace_modules(model, None, F.linear)
     return model.eval()
 
 
