@@ -38,6 +38,7 @@ from burnish.models import attention
 from burnish.models.decode_layer import TorchProducts
 from burnish.models.fused.replace import replace_modules
 from burnish.models.kernels import product_tiles
+from burnish.models.kernels import tuning as attention_tiles
 from burnish.models.kernels.product_tiles import Tiling, tile_rows, tiling
 from burnish.models.kernels.tuning import capability, next_power
 from burnish.models.paged import bind_cache
@@ -285,6 +286,7 @@ class Tuner:
     def tune(self) -> None:
         if capability(self.scene.device) >= (9, 0):
             self.attempt({product: choice._replace(overlap=True) for product, choice in self.choices.items()})
+            self.overlap_attention()
         for candidates in (self.cuts, self.pipelines, self.warps):
             for product in list(self.choices):
                 for choice in candidates(product):
@@ -293,6 +295,18 @@ class Tuner:
                     if choice != self.choices[product] and self.fits(choice):
                         self.attempt({product: choice})
         self.set(self.choices)
+
+    def overlap_attention(self) -> None:
+        """Keep it where it is faster, in the table of the attention kernels."""
+        shape, before = self.scene.layers.shape, self.best
+        entry = (capability(self.scene.device), shape.dim, shape.kv_heads)
+        choice = attention_tiles.TUNED.get(entry, attention_tiles.DEFAULT)
+        attention_tiles.TUNED[entry] = choice._replace(overlap=True)
+        self.attempt({})
+        if self.best < before:
+            print(f"attention, models/kernels/tuning.py: {entry}: overlap=True", flush=True)
+        else:
+            attention_tiles.TUNED[entry] = choice
 
     def cuts(self, product: Product) -> Iterator[Tiling]:
         """Columns and splits that fill the GPU, but not too often."""

@@ -64,8 +64,10 @@ def write_and_attend(
         SPLITS=splits,
         PREFIX_SPLITS=prefix_splits,
         FUSED=fused,
+        OVERLAP=choice.overlap,
         num_stages=choice.stages,
         num_warps=choice.warps,
+        **({"launch_pdl": True} if choice.overlap else {}),
     )
     if splits > 1 and not fused:
         constants = {"HEADS": heads, "SPLITS": splits, "SPLITS_PAD": next_power(splits)}
@@ -135,39 +137,39 @@ def _decode(
     SPLITS: tl.constexpr,
     PREFIX_SPLITS: tl.constexpr,
     FUSED: tl.constexpr,
+    OVERLAP: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     """One row, one key/value head, one split of the context after the prefix; split 0 has prefix and newest token."""
     row, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if OVERLAP:
+        _wait_for_previous()
     length = tl.load(lengths + row).to(tl.int32)
     start = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
-    cached = length - 1
     before = 0
     if PREFIX_SPLITS > 0:
         before = _shared_tokens(shared, row, length)
         start = tl.maximum(start, before)
-    begin, end = split_tiles(start, cached, split, TILE, SPLITS)
+    begin, end = split_tiles(start, length - 1, split, TILE, SPLITS)
 
     members, dims = tl.arange(0, GROUP_PAD), tl.arange(0, DIM_PAD)
     head = kv * GROUP + members
     valid_q = (members < GROUP)[:, None] & (dims < DIM)[None, :]
     q = tl.load(query + head[:, None] * query_head + row * query_row + dims[None, :], mask=valid_q, other=0.0)
-    slot = tl.load(slots + row).to(tl.int64)
-    target = (slot // BLOCK) * cache_block + kv * cache_head + (slot % BLOCK) * DIM
+    target = _place_in_cache(tl.load(slots + row).to(tl.int64), kv, cache_block, cache_head, BLOCK, DIM)
     new_key = _load_and_store(key + kv * key_head + row * key_row, keys + target, split == 0, dims, DIM)
     new_value = _load_and_store(value + kv * value_head + row * value_row, values + target, split == 0, dims, DIM)
-    peak, total, mixed = _newest(q, new_key, new_value, split == 0, scaling, softcap, GROUP_PAD, CAPPED)
+    state = _newest(q, new_key, new_value, split == 0, scaling, softcap, GROUP_PAD, CAPPED)
     if PREFIX_SPLITS > 0:
         entry = (row * HEADS + head) * PREFIX_SPLITS
         rows = members < tl.where(split == 0, tl.where(before > 0, GROUP, 0), 0)
-        peak, total, mixed = merge_splits(
-            prefix_parts, prefix_weights, entry, rows, dims, peak, total, mixed, DIM, PREFIX_SPLITS
-        )
+        state = merge_splits(prefix_parts, prefix_weights, entry, rows, dims, *state, DIM, PREFIX_SPLITS)
+    peak, total, mixed = state
     for tile in range(begin, end):
         key_position = tile * TILE + tl.arange(0, TILE)
-        visible = (key_position >= start) & (key_position < cached)
+        visible = (key_position >= start) & (key_position < length - 1)
         block = tl.load(tables + row * table_row + tile * TILE // BLOCK).to(tl.int64)
         base = block * cache_block + kv * cache_head + (key_position % BLOCK) * DIM
         k, v = load_tile(keys, values, base, visible, dims, DIM, q.dtype)
@@ -181,10 +183,22 @@ def _decode(
 
 
 @kernel
+def _wait_for_previous() -> None:
+    """Let the next kernel be launched, and wait for the end of the one before."""
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+
+
+@kernel
 def _shared_tokens(shared, row, length):
     """The prefix of a row's cluster; 0 if the row ends within it."""
     before = tl.load(shared + row).to(tl.int32)
     return tl.where(before < length, before, 0)
+
+
+@kernel
+def _place_in_cache(slot, kv, cache_block, cache_head, BLOCK: tl.constexpr, DIM: tl.constexpr):
+    return (slot // BLOCK) * cache_block + kv * cache_head + (slot % BLOCK) * DIM
 
 
 @kernel

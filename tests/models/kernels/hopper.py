@@ -51,8 +51,9 @@ def decode(
     types |= kinds("query_head query_row key_head key_row value_head value_row", "i32") | dict.fromkeys(STRIDES, "i32")
     group = heads // kv_heads
     numbers = {"HEADS": heads, "GROUP": group, "GROUP_PAD": 16, "DIM": dim, "DIM_PAD": 1 << (dim - 1).bit_length()}
-    numbers |= {**SHAPE, "SPLITS": splits, "PREFIX_SPLITS": prefix_splits, "FUSED": splits > 4, "WINDOW": window}
-    return compiled(decoding._decode, types, numbers)
+    numbers |= {**SHAPE, "SPLITS": splits, "PREFIX_SPLITS": prefix_splits, "WINDOW": window}
+    options = {"launch_pdl": True} if splits > 4 else {}
+    return compiled(decoding._decode, types, numbers | dict.fromkeys(("FUSED", "OVERLAP"), splits > 4), **options)
 
 
 def decode_prefix(heads: int, kv_heads: int, dim: int, dtype: str, window: int) -> str:
@@ -143,6 +144,7 @@ if __name__ == "__main__":
     for dtype, splits, window in (("bf16", 1, 0), ("bf16", 8, 512), ("fp32", 4, 0)):
         text = decode(14, 2, 64, dtype, splits, window)
         assert "ld.global" in text or "cp.async" in text
+        assert ("griddepcontrol.wait" in text) == ("atom.global.gpu.acq_rel" in text) == (splits > 4)
         assert dtype == "fp32" or "mma" in text, "the product is not done by the matrix units"
         print("decode", dtype, splits, window)
     for heads, kv_heads, dim, window in ((14, 2, 64, 0), (16, 8, 128, 0), (28, 4, 128, 0), (4, 1, 256, 512)):
@@ -161,15 +163,17 @@ if __name__ == "__main__":
     measured, _ = sampling()
     assert "ld.global.v4.b32" in measured, "logits are read in pieces of less than 16 bytes"
     print("sampling")
-    for sizes in ((896, 4864, 14, 2, 64), (2560, 9728, 32, 8, 128), (1152, 6912, 4, 1, 256)):
-        for rows, overlap in ((8, False), (64, False), (64, True), (128, False)):
-            for text in products(*sizes, rows, overlap):
-                assert "cp.async.cg.shared.global.L2::cache_hint" in text, (
-                    "weights are not loaded in pieces of 16 bytes"
-                )
-                assert ("wgmma" if rows >= 64 else "mma.sync") in text and "st.local" not in text
-                assert ("griddepcontrol.wait" in text) == ("prefetch.global.L2" in text) == overlap
-            print("products", *sizes, rows, overlap)
+    for sizes, rows, overlap in (
+        ((896, 4864, 14, 2, 64), 8, False),
+        ((896, 4864, 14, 2, 64), 64, True),
+        ((2560, 9728, 32, 8, 128), 128, False),
+        ((1152, 6912, 4, 1, 256), 64, False),
+    ):
+        for text in products(*sizes, rows, overlap):
+            assert "cp.async.cg.shared.global.L2::cache_hint" in text, "weights are not loaded in pieces of 16 bytes"
+            assert ("wgmma" if rows >= 64 else "mma.sync") in text and "st.local" not in text
+            assert ("griddepcontrol.wait" in text) == ("prefetch.global.L2" in text) == overlap
+        print("products", *sizes, rows, overlap)
     assert all("st.global" in text for text in rest_of_a_layer())
     print("norms, step")
     print("compiled")
