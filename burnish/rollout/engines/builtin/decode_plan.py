@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from burnish.errors import UserError
+from burnish.models.kernels.product_tiles import MAX_ROWS
 from burnish.rollout.engine import EngineOptions
 from burnish.sizing import CUDA_GRAPH_FAMILIES, DEVICE_LOOP_BLOCK, SYNC_INTERVAL, capture_sizes
 
@@ -29,6 +30,7 @@ class DecodePlan:
     triton: bool = False  # Triton kernels instead of plain torch
     shared_prefix: bool = False  # read the KV of a common prefix once for several sequences
     kv_cache_dtype: str = "auto"  # of CACHE_DTYPES: keys and values are rounded to it
+    few_rows: int = 0  # batches of up to so many sequences run explicit layers of few kernels each; 0: none do
     captured: bool = False  # CUDA graphs instead of eager steps
     remarks: tuple[str, ...] = ()  # reported at the start of a run
 
@@ -82,6 +84,8 @@ def check_arguments(extra: Mapping[str, Any], section: str) -> None:
             allowed, fits = [True, False], isinstance(value, bool)
         elif name == "kv_cache_dtype":
             allowed, fits = list(CACHE_DTYPES), isinstance(value, str) and value in CACHE_DTYPES
+        elif name == "few_rows":
+            allowed, fits = f"0 (off) to {MAX_ROWS}", _is_count(value) and 0 <= value <= MAX_ROWS
         elif name == "block_size":  # the kernels' tiles must divide it
             allowed, fits = "powers of two, at least 16", _is_count(value) and value >= 16 and value.bit_count() == 1
         else:
