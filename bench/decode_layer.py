@@ -144,11 +144,15 @@ class Scene:
 
     def seconds(self, explicit: bool) -> tuple[float, float]:
         """Of a step, and of its part up to the last norm: medians."""
+        plan = DecodePlan((self.rows,), triton=True, compiled=self.on_gpu and not explicit, captured=self.on_gpu)
+        parts: list[Callable[..., Any]] = [
+            lambda *size: self.step(explicit),
+            lambda *size: _forward_of(self.step(explicit)),
+        ]
+        graphs = StepGraphs(self.model, plan, parts[0], self.batch.deactivate)  # it compiles the layers once
         found = []
-        for part in (lambda step: step, _forward_of):
-            plan = DecodePlan((self.rows,), triton=True, compiled=self.on_gpu and not explicit, captured=self.on_gpu)
-            make: Callable[..., Any] = lambda size, mode, part=part: part(self.step(explicit))  # noqa: E731
-            graphs = StepGraphs(self.model, plan, make, self.batch.deactivate)
+        for graphs.make_step in parts:
+            graphs.clear()
             runnable, _ = graphs.get(self.rows, PLAIN)
             found.append(self.median(runnable.run))
         return found[0], found[1]
@@ -194,7 +198,8 @@ class Scene:
         found, order = self.hidden(), torch.arange(self.rows - 1, -1, -1, device=self.device)
         step = self.step(explicit=True)
         slots, lengths = step._place()
-        paged = DeviceDecode(slots[order], step.tables[order], lengths[order], triton=True)
+        where = (slots[order], step.tables[order], lengths[order])
+        paged = DeviceDecode(*where, triton=True, counters=self.layers.products.counters)
         return self.layers(step.token[order], step.length[order], paged).float(), found[order]
 
     def check(self) -> str:
@@ -264,7 +269,7 @@ class Tuner:
 
     def __init__(self, scene: Scene, clock: Clock) -> None:
         self.scene, self.clock = scene, clock
-        self.failed, self.skipped = 0, 0
+        self.failed = 0
         self.expected = scene.expected()
         self.best = scene.layer_seconds()
         cap, rest = capability(scene.device), (scene.rows, scene.dtype.itemsize)
@@ -342,9 +347,9 @@ class Tuner:
                 return
             seconds = self.scene.layer_seconds()
         except Exception as error:
-            if _is_broken(error):
+            if _is_broken():
                 raise
-            self.skipped += 1
+            self.scene.layers.products.counters.zero_()
             print(f"left out: {changes}: {type(error).__name__}: {str(error)[:200]}", flush=True)
         else:
             if seconds < GAIN * self.best:
@@ -354,9 +359,14 @@ class Tuner:
             self.set(self.choices)
 
 
-def _is_broken(error: Exception) -> bool:
+def _is_broken() -> bool:
     """Whether the device cannot be used any more, as after an illegal access."""
-    return "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError"
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except Exception:
+        return True
+    return False
 
 
 class Report:
@@ -459,7 +469,7 @@ def main() -> int:
     try:
         run(args, report)
     except Exception as error:
-        if not _is_broken(error):
+        if not _is_broken():
             raise
         report.fail("the GPU cannot be used any more", str(error)[:500])
     if report.lines:

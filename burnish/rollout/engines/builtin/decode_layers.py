@@ -211,8 +211,11 @@ def check_layers(layers: DecodeLayers) -> list[AttentionShape]:
     if model.dtype != torch.float32 and not is_wide(model):
         raise UnsupportedLayersError(f"the model's residual stream is in {model.dtype}")
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(PROBE_ROWS, shape.hidden, generator=generator).to(model.device)
-    output = torch.randn(PROBE_ROWS, shape.heads, shape.dim, generator=generator).to(model.device, model.dtype)
+    hidden, output = (
+        torch.randn(size, generator=generator, device="cpu").to(model.device)
+        for size in ((PROBE_ROWS, shape.hidden), (PROBE_ROWS, shape.heads, shape.dim))
+    )
+    output = output.to(model.dtype)
     found = []
     for number, module in enumerate(layers.modules):
         with random_vectors(module, generator):
@@ -262,7 +265,7 @@ def random_vectors(module: nn.Module, generator: torch.Generator) -> Iterator[No
     vectors = [parameter for parameter in module.parameters() if parameter.dim() == 1]
     saved = [vector.clone() for vector in vectors]
     for vector in vectors:
-        vector.copy_(torch.randn(len(vector), generator=generator))
+        vector.copy_(torch.randn(len(vector), generator=generator, device="cpu"))
     try:
         yield
     finally:
