@@ -111,7 +111,7 @@ def _strip_launcher(name: str, rest: list[str], context: Invocation) -> tuple[li
         if option == "--":
             break
         if option in ("-m", "--module") and launcher.starts_python:
-            return rest, replace(context, env=env, processes=processes)  # `-m verl.trainer.main_ppo`
+            return rest, replace(context, env=env, processes=_per_node(processes))  # `-m verl.trainer.main_ppo`
         if not equals:
             taken = [rest.pop(0) for _ in range(min(launcher.num_values(option), len(rest)))]
             value = taken[0] if taken else ""
@@ -121,7 +121,19 @@ def _strip_launcher(name: str, rest: list[str], context: Invocation) -> tuple[li
             env.update([value.split("=", 1)] if "=" in value else [])
         elif value and launcher.counts_processes:
             processes[option.lstrip("-").replace("-", "_")] = value
-    return _after_positional(launcher, rest), replace(context, env=env, processes=processes, place=place)
+    context = replace(context, env=env, processes=_per_node(processes), place=place)
+    return _after_positional(launcher, rest), context
+
+
+def _per_node(processes: dict[str, str]) -> dict[str, str]:
+    """The options with nproc_per_node and nnodes, where accelerate has totals and deepspeed lists devices."""
+    total, nodes, devices = (processes.get(name, "") for name in ("num_processes", "num_machines", "include"))
+    if total.isdigit():
+        num_nodes = int(nodes) if nodes.isdigit() and int(nodes) else 1
+        return {"nproc_per_node": str(int(total) // num_nodes), "nnodes": str(num_nodes)} | processes
+    if ":" in devices and "@" not in devices:  # localhost:0,1
+        return {"nproc_per_node": str(devices.count(",") + 1)} | processes
+    return processes
 
 
 def _after_positional(launcher: Launcher, rest: list[str]) -> list[str]:

@@ -79,9 +79,9 @@ _SLURM = Launcher(
     switches=_names(
         "--overlap --exclusive --unbuffered -u --label -l --pty --kill-on-bad-exit --verbose -v --quiet -Q -X -k -s -E"
         " --disable-status --no-kill --oversubscribe --immediate --preserve-env --overcommit -O --contiguous --hold -H"
-        " --spread-job --multi-prog --exact --no-allocate -Z --reboot --interactive --use-min-nodes --container-writable"
-        " --container-readonly --container-mount-home --no-container-mount-home --container-remap-root"
-        " --no-container-remap-root --container-entrypoint --no-container-entrypoint"
+        " --spread-job --multi-prog --exact --no-allocate -Z --reboot --interactive --use-min-nodes"
+        " --container-writable --container-readonly --container-mount-home --no-container-mount-home"
+        " --container-remap-root --no-container-remap-root --container-entrypoint --no-container-entrypoint"
     )
 )
 _MPI = Launcher(
@@ -128,7 +128,7 @@ _UV = Launcher(
     values=_names(
         "-p --python --with --with-editable --with-requirements --project --directory --extra --no-extra --group"
         " --no-group --only-group --package --env-file --index --default-index --index-url --extra-index-url -i"
-        " --find-links -f --cache-dir --config-file --index-strategy --prerelease --resolution --link-mode --refresh-package"
+        " --find-links -f --cache-dir --config-file --index-strategy --prerelease --resolution --link-mode"
     ),
     starts_python=True,
 )
@@ -170,7 +170,7 @@ LAUNCHERS: dict[str, Launcher] = {
         for name in ("conda", "mamba", "micromamba")
     },
     "nsys": Launcher(("profile",)),
-    "py-spy": _wrapper(*"-o -r -f -d --output --rate --format --duration".split(), verbs=("record|top",)),
+    "py-spy": Launcher(("record|top",), values=_names("-o -r -f -d --output --rate --format --duration")),
     "coverage": replace(_PROFILER, verbs=("run",), switches=_names("-p -a --parallel-mode --append --branch")),
     "cProfile": _PROFILER,
     "debugpy": replace(_PROFILER, switches=_names("--wait-for-client")),

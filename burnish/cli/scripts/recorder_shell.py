@@ -23,9 +23,9 @@ TEXT_TOOLS = (
 FILE_TOOLS = "chmod cp ln mkdir mv rm rmdir touch"  # real as well, but recorded
 # Also on PATH, for `exec`, `xargs`, `find -exec` and others that start programs without the shell.
 RECORDED_PROGRAMS = (
-    "accelerate apt apt-get aws conda curl deepspeed docker fuser git gsutil hdfs hostname huggingface-cli ifconfig ip kill killall"
-    " lsof mamba mpirun nc netstat nvidia-smi npu-smi pip pip3 pkill poetry ps python python2 python3 ray rocm-smi"
-    " rsync scontrol scp sleep squeue ssh tar top torchrun uv uvx wandb wget which zsh"
+    "accelerate apt apt-get aws conda curl deepspeed docker fuser git gsutil hdfs hostname huggingface-cli ifconfig ip"
+    " kill killall lsof mamba mpirun nc netstat nvidia-smi npu-smi pip pip3 pkill poetry ps python python2 python3 ray"
+    " rocm-smi rsync scontrol scp sleep squeue ssh tar top torchrun uv uvx wandb wget which zsh"
 )
 NUM_DEVICES = 8  # the number of accelerators per node that scripts see
 

@@ -11,6 +11,21 @@ from burnish.dialects.openrlhf.flags import Flag
 from burnish.errors import nearest
 from burnish.redact import HIDDEN, is_secret, remember
 
+# What other trainers call a flag, or a value of one.
+SYNONYMS = {
+    "model_name_or_path": "pretrain",
+    "num_train_epochs": "num_episodes",
+    "num_generations": "n_samples_per_prompt",
+    "reward_fn": "remote_rm_url",
+    "output_dir": "save_path",
+    "grpo": "group_norm",
+    "ppo": "gae",
+    "reinforce++": "reinforce",
+    "reinforce_plus_plus": "reinforce",
+    "reinforce_plus_plus_baseline": "reinforce_baseline",
+    "low_var_kl": "k3",
+    "mse": "k2",
+}
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$|-\d+\.?\d*[eE][-+]?\d+$")
 
 
@@ -109,8 +124,18 @@ def find_flag(spelling: str, flag_set: FlagSet) -> str | UnparsedFlag:
         if matches:
             candidates = ", ".join(f"--{name}" for name in sorted(matches))
             return UnparsedFlag(spelling, None, f"ambiguous prefix: write one of {candidates}")
-    suggestion = nearest(spelling.replace("-", "_"), [name for names in flag_set.names for name in names])
+    suggestion = _nearest_flag(spelling.replace("-", "_"), flag_set)
     return UnparsedFlag(spelling, None, "unknown flag" + (f": did you mean --{suggestion}?" if suggestion else ""))
+
+
+def _nearest_flag(spelling: str, flag_set: FlagSet) -> str | None:
+    """The flag that was probably meant, spelled for the version whose flags look like this one."""
+    spellings = [name for names in flag_set.names for name in names]
+    synonym = spelling.replace("lr", "learning_rate") if spelling.endswith("lr") else SYNONYMS.get(spelling, "")
+    if synonym in spellings:
+        return synonym
+    alike = [name for name in spellings if ("." in name) == ("." in spelling)]
+    return nearest(spelling, alike) or nearest(spelling, spellings)
 
 
 def _is_flag(word: str) -> bool:
@@ -126,7 +151,8 @@ def _take_words(flag: Flag, inline: list[str] | None, rest: list[str]) -> list[s
     while inline is None and rest and not _is_flag(rest[0]) and (expected is None or len(words) < expected):
         words.append(rest.pop(0))
     if expected is not None and len(words) != expected:
-        return f"takes {expected} value{'s' if expected > 1 else ''}, got {len(words)}"
+        empty = "" if words else " (maybe a shell variable is not set)"
+        return f"takes {expected} value{'s' if expected > 1 else ''}, got {len(words)}{empty}"
     return words
 
 
@@ -162,7 +188,8 @@ def _parse_value(flag: Flag, word: str) -> Any:
     except ValueError:
         raise ValueError(f"must be {'an integer' if flag.kind is int else 'a number'}") from None
     if flag.choices and value not in flag.choices:
-        suggestion = nearest(word, flag.choices)
+        synonym = SYNONYMS.get(word)
+        suggestion = synonym if synonym in flag.choices else nearest(word, flag.choices)
         hint = f" Did you mean {suggestion}?" if suggestion else ""
         raise ValueError(f"must be one of {', '.join(flag.choices)}.{hint}")
     return value
