@@ -220,6 +220,8 @@ ALIASES: dict[str, tuple[Alias, ...]] = {"train": _TRAIN, "sft": _SFT, "eval": _
 VALUES: dict[tuple[str, Any], Any] = {
     ("actor_rollout_ref.rollout.name", "sglang_async"): "sglang",
     ("actor_rollout_ref.rollout.name", "naive"): "hf",
+    # Managers that score as naive does, in other processes or with limits of their own.
+    **{("reward_model.reward_manager", name): "naive" for name in ("rate_limited", "limited", "remote")},
     **{
         (f"{role}.optim.optimizer", name): "adam"
         for role in ("actor_rollout_ref.actor", "critic")

@@ -136,5 +136,5 @@ ALGORITHM_ROWS: tuple[tuple[Condition, Line, tuple[str, ...]], ...] = (
         _BY_TOKENS,
         (*_micro("critic", "ppo_micro_batch_size"), *_micro("critic", "forward_micro_batch_size")),
     ),
-    (_without_function, _NO_FUNCTION, ("custom_reward_function.name", "custom_reward_function.reward_kwargs*")),
+    (_without_function, _NO_FUNCTION, ("custom_reward_function.name",)),
 )

@@ -219,7 +219,7 @@ def unknown_key(key: str, keys: Tree, *, explained: bool = False) -> UserError:
         hint = f"burnish explain {suggestion or 'SECTION'}"
         return UserError(f"no such key{f'. Did you mean {suggestion}?' if suggestion else ''}", key=key, hint=hint)
     if suggestion is not None:
-        return UserError(f"no such key. Did you mean {suggestion}?", key=key, hint=f"{suggestion}=..., or leave it out")
+        return UserError(f"no such key. Did you mean {suggestion}?", key=key, hint=f"{suggestion}=...")
     problem = f"no such key, here or in verl up to {NEWEST_VERL}"
     return UserError(problem, key=key, hint="leave it out; `burnish explain SECTION` lists the keys that exist")
 

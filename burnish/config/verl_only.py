@@ -167,6 +167,12 @@ _TRAIN = (
     _refused("reward_model.model.override_config*", "the reward model's config is the one at its path", {}),
     _refused("critic.loss_scale_factor", "not supported for the critic"),
     _refused("data.audio_key", "no model with audio is supported; data.audio_key=null ignores the column"),
+    VerlOnly("*reward_model.max_concurrent", "reward workers score as many responses as they have processes"),
+    *(
+        _refused(f"*reward_model.{name}", "calls of reward functions are not limited by rate")
+        for name in ("max_rpm", "max_tpm")
+    ),
+    VerlOnly("*reward_model.estimated_tokens_per_request", "only used with max_tpm"),
     VerlOnly("reward.max_concurrency_per_worker", "reward workers score as many responses as they have processes"),
     _refused("reward.reward_manager.source", _MANAGER, "register", instead=_REWARD_FUNCTION),
     _refused("reward.reward_manager.module.path", _MANAGER, instead=_REWARD_FUNCTION),
