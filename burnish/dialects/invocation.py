@@ -118,7 +118,8 @@ def _strip_launcher(name: str, rest: list[str], context: Invocation) -> tuple[li
         if option == "--runtime-env-json":
             env.update(_runtime_env_variables(value))
         elif option in launcher.variables:
-            env.update([value.split("=", 1)] if "=" in value else [])
+            variable, has_value, text = value.partition("=")
+            env.update({variable: text} if has_value else {})
         elif value and launcher.counts_processes:
             processes[option.lstrip("-").replace("-", "_")] = value
     context = replace(context, env=env, processes=_per_node(processes), place=place)
@@ -166,8 +167,8 @@ def _find_in_shell_line(line: str, context: Invocation, depth: int) -> Iterator[
         while command and command[0] in _SHELL_KEYWORDS:
             command = command[1:]
         if command[:1] == ["export"]:
-            pairs = [word.split("=", 1) for word in command[1:] if _ASSIGNMENT.fullmatch(word)]
-            context = replace(context, env=context.env | dict(pairs))
+            exported = (word.partition("=") for word in command[1:] if _ASSIGNMENT.fullmatch(word))
+            context = replace(context, env=context.env | {name: value for name, _, value in exported})
         else:
             yield from _find_programs(command, context, depth + 1)
 

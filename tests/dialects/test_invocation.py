@@ -82,6 +82,20 @@ def test_launcher_process_counts():
     assert invocation.processes == {"nnodes": "2", "nproc_per_node": "4"}
 
 
+@pytest.mark.parametrize(
+    ("before", "per_node", "nodes"),
+    [
+        (["accelerate", "launch", "--num_processes", "16", "--num_machines=2", "-m"], "8", "2"),
+        (["deepspeed", "--include", "localhost:0,1,2", "--module"], "3", None),
+        (["uv", "run", "--python", "3.11", "-m"], None, None),
+    ],
+    ids=str,
+)
+def test_process_counts_of_other_launchers(before, per_node, nodes):
+    processes = parse_command([*before, MODULE]).processes
+    assert (processes.get("nproc_per_node"), processes.get("nnodes")) == (per_node, nodes)
+
+
 def test_program_in_a_shell_line():
     line = f"cd /x && source env.sh; A=1 python3 -m {MODULE} a=1 '+b=x y' 2>&1 | tee log.txt"
     invocation = parse_command(["B=2", "bash", "-c", line])

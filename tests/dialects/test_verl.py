@@ -363,13 +363,15 @@ def test_importance_weights_of_0_6():
         (f"{ACTOR}._target_=verl.workers.config.FSDPActorConfig", INERT, "names a class"),
         (f"{ROLLOUT}.n_val=8", REFUSED, f"{ROLLOUT}.val_kwargs.n=8"),
         ("data.max_obs_length=500", REFUSED, "Search-R1"),
+        ("reward_model.reward_manager=rate_limited", CONVERTED, "naive"),
+        ("+reward_model.max_rpm=10", REFUSED, "not limited by rate"),
         ("algorithm.lam=0.5", INERT, "advantage estimator does not use it"),
         ("algorithm.kl_ctrl.kl_coef=0.5", INERT, "the KL is not in the reward"),
         ("critic.optim.lr=1", INERT, "no critic"),
     ],
 )
 def test_settings_without_effect_and_foreign_ones(override, status, why):
-    name, _, _ = override.partition("=")
+    name = override.partition("=")[0].lstrip("+")
     item = item_of(verl("algorithm.adv_estimator=grpo", override), name)
     assert (item.status, why in item.why) == (status, True), item.why
 
