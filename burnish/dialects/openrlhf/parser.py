@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ SYNONYMS = {
     "low_var_kl": "k3",
     "mse": "k2",
 }
+_SIMILAR = 0.75  # the ratio of difflib from which a flag is probably the one that was meant
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$|-\d+\.?\d*[eE][-+]?\d+$")
 
 
@@ -125,7 +127,8 @@ def find_flag(spelling: str, flag_set: FlagSet) -> str | UnparsedFlag:
             candidates = ", ".join(f"--{name}" for name in sorted(matches))
             return UnparsedFlag(spelling, None, f"ambiguous prefix: write one of {candidates}")
     suggestion = _nearest_flag(spelling.replace("-", "_"), flag_set)
-    return UnparsedFlag(spelling, None, "unknown flag" + (f": did you mean --{suggestion}?" if suggestion else ""))
+    hint = f"did you mean --{suggestion}?" if suggestion else "leave it out, to run without it"
+    return UnparsedFlag(spelling, None, f"unknown flag: {hint}")
 
 
 def _nearest_flag(spelling: str, flag_set: FlagSet) -> str | None:
@@ -135,7 +138,8 @@ def _nearest_flag(spelling: str, flag_set: FlagSet) -> str | None:
     if synonym in spellings:
         return synonym
     alike = [name for name in spellings if ("." in name) == ("." in spelling)]
-    return nearest(spelling, alike) or nearest(spelling, spellings)
+    matches = (difflib.get_close_matches(spelling, names, n=1, cutoff=_SIMILAR) for names in (alike, spellings))
+    return next((found[0] for found in matches if found), None)
 
 
 def _is_flag(word: str) -> bool:
