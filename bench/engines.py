@@ -66,6 +66,7 @@ class Bench:
     compiled: bool | None = None
     memory_share: float = 0.8
     shared_prefix: bool = False  # engine_kwargs.builtin.shared_prefix
+    few_rows: int = 0  # engine_kwargs.builtin.few_rows
 
     @property
     def on_gpu(self) -> bool:
@@ -76,7 +77,8 @@ class Bench:
     ) -> BuiltinEngine:
         """An engine with freshly initialized weights; the caller closes it. `more_extra`: engine_kwargs.builtin."""
         config.save_pretrained(folder)
-        extra = {"sync_interval": self.sync_interval, "block_size": self.block, "shared_prefix": self.shared_prefix}
+        extra: dict[str, Any] = {"sync_interval": self.sync_interval, "block_size": self.block}
+        extra |= {"shared_prefix": self.shared_prefix, "few_rows": self.few_rows}
         if self.compiled is not None:
             extra["compiled"] = self.compiled
         extra |= more_extra or {}

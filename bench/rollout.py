@@ -4,6 +4,7 @@
     python bench/rollout.py --prefix off on --n 16 --prompt 512                   # without and with shared prefixes
     python bench/rollout.py --shape Qwen3-0.6B Qwen3-4B Llama-1B Gemma3-1B --seqs 768 --n 16 --prompt 233 700 \
         --max-new 2048 --mean-log 6.0 --rounds 3 --prefix off on
+    python bench/rollout.py --seqs 64 --fixed --few-rows 64                       # small batches: explicit layers
     python bench/rollout.py --device cpu --shape tiny --seqs 16 --n 4 --prompt 8 --max-new 24
 
 Requests: `seqs` responses, `n` per prompt, long-tailed lengths (lognormal, clipped), EOS ignored, with log-probs. The
@@ -151,6 +152,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--prefix", nargs="+", default=["off"], choices=("off", "on"), help="engine_kwargs.builtin.shared_prefix"
     )
+    parser.add_argument("--few-rows", type=int, default=0, help="engine_kwargs.builtin.few_rows")
     parser.add_argument("--peer", action="append", default=[], help="NAME=TOKENS_PER_SECOND,... of another engine")
     parser.add_argument("--checks", choices=("all", "none", "only"), default="all")
     parser.add_argument("--only", default="", help="checks whose name contains this text")
@@ -166,6 +168,7 @@ def main() -> int:
         Bench(
             *(torch.device(args.device), args.eager, args.sync_interval, args.block, compiled),
             shared_prefix=prefix == "on",
+            few_rows=args.few_rows,
         )
         for prefix in args.prefix
     ]
@@ -176,7 +179,7 @@ def main() -> int:
         dtypes = [torch.float32, *([dtype] if on_gpu else [])]
         for bench in benches:
             checks, agree = run_checks(bench, dtypes, args.shape, args.only)
-            full = on_gpu and not args.only and not bench.shared_prefix
+            full = on_gpu and not args.only and not bench.shared_prefix and not bench.few_rows
             tables.save(args, "rollout_checks", CHECK_COLUMNS, checks, full=full)
             passed &= agree
     if args.checks == "only":
@@ -192,7 +195,7 @@ def main() -> int:
         print("RESULT", json.dumps(row), flush=True)
     chosen = columns(peers, args.prefix)
     print(tables.table(chosen, rows), end="")
-    full = on_gpu and args.shape == ["0.5B", "1.5B", "7B"]
+    full = on_gpu and args.shape == ["0.5B", "1.5B", "7B"] and not args.few_rows
     tables.save(args, "rollout_prefix" if "on" in args.prefix else "rollout", chosen, rows, full=full)
     return 0 if passed else 1
 

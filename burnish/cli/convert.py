@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
         return not_translated(error)
     if args.json:
         objects = [as_object(translation) for translation in launch_input.translations]
-        output = objects[0] if len(objects) == 1 else {"commands": objects}
+        output = objects[0] if len(objects) == 1 else {"commands": objects, "notes": []}
+        output["notes"] += launch_input.notes
         print(json.dumps(output, ensure_ascii=False, indent=2, default=str))
     else:
         for translation in launch_input.translations:
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
                 show(translation, show_all=args.all)
         for note in launch_input.notes:
             say_error(note)
-    return max(translation.run_status for translation in launch_input.translations)
+    return launch_input.run_status
 
 
 def as_object(translation: Translation) -> dict[str, Any]:

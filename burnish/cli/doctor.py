@@ -112,7 +112,7 @@ def _run(args: argparse.Namespace) -> int:
                 device=device.name if device else None,
                 trust=args.trust,
             )
-            status = max(examination.exit_status, *(each.run_status for each in launch_input.translations))
+            status = max(examination.exit_status, launch_input.run_status)
         except UserError as error:
             return _report_error(error, args.json)
     if not args.json:

@@ -96,7 +96,7 @@ def _export(args: argparse.Namespace, out: Path, options: ExportOptions) -> None
     with activity(f"exporting {args.checkpoint}", console=stderr):
         folder = export(args.checkpoint, out, options)
         if args.card or args.push is not None:
-            write_card(folder, out)
+            write_card(folder, out, args.push)
     if args.out is not None:
         console.print(f"{folder} -> {out}")
     if args.push is not None:

@@ -7,19 +7,34 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from burnish.dialects.report import Translation
-from burnish.dialects.translate import knows_command, translate_command, translate_yaml
+from burnish.dialects.translate import find_programs, translate_command, translate_program, translate_yaml
 from burnish.dialects.yaml_file import reading_only
 from burnish.errors import ExitStatus, NotSupportedYet, UserError
+
+if TYPE_CHECKING:
+    from burnish.cli.scripts.record import Recording
 
 USAGE = "-- COMMAND ... | SCRIPT.sh [ARGUMENTS] | FILE.yaml [key=value ...]"
 MAX_LAUNCHES = 50  # commands of a script that are translated
 _HINT = "burnish convert -- python3 -m verl.trainer.main_ppo key=value ..."
+_SCRIPT_HINT = "NAME=value burnish convert SCRIPT.sh ARGUMENTS, with the variables and arguments that it needs"
+# Training programs, in commands that no dialect can read; and programs whose arguments only mention others.
+_TRAINING = re.compile(
+    r"\b(?:verl\.(?:trainer|experimental)\.[\w.]+|recipe\.[\w.]*main\w*|openrlhf\.cli\.\w+"
+    r"|(?:cli|trainer)/(?:train|main)_\w+\.py)"
+)
+_ONLY_MENTION = (
+    *("pkill", "pgrep", "kill", "killall", "ps", "lsof", "fuser", "git", "pip", "pip3", "curl", "wget", "rsync", "scp"),
+    *("chmod", "cp", "ln", "mkdir", "mv", "rm", "rmdir", "touch", "which", "tar", "sbatch"),
+)
 
 
 @dataclass
@@ -28,6 +43,13 @@ class LaunchInput:
 
     translations: list[Translation]
     notes: list[str] = field(default_factory=list)
+    failures: list[UserError] = field(default_factory=list)  # commands of the script that cannot be translated
+
+    @property
+    def run_status(self) -> int:
+        """The highest exit status of `burnish run` for its commands."""
+        statuses = [translation.run_status for translation in self.translations]
+        return max([*statuses, *map(not_translated, self.failures)])
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
@@ -108,15 +130,32 @@ def _translate_script(path: str, args: list[str], assume: str | None, trust: boo
     from burnish.cli.scripts.record import record_script
 
     recording = record_script(path, args, trust=trust)
-    launches = [command for command in recording if knows_command(command.words)]
+    launches = [(command, program) for command in recording for program in find_programs(command.words)]
+    notes = [*recording.notes, *_overlooked(recording)]
     if not launches:
         others = ", ".join(dict.fromkeys(command.words[0] for command in recording)) or "nothing"
-        raise UserError(f"{path} starts no program that Burnish can translate (it starts: {others})", hint=_HINT)
-    translations = []
-    notes = list(recording.notes)
+        problem = f"{path} starts no program that Burnish can translate (it starts: {others})"
+        raise UserError(". ".join([problem, *notes]), hint=_SCRIPT_HINT)
     if len(launches) > MAX_LAUNCHES:
         notes.append(f"the script starts {len(launches)} translatable commands; the first {MAX_LAUNCHES} are shown")
-    for command in launches[:MAX_LAUNCHES]:
-        variables = [f"{name}={value}" for name, value in command.env.items()]
-        translations.append(translate_command([*variables, *command.words], command.cwd, assume))
-    return LaunchInput(translations, notes)
+    translations, failures = [], []
+    for command, program in launches[:MAX_LAUNCHES]:
+        try:
+            started = replace(program, env=command.env | program.env)
+            translations.append(translate_program(started, command.cwd, assume))
+        except UserError as error:
+            failures.append(error)
+    if not translations:
+        raise failures[0]
+    notes += dict.fromkeys(f"not translated: {error.text()}" for error in failures)
+    return LaunchInput(translations, notes, failures)
+
+
+def _overlooked(recording: Recording) -> list[str]:
+    """A note for every command that seems to start training, but that no dialect can read."""
+    notes = []
+    for command in recording:
+        match = _TRAINING.search(" ".join(command.words))
+        if match and os.path.basename(command.words[0]) not in _ONLY_MENTION and not find_programs(command.words):
+            notes.append(f"not translated: `{command.words[0]} ...`, which may start {match.group()}")
+    return list(dict.fromkeys(notes))

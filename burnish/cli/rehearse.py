@@ -58,7 +58,7 @@ def _run(args: argparse.Namespace) -> int:
     else:
         for report in reports:
             show(report, launch_input.notes)
-    return max(report.exit_status for report in reports)
+    return max([*(report.exit_status for report in reports), *map(not_translated, launch_input.failures)])
 
 
 def show(report: Rehearsal, notes: list[str]) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from burnish.cli.launch_input import add_version
 from burnish.cli.parser import add_plain, plain_output
 from burnish.config import Loaded, load
-from burnish.dialects.invocation import parse_command
 from burnish.dialects.report import PENDING, REFUSED, Item, Translation, apply_statuses, setting_text, summarize
-from burnish.dialects.translate import translate_command, translate_yaml
+from burnish.dialects.translate import find_programs, translate_command, translate_yaml
 from burnish.errors import ExitStatus, NotSupportedYet, UserError, UserErrors
 from burnish.registry import Registry
 
@@ -56,6 +55,10 @@ def run_command(words: Sequence[str], assume: str | None = None) -> int:
     """Translate a command and run it in this process."""
     from burnish.log.console import say_error
 
+    program = next(iter(find_programs(words)), None)
+    if program is not None and program.place:
+        problem = f"the command runs {program.place}, and Burnish would run it here"
+        raise UserError(problem, hint="burnish run -- COMMAND, there")
     try:
         translation = translate_command(words, assume=assume)
     except NotSupportedYet as error:
@@ -64,7 +67,7 @@ def run_command(words: Sequence[str], assume: str | None = None) -> int:
     if translation.prints_config and translation.exit_status == 0:
         print(load(translation.overrides(), job=translation.job, check=False).yaml(), end="")
         return 0
-    translation.environment = parse_command(words).env | translation.environment
+    translation.environment = (program.env if program is not None else {}) | translation.environment
     return run_translation(translation)
 
 

@@ -12,7 +12,7 @@ from burnish.cli.parser import print_json
 if TYPE_CHECKING:
     from burnish.view.listing import RunSummary
 
-STYLES = {"running": "green", "crashed": "red", "unreadable": "red"}
+STYLES = {"running": "green", "crashed": "red", "hung": "red", "unreadable": "red"}
 HEADER = ("state", "step", "left", "best validation", "updated", "run")
 MIN_PATH = 20  # columns; below, the table is wider than the terminal
 
@@ -22,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "runs",
         help="list the runs in a folder",
         description="Lists the runs in and below a folder, those that wrote last first. States: running, finished,"
-        " stopped (Ctrl-C, SIGTERM), crashed (an error, or killed), unreadable.",
+        " stopped (Ctrl-C, SIGTERM), hung (ended by trainer.hang_timeout), crashed (an error, or killed), unreadable.",
     )
     parser.add_argument(
         "folder", type=Path, nargs="?", default=Path(), metavar="FOLDER", help="folder to search (default: .)"

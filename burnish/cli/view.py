@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"no run in {names}", hint="burnish view RUN_FOLDER (trainer.default_local_dir)")
     if args.text:
         return show_text(args, runs)
-    api = ViewApi(runs, memory_plan)
+    api = ViewApi(runs, memory_plan, lambda: find_runs(folders))
     if args.export is not None:
         return _export(args, api)
     return _serve(args, api)
@@ -70,12 +71,16 @@ def _export(args: argparse.Namespace, api: Any) -> int:
 
 def _serve(args: argparse.Namespace, api: Any) -> int:
     from burnish.log.console import say
+    from burnish.view.runs import MAX_FOUND
     from burnish.view.server import serve
 
     def started(url: str) -> None:
         count = len(api.run_list)
-        say(f"{count} run{'s' if count != 1 else ''}. Ctrl-C ends the viewer; runs are not affected. Open:")
+        newest = "the newest " if count == MAX_FOUND else ""
+        say(f"{newest}{count} run{'s' if count != 1 else ''}. Ctrl-C ends the viewer; runs are not affected. Open:")
         say(url)
+        if args.host in ("0.0.0.0", "::"):
+            say("from other machines, without encryption: " + re.sub(r"//[^/]*:", f"//{socket.gethostname()}:", url))
 
     hosts = frozenset({socket.gethostname().lower(), *(name.lower() for name in args.allow_host)})
     serve(api, args.host, args.port, hosts, started)

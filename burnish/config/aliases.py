@@ -26,10 +26,15 @@ class Alias:
 NEWER = "newer verl's name"
 OLDER = "an older verl name"
 DOCUMENTED = "a name from verl's documentation"
+SERVED = "the name in verl's generation server"
 
 
 def _sanity_mode(enabled: Any) -> str:
     return "strict" if enabled in (True, "true", "True") else "disable"
+
+
+def _one_file(files: Any) -> Any:
+    return files[0] if isinstance(files, list) and len(files) == 1 else files
 
 
 def _true_or_null(enabled: Any) -> bool | None:
@@ -115,6 +120,19 @@ _TRAIN = (
         NEWER,
     ),
     Alias("actor_rollout_ref.actor.megatron.router_replay.*", "actor_rollout_ref.actor.router_replay.*", NEWER),
+    Alias(
+        "actor_rollout_ref.actor.ppo_infer_max_token_len_per_gpu",
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
+        NEWER,
+    ),
+    Alias(
+        "actor_rollout_ref.actor.ppo_infer_micro_batch_size_per_gpu",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+        NEWER,
+    ),
+    Alias("critic.ppo_infer_max_token_len_per_gpu", "critic.forward_max_token_len_per_gpu", NEWER),
+    Alias("critic.ppo_infer_micro_batch_size_per_gpu", "critic.forward_micro_batch_size_per_gpu", NEWER),
+    Alias("actor_rollout_ref.actor.use_rollout_log_probs", "async_training.use_rollout_log_probs", NEWER),
     Alias("trainer.val_generations_to_log_to_wandb", "trainer.log_val_generations", OLDER),
     Alias("trainer.profile_continuous_steps", "global_profiler.profile_continuous_steps", OLDER),
     Alias("global_profiler.steps", "trainer.profile_steps", NEWER),
@@ -151,6 +169,7 @@ _TRAIN = (
     Alias("ray_kwargs.ray_init.*", "ray_init.options.*", NEWER),
     Alias("reward_manager.name", "reward_model.reward_manager", NEWER),
     Alias("reward.reward_manager.name", "reward_model.reward_manager", NEWER),
+    Alias("reward_manager.*", "reward.reward_manager.*", OLDER),
     Alias("reward.reward_kwargs.*", "reward_model.reward_kwargs.*", NEWER),
     Alias("reward.custom_reward_function.*", "custom_reward_function.*", NEWER),
     Alias("reward.sandbox_fusion.*", "reward_model.sandbox_fusion.*", NEWER),
@@ -185,13 +204,24 @@ _RAY = (
     Alias("ray_kwargs.ray_init.*", "ray_init.options.*", NEWER),
 )
 
+# verl's generation server has the keys of training.
+_GENERATE = (
+    *_RAY,
+    Alias("actor_rollout_ref.rollout.n", "data.n_samples", SERVED),
+    Alias("actor_rollout_ref.rollout.*", "rollout.*", SERVED),
+    Alias("actor_rollout_ref.model.*", "model.*", SERVED),
+    Alias("data.train_files", "data.path", SERVED, _one_file),
+)
+
 # The first matching row applies.
-ALIASES: dict[str, tuple[Alias, ...]] = {"train": _TRAIN, "sft": _SFT, "eval": _RAY, "generate": _RAY}
+ALIASES: dict[str, tuple[Alias, ...]] = {"train": _TRAIN, "sft": _SFT, "eval": _RAY, "generate": _GENERATE}
 
 # Other spellings of values: (key, theirs) -> ours.
 VALUES: dict[tuple[str, Any], Any] = {
     ("actor_rollout_ref.rollout.name", "sglang_async"): "sglang",
     ("actor_rollout_ref.rollout.name", "naive"): "hf",
+    # Managers that score as naive does, in other processes or with limits of their own.
+    **{("reward_model.reward_manager", name): "naive" for name in ("rate_limited", "limited", "remote")},
     **{
         (f"{role}.optim.optimizer", name): "adam"
         for role in ("actor_rollout_ref.actor", "critic")

@@ -49,7 +49,7 @@ def describe(key: str, lang: str = "en", job: str = "train", cfg: Any = None) ->
     """Explain one key, by its name, an alias, or a unique last part. With `cfg`, its status is that of the run."""
     rows = describe_matching(key, lang, job, cfg)
     if len(rows) != 1:
-        raise unknown_key(key, tree(job))
+        raise unknown_key(key, tree(job), explained=True)
     return rows[0]
 
 
@@ -64,7 +64,7 @@ def describe_matching(key: str, lang: str = "en", job: str = "train", cfg: Any =
     if match is None or "." not in key:
         leaves += [leaf for leaf in keys.leaves.values() if leaf.key.endswith(f".{key}") and leaf not in leaves]
     if not leaves:
-        raise unknown_key(key, keys)
+        raise unknown_key(key, keys, explained=True)
     return [_explain(leaf, lang, job, cfg) for leaf in leaves]
 
 
@@ -72,7 +72,7 @@ def describe_section(section: str, lang: str = "en", job: str = "train", cfg: An
     """Explain every key of a section."""
     keys = tree(job)
     if section not in keys.sections:
-        raise unknown_key(section, keys)
+        raise unknown_key(section, keys, explained=True)
     return [_explain(leaf, lang, job, cfg) for leaf in keys.inside(section)]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from burnish.config import conditions as when
 from burnish.config.conditions import Condition
+from burnish.config.idle_algorithm import ALGORITHM_ROWS
 from burnish.config.megatron_status import FROZEN, ONE_STAGE, STAGE_FIELDS
 from burnish.config.names import Line
 from burnish.config.optim import ARGUMENTS
@@ -276,6 +277,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
                 *("reward_model.enable_resource_pool", *_REWARD_POOL),
             ),
         ),
+        *(Idle(condition, reason, patterns) for condition, reason, patterns in ALGORITHM_ROWS),
         Idle(when.uses_custom_reward_model, _CUSTOM_CLASS, (*_REWARD_MODEL_BATCHES, *_REWARD_MODEL_LOADING)),
         *_engine_rows("actor_rollout_ref.rollout"),
         Idle(when.uses_vllm_on_cpu, _VLLM_CPU_MEMORY, ("actor_rollout_ref.rollout.free_cache_engine",)),

@@ -59,8 +59,8 @@ class EngineKwargsConfig:
     """Further arguments of engines."""
 
     builtin: dict[str, Any] = setting({})
-    """Arguments of the built-in engine's decode loop on GPUs: kv_cache_dtype, shared_prefix, block_size, sync_interval,
-    compiled and triton (docs/engines.md)."""
+    """Arguments of the built-in engine's decode loop on GPUs: kv_cache_dtype, shared_prefix, few_rows, block_size,
+    sync_interval, compiled and triton (docs/engines.md)."""
 
     vllm: dict[str, Any] = setting({})
     """Arguments passed to vLLM unchanged, null values omitted; and base_url, python, weight_dir and start_timeout of

@@ -10,6 +10,7 @@ from burnish.config.async_rules import async_remarks, async_training
 from burnish.config.data_rules import data_remarks, prompt_form, user_classes
 from burnish.config.expert_rules import EXPERT_RULES
 from burnish.config.generate_rules import GENERATE_RULES
+from burnish.config.idle_algorithm import has_critic
 from burnish.config.megatron import MEGATRON_RULES
 from burnish.config.megatron_fields import MEGATRON_FIELD_RULES
 from burnish.config.model_rules import MODEL_RULES
@@ -53,13 +54,6 @@ def required_keys(cfg: TrainConfig) -> Iterator[UserError]:
         if value and not cfg.data.val_files:
             hint = "data.val_files=/path/val.parquet"
             yield UserError(f"trainer.{name} needs validation files", key="data.val_files", hint=hint)
-
-
-def has_critic(cfg: TrainConfig) -> bool:
-    """Whether a critic is trained."""
-    if cfg.critic.enable is not None:
-        return cfg.critic.enable
-    return cfg.algorithm.adv_estimator in VALUE_ADVANTAGES
 
 
 def batch_sizes(cfg: TrainConfig) -> Iterator[UserError]:

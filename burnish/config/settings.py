@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +14,7 @@ from burnish.config.overrides import Entry
 from burnish.config.tree import Leaf, Tree, kinds
 from burnish.config.values import convert, is_unset
 from burnish.config.verl_only import find_verl_only
-from burnish.errors import UserError, nearest
+from burnish.errors import UserError
 
 
 @dataclass
@@ -130,6 +132,8 @@ class Settings:
             self._add_foreign(entry, entry.key)
             return
         alias, targets = match
+        if self.refers_to(entry.value, targets):
+            return  # another spelling has the value
         value = alias.convert(entry.value) if alias.convert is not None and not entry.remove else entry.value
         for target in targets:
             known = self.tree.find(target) is not None or target in self.tree.sections
@@ -139,6 +143,12 @@ class Settings:
             self._add(Entry(target, value, entry.origin, remove=entry.remove), written=entry.key)
         self.notices.append(f"{entry.key} ({alias.why}) is interpreted as {' and '.join(targets)}.")
 
+    def refers_to(self, value: Any, targets: tuple[str, ...]) -> bool:
+        """Whether a value is an interpolation of another spelling of the same keys."""
+        reference = _REFERENCE.match(value) if isinstance(value, str) else None
+        alias = find_alias(reference[1], self.tree.job) if reference else None
+        return alias is not None and not set(alias[1]).isdisjoint(targets)
+
     def _add_foreign(self, entry: Entry, key: str) -> None:
         """A key of verl that has no counterpart is accepted where it changes no result, else refused by name."""
         row = find_verl_only(key, self.tree.job)
@@ -147,7 +157,7 @@ class Settings:
         if entry.remove:
             return
         if row.refuses(entry.value):
-            hint = row.hint(entry.key)
+            hint = row.hint(entry.key, entry.value)
             raise UserError(row.why, key=entry.key, value=entry.value, hint=hint)
         self.notices.append(f"{entry.key} has no effect here: {row.reason(entry.value)}.")
 
@@ -169,6 +179,23 @@ class Settings:
         )
 
 
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)")
+NEWEST_VERL = "0.9"  # whose keys are known
+# How similar two names are that are probably the same, by the ratio of difflib; and how long a telling name is.
+_SIMILAR, _VERY_SIMILAR, _TELLING = 0.7, 0.85, 9
+# Names that other trainers give to the last part of a key.
+_SYNONYMS = {
+    "learning_rate": "lr",
+    "epochs": "total_epochs",
+    "num_epochs": "total_epochs",
+    "num_train_epochs": "total_epochs",
+    "max_steps": "total_training_steps",
+    "save_steps": "save_freq",
+    "eval_steps": "test_freq",
+    "output_dir": "default_local_dir",
+}
+
+
 def _choices(key: str, job: str) -> list[str]:
     """The choices of a config group; empty if the key is none."""
     return [choice for group_job, group, choice in GROUPS if (group_job, group) == (job, key)]
@@ -185,27 +212,53 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def unknown_key(key: str, keys: Tree) -> UserError:
-    """The error for an unknown key, with the nearest known key."""
-    suggestion = nearest_key(key, keys)
-    problem = f"no such key{f'. Did you mean {suggestion}?' if suggestion else ''}"
-    hint = f"{suggestion}=..." if suggestion else "burnish explain SECTION, to list its keys"
-    return UserError(problem, key=key, hint=hint)
+def unknown_key(key: str, keys: Tree, *, explained: bool = False) -> UserError:
+    """The error for an unknown key, with the nearest known key; where keys are explained, it may be a section."""
+    suggestion = nearest_key(key, keys, sections=explained)
+    if explained:
+        hint = f"burnish explain {suggestion or 'SECTION'}"
+        return UserError(f"no such key{f'. Did you mean {suggestion}?' if suggestion else ''}", key=key, hint=hint)
+    if suggestion is not None:
+        return UserError(f"no such key. Did you mean {suggestion}?", key=key, hint=f"{suggestion}=...")
+    problem = f"no such key, here or in verl up to {NEWEST_VERL}"
+    return UserError(problem, key=key, hint="leave it out; `burnish explain SECTION` lists the keys that exist")
 
 
-def nearest_key(key: str, keys: Tree) -> str | None:
-    """The nearest known key: one with the same last part, a similar key, or one with a similar last part."""
-    names = [*keys.leaves, *keys.sections]
-    last = key.rpartition(".")[2].replace("-", "_")
-    same = [name for name in names if name.rpartition(".")[2].replace("-", "_") == last]
-    ends = [name for name in same if f".{name}".endswith(f".{key}")]
-    if ends:
-        return ends[0]
-    if same:
-        return max(same, key=lambda name: difflib.SequenceMatcher(None, name, key).ratio())
-    close = nearest(key, names)
-    if close is not None and nearest(last, [close.rpartition(".")[2]]) is not None:
-        return close
-    lasts = {name.rpartition(".")[2]: name for name in reversed(names)}
-    similar = nearest(last, lasts)
-    return lasts[similar] if similar is not None else close
+def nearest_key(key: str, keys: Tree, *, sections: bool = False) -> str | None:
+    """The key, or section, that was probably meant; None if none is near."""
+    names = [*keys.leaves, *(keys.sections if sections else ())]
+    parts = key.replace("-", "_").split(".")
+    ends = [name for name in names if f".{name}".endswith(f".{'.'.join(parts)}")]
+    similar = [name for name in names if _is_similar(parts, name.split("."))]
+    if ends or similar:
+        return ends[0] if ends else max(similar, key=lambda name: difflib.SequenceMatcher(None, name, key).ratio())
+    synonym = ".".join([*parts[:-1], _SYNONYMS.get(parts[-1], "")])
+    if synonym in names:
+        return synonym
+    same = [name for name in names if name.rpartition(".")[2] == parts[-1]]
+    inside = [name for name in same if _is_inside(parts, name.split("."))]  # a section is missing
+    if inside:
+        return min(inside, key=len)
+    return _by_last_part(parts[-1], names)
+
+
+def _is_similar(parts: list[str], others: list[str]) -> bool:
+    """Whether two keys differ in the spelling of their parts alone."""
+    pairs = zip(parts, others, strict=False)
+    return len(parts) == len(others) and all(
+        part == other or difflib.SequenceMatcher(None, part, other).ratio() >= _SIMILAR for part, other in pairs
+    )
+
+
+def _is_inside(parts: list[str], others: list[str]) -> bool:
+    """Whether the parts occur among the others in this order."""
+    rest = iter(others)
+    return len(parts) > 1 and all(part in rest for part in parts)
+
+
+def _by_last_part(last: str, names: list[str]) -> str | None:
+    """The key with this last part, if the part is long and only one key has it."""
+    lasts = Counter(name.rpartition(".")[2] for name in names)
+    telling = [part for part, number in lasts.items() if number == 1 and len(part) >= _TELLING]
+    match = difflib.get_close_matches(last, telling, n=1, cutoff=_VERY_SIMILAR)
+    return next(name for name in names if name.rpartition(".")[2] == match[0]) if match else None

@@ -20,7 +20,7 @@ class VerlOnly:
     pattern: str  # * matches any text
     why: str
     accepted: tuple[Any, ...] | None = None
-    instead: str = ""  # what to type instead; the first accepted value if empty
+    instead: str = ""  # what to type instead, with the value for `...`; the first accepted value if empty
 
     def refuses(self, value: Any) -> bool:
         if self.accepted is None or value is None or value == "" or is_interpolation(value):
@@ -33,9 +33,9 @@ class VerlOnly:
             return self.why
         return "the feature is off" if value in _OFF else "nothing to change here"
 
-    def hint(self, key: str) -> str:
+    def hint(self, key: str, value: Any) -> str:
         if self.instead:
-            return self.instead
+            return self.instead.replace("=...", f"={written_as(value)}")
         return f"{key}={written_as(self.accepted[0])}" if self.accepted else "leave it out"
 
 
@@ -56,7 +56,14 @@ _FEATURE = "belongs to a feature that is off or refused"
 _PROFILED = "a setting of profilers that Burnish does not have; results are the same"
 _SAME = "it changes speed or memory, not results"
 
+_OTHER_STRATEGY = "only used with another strategy"
+
 _MODEL = (
+    VerlOnly("*._target_", "names a class of verl's config"),
+    *(VerlOnly(f"*.{name}.*", _OTHER_STRATEGY) for name in ("veomni", "torchtitan", "automodel", "mindspeed")),
+    VerlOnly("*.fsdp_config.grad_offload", "gradients are freed after every update"),
+    VerlOnly("*model.load_tokenizer", "the tokenizer is always loaded"),
+    VerlOnly("*model.architectures", "the class of the model is that of its config.json", ()),
     _refused("*.mtp.enable", _MTP, False),
     _refused("*.mtp", _MTP),
     VerlOnly("*.mtp.*", "only used with mtp.enable"),
@@ -114,6 +121,9 @@ _MEGATRON = (
     VerlOnly("actor_rollout_ref.ref.router_replay.*", _FEATURE),
 )
 _ENGINE = (
+    VerlOnly("*rollout.micro_batch_size", "the engine decides how to batch responses"),
+    VerlOnly("*rollout.server.*", "a setting of verl's servers of engines; results are the same"),
+    VerlOnly("*rollout.custom", "engines of the user are set by rollout.name", (), "rollout.name=FILE.py:CLASS"),
     VerlOnly("*rollout.logprobs_mode", "log-probs are always those of the full vocabulary at the sampling temperature"),
     VerlOnly("*rollout.scheduling_policy", "results do not depend on the order of requests"),
     VerlOnly("*rollout.moe_load_balance_metrics_interval", "this metric is not logged"),
@@ -154,8 +164,15 @@ _TRAIN = (
     VerlOnly("critic.model.use_liger", _SAME),
     VerlOnly("critic.model.use_fused_kernels", "a value head has no logits to fuse"),
     VerlOnly("critic.model.fused_kernel_options.*", "a value head has no logits to fuse"),
+    _refused("reward_model.model.override_config*", "the reward model's config is the one at its path", {}),
     _refused("critic.loss_scale_factor", "not supported for the critic"),
     _refused("data.audio_key", "no model with audio is supported; data.audio_key=null ignores the column"),
+    VerlOnly("*reward_model.max_concurrent", "reward workers score as many responses as they have processes"),
+    *(
+        _refused(f"*reward_model.{name}", "calls of reward functions are not limited by rate")
+        for name in ("max_rpm", "max_tpm")
+    ),
+    VerlOnly("*reward_model.estimated_tokens_per_request", "only used with max_tpm"),
     VerlOnly("reward.max_concurrency_per_worker", "reward workers score as many responses as they have processes"),
     _refused("reward.reward_manager.source", _MANAGER, "register", instead=_REWARD_FUNCTION),
     _refused("reward.reward_manager.module.path", _MANAGER, instead=_REWARD_FUNCTION),
@@ -177,6 +194,45 @@ _TRAIN = (
     VerlOnly("trainer.v1.*", "a setting of verl's trainer classes"),
     VerlOnly("trainer.max_ref_ckpt_to_keep", "the reference is never saved"),
     VerlOnly("actor_rollout_ref.ref.sync_*", "verl never reads it"),
+    VerlOnly("async_training.checkpoint_engine.*", "weights are sent in buckets, while the engines wait"),
+    VerlOnly("async_training.use_trainer_do_validate", "the engines generate the responses of validation"),
+    VerlOnly("async_training.parallel_validate_and_rollout", "the engines generate the responses of validation"),
+)
+_SEARCH_R1 = "a key of Search-R1, a fork of verl whose search runs in its own rollout; here, search is a tool"
+_SEARCH_TOOL = (
+    "actor_rollout_ref.rollout.multi_turn.enable=true actor_rollout_ref.rollout.multi_turn.tool_config_path=FILE.yaml"
+)
+_VALIDATION = "actor_rollout_ref.rollout.val_kwargs"
+_FORK = "a key of a fork of verl"
+# Keys of widely used forks, with what to type instead.
+_FORKS = (
+    _refused(
+        "actor_rollout_ref.rollout.val_temperature",
+        f"{_FORK}: the temperature of validation",
+        instead=f"{_VALIDATION}.temperature=... {_VALIDATION}.do_sample=true",
+    ),
+    _refused(
+        "actor_rollout_ref.rollout.n_val",
+        f"{_FORK}: responses per prompt in validation",
+        instead=f"{_VALIDATION}.n=... {_VALIDATION}.do_sample=true",
+    ),
+    _refused(
+        "actor_rollout_ref.rollout.n_agent", f"{_FORK}: responses per prompt", instead="actor_rollout_ref.rollout.n=..."
+    ),
+    _refused(
+        "trainer.rejection_sample",
+        f"{_FORK}: drops groups whose responses all have the same score",
+        False,
+        instead="algorithm.filter_groups.enable=true algorithm.filter_groups.metric=score",
+    ),
+    VerlOnly("trainer.rejection_sample_multiplier", "only used with trainer.rejection_sample"),
+    *(
+        _refused(name, _SEARCH_R1, instead=_SEARCH_TOOL)
+        for name in ("retriever.*", "data.max_start_length", "data.max_obs_length", "algorithm.state_masking.*")
+    ),
+    _refused("max_turns", _SEARCH_R1, instead="actor_rollout_ref.rollout.multi_turn.max_assistant_turns=..."),
+    _refused("do_search", _SEARCH_R1, False, instead=_SEARCH_TOOL),
+    _refused("algorithm.no_think_rl", f"{_FORK} (Search-R1)", False),
 )
 _MEGATRON_SCHEDULE = (
     "lr_warmup_init",
@@ -217,7 +273,7 @@ _SFT = (
     VerlOnly("trainer.profile_interval", _PROFILED),
 )
 
-VERL_ONLY: dict[str, tuple[VerlOnly, ...]] = {"train": _TRAIN, "sft": _SFT, "generate": _ENGINE}
+VERL_ONLY: dict[str, tuple[VerlOnly, ...]] = {"train": (*_TRAIN, *_FORKS), "sft": _SFT, "generate": (*_MODEL, *_ENGINE)}
 
 
 def find_verl_only(key: str, job: str) -> VerlOnly | None:

@@ -290,8 +290,8 @@ DOCS: dict[str, str] = {
     "ValKwargsConfig.frequency_penalty": "验证时 token 在回答中每出现一次就从其 logit 减去的值；0 为关闭。",
     "ValKwargsConfig.seed": "验证采样的随机种子；null 跟随 rollout 的种子，再跟随运行的种子。",
     "EngineKwargsConfig.builtin": (
-        "内置引擎在 GPU 上的解码循环的参数：kv_cache_dtype、shared_prefix、block_size、sync_interval、compiled、triton"
-        "（见 docs/engines.md）。"
+        "内置引擎在 GPU 上的解码循环的参数：kv_cache_dtype、shared_prefix、few_rows、block_size、sync_interval、"
+        "compiled、triton（见 docs/engines.md）。"
     ),
     "EngineKwargsConfig.vllm": (
         "原样传给 vLLM 的参数，值为 null 的会被略去；另有 Burnish 自己的 base_url、python、weight_dir、start_timeout"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -176,6 +177,7 @@ def _error_item(error: UserError, status: str, names: dict[str, str]) -> Item:
     for key in sorted(names, key=len, reverse=True):  # longest first: one key may be a prefix of another
         separator = " " if names[key].startswith("-") else "="
         text = text.replace(f"{key}=", f"{names[key]}{separator}").replace(key, names[key])
+    text = re.sub(r"(--[\w.-]+) false\b", r"no \1", re.sub(r"(--[\w.-]+) true\b", r"\1", text))  # switches
     return Item(names.get(error.key or "", error.key or ""), error.value, status, error.key, why=text, explicit=False)
 
 

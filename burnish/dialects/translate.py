@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from burnish.dialects.invocation import Invocation, parse_command
+from burnish.dialects.invocation import Invocation, parse_commands
 from burnish.dialects.registry import DIALECTS, Dialect, VersionedDialect
 from burnish.dialects.report import CONVERTED, Item, Translation, add_config_errors, apply_statuses
 from burnish.dialects.vision import refuse_unsupported_families
@@ -27,25 +27,39 @@ EXAMPLES = (
 )
 
 
+def find_programs(words: Sequence[str]) -> list[Invocation]:
+    """The programs of a command that a dialect knows; a shell line may start several."""
+    try:
+        return [invocation for invocation in parse_commands(words) if _dialect_of(invocation) is not None]
+    except UserError:
+        return []
+
+
 def knows_command(words: Sequence[str]) -> bool:
     """Whether a dialect can translate this command."""
-    try:
-        return _dialect_of(parse_command(words)) is not None
-    except UserError:
-        return False
+    return bool(find_programs(words))
 
 
 def translate_command(words: Sequence[str], folder: str = ".", assume: str | None = None) -> Translation:
     """Translate a launch command that would be started in `folder`. UserError if no dialect knows its program.
 
-    `assume`, such as `verl==0.7`, is the version whose defaults apply.
+    Of a shell line with several programs, the first one is translated. `assume`, such as `verl==0.7`, is the version
+    whose defaults apply.
     """
-    invocation = parse_command(words)
+    known = find_programs(words)
+    return translate_program(known[0] if known else parse_commands(words)[0], folder, assume)
+
+
+def translate_program(invocation: Invocation, folder: str = ".", assume: str | None = None) -> Translation:
+    """Translate one program of a command."""
     dialect = _dialect_of(invocation)
     if dialect is None:
         raise UserError(f"{invocation.entry}: not a program that Burnish can translate", allowed=EXAMPLES)
     _assume(dialect, assume)
-    return _finish(dialect.translate_command(invocation, folder))
+    translation = dialect.translate_command(invocation, folder)
+    if invocation.place:
+        translation.notes.append(f"The command runs {invocation.place}: paths are those there.")
+    return _finish(translation)
 
 
 def translate_yaml(path: str, overrides: Sequence[str] = (), assume: str | None = None) -> Translation:

@@ -27,6 +27,11 @@ CARD, CURVES = "README.md", "curves.png"
 MAX_VALUE = 300  # characters of a setting
 MAX_SETTINGS = 200
 MAX_METRICS = 50
+LANGUAGE_MODEL = "ForCausalLM"  # the end of the names of such classes
+WRITTEN_BY = (
+    "`burnish export` wrote this card from the files of the run; license, intended use and limitations are not in them."
+)
+FROM_PYTHON = "The training data was passed from Python, not as files."
 VERSIONS = ("burnish", "python", "torch", "transformers", "vllm", "sglang", "ray")
 # Keys whose values are folders, names and services of the machine, or that the card has elsewhere.
 PRIVATE_KEYS = re.compile(r"(.*_dir|.*_root|.*\.cache|ray_init\..*|trainer\.(logger|nnodes|resume_.*|project_name))$")
@@ -63,13 +68,17 @@ class RunRecord:
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
 
 
-def write_card(role_folder: Path, out: Path) -> None:
-    """Write the card, and curves.png if there are curves, for the model that was exported from `role_folder`."""
+def write_card(role_folder: Path, out: Path, name: str | None = None) -> None:
+    """Write the card, and curves.png if there are curves, for the model that was exported from `role_folder`.
+
+    `name` is that of the model, by default the folder's.
+    """
     record = read_run(role_folder)
     curves = False
     if record.metrics:
         curves = bool(draw_curves(record.folder / METRICS, out / CURVES))
-    (out / CARD).write_text(card(record, curves=curves), encoding="utf-8", errors="backslashreplace")
+    text = card(record, name or out.absolute().name, architecture(out), curves=curves)
+    (out / CARD).write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def read_run(role_folder: Path) -> RunRecord:
@@ -89,16 +98,23 @@ def read_run(role_folder: Path) -> RunRecord:
     return RunRecord(folder, step, job, settings, _command(folder / "command.txt"), versions, metrics)
 
 
-def card(record: RunRecord, *, curves: bool) -> str:
+def architecture(model: Path) -> str:
+    """The class of an exported model, as its config.json says; "" for an adapter."""
+    names = _object(model / "config.json").get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def card(record: RunRecord, title: str, architecture: str, *, curves: bool) -> str:
     """The text of the card."""
     base = record.settings.get(MODEL_KEYS[record.job])
     name = public_name(str(base)) if base else "an unnamed model"
     method = "reinforcement learning" if record.job == "train" else "supervised fine-tuning"
     step = "" if record.step is None else f", step {record.step}"
     sections = [
-        _metadata(record),
-        "# Model card",
-        f"{_code(name)}, trained by {method} with Burnish{step}.",
+        _metadata(record, is_chat=architecture.endswith(LANGUAGE_MODEL)),
+        f"# {_plain(title)}",
+        f"{_code(name)}, trained by {method} with Burnish{step}. {WRITTEN_BY}",
+        *_section("Use", _usage(title) if architecture.endswith(LANGUAGE_MODEL) else ""),
         *_section("Training data", _data(record)),
         *_section("Algorithm", _table(("", "value"), _algorithm(record))),
         *_section("Evaluation", _evaluation(record)),
@@ -139,7 +155,21 @@ def changed_settings(record: RunRecord) -> Iterator[tuple[str, str]]:
             yield _code(key), _code(_shown(value))
 
 
-def _metadata(record: RunRecord) -> str:
+def _usage(name: str) -> str:
+    code = (
+        "from transformers import pipeline\n\n"
+        f"generate = pipeline('text-generation', model={_plain(name)!r})\n"
+        "print(generate([{'role': 'user', 'content': '...'}])[0]['generated_text'][-1]['content'])"
+    )
+    return f"```python\n{code}\n```"
+
+
+def _plain(text: str) -> str:
+    """A name without markup."""
+    return re.sub(r"[^\w./ -]", "_", " ".join(text.split()))[:MAX_VALUE]
+
+
+def _metadata(record: RunRecord, *, is_chat: bool) -> str:
     """The YAML block that the hub reads."""
     from huggingface_hub import ModelCardData
 
@@ -149,7 +179,7 @@ def _metadata(record: RunRecord) -> str:
     tags = ["burnish", *method, *([algorithm] if re.fullmatch(r"[\w.+-]{1,40}", algorithm) else [])]
     data = ModelCardData(
         library_name="transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag="text-generation" if is_chat else None,
         tags=tags,
         base_model=base if _HUB_NAME.fullmatch(base) else None,
     )
@@ -166,6 +196,8 @@ def _data(record: RunRecord) -> str:
     reward = record.settings.get("custom_reward_function.path")
     if isinstance(reward, str):
         rows.append(("reward function", _code(public_name(reward))))
+    if not any(key == "training" for key, _ in rows) and record.settings:
+        return "\n\n".join(filter(None, (FROM_PYTHON, _table(("", "files"), rows))))
     return _table(("", "files"), rows)
 
 
@@ -176,6 +208,9 @@ def _algorithm(record: RunRecord) -> Iterator[tuple[str, str]]:
             yield label, _code(_shown(value))
     if record.step is not None:
         yield "training steps", str(record.step)
+    tokens = [row["perf/total_num_tokens"] for row in record.metrics.values() if "perf/total_num_tokens" in row]
+    if tokens and math.isfinite(sum(tokens)):
+        yield "tokens of prompts and responses", f"{sum(tokens):,.0f}"
 
 
 def _evaluation(record: RunRecord) -> str:
@@ -216,6 +251,8 @@ def _code(text: str) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, str):
         return public_name(value)
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_shown(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list | tuple):

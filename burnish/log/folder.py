@@ -168,14 +168,19 @@ class RunFolder:
 
 def is_locked(folder: Path) -> bool:
     """Whether a process trains in this folder. Acquires nothing, so that a run may start at the same moment."""
+    return bool(lock_state(folder))
+
+
+def lock_state(folder: Path) -> bool | None:
+    """The same; None if there is no lock, or the file system has none."""
     path = folder / LOCK
     try:
         if _inode(path) in _held:  # closing a second handle would end the lock of this process
             return True
         with open(path, "rb") as file:
             answer = fcntl.fcntl(file, fcntl.F_GETLK, _FLOCK.pack(*_ANY_LOCK))
-    except OSError:  # there is no lock, or the file system has none
-        return False
+    except OSError:
+        return None
     return _FLOCK.unpack(answer)[_ANY_LOCK.index(fcntl.F_WRLCK)] != fcntl.F_UNLCK
 
 

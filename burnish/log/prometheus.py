@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -42,7 +43,7 @@ class MetricsEndpoint:
     def start(self, run: RunInfo, resume_step: int | None = None) -> None:
         self._labels = {"project": run.project, "run": run.name}
         try:
-            self.server = ThreadingHTTPServer((self.host, self.port), self._handler())
+            self.server = _Server((self.host, self.port), self._handler())
         except (OSError, OverflowError) as error:
             problem = f"cannot serve metrics on {self.host}: {error}"
             key = "trainer.metrics_port"
@@ -106,6 +107,13 @@ class MetricsEndpoint:
                 """Not on the console."""
 
         return Handler
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is nothing for the console."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
 class ScrapeConfig:

@@ -75,7 +75,9 @@ class TrackioTraces:
         assert self.run is not None
         for episode in episodes:
             spans = [_span(f"{number}", child) for number, child in enumerate(episode.children)]
-            messages = [*episode.inputs.get("messages", []), {"role": "assistant", "content": str(episode.outputs)}]
+            response = episode.outputs.get("response")
+            answer = {"role": "assistant", "content": str(episode.outputs if response is None else response)}
+            messages = [*episode.inputs.get("messages", []), answer]
             metadata = {**episode.attributes, **episode.outputs}
             self.run.log({"episode": trackio.Trace(messages=messages, metadata=metadata, spans=spans)})
 

@@ -76,15 +76,17 @@ def write_and_decode(
     shape: AttentionShape,
     triton: bool,
     prefixes: SharedPrefixes | None = None,
+    counters: Tensor | None = None,
 ) -> Tensor:
     """One new token per sequence: its keys and values go to `slots`; it attends to `lengths` tokens of its table.
 
     `prefixes` change what is read how often, and the result only up to rounding. A row that has ended attends to its
-    newest token alone (length 1); it may stay in its cluster.
+    newest token alone (length 1); it may stay in its cluster. `counters` [rows * kv_heads] int32 save the Triton
+    kernels a launch; they are zero before and after, and no two calls may use them at the same time.
     """
     operation = _decode_in_triton if triton else _decode_in_torch
     clusters, prefix, shared = prefixes or (None, None, None)
-    where = (slots, tables, lengths, clusters, prefix, shared)
+    where = (slots, tables, lengths, clusters, prefix, shared, counters)
     return operation(keys, values, query, key, value, *where, shape.scaling, shape.window or 0, shape.softcap or 0.0)
 
 
@@ -214,6 +216,7 @@ def _decode_in_torch(
     clusters: Tensor | None,
     prefix: Tensor | None,
     shared: Tensor | None,
+    counters: Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
@@ -242,12 +245,13 @@ def _decode_in_triton(
     clusters: Tensor | None,
     prefix: Tensor | None,
     shared: Tensor | None,
+    counters: Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
 ) -> Tensor:
     shape = AttentionShape(scaling, window or None, softcap or None)
-    where = (slots, tables, lengths, shape, clusters, prefix, shared)
+    where = (slots, tables, lengths, shape, clusters, prefix, shared, counters)
     return decode.write_and_attend(keys, values, query, key, value, *where)
 
 

@@ -230,6 +230,20 @@ TEXTS = {
             "检查机器（GPU 负载、磁盘）。trainer.hang_timeout 会结束挂起的运行并写出堆栈。",
         ),
     ),
+    "crashed": _texts(
+        (
+            "The run crashed",
+            "An error ended the run, or its process was killed. The whole traceback was on its standard error.",
+            "Killed without an error: look for the out-of-memory killer in the machine's logs. Then run the same"
+            " command: it resumes from the last checkpoint.",
+        ),
+        (
+            "运行崩溃",
+            "运行因错误结束，或其进程被杀死。完整的堆栈在其标准错误输出中。",
+            "若没有错误信息而被杀死：在系统日志中查找内存不足（OOM killer）。"
+            "然后运行同一命令：它会从最近的检查点恢复。",
+        ),
+    ),
     "stopped": _texts(
         (
             "The run stopped before its end",

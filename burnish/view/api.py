@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,22 +13,28 @@ from typing import Any
 import numpy as np
 
 from burnish.errors import UserError
+from burnish.log.tokens import SAMPLED
 from burnish.profiling.plan import FOLDER as PROFILES
+from burnish.profiling.summary import covered
 from burnish.view import samples as sampling
 from burnish.view.config_table import config_table
-from burnish.view.health import check
+from burnish.view.health import check, checks
+from burnish.view.metrics import elapsed_times, thinned
 from burnish.view.pictures import media_of
-from burnish.view.runs import RunReader, shown
-from burnish.view.token_file import TokenFile
+from burnish.view.runs import RunReader, shown, unique_names
+from burnish.view.token_file import TokenFile, changed_from
 
-MAX_POINTS = 1500  # of one curve: more than a screen has columns
 MAX_NAMES = 200  # metrics in one request
 MAX_TEXT = 20_000  # characters of a text in one answer; more on request
 MAX_TOKENS = 4096  # in one answer
 MAX_TIMELINE = 400  # newest steps
 MAX_BARS = 4000  # conversations of a step
+MAX_ROWS_IN_PROGRESS = 50
 MAX_SEGMENTS = 200  # of one conversation
 MAX_DEPTH = 6  # of values inside records
+MAX_RUNS = 500
+MAX_STEP = 10**12
+MIN_SEARCH = 10.0  # seconds between searches for new runs
 
 Plan = Callable[[RunReader], dict[str, Any] | None]  # doctor's memory plan of a run
 
@@ -38,15 +46,25 @@ class NotFound(Exception):
 class ViewApi:
     """Answers for a fixed list of runs."""
 
-    def __init__(self, runs: Sequence[RunReader], plan: Plan = lambda run: None) -> None:
+    def __init__(
+        self,
+        runs: Sequence[RunReader],
+        plan: Plan = lambda run: None,
+        find: Callable[[], Sequence[RunReader]] | None = None,
+    ) -> None:
         self.run_list = list(runs)
         self.plan = plan
+        self._find = find  # the runs that are there now
+        self._search_at = time.monotonic() + MIN_SEARCH
+        self._searching = threading.Lock()
         self.requests: dict[str, Callable[[Mapping[str, str]], Any]] = {
             "runs": self.runs,
             "metrics": self.metrics,
             "health": self.health,
+            "checks": self.checks,
             "steps": self.steps,
             "step": self.step,
+            "progress": self.progress,
             "sample": self.sample,
             "picture": self.picture,
             "text": self.text,
@@ -70,23 +88,49 @@ class ViewApi:
         return finite(self.requests[name](query))
 
     def runs(self, query: Mapping[str, str]) -> Any:
-        return {
-            "runs": [
-                {"id": number, "name": run.name, "path": shown(run.path), **asdict(run.state())}
-                for number, run in enumerate(self.run_list)
-            ]
-        }
+        self._add_new()
+        rows = []
+        for number, (run, name) in enumerate(zip(self.run_list, self.names(), strict=True)):
+            summary = run.summary()
+            row = {**asdict(summary), "path": shown(run.path), "id": number, "name": name}
+            row["validation"] = None if summary.validation is None else summary.validation._asdict()
+            rows.append(row)
+        return {"runs": rows}
+
+    def names(self) -> list[str]:
+        """A name for every run, each different."""
+        return unique_names(self.run_list)
+
+    def _add_new(self) -> None:
+        """Runs that were started since; what was found keeps its number. Searching takes little of the time."""
+        if self._find is None or not self._searching.acquire(blocking=False):
+            return
+        try:
+            started = time.monotonic()
+            if started < self._search_at:
+                return
+            known = {run.path for run in self.run_list}
+            self.run_list += [run for run in self._find() if run.path not in known][: MAX_RUNS - len(known)]
+            self._search_at = time.monotonic() + max(MIN_SEARCH, 50 * (time.monotonic() - started))
+        except UserError:  # the folder is gone
+            self._find = None
+        finally:
+            self._searching.release()
 
     def metrics(self, query: Mapping[str, str]) -> Any:
-        """Without `names`, the names; else the curves of these, with at most MAX_POINTS points each."""
+        """Without `names`, the names; else the curves of these, with at most about MAX_POINTS points each.
+
+        Of the steps `from` to `to`: a part of a long curve has more of its points.
+        """
         run = self._run(query)
         metrics, timeline = run.metrics(), run.timeline()
         if "names" not in query:
             return {"names": sorted(metrics.names), "last_step": metrics.last_step}
         times = elapsed_times(metrics.steps, timeline)
+        low, high = _integer(query, "from", 0), _integer(query, "to", MAX_STEP)
         curves = {}
         for name in query["names"].split(",")[:MAX_NAMES]:
-            points = thinned(metrics.curve(name))
+            points = thinned([point for point in metrics.curve(name) if low <= point[0] <= high])
             curves[name] = [[step, times.get(step), value] for step, value in points]
         return {"curves": curves, "last_step": metrics.last_step}
 
@@ -103,6 +147,10 @@ class ViewApi:
             for alarm in alarms
         ]
         return {"alarms": shown, "notes": run.notes()[-200:]}
+
+    def checks(self, query: Mapping[str, str]) -> Any:
+        made, lang = checks(self._run(query).metrics().steps), query.get("lang", "en")
+        return {"checks": [{**asdict(one), "title": one.title(lang)} for one in made]}
 
     def steps(self, query: Mapping[str, str]) -> Any:
         run = self._run(query)
@@ -122,6 +170,28 @@ class ViewApi:
             for row, values in enumerate(rows):
                 values |= {name: column[row] for name, column in columns.items() if column is not None}
         return {"samples": rows, "has_tokens": tokens is not None}
+
+    def progress(self, query: Mapping[str, str]) -> Any:
+        """The conversations of the step that the run is in; those that changed last come first."""
+        step = self._run(query).in_progress()
+        if step is None:
+            return {"name": None}
+        known = sorted(step.conversations.values(), key=lambda one: -one.place)
+        rows = [
+            {"id": one.id, "turns": len(one.turns), "tokens": one.tokens, "calls": len(one.acts), "failed": one.failed}
+            | {"is_waiting": one.is_waiting, "last": one.last}
+            for one in known[:MAX_ROWS_IN_PROGRESS]
+        ]
+        sums = {name: sum(len(getattr(one, name)) for one in known) for name in ("turns", "acts")}
+        return {
+            "name": step.path.stem[:100],
+            "conversations": len(known),
+            "turns": sums["turns"],
+            "calls": sums["acts"],
+            "tokens": sum(one.tokens for one in known),
+            "waiting": sum(one.is_waiting for one in known),
+            "rows": rows,
+        }
 
     def sample(self, query: Mapping[str, str]) -> Any:
         """One trajectory; long texts are cut, `text` has the rest."""
@@ -177,15 +247,16 @@ class ViewApi:
                 "texts": run.texts.texts(ids),
             }
         columns = tokens.row(row, start, end)
-        ids, flags = columns.pop("ids").tolist(), columns.pop("flags").tolist()
-        answer = {"start": start, "length": int(tokens.lengths[row]), "ids": ids, "flags": flags}
+        ids, flags = columns.pop("ids").tolist(), columns.pop("flags")
+        answer = {"start": start, "length": int(tokens.lengths[row]), "ids": ids, "flags": flags.tolist()}
         answer |= {"texts": run.texts.texts(ids), "version": tokens.version}
         if "top_ids" in columns:
             answer["alternatives"] = _alternatives(run, columns.pop("top_ids"), columns.pop("top_log_probs"))
         answer["columns"] = {name: _rounded(column) for name, column in columns.items()}
         if {"old_log_probs", "rollout_log_probs"} <= columns.keys():
             gap = np.clip(columns["old_log_probs"] - columns["rollout_log_probs"], -20, 20)
-            answer["columns"]["ratio"] = _rounded(np.exp(gap))
+            given = ~np.asarray(flags & SAMPLED, dtype=bool)  # the engine has no probability of these
+            answer["columns"]["ratio"] = _rounded(np.where(given, np.nan, np.exp(gap)))
         return answer
 
     def difference(self, query: Mapping[str, str]) -> Any:
@@ -286,7 +357,9 @@ class ViewApi:
     def config(self, query: Mapping[str, str]) -> Any:
         """The settings of one run, or of several side by side (`runs`: numbers joined by commas)."""
         numbers = query.get("runs", query.get("run", "0")).split(",")[:8]
-        return config_table([self._run({"run": number}) for number in numbers], query.get("lang", "en"))
+        runs, names = [self._run({"run": number}) for number in numbers], self.names()
+        table = config_table(runs, query.get("lang", "en"))
+        return {**table, "runs": [names[self.run_list.index(run)] for run in runs]}
 
     def memory(self, query: Mapping[str, str]) -> Any:
         run = self._run(query)
@@ -308,7 +381,6 @@ class ViewApi:
             "has_model": run.has_model(),
             "command": run.command(),
             "environment": run.environment(),
-            "journal": run.journal(),
         }
 
     def _run(self, query: Mapping[str, str]) -> RunReader:
@@ -328,54 +400,6 @@ class ViewApi:
         """The tokens of a step; None where they do not belong to its trajectories (another run's file)."""
         tokens = run.token_file(step)
         return None if tokens is None or num_rows not in (None, len(tokens)) else tokens
-
-
-def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The length of the union of spans, each a start and an end."""
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
-
-
-def elapsed_times(steps: Mapping[int, Any], timeline: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
-    """Seconds since the start at which each step ended: recorded, else the sum of its steps' seconds."""
-    recorded = {step: line["time"] for step, line in timeline.items() if line["time"] is not None}
-    if recorded:
-        starts = [span[1] for line in timeline.values() for span in line["spans"]]
-        first = min([*starts, *recorded.values()])
-        return {step: recorded[step] - first if step in recorded else 0.0 for step in steps}
-    total, times = 0.0, {}
-    for step in sorted(steps):
-        total += steps[step].get("timing_s/step", 0.0) + steps[step].get("timing_s/testing", 0.0)
-        times[step] = total
-    return times
-
-
-def thinned(points: list[tuple[int, float]], limit: int = MAX_POINTS) -> list[tuple[int, float]]:
-    """At most about `limit` points: the smallest and the largest of every stretch, so that spikes stay visible."""
-    if len(points) <= limit:
-        return points
-    size = math.ceil(len(points) * 2 / limit)
-    kept: list[tuple[int, float]] = []
-    for start in range(0, len(points), size):
-        part = points[start : start + size]
-        ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
-        kept += sorted(ends)
-    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
-
-
-def changed_from(before: Sequence[int], after: Sequence[int]) -> list[int]:
-    """Places of `before` that are not part of the common subsequence with `after` around equal ends."""
-    from difflib import SequenceMatcher
-
-    matcher = SequenceMatcher(None, before, after, autojunk=False)
-    changed: list[int] = []
-    for tag, start, end, _, _ in matcher.get_opcodes():
-        if tag != "equal":
-            changed += range(start, max(end, start + 1))
-    return [place for place in changed if place < len(before)]
 
 
 def cut(value: Any, depth: int = MAX_DEPTH) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from burnish.errors import UserError
 from burnish.log.jsonl import write_atomically
 from burnish.view.api import NotFound, ViewApi, finite
 from burnish.view.server import static_files
@@ -62,7 +63,7 @@ def collect(api: ViewApi, num_steps: int) -> dict[str, Any]:
         words = {word: str(value) for word, value in query.items()}
         try:
             answer = api.answer(name, words)
-        except (NotFound, OSError):
+        except (NotFound, OSError, UserError):  # a trace that is damaged, for example
             return None
         answers[f"{name}?{'&'.join(f'{word}={words[word]}' for word in sorted(words))}"] = answer
         return answer
@@ -75,6 +76,7 @@ def collect(api: ViewApi, num_steps: int) -> dict[str, Any]:
         curves[str(number)] = api.metrics({"run": str(number), "names": ",".join(names)})["curves"] if names else {}
         for lang in ("en", "zh"):
             ask("health", run=number, lang=lang)
+            ask("checks", run=number, lang=lang)
             ask("config", runs=number, lang=lang)
             ask("config", runs=everything, lang=lang)
         for name in ("memory", "files", "timeline", "profiles"):

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from burnish.view.alarm_texts import TEXTS
-from burnish.view.runs import HUNG, RUNNING, STOPPED, RunState
+from burnish.view.listing import MIN_SILENCE, SILENCE
+from burnish.view.liveness import CRASHED, HUNG, RUNNING, STOPPED
+from burnish.view.runs import RunState
 
 WINDOW = 10  # newest steps that decide whether an alarm is active
-SPIKE_HISTORY = 20  # steps before a spike that it is compared with
+MIN_HISTORY, SPIKE_HISTORY = 5, 20  # steps before a spike that it is compared with
 CRITICAL, WARNING, NOTICE = "critical", "warning", "notice"
 SEVERITIES = (CRITICAL, WARNING, NOTICE)
 
@@ -69,18 +71,85 @@ SPIKES = {  # metric -> (kind, factor over the median of the steps before, small
     "actor/grad_norm": ("gradient_spike", 5.0, 1e-3),
     "critic/grad_norm": ("gradient_spike", 5.0, 1e-3),
 }
+REWARD_FAILURES = ("reward/failed", "reward_model/failed")
+SKIPPED = "/skipped_updates"  # of every role
+ENTROPY = "actor/entropy"
 ENTROPY_SHARE, ENTROPY_LOW = 0.1, 0.05  # of the first steps; nats per token
 TOOL_FAILURES = (0.1, 0.5)
-SILENCE = 10.0  # steps' worth of seconds without a sign of life
-MIN_SILENCE = 120.0
 
 
 def check(steps: Steps, state: RunState | None = None, now: float | None = None) -> list[Alarm]:
     """All alarms, active and severe ones first."""
-    alarms = [alarm for rule in RULES for alarm in rule(steps)]
-    if state is not None:
-        alarms += _liveness(state, time.time() if now is None else now)
+    alarms = [] if state is None else list(_liveness(state, time.time() if now is None else now))
+    alarms += [alarm for rule in RULES for alarm in rule(steps)]
     return sorted(alarms, key=lambda alarm: (not alarm.is_active, SEVERITIES.index(alarm.severity)))
+
+
+@dataclass(frozen=True)
+class Check:
+    """What an alarm looks at. `metric` is None where the run has none of its metrics: it cannot be raised."""
+
+    kind: str
+    metric: str | None
+    value: float | None = None  # mean of the newest steps
+    threshold: float | None = None
+    is_low: bool = False
+
+    def title(self, lang: str = "en") -> str:
+        texts = TEXTS[self.kind]
+        return texts.get(f"title_{lang}", texts["title_en"])
+
+
+def checks(steps: Steps) -> list[Check]:
+    """Every check of the metrics, with where the run stands."""
+    names = {name for values in steps.values() for name in values}
+    rows = [(limit.kind, limit.metrics, limit.warning, limit.is_low) for limit in LIMITS]
+    rows += [(kind, (name,), _spike_limit(_finite(steps, name), name), False) for name, (kind, _, _) in SPIKES.items()]
+    skipped = tuple(sorted(name for name in names if name.endswith(SKIPPED)))
+    rows += [("reward_failures", REWARD_FAILURES, 0.0, False), ("skipped_updates", skipped, 0.0, False)]
+    rows += [("entropy", (ENTROPY,), _entropy_limit(_finite(steps, ENTROPY)), True)]
+    found = []
+    for kind, metrics, threshold, is_low in rows:
+        metric = next((name for name in metrics if name in names), None)
+        points = [] if metric is None else _finite(steps, metric)
+        found.append(Check(kind, metric, _recent(points), threshold, is_low))
+    shares = _tool_failures(steps)
+    found.append(Check("tools", "tools/failed / tools/calls" if shares else None, _recent(shares), TOOL_FAILURES[0]))
+    seen = {check.kind for check in found if check.metric is not None}
+    # Of several metrics of a kind those that are missing say nothing, if another one is there.
+    unique = {check.kind: check for check in found if check.kind not in seen}
+    return [check for check in found if check.metric is not None] + list(unique.values())
+
+
+def _finite(steps: Steps, name: str) -> Curve:
+    return [(step, value) for step, value in curve(steps, name) if math.isfinite(value)]
+
+
+def _recent(points: Curve) -> float | None:
+    """The mean of the newest steps."""
+    values = [value for _, value in points[-WINDOW:]]
+    return sum(values) / len(values) if values else None
+
+
+def _spike_limit(before: Curve, name: str) -> float | None:
+    """What a step may not exceed after these; None for too few."""
+    _, factor, floor = SPIKES[name]
+    if len(before) < MIN_HISTORY:
+        return None
+    return max(factor * median(abs(value) for _, value in before[-SPIKE_HISTORY:]), floor)
+
+
+def _entropy_limit(points: Curve) -> float | None:
+    """Of a run that is long enough: a share of the entropy at its start."""
+    if len(points) < 2 * WINDOW:
+        return None
+    return min(ENTROPY_SHARE * sum(value for _, value in points[:5]) / 5, ENTROPY_LOW)
+
+
+def _tool_failures(steps: Steps) -> Curve:
+    """The share of calls that failed; those that timed out are among them."""
+    calls = [(step, values) for step, values in sorted(steps.items()) if values.get("tools/calls", 0.0) > 0]
+    return [(step, values.get("tools/failed", 0.0) / values["tools/calls"]) for step, values in calls]
 
 
 def curve(steps: Steps, name: str) -> Curve:
@@ -90,11 +159,11 @@ def curve(steps: Steps, name: str) -> Curve:
 def _limits(steps: Steps) -> Iterator[Alarm]:
     for limit in LIMITS:
         name = next((name for name in limit.metrics if any(name in values for values in steps.values())), None)
-        points = [] if name is None else [(step, value) for step, value in curve(steps, name) if math.isfinite(value)]
-        if name is None or not points:
+        points = [] if name is None else _finite(steps, name)
+        recent = _recent(points)
+        if name is None or recent is None:
             continue
         sign = -1 if limit.is_low else 1
-        recent = sum(value for _, value in points[-WINDOW:]) / len(points[-WINDOW:])
         beyond = tuple(step for step, value in points if sign * value >= sign * limit.warning)
         if sign * recent >= sign * limit.warning:
             severity = CRITICAL if sign * recent >= sign * limit.critical else WARNING
@@ -105,14 +174,12 @@ def _limits(steps: Steps) -> Iterator[Alarm]:
 
 
 def _spikes(steps: Steps) -> Iterator[Alarm]:
-    for name, (kind, factor, floor) in SPIKES.items():
-        points = [(step, abs(value)) for step, value in curve(steps, name) if math.isfinite(value)]
-        found = []
-        for place in range(5, len(points)):
-            usual = median(value for _, value in points[max(0, place - SPIKE_HISTORY) : place])
-            limit = max(factor * usual, floor)
-            if points[place][1] > limit:
-                found.append((*points[place], limit))
+    for name, (kind, _, _) in SPIKES.items():
+        points, found = _finite(steps, name), []
+        for place, (step, value) in enumerate(points):
+            limit = _spike_limit(points[max(0, place - SPIKE_HISTORY) : place], name)
+            if limit is not None and abs(value) > limit:
+                found.append((step, abs(value), limit))
         if found:
             is_active = found[-1][0] in {step for step, _ in points[-WINDOW:]}
             _, value, limit = max(found, key=lambda spike: spike[1] / spike[2])
@@ -141,31 +208,19 @@ def _counted(kind: str, names: Callable[[str], bool]) -> Callable[[Steps], Itera
 
 
 def _tools(steps: Steps) -> Iterator[Alarm]:
-    shares = []
-    for step, values in sorted(steps.items()):
-        calls = values.get("tools/calls", 0.0)
-        failed = values.get("tools/failed", 0.0) + values.get("tools/timed_out", 0.0)
-        if calls > 0:
-            shares.append((step, failed / calls))
-    if not shares:
-        return
-    recent = sum(value for _, value in shares[-WINDOW:]) / len(shares[-WINDOW:])
-    warning, critical = TOOL_FAILURES
-    if recent >= warning:
+    shares, (warning, critical) = _tool_failures(steps), TOOL_FAILURES
+    recent = _recent(shares)
+    if recent is not None and recent >= warning:
         seen = tuple(step for step, value in shares if value >= warning)
         yield Alarm("tools", CRITICAL if recent >= critical else WARNING, "tools/failed", recent, warning, seen)
 
 
 def _entropy(steps: Steps) -> Iterator[Alarm]:
-    points = [(step, value) for step, value in curve(steps, "actor/entropy") if math.isfinite(value)]
-    if len(points) < 2 * WINDOW:
-        return
-    first = sum(value for _, value in points[:5]) / 5
-    recent = sum(value for _, value in points[-WINDOW:]) / WINDOW
-    limit = min(ENTROPY_SHARE * first, ENTROPY_LOW)
-    if recent < limit:
+    points = _finite(steps, ENTROPY)
+    limit, recent = _entropy_limit(points), _recent(points)
+    if limit is not None and recent is not None and recent < limit:
         below = tuple(step for step, value in points if value < limit)
-        yield Alarm("entropy", WARNING, "actor/entropy", recent, limit, below)
+        yield Alarm("entropy", WARNING, ENTROPY, recent, limit, below)
 
 
 def _non_finite(steps: Steps) -> Iterator[Alarm]:
@@ -183,7 +238,9 @@ def _non_finite(steps: Steps) -> Iterator[Alarm]:
 def _liveness(state: RunState, now: float) -> Iterator[Alarm]:
     silence = None if state.updated is None else now - state.updated
     if state.state == HUNG:
-        yield Alarm("hang", CRITICAL, "", silence, None, (state.step,), detail=state.phase or "")
+        yield Alarm("hang", CRITICAL, "", silence, None, (state.step,), detail=state.problem)
+    elif state.state == CRASHED:
+        yield Alarm("crashed", CRITICAL, "", silence, None, (state.step,), detail=state.problem)
     elif state.state == STOPPED and (state.total_steps is None or state.step < state.total_steps):
         yield Alarm("stopped", NOTICE, "", silence, None, (state.step,))
     elif state.state == RUNNING and silence is not None and state.seconds_per_step is not None:
@@ -195,8 +252,8 @@ def _liveness(state: RunState, now: float) -> Iterator[Alarm]:
 RULES: Sequence[Callable[[Steps], Iterator[Alarm]]] = (
     _limits,
     _spikes,
-    _counted("reward_failures", lambda name: name in ("reward/failed", "reward_model/failed")),
-    _counted("skipped_updates", lambda name: name.endswith("/skipped_updates")),
+    _counted("reward_failures", lambda name: name in REWARD_FAILURES),
+    _counted("skipped_updates", lambda name: name.endswith(SKIPPED)),
     _counted("faults", lambda name: name in ("training/restarts", "training/failed_saves")),
     _tools,
     _entropy,

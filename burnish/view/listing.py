@@ -6,6 +6,7 @@ parsed.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -16,16 +17,18 @@ from typing import Any
 
 from burnish.errors import UserError
 from burnish.log.file import METRICS, NOTES
-from burnish.log.folder import FAILURE, HOLDER, LOCK, is_locked
+from burnish.log.folder import LOCK
+from burnish.log.step_format import duration
 from burnish.log.timeline import NAME as TIMELINE
 from burnish.log.validation_score import ValidationScores, is_validation, validation_scores
 from burnish.storage import FINISHED, STEP_PREFIX
 from burnish.untrusted import read_json_object, read_text
 from burnish.view.json_lines import open_regular, parse_object
+from burnish.view.liveness import RUNNING, run_state
 from burnish.view.metrics import number
 
-RUNNING, FINISHED_STATE, STOPPED, CRASHED, UNREADABLE = "running", "finished", "stopped", "crashed", "unreadable"
-STATES = (RUNNING, FINISHED_STATE, STOPPED, CRASHED, UNREADABLE)
+UNREADABLE = "unreadable"
+SILENCE, MIN_SILENCE = 10.0, 120.0  # steps' worth of seconds, and seconds, without a sign of life
 MAX_DEPTH = 4  # folders between the given folder and a run: runs/demo/seed_1/run
 MAX_FOLDERS = 20_000  # that are searched
 TAIL = 1 << 18  # bytes
@@ -47,7 +50,7 @@ class RunSummary:
     seconds_left: float | None = None
     validation: ValidationScores | None = None
     updated: float | None = None  # seconds since 1970
-    problem: str = ""  # the error of a crashed run, or why a folder cannot be read
+    problem: str = ""  # the error of a crashed run, the phase of a hang, or why a folder cannot be read
 
 
 def list_runs(folder: Path) -> tuple[list[RunSummary], bool]:
@@ -55,7 +58,7 @@ def list_runs(folder: Path) -> tuple[list[RunSummary], bool]:
     folder = folder.expanduser()
     if not folder.is_dir():
         raise UserError("no such folder", key="FOLDER", value=str(folder))
-    walk = _Walk()
+    walk = Walk()
     runs = [summarize(path) for path in walk.runs(folder, MAX_DEPTH)]
     return sorted(runs, key=lambda run: -(run.updated or 0.0)), walk.left > 0
 
@@ -68,7 +71,7 @@ def summarize(path: Path) -> RunSummary:
         return RunSummary(path, UNREADABLE, problem=error.problem if isinstance(error, UserError) else str(error))
 
 
-class _Walk:
+class Walk:
     """Searches folders level by level, up to MAX_FOLDERS of them."""
 
     def __init__(self) -> None:
@@ -107,30 +110,22 @@ def _summarize(path: Path) -> RunSummary:
     if not os.access(path, os.R_OK | os.X_OK):
         raise UserError("no permission to read the folder")
     finished = _finished(path)
+    updated = _newest_time(path)
+    state, problem = run_state(path, updated, is_finished=bool(finished))
     lines = _last_objects(path / METRICS)
-    state, problem = _state(path, finished)
     last = lines[-1].get("step") if lines else 0
     step = last if type(last) is int else 0
     if not lines and _size(path / METRICS) > 0:
         problem = problem or f"{METRICS} has no readable line"
     total = _total_steps(path, finished)
-    updated = _newest_time(path)
-    left = _seconds_left(lines, step, total, updated) if state == RUNNING else None
+    pace = _seconds_per_step(lines)
+    left = None
+    if state == RUNNING and pace is not None and updated is not None:
+        silence = max(0.0, time.time() - updated)
+        left = None if total is None else max(0.0, pace * max(0, total - step) - silence)
+        if silence > max(MIN_SILENCE, SILENCE * pace):
+            problem = problem or f"no sign of life for {duration(silence)}"
     return RunSummary(path, state, step, total, left, _validation(path, finished), updated, problem)
-
-
-def _state(path: Path, finished: dict[str, Any]) -> tuple[str, str]:
-    """(state, problem). A killed process leaves its lock's description, one that failed leaves the error."""
-    if is_locked(path):
-        return RUNNING, ""
-    if finished:
-        return FINISHED_STATE, ""
-    failure = _object(path / FAILURE)
-    if failure:
-        return CRASHED, str(failure.get("error"))[:500]
-    if (path / HOLDER).exists():
-        return CRASHED, "the process was killed"
-    return STOPPED, ""
 
 
 def _finished(path: Path) -> dict[str, Any]:
@@ -150,17 +145,14 @@ def _total_steps(path: Path, finished: dict[str, Any]) -> int | None:
     return int(found[1]) if found is not None else None
 
 
-def _seconds_left(lines: list[dict[str, Any]], step: int, total: int | None, updated: float | None) -> float | None:
-    """From the mean of the last steps, with their validations and checkpoints."""
+def _seconds_per_step(lines: list[dict[str, Any]]) -> float | None:
+    """The mean of the last steps, with their validations and checkpoints."""
     rows = [line["data"] for line in lines if isinstance(line.get("data"), dict)]
     seconds = [
         sum(number(row.get(name)) or 0.0 for name in PARTS_OF_A_STEP) for row in rows if PARTS_OF_A_STEP[0] in row
     ]
-    if not seconds or total is None or updated is None:
-        return None
-    pace = sum(seconds) / len(seconds)
-    left = pace * max(0, total - step) - max(0.0, time.time() - updated)
-    return max(0.0, left) if left == left and left != float("inf") else None
+    mean = sum(seconds) / len(seconds) if seconds else math.nan
+    return mean if math.isfinite(mean) else None
 
 
 def _validation(path: Path, finished: dict[str, Any]) -> ValidationScores | None:

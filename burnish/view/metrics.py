@@ -10,6 +10,7 @@ from typing import Any
 from burnish.view.json_lines import GrowingFile
 
 MAX_NAMES = 5000  # of metrics
+MAX_POINTS = 1500  # of one curve that is shown: more than a screen has columns
 
 
 class Metrics:
@@ -55,3 +56,30 @@ def number(value: Any) -> float | None:
     if isinstance(value, int | float):
         return float(value) if abs(value) < 1e308 or isinstance(value, float) else math.inf
     return float(value) if value in ("NaN", "Infinity", "-Infinity") else None
+
+
+def elapsed_times(steps: Mapping[int, Any], timeline: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+    """Seconds since the start at which each step ended: recorded, else the sum of its steps' seconds."""
+    recorded = {step: line["time"] for step, line in timeline.items() if line["time"] is not None}
+    if recorded:
+        starts = [span[1] for line in timeline.values() for span in line["spans"]]
+        first = min([*starts, *recorded.values()])
+        return {step: recorded[step] - first if step in recorded else 0.0 for step in steps}
+    total, times = 0.0, {}
+    for step in sorted(steps):
+        total += steps[step].get("timing_s/step", 0.0) + steps[step].get("timing_s/testing", 0.0)
+        times[step] = total
+    return times
+
+
+def thinned(points: list[tuple[int, float]], limit: int = MAX_POINTS) -> list[tuple[int, float]]:
+    """At most about `limit` points: the smallest and the largest of every stretch, so that spikes stay visible."""
+    if len(points) <= limit:
+        return points
+    size = math.ceil(len(points) * 2 / limit)
+    kept: list[tuple[int, float]] = []
+    for start in range(0, len(points), size):
+        part = points[start : start + size]
+        ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
+        kept += sorted(ends)
+    return kept if kept[-1] == points[-1] else [*kept, points[-1]]

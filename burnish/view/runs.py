@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 from burnish.errors import UserError
 from burnish.log.file import METRICS, NOTES
-from burnish.log.folder import HOLDER
+from burnish.log.folder import FAILURE, HOLDER, lock_state
 from burnish.log.pictures import FOLDER as PICTURES
 from burnish.log.timeline import NAME as TIMELINE
 from burnish.log.tokens import FOLDER as TOKENS
@@ -25,23 +23,24 @@ from burnish.profiling.plan import FOLDER as PROFILES
 from burnish.profiling.summary import Summary, summarize
 from burnish.storage import FINAL_MODEL, FINISHED
 from burnish.untrusted import load_yaml, read_json_object, read_text
-from burnish.view.json_lines import GrowingFile, open_regular, parse_object, read_lines
+from burnish.view.json_lines import GrowingFile, open_regular
+from burnish.view.listing import MAX_DEPTH, RunSummary, Walk
+from burnish.view.listing import summarize as summarize_run
+from burnish.view.liveness import RUNNING, run_state
 from burnish.view.metrics import Metrics, number
 from burnish.view.pictures import is_name, read_picture
+from burnish.view.progress import StepInProgress
 from burnish.view.samples import SearchResult, StepFile, index_step, search
 from burnish.view.token_file import TokenFile, TokenTexts
 
-RUNNING, FINISHED_STATE, STOPPED, HUNG = "running", "finished", "stopped", "hung"
 MAX_STEP_BYTES = 2 * 2**30  # of one rollouts file
 MAX_NOTES = 2**20  # characters of the newest notes
-MAX_FOUND = 200  # runs below a folder
-MAX_DEPTH = 4  # folders between a given folder and a run
+MAX_FOUND = 200  # runs
 CACHED_STEPS = 8
 MAX_PROCESSES = 256  # of a step
 MAX_PROFILES = 500  # files
 MAX_TRACE_BYTES = 2**29  # uncompressed, of a trace that is summarized
 TRACES = (".json", ".json.gz")
-RECENT = 600.0  # seconds; a run on another machine is taken to be running if it wrote that recently
 _CHECKPOINT = re.compile(r"global_step_(\d{1,12})")
 
 
@@ -49,14 +48,14 @@ _CHECKPOINT = re.compile(r"global_step_(\d{1,12})")
 class RunState:
     """How far a run is."""
 
-    state: str  # running, finished, stopped or hung
+    state: str  # of view/liveness.py
     step: int
     total_steps: int | None
     started: float | None  # seconds since 1970
     updated: float | None  # the last sign of life
     seconds_per_step: float | None
     seconds_left: float | None
-    phase: str | None = None  # of a hang
+    problem: str = ""  # the error of a crashed run, or where one hung
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,10 @@ class RunReader:
         self._steps: OrderedDict[tuple[Any, ...], StepFile] = OrderedDict()
         self._tokens: OrderedDict[tuple[Any, ...], TokenFile] = OrderedDict()
         self._summaries: OrderedDict[tuple[Any, ...], Summary] = OrderedDict()
+        self._config: tuple[Any, dict[str, Any]] | None = None
+        self._progress: StepInProgress | None = None
+        self._summary: RunSummary | None = None
+        self._seen: tuple[Any, ...] = ()
         self._profile_lock = threading.Lock()
         self.texts = TokenTexts(self.path / TOKENS)
 
@@ -131,11 +134,23 @@ class RunReader:
         step = max(metrics.last_step, max(timeline, default=0))
         total = self._total_steps(timeline, finished)
         updated = _newest_time([self.path / METRICS, self.path / TIMELINE, self.path / NOTES])
-        hang = self.hang()
-        state = FINISHED_STATE if finished else RUNNING if self._is_alive(updated) else HUNG if hang else STOPPED
+        state, problem = run_state(self.path, updated, is_finished=finished is not None)
         pace = _pace(metrics)
         left = pace * max(0, total - step) if pace is not None and total and state == RUNNING else None
-        return RunState(state, step, total, self._started(timeline), updated, pace, left, hang)
+        return RunState(state, step, total, self._started(timeline), updated, pace, left, problem)
+
+    def summary(self) -> RunSummary:
+        """The same from the ends of the files, for a list of many runs. Kept until a file changes."""
+        with self._lock:
+            if self._summary is None or self._summary.state == RUNNING or self._seen != self._signature():
+                self._seen = self._signature()
+                self._summary = summarize_run(self.path)
+            return self._summary
+
+    def _signature(self) -> tuple[Any, ...]:
+        """Changes when the run wrote something, started or ended."""
+        files = (self.path / name for name in (METRICS, TIMELINE, NOTES, FINISHED, HOLDER, FAILURE, "config.yaml"))
+        return (lock_state(self.path), *map(_version, files))
 
     def _total_steps(self, timeline: dict[int, dict[str, Any]], finished: dict[str, Any] | None) -> int | None:
         trainer = self.config().get("trainer")
@@ -150,36 +165,17 @@ class RunReader:
         starts = [start for line in timeline.values() for _, start, _ in line["spans"]]
         return min(starts) if starts else None
 
-    def _is_alive(self, updated: float | None) -> bool:
-        """Whether the process that locked the folder still exists. Of another machine only its files are known."""
-        try:
-            holder = read_json_object(self.path / HOLDER, limit=10_000)
-        except (OSError, UserError):
-            return False
-        pid = holder.get("pid")
-        if holder.get("host") != socket.gethostname() or type(pid) is not int or pid <= 0:
-            return updated is not None and time.time() - updated < RECENT
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        except OSError:  # it is another user's
-            return True
-        return True
-
-    def hang(self) -> str | None:
-        """The first line of the newest hang report."""
-        for path in sorted(self._files("hang_rank_*.txt")):
-            try:
-                return read_text(path, limit=64 * 2**20).split("\n", 1)[0][:500]
-            except (OSError, UserError):
-                continue
-        return None
-
     # -- files of the run --------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """config.yaml; empty if there is none."""
+        """config.yaml; empty if there is none. Reading it takes long: do not change the result."""
+        version = _version(self.path / "config.yaml")
+        with self._lock:
+            if self._config is None or self._config[0] != version:
+                self._config = version, self._read_config()
+            return self._config[1]
+
+    def _read_config(self) -> dict[str, Any]:
         try:
             value = load_yaml(read_text(self.path / "config.yaml"), "config.yaml")
         except (OSError, UserError):
@@ -223,17 +219,18 @@ class RunReader:
         """Whether the trained model is in the run folder."""
         return (self.path / FINAL_MODEL / "config.json").is_file()
 
-    def journal(self) -> dict[str, int]:
-        """Journals of the steps since the last checkpoint: name -> number of recorded events."""
-        return {path.stem: sum(1 for _ in self._lines(path)) for path in self._files("journal/*.jsonl")}
-
-    def journal_events(self, name: str, limit: int = 1000) -> list[dict[str, Any]]:
-        """The newest events of a journal: what was sampled and what tools answered, as it happens."""
-        path = self.path / "journal" / f"{name}.jsonl"
-        if not self._is_inside(path):
-            return []
-        events = [event for line in self._lines(path) if (event := parse_object(line)) is not None and "key" in event]
-        return events[-limit:]
+    def in_progress(self) -> StepInProgress | None:
+        """The step that a running run is in, as far as its journal tells; only conversations have one."""
+        journals = [path for path in self._files("journal/*.jsonl") if path.is_file()]
+        newest = max(journals, key=lambda path: path.stat().st_mtime, default=None)
+        ended = _newest_time([self.path / METRICS])
+        if newest is None or self.summary().state != RUNNING or newest.stat().st_mtime < (ended or 0.0):
+            return None
+        with self._lock:
+            if self._progress is None or self._progress.path != newest:
+                self._progress = StepInProgress(newest, self.texts)
+            self._progress.refresh()
+            return self._progress
 
     def profiles(self) -> list[Profile]:
         """Recordings of profilers in the run folder, in the order of their names."""
@@ -322,14 +319,6 @@ class RunReader:
     def _is_inside(self, path: Path) -> bool:
         return path.resolve().is_relative_to(self.path)
 
-    def _lines(self, path: Path) -> Iterable[bytes]:
-        try:
-            file = open_regular(path)
-        except OSError:
-            return
-        with file:
-            yield from (line for _, line in read_lines(file))
-
     def _object(self, name: str) -> dict[str, Any]:
         try:
             return read_json_object(self.path / name) if self._is_inside(self.path / name) else {}
@@ -350,17 +339,32 @@ class RunReader:
 
 
 def find_runs(paths: Iterable[Path]) -> list[RunReader]:
-    """The run folders among these folders and below them, most recently written first."""
+    """The MAX_FOUND newest run folders among these folders and below them, most recently written first."""
     found: dict[Path, RunReader] = {}
+    walk = Walk()
     for path in paths:
         path = path.expanduser().resolve()
         if not path.is_dir():
             raise UserError(f"no such folder: {path}", hint="burnish view RUN_FOLDER (trainer.default_local_dir)")
-        for folder in _run_folders(path, MAX_DEPTH):
-            if len(found) < MAX_FOUND:
-                found.setdefault(folder, RunReader(folder))
+        for folder in walk.runs(path, MAX_DEPTH):
+            found.setdefault(folder, RunReader(folder))
     times = {folder: _newest_time([folder / METRICS, folder / "config.yaml"]) or 0.0 for folder in found}
-    return sorted(found.values(), key=lambda run: -times[run.path])
+    return sorted(found.values(), key=lambda run: -times[run.path])[:MAX_FOUND]
+
+
+def unique_names(runs: Sequence[RunReader]) -> list[str]:
+    """A name for each run: its own, with as many parent folders as tell it from the others."""
+    lengths = [len(Path(run.name).parts) for run in runs]
+    while True:
+        names = ["/".join(run.path.parts[-length:]) for run, length in zip(runs, lengths, strict=True)]
+        counts = Counter(names)
+        longer = [
+            place for place, run in enumerate(runs) if counts[names[place]] > 1 and lengths[place] < len(run.path.parts)
+        ]
+        if not longer:
+            return names
+        for place in longer:
+            lengths[place] += 1
 
 
 def shown(path: Path) -> str:
@@ -369,24 +373,13 @@ def shown(path: Path) -> str:
     return str(path.relative_to(current)) if path.is_relative_to(current) else str(path)
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run."""
-    return (folder / METRICS).is_file() or ((folder / "config.yaml").is_file() and (folder / "command.txt").is_file())
-
-
-def _run_folders(folder: Path, depth: int) -> Iterable[Path]:
-    if is_run(folder):
-        yield folder
-        return
-    if depth == 0:
-        return
+def _version(path: Path) -> tuple[int, int, int] | None:
+    """Changes with the file; None if there is none."""
     try:
-        children = sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+        status = path.stat()
     except OSError:
-        return
-    for child in children[:1000]:
-        if not child.is_symlink():
-            yield from _run_folders(child, depth - 1)
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _newest_time(paths: Iterable[Path]) -> float | None:

@@ -50,7 +50,9 @@ def summary(run: RunReader, width: int | None) -> Iterator[Line]:
     for alarm in check(metrics.steps, state):
         steps = f" (step {alarm.steps[-1]})" if alarm.steps else ""
         style = ("red" if alarm.severity == CRITICAL else WARNING) if alarm.is_active else DIM
-        yield from _wrapped(f"{alarm.severity}: {alarm.text('title')}{steps}. {alarm.text('remedy')}", width, style)
+        detail = f": {_one_line(alarm.detail).removesuffix('.')}" if alarm.detail else ""
+        text = f"{alarm.severity}: {alarm.text('title')}{steps}{detail}. {alarm.text('remedy')}"
+        yield from _wrapped(text, width, style)
 
 
 def curves(run: RunReader, width: int | None, patterns: list[str]) -> Iterator[Line]:
@@ -191,7 +193,7 @@ def _curve(name: str, points: list[tuple[int, float]], width: int | None) -> str
     if not values:
         return _cut(f"  {_one_line(name)}: no finite value", width)
     low, high = min(values), max(values)
-    line = sparkline(values, low, high if high > low else low + 1.0, CURVE_WIDTH)
+    line = sparkline(values, low, high if high > low else low + max(1.0, abs(low)), CURVE_WIDTH)
     numbers = f"{values[-1]:>9.3g}  {low:.3g} to {high:.3g}"
     label = _one_line(name)
     room = 26 if width is None else max(8, min(26, width - CURVE_WIDTH - 34))

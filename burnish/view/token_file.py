@@ -114,6 +114,18 @@ def flag_names(flags: int) -> str:
     return "trained" if flags & TRAINED else "sampled" if flags & SAMPLED else "given"
 
 
+def changed_from(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """Places of `before` that are not part of the common subsequence with `after` around equal ends."""
+    from difflib import SequenceMatcher
+
+    matcher = SequenceMatcher(None, before, after, autojunk=False)
+    changed: list[int] = []
+    for tag, start, end, _, _ in matcher.get_opcodes():
+        if tag != "equal":
+            changed += range(start, max(end, start + 1))
+    return [place for place in changed if place < len(before)]
+
+
 class TokenTexts:
     """Texts of token ids, by the tokenizer that the run left beside its token records."""
 

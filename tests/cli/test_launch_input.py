@@ -47,3 +47,35 @@ def test_cfg_prints_the_config_and_exits(capsys, monkeypatch):
     monkeypatch.setenv(ASSUME_VARIABLE, "verl==0.5")  # set for the commands of a script
     assert run_shim([*COMMAND, "--cfg", "job"]) == 0
     assert "enforce_eager: true" in capsys.readouterr().out
+
+
+def test_every_command_of_a_script_is_translated_or_named(capsys, tmp_path):
+    script = tmp_path / "run.sh"
+    known = " ".join(COMMAND)
+    lines = [
+        "python3 -m openrlhf.cli.serve_rm --port 5000 &",
+        f"my_launcher {known}",
+        "pkill -f verl.trainer.main_ppo",
+        f"docker exec name bash -c 'cd /x; {known}'",
+    ]
+    script.write_text("\n".join(lines))
+    assert main(["convert", "--json", str(script)]) == 4
+    inside, wrapped, server = json.loads(capsys.readouterr().out)["notes"][-3:]
+    assert inside == "The command runs in a container (docker): paths are those there."
+    assert wrapped == "not translated: `my_launcher ...`, which may start verl.trainer.main_ppo"
+    assert server.startswith("not translated: openrlhf.cli.serve_rm: start the reward server with OpenRLHF")
+
+
+def test_a_script_that_starts_nothing_says_how_it_ended(capsys, tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(f'if [ "$#" -lt 1 ]; then echo "usage: run.sh MODEL" >&2; exit 3; fi\n{" ".join(COMMAND)}\n')
+    assert main(["convert", str(script)]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "the script ended with status 3: usage: run.sh MODEL" in error
+    assert "NAME=value burnish convert SCRIPT.sh ARGUMENTS" in error
+    assert main(["convert", str(script), "m"]) == 0
+
+
+def test_commands_of_other_places_are_not_run_here(capsys):
+    assert main(["run", "--", "docker", "run", "image", *COMMAND]) == 1
+    assert "runs in a container (docker)" in capsys.readouterr().err

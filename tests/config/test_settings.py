@@ -104,3 +104,38 @@ def test_text_stays_as_typed():
 def test_the_nearest_key_is_named(typo, meant):
     assert nearest_key(typo, tree()) == meant
     assert meant in str(unknown_key(typo, tree()))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "actor_rollout_ref.actor.hyper_clip.enable",
+        "actor_rollout_ref.rollout.kv_tiering.mode",
+        "actor_rollout_ref.model.rope_scaling.factor",
+        "retriever.url",
+        "trainer.v2.mode",
+    ],
+)
+def test_a_key_that_is_near_none_gets_no_suggestion(key):
+    assert nearest_key(key, tree()) is None
+    assert "leave it out" in str(unknown_key(key, tree()))
+
+
+def test_keys_of_other_trainers_and_missing_sections_are_named():
+    meant = {
+        "actor_rollout_ref.actor.optim.learning_rate": "actor_rollout_ref.actor.optim.lr",
+        "algorithm.kl_coef": "algorithm.kl_ctrl.kl_coef",
+        "trainer.train_batch_size": "data.train_batch_size",
+        "trainer.eval_steps": "trainer.test_freq",
+    }
+    assert {key: nearest_key(key, tree()) for key in meant} == meant
+    assert nearest_key("actor_rollout_ref.rolout", tree(), sections=True) == "actor_rollout_ref.rollout"
+
+
+def test_a_spelling_that_refers_to_another_spelling_is_no_conflict():
+    tool = "actor_rollout_ref.actor.profiler.tool_config"
+    chosen = Settings(tree())
+    other = "global_profiler.global_tool_config.nsys.discrete"
+    chosen.add_all([Entry(f"{tool}.nsys.discrete", f"${{oc.select:{other}}}", "x"), Entry(other, True, "x")])
+    assert chosen.errors == []
+    assert chosen.values["actor_rollout_ref.actor.profiler.discrete"].value is True

@@ -275,3 +275,30 @@ def test_which_engines_are_spread_over_devices(more, kinds, reason):
     notices = [notice for notice in loaded.notices if "_parallel_size" in notice]
     assert len(notices) == kinds.count("inert")
     assert reason is None or any(reason in notice for notice in notices)
+
+
+@pytest.mark.parametrize(
+    ("key", "used_with"),
+    [
+        ("algorithm.kl_ctrl.kl_coef", "algorithm.use_kl_in_reward=true"),
+        ("algorithm.kl_ctrl.horizon", "algorithm.kl_ctrl.type=adaptive"),
+        ("actor_rollout_ref.actor.kl_loss_type", "actor_rollout_ref.actor.use_kl_loss=true"),
+        ("actor_rollout_ref.ref.log_prob_max_token_len_per_gpu", "actor_rollout_ref.actor.use_kl_loss=true"),
+        ("critic.optim.lr", "critic.enable=true"),
+        ("critic.model.path", "algorithm.adv_estimator=gae"),
+        ("algorithm.gamma", "algorithm.adv_estimator=reinforce_plus_plus"),
+        ("algorithm.lam", "algorithm.adv_estimator=gae"),
+        ("algorithm.lam", "algorithm.adv_estimator=mine.py:estimate"),
+        ("algorithm.norm_adv_by_std_in_grpo", "algorithm.adv_estimator=grpo"),
+        ("actor_rollout_ref.actor.tau_pos", "actor_rollout_ref.actor.policy_loss.loss_mode=sapo"),
+        ("actor_rollout_ref.actor.policy_loss.kl_cov_ratio", "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "actor_rollout_ref.actor.use_dynamic_bsz=false"),
+        ("custom_reward_function.name", "custom_reward_function.path=mine.py"),
+    ],
+)
+def test_keys_of_the_algorithm_act_where_it_uses_them(key, used_with):
+    given = [*GIVEN, "algorithm.adv_estimator=rloo", "actor_rollout_ref.actor.use_dynamic_bsz=true"]
+    reward_kl = ["algorithm.use_kl_in_reward=true"] if "horizon" in key else []
+    without = load([*given, *reward_kl], check=False).cfg
+    used = load([*given, *reward_kl, used_with], check=False).cfg
+    assert (status_in(without, key, 5).kind, status_in(used, key, 5).kind) == ("inert", "acts")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from burnish.dialects.invocation import parse_command
+from burnish.dialects.invocation import parse_command, parse_commands
 from burnish.errors import UserError
 
 MODULE = "verl.trainer.main_ppo"
@@ -32,6 +32,15 @@ ARGV = ("data.train_batch_size=8", "+a.b='x y'", "--config-name=ppo_trainer")
         ["deepspeed", "--module"],
         ["deepspeed", "--include", "localhost:0,1", "--module"],
         ["accelerate", "launch", "--multi_gpu", "--num_processes", "8", "-m"],
+        ["srun", "--nodes", "1", "--overlap", "-w", "node0", "python3", "-m"],
+        ["mpirun", "-np", "1", "--allow-run-as-root", "--mca", "btl", "^openib", "-x", "A=1", "python3", "-m"],
+        ["uv", "run", "--isolated", "--extra", "vllm", "--", "python3", "-m"],
+        ["uv", "run", "-m"],
+        ["micromamba", "run", "-n", "rl", "python3", "-m"],
+        ["nsys", "profile", "-o", "out", "--trace=cuda", "-f", "true", "python3", "-m"],
+        ["py-spy", "record", "-o", "out.svg", "--", "python3", "-m"],
+        ["taskset", "-c", "0-15", "python3", "-m"],
+        ["python3", "-m", "debugpy", "--listen", "5678", "--wait-for-client", "-m"],
     ],
     ids=" ".join,
 )
@@ -73,6 +82,20 @@ def test_launcher_process_counts():
     assert invocation.processes == {"nnodes": "2", "nproc_per_node": "4"}
 
 
+@pytest.mark.parametrize(
+    ("before", "per_node", "nodes"),
+    [
+        (["accelerate", "launch", "--num_processes", "16", "--num_machines=2", "-m"], "8", "2"),
+        (["deepspeed", "--include", "localhost:0,1,2", "--module"], "3", None),
+        (["uv", "run", "--python", "3.11", "-m"], None, None),
+    ],
+    ids=str,
+)
+def test_process_counts_of_other_launchers(before, per_node, nodes):
+    processes = parse_command([*before, MODULE]).processes
+    assert (processes.get("nproc_per_node"), processes.get("nnodes")) == (per_node, nodes)
+
+
 def test_program_in_a_shell_line():
     line = f"cd /x && source env.sh; A=1 python3 -m {MODULE} a=1 '+b=x y' 2>&1 | tee log.txt"
     invocation = parse_command(["B=2", "bash", "-c", line])
@@ -81,9 +104,49 @@ def test_program_in_a_shell_line():
 
 
 @pytest.mark.parametrize(
+    ("before", "place"),
+    [
+        (["docker", "run", "--rm", "-it", "--gpus", "all", "-e", "A=1", "image:1", "python3", "-m"], "docker"),
+        (["docker", "exec", "-w", "/x", "name", "env", "A=1", "python3", "-m"], "docker"),
+        (
+            ["srun", "-N1", "apptainer", "exec", "--nv", "--bind", "/a:/b", "--env", "A=1", "x.sif", "python3", "-m"],
+            "apptainer",
+        ),
+        (["kubectl", "exec", "-it", "-n", "rl", "pod", "--", "env", "A=1", "python3", "-m"], "kubectl"),
+        (["ssh", "-p", "22", "me@node", "export", "A=1", ";", "python3", "-m"], "ssh"),
+    ],
+    ids=str,
+)
+def test_programs_elsewhere(before, place):
+    invocation = parse_command([*before, MODULE, "a=1"])
+    assert (invocation.entry, invocation.argv, invocation.env) == (MODULE, ("a=1",), {"A": "1"})
+    assert invocation.place.endswith(f"({place})")
+    assert parse_command(["python3", "-m", MODULE]).place == ""
+
+
+def test_programs_of_a_shell_line():
+    lines = [
+        "export A=1",
+        "if true; then python3 a.py; fi",
+        f"tmux new -d -s x 'B=2 python3 -m {MODULE} a=1 \\\n b=#2'",
+    ]
+    first, second = parse_commands(["docker", "exec", "name", "bash", "-lc", "\n".join(lines)])
+    assert (first.entry, first.env) == ("a.py", {"A": "1"})
+    assert (second.entry, second.argv, second.env) == (MODULE, ("a=1", "b=#2"), {"A": "1", "B": "2"})
+
+
+def test_a_quote_that_is_not_closed_is_refused():
+    with pytest.raises(UserError, match="not a shell line"):
+        parse_command(["bash", "-c", f"python3 -m {MODULE} 'a"])
+
+
+@pytest.mark.parametrize(
     "words",
     [
         [],
+        ["docker", "ps"],
+        ["ssh", "host"],
+        ["bash", "-c", "bash -c 'echo x'"],
         ["ls", "-l"],
         ["ray", "stop"],
         ["ray", "start", "--head"],

@@ -68,7 +68,7 @@ def test_what_only_verls_loader_does_is_inert():
     ],
 )
 def test_what_does_not_exist_is_refused(word, why):
-    translation = verl(word)
+    translation = verl(word, "critic.enable=True")
     refused = [item for item in translation.items if item.status == REFUSED]
     assert [item.theirs for item in refused] == [word.partition("=")[0]] and why in refused[0].why
 

@@ -319,3 +319,65 @@ def test_secrets_are_only_in_the_environment():
     translation = verl(before=("WANDB_API_KEY=geheim", "VLLM_USE_V1=1", "python3", "-m"))
     assert translation.environment == {"WANDB_API_KEY": "geheim"}
     assert "geheim" not in str([item.plain() for item in translation.items])
+
+
+def test_generation_server():
+    """Its keys are those of training, and so are its defaults."""
+    argv = (f"{ROLLOUT}.n=4", f"{ROLLOUT}.temperature=0.5", "actor_rollout_ref.model.path=m", "data.train_files=[a]")
+    translation = verl(*argv, "+data.output_path=o", entry="verl.trainer.main_generation_server")
+    assert (translation.job, translation.exit_status) == ("generate", 0)
+    cfg = load(values=translation.settings, job="generate").cfg
+    assert (cfg.data.path, cfg.data.n_samples, cfg.data.output_path, cfg.model.path) == ("a", 4, "o", "m")
+    assert (cfg.rollout.temperature, cfg.rollout.top_k, cfg.rollout.top_p) == (0.5, -1, 1.0)
+    older = verl("model.path=m", entry="verl.trainer.main_generation")
+    assert load(values=older.settings, job="generate", check=False).cfg.rollout.top_p == 0.7
+
+
+IMPORTANCE = "algorithm.rollout_is"
+
+
+def test_importance_weights_of_0_6():
+    argv = (
+        f"{IMPORTANCE}=True",
+        f"{IMPORTANCE}_threshold=3",
+        f"{IMPORTANCE}_level=sequence",
+        f"{IMPORTANCE}_mode=truncate",
+    )
+    translation = verl(*argv, f"{IMPORTANCE}_veto_threshold=1e-4", f"{IMPORTANCE}_threshold_lower=0.5")
+    correction = load(values=translation.settings, check=False).cfg.algorithm.rollout_correction
+    assert (correction.rollout_is, correction.rollout_is_threshold) == ("sequence", "3")
+    assert (correction.rollout_token_veto_threshold, correction.rollout_is_threshold_lower) == (1e-4, None)
+    off = verl(f"{IMPORTANCE}=True", f"{IMPORTANCE}_threshold=null")
+    logged = verl(f"{IMPORTANCE}=False", f"{IMPORTANCE}_threshold=2.0")
+    assert {item_of(case, IMPORTANCE).status for case in (off, logged)} == {INERT}
+    masked = verl(f"{IMPORTANCE}=True", f"{IMPORTANCE}_threshold=2.0", f"{IMPORTANCE}_mode=mask")
+    assert "rollout_rs" in item_of(masked, f"{IMPORTANCE}_mode").why
+
+
+@pytest.mark.parametrize(
+    ("override", "status", "why"),
+    [
+        ("hydra/job_logging=disabled", INERT, "a setting of Hydra"),
+        ("actor@actor_rollout_ref.actor=megatron_actor", REFUSED, "selects a file of verl's config tree"),
+        (f"{ACTOR}.fsdp_config.grad_offload=True", INERT, "gradients are freed"),
+        (f"{ACTOR}._target_=verl.workers.config.FSDPActorConfig", INERT, "names a class"),
+        (f"{ROLLOUT}.n_val=8", REFUSED, f"{ROLLOUT}.val_kwargs.n=8"),
+        ("data.max_obs_length=500", REFUSED, "Search-R1"),
+        ("reward_model.reward_manager=rate_limited", CONVERTED, "naive"),
+        ("+reward_model.max_rpm=10", REFUSED, "not limited by rate"),
+        ("algorithm.lam=0.5", INERT, "advantage estimator does not use it"),
+        ("algorithm.kl_ctrl.kl_coef=0.5", INERT, "the KL is not in the reward"),
+        ("critic.optim.lr=1", INERT, "no critic"),
+    ],
+)
+def test_settings_without_effect_and_foreign_ones(override, status, why):
+    name = override.partition("=")[0].lstrip("+")
+    item = item_of(verl("algorithm.adv_estimator=grpo", override), name)
+    assert (item.status, why in item.why) == (status, True), item.why
+
+
+def test_split_placement_has_the_results_of_main_ppo():
+    translation = verl(
+        "algorithm.adv_estimator=gae", entry="examples/split_placement/main_ppo_split.py", before=("python3",)
+    )
+    assert (translation.job, translation.exit_status) == ("train", 0)

@@ -26,6 +26,9 @@ def version_of(translation):
     [
         ((), ASSUMED),
         (("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=5", "trainer.logger=[console]"), ASSUMED),
+        ((f"{ACTOR}.fsdp_config.grad_offload=False",), "0.2"),
+        (("+trainer.val_before_train=False",), "0.2"),
+        (("trainer.val_before_train=False",), ASSUMED),
         ((f"{ROLLOUT}.multi_turn.max_turns=3",), "0.4.1"),
         ((f"{ROLLOUT}.name=sglang_async",), "0.4.1"),
         ((f"{ROLLOUT}.name=sglang",), "0.5"),
@@ -108,7 +111,7 @@ def test_users_settings_win_over_defaults_of_a_version():
 
 
 def test_reference_follows_the_policy_in_newer_versions():
-    argv = (*MEGATRON, f"{ACTOR}.megatron.tensor_model_parallel_size=4")
+    argv = (*MEGATRON, f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.megatron.tensor_model_parallel_size=4")
     key = f"{REF}.megatron.tensor_model_parallel_size"
     assert verl(*argv, assume="verl==0.7").settings[key] == 4
     assert key not in verl(*argv, assume="verl==0.5").settings
@@ -224,3 +227,13 @@ def test_what_enable_does_by_version():
         alone = verl(f"{TURNS}.enable=True", assume=f"verl=={version}")
         (item,) = [item for item in alone.items if item.theirs == f"{TURNS}.enable"]
         assert (item.status, item.ours_value, alone.settings[f"{TURNS}.enable"]) == (CONVERTED, False, False)
+
+
+def test_the_oldest_versions_subtract_the_kl_from_the_reward():
+    """Unless it is in the loss; their loss has no dual clip, and an entropy bonus."""
+    old = verl("+trainer.val_before_train=False").settings
+    assert (old["algorithm.use_kl_in_reward"], old[f"{ACTOR}.clip_ratio_c"]) == (True, None)
+    assert old[f"{ACTOR}.entropy_coeff"] == verl(assume="verl==0.3").settings[f"{ACTOR}.entropy_coeff"] == 0.001
+    for argv in ((f"{ACTOR}.use_kl_loss=True", "+trainer.val_before_train=False"), ()):
+        assert verl(*argv).settings.get("algorithm.use_kl_in_reward", False) is False
+    assert f"{ACTOR}.entropy_coeff" not in verl().settings

@@ -38,7 +38,7 @@ def run_folder(tmp_path):
     run = tmp_path / "home" / "alice" / "secret-project" / "run"
     (run / "model").mkdir(parents=True)
     safetensors.torch.save_file({"weight": torch.ones(2)}, run / "model" / "model.safetensors", {"format": "pt"})
-    (run / "model" / "config.json").write_text('{"model_type": "qwen2"}')
+    (run / "model" / "config.json").write_text('{"architectures": ["Qwen2ForCausalLM"]}')
     settings = {
         "algorithm": {"adv_estimator": "grpo"},
         "actor_rollout_ref": {"model": {"path": "Qwen/Qwen2.5-0.5B"}, "rollout": {"n": 8}},
@@ -68,6 +68,8 @@ def test_export_pushes_model_card_and_curves(hub, run_folder, capsys):
     assert card.startswith("---\nbase_model: Qwen/Qwen2.5-0.5B\n") and "- grpo\n" in card
     for part in (
         "| training | `gsm8k.parquet` |",
+        "# ada/sorter",
+        "pipeline('text-generation', model='ada/sorter')",
         "| `data.max_response_length` | `77` |",
         "last 0.25 (step 2), best 0.5 (step 1)",
         "| `val-core/gsm8k'\\|x/acc/mean@1` | 0.5 | 0.25 |",

@@ -54,6 +54,15 @@ def test_nothing_else_is_served(endpoint):
     assert endpoint.server.server_address[0] == "127.0.0.1"
 
 
+@pytest.mark.parametrize(("error", "is_reported"), [(BrokenPipeError(), False), (ValueError("a bug"), True)])
+def test_a_client_that_hangs_up_is_not_reported(endpoint, capsys, error, is_reported):
+    try:
+        raise error
+    except type(error):
+        endpoint.server.handle_error(None, ("127.0.0.1", 1))
+    assert ("Traceback" in capsys.readouterr().err) is is_reported
+
+
 def test_a_port_in_use_is_refused_by_its_key(endpoint, tmp_path):
     loggers = Loggers([])
     loggers.add("metrics", MetricsEndpoint("127.0.0.1", endpoint.port))

@@ -90,6 +90,43 @@ def test_tuning_of_the_kernels(monkeypatch, capsys, tmp_path):
     assert row["us"] == 6e6 and row["tuned_prefix_us"] == 3e6
 
 
+@pytest.mark.long
+def test_explicit_decode_layers(monkeypatch, capsys, tmp_path):
+    """In Triton's interpreter, with times that prefer few columns and warps; the fewest columns do not compile."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    bench = importlib.import_module("decode_layer")
+
+    def layer_seconds(scene):
+        (choice,) = bench.product_tiles.TUNED.values() or [bench.Tiling(64, 64)]
+        if choice.columns == 32:
+            raise RuntimeError("out of registers")
+        return choice.columns + choice.warps
+
+    every = bench.products_of
+    monkeypatch.setattr(bench, "products_of", lambda scene: [one for one in every(scene) if one.kind == "gate_up"])
+    monkeypatch.setattr(bench, "PIPELINES", ())
+    monkeypatch.setattr(bench.Scene, "layer_seconds", layer_seconds)
+    monkeypatch.setattr(bench.Scene, "seconds", lambda scene, explicit: (0.002, 0.001) if explicit else (0.004, 0.003))
+    monkeypatch.setattr(bench.product_tiles, "TUNED", {})
+    monkeypatch.setattr(bench.Ceilings, "of", lambda *given: SimpleNamespace(bandwidth=1e9))
+    few = ("--rows", "3", "--context", "20", "--max-model-len", "64", "--results", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["decode_layer.py", "--device", "cpu", "--shape", "tiny", *few])
+    assert bench.main() == 0
+    printed = capsys.readouterr().out
+    tuned = "Tiling(columns=64, depth=64, splits=1, stages=4, warps=2, overlap=False)"
+    assert f"    ((0, 0), 'gate_up', 256, 64, 16): {tuned},\n" in printed and "FAIL" not in printed
+    assert printed.count("left out: ") == 1 and "out of registers" in printed
+    default, row = json.loads((tmp_path / "decode_layer.json").read_text())["rows"]
+    assert (default["tilings"], row["tilings"]) == ("default", "tuned")
+    assert row["own_ms"] == 4 and row["explicit_ms"] == 2 and row["explicit_layer_us"] == 500
+
+    # An operation that is wrong fails, in the check at the start and in tuning.
+    monkeypatch.setattr(bench, "TOLERANCES", {torch.float32: 0.0})
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--no-tuning"])
+    assert bench.main() == 1
+    assert "FAIL  tiny, 3 rows: differs from plain torch by " in capsys.readouterr().out
+
+
 def test_the_roofline_reads_prompts_once_and_no_more_than_windows(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
     from engines import Workload, shape_config

@@ -76,6 +76,13 @@ def browser():
         yield driver
 
 
+@pytest.fixture(autouse=True)
+def fresh(browser):
+    """No page of an earlier test asks its server, and its messages are forgotten."""
+    browser.get("about:blank")
+    browser.get_log("browser")
+
+
 @pytest.fixture(scope="module")
 def base(runs, browser):
     """The viewer's address; the browser has its cookie."""
@@ -103,6 +110,7 @@ def show(browser, base, page, wanted="true"):
 
 def numbered(browser, base, name):
     """The number of the run of this name."""
+    browser.get(base)
     script = "return fetch('/api/runs').then(r => r.json()).then(r => r.runs)"
     return next(run["id"] for run in browser.execute_script(script) if name in run["name"])
 
@@ -138,6 +146,12 @@ def test_curves_of_several_runs(browser, base, tmp_path):
       send('pointermove', 150); return [location.hash, document.getElementById('tip').hidden]"""
     hash_, is_hidden = browser.execute_script(drag)
     assert "zoom=" in hash_ and not is_hidden, "drag zooms and is part of the link; hover shows values"
+    keys = """const c = document.querySelectorAll('.chart canvas')[1]; c.focus();
+      const press = (key) => c.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));
+      press('Escape'); press('Home'); press('ArrowRight'); const tip = document.getElementById('tip').innerText;
+      return [tip, location.hash]"""
+    tip, hash_ = browser.execute_script(keys)
+    assert tip.startswith("step 2") and "tools_first" in tip and "zoom" not in hash_
     assert_quiet(browser)
 
 
@@ -191,7 +205,9 @@ def test_filters_search_and_keys(browser, base):
     browser.execute_script(
         "const i = document.getElementById('find'); i.value = 'CALCULATOR'; i.dispatchEvent(new Event('change'))"
     )
-    until(browser, "return document.querySelectorAll('mark').length > 0")
+    until(browser, "return document.querySelectorAll('mark').length > 1")
+    browser.execute_script("[...document.querySelectorAll('.item')].at(-1).click()")
+    until(browser, "return location.hash.includes('row=') && document.querySelectorAll('mark').length > 1")
     press = "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], bubbles: true}))"
     browser.execute_script(press, "2")
     until(browser, "return document.getElementById('main').dataset.ready === 'health'")
@@ -251,8 +267,34 @@ def test_a_running_run_updates_itself(browser, runs, tmp_path):
         browser.get(url)
         until(browser, "return document.body.innerText.includes('60')")
         with open(folder / "metrics.jsonl", "a") as file:
-            file.write(json.dumps({"step": 61, "data": {"critic/score/mean": 0.9}}) + "\n")
+            file.write(json.dumps({"step": 61, "data": {"critic/score/mean": 0.9, "val-core/a/acc": 0.5}}) + "\n")
         until(browser, "return document.querySelector('.chip').innerText.includes('61')")
+        until(browser, "return document.querySelector('.chart .name').innerText === 'val-core/a/acc'")
+        base, record = url.partition("/open/")[0], {"input": "a", "output": "b", "gts": "c", "score": 1}
+        dump_rollouts(folder / "rollouts", 60, [record])
+        show(browser, base, "page=samples", "document.querySelectorAll('.item').length === 1")
+        dump_rollouts(folder / "rollouts", 61, [record])
+        with open(folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps({"step": 62, "data": {"critic/score/mean": 0.9}}) + "\n")
+        until(browser, "return document.querySelector('.pressing').innerText.includes('61')")
+        assert browser.execute_script("return document.querySelector('.tools select').value") == "60"
+        assert_quiet(browser)
+
+
+def test_a_folder_of_many_runs(browser, tmp_path):
+    for number in range(20):
+        write_unhealthy(tmp_path / f"run_{number}")
+    with viewer(tmp_path) as url:
+        browser.get(url)
+        until(browser, "return document.querySelectorAll('.chip').length === 1")
+        pick = """document.querySelector('.picker summary').click();
+          const find = document.querySelector('.picker input[type=search]'); find.value = 'run_1';
+          find.dispatchEvent(new Event('input'));
+          const rows = document.querySelectorAll('.picker input[type=checkbox]'); rows[0].click(); return rows.length"""
+        assert browser.execute_script(pick) == 11
+        until(browser, "return document.querySelectorAll('.chip').length === 2 || location.hash.includes('run_1')")
+        assert browser.execute_script("return document.querySelector('.picker').open")
+        assert_quiet(browser)
 
 
 HOSTILE = (

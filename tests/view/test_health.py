@@ -5,7 +5,7 @@ import math
 import pytest
 
 from burnish.view.alarm_texts import TEXTS
-from burnish.view.health import check
+from burnish.view.health import check, checks
 from burnish.view.runs import RunState
 
 HEALTHY = {
@@ -34,7 +34,7 @@ def run(num_steps=40, **last):
 
 
 def state(name="running", silence=1.0, step=40):
-    return RunState(name, step, 100, 0.0, 1000.0 - silence, 2.0, None, "gen" if name == "hung" else None)
+    return RunState(name, step, 100, 0.0, 1000.0 - silence, 2.0, None, "gen" if name == "hung" else "")
 
 
 def kinds(steps, *more):
@@ -59,7 +59,8 @@ def test_a_healthy_run_raises_none():
         ({"actor/entropy": 0.01}, ("entropy", "warning")),
         ({"actor/skipped_updates": 1.0}, ("skipped_updates", "critical")),
         ({"reward/failed": 3.0}, ("reward_failures", "critical")),
-        ({"tools/failed": 4.0}, ("tools", "warning")),
+        ({"tools/failed": 4.0, "tools/timed_out": 4.0}, ("tools", "warning")),
+        ({"tools/failed": 1.5, "tools/timed_out": 1.5}, None),  # 7.5 %: those that timed out are among the failed
         ({"async/version_lag/mean": 3.0}, ("stale", "warning")),
         ({"rollout/tokenization_drift": 0.2}, ("drift", "warning")),
         ({"training/restarts": 1.0}, ("faults", "critical")),
@@ -67,7 +68,7 @@ def test_a_healthy_run_raises_none():
     ],
 )
 def test_each_problem_has_an_alarm(metrics, expected):
-    assert kinds(run(**metrics)) == [expected]
+    assert kinds(run(**metrics)) == ([] if expected is None else [expected])
 
 
 def test_one_spike_is_a_warning_and_later_a_notice():
@@ -92,6 +93,7 @@ def test_hangs_and_silence():
     assert kinds(run(), state("hung"), 1000.0) == [("hang", "critical")]
     assert kinds(run(), state(silence=500), 1000.0) == [("silent", "critical")]
     assert kinds(run(), state("stopped"), 1000.0) == [("stopped", "notice")]
+    assert kinds(run(), state("crashed"), 1000.0) == [("crashed", "critical")]
     assert kinds(run(), state("finished"), 1000.0) == []
 
 
@@ -108,3 +110,14 @@ def test_every_alarm_is_explained_in_both_languages():
     assert (
         "max_response_length" in alarm.text("remedy") and alarm.text("title", "zh") == TEXTS["truncation"]["title_zh"]
     )
+
+
+def test_what_cannot_be_checked_is_said():
+    made = {one.kind: one for one in checks(run(**{"rollout/truncated": 0.1}))}
+    assert (made["truncation"].metric, made["truncation"].value, made["truncation"].threshold) == (
+        *("rollout/truncated", pytest.approx(0.1)),
+        0.2,
+    )
+    assert made["drift"].metric is None and made["gradient_spike"].metric == "actor/grad_norm"
+    assert {one.kind for one in checks({}) if one.metric is not None} == set()
+    assert made.keys() == {one.kind for one in checks({})}

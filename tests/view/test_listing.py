@@ -54,6 +54,9 @@ def test_a_run_of_another_process_is_running_and_has_a_time_left(tmp_path):
         summary = summarize(run)
         with pytest.raises(UserError, match="another run is using"), RunFolder(run).locked():
             pass
+        os.utime(run / "metrics.jsonl", (now - 3600, now - 3600))
+        os.utime(run / ".lock", (now - 3600, now - 3600))
+        assert summarize(run).problem.startswith("no sign of life for 1:00")
         process.stdin.close()
         process.wait()
     assert (summary.state, summary.step, summary.total_steps) == ("running", 3, 10)
@@ -84,12 +87,16 @@ def test_finished_stopped_and_crashed_runs_are_told_apart(tmp_path):
     with pytest.raises(KeyboardInterrupt), RunFolder(runs / "stopped").locked():
         raise KeyboardInterrupt
     (runs / "killed" / ".lock.json").write_text('{"pid": 1}')
+    make_run(runs / "hung")
+    (runs / "hung" / "hang_rank_0.txt").write_text("2026-01-01T00:00 rank 0 hangs in gen\nThread 0x1\n")
     assert states(tmp_path) == {
         "finished": "finished",
         "stopped": "stopped",
         "failed": "crashed",
         "killed": "crashed",
+        "hung": "hung",
     }
+    assert summarize(runs / "hung").problem == "2026-01-01T00:00 rank 0 hangs in gen"
     assert summarize(runs / "failed").problem == "ValueError: out of range"
     assert summarize(runs / "finished").validation == (12, 0.9, 12, 0.9)
     with RunFolder(runs / "failed").locked():  # the next start

@@ -9,7 +9,8 @@ import pytest
 
 from burnish.errors import UserError
 from burnish.log.tokens import SAMPLED, TRAINED, TokenWriter, recorded_steps, token_path
-from burnish.view.runs import RunReader, find_runs
+from burnish.view.api import ViewApi
+from burnish.view.runs import RunReader, find_runs, unique_names
 
 
 def append(path, text):
@@ -43,7 +44,10 @@ def test_the_state_of_a_run(run_folder):
     assert reader.state().state == "running" and reader.state().seconds_left == 0.0
     (run_folder / ".lock.json").write_text(json.dumps(holder | {"pid": 2**22 + 1}))
     (run_folder / "hang_rank_0.txt").write_text("2026-01-01 gen\nstacks\n")
-    assert reader.state().state == "hung" and reader.state().phase == "2026-01-01 gen"
+    assert reader.state().state == "hung" and reader.state().problem == "2026-01-01 gen"
+    later = (run_folder / "hang_rank_0.txt").stat().st_mtime + 1
+    os.utime(run_folder / "metrics.jsonl", (later, later))
+    assert reader.state().state == "crashed" and reader.state().problem == "the process was killed"
 
 
 def test_files_of_a_run(run_folder):
@@ -145,3 +149,31 @@ def test_runs_are_found_below_a_folder(run_folder, tmp_path):
     assert find_runs([run_folder])[0].name == f"{tmp_path.name}/run"
     with pytest.raises(UserError, match="no such folder"):
         find_runs([tmp_path / "nowhere"])
+
+
+def test_names_tell_runs_apart(tmp_path):
+    paths = [tmp_path / name for name in ("a/seed_1/run", "b/seed_1/run", "b/seed_2/run", "c/x")]
+    assert unique_names([RunReader(path) for path in paths]) == ["a/seed_1/run", "b/seed_1/run", "seed_2/run", "x"]
+
+
+def test_runs_that_start_later_are_found_and_keep_their_numbers(run_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("burnish.view.api.MIN_SEARCH", 0.0)
+    api = ViewApi(find_runs([tmp_path]), find=lambda: find_runs([tmp_path]))
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / ".lock").touch()
+    rows = api.answer("runs", {})["runs"]
+    assert [(row["id"], row["name"], row["state"]) for row in rows] == [
+        (0, f"{tmp_path.name}/run", "finished"),
+        (1, "later", "stopped"),
+    ]
+
+
+def test_a_list_of_runs_reads_no_file_again_that_did_not_change(run_folder, monkeypatch):
+    reader = RunReader(run_folder)
+    first = reader.summary()
+    monkeypatch.setattr("burnish.view.runs.summarize_run", lambda path: pytest.fail("read again"))
+    assert reader.summary() is first and reader.config() is reader.config()
+    with open(run_folder / "notes.txt", "a") as file:
+        file.write("another note\n")
+    with pytest.raises(pytest.fail.Exception):
+        reader.summary()

@@ -10,10 +10,12 @@ from aiohttp import CookieJar
 from aiohttp.test_utils import TestClient, TestServer
 
 from burnish.log.folder import dump_rollouts
-from burnish.view.api import MAX_TEXT, ViewApi, changed_from, thinned
+from burnish.view.api import MAX_TEXT, ViewApi
 from burnish.view.export import MODULES, bundle, export_page
+from burnish.view.metrics import thinned
 from burnish.view.runs import find_runs
 from burnish.view.server import is_allowed_host, make_app, static_files
+from burnish.view.token_file import changed_from
 
 TOKEN = "the-token-of-this-test"
 HOSTILE = [
@@ -59,10 +61,12 @@ def test_every_page_has_what_it_shows(run_folder):
             *("/api/steps", "/api/step?step=4", "/api/sample?step=4&row=1", "/api/tokens?step=4&row=1&start=0&count=3"),
             *("/api/tokens?step=4&row=1&part=prompt", "/api/difference?step=4&row=1", "/api/search?text=answer is 5"),
             *("/api/timeline", "/api/bars?step=4", "/api/processes?step=4", "/api/config?runs=0,0", "/api/files"),
+            "/api/checks?lang=zh",
         ),
     )
     runs, names, curves, health, steps, step, sample, tokens, prompt, *rest = answers
-    difference, search, timeline, bars, processes, config, files = rest
+    difference, search, timeline, bars, processes, config, files, checks = rest
+    assert {one["metric"]: one["value"] for one in checks["checks"]}["actor/grad_norm"] == 1.0
     assert runs["runs"][0]["state"] == "finished" and "actor/grad_norm" in names["names"]
     assert [point[2] for point in curves["curves"]["critic/score/mean"]] == [0.25, 0.5, 0.75, 1.0]
     assert health["notes"] == ["a note"] and steps["token_steps"] == [2, 3, 4]
@@ -70,6 +74,8 @@ def test_every_page_has_what_it_shows(run_folder):
     assert sample["turns"][1]["latency"] == 0.25 and sample["extras"] == {"acc": True}
     assert tokens["length"] == 7 and len(tokens["texts"]) == 3 and tokens["flags"][:2] == [3, 0]
     assert {"advantages", "ratio", "entropys"} <= set(tokens["columns"]) and prompt["ids"] == [5, 6, 7]
+    ratios = tokens["columns"]["ratio"]
+    assert ratios[0] > 0 and ratios[1] is None, "the engine has no probability of a token that it was given"
     assert difference == {"is_known": True, "num_sampled": 7, "num_encoded": 7, "changed": []}
     assert [match["step"] for match in search["matches"]] == [4, 3, 2]
     assert timeline["steps"][-1]["seconds"]["gen"] == 1.5 and len(bars["bars"]) == 4
@@ -172,6 +178,15 @@ def test_long_curves_keep_their_spikes():
     assert len(thinned(points)) <= 1600 and (50_123, 9.0) in thinned(points) and thinned(points)[-1] == points[-1]
 
 
+def test_a_part_of_a_curve_has_more_of_its_points(tmp_path):
+    lines = (f'{{"step": {step}, "data": {{"a": {step % 7}}}}}\n' for step in range(1, 5001))
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    api = ViewApi(find_runs([tmp_path]))
+    whole = api.answer("metrics", {"names": "a"})["curves"]["a"]
+    part = api.answer("metrics", {"names": "a", "from": "100", "to": "199"})["curves"]["a"]
+    assert len(whole) < 2000 and [point[0] for point in part] == list(range(100, 200))
+
+
 def test_tokens_that_would_be_encoded_otherwise():
     assert changed_from([1, 2, 3, 4], [1, 2, 3, 4]) == []
     assert changed_from([1, 2, 3, 4], [1, 9, 4]) == [1, 2]
@@ -199,6 +214,7 @@ def test_profiles_are_listed_summarized_and_sent(run_folder, tmp_path):
     status, headers, _ = answers[2]
     assert status == 200 and int(headers["Content-Length"]) == path.stat().st_size
     assert headers["Content-Type"] == "application/octet-stream" and "attachment" in headers["Content-Disposition"]
+    (run_folder / "profile" / "broken.json").write_text("{")  # left out
     export_page(ViewApi(find_runs([run_folder])), tmp_path / "page.html", num_steps=1)
     assert f"profile?name={name}&run=0" in (tmp_path / "page.html").read_text()
 

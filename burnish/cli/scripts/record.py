@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from burnish.cli.scripts.cluster import head_address, slurm_variables
 from burnish.cli.scripts.recorder_shell import write_recorder
 from burnish.cli.scripts.visible import Visible, shown_environment, text_of
 from burnish.errors import UserError
@@ -77,7 +78,7 @@ def record_script(
     text = text_of(script)
     if text is None:
         raise UserError(f"{path}: not a shell script", allowed="a text file for bash")
-    environment = dict(os.environ) if trust else shown_environment(os.environ)
+    environment = slurm_variables(text) | (dict(os.environ) if trust else shown_environment(os.environ))
     if not isolation().strong:
         from burnish.cli.scripts.parse import parse_script
 
@@ -102,7 +103,8 @@ class _SandboxedScript:
         copies = _copies(self.script, self.folder, self.visible)
         with tempfile.TemporaryDirectory(prefix="burnish-recorder-") as recorder, tempfile.TemporaryFile() as errors:
             start = ["-c", 'cd -- "$1" && shift && exec "$@"', "start", str(self.folder), self.bash, str(self.script)]
-            recorder_variables = write_recorder(Path(recorder), self.bash, BARE_PYTHON[0])
+            address = head_address(text_of(self.script) or "")
+            recorder_variables = write_recorder(Path(recorder), self.bash, BARE_PYTHON[0], address)
             with _pipe() as (read_fd, write_fd):
                 process = spawn_isolated(
                     [self.bash, "-p", *start, *args],

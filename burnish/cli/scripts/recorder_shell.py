@@ -23,9 +23,9 @@ TEXT_TOOLS = (
 FILE_TOOLS = "chmod cp ln mkdir mv rm rmdir touch"  # real as well, but recorded
 # Also on PATH, for `exec`, `xargs`, `find -exec` and others that start programs without the shell.
 RECORDED_PROGRAMS = (
-    "accelerate apt apt-get aws conda curl deepspeed docker fuser git gsutil hdfs hostname huggingface-cli kill killall"
-    " lsof mamba mpirun nc netstat nvidia-smi npu-smi pip pip3 pkill poetry ps python python2 python3 ray rocm-smi"
-    " rsync scontrol scp sleep squeue ssh tar top torchrun uv uvx wandb wget which zsh"
+    "accelerate apt apt-get aws conda curl deepspeed docker fuser git gsutil hdfs hostname huggingface-cli ifconfig ip"
+    " kill killall lsof mamba mpirun nc netstat nvidia-smi npu-smi pip pip3 pkill poetry ps python python2 python3 ray"
+    " rocm-smi rsync scontrol scp sleep squeue ssh tar top torchrun uv uvx wandb wget which zsh"
 )
 NUM_DEVICES = 8  # the number of accelerators per node that scripts see
 
@@ -66,13 +66,30 @@ __burnish_answer() {
         *query-gpu=index*) for ((__i = 0; __i < BURNISH_DEVICES; __i++)); do echo "$__i"; done ;;
         *) for ((__i = 0; __i < BURNISH_DEVICES; __i++)); do echo "GPU $__i: NVIDIA H100 80GB HBM3"; done ;;
       esac ;;
-    ray) case ${1-} in status) printf 'Active:\n 1 node\nResources:\n 0.0/%s.0 GPU\n' "$BURNISH_DEVICES" ;; esac ;;
-    hostname) case " $* " in *-[iI]*) echo 10.0.0.1 ;; *) echo localhost ;; esac ;;
-    scontrol) case " $* " in *hostname*) echo localhost ;; esac ;;
+    ray) case ${1-} in status) __burnish_ray_status ;; esac ;;
+    hostname) case " $* " in *-[iI]*) echo "$BURNISH_ADDRESS" ;; *) echo localhost ;; esac ;;
+    ifconfig) printf 'eth0: flags=4163<UP>\n        inet %s  netmask 255.255.255.0\n' "$BURNISH_ADDRESS" ;;
+    ip) case " $* " in
+        *' route '*) printf '1.1.1.1 via 10.0.0.254 dev eth0 src %s uid 0\n' "$BURNISH_ADDRESS" ;;
+        *) printf '2: eth0: <UP>\n    inet %s/24 scope global eth0\n' "$BURNISH_ADDRESS" ;;
+      esac ;;
+    scontrol) case " $* " in *' hostname'*) printf '%s\n' "${!#}" | "$BURNISH_RECORDER/bin/tr" , '\n' ;; esac ;;
     which) echo "/usr/bin/${!#}" ;;
     python*) __burnish_python "$@" ;;
   esac
   return 0
+}
+
+# A cluster that one node joins before every call, so that scripts stop waiting for theirs.
+__burnish_ray_status() {
+  local __file=$TMPDIR/.burnish-nodes __nodes=0 __i
+  if [[ -f $__file ]]; then read -r __nodes <"$__file"; fi
+  __nodes=$((__nodes + 1))
+  echo "$__nodes" >"$__file"
+  echo Active:
+  for ((__i = 0; __i < __nodes; __i++)); do echo " 1 node_$__i"; done
+  echo Resources:
+  for __i in GPU NPU; do echo " 0.0/$((__nodes * BURNISH_DEVICES)).0 $__i"; done
 }
 
 # Inline Python runs, as part of the script; Python programs do not.
@@ -101,6 +118,23 @@ __burnish_run() {
     esac
   fi
   __burnish_record "$__path" "$@"
+}
+
+# sbatch: runs its script, its --wrap or its standard input as part of this script.
+__burnish_sbatch() {
+  __burnish_record sbatch "$@"
+  while (($#)); do
+    case $1 in
+      --wrap=*) bash -c "${1#--wrap=}"; return ;;
+      --wrap) bash -c "$2"; return ;;
+      --*=* | -[!-]?* | -[HkKOQsvVWXu]) shift ;;
+      --parsable | --hold | --requeue | --no-requeue | --exclusive | --over* | --quiet | --verbose | --wait) shift ;;
+      --test-only | --contiguous | --reboot | --spread-job | --use-min-nodes | --ignore-pbs) shift ;;
+      -*) shift; (($#)) && shift ;;
+      *) break ;;
+    esac
+  done
+  if (($#)); then __burnish_call bash "$@"; elif [[ ! -t 0 ]]; then bash -s; fi
 }
 
 __burnish_call() {
@@ -160,6 +194,7 @@ setsid() { __burnish_unwrap setsid '' "$@"; }
 stdbuf() { __burnish_unwrap stdbuf '-i -o -e' "$@"; }
 nice() { __burnish_unwrap nice '-n' "$@"; }
 timeout() { __burnish_unwrap timeout '-k -s' "$@"; }
+sbatch() { __burnish_sbatch "$@"; }
 sudo() { __burnish_unwrap sudo '-u -g' "$@"; }
 ulimit() { return 0; }
 
@@ -231,8 +266,11 @@ esac
 """
 
 
-def write_recorder(folder: Path, bash: str, python: str) -> dict[str, str]:
-    """Write the recorder to an empty folder; returns the environment variables that activate it in bash."""
+def write_recorder(folder: Path, bash: str, python: str, address: str) -> dict[str, str]:
+    """Write the recorder to an empty folder; returns the environment variables that activate it in bash.
+
+    `address` is the IP address that the script finds for its machine.
+    """
     programs = folder / "bin"
     programs.mkdir()
     (folder / "functions").write_text(FUNCTIONS)
@@ -257,6 +295,7 @@ def write_recorder(folder: Path, bash: str, python: str) -> dict[str, str]:
         "BURNISH_NAMES": RECORDED_PROGRAMS,
         "BURNISH_FILE_TOOLS": FILE_TOOLS,
         "BURNISH_TOOLS": f"{TEXT_TOOLS} {FILE_TOOLS}",
+        "BURNISH_ADDRESS": address,
         "BURNISH_DEVICES": str(NUM_DEVICES),
         "BURNISH_PYTHON": python,
     }

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from burnish.cli.run import run_command
-from burnish.dialects.invocation import parse_command
-from burnish.dialects.translate import knows_command
+from burnish.dialects.translate import find_programs
 from burnish.errors import StopNow, UserError
 from burnish.escape import escape_output
 
@@ -102,11 +101,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] == "ray" and words[1:3] != ["job", "submit"]:
         say(f"`{' '.join(words[:2])}`: skipped, Burnish does not need a Ray cluster here.")
         return 0
-    if not knows_command(words):
+    programs = find_programs(words)
+    if not programs:
         return _exec_real(words)
-    say(
-        f"{parse_command(words).entry}, started by `{words[0]}`: running with Burnish."
-    )  # arguments may contain secrets
+    say(f"{programs[0].entry}, started by `{words[0]}`: running with Burnish.")  # arguments may contain secrets
     _deactivate_shims()
     try:
         return run_command(words, os.environ.get(ASSUME_VARIABLE))

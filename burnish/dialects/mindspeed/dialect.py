@@ -24,6 +24,7 @@ from burnish.dialects.mindspeed.translator import Section, Setting, Stage, Trans
 from burnish.dialects.mindspeed.validation import drop_invalid, drop_invalid_model_keys
 from burnish.dialects.mindspeed.weights import translate_weights
 from burnish.dialects.report import INERT, REFUSED, Item, Translation
+from burnish.errors import NotSupportedYet
 
 STAGES = {
     "ray_grpo": Stage("ray_grpo", "train_grpo", kl="loss"),
@@ -31,7 +32,19 @@ STAGES = {
     "ray_ppo": Stage("ray_ppo", "train_ppo", kl="reward", critic=True),
 }
 _STAGES_BY_SCRIPT = {stage.script: stage for stage in STAGES.values()}
-_ENTRY = re.compile(r"(?:.*[/.])?cli[/.](train_(?:grpo|dapo|ppo))(?:\.py)?|(train_(?:grpo|dapo|ppo))\.py")
+_PREFERENCES = "preference training is not supported yet"
+_REWARD_MODELS = "training reward models is not supported yet"
+# Stages and programs of MindSpeed RL that are refused by name, and the sections of their configs.
+_OTHER_STAGES = {
+    "dpo": _PREFERENCES,
+    "sft": "its supervised fine-tuning is not translated; use `burnish sft` with Burnish keys",
+    "orm": _REWARD_MODELS,
+    "prm": _REWARD_MODELS,
+    "rm": _REWARD_MODELS,
+    "reward": _REWARD_MODELS,
+}
+_NAMES = "|".join(["grpo", "dapo", "ppo", *_OTHER_STAGES])
+_ENTRY = re.compile(rf"(?:.*[/.])?cli[/.](train_(?:{_NAMES}))(?:\.py)?|(train_(?:{_NAMES}))\.py")
 _TOPICS: tuple[Callable[[Translator], None], ...] = (
     *(translate_training, translate_optimizers, translate_layout, translate_algorithm, translate_rewards),
     *(translate_generation, translate_loggers, translate_multi_turn),
@@ -67,12 +80,15 @@ class MindSpeed:
             "megatron_training" in config
             or {"rl_config", "generate_config"} <= config.keys()
             or is_preprocessing(config)
+            or _other_stage(config) is not None
         )
 
     def translate_command(self, invocation: Invocation, folder: str = ".") -> Translation:
-        file, overrides = find_config(invocation, folder)
         match = _ENTRY.fullmatch(invocation.entry)
         script = (match.group(1) or match.group(2)) if match else None
+        if script is not None and script not in _STAGES_BY_SCRIPT:
+            raise _unsupported(invocation.entry, script.removeprefix("train_"))
+        file, overrides = find_config(invocation, folder)
         composed = compose(read_settings(file), str(file.parent), overrides)
         return _translate(composed, folder, script)
 
@@ -81,8 +97,26 @@ class MindSpeed:
     ) -> Translation:
         if is_preprocessing(config):
             return translate_preprocessing(config)
+        other = _other_stage(config)
+        if other is not None:
+            raise _unsupported(*other)
         # Model paths are relative to the working directory, not to the YAML's folder.
         return _translate(compose(config, folder, overrides), ".", None)
+
+
+def _other_stage(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The section and the stage of a config for another kind of training; None if it is none."""
+    for name in _OTHER_STAGES:
+        section = config.get(name)
+        if isinstance(section, Mapping) and {"stage", "tokenizer_name_or_path"} & section.keys():
+            return name, str(section.get("stage", name))
+    return None
+
+
+def _unsupported(what: str, stage: str) -> NotSupportedYet:
+    scripts = [f"cli/{stage.script}.py" for stage in STAGES.values()]
+    why = _OTHER_STAGES.get(stage, f"stage {stage} is not supported")
+    return NotSupportedYet(f"MindSpeed RL: {why}", key=what, allowed=scripts)
 
 
 def _translate(composed: Composed, folder: str, script: str | None) -> Translation:
@@ -119,6 +153,7 @@ def _select_stage(sections: Mapping[str, Any], translation: Translation, script:
     script_stage = _STAGES_BY_SCRIPT.get(script or "")
     if stage is None:
         problem = "is missing" if name is None else "is not a supported RL stage of MindSpeed RL"
+        problem = _OTHER_STAGES.get(name or "", problem)
         why = f"{problem}; write one of {', '.join(STAGES)}"
         why += "" if script_stage is None else f" ({script_stage.name} for {script})"
         translation.add(Item(theirs, name, REFUSED, why=why))

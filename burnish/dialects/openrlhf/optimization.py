@@ -68,7 +68,7 @@ def schedule(t: Translator, optim: str, flag: Callable[[str], str] = str, names:
     t.set(flag("lr_scheduler"), f"{optim}.{style}", ours)
     min_lr = t.get(flag("min_lr_ratio")) if ours == "cosine" else 0.0
     why = f"{chosen} ends at {min_lr:g} of the peak" if min_lr else ""
-    if t.command.is_dotted:
+    if t.command.is_dotted or t.has(flag("min_lr_ratio")):
         t.set(flag("min_lr_ratio"), f"{optim}.{min_ratio}", min_lr, why)
     else:
         t.set_implicit(f"{optim}.{min_ratio}", min_lr, why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,22 @@ from burnish.dialects.openrlhf.flags import Flag
 from burnish.errors import nearest
 from burnish.redact import HIDDEN, is_secret, remember
 
+# What other trainers call a flag, or a value of one.
+SYNONYMS = {
+    "model_name_or_path": "pretrain",
+    "num_train_epochs": "num_episodes",
+    "num_generations": "n_samples_per_prompt",
+    "reward_fn": "remote_rm_url",
+    "output_dir": "save_path",
+    "grpo": "group_norm",
+    "ppo": "gae",
+    "reinforce++": "reinforce",
+    "reinforce_plus_plus": "reinforce",
+    "reinforce_plus_plus_baseline": "reinforce_baseline",
+    "low_var_kl": "k3",
+    "mse": "k2",
+}
+_SIMILAR = 0.75  # the ratio of difflib from which a flag is probably the one that was meant
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$|-\d+\.?\d*[eE][-+]?\d+$")
 
 
@@ -109,8 +126,20 @@ def find_flag(spelling: str, flag_set: FlagSet) -> str | UnparsedFlag:
         if matches:
             candidates = ", ".join(f"--{name}" for name in sorted(matches))
             return UnparsedFlag(spelling, None, f"ambiguous prefix: write one of {candidates}")
-    suggestion = nearest(spelling.replace("-", "_"), [name for names in flag_set.names for name in names])
-    return UnparsedFlag(spelling, None, "unknown flag" + (f": did you mean --{suggestion}?" if suggestion else ""))
+    suggestion = _nearest_flag(spelling.replace("-", "_"), flag_set)
+    hint = f"did you mean --{suggestion}?" if suggestion else "leave it out, to run without it"
+    return UnparsedFlag(spelling, None, f"unknown flag: {hint}")
+
+
+def _nearest_flag(spelling: str, flag_set: FlagSet) -> str | None:
+    """The flag that was probably meant, spelled for the version whose flags look like this one."""
+    spellings = [name for names in flag_set.names for name in names]
+    synonym = spelling.replace("lr", "learning_rate") if spelling.endswith("lr") else SYNONYMS.get(spelling, "")
+    if synonym in spellings:
+        return synonym
+    alike = [name for name in spellings if ("." in name) == ("." in spelling)]
+    matches = (difflib.get_close_matches(spelling, names, n=1, cutoff=_SIMILAR) for names in (alike, spellings))
+    return next((found[0] for found in matches if found), None)
 
 
 def _is_flag(word: str) -> bool:
@@ -126,7 +155,8 @@ def _take_words(flag: Flag, inline: list[str] | None, rest: list[str]) -> list[s
     while inline is None and rest and not _is_flag(rest[0]) and (expected is None or len(words) < expected):
         words.append(rest.pop(0))
     if expected is not None and len(words) != expected:
-        return f"takes {expected} value{'s' if expected > 1 else ''}, got {len(words)}"
+        empty = "" if words else " (maybe a shell variable is not set)"
+        return f"takes {expected} value{'s' if expected > 1 else ''}, got {len(words)}{empty}"
     return words
 
 
@@ -162,7 +192,8 @@ def _parse_value(flag: Flag, word: str) -> Any:
     except ValueError:
         raise ValueError(f"must be {'an integer' if flag.kind is int else 'a number'}") from None
     if flag.choices and value not in flag.choices:
-        suggestion = nearest(word, flag.choices)
+        synonym = SYNONYMS.get(word)
+        suggestion = synonym if synonym in flag.choices else nearest(word, flag.choices)
         hint = f" Did you mean {suggestion}?" if suggestion else ""
         raise ValueError(f"must be one of {', '.join(flag.choices)}.{hint}")
     return value

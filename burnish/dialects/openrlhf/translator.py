@@ -16,6 +16,7 @@ from burnish.redact import HIDDEN
 REPEATED = "repeated later; the last value applies"
 BUILT_IN = "(OpenRLHF itself)"  # source of behavior that no flag controls
 _UNCHANGED = object()
+_UNSUPPORTED = "a valid OpenRLHF flag, but not supported"
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,9 @@ class Translator:
             self.translation.add(Item(unparsed.spelling, unparsed.value, REFUSED, why=unparsed.why))
         for name in self.command.values:
             if name not in self.handled:
-                self.refuse(name, "a valid OpenRLHF flag, but not supported")
+                depends = self.translation.count(REFUSED) > 0
+                why = "not translated, because another flag is refused" if depends else _UNSUPPORTED
+                self.refuse(name, why)
         return self.translation
 
 

@@ -14,6 +14,7 @@ from burnish.config.tree import Leaf, tree
 from burnish.config.values import convert, is_interpolation, written_as
 from burnish.dialects.report import CONVERTED, INERT, KEPT, Item, Translation
 from burnish.dialects.verl.versions import (
+    KL_IN_REWARD_UNTIL,
     REFERENCE_FOLLOWS,
     REFERENCE_FOLLOWS_SINCE,
     TOOL_LIMITS,
@@ -55,11 +56,21 @@ def write_defaults(translation: Translation, cfg: Any, version: str, ignored: Co
             translation.items.append(replace(item, status=INERT, why=f"{why}; {reason}"))
     _mark_clip_ratio_inert(translation)
     if isinstance(cfg, TrainConfig):
+        _subtract_kl(translation, cfg, version)
         _follow_policy(translation, cfg, version)
         _use_warmup_ratio(translation, version)
         _convert_meanings(translation, version)
         _remove_tool_limits(translation, cfg, version)
         _convert_turns(translation, cfg, version)
+
+
+def _subtract_kl(translation: Translation, cfg: TrainConfig, version: str) -> None:
+    """In the oldest versions, the KL is in the reward unless it is in the loss."""
+    key = "algorithm.use_kl_in_reward"
+    is_set = key in translation.settings or cfg.actor_rollout_ref.actor.use_kl_loss
+    if is_at_least(KL_IN_REWARD_UNTIL, version) and not is_set:
+        why = f"verl {version} always subtracts the KL from the reward, unless use_kl_loss is set"
+        translation.add(Item(key, True, KEPT, key, True, why, explicit=False))
 
 
 def _follow_policy(translation: Translation, cfg: TrainConfig, version: str) -> None:

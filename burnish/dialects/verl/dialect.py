@@ -48,8 +48,11 @@ class Verl:
             raise UserError("not a version of verl", key="--as", value=text, hint="--as verl==0.7")
         self.version = parse_version(version)
 
-    def _assumption(self, names: Sequence[str]) -> Assumption:
-        return assume_version(names) if self.version is None else given_version(self.version)
+    def _assumption(self, names: Sequence[str], overrides: Sequence[str]) -> Assumption:
+        if self.version is not None:
+            return given_version(self.version)
+        parsed, _ = read_overrides(overrides)
+        return assume_version(names, [override.key_or_group for override in parsed if is_added(override)])
 
     def knows_command(self, invocation: Invocation) -> bool:
         return find_program(invocation.entry, invocation.argv) is not None
@@ -71,7 +74,10 @@ class Verl:
             translation.items.append(Item(invocation.entry, None, REFUSED, why=program.refusal))
         translator = Translator(translation)
         file = _read_config_file(translation, arguments, program, folder)
-        assumed = self._assumption([*_written(arguments.overrides, file), module_of(invocation.entry)])
+        names = [*_written(arguments.overrides, file), module_of(invocation.entry)]
+        assumed = self._assumption(names, arguments.overrides)
+        for key, value in program.settings.items():
+            translator.add(Entry(key, value, "a default of this program in verl"), explicit=False)
         for entry in _of_version(file, assumed.version):
             translator.add(entry, explicit=file.is_users)
         translator.add_overrides(_key_overrides(arguments))
@@ -100,7 +106,7 @@ class Verl:
         translator = Translator(translation)
         bases = [_stem(entry) for entry in config.get("defaults") or [] if isinstance(entry, str)]
         file = ConfigFile(entries, tuple(base for base in bases if base in VERL_FILES))
-        assumed = self._assumption(_written(arguments.overrides, file))
+        assumed = self._assumption(_written(arguments.overrides, file), arguments.overrides)
         for entry in _of_version(file, assumed.version) if file.bases else entries:
             translator.add(entry)
         translator.add_overrides(arguments.overrides)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import Any
 
 from burnish.config.jobs import JOBS
 
@@ -18,12 +19,24 @@ class Program:
     async_mode: str = ""  # async_training.mode of programs that generate on separate devices during training
     refusal: str = ""
     torchrun: bool = False  # whether torchrun sets the number of processes; verl ignores that of the config
+    settings: dict[str, Any] = field(default_factory=dict)  # defaults that differ from those of the job in verl
 
 
 _DAPO = Program("train", "dapo_trainer")
 _ONE_STEP = Program("train", "one_step_off_ppo_trainer", async_mode="one_step_off")
 _FULLY_ASYNC = Program("train", "fully_async_ppo_trainer", async_mode="queue")
 _GENERATE = Program("generate", "generation")
+_SERVE = Program(  # its config is that of training
+    "generate",
+    "ppo_trainer",
+    settings={
+        "data.n_samples": 1,
+        "rollout.top_k": -1,
+        "rollout.top_p": 1.0,
+        "rollout.prompt_length": 512,
+        "rollout.response_length": 512,
+    },
+)
 _SFT = Program("sft", "sft_trainer_engine", torchrun=True)
 
 PROGRAMS: dict[str, Program] = {
@@ -33,10 +46,12 @@ PROGRAMS: dict[str, Program] = {
     "verl.trainer.sft_trainer": _SFT,
     "verl.trainer.sft_trainer_ray": Program("sft", "sft_trainer_engine"),
     "verl.trainer.main_generation": _GENERATE,
-    "verl.trainer.main_generation_server": _GENERATE,
+    "verl.trainer.main_generation_server": _SERVE,
     "verl.trainer.main_eval": Program("eval", "evaluation"),
     "verl.experimental.one_step_off_policy.main_ppo": _ONE_STEP,
     "verl.experimental.fully_async_policy.fully_async_main": _FULLY_ASYNC,
+    "examples.split_placement.main_ppo_split": Program("train", "ppo_trainer"),  # other devices, the same results
+    "recipe.transfer_queue.main_ppo": Program("train", "ppo_trainer"),
     "recipe.dapo.main_dapo": _DAPO,
     "recipe.dapo.src.main_dapo": _DAPO,
     "recipe.one_step_off_policy.main_ppo": _ONE_STEP,
@@ -69,7 +84,7 @@ def module_of(entry: str) -> str:
     if not entry.endswith(".py"):
         return entry
     parts = list(PurePath(entry).with_suffix("").parts)
-    roots = [index for index, part in enumerate(parts) if part in ("verl", "recipe")]
+    roots = [index for index, part in enumerate(parts) if part in ("verl", "recipe", "examples")]
     return ".".join(parts[roots[-1] :] if roots else parts[-1:])
 
 

@@ -14,9 +14,11 @@ from burnish.config.tree import tree
 from burnish.config.values import is_interpolation, is_unset, written_as
 from burnish.config.verl_only import find_verl_only
 from burnish.dialects.report import CONVERTED, INERT, KEPT, REFUSED, Item, Translation
+from burnish.dialects.verl.importance import convert_importance, is_importance_key
 from burnish.errors import UserError
 
-_HYDRA = "hydra."
+_HYDRA = ("hydra.", "hydra/")
+_FILE_FOR_SECTION = "selects a file of verl's config tree for a section, which is not supported"
 _SCALARS = (bool, int, float, type(None))
 
 
@@ -38,6 +40,7 @@ class Translator:
     translation: Translation
     settings: Settings = field(init=False)
     entries: list[SourceEntry] = field(default_factory=list)
+    importance: list[Entry] = field(default_factory=list)  # which have a meaning only together
 
     def __post_init__(self) -> None:
         self.settings = Settings(tree(self.translation.job))
@@ -47,6 +50,8 @@ class Translator:
         for text in texts:
             parsed, errors = read_overrides([text])
             name, equals, value = text.partition("=")
+            if "@" in name:
+                errors = [UserError(_FILE_FOR_SECTION, hint="--config-name=ppo_megatron_trainer, or the file's keys")]
             if not errors:
                 try:
                     entry = entry_of(parsed[0])
@@ -63,6 +68,9 @@ class Translator:
         if entry.key.startswith(_HYDRA):
             why = "a setting of Hydra that does not affect the run"
             self.translation.items.append(Item(theirs, entry.value, INERT, why=why, explicit=explicit))
+            return
+        if is_importance_key(entry.key) and self.translation.job == "train":
+            self.importance.append(entry)
             return
         num_errors = len(self.settings.errors)
         self.settings.add_all([entry])
@@ -100,6 +108,7 @@ class Translator:
                     self._refuse(source.theirs, source.entry.value, [errors_by_key[key]], source.explicit)
                 else:
                     self.translation.add(self._item(source, key))
+        convert_importance(self.importance, self.translation)
         return cfg
 
     def _item(self, source: SourceEntry, key: str) -> Item:
@@ -122,6 +131,9 @@ class Translator:
             why = "empty: nothing to set"
             return Item(source.theirs, entry.value, KEPT, entry.key, entry.value, why, source.explicit)
         alias = find_alias(entry.key, self.settings.tree.job)
+        if alias is not None and self.settings.refers_to(entry.value, alias[1]):
+            why = f"{alias[0].why}, which refers to another name of the same key"
+            return Item(source.theirs, entry.value, CONVERTED, why=why, explicit=source.explicit)
         keys = (entry.key, *(alias[1] if alias else ()))
         row = next((row for key in keys if (row := find_verl_only(key, self.settings.tree.job))), None)
         if row is not None:

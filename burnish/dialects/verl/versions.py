@@ -14,7 +14,8 @@ from typing import Any
 
 from burnish.errors import UserError
 
-VERSIONS = ("0.4.1", "0.5", "0.6", "0.7", "0.8", "0.9")
+VERSIONS = ("0.2", "0.3", "0.4.1", "0.5", "0.6", "0.7", "0.8", "0.9")
+OLDEST_BASE = "0.4.1"  # whose defaults burnish.config has
 ASSUMED = "0.5"  # of commands that fit every version
 NUM_NAMED = 3  # keys that the note names
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -148,6 +149,7 @@ SINCE: dict[str, tuple[str, ...]] = {
 
 # Keys, programs and values by the last version that has them.
 UNTIL: dict[str, tuple[str, ...]] = {
+    "0.2": ("*.fsdp_config.grad_offload", f"{_ROLLOUT}.micro_batch_size"),
     "0.4.1": (
         "*.gradient_checkpointing_kwargs.*",
         f"{_ROLLOUT}.chat_scheduler",
@@ -170,6 +172,21 @@ UNTIL: dict[str, tuple[str, ...]] = {
     "0.6": (f"{_ROLLOUT}.mode=sync", f"{_ROLLOUT}.load_format=dummy_*"),
     "0.7": ("verl.trainer.fsdp_sft_trainer",),
 }
+
+# Keys that the config of this version lacks, so that a command adds them with +. Newer versions refuse the +.
+ADDED_UNTIL: dict[str, tuple[str, ...]] = {"0.2": ("trainer.val_before_train",)}
+
+# Defaults that older versions had, by the last version that has them.
+OLDER_DEFAULTS: dict[str, dict[str, Any]] = {
+    "0.3": {f"{_ACTOR}.entropy_coeff": 0.001},
+    "0.2": {
+        f"{_ACTOR}.clip_ratio_c": None,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+        "critic.model.enable_gradient_checkpointing": False,
+    },
+}
+# Until this version, the reward contains the KL unless the loss does; then use_kl_in_reward decides.
+KL_IN_REWARD_UNTIL = "0.2"
 
 # Defaults that changed, by the first version that has them. The defaults in burnish.config are those of 0.4.1.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -268,29 +285,33 @@ def given_version(version: str) -> Assumption:
     return GivenVersion(version)
 
 
-def assume_version(names: Iterable[str]) -> Assumption:
+def assume_version(names: Iterable[str], added: Iterable[str] = ()) -> Assumption:
     """The version that keys, `key=value` pairs and program names imply: the oldest that has all of them.
 
-    If no version has all, the newest one that some name requires.
+    If no version has all, the newest one that some name requires. `added` are keys that the command adds with +.
     """
     names = list(dict.fromkeys(names))
     since = {shown: version for name in names for shown, version in _bounds(SINCE, name)}
     until = {shown: version for name in names for shown, version in _bounds(UNTIL, name)}
+    until |= {f"+{key}": version for key in added for _, version in _bounds(ADDED_UNTIL, key)}
     if since:
         version = max(since.values(), key=VERSIONS.index)
-        before = list(SINCE)[list(SINCE).index(version) - 1] if version != next(iter(SINCE)) else VERSIONS[0]
+        before = list(SINCE)[list(SINCE).index(version) - 1] if version != next(iter(SINCE)) else OLDEST_BASE
         why = f"{before} does not have {_named([name for name in since if since[name] == version])}"
         older = [name for name in until if VERSIONS.index(until[name]) < VERSIONS.index(version)]
         return Assumption(version, why, older)
     last = min(until.values(), key=VERSIONS.index, default=ASSUMED)
     if VERSIONS.index(last) < VERSIONS.index(ASSUMED):
-        return Assumption(last, f"no newer version has {_named([name for name in until if until[name] == last])}")
+        return Assumption(
+            last, f"newer versions do not accept {_named([name for name in until if until[name] == last])}"
+        )
     return Assumption(ASSUMED, "no setting is specific to another version")
 
 
 def defaults_of(version: str) -> dict[str, Any]:
     """The defaults of a version that differ from 0.4.1's."""
-    return _up_to(version, DEFAULTS)
+    older = [changes for last, changes in OLDER_DEFAULTS.items() if is_at_least(last, version)]
+    return {key: value for changes in older for key, value in changes.items()} | _up_to(version, DEFAULTS)
 
 
 def megatron_defaults_of(version: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Decode attention over the paged KV cache: one new token per sequence.
 
 One kernel writes the newest key and value into the cache and attends. The query heads of one key/value head are one
-program, padded to the tile size of tensor cores; long contexts are split over several programs and combined after.
+program, padded to the tile size of tensor cores; long contexts are split over several programs. Their results are
+combined by another kernel, or where counters are given, by the last of these programs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from burnish.models.kernels.lazy_triton import kernel, tl
 from burnish.models.kernels.shared_prefix import attend_prefixes, merge_splits
-from burnish.models.kernels.softmax import add_tile, capped, load_tile, split_tiles, tile_scores
+from burnish.models.kernels.softmax import add_tile, capped, load_tile, merge, split_tiles, tile_scores
 from burnish.models.kernels.tuning import DOT, next_power, num_splits, tile_size, tuning
 from burnish.models.varlen import AttentionShape
 
@@ -31,6 +32,7 @@ def write_and_attend(
     clusters: Tensor | None = None,  # [clusters, members] int32: rows with a common prefix, -1: none
     prefix: Tensor | None = None,  # [clusters] int32: its tokens, a multiple of the block size; 0: no cluster
     shared: Tensor | None = None,  # [rows] int32: the prefix of the row's cluster
+    counters: Tensor | None = None,  # [rows * kv_heads] int32 zeros, and zeros after; of one kernel at a time
 ) -> Tensor:
     """[rows, heads, d]. One kernel attends to the newest token directly and writes it into the cache.
 
@@ -51,19 +53,23 @@ def write_and_attend(
         where = tables, lengths, clusters, prefix
         prefix_parts, prefix_weights = attend_prefixes(keys, values, query, *where, scalars, constants, choice)
         prefix_splits = prefix_parts.shape[2]
+    fused = splits > 1 and counters is not None
     _decode[(rows, kv_heads, splits)](
         *(query, keys, values, key, value, slots, tables, lengths, lengths if shared is None else shared),
-        *(prefix_parts, prefix_weights, parts, weights, *scalars),
+        *(prefix_parts, prefix_weights, parts, weights, output, counters if fused else lengths, *scalars),
         *(query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1)),
         *(keys.stride(0), keys.stride(1), tables.stride(0)),
         **constants,
         GROUP_PAD=max(DOT, next_power(heads // kv_heads)),
         SPLITS=splits,
         PREFIX_SPLITS=prefix_splits,
+        FUSED=fused,
+        OVERLAP=choice.overlap,
         num_stages=choice.stages,
         num_warps=choice.warps,
+        **({"launch_pdl": True} if choice.overlap else {}),
     )
-    if splits > 1:
+    if splits > 1 and not fused:
         constants = {"HEADS": heads, "SPLITS": splits, "SPLITS_PAD": next_power(splits)}
         _combine[(rows, heads)](parts, weights, output, **constants, DIM=dim, DIM_PAD=next_power(dim))
     return output
@@ -108,6 +114,8 @@ def _decode(
     prefix_weights,
     parts,
     weights,
+    output,
+    counters,
     scaling,
     softcap,
     query_head,
@@ -128,42 +136,40 @@ def _decode(
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
     PREFIX_SPLITS: tl.constexpr,
+    FUSED: tl.constexpr,
+    OVERLAP: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One row, one key/value head, one split of the context after the shared prefix; split 0 also has the newest token
-    and the results of the prefix."""
+    """One row, one key/value head, one split of the context after the prefix; split 0 has prefix and newest token."""
     row, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if OVERLAP:
+        _wait_for_previous()
     length = tl.load(lengths + row).to(tl.int32)
     start = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
-    cached = length - 1
     before = 0
     if PREFIX_SPLITS > 0:
-        before = tl.load(shared + row).to(tl.int32)
-        before = tl.where(before < length, before, 0)
+        before = _shared_tokens(shared, row, length)
         start = tl.maximum(start, before)
-    begin, end = split_tiles(start, cached, split, TILE, SPLITS)
+    begin, end = split_tiles(start, length - 1, split, TILE, SPLITS)
 
     members, dims = tl.arange(0, GROUP_PAD), tl.arange(0, DIM_PAD)
     head = kv * GROUP + members
     valid_q = (members < GROUP)[:, None] & (dims < DIM)[None, :]
     q = tl.load(query + head[:, None] * query_head + row * query_row + dims[None, :], mask=valid_q, other=0.0)
-    slot = tl.load(slots + row).to(tl.int64)
-    target = (slot // BLOCK) * cache_block + kv * cache_head + (slot % BLOCK) * DIM
+    target = _place_in_cache(tl.load(slots + row).to(tl.int64), kv, cache_block, cache_head, BLOCK, DIM)
     new_key = _load_and_store(key + kv * key_head + row * key_row, keys + target, split == 0, dims, DIM)
     new_value = _load_and_store(value + kv * value_head + row * value_row, values + target, split == 0, dims, DIM)
-    peak, total, mixed = _newest(q, new_key, new_value, split == 0, scaling, softcap, GROUP_PAD, CAPPED)
+    state = _newest(q, new_key, new_value, split == 0, scaling, softcap, GROUP_PAD, CAPPED)
     if PREFIX_SPLITS > 0:
-        merged = tl.where(split == 0, tl.where(before > 0, GROUP, 0), 0)
         entry = (row * HEADS + head) * PREFIX_SPLITS
-        rows = members < merged
-        peak, total, mixed = merge_splits(
-            prefix_parts, prefix_weights, entry, rows, dims, peak, total, mixed, DIM, PREFIX_SPLITS
-        )
+        rows = members < tl.where(split == 0, tl.where(before > 0, GROUP, 0), 0)
+        state = merge_splits(prefix_parts, prefix_weights, entry, rows, dims, *state, DIM, PREFIX_SPLITS)
+    peak, total, mixed = state
     for tile in range(begin, end):
         key_position = tile * TILE + tl.arange(0, TILE)
-        visible = (key_position >= start) & (key_position < cached)
+        visible = (key_position >= start) & (key_position < length - 1)
         block = tl.load(tables + row * table_row + tile * TILE // BLOCK).to(tl.int64)
         base = block * cache_block + kv * cache_head + (key_position % BLOCK) * DIM
         k, v = load_tile(keys, values, base, visible, dims, DIM, q.dtype)
@@ -172,6 +178,27 @@ def _decode(
 
     entry = (row * HEADS + head) * SPLITS + split
     _store_result(parts, weights, entry, members < GROUP, dims, peak, total, mixed, DIM, SPLITS)
+    if FUSED:
+        _combine_if_last(parts, weights, output, counters, row * HEADS + head, members < GROUP, dims, DIM, SPLITS)
+
+
+@kernel
+def _wait_for_previous() -> None:
+    """Let the next kernel be launched, and wait for the end of the one before."""
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+
+
+@kernel
+def _shared_tokens(shared, row, length):
+    """The prefix of a row's cluster; 0 if the row ends within it."""
+    before = tl.load(shared + row).to(tl.int32)
+    return tl.where(before < length, before, 0)
+
+
+@kernel
+def _place_in_cache(slot, kv, cache_block, cache_head, BLOCK: tl.constexpr, DIM: tl.constexpr):
+    return (slot // BLOCK) * cache_block + kv * cache_head + (slot % BLOCK) * DIM
 
 
 @kernel
@@ -183,6 +210,29 @@ def _store_result(
     tl.store(parts + entry[:, None] * DIM + dims[None, :], part, mask=valid[:, None] & (dims < DIM)[None, :])
     if SPLITS > 1:
         tl.store(weights + entry, tl.where(total == 0.0, float("-inf"), peak + tl.log(total)), mask=valid)
+
+
+@kernel
+def _combine_if_last(
+    parts, weights, output, counters, entry, valid, dims, DIM: tl.constexpr, SPLITS: tl.constexpr
+) -> None:
+    """Combine the splits of some heads in their order, if all of them are there; the counter is left at zero."""
+    counter = counters + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    tl.debug_barrier()  # all threads have stored before one of them counts
+    if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
+        tl.store(counter, 0)
+        peak = tl.full(entry.shape, float("-inf"), tl.float32)
+        total = tl.zeros(entry.shape, tl.float32)
+        mixed = total[:, None] * dims[None, :]
+        inside = valid[:, None] & (dims < DIM)[None, :]
+        for split in range(SPLITS):  # .cg: not from this multiprocessor's own cache
+            place = entry * SPLITS + split
+            weight = tl.load(weights + place, mask=valid, other=float("-inf"), cache_modifier=".cg")
+            source = parts + place[:, None] * DIM + dims[None, :]
+            part = tl.load(source, mask=inside, other=0.0, cache_modifier=".cg")
+            peak, total, mixed = merge(weight, part, peak, total, mixed)
+        mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(output + entry[:, None] * DIM + dims[None, :], mixed.to(output.dtype.element_ty), mask=inside)
 
 
 @kernel

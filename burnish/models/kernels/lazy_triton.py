@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -28,8 +28,8 @@ tl: Any = None
 class Kernel:
     """A function that Triton compiles at its first launch, together with the kernels it calls."""
 
-    def __init__(self, function: Callable[..., None]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[..., None], unspecialized: Sequence[str]) -> None:
+        self.function, self.unspecialized = function, unspecialized
         self.__doc__ = function.__doc__
         self._jitted: Any = None
 
@@ -39,7 +39,7 @@ class Kernel:
     def jitted(self) -> Any:
         if self._jitted is None:
             triton, language = _triton()
-            self._jitted = triton.jit(self.function)
+            self._jitted = triton.jit(self.function, do_not_specialize=self.unspecialized)
             # Triton looks names up in the file's globals when it compiles, so they must be resolved by then.
             scope = self.function.__globals__
             scope["tl"] = language
@@ -49,9 +49,12 @@ class Kernel:
         return self._jitted
 
 
-def kernel(function: Callable[..., None]) -> Kernel:
-    """Mark a function as a Triton kernel, or as a part that kernels call."""
-    return Kernel(function)
+def kernel(function: Callable[..., None], unspecialized: Sequence[str] = ()) -> Kernel:
+    """Mark a function as a Triton kernel, or as a part that kernels call.
+
+    For arguments in `unspecialized` there is one program, and not others for 1 and for multiples of 16.
+    """
+    return Kernel(function, unspecialized)
 
 
 def available() -> bool:

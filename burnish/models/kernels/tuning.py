@@ -27,6 +27,7 @@ class Tuning(NamedTuple):
     prefix_stages: int = 2  # of programs of shared prefixes
     prefix_warps: int | None = None  # None: as many as hold the results in registers
     prefix_programs: int = 264  # to split shared prefixes into
+    overlap: bool = False  # launch before the kernel before has ended, and let the next do so. Hopper and later
 
 
 DEFAULT = Tuning()

@@ -1,9 +1,10 @@
 // A line chart on a canvas: several runs, smoothing, log axis, hover, drag to zoom.
 
-import { cssColor, h, hideTip, number, runColor, seconds, sharpCanvas, showTip, tipTable } from "./dom.js";
+import { cssColor, fill, h, hideTip, number, runColor, seconds, sharpCanvas, showTip, tipTable } from "./dom.js";
+import { t } from "./words.js";
 
 const HEIGHT = 180;
-const MARGIN = { left: 46, right: 8, top: 6, bottom: 20 };
+const MARGIN = { left: 52, right: 8, top: 6, bottom: 20 };
 
 export function smoothCurve(values, weight) {
   if (weight <= 0) return values;
@@ -19,23 +20,47 @@ export function smoothCurve(values, weight) {
 export function ticks(low, high, count) {
   if (!(high > low)) return [low];
   const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= raw);
+  const step = [1, 2, 2.5, 5, 10].map((n) => n * power).find((n) => n >= raw * 0.8);
   const found = [];
   for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) found.push(Math.abs(value) < step * 1e-9 ? 0 : value);
   return found;
 }
 
+// Round values between two powers of ten, whose exponents are given.
+export function logTicks(low, high) {
+  const all = [];
+  for (let power = Math.floor(low); power <= high; power += 1) for (const n of [1, 2, 5]) all.push(n * 10 ** power);
+  const inside = all.filter((value) => value >= 10 ** low && value <= 10 ** high), powers = inside.filter((value) => Number.isInteger(Number(Math.log10(value).toFixed(9))));
+  if (inside.length < 3) return ticks(10 ** low, 10 ** high, 4).filter((value) => value > 0);
+  const fit = inside.length <= 6 ? inside : powers;
+  return fit.filter((_, i) => i % Math.ceil(fit.length / 6) === 0);
+}
+
+// Without Math.min(...): a long list is too many arguments.
+function ends(values) {
+  let low = Infinity, high = -Infinity;
+  for (const value of values) { if (value < low) low = value; if (value > high) high = value; }
+  return [low, high];
+}
+
 export class Chart {
-  // series: [{run, name, points: [[step, time, value], ...]}]
+  // series: [{run, color, label, points: [[step, time, value], ...]}]
   constructor(title, options) {
     this.options = options; // () => {byTime, isLog, smooth, zoom}, onZoom(range)
     this.series = [];
-    this.canvas = h("canvas", { role: "img", "aria-label": title, onpointermove: (e) => this.hover(e), onpointerleave: () => this.leave(), onpointerdown: (e) => this.press(e), onpointerup: (e) => this.release(e), ondblclick: () => options.onZoom(null) });
-    this.element = h("div", { class: "card chart" }, h("h3", { title }, title), this.canvas);
+    this.canvas = h("canvas", { role: "img", "aria-label": title, tabindex: 0, onpointermove: (e) => this.hover(e), onpointerleave: () => this.leave(), onpointerdown: (e) => this.press(e), onpointerup: (e) => this.release(e), onpointercancel: () => this.cancel(), ondblclick: () => options.onZoom(null), onkeydown: (e) => this.key(e), onblur: () => this.leave() });
+    this.now = h("span", { class: "now" });
+    this.element = h("div", { class: "card chart" }, h("h3", {}, h("span", { class: "name", title }, title), this.now), this.canvas);
     this.dragFrom = null;
+    this.cursor = null; // of the keyboard: an index of the first line
   }
 
-  set(series) { this.series = series; this.draw(); }
+  set(series) {
+    this.series = series;
+    const last = series.length === 1 ? series[0].points.findLast((point) => point[2] !== null) : null;
+    fill(this.now, last ? number(last[2]) : "");
+    this.draw();
+  }
 
   scale() {
     const { byTime, isLog, smooth, zoom } = this.options.get();
@@ -44,13 +69,14 @@ export class Chart {
       return { ...one, xs: kept.map((p) => (byTime ? p[1] : p[0])), raw: kept.map((p) => p[2]), ys: smoothCurve(kept.map((p) => p[2]), kept.length >= 12 ? smooth : 0) };
     }).filter((one) => one.xs.length);
     const xs = lines.flatMap((one) => one.xs);
-    const [x0, x1] = zoom || [Math.min(...xs), Math.max(...xs)];
+    let [x0, x1] = zoom || ends(xs);
     const inside = lines.flatMap((one) => one.raw.filter((_, i) => one.xs[i] >= x0 && one.xs[i] <= x1));
     const sorted = (inside.length ? inside : lines.flatMap((one) => one.raw)).slice().sort((a, b) => a - b);
     let y0 = sorted[0], y1 = sorted[sorted.length - 1];
     if (isLog) { y0 = Math.log10(y0); y1 = Math.log10(y1); }
     if (y1 - y0 < 1e-12) { const pad = Math.abs(y0) * 0.1 || 0.5; y0 -= pad; y1 += pad; } else { const pad = (y1 - y0) * 0.06; y0 -= pad; y1 += pad; }
-    return { lines, x0, x1: x1 > x0 ? x1 : x0 + 1, y0, y1, isLog, byTime, smooth };
+    if (!(x1 > x0)) { x0 -= 0.5; x1 = x0 + 1; } // one point, in the middle
+    return { lines, x0, x1, y0, y1, isLog, byTime, smooth };
   }
 
   draw() {
@@ -65,16 +91,19 @@ export class Chart {
     pen.strokeStyle = cssColor("--line");
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    for (const tick of ticks(view.y0, view.y1, 4)) {
-      const value = view.isLog ? 10 ** tick : tick, place = y(value);
+    for (const value of view.isLog ? logTicks(view.y0, view.y1) : ticks(view.y0, view.y1, 4)) {
+      const place = y(value);
       pen.beginPath(); pen.moveTo(MARGIN.left, place); pen.lineTo(width - MARGIN.right, place); pen.stroke();
       pen.fillText(number(value, 3), MARGIN.left - 6, place);
     }
     pen.textAlign = "center";
     pen.textBaseline = "top";
-    for (const tick of ticks(view.x0, view.x1, Math.max(2, Math.floor(width / 90)))) pen.fillText(view.byTime ? seconds(tick) : number(tick), x(tick), height - MARGIN.bottom + 6);
+    for (const tick of ticks(view.x0, view.x1, Math.max(2, Math.floor(width / 90))).filter((one) => view.byTime || Number.isInteger(one))) {
+      const text = view.byTime ? seconds(tick) : number(tick), half = pen.measureText(text).width / 2;
+      pen.fillText(text, Math.min(x(tick), width - half), height - MARGIN.bottom + 6);
+    }
     pen.save();
-    pen.beginPath(); pen.rect(MARGIN.left, 0, width - MARGIN.left - MARGIN.right, height - MARGIN.bottom + 1); pen.clip();
+    pen.beginPath(); pen.rect(MARGIN.left - 3, 0, width - MARGIN.left - MARGIN.right + 6, height - MARGIN.bottom + 1); pen.clip();
     for (const line of view.lines) this.drawLine(pen, line, x, y);
     pen.restore();
     if (this.dragFrom !== null && this.dragTo !== undefined) {
@@ -85,12 +114,14 @@ export class Chart {
   }
 
   drawLine(pen, line, x, y) {
-    const color = runColor(line.run), trace = (values) => { pen.beginPath(); line.xs.forEach((place, i) => (i ? pen.lineTo(x(place), y(values[i])) : pen.moveTo(x(place), y(values[i])))); pen.stroke(); };
+    const color = runColor(line.color), trace = (values) => { pen.beginPath(); line.xs.forEach((place, i) => (i ? pen.lineTo(x(place), y(values[i])) : pen.moveTo(x(place), y(values[i])))); pen.stroke(); };
     pen.strokeStyle = pen.fillStyle = color;
     pen.lineJoin = "round";
+    pen.setLineDash(line.color >= 8 ? [6, 3] : []);
     if (line.ys !== line.raw && this.view.smooth > 0 && line.xs.length >= 12) { pen.globalAlpha = 0.22; pen.lineWidth = 1; trace(line.raw); pen.globalAlpha = 1; }
     pen.lineWidth = 1.8;
     trace(line.ys);
+    pen.setLineDash([]);
     if (line.xs.length < 12) line.xs.forEach((place, i) => { pen.beginPath(); pen.arc(x(place), y(line.ys[i]), 2.5, 0, 7); pen.fill(); });
   }
 
@@ -104,6 +135,11 @@ export class Chart {
     if (!this.view?.lines.length) return;
     const { pixel, value } = this.at(event);
     if (this.dragFrom !== null) { this.dragTo = pixel; this.draw(); return; }
+    this.point(value, event);
+  }
+
+  // Mark the place nearest to a value of the x axis, and show what the lines have there.
+  point(value, event) {
     const rows = this.view.lines.map((line) => {
       let nearest = 0;
       line.xs.forEach((place, i) => { if (Math.abs(place - value) < Math.abs(line.xs[nearest] - value)) nearest = i; });
@@ -114,14 +150,40 @@ export class Chart {
     const pen = this.canvas.getContext("2d"), place = this.x(line.xs[nearest]);
     pen.strokeStyle = cssColor("--dim"); pen.lineWidth = 1;
     pen.beginPath(); pen.moveTo(place, MARGIN.top); pen.lineTo(place, HEIGHT - MARGIN.bottom); pen.stroke();
-    const at = this.view.byTime ? seconds(line.xs[nearest]) : `${line.xs[nearest]}`;
-    const values = rows.map((row) => [h("span", {}, h("i", { class: `bg${row.line.run % 8}`, style: { display: "inline-block", width: "8px", height: "8px", borderRadius: "50%", marginRight: "6px" } }), row.line.label), number(row.line.raw[row.nearest], 6)]);
+    const at = this.view.byTime ? seconds(line.xs[nearest]) : `${t("step")} ${line.xs[nearest]}`;
+    const values = rows.map((row) => [h("span", {}, h("i", { class: `dot bg${row.line.color % 8}` }), row.line.label, !this.view.byTime && row.line.xs[row.nearest] !== line.xs[nearest] && h("span", { class: "dim" }, ` (${t("step")} ${row.line.xs[row.nearest]})`)), number(row.line.raw[row.nearest], 6)]);
     showTip(event, [h("div", { class: "dim small" }, at), tipTable(values)]);
+    return nearest;
   }
 
-  leave() { hideTip(); if (this.dragFrom === null) this.draw(); }
+  // Arrows move along the curve, Enter opens the step's samples, Escape resets the zoom.
+  key(event) {
+    const line = this.view?.lines[0], move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -1e9, End: 1e9 }[event.key];
+    if (!line) return;
+    if (move !== undefined) {
+      const inside = line.xs.map((place, i) => i).filter((i) => line.xs[i] >= this.view.x0 && line.xs[i] <= this.view.x1);
+      if (!inside.length) return;
+      const low = inside[0], high = inside[inside.length - 1], from = this.cursor ?? (move > 0 ? low - 1 : high + 1);
+      this.cursor = Math.min(high, Math.max(low, from + move));
+      const box = this.canvas.getBoundingClientRect();
+      this.point(line.xs[this.cursor], { clientX: box.left + this.x(line.xs[this.cursor]), clientY: box.top + 20 });
+    } else if (event.key === "Enter" && this.cursor !== null && !this.view.byTime) this.options.onPick?.(line.xs[this.cursor]);
+    else if (event.key === "Escape") this.options.onZoom(null);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
 
-  press(event) { if (event.pointerType === "mouse" && this.view?.lines.length) { this.dragFrom = this.at(event).pixel; this.dragValue = this.at(event).value; this.canvas.setPointerCapture(event.pointerId); } }
+  leave() { hideTip(); this.cursor = null; if (this.dragFrom === null) this.draw(); }
+
+  cancel() { this.dragFrom = null; this.dragTo = undefined; this.leave(); }
+
+  press(event) {
+    if (!this.view?.lines.length || event.button > 0) return;
+    this.dragFrom = this.at(event).pixel;
+    this.dragValue = this.at(event).value;
+    this.canvas.setPointerCapture(event.pointerId);
+  }
 
   release(event) {
     if (this.dragFrom === null) return;
@@ -129,6 +191,7 @@ export class Chart {
     this.dragFrom = null;
     this.dragTo = undefined;
     if (isDrag) this.options.onZoom([Math.min(from, value), Math.max(from, value)]);
+    else if (event.pointerType === "touch") this.point(value, event); // a tap shows values
     else this.options.onPick?.(Math.round(value));
   }
 }

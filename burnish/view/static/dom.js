@@ -13,7 +13,7 @@ export function h(tag, attributes, ...children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "style") Object.assign(element.style, value);
     else if (name === "value" || name === "checked") element[name] = value;
-    else element.setAttribute(name, value === true ? "" : value);
+    else element.setAttribute(name, value === true ? "" : name === "title" ? visible(value) : value);
   }
   add(element, children);
   return element;
@@ -44,10 +44,11 @@ export function number(value, digits = 4) {
 
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
-  if (value < 1) return `${Math.round(value * 1000)} ms`;
-  if (value < 60) return `${value.toPrecision(3)} s`;
-  if (value < 3600) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
-  return `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
+  if (value === 0) return "0";
+  if (value < 1) return `${number(value * 1000, 3)} ms`;
+  if (value < 59.95) return `${number(value, 3)} s`;
+  const whole = Math.round(value), [large, small, names] = whole < 3600 ? [Math.floor(whole / 60), whole % 60, ["min", "s"]] : [Math.floor(whole / 3600), Math.round((whole % 3600) / 60), ["h", "min"]];
+  return small && small < 60 ? `${large} ${names[0]} ${small} ${names[1]}` : `${small === 60 ? large + 1 : large} ${names[0]}`;
 }
 
 export function bytes(value) {

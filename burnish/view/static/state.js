@@ -2,7 +2,7 @@
 
 const EMBEDDED = document.getElementById("embedded");
 export const embedded = EMBEDDED ? JSON.parse(EMBEDDED.textContent) : null;
-export const state = { page: "curves", runs: "", x: "step", log: "", smooth: "0.6", zoom: "", filter: "", step: "", group: "", row: "", color: "advantages", lang: "", theme: "" };
+export const state = { page: "curves", runs: "", one: "", x: "step", log: "", smooth: "0.6", zoom: "", filter: "", step: "", group: "", row: "", color: "advantages", lang: "", theme: "" };
 const INITIAL = { ...state };
 
 export function readHash() {
@@ -17,6 +17,13 @@ export function hashOf(changes = {}) {
     if (value !== INITIAL[name] && value !== "" && value !== null && value !== undefined) query.set(name, value);
   }
   return `#${query}`;
+}
+
+// Names of runs in one value.
+export function joinNames(names) { return names.map((name) => name.replace(/[%,]/g, encodeURIComponent)).join(","); }
+
+export function splitNames(text) {
+  return text.split(",").filter(Boolean).map((name) => { try { return decodeURIComponent(name); } catch { return name; } });
 }
 
 export function go(changes) { location.hash = hashOf(changes); }
@@ -34,7 +41,20 @@ function embeddedAnswer(name, query) {
   if (name === "search") return searchEmbedded(query);
   const key = `${name}?${Object.keys(query).sort().map((one) => `${one}=${query[one]}`).join("&")}`;
   if (key in embedded.answers) return structuredClone(embedded.answers[key]);
+  if (name === "config") return configOf(query);
   throw new Error(embedded.missing);
+}
+
+// Some runs of the table of all, in any order.
+function configOf(query) {
+  const ids = query.runs.split(",").map(Number), names = embedded.answers["runs?"].runs.map((run) => run.name);
+  const all = embedded.answers[`config?lang=${query.lang}&runs=${names.map((_, i) => i).join(",")}`];
+  if (!all || ids.some((id) => id >= all.runs.length)) throw new Error(embedded.missing);
+  const rows = all.rows.map((row) => {
+    const values = ids.map((id) => row.values[id]);
+    return { ...row, values, differs: new Set(values).size > 1, is_changed: row.default !== null && values.some((value) => value !== row.default) };
+  });
+  return { runs: ids.map((id) => all.runs[id]), rows };
 }
 
 function searchEmbedded(query) {

@@ -109,7 +109,7 @@ export function engineIdle(bars) {
 }
 
 function barsChart(bars) {
-  const rows = bars.filter((bar) => bar[0] !== null).sort((a, b) => a[0] - b[0] || a[1] - b[1]), start = Math.min(...rows.map((bar) => bar[0])), end = Math.max(...rows.map((bar) => bar[1]));
+  const rows = bars.slice().sort((a, b) => a[0] - b[0] || a[1] - b[1]), start = Math.min(...rows.map((bar) => bar[0])), end = Math.max(...rows.map((bar) => bar[1]));
   const canvas = h("canvas", { role: "img", "aria-label": t("conversations") }), size = Math.max(2, Math.min(14, 420 / rows.length)), top = 70;
   const flying = countsOf(rows.map((bar) => [bar[0], bar[1]])), generating = countsOf(rows.flatMap((bar) => (bar[4] || []).filter((one) => one[0] === GENERATING).map((one) => [one[1], one[1] + one[2]])));
   const colors = ["--c3", "--c0", "--c4"];
@@ -121,7 +121,7 @@ function barsChart(bars) {
     }
     pen.globalAlpha = 1; pen.font = `10.5px ${cssColor("--sans")}`; pen.fillStyle = cssColor("--dim"); pen.textAlign = "right"; pen.fillText(String(rows.length), 44, 16); pen.fillText("0", 44, 60);
     rows.forEach(([from, to, wait, , segments], i) => {
-      const tall = Math.max(1, size - 1), y = top + i * size, whole = x(to) - x(from), share = Math.min(1, wait / Math.max(1e-9, to - from));
+      const tall = size < 4 ? size : size - 1, y = top + i * size, whole = x(to) - x(from), share = Math.min(1, wait / Math.max(1e-9, to - from));
       if (segments?.length) {
         pen.fillStyle = cssColor("--soft"); pen.fillRect(x(from), y, Math.max(1, whole), tall);
         for (const kind of [WAITING, QUEUED, GENERATING]) { pen.fillStyle = cssColor(colors[kind]); for (const one of segments) if (one[0] === kind) pen.fillRect(x(one[1]), y, Math.max(0.5, x(one[1] + one[2]) - x(one[1])), tall); }
@@ -135,36 +135,55 @@ function barsChart(bars) {
   const facts = (bar) => (bar[4]?.length ? [[t("queued"), seconds(secondsOf(bar[4], QUEUED))], [t("generating"), seconds(secondsOf(bar[4], GENERATING))], [t("waiting"), seconds(secondsOf(bar[4], WAITING))]] : [[t("generating"), seconds(bar[1] - bar[0] - bar[2])], [t("waiting"), seconds(bar[2])]]);
   canvas.addEventListener("pointermove", (event) => { const bar = rows[Math.floor((event.clientY - canvas.getBoundingClientRect().top - top) / size)]; if (bar) showTip(event, tipTable([...facts(bar), [t("tokens"), number(bar[3])]])); else hideTip(); });
   canvas.addEventListener("pointerleave", hideTip);
-  return { canvas, draw };
+  return { canvas, draw, shown: rows.length, hasSegments: rows.some((bar) => bar[4]?.length) };
 }
 
 export async function timelinePage(main, context) {
-  const run = context.runs[0], detail = h("div", {}), profiles = h("div", {}), opened = {};
-  let charts = [];
+  const run = context.runs[0], detail = h("div", {}), profiles = h("div", {}), overview = h("div", {}), opened = {};
+  let charts = [], steps = [], colors = new Map(), profileNames = "";
   const redraw = () => charts.forEach((chart) => chart.canvas.isConnected && chart.draw());
-  const show = async () => {
-    const { steps } = await get("timeline", { run: run.id });
-    if (!steps.length) return fill(main, h("p", { class: "empty" }, t("none")));
-    const names = [...new Set(steps.flatMap((line) => [...Object.keys(line.seconds), ...line.spans.map((span) => span[0])]))].filter((name) => !INNER.has(name));
-    const colors = new Map(names.map((name, i) => [name, cssColor(`--c${i % 8}`)]));
-    const chosen = () => Number(state.step) || steps[steps.length - 1].step;
-    const pick = async (step) => {
-      remember({ step: String(step) });
-      const line = steps.find((one) => one.step === chosen()) || steps[steps.length - 1], gaps = gapsOf(line.spans);
-      const [{ bars }, { processes }] = await Promise.all([get("bars", { run: run.id, step: line.step }).catch(() => ({ bars: [] })), get("processes", { run: run.id, step: line.step }).catch(() => ({ processes: [] }))]);
-      const gantt = line.spans.length ? ganttChart(line, colors) : null, known = bars.filter((bar) => bar[0] !== null), talks = known.length ? barsChart(bars) : null, others = processes.length && line.spans.length ? processChart(processes, line, colors) : null, idle = talks && engineIdle(known);
-      fill(detail, h("h2", {}, `${t("phasesOf")} ${line.step}`), h("div", { class: "card wide" }, gantt ? gantt.canvas : h("p", { class: "dim" }, t("noSpans")), gantt && h("p", { class: "small dim" }, gaps.length ? [`${t("gaps")}: `, gaps.slice(0, 4).map((gap) => `${seconds(gap.seconds)} ${t("between")} ${gap.before} – ${gap.after}`).join("; ")] : t("noGaps"))),
-        others && [h("h2", {}, `${t("processes")} ${line.step}`), h("div", { class: "card wide" }, others.canvas, processes.length > 64 && h("p", { class: "small dim" }, `64 / ${processes.length}`))],
-        talks && [h("h2", {}, `${t("conversations")} ${line.step}`), h("div", { class: "card wide" }, talks.canvas, h("div", { class: "keys" }, h("span", {}, h("i", { class: "bg5" }), t("occupancy")), h("span", {}, h("i", { class: "bg0" }), t("generating")), h("span", {}, h("i", { class: "bg4" }), t("waiting")), h("span", {}, h("i", { class: "bg3" }), t("queued"))), idle > 0 && h("p", { class: "small dim" }, `${t("engineIdle")}: ${seconds(idle)}`))]);
-      charts = [stack, gantt, others, talks].filter(Boolean);
-      redraw();
-    };
-    const stack = stackChart(steps, colors, pick, chosen);
-    fill(main, h("h2", {}, t("phases")), h("div", { class: "card wide" }, stack.canvas, h("div", { class: "keys" }, names.map((name) => h("span", {}, h("i", { style: { background: colors.get(name) } }), name)))), detail, profiles);
-    profilesSection(run, opened).then((section) => fill(profiles, section));
-    await pick(chosen());
+  const chosen = () => Number(state.step) || steps[steps.length - 1].step;
+  const lineOf = (step) => steps.find((one) => one.step === step) || steps[steps.length - 1];
+  const showStep = async () => {
+    const line = lineOf(chosen()), gaps = gapsOf(line.spans);
+    const [{ bars }, { processes }] = await Promise.all([get("bars", { run: run.id, step: line.step }).catch(() => ({ bars: [] })), get("processes", { run: run.id, step: line.step }).catch(() => ({ processes: [] }))]);
+    if (context.signal.aborted) return;
+    const gantt = line.spans.length ? ganttChart(line, colors) : null, known = bars.filter((bar) => bar[0] !== null), talks = known.length ? barsChart(known) : null, others = processes.length && line.spans.length ? processChart(processes, line, colors) : null, idle = talks && engineIdle(known);
+    fill(detail, h("h2", {}, `${t("phasesOf")} ${line.step}`), h("div", { class: "card wide" }, gantt ? gantt.canvas : h("p", { class: "dim" }, t("noSpans")), gantt && h("p", { class: "small dim" }, gaps.length ? [`${t("gaps")}: `, gaps.slice(0, 4).map((gap) => `${seconds(gap.seconds)} ${t("between")} ${gap.before} – ${gap.after}`).join("; ")] : t("noGaps"))),
+      others && [h("h2", {}, `${t("processes")} ${line.step}`), h("div", { class: "card wide" }, others.canvas, processes.length > 64 && h("p", { class: "small dim" }, `64 / ${processes.length}`))],
+      talks && [h("h2", {}, `${t("conversations")} ${line.step}`), h("div", { class: "card wide" }, talks.canvas, h("div", { class: "keys" }, h("span", {}, h("i", { class: "bg5" }), t("occupancy")), talks.hasSegments && [h("span", {}, h("i", { class: "bg3" }), t("queued"))], h("span", {}, h("i", { class: "bg0" }), t("generating")), h("span", {}, h("i", { class: "bg4" }), t("waiting")), talks.hasSegments && h("span", {}, h("i", { class: "soft" }), t("betweenTurns"))), bars.length > talks.shown && h("p", { class: "small dim" }, `${talks.shown} / ${bars.length} ${t("trajectories")}`), idle > 0 && h("p", { class: "small dim" }, `${t("engineIdle")}: ${seconds(idle)}`))]);
+    charts = [...charts.slice(0, 1), gantt, others, talks].filter(Boolean);
+    redraw();
   };
-  await show();
+  const pick = (step) => { remember({ step: String(step) }); return showStep(); };
+  const showOverview = () => {
+    const names = [...new Set(steps.flatMap((line) => [...Object.keys(line.seconds), ...line.spans.map((span) => span[0])]))].filter((name) => !INNER.has(name));
+    colors = new Map(names.map((name, i) => [name, cssColor(`--c${i % 8}`)]));
+    const stack = stackChart(steps, colors, pick, chosen);
+    fill(overview, h("div", { class: "card wide" }, stack.canvas, h("div", { class: "keys" }, names.map((name) => h("span", {}, h("i", { style: { background: colors.get(name) } }), name)))));
+    charts = [stack, ...charts.slice(1)];
+  };
+  const showProfiles = async () => {
+    const found = (await get("profiles", { run: run.id }).catch(() => ({ profiles: [] }))).profiles, names = JSON.stringify(found.map((one) => [one.name, one.bytes]));
+    if (names === profileNames || context.signal.aborted) return;
+    profileNames = names;
+    fill(profiles, await profilesSection(run, opened));
+  };
+  // `isNew`: of the page; else what changed is replaced, and nothing moves under the reader.
+  const show = async (isNew) => {
+    const before = steps.length ? steps[steps.length - 1].step : null;
+    steps = (await get("timeline", { run: run.id })).steps;
+    if (context.signal.aborted) return;
+    if (!steps.length) return void fill(main, h("p", { class: "empty" }, t("none")));
+    if (!overview.isConnected) fill(main, context.choice && h("div", { class: "tools" }, context.choice), h("h2", {}, t("phases")), overview, detail, profiles);
+    showOverview();
+    if (isNew || before === null || (!state.step && steps[steps.length - 1].step !== before)) await showStep();
+    redraw();
+    await showProfiles();
+  };
+  await show(true);
   addEventListener("resize", redraw, { signal: context.signal });
-  return { redraw: show, refresh: show };
+  const move = (delta) => { const next = steps[steps.indexOf(lineOf(chosen())) + delta]; if (next) pick(next.step).then(showOverview).then(redraw); };
+  const keys = { ArrowLeft: () => move(-1), ArrowRight: () => move(1) };
+  return { redraw: () => show(true), refresh: () => show(false), onkey: (key) => { keys[key]?.(); return key in keys; } };
 }

@@ -21,16 +21,20 @@ export function tokenColor(column, value, scale) {
   return mix("var(--c4)", column.includes("log_prob") ? (value - high) / (low - high) : (value - low) / (high - low));
 }
 
-function legend(column, scale) {
+function legend(column, scale, page) {
+  if (column === "versions") {
+    const found = [...new Set(page.columns.versions || [page.version])].filter((one) => one !== null && one >= 0).sort((a, b) => a - b).slice(0, 12);
+    return h("span", { class: "legend" }, found.map((one) => h("span", {}, h("i", { class: `dot bg${one % 8}` }), one)));
+  }
   if (column === "flags") return h("span", { class: "legend" }, ["trained", "sampled", "given"].map((name, i) => h("span", {}, h("i", { class: ["bg2", "bg0", "bg7"][i], style: { display: "inline-block", width: "10px", height: "10px", borderRadius: "2px", marginRight: "4px" } }), t(name))));
-  const [low, high] = DIVERGING.has(column) ? [-scale, scale] : column === "ratio" || column === "importance_weights" ? [0.5, 2] : column === "versions" ? [0, 7] : SCALES[column] || [0, 1];
+  const [low, high] = DIVERGING.has(column) ? [-scale, scale] : column === "ratio" || column === "importance_weights" ? [0.5, 2] : SCALES[column] || [0, 1];
   const bar = h("canvas", {});
   queueMicrotask(() => {
     if (!bar.isConnected) return;
     const { pen, width } = sharpCanvas(bar, 10);
     const probe = h("span", {});
     document.body.append(probe);
-    for (let i = 0; i < 60; i += 1) { probe.style.backgroundColor = tokenColor(column, column === "versions" ? Math.floor((i / 60) * 8) : low + ((high - low) * i) / 59, scale) || "transparent"; pen.fillStyle = getComputedStyle(probe).backgroundColor; pen.fillRect((i * width) / 60, 0, width / 60 + 1, 10); }
+    for (let i = 0; i < 60; i += 1) { probe.style.backgroundColor = tokenColor(column, low + ((high - low) * i) / 59, scale) || "transparent"; pen.fillStyle = getComputedStyle(probe).backgroundColor; pen.fillRect((i * width) / 60, 0, width / 60 + 1, 10); }
     probe.remove();
   });
   return h("span", { class: "legend" }, number(low, 2), bar, number(high, 2));
@@ -49,7 +53,11 @@ export async function tokenStrip(place, query, length) {
   let scale = 1, changed = new Set();
   const pages = new Map(), strip = h("div", { class: "card strip", tabindex: 0, "aria-label": t("tokens") });
   const head = h("div", { class: "tools" });
-  const paint = (page) => page.element.querySelectorAll("[data-i]").forEach((span) => { const i = Number(span.dataset.i), column = state.color === "flags" ? page.flags : page.columns[state.color] || (state.color === "versions" ? page.flags.map((f) => (f & SAMPLED_BIT ? page.version : -1)) : null); span.style.backgroundColor = column ? tokenColor(state.color, column[i], scale) : ""; });
+  const paint = (page) => page.element.querySelectorAll("[data-i]").forEach((span) => {
+    const i = Number(span.dataset.i), column = state.color === "flags" ? page.flags : page.columns[state.color] || (state.color === "versions" ? page.flags.map((f) => (f & SAMPLED_BIT ? page.version : -1)) : null);
+    const isMeant = state.color === "flags" || page.flags?.[i] & SAMPLED_BIT; // what the environment gave has none of the other numbers
+    span.style.backgroundColor = column && isMeant ? tokenColor(state.color, column[i], scale) : "";
+  });
   const span = (page, i) => {
     const flags = page.flags ? page.flags[i] : -1, kind = flags === -1 ? "promptpart" : flags & TRAINED_BIT ? "" : flags & SAMPLED_BIT ? "untrained" : "given";
     return h("span", { "data-i": i, class: `${kind}${changed.has(page.start + i) ? " changed" : ""}` }, page.texts[i].replaceAll("\n", "↵\n").replaceAll("\t", "⇥\t") || "∅");
@@ -81,7 +89,7 @@ export async function tokenStrip(place, query, length) {
     const color = columns.includes(state.color) ? state.color : columns[0];
     if (color !== state.color) remember({ color });
     const choice = h("select", { "aria-label": t("color"), onchange: (e) => { remember({ color: e.target.value }); pages.forEach((one) => one && paint(one)); drawHead(page); } }, columns.map((name) => h("option", { value: name, selected: name === state.color }, t(name))));
-    fill(head, h("label", {}, t("color"), choice), legend(state.color, scale), h("button", { class: "plain", onclick: compare }, t("difference")), h("button", { class: "plain", onclick: withPrompt }, t("showPrompt")), note, h("span", { class: "dim small" }, `${length} ${t("tokens").toLowerCase()}`));
+    fill(head, h("label", {}, t("color"), choice), legend(state.color, scale, page), h("button", { class: "plain", onclick: compare }, t("difference")), h("button", { class: "plain", onclick: withPrompt }, t("showPrompt")), note, h("span", { class: "dim small" }, `${length} ${t("tokens").toLowerCase()}`));
   };
   const note = h("span", { class: "small" });
   const compare = async () => {
@@ -92,16 +100,32 @@ export async function tokenStrip(place, query, length) {
   };
   const withPrompt = async (event) => {
     event.target.disabled = true;
-    const page = await get("tokens", { ...query, part: "prompt", start: 0, count: 4096 });
+    const page = await get("tokens", { ...query, part: "prompt", start: 0, count: 4096 }); // as the export has it
     const element = h("div", { class: "page" }, page.ids.map((_, i) => span(page, i)));
     element.addEventListener("pointerover", (e) => { if (e.target.dataset?.i) showTip(e, tokenTip(page, Number(e.target.dataset.i))); });
     strip.prepend(element);
   };
-  strip.addEventListener("pointerover", (event) => {
-    const page = pages.get(Number(event.target.closest(".page")?.dataset.page));
-    if (page && event.target.dataset.i) showTip(event, tokenTip(page, Number(event.target.dataset.i)));
-  });
+  let marked = null; // the token whose numbers are shown by the keyboard
+  const mark = (element) => { marked?.classList.remove("on"); marked = element; marked?.classList.add("on"); };
+  const tipOf = (element, event) => {
+    const page = pages.get(Number(element.closest(".page")?.dataset.page));
+    if (page && element.dataset.i) showTip(event, tokenTip(page, Number(element.dataset.i)));
+  };
+  strip.addEventListener("pointerover", (event) => tipOf(event.target, event));
   strip.addEventListener("pointerleave", hideTip);
+  strip.addEventListener("blur", () => { mark(null); hideTip(); });
+  strip.addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    event.stopPropagation(); // else it is a step of the run
+    const all = [...strip.querySelectorAll(".page[data-page] [data-i]")], next = all[marked?.isConnected ? all.indexOf(marked) + move : 0];
+    if (!next) return;
+    mark(next);
+    next.scrollIntoView({ block: "nearest" });
+    const box = next.getBoundingClientRect();
+    tipOf(next, { clientX: box.left, clientY: box.bottom });
+  });
   for (let start = 0; start < length; start += PAGE) {
     const rest = Math.min(PAGE, length - start);
     const element = h("div", { class: "page", "data-page": start / PAGE, style: { minHeight: `${Math.ceil(rest / 22) * 26}px` } });

@@ -240,3 +240,40 @@ def test_non_scripts_are_refused(tmp_path):
     (tmp_path / "binary").write_bytes(b"\x7fELF\0\0")
     with pytest.raises(UserError, match="not a shell script"):
         record_script(tmp_path / "binary")
+
+
+def test_jobs_that_the_script_submits(record):
+    text = "sbatch -N2 --parsable job.sh a\nsbatch --wrap='python3 b.py'\nsbatch --time 1:00 <<X\npython3 c.py\nX\n"
+    record("python3 $1.py\n", name="job.sh")
+    assert [line for line in words(record(text)) if line.startswith("python3")] == [f"python3 {n}.py" for n in "abc"]
+
+
+SLURM = """#!/bin/bash
+#SBATCH --nodes=3
+#SBATCH -J my-job
+#SBATCH --gres=gpu:h100:4
+HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun -w $HEAD python3 x.py $SLURM_JOB_NAME $SLURM_NNODES $SLURM_GPUS_ON_NODE $SLURM_NODEID
+"""
+
+
+def test_variables_of_a_slurm_job(record):
+    assert words(record(SLURM))[-1] == "srun -w node0 python3 x.py my-job 3 4 0"
+    assert words(record("python3 x.py ${SLURM_NNODES:-none}"))[-1] == "python3 x.py none"
+
+
+CLUSTER = """MASTER_ADDR="10.1.2.3"
+if [ "$(ifconfig eth0 | grep -Eo 'inet [0-9.]+' | awk '{print $NF}')" = $MASTER_ADDR ]; then
+  while true; do
+    count=$(ray status | grep -oP '(?<=/)\\d+\\.\\d+(?=\\s*NPU)' | head -n 1)
+    if [ ${count%.*} -eq 24 ]; then python3 x.py $(hostname -I); break; fi
+    sleep 5
+  done
+fi
+"""
+
+
+def test_the_script_runs_on_the_first_node_of_a_cluster_that_grows(record):
+    lines = words(record(CLUSTER))
+    assert lines.count("ray status") == 3
+    assert lines[-1] == "python3 x.py 10.1.2.3"

@@ -1,14 +1,15 @@
 """Known commands and files, stages, and validation of keys."""
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from burnish.config import load
 from burnish.dialects.invocation import Invocation, parse_command
 from burnish.dialects.mindspeed.dialect import MindSpeed
 from burnish.dialects.mindspeed.schema import MEGATRON, SECTIONS
-from burnish.dialects.translate import translate_yaml
-from burnish.errors import UserError
+from burnish.dialects.translate import translate_command, translate_yaml
+from burnish.errors import NotSupportedYet, UserError
 
 from .configs import BASE, config, items, refusals, translate
 
@@ -37,7 +38,8 @@ def run(tree, *argv, entry="cli/train_grpo.py"):
         ("python train_grpo.py --config-name x", True),
         ("python train_grpo.py --model x", False),
         ("python3 -m verl.trainer.main_ppo a=b", False),
-        ("python cli/train_sft.py --config-name x", False),
+        ("python cli/train_sft.py --config-name x", True),  # refused by name
+        ("python train_dpo.py --beta 0.1", False),
     ],
 )
 def test_known_commands(words, known):
@@ -207,3 +209,20 @@ def test_every_key_is_handled():
         assert keys - reported == set()
         fallbacks = ("a valid MindSpeed RL key, but not supported", "depends on a refused setting; fix that first")
         assert [item.theirs for item in translation.items if item.why in fallbacks] == []
+
+
+@pytest.mark.parametrize(
+    ("script", "config", "reason"),
+    [
+        ("cli/train_dpo.py", {"dpo": {"stage": "dpo"}}, "preference training"),
+        ("cli/train_orm.py", {"reward": {"stage": "orm", "model": "qwen25_7b"}}, "training reward models"),
+        ("cli/train_sft.py", {"sft": {"tokenizer_name_or_path": "m"}}, "use `burnish sft`"),
+    ],
+)
+def test_other_kinds_of_training_are_refused_by_name(script, config, reason, tmp_path):
+    with pytest.raises(NotSupportedYet, match=reason):
+        translate_command(["torchrun", "--nproc_per_node", "8", script, "--config-name", "x"])
+    file = tmp_path / "x.yaml"
+    file.write_text(yaml.safe_dump(config))
+    with pytest.raises(NotSupportedYet, match=reason):
+        translate_yaml(str(file))

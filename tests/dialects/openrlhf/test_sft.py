@@ -136,3 +136,8 @@ def test_launcher_sets_the_number_of_ranks():
 def test_template_without_placeholder_is_inert():
     (item,) = items(sft(["--input_template", '""']), "--input_template")
     assert item.status == "inert"
+
+
+def test_floor_of_the_learning_rate_as_a_flat_flag():
+    settings = sft("--min_lr_ratio 0.2").settings
+    assert settings["optim.min_lr_ratio"] == 0.2

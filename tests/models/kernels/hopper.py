@@ -8,14 +8,23 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from burnish.models.kernels import decode as decoding
-from burnish.models.kernels import invariant, paged, sample, shared_prefix, tuning
+from burnish.models.kernels import (
+    decode_products,
+    invariant,
+    paged,
+    product_tiles,
+    sample,
+    shared_prefix,
+    step,
+    tuning,
+)
 
 SHAPE = {"BLOCK": 64, "TILE": 64, "CAPPED": True, "PRECISION": "tf32"}
 FLOATS, STRIDES = ("scaling", "softcap"), ("cache_block", "cache_head", "table_row")
 SHARED_MEMORY = 227 << 10  # bytes of a program
 
 
-def compiled(kernel, types: dict[str, str], constants: dict, warps: int = 4, stages: int = 2) -> str:
+def compiled(kernel, types: dict[str, str], constants: dict, warps: int = 4, **options) -> str:
     """The kernel's PTX; arguments in their order, pointers and strides as multiples of 16."""
     function = getattr(kernel, "jitted", lambda: kernel)()
     signature = {name: types.get(name, "constexpr") for name in function.arg_names}
@@ -23,7 +32,7 @@ def compiled(kernel, types: dict[str, str], constants: dict, warps: int = 4, sta
     even = [place for place, name in enumerate(function.arg_names) if types.get(name, "")[:1] in ("*", "i")]
     attributes = {(place,): [["tt.divisibility", 16]] for place in even}
     source = triton.compiler.ASTSource(function, signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": warps, "num_stages": stages}
+    options = {"num_warps": warps, "num_stages": 2, **options}
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert binary.metadata.shared <= SHARED_MEMORY, (kernel, constants, binary.metadata.shared)
     return binary.asm["ptx"]
@@ -47,11 +56,13 @@ def decode(
     types |= kinds("tables", "*i32") | kinds("slots lengths", "*i64")
     types |= kinds("shared", "*i32") | kinds("prefix_parts prefix_weights", "*fp32")
     types |= kinds("parts weights", "*fp32" if splits > 1 else f"*{dtype}") | dict.fromkeys(FLOATS, "fp32")
+    types |= {"output": f"*{dtype}", "counters": "*i32"}
     types |= kinds("query_head query_row key_head key_row value_head value_row", "i32") | dict.fromkeys(STRIDES, "i32")
     group = heads // kv_heads
     numbers = {"HEADS": heads, "GROUP": group, "GROUP_PAD": 16, "DIM": dim, "DIM_PAD": 1 << (dim - 1).bit_length()}
     numbers |= {**SHAPE, "SPLITS": splits, "PREFIX_SPLITS": prefix_splits, "WINDOW": window}
-    return compiled(decoding._decode, types, numbers)
+    options = {"launch_pdl": True} if splits > 4 else {}
+    return compiled(decoding._decode, types, numbers | dict.fromkeys(("FUSED", "OVERLAP"), splits > 4), **options)
 
 
 def decode_prefix(heads: int, kv_heads: int, dim: int, dtype: str, window: int) -> str:
@@ -108,7 +119,7 @@ def invariant_product(dtype: str, parts: int) -> str:
     depth = invariant.DEPTH_BYTES // {"bf16": 2, "fp32": 4}[dtype]
     numbers = {"PARTS": parts, "BIASED": True, "EVEN": True, "DEPTH": depth, "GROUP": invariant.ROW_GROUP}
     numbers |= {"ROWS": invariant.ROWS, "COLUMNS": invariant.COLUMNS}
-    return compiled(invariant._product, types, numbers, invariant.PRODUCT_WARPS, invariant.PRODUCT_STAGES)
+    return compiled(invariant._product, types, numbers, invariant.PRODUCT_WARPS, num_stages=invariant.PRODUCT_STAGES)
 
 
 def invariant_attention(heads: int, kv_heads: int, dim: int, window: int) -> str:
@@ -118,7 +129,7 @@ def invariant_attention(heads: int, kv_heads: int, dim: int, window: int) -> str
     types |= kinds("table_row block_size tokens", "i32")
     numbers = {"HEADS": heads, "GROUP": heads // kv_heads, "QUERIES": invariant.QUERIES, "KEYS": invariant.KEYS}
     numbers |= {"DIM": dim, "DIM_PAD": dim, "WINDOW": window}
-    return compiled(invariant._attend, types, numbers, invariant.ATTENTION_WARPS, invariant.ATTENTION_STAGES)
+    return compiled(invariant._attend, types, numbers, invariant.ATTENTION_WARPS, num_stages=invariant.ATTENTION_STAGES)
 
 
 def invariant_elementwise() -> None:
@@ -135,10 +146,47 @@ def invariant_elementwise() -> None:
     compiled(sample._log_probs, types, {"CHUNKS_PAD": 64, "CAPPED": False})
 
 
+def products(hidden: int, inner: int, heads: int, kv_heads: int, dim: int, rows: int, overlap: bool) -> list[str]:
+    """Those of a decode layer, with the default tilings, and with their inputs split where that is so."""
+    qkv = (heads + 2 * kv_heads) * dim
+    tile, floats = product_tiles.tile_rows(rows), kinds("eps offset", "fp32")
+    types = kinds("input scaled weight bias query_norm key_norm following", "*bf16") | kinds("counters", "*i32")
+    types |= kinds("sums partials cos sin", "*fp32") | kinds("positions", "*i64") | {**floats, "rows": "i32"}
+    head = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "POSITIONS": 32769, "BIASED": True, "NORMED": dim > 64}
+    cases = [
+        (decode_products._heads, qkv, hidden, head, {"output": "*bf16"}, dim),
+        (decode_products._gate_up, 2 * inner, hidden, {"INNER": inner, "GELU": dim > 128}, {"output": "*bf16"}, None),
+        (decode_products._add, hidden, inner, {"WIDTH": hidden, "ADDS": True}, {"hidden": "*fp32"}, None),
+    ]
+    texts = []
+    for kernel, outputs, inputs, numbers, more, columns in cases:
+        choice = product_tiles.default_tiling(outputs, inputs, rows, 2, columns)
+        numbers |= {"INPUTS": inputs, "PARTS": 14, "PARTS_PAD": 16, "ROWS": tile, "COLUMNS": choice.columns}
+        numbers |= {"DEPTH": choice.depth, "SPLITS": choice.splits, "OVERLAP": overlap, "PRECISION": "tf32"}
+        names = getattr(kernel, "jitted", lambda kernel=kernel: kernel)().arg_names
+        wanted = {name: kind for name, kind in {**types, **more}.items() if name in names}
+        options = {"num_stages": choice.stages, **({"launch_pdl": True} if overlap else {})}
+        texts.append(compiled(kernel, wanted, numbers, choice.warps, **options))
+    return texts
+
+
+def rest_of_a_layer() -> list[str]:
+    types = kinds("hidden product sums", "*fp32") | kinds("post weight output", "*bf16") | kinds("eps offset", "fp32")
+    numbers = {"WIDTH": 2304, "WIDTH_PAD": 4096, "PARTS": 1, "PARTS_PAD": 1, "POST": True, "WHOLE": False}
+    texts = [compiled(decode_products._norm_rows, types, numbers)]
+    types = kinds("active length slots lengths", "*i64") | kinds("tables", "*i32")
+    types |= kinds("rows dummy_slot table_row", "i32")
+    texts.append(compiled(step._place, types, {"BLOCKS": 33, "BLOCK": 64, "ROWS": 64}))
+    names = "tokens all_tokens end_ids step token length num_tokens active limit"
+    types = kinds(names, "*i64") | kinds("log_probs all_log_probs", "*fp32") | kinds("rows", "i32")
+    return [*texts, compiled(step._advance, types, {"INTERVAL": 16, "END_IDS": 8, "ROWS": 64})]
+
+
 if __name__ == "__main__":
     for dtype, splits, window in (("bf16", 1, 0), ("bf16", 8, 512), ("fp32", 4, 0)):
         text = decode(14, 2, 64, dtype, splits, window)
         assert "ld.global" in text or "cp.async" in text
+        assert ("griddepcontrol.wait" in text) == ("atom.global.gpu.acq_rel" in text) == (splits > 4)
         assert dtype == "fp32" or "mma" in text, "the product is not done by the matrix units"
         print("decode", dtype, splits, window)
     for heads, kv_heads, dim, window in ((14, 2, 64, 0), (16, 8, 128, 0), (28, 4, 128, 0), (4, 1, 256, 512)):
@@ -166,4 +214,17 @@ if __name__ == "__main__":
         assert "wgmma" in text and "mma.sync" not in text and "cp.async.cg" in text
     invariant_elementwise()
     print("invariant")
+    for sizes, rows, overlap in (
+        ((896, 4864, 14, 2, 64), 8, False),
+        ((896, 4864, 14, 2, 64), 64, True),
+        ((2560, 9728, 32, 8, 128), 128, False),
+        ((1152, 6912, 4, 1, 256), 64, False),
+    ):
+        for text in products(*sizes, rows, overlap):
+            assert "cp.async.cg.shared.global.L2::cache_hint" in text, "weights are not loaded in pieces of 16 bytes"
+            assert ("wgmma" if rows >= 64 else "mma.sync") in text and "st.local" not in text
+            assert ("griddepcontrol.wait" in text) == ("prefetch.global.L2" in text) == overlap
+        print("products", *sizes, rows, overlap)
+    assert all("st.global" in text for text in rest_of_a_layer())
+    print("norms, step")
     print("compiled")

@@ -47,7 +47,7 @@ class Scene:
         self.query = torch.randn(len(lengths), heads, dim, generator=g).to(dtype).transpose(0, 1)
         self.new = [torch.randn(len(lengths), kv_heads, dim, generator=g).to(dtype).transpose(0, 1) for _ in range(2)]
 
-    def decoded(self, shape):
+    def decoded(self, shape, counters=None):
         """By the kernel, which is given the newest tokens and finds nothing where they go."""
         slots = torch.tensor([self.slots(row, length - 1) for row, length in enumerate(self.lengths.tolist())])
         block, place = slots // self.block, slots % self.block
@@ -55,7 +55,7 @@ class Scene:
         for pool in (self.keys, self.values):
             pool[block, :, place] = float("nan")
         return decode.write_and_attend(
-            self.keys, self.values, self.query, *new, slots, self.tables, self.lengths, shape
+            *(self.keys, self.values, self.query, *new, slots, self.tables, self.lengths, shape), counters=counters
         )
 
     def slots(self, row, place):
@@ -79,13 +79,16 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(("splits", "fused"), [(1, False), (4, False), (4, True)])
 @pytest.mark.parametrize("case", SHAPES)
-def test_decode(case, splits, monkeypatch):
+def test_decode(case, splits, fused, monkeypatch):
+    """Splits are combined by a kernel of their own, or by the last program of a row and head."""
     lengths, heads, kv_heads, dim, block, shape = SHAPES[case]
     scene = Scene(lengths, heads, kv_heads, dim, block, torch.float32)
     monkeypatch.setattr(decode, "num_splits", lambda *_: splits)
-    found = scene.decoded(shape)
+    counters = torch.zeros(len(lengths) * kv_heads, dtype=torch.int32) if fused else None
+    found = scene.decoded(shape, counters)
+    assert counters is None or not counters.any()
     plain = attend_tables(scene.query.transpose(0, 1), scene.keys, scene.values, scene.tables, scene.lengths, shape)
     for row, length in enumerate(lengths):
         keys, values = (scene.of_row(pool, row, length) for pool in (scene.keys, scene.values))

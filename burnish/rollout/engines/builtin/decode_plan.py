@@ -12,12 +12,13 @@ import torch
 from burnish.errors import UserError
 from burnish.models.invariant.modules import why_not_invariant
 from burnish.models.kernels import invariant as invariant_kernels
+from burnish.models.kernels.product_tiles import MAX_ROWS
 from burnish.models.load import load_config
 from burnish.rollout.engine import EngineOptions
 from burnish.sizing import CUDA_GRAPH_FAMILIES, DEVICE_LOOP_BLOCK, SYNC_INTERVAL, capture_sizes
 
 SWITCHES = ("compiled", "triton", "shared_prefix")  # arguments that are true or false
-FASTER = ("compiled", "shared_prefix")  # those that change the order of sums
+FASTER = {"compiled": False, "shared_prefix": False, "few_rows": 0}  # change the order of sums; what turns them off
 CACHE_DTYPES = {"auto": None, "fp8": torch.float8_e4m3fn}  # None: that of the weights
 FP8_CAPABILITY = (8, 9)  # the first compute capability with float8_e4m3fn
 # Devices that decode several tokens between two host syncs, with CUDA graphs or without.
@@ -33,6 +34,7 @@ class DecodePlan:
     triton: bool = False  # Triton kernels instead of plain torch
     shared_prefix: bool = False  # read the KV of a common prefix once for several sequences
     kv_cache_dtype: str = "auto"  # of CACHE_DTYPES: keys and values are rounded to it
+    few_rows: int = 0  # batches of up to so many sequences run explicit layers of few kernels each; 0: none do
     captured: bool = False  # CUDA graphs instead of eager steps
     invariant: bool = False  # the kernels that training uses too, so that bits are equal in any batch
     remarks: tuple[str, ...] = ()  # reported at the start of a run
@@ -74,7 +76,7 @@ def decode_plan(options: EngineOptions, model_type: str) -> DecodePlan:
     if options.invariant:
         check_invariant_arguments(arguments, options.section)
         remarks += [f"{name} has no effect with invariant kernels" for name in FASTER if options.extra.get(name)]
-        arguments |= {"invariant": True, **dict.fromkeys(FASTER, False)}
+        arguments |= {"invariant": True, **FASTER}
     if on_gpu:
         check_cache_dtype(options)
     sizes = () if eager else capture_sizes(options.max_num_seqs, options.capture_sizes)
@@ -100,6 +102,8 @@ def check_arguments(extra: Mapping[str, Any], section: str) -> None:
             allowed, fits = [True, False], isinstance(value, bool)
         elif name == "kv_cache_dtype":
             allowed, fits = list(CACHE_DTYPES), isinstance(value, str) and value in CACHE_DTYPES
+        elif name == "few_rows":
+            allowed, fits = f"0 (off) to {MAX_ROWS}", _is_count(value) and 0 <= value <= MAX_ROWS
         elif name == "block_size":  # the kernels' tiles must divide it
             allowed, fits = "powers of two, at least 16", _is_count(value) and value >= 16 and value.bit_count() == 1
         else:

@@ -15,8 +15,10 @@ from transformers import PreTrainedModel
 
 from burnish.models.kernels.invariant import product
 from burnish.models.kernels.sample import log_probs_of, measure_chunks, sample_tokens
+from burnish.models.kernels.step import advance, place_tokens
 from burnish.models.parts import head_weight, logit_softcap
 from burnish.models.wide import hidden_states
+from burnish.rollout.engines.builtin.decode_layers import DecodeLayers
 from burnish.rollout.engines.builtin.decode_plan import DecodePlan
 from burnish.rollout.engines.builtin.device_batch import DeviceBatch, SamplingMode
 from burnish.rollout.engines.builtin.device_sampling import sample_slots, slot_settings
@@ -36,6 +38,7 @@ class StepBuffers(NamedTuple):
     has_media: bool  # whether the position of a token may differ from its index
     keep_experts: Callable[[Tensor], None] | None = None  # stores those that the tokens at these slots were sent to
     prefixes: PrefixClusters | None = None  # None: every sequence reads all of its KV
+    layers: DecodeLayers | None = None  # for small batches; None: the model's own
 
 
 class DecodeStep:
@@ -45,7 +48,9 @@ class DecodeStep:
         self, model: PreTrainedModel, buffers: StepBuffers, size: int, mode: SamplingMode, plan: DecodePlan
     ) -> None:
         self.model, self.size, self.plan = model, size, plan
-        self.batch, self.logits, self.block_size, self.dummy_slot, _, self.keep_experts, prefixes = buffers
+        self.batch, self.logits, self.block_size, self.dummy_slot, _, self.keep_experts, prefixes, layers = buffers
+        self.layers = layers if size <= plan.few_rows else None
+        self.fused = self.layers is not None and plan.triton  # few kernels also around the layers
         self.prefixes = None if prefixes is None else prefixes.of_slots(size)
         self.mode = mode._replace(num_slow=min(mode.num_slow, size))
         self.head, self.softcap = head_weight(model), logit_softcap(model)
@@ -57,28 +62,37 @@ class DecodeStep:
 
     @torch.inference_mode()
     def __call__(self) -> None:
-        active = self.active.bool()
-        hidden = self._forward(active)
+        hidden = self._forward()
         sampled = [self._sample(part, start) for start, part in self._parts(hidden)]
         tokens, log_probs = sampled[0] if len(sampled) == 1 else map(torch.cat, zip(*sampled, strict=True))
-        self._advance(tokens, log_probs, active)
+        if self.mode.looks_back:
+            self._append_history(tokens[: self.mode.num_slow])
+        self._advance(tokens, log_probs)
 
-    def _forward(self, active: Tensor) -> Tensor:
-        block_size = self.block_size
-        number = (self.length // block_size).clamp(max=self.tables.shape[1] - 1)
-        slots = self.tables.gather(1, number[:, None]).squeeze(1) * block_size + self.length % block_size
-        # An inactive slot attends to one token and writes to the dummy slot.
-        slots = torch.where(active, slots, self.dummy_slot)
-        lengths = torch.where(active, self.length + 1, 1)
+    def _forward(self) -> Tensor:
+        slots, lengths = self._place()
+        counters = None if self.layers is None else self.layers.products.counters
         if self.plan.invariant:
-            attention = InvariantPaged.decode(slots, self.tables, lengths, block_size)
+            attention = InvariantPaged.decode(slots, self.tables, lengths, self.block_size)
         else:
-            attention = DeviceDecode(slots, self.tables, lengths, self.plan.triton, self.prefixes)
+            attention = DeviceDecode(slots, self.tables, lengths, self.plan.triton, self.prefixes, counters)
         positions = self.length if self.offset is None else self.length + self.offset
+        if self.layers is not None:
+            return self.layers(self.token, positions, attention)
         hidden = hidden_states(self.model, self.token, positions, attention)
         if self.keep_experts is not None:
             self.keep_experts(slots)
         return hidden
+
+    def _place(self) -> tuple[Tensor, Tensor]:
+        """Slots of the newest tokens, and how many tokens they attend to: one where a slot of the batch is inactive,
+        which writes to the dummy slot."""
+        if self.fused:
+            return place_tokens(self.active, self.length, self.tables, self.block_size, self.dummy_slot)
+        block_size, active = self.block_size, self.active.bool()
+        number = (self.length // block_size).clamp(max=self.tables.shape[1] - 1)
+        slots = self.tables.gather(1, number[:, None]).squeeze(1) * block_size + self.length % block_size
+        return torch.where(active, slots, self.dummy_slot), torch.where(active, self.length + 1, 1)
 
     def _parts(self, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(first slot, hidden states) of as many slots at once as the logits buffer holds."""
@@ -133,23 +147,28 @@ class DecodeStep:
         logits = logits.float()
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
-    def _advance(self, tokens: Tensor, log_probs: Tensor, active: Tensor) -> None:
+    def _advance(self, tokens: Tensor, log_probs: Tensor) -> None:
         """Record the tokens, and deactivate sequences that have ended, by a token or by their length."""
         batch, step = self.batch, self.batch.step
-        batch.tokens.device[: self.size].index_copy_(1, step, tokens[:, None])
-        batch.log_probs.device[: self.size].index_copy_(1, step, log_probs[:, None])
+        all_tokens, all_log_probs = batch.tokens.device[: self.size], batch.log_probs.device[: self.size]
+        end_ids = batch.end_ids.device[: self.size]
+        if self.fused:
+            columns = (self.token, self.length, self.num_tokens, self.active, self.limit)
+            advance(tokens, log_probs, all_tokens, all_log_probs, end_ids, step, columns)
+            return
+        all_tokens.index_copy_(1, step, tokens[:, None])
+        all_log_probs.index_copy_(1, step, log_probs[:, None])
         step.add_(1).remainder_(batch.sync_interval)  # stays in range however often a capture runs the step
-        if self.mode.looks_back:
-            self._append_history(tokens[: self.mode.num_slow], active[: self.mode.num_slow])
         self.num_tokens.add_(self.active)
         self.length.add_(self.active)
-        self.token.copy_(torch.where(active, tokens, self.token))
-        ended = (tokens[:, None] == batch.end_ids.device[: self.size]).any(-1) | (self.num_tokens >= self.limit)
+        self.token.copy_(torch.where(self.active.bool(), tokens, self.token))
+        ended = (tokens[:, None] == end_ids).any(-1) | (self.num_tokens >= self.limit)
         self.active.mul_(~ended)
 
-    def _append_history(self, tokens: Tensor, active: Tensor) -> None:
+    def _append_history(self, tokens: Tensor) -> None:
+        """The sampled tokens of slots that look back, before `_advance` counts them."""
         num_slow = self.mode.num_slow
         history = self.batch.history.device[:num_slow]
         position = self.batch.tensor("num_prompt", num_slow) + self.num_tokens[:num_slow]
-        position = torch.where(active, position, history.shape[1] - 1)
+        position = torch.where(self.active[:num_slow].bool(), position, history.shape[1] - 1)
         history.scatter_(1, position[:, None], tokens[:, None])

@@ -21,6 +21,7 @@ from burnish.models.paged import PagedAttention
 from burnish.models.parts import head_weight, logit_softcap
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.block_manager import BlockManager
+from burnish.rollout.engines.builtin.decode_layers import DecodeLayers, UnsupportedLayersError
 from burnish.rollout.engines.builtin.decode_plan import CACHE_DTYPES, decode_plan
 from burnish.rollout.engines.builtin.decode_step import DecodeStep, StepBuffers
 from burnish.rollout.engines.builtin.device_batch import DeviceBatch, SamplingMode
@@ -144,6 +145,7 @@ class GraphDecoder:
             compile_tower(self.runner.model)
         self.blocks = BlockManager(self.plan.block_size, options.prefix_caching, exact_only=False)
         self.eos_ids = frozenset(options.eos_ids)
+        self.layers, self.remarks = self._explicit_layers()
         self.graphs = StepGraphs(self.runner.model, self.plan, self._make_step, self._deactivate)
         self.memory: DeviceMemory | None = None
         self.host_syncs = self.graph_replays = self.kv_tokens_read = self.kv_tokens_saved = 0
@@ -152,9 +154,14 @@ class GraphDecoder:
         self._grown: list[SequenceState] = []  # sequences with new blocks that the device does not have
         self._unread: Window | None = None  # synchronized, but not appended to the sequences yet
 
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        return self.plan.remarks
+    def _explicit_layers(self) -> tuple[DecodeLayers | None, tuple[str, ...]]:
+        """Those of small batches, and what to report at the start of a run."""
+        if not self.plan.few_rows:
+            return None, self.plan.remarks
+        try:
+            return DecodeLayers(self.runner.model, self.options.max_model_len, self.plan.triton), self.plan.remarks
+        except UnsupportedLayersError as reason:
+            return None, (*self.plan.remarks, f"engine_kwargs.builtin.few_rows has no effect: {reason}")
 
     @property
     def drafts(self) -> bool:
@@ -224,6 +231,8 @@ class GraphDecoder:
         """New weights will be at other addresses."""
         self.runner.release_weights()
         self.graphs.clear()
+        if self.layers is not None:
+            self.layers.forget()
 
     # passes
 
@@ -402,6 +411,7 @@ class GraphDecoder:
             *(memory.batch, memory.logits, memory.cache.block_size, self._dummy_slot, has_media),
             keep_experts=None if self.runner.routing is None else self.runner.keep_experts,
             prefixes=memory.prefixes,
+            layers=self.layers,
         )
         return DecodeStep(self.runner.model, buffers, size, mode, self.plan)
 

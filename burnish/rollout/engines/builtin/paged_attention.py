@@ -275,12 +275,15 @@ class DeviceDecode:
     lengths: Tensor  # [B]: tokens it attends to, including itself
     triton: bool
     prefixes: SharedPrefixes | None = None  # to be read once for several sequences
+    counters: Tensor | None = None  # [B * kv_heads] int32 zeros: one kernel less per layer
 
     def attend(
         self, keys: Tensor, values: Tensor, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape
     ) -> Tensor:
         where = (self.slots, self.tables, self.lengths)
-        return write_and_decode(keys, values, query, key, value, *where, shape, self.triton, self.prefixes)
+        return write_and_decode(
+            keys, values, query, key, value, *where, shape, self.triton, self.prefixes, self.counters
+        )
 
 
 class DevicePrefill:

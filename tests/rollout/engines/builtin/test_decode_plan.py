@@ -65,6 +65,7 @@ def test_arguments():
     plan = decode_plan(options(eager=False, extra={"block_size": 128, "sync_interval": 8, "compiled": False}), "qwen2")
     assert (plan.block_size, plan.sync_interval, plan.compiled) == (128, 8, False)
     assert decode_plan(options(extra={"shared_prefix": True}), "qwen2").shared_prefix and not plan.shared_prefix
+    assert decode_plan(options(extra={"few_rows": 128}), "qwen2").few_rows == 128 and plan.few_rows == 0
     for extra in ({"block_size": 48}, {"block_size": 8}, {"sync_interval": 0}, {"captured": True}, {"blocks": 64}):
         with pytest.raises(UserError):
             decode_plan(options(extra=extra), "qwen2")
@@ -80,6 +81,7 @@ def test_arguments():
         ("sync_interval", 2.5),
         ("kv_cache_dtype", "fp16"),
         ("kv_cache_dtype", []),
+        *(("few_rows", True), ("few_rows", -1), ("few_rows", 129)),
     ],
 )
 def test_a_value_is_refused_by_its_key_before_a_model_is_loaded(name, value):

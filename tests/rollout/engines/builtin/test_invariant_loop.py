@@ -145,9 +145,9 @@ def test_who_decodes_with_them(tiny_folder, family_folder):
 
 
 def test_plan(tiny_folder):
-    plan = decode_plan(options(tiny_folder, extra={"shared_prefix": True, "compiled": True}), "qwen2")
-    assert plan.invariant and not plan.compiled and not plan.shared_prefix
-    assert [remark.split()[0] for remark in plan.remarks] == ["compiled", "shared_prefix"]
+    plan = decode_plan(options(tiny_folder, extra={"shared_prefix": True, "compiled": True, "few_rows": 8}), "qwen2")
+    assert plan.invariant and not (plan.compiled or plan.shared_prefix or plan.few_rows)
+    assert [remark.split()[0] for remark in plan.remarks] == ["compiled", "shared_prefix", "few_rows"]
     assert not decode_plan(options(tiny_folder, invariant=False), "qwen2").invariant
 
 
