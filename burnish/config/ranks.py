@@ -67,6 +67,11 @@ def _sglang_size(rollout: Any) -> int:
     return sizes if given.get("enable_dp_attention") else sizes * rollout.data_parallel_size
 
 
+# Keys of a rollout section that spread one engine over devices.
+PARALLEL_SIZES = (
+    *("tensor_model_parallel_size", "data_parallel_size", "expert_parallel_size"),
+    "pipeline_model_parallel_size",
+)
 # Devices of one engine, by the engine's name. Others (hf, a user's own) have one.
 ENGINE_SIZES: dict[str, Callable[[Any], int]] = {
     "builtin": _builtin_size,
