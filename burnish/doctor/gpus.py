@@ -111,7 +111,7 @@ def parse_cluster(text: str) -> Cluster:
             raise UserError(problem, key=FLAG, value=text, allowed="MACHINESxGPUSxTYPE for other machines", hint=hint)
     if not 1 <= machines * per_machine <= MAX_GPUS:
         allowed = f"1 to {MAX_GPUS:,} GPUs"
-        raise UserError("not a number of GPUs that can be planned", key=FLAG, value=text, allowed=allowed)
+        raise UserError("not a number of GPUs that can be planned", key=FLAG, value=text, allowed=allowed, hint=f"{FLAG} 64xH100")
     return Cluster(gpu, machines, per_machine)
 
 

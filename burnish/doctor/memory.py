@@ -6,6 +6,7 @@ the tensors). Temporaries inside a layer are an estimate, and several ranks are 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from burnish.config import SftConfig, TrainConfig
 from burnish.config.adapters import wants_adapter
 from burnish.config.jobs import GenerateConfig
-from burnish.config.ranks import num_ranks
+from burnish.config.ranks import engine_devices, num_ranks
 from burnish.config.rules import has_critic
 from burnish.doctor import activations as act
 from burnish.doctor.activations import Itemsize, MicroBatch
@@ -115,7 +116,8 @@ def train_plan(cfg: TrainConfig, shapes: Shapes, capacity: int) -> Plan:
     reference = _reference(cfg, shapes.reference or shapes.policy, on_cpu)
     reward_model = _reward_model(cfg, shapes.reward_model, on_cpu)
     rollout = cfg.actor_rollout_ref.rollout
-    engine = engine_plan(rollout, shapes.policy, num_ranks(cfg), on_cpu, responses_per_engine(cfg))
+    num_devices = max(num_ranks(cfg), math.prod(engine_devices(cfg)))
+    engine = engine_plan(rollout, shapes.policy, num_devices, on_cpu, responses_per_engine(cfg))
     # A role with its own resource pool takes no memory where the others compute.
     separate = [reward_model] if cfg.reward_model.enable_resource_pool else []
     roles = [role for role in (policy, critic, reference, reward_model) if role is not None and role not in separate]
