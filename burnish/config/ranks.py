@@ -86,6 +86,12 @@ def engine_devices(cfg: TrainConfig) -> tuple[int, int]:
     return pool.nnodes, pool.n_gpus_per_node
 
 
+def largest_pool(cfg: TrainConfig) -> int:
+    """Devices of the training ranks or of the engines, whichever are more."""
+    nodes, per_node = engine_devices(cfg)
+    return max(num_ranks(cfg), nodes * per_node)
+
+
 def is_single_process(cfg: TrainConfig | SftConfig | GenerateConfig) -> bool:
     """Whether one process trains, generates and scores."""
     has_pool = isinstance(cfg, TrainConfig) and (has_engine_pool(cfg) or has_reward_pool(cfg))

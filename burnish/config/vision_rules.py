@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from burnish.config.conditions import needs_vllm_server
 from burnish.config.data import DataConfig
 from burnish.config.jobs import GenerateConfig
-from burnish.config.memory_fixes import changed
 from burnish.config.ranks import PARALLEL_SIZES
 from burnish.config.root import TrainConfig
 from burnish.config.sft import SftConfig
@@ -84,7 +84,10 @@ def vllm_in_process(cfg: Config) -> tuple[Config, list[str]]:
         f"{settings}: a vLLM server takes no images, so every device has a whole engine in its process"
         f" ({section}.name=builtin shares one among devices)"
     )
-    return changed(cfg, *(((f"{section}.{name}", value),) for name, value in changes)), [notice]
+    cfg = copy.deepcopy(cfg)
+    for name, value in changes:
+        setattr(rollout_of(cfg)[0], name, value)
+    return cfg, [notice]
 
 
 def rollout_of(cfg: TrainConfig | SftConfig | GenerateConfig) -> tuple[Any, str]:
