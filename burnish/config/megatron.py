@@ -192,7 +192,7 @@ def megatron_roles_in_use(cfg: TrainConfig) -> Iterator[MegatronRole]:
 
 
 def parallel_sizes(cfg: TrainConfig) -> Iterator[UserError]:
-    """Parallel sizes divide the number of ranks; tensor parallelism does not support adapters."""
+    """Parallel sizes divide the number of ranks; tensor parallelism does not support DoRA."""
     for role in megatron_roles_in_use(cfg):
         total = num_role_ranks(cfg, role.config)
         tensor, context = tensor_parallel_size(role.config), sequence_parallel_size(role.config)
@@ -213,9 +213,9 @@ def parallel_sizes(cfg: TrainConfig) -> Iterator[UserError]:
                 allowed=valid or None,
                 hint=f"{key}={max(valid)}" if valid else f"{role.section}.megatron.context_parallel_size=1",
             )
-        if role.model is not None and tensor > 1 and wants_adapter(role.model):
-            problem = f"tensor parallelism does not support LoRA ({role.model_key}.lora_rank)"
-            yield UserError(problem, key=key, value=tensor, hint=f"{key}=1, or {role.model_key}.lora_rank=0")
+        if role.model is not None and tensor > 1 and wants_adapter(role.model) and role.model.lora.type == "dora":
+            problem = f"tensor parallelism does not support DoRA ({role.model_key}.lora.type)"
+            yield UserError(problem, key=key, value=tensor, hint=f"{key}=1, or {role.model_key}.lora.type=lora")
 
 
 def _stages_do_not_divide(role: MegatronRole, total: int, stages: int) -> UserError:

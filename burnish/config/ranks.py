@@ -67,6 +67,11 @@ def _sglang_size(rollout: Any) -> int:
     return sizes if given.get("enable_dp_attention") else sizes * rollout.data_parallel_size
 
 
+# Keys of a rollout section that spread one engine over devices.
+PARALLEL_SIZES = (
+    *("tensor_model_parallel_size", "data_parallel_size", "expert_parallel_size"),
+    "pipeline_model_parallel_size",
+)
 # Devices of one engine, by the engine's name. Others (hf, a user's own) have one.
 ENGINE_SIZES: dict[str, Callable[[Any], int]] = {
     "builtin": _builtin_size,
@@ -79,6 +84,12 @@ def engine_devices(cfg: TrainConfig) -> tuple[int, int]:
     """Nodes of the engines, and devices of each."""
     pool = cfg.rollout if has_engine_pool(cfg) else cfg.trainer
     return pool.nnodes, pool.n_gpus_per_node
+
+
+def largest_pool(cfg: TrainConfig) -> int:
+    """Devices of the training ranks or of the engines, whichever are more."""
+    nodes, per_node = engine_devices(cfg)
+    return max(num_ranks(cfg), nodes * per_node)
 
 
 def is_single_process(cfg: TrainConfig | SftConfig | GenerateConfig) -> bool:

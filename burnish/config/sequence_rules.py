@@ -1,4 +1,4 @@
-"""Rules for sequence parallelism (ulysses_sequence_parallel_size)."""
+"""Rules for groups of ranks that share a sequence (ulysses_sequence_parallel_size) or a copy of weights (fsdp_size)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from burnish.config.model_rules import trained_models
-from burnish.config.ranks import num_role_ranks, uses_megatron
+from burnish.config.ranks import num_role_ranks, pipeline_parallel_size, tensor_parallel_size, uses_megatron
 from burnish.config.root import TrainConfig
 from burnish.errors import UserError
 
@@ -53,6 +53,24 @@ def check_groups(total: int, size: int, key: str, source: str = TRAINER) -> Iter
         )
 
 
+def shards(cfg: TrainConfig) -> Iterator[UserError]:
+    """The ranks that share one copy of the weights divide those of a stage."""
+    for section, role in roles_in_use(cfg):
+        is_model = hasattr(role.model, "fsdp_config") if hasattr(role, "model") else False
+        key, fsdp = (f"{section}.model", role.model.fsdp_config) if is_model else (section, role.fsdp_config)
+        total = num_role_ranks(cfg, role) // (tensor_parallel_size(role) * pipeline_parallel_size(role))
+        yield from check_shards(total, fsdp.fsdp_size, f"{key}.fsdp_config.fsdp_size")
+
+
+def check_shards(total: int, size: int, key: str) -> Iterator[UserError]:
+    """`size` ranks that share one copy of the weights divide `total`; -1, and as many or more, are all of them."""
+    if 0 < size < total and total % size:
+        valid = [number for number in range(1, total + 1) if total % number == 0]
+        problem = f"the {total} ranks that hold the same layers cannot be divided into groups of {size}"
+        hint = f"{key}={max(number for number in valid if number <= size)}"
+        yield UserError(problem, key=key, value=size, allowed=[-1, *valid], hint=hint)
+
+
 def wants_exact_kl(cfg: TrainConfig) -> bool:
     """Whether the KL to the reference is computed over the whole vocabulary."""
     actor = cfg.actor_rollout_ref.actor
@@ -73,4 +91,4 @@ def exact_kl(cfg: TrainConfig) -> Iterator[UserError]:
         yield UserError(problem, key=key, value=other, allowed=[size], hint=f"{key}={size}")
 
 
-SEQUENCE_RULES = (groups, exact_kl)
+SEQUENCE_RULES = (groups, shards, exact_kl)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from burnish.config.pool_rules import check_one_machine, check_shardable
 from burnish.config.ranks import is_single_process, num_ranks, sft_data_size
-from burnish.config.sequence_rules import NAME, check_groups
+from burnish.config.sequence_rules import NAME, check_groups, check_shards
 from burnish.config.sft import SftConfig
 from burnish.errors import UserError
 
@@ -47,6 +47,7 @@ def processes(cfg: SftConfig) -> Iterator[UserError]:
     """The launcher can start the ranks, and the model can be divided over them."""
     yield from check_one_machine(cfg.trainer.launcher, cfg.trainer.nnodes)
     yield from check_groups(num_ranks(cfg), cfg.ulysses_sequence_parallel_size, NAME)
+    yield from check_shards(num_ranks(cfg), cfg.model.fsdp_config.fsdp_size, "model.fsdp_config.fsdp_size")
     if not is_single_process(cfg):
         yield from check_shardable(cfg.model, "model")
 

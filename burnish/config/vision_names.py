@@ -45,6 +45,8 @@ _UNSUPPORTED: tuple[tuple[str, str], ...] = (
     (r"qwen-?vl(?![a-z])", "Qwen-VL (1)"),
     (r"qwen-?3[-_.]5", "Qwen3.5"),
 )
+# Families whose images vLLM gets (rollout/engines/vllm/media.py says why).
+VLLM_TYPES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
 SUPPORTED_TYPES = frozenset(kind for _, kind in _SUPPORTED)
 # A config with one of these is not of a text model.
 _TOWER_CONFIGS = ("vision_config", "audio_config")

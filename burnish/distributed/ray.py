@@ -187,6 +187,8 @@ class RayActors:
 
     def _link(self, rank: int, name: str) -> Link:
         def failed(error: BaseException) -> None:
+            if name not in self._actors:  # `stop` ended it
+                return
             self._deaths.setdefault(name, self._describe(name, error))
             self._fail(rank, self._deaths[name])
 

@@ -141,7 +141,8 @@ def engine_plan(
     external = rollout.name in EXTERNAL_ENGINES
     tensor = rollout.tensor_model_parallel_size if external or (rollout.name == "builtin" and ranks > 1) else 1
     stages = rollout.pipeline_model_parallel_size if external else 1
-    weights, num_kv_shards = shape.all_parameters // (tensor * stages), tensor * stages
+    # Every tensor rank has all of a latent cache.
+    weights, num_kv_shards = shape.all_parameters // (tensor * stages), stages * (1 if shape.latent else tensor)
     if not external:  # the layers are divided; embedding, head and vision tower are whole
         weights = shape.all_parameters - shape.layers * shape.layer * (tensor - 1) // tensor
         num_kv_shards = min(tensor, shape.kv_heads)
@@ -161,7 +162,7 @@ def engine_plan(
         weights=weights * itemsize,
         activations=max(prefill // tensor, features),
         logits=buffers.first_tokens if device_loop else rollout.max_num_seqs * shape.vocab * (itemsize + 2 * FLOAT),
-        token_bytes=max(1, shape.cache_per_token(cache_itemsize) // num_kv_shards),
+        token_bytes=max(1, shape.cache_per_token(cache_itemsize, latent=external) // num_kv_shards),
         max_model_len=max_model_len,
         max_num_seqs=rollout.max_num_seqs,
         memory_share=memory_share(rollout),

@@ -11,7 +11,7 @@ from burnish.config import Loaded, SftConfig, TrainConfig, load
 from burnish.config.jobs import GenerateConfig
 from burnish.config.rules import check_rules
 from burnish.config.vision_names import unsupported_type
-from burnish.config.vision_rules import check_vision
+from burnish.config.vision_rules import check_vision, vllm_in_process
 from burnish.dialects.report import PENDING, REFUSED, STATUSES, Translation, setting_text, source_names
 from burnish.dialects.vision import family_problem
 from burnish.doctor import files, rules
@@ -192,13 +192,21 @@ def _train(result: Examination, loaded: Loaded, capacity: int, shape: str | None
     result.arithmetic = train_arithmetic(cfg, on_cpu, num_rows) | ({} if budget is None else budget.numbers())
     shapes = result.step_shapes = _train_shapes(result, cfg, shape)
     if shapes is not None:
+        cfg = _with_engines_for_pictures(result, cfg, shapes.policy)
+        result.arithmetic |= {} if cfg is loaded.cfg else train_arithmetic(cfg, on_cpu, num_rows)
         result.plan = train_plan(cfg, shapes, capacity)
         result.fixes = memory_fixes(cfg, lambda changed: train_plan(changed, shapes, capacity))
         result.findings += _picture_keys(result, cfg, shapes.policy)
-    case = Case(cfg, shapes, frozenset(loaded.settings), _families(cfg))
+    case = Case(cfg, shapes, _user_keys(result.translation, loaded), _families(cfg))
     result.findings += rules.find_all(case)
     result.findings += _missing_libraries(cfg)
     _check_config(result, cfg, "train", known={key for finding in result.findings for key in finding.keys})
+
+
+def _user_keys(translation: Translation, loaded: Loaded) -> frozenset[str]:
+    """Keys that the user set, without those that carry defaults of the source system."""
+    defaults = {item.ours for item in translation.items if not item.explicit}
+    return frozenset(loaded.settings) - (defaults - set(source_names(translation.items)))
 
 
 def _missing_libraries(cfg: TrainConfig) -> Iterator[Finding]:
@@ -278,8 +286,20 @@ def _picture_keys(result: Examination, cfg: TrainConfig | SftConfig | GenerateCo
     """Keys about images that the model refuses. A model of an unsupported family has a finding already."""
     if any(finding.rule == "family" for finding in result.findings):
         return []
-    errors = check_vision(cfg, sees=shape.tower is not None)
+    model_type = None if shape.tower is None else shape.tower.family
+    errors = check_vision(cfg, sees=shape.tower is not None, model_type=model_type)
     return [Finding("vision", rules.REFUSED, error.text(), keys=(error.key or "",)) for error in errors]
+
+
+def _with_engines_for_pictures(result: Examination, cfg: TrainConfig, shape: Shape) -> TrainConfig:
+    """The config that the run would use, with a finding where that is another."""
+    if shape.tower is None:
+        return cfg
+    cfg, notices = vllm_in_process(cfg)
+    for notice in notices:
+        text = f"{notice}. Rows without images keep the server"
+        result.findings.append(Finding("vllm_in_process", rules.NOTE, text, keys=(f"{ROLLOUT}.name",)))
+    return cfg
 
 
 def _families(cfg: TrainConfig) -> dict[str, str]:

@@ -111,7 +111,8 @@ def parse_cluster(text: str) -> Cluster:
             raise UserError(problem, key=FLAG, value=text, allowed="MACHINESxGPUSxTYPE for other machines", hint=hint)
     if not 1 <= machines * per_machine <= MAX_GPUS:
         allowed = f"1 to {MAX_GPUS:,} GPUs"
-        raise UserError("not a number of GPUs that can be planned", key=FLAG, value=text, allowed=allowed)
+        problem, hint = "not a number of GPUs that can be planned", f"{FLAG} 64xH100"
+        raise UserError(problem, key=FLAG, value=text, allowed=allowed, hint=hint)
     return Cluster(gpu, machines, per_machine)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from burnish.doctor.latent import Latent
 from burnish.doctor.tower import Tower
 
 _COLUMNS = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab", "tied")
@@ -39,6 +40,9 @@ _QWEN3 = {
 _QWEN3_MOE = {
     "qwen3-30b-a3b": (2048, 768, 48, 32, 4, 128, 151936, False),
     "qwen3-235b-a22b": (4096, 1536, 94, 64, 4, 128, 151936, False),
+}
+_DEEPSEEK3 = {
+    "deepseek-v3": (7168, 2048, 61, 128, 128, 192, 129280, False),
 }
 _LLAMA = {
     "llama-3.2-1b": (2048, 8192, 16, 32, 8, 64, 128256, True),
@@ -143,6 +147,16 @@ KNOWN: dict[str, dict[str, Any]] = {
     **_rows(_QWEN2, family="qwen2", qkv_bias=True),
     **_rows(_QWEN3, family="qwen3"),
     **_rows(_QWEN3_MOE, family="qwen3_moe", experts=128, active_experts=8),
+    **_rows(
+        _DEEPSEEK3,
+        family="deepseek_v3",
+        experts=256,
+        active_experts=8,
+        shared_intermediate=2048,
+        dense_layers=3,
+        dense_intermediate=18432,
+        latent=Latent(rank=512, query_rank=1536, rope=64, nope=128, value=128),
+    ),
     **_rows(_LLAMA, family="llama"),
     **_rows(_MISTRAL, family="mistral"),
     **_rows(_GEMMA, family="gemma"),

@@ -13,7 +13,7 @@ from typing import Any
 from burnish.config import SftConfig, TrainConfig
 from burnish.config.adapters import wants_adapter
 from burnish.config.jobs import GenerateConfig
-from burnish.config.ranks import num_ranks
+from burnish.config.ranks import largest_pool, num_ranks
 from burnish.config.rules import has_critic
 from burnish.doctor import activations as act
 from burnish.doctor.activations import Itemsize, MicroBatch
@@ -115,7 +115,7 @@ def train_plan(cfg: TrainConfig, shapes: Shapes, capacity: int) -> Plan:
     reference = _reference(cfg, shapes.reference or shapes.policy, on_cpu)
     reward_model = _reward_model(cfg, shapes.reward_model, on_cpu)
     rollout = cfg.actor_rollout_ref.rollout
-    engine = engine_plan(rollout, shapes.policy, num_ranks(cfg), on_cpu, responses_per_engine(cfg))
+    engine = engine_plan(rollout, shapes.policy, largest_pool(cfg), on_cpu, responses_per_engine(cfg))
     # A role with its own resource pool takes no memory where the others compute.
     separate = [reward_model] if cfg.reward_model.enable_resource_pool else []
     roles = [role for role in (policy, critic, reference, reward_model) if role is not None and role not in separate]
@@ -137,9 +137,9 @@ def train_plan(cfg: TrainConfig, shapes: Shapes, capacity: int) -> Plan:
     entropy = cfg.actor_rollout_ref.actor.entropy_coeff != 0
     phases.append(step.chosen_update("update actor", policy, micro_batches.update_actor, entropy=entropy))
     phases.append(step.weight_sync(policy))
-    known = [shapes.policy, shapes.critic or shapes.policy, shapes.reward_model or shapes.policy]
-    exact, notes = all(shape.exact for shape in known), _notes(cfg, shapes, policy, engine)
-    return Plan(capacity, phases, exact, notes + step.recompute_notes(), concurrency, step.recompute)
+    exact = all(shape.exact for shape in (shapes.policy, shapes.critic, shapes.reward_model) if shape is not None)
+    notes = _notes(cfg, shapes, policy, engine) + step.recompute_notes()
+    return Plan(capacity, phases, exact, notes, concurrency, step.recompute)
 
 
 def sft_plan(cfg: SftConfig, shape: Shape, capacity: int) -> Plan:

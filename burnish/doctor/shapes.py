@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from burnish.doctor.known_shapes import KNOWN
+from burnish.doctor.latent import Latent
 from burnish.doctor.tower import MAX_SIZE, Tower, tower_of
 from burnish.errors import UserError
 from burnish.storage import model_folder
@@ -32,6 +33,7 @@ TEXT_FAMILIES = {
 TEXT_DEFAULTS: dict[str, dict[str, int]] = {
     "gemma3": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208}
 }
+MAX_LAYERS = 10_000  # that are looked at one by one
 # Parts of a name that say what a model was trained on and do not change its size.
 SIBLINGS = r"(?<![a-z])(math|coder|vl|meta)(?![a-z])"
 
@@ -69,6 +71,9 @@ class Shape:
     experts: int = 0  # per layer; `intermediate` is then the size of one expert
     active_experts: int = 0
     shared_intermediate: int = 0  # of shared experts
+    dense_layers: int = 0  # of a mixture, those with one MLP, of `dense_intermediate`
+    dense_intermediate: int = 0
+    latent: Latent | None = None
     tower: Tower | None = None  # its vision part, which the counts below leave out
 
     @property
@@ -94,11 +99,27 @@ class Shape:
         return 4 if self.family in FOUR_NORMS else 2
 
     def attention(self) -> list[Linear]:
+        if self.latent is not None:
+            return self._latent_attention(self.latent)
         return [
             Linear("q_proj", self.hidden, self.query, self.qkv_bias),
             Linear("k_proj", self.hidden, self.key, self.qkv_bias),
             Linear("v_proj", self.hidden, self.key, self.qkv_bias),
             Linear("o_proj", self.query, self.hidden, self.out_bias),
+        ]
+
+    def _latent_attention(self, latent: Latent) -> list[Linear]:
+        queries = [Linear("q_proj", self.hidden, self.query)]
+        if latent.query_rank:
+            queries = [
+                Linear("q_a_proj", self.hidden, latent.query_rank, self.qkv_bias),
+                Linear("q_b_proj", latent.query_rank, self.query),
+            ]
+        return [
+            *queries,
+            Linear("kv_a_proj_with_mqa", self.hidden, latent.rank + latent.rope, self.qkv_bias),
+            Linear("kv_b_proj", latent.rank, self.heads * (latent.nope + latent.value)),
+            Linear("o_proj", self.heads * latent.value, self.hidden, self.qkv_bias),
         ]
 
     def mlp(self) -> list[Linear]:
@@ -124,7 +145,9 @@ class Shape:
     def layer(self) -> int:
         """Parameters per layer."""
         biases = sum(linear.outputs for linear in (*self.attention(), *self.mlp()) if linear.bias)
-        return self.layer_linear + biases + self.norms * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+        norms = self.norms * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+        norms += 0 if self.latent is None else self.latent.rank + self.latent.query_rank
+        return self.layer_linear + biases + norms
 
     @property
     def layer_tensors(self) -> int:
@@ -140,7 +163,9 @@ class Shape:
     @property
     def backbone(self) -> int:
         """Parameters without the head."""
-        return self.embedding + self.layers * self.layer + self.hidden
+        inner = self.shared_intermediate + self.experts * self.intermediate - self.dense_intermediate
+        saved = self.dense_layers * (3 * self.hidden * inner + self.experts * self.hidden)
+        return self.embedding + self.layers * self.layer - saved + self.hidden
 
     @property
     def parameters(self) -> int:
@@ -156,14 +181,17 @@ class Shape:
     def active_parameters(self) -> int:
         """Parameters that compute one token: those of idle experts do not."""
         idle = max(0, self.experts - max(1, self.active_experts)) if self.experts else 0
-        return self.parameters - self.layers * 3 * self.hidden * self.intermediate * idle
+        return self.parameters - (self.layers - self.dense_layers) * 3 * self.hidden * self.intermediate * idle
 
     @property
     def tensors(self) -> int:
         return 2 + self.layers * self.layer_tensors + (not self.tied)
 
-    def cache_per_token(self, itemsize: int) -> int:
-        """Bytes of keys and values of one token."""
+    def cache_per_token(self, itemsize: int, *, latent: bool = False) -> int:
+        """Bytes of keys and values of one token. `latent`: an engine that caches what DeepSeek's attention makes them
+        of; the built-in one caches all heads."""
+        if latent and self.latent is not None:
+            return self.layers * (self.latent.rank + self.latent.rope) * itemsize
         return 2 * self.layers * self.key * itemsize
 
 
@@ -185,14 +213,16 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     intermediate = _first(text, "intermediate_size")
     expert = _first(text, "moe_intermediate_size") or intermediate
     shared = _first(text, "shared_expert_intermediate_size") or (_first(text, "n_shared_experts") or 0) * (expert or 0)
+    latent = _latent(text)
+    head_dim = _first(text, "head_dim") or max(1, hidden // heads)
     return Shape(
         family=family,
         hidden=hidden,
         intermediate=(expert if experts else intermediate) or 4 * hidden,
         layers=_number(text, "num_hidden_layers"),
         heads=heads,
-        kv_heads=_first(text, "num_key_value_heads") or heads,
-        head_dim=_first(text, "head_dim") or max(1, hidden // heads),
+        kv_heads=heads if latent else _first(text, "num_key_value_heads") or heads,
+        head_dim=head_dim if latent is None else max(latent.nope + latent.rope, latent.value),
         vocab=_number(text, "vocab_size"),
         tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", family in GEMMA))),
         qkv_bias=family in ("qwen2", "qwen2_moe") or bool(text.get("attention_bias", False)),
@@ -202,8 +232,28 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         experts=experts,
         active_experts=_first(text, "num_experts_per_tok") or 0,
         shared_intermediate=shared if experts else 0,
+        dense_layers=_dense_layers(text) if experts else 0,
+        dense_intermediate=(intermediate or 4 * hidden) if experts else 0,
+        latent=latent,
         tower=tower_of(config, hidden),
     )
+
+
+def _latent(text: Mapping[str, Any]) -> Latent | None:
+    rank = _first(text, "kv_lora_rank")
+    if not rank:
+        return None
+    rope, nope, value = (_number(text, f"{name}_head_dim") for name in ("qk_rope", "qk_nope", "v"))
+    return Latent(rank, _first(text, "q_lora_rank") or 0, rope, nope, value)
+
+
+def _dense_layers(text: Mapping[str, Any]) -> int:
+    """Layers of a mixture that have one MLP: the first ones, listed ones, or all but every n-th."""
+    layers, step = _number(text, "num_hidden_layers"), _first(text, "decoder_sparse_step") or 1
+    listed = text.get("mlp_only_layers")
+    chosen = set(listed) if isinstance(listed, list) else set()
+    first = min(layers, _first(text, "first_k_dense_replace") or 0)
+    return sum(layer < first or layer in chosen or (layer + 1) % step > 0 for layer in range(min(layers, MAX_LAYERS)))
 
 
 def find_shape(path: str, overrides: Mapping[str, Any] | None = None, key: str = "--shape") -> ShapeSource:

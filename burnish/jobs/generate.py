@@ -30,7 +30,7 @@ from burnish.distributed import torchrun
 from burnish.errors import UserError, WorkerDied
 from burnish.log.console import activity, progress_counter, say
 from burnish.loop.build_engine import check_engine_of, engine_mode, engine_of, one_device
-from burnish.loop.build_vision import build_vision
+from burnish.loop.build_vision import build_vision, engines_for_pictures
 from burnish.loop.collect import run_episodes
 from burnish.loop.elastic import ElasticEngines
 from burnish.loop.event_loop import run_coroutine
@@ -119,11 +119,13 @@ def generate_loaded(
     tokenizer = load_job_tokenizer(cfg, source)
     rows = read_rows(cfg, prompts)
     prompts_read = read_prompts(cfg, rows, tokenizer, build_vision(cfg, source, tokenizer))
+    has_pictures = any(prompt.media for prompt in prompts_read)
+    cfg, told = engines_for_pictures(cfg, source, device) if has_pictures else (cfg, [])
     sampling = training_sampling(cfg.rollout, tokenizer, vocabulary, key="rollout")
     engine_class = engine_row(cfg.rollout.name, engine_mode(cfg.rollout)).load()
     check_sampling(engine_class, sampling, "rollout")
     samples = samples_of(cfg, rows, prompts_read, sampling)
-    for notice in [*loaded.notices, *([threads_notice] if threads_notice else [])]:
+    for notice in [*loaded.notices, *told, *([threads_notice] if threads_notice else [])]:
         say(notice)
     with open_engine(cfg, source, device, tokenizer) as engine:
         decode = decoder(tokenizer)

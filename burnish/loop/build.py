@@ -32,7 +32,7 @@ from burnish.loop.best import Best
 from burnish.loop.build_agents import build_episode, build_toolbox, check_rows, prompt_schemas
 from burnish.loop.build_data import Data, Rows, build_data, total_steps
 from burnish.loop.build_engine import check_engine_of, compared_dtype, engine_mode, eos_ids
-from burnish.loop.build_vision import build_vision
+from burnish.loop.build_vision import build_vision, engines_for_pictures
 from burnish.loop.correct import Correction
 from burnish.loop.endpoint import build_endpoint
 from burnish.loop.experiment import check_same_shape, describe_experiment
@@ -55,7 +55,7 @@ from burnish.loop.rollout import Rollout
 from burnish.loop.run import Run
 from burnish.loop.sampling import check_over_sampling, decoder, training_sampling, validation_sampling
 from burnish.loop.schedules import ASYNC_MODES
-from burnish.loop.sharing import check_sharing
+from burnish.loop.sharing import check_sharing, engine_notices
 from burnish.loop.state import RESUME_MODES, find_checkpoint
 from burnish.loop.tool_nodes import tool_nodes
 from burnish.loop.tracing import build_tracer
@@ -99,8 +99,6 @@ def build(
     loggers = Loggers(cfg.trainer.logger)
     source = policy_source(cfg)
     notices = check_sharing(cfg, source)
-    cfg, planned = plan_recompute(cfg, source, device)
-    notices += [*planned, *invariant_notices(cfg, source, device)]
     tokenizer = load_run_tokenizer(cfg, source)
     toolbox = build_toolbox(cfg, tools, tool_nodes(cfg, open_cluster))
     with ExitStack() as undo:  # where the build fails
@@ -113,6 +111,12 @@ def build(
         with loggers.activity("loading the data"):
             data = build_data(cfg, tokenizer, dataset, val_dataset, prompt_schemas(cfg, toolbox), vision)
         check_rows(cfg, episode, data.datasets())
+        if data.has_pictures:
+            cfg, told = engines_for_pictures(cfg, source, device)
+            notices += told
+        notices += engine_notices(cfg)
+        cfg, told = plan_recompute(cfg, source, device)
+        notices += [*told, *invariant_notices(cfg, source, device)]
         folder = RunFolder(cfg.trainer.default_local_dir)
         notices += choose_threads(folder)
         check_export_dir(cfg.trainer.export_dir)

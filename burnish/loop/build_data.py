@@ -44,6 +44,11 @@ class Data:
     def datasets(self) -> list[PromptDataset]:
         return [data for data in (self.train, self.val) if data is not None]
 
+    @property
+    def has_pictures(self) -> bool:
+        """Whether the rows have columns of images or videos that are read."""
+        return any(data.encoder.vision is not None and data.media_columns.expected for data in self.datasets())
+
     def fingerprints(self) -> dict[str, str | None]:
         """Hashes of the rows, by key."""
         datasets = {"data.train_files": self.train, "data.val_files": self.val}

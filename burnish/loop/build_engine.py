@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 
 from burnish.config.expert_rules import RECORD
+from burnish.config.ranks import PARALLEL_SIZES
 from burnish.config.rollout import RolloutConfig
 from burnish.errors import UserError
 from burnish.loop.sampling import decoder
@@ -25,11 +26,6 @@ if TYPE_CHECKING:
     from burnish.config.rollout import SamplingConfig
 
 Section = TypeVar("Section", bound="SamplingConfig")  # of an engine
-# Keys that spread one engine over devices. In a pool every device has an engine of its own.
-ENGINE_SIZES = (
-    *("tensor_model_parallel_size", "data_parallel_size", "expert_parallel_size"),
-    "pipeline_model_parallel_size",
-)
 
 
 def engine_of(
@@ -95,7 +91,7 @@ def engine_mode(rollout: SamplingConfig, shared: bool = False) -> str:
 
 def one_device(rollout: Section) -> Section:
     """The section for one of several engines: every device holds a whole one."""
-    return dataclasses.replace(rollout, **dict.fromkeys(ENGINE_SIZES, 1))
+    return dataclasses.replace(rollout, **dict.fromkeys(PARALLEL_SIZES, 1))
 
 
 def engine_kwargs(rollout: Any) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from burnish.models import tensor_slices
 from burnish.models.load import ModelSource, load_config
 from burnish.models.routing import check_routing
 from burnish.models.sequence.method import Method, choose_method
-from burnish.models.vision.family import vision_family
 from burnish.training.expert_parallel import check_experts
 from burnish.training.stages import ONE_STAGE, StageOptions, check_stages
 from burnish.training.tensor_parallel import check_sizes
@@ -39,7 +38,8 @@ COMPARED = ("actor_rollout_ref.actor", "actor_rollout_ref.ref")  # by the exact 
 
 def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
     """Raise where heads, layers or experts do not divide over ranks; returns notices on how ranks share models."""
-    notices = _check_engine(cfg, source)
+    notices: list[str] = []
+    _check_engine(cfg, source)
     policy, critic = cfg.actor_rollout_ref, cfg.critic
     if replays_routing(policy.actor):
         check_routing(load_config(source), MODE, policy.actor.router_replay.mode, f"{MODE}=disabled")
@@ -71,19 +71,18 @@ def check_sharing(cfg: TrainConfig, source: ModelSource) -> list[str]:
     return notices
 
 
-def _check_engine(cfg: TrainConfig, source: ModelSource) -> list[str]:
+def _check_engine(cfg: TrainConfig, source: ModelSource) -> None:
     """Raise where several ranks cannot share an engine of this model; servers check its sizes themselves."""
+    size = engine_size(cfg)
+    if size > 1 and cfg.actor_rollout_ref.rollout.name == "builtin":
+        tensor_slices.check_sizes(load_config(source), size, f"{ROLLOUT}.tensor_model_parallel_size")
+
+
+def engine_notices(cfg: TrainConfig) -> list[str]:
+    """How ranks share rollout engines."""
     size, rollout = engine_size(cfg), cfg.actor_rollout_ref.rollout
-    if size == 1:
-        return []
-    key, config = f"{ROLLOUT}.tensor_model_parallel_size", load_config(source)
-    if rollout.name == "builtin":
-        tensor_slices.check_sizes(config, size, key)
-    if rollout.name == "vllm" and vision_family(config) is not None:
-        problem = "a vLLM engine of several ranks is a server, which takes no images"
-        raise UserError(problem, key=key, value=rollout.tensor_model_parallel_size, hint=f"{key}=1")
     server = ", and runs as a server" if rollout.name == "vllm" and rollout.mode != "async" else ""
-    return [f"each {rollout.name} engine uses {size} devices{server}"]
+    return [f"each {rollout.name} engine uses {size} devices{server}"] if size > 1 else []
 
 
 def stage_options(section: str, role: Any) -> StageOptions:

@@ -67,15 +67,28 @@ class Adapters:
                 layer.enable_adapters(True)
 
     @torch.no_grad()
-    def merged(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of the base model with adapters merged in; the model itself stays unmerged."""
+    def merged(
+        self, device: torch.device, gather: Callable[[Tensor], Tensor] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of the base model with adapters merged in; the model itself stays unmerged.
+
+        `gather` makes a matrix whole, for adapters of which ranks hold different parts of both matrices.
+        """
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             owner, _, kind = name.rpartition(".")
             if any(part.startswith("lora_") for part in owner.split(".")) or kind.startswith("lora_"):
                 continue
             base = owner.removesuffix(".base_layer")
             if base != owner and kind == "weight":
-                yield f"{base}.weight", _merge(self.layers[base], unpacked(parameter).to(device))
+                layer, weight = self.layers[base], unpacked(parameter)
+                if gather is not None and _is_divided(layer):
+                    delta = gather(layer.lora_B[ADAPTER].weight).float() @ gather(layer.lora_A[ADAPTER].weight).float()
+                    yield (
+                        f"{base}.weight",
+                        gather(weight).to(device).float() + delta.to(device) * layer.scaling[ADAPTER],
+                    )
+                else:
+                    yield f"{base}.weight", _merge(layer, weight.to(device))
             else:
                 yield f"{base}.{kind}", unpacked(parameter)
 
@@ -255,6 +268,12 @@ def _start(layer: Any, settings: Any, dtype: torch.dtype) -> None:
                 INITS[init](matrix[ADAPTER].weight)
         for vector in layer.lora_magnitude_vector.values():
             vector.to(dtype)
+
+
+def _is_divided(layer: Any) -> bool:
+    """Whether ranks hold different parts of the adapter's matrices: those of tensor-parallel layers."""
+    meshes = [getattr(matrix[ADAPTER].weight, "device_mesh", None) for matrix in (layer.lora_A, layer.lora_B)]
+    return meshes[0] != meshes[1]
 
 
 def _merge(layer: Any, weight: Tensor) -> Tensor:

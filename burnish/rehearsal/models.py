@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from burnish.config.rules import has_critic
-from burnish.config.vision_names import unsupported_family, unsupported_type
+from burnish.config.vision_names import unsupported_family, unsupported_type, vision_type
+from burnish.config.vision_rules import check_vision
 from burnish.dialects.vision import family_problem
 from burnish.errors import UserError
 from burnish.rehearsal.plan import READING, Plan
@@ -68,6 +69,7 @@ def replace_models(plan: Plan) -> StandIn | None:
             plan.add_finding(READING, UserError(family_problem(family), key=key, value=name))
         if first is None:
             first, plan.sees = stand_in, stand_in.sees
+            _check_pictures(plan, described_by)
             _shrink_pictures(plan)
             for path_key in REPLACED_PATHS:
                 plan.drop(path_key)
@@ -85,6 +87,13 @@ def _unsupported_config(path: str) -> str | None:
         return unsupported_type(read_json_object(config)) if config.is_file() else None
     except UserError:  # not a config; the stand-in reports it
         return None
+
+
+def _check_pictures(plan: Plan, name: str) -> None:
+    """What the real run has against the keys about pictures; the rehearsal runs with another engine."""
+    if plan.sees and unsupported_family(name) is None:
+        for error in check_vision(plan.cfg, sees=True, model_type=vision_type(name)):
+            plan.add_finding(READING, error)
 
 
 def _shrink_pictures(plan: Plan) -> None:

@@ -23,7 +23,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from burnish.errors import UserError
 from burnish.models.routing import num_experts
 from burnish.training.parallel import ParallelContext
-from burnish.training.tensor_parallel import SummedGradient, SummedOutput
+from burnish.training.tensor_parallel import SummedGradient, SummedOutput, check_adapted_experts
 
 WEIGHTS = ("gate_up_proj", "down_proj")
 
@@ -79,6 +79,7 @@ def apply_ep(model: PreTrainedModel, holders: Holders, key: str) -> list[nn.Modu
     Before, every rank holds the same full model.
     """
     check_experts(model.config, holders.num_exchanging, key, holders.num_tensor)
+    check_adapted_experts(model, key, holders.mesh.size())
     modules = list(_experts_of(model, key))
     for module in modules:
         for name in WEIGHTS:

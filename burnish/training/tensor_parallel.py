@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -45,16 +45,48 @@ class Block:
     shared: tuple[str, ...] = ()  # those of them with outputs that all heads use as they are
 
     def matches(self, module: nn.Module) -> bool:
-        return all(type(getattr(module, name, None)) is nn.Linear for name in (*self.columns, *self.rows, *self.whole))
+        names = (*self.columns, *self.rows, *self.whole)
+        return all(type(without_adapter(getattr(module, name, None))) is nn.Linear for name in names)
 
     def plan(self, module: nn.Module) -> dict[str, ParallelStyle]:
         """The parallel style of each submodule."""
-        return {
-            **{name: ColwiseParallel() for name in self.columns},
-            **{name: RowwiseParallel() for name in self.rows},
+        plan: dict[str, ParallelStyle] = {
             **{name: LocalHeadsNorm() for name in self.norms if hasattr(module, name)},
             **{name: SharedKey() for name in self.shared},
         }
+        for name in self.columns:
+            plan |= _columns_with_adapter(name, getattr(module, name))
+        for name in self.rows:
+            plan |= _rows_with_adapter(name, getattr(module, name))
+        return plan
+
+
+def without_adapter(module: Any) -> Any:
+    """The linear layer inside a LoRA layer, or the module itself."""
+    return getattr(module, "base_layer", module)
+
+
+def _columns_with_adapter(name: str, module: nn.Module) -> dict[str, ParallelStyle]:
+    """Of an adapter's matrices, the first is whole on every rank, and the second has the columns of the layer's."""
+    plan: dict[str, ParallelStyle] = {}
+    for part, _ in _adapter_matrices(module, "lora_A"):
+        plan[f"{name}.{part}"] = WholeInput()
+    for part, _ in _adapter_matrices(module, "lora_B"):
+        plan[f"{name}.{part}"] = ColwiseParallel()
+    return {name if not plan else f"{name}.base_layer": ColwiseParallel(), **plan}
+
+
+def _rows_with_adapter(name: str, module: nn.Module) -> dict[str, ParallelStyle]:
+    """Of an adapter's matrices, the first has the rows of the layer's, and the second is whole on every rank."""
+    plan: dict[str, ParallelStyle] = {
+        f"{name}.{part}": RowwiseParallel() for part, _ in _adapter_matrices(module, "lora_A")
+    }
+    return {name if not plan else f"{name}.base_layer": RowwiseParallel(), **plan}
+
+
+def _adapter_matrices(module: nn.Module, kind: str) -> Iterator[tuple[str, nn.Module]]:
+    for adapter, matrix in getattr(module, kind, nn.ModuleDict()).items():
+        yield f"{kind}.{adapter}", matrix
 
 
 # transformers passes a layer's input to the attention by keyword, to the MLP by position.
@@ -99,6 +131,7 @@ def apply_tp(model: PreTrainedModel, mesh: DeviceMesh, key: str) -> PreTrainedMo
     if mesh.size() == 1:
         return model
     check_sizes(model.config, mesh.size(), key)
+    _check_adapters(model, key, mesh.size())
     for number, layer in enumerate(layers_of(model, key)):
         blocks = list(_blocks(layer))
         _check_covered(layer, blocks, f"layer {number} of {type(model).__name__}", key, mesh.size())
@@ -166,7 +199,7 @@ def _blocks(layer: nn.Module) -> Iterator[tuple[nn.Module, Block]]:
 def _check_covered(layer: nn.Module, blocks: list[tuple[nn.Module, Block]], where: str, key: str, size: int) -> None:
     """Check that every matrix of a layer is sharded, and that norms are per head."""
     names = [(module, (*block.columns, *block.rows, *block.whole)) for module, block in blocks]
-    planned = {getattr(module, name) for module, parts in names for name in parts}
+    planned = {part for module, parts in names for name in parts for part in getattr(module, name).modules()}
     # Routers are whole on every rank; experts are divided by `expert_parallel`.
     left = [
         name
@@ -183,12 +216,59 @@ def _check_covered(layer: nn.Module, blocks: list[tuple[nn.Module, Block]], wher
                 raise UserError(problem, key=key, value=size, hint=f"{key}=1")
 
 
+def _check_adapters(model: nn.Module, key: str, size: int) -> None:
+    """DoRA needs the norms of whole rows, of which a rank may have a part."""
+    check_adapted_experts(model, key, size)
+    for name, module in model.named_modules():
+        if getattr(module, "lora_magnitude_vector", None):
+            problem = f"{name} has an adapter of type dora, which needs its whole matrix"
+            raise UserError(problem, key=key, value=size, hint=f"{key}=1, or lora.type=lora in the model's section")
+
+
+def check_adapted_experts(model: nn.Module, key: str, size: int) -> None:
+    """Raise where experts that ranks divide have adapters, which peft makes for all experts as one."""
+    for name, module in model.named_modules():
+        if hasattr(module, "lora_A") and hasattr(module, "parameter_name"):
+            problem = f"{name} has adapters on a mixture's experts, which the ranks divide"
+            hint = f"{key}=1, or target_modules=[q_proj,k_proj,v_proj,o_proj] in the model's section"
+            raise UserError(problem, key=key, value=size, hint=hint)
+
+
 def _has_matrix(module: nn.Module) -> bool:
     return any(weight.dim() > 1 for weight in module.parameters(recurse=False))
 
 
 def _is_experts(module: nn.Module) -> bool:
     return any(weight.dim() == 3 for weight in module.parameters(recurse=False))
+
+
+class WholeInput(ParallelStyle):
+    """A matrix that every rank holds, between an input that they share and columns: its gradient is whole on every
+    rank. So is its input's, which is summed over ranks with those of columns: each rank gives a part of it."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module.register_forward_pre_hook(_with_local_input)
+        return module
+
+
+def _with_local_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    (tensor,) = args
+    if not isinstance(tensor, DTensor):
+        return args
+    return (DividedGradient.apply(tensor.to_local(grad_placements=[Partial()]), tensor.device_mesh.size()),)
+
+
+class DividedGradient(torch.autograd.Function):
+    """Identity whose gradient is divided by a number."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, number: int) -> Tensor:
+        ctx.number = number
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient / ctx.number, None
 
 
 class LocalHeadsNorm(ParallelStyle):

@@ -48,6 +48,21 @@ def test_machine_only(capsys):
     assert "This machine" in capsys.readouterr().out
 
 
+def test_a_model_with_images_gets_vllm_in_process_and_no_advice_about_verls_defaults(capsys):
+    words = [*VERL, "--config-name=ppo_megatron_trainer.yaml", *SMALL[:1], "actor_rollout_ref.rollout.name=vllm"]
+    words += ["actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-7B-Instruct", "trainer.n_gpus_per_node=8"]
+    words += ["data.train_files=t.parquet", "actor_rollout_ref.rollout.tensor_model_parallel_size=4"]
+    words += ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"]
+    status, output = as_json(capsys, "--no-files", "--", *words)
+    assert status == 0 and "vllm_in_process" in rules(output) and "unused_critic" not in rules(output)
+    parts = output["memory"]["phases"][0]["parts"]
+    weights = {part["role"]: part["bytes"] for part in parts if part["part"] == "weights"}
+    assert weights["engine"] > 15e9  # all of them, on every device
+    assert "unused_critic" in rules(as_json(capsys, "--no-files", "--", *words, "critic.optim.lr=1e-5")[1])
+    text = ["data.image_key=null", "data.video_key=null"]
+    assert "vllm_in_process" not in rules(as_json(capsys, "--no-files", "--", *words, *text)[1])
+
+
 def test_command_that_fits(capsys, tmp_path):
     row = {
         "prompt": [{"role": "user", "content": "1+1?"}],

@@ -200,10 +200,11 @@ def test_ranks_divide_into_groups(sizes, allowed, hint):
     assert "the 4 ranks" in error.problem
 
 
-def test_adapters_are_not_shared_out():
-    errors = refused(*FOUR, f"{ACTOR}.megatron.tensor_model_parallel_size=2", "actor_rollout_ref.model.lora_rank=4")
-    error = errors[f"{ACTOR}.megatron.tensor_model_parallel_size"]
-    assert "LoRA" in error.problem and "actor_rollout_ref.model.lora_rank=0" in error.hint
+def test_only_dora_needs_whole_matrices():
+    words = (*FOUR, f"{ACTOR}.megatron.tensor_model_parallel_size=2", "actor_rollout_ref.model.lora_rank=4")
+    assert loaded(*words).cfg.actor_rollout_ref.model.lora_rank == 4
+    error = refused(*words, "actor_rollout_ref.model.lora.type=dora")[f"{ACTOR}.megatron.tensor_model_parallel_size"]
+    assert "DoRA" in error.problem and "actor_rollout_ref.model.lora.type=lora" in error.hint
 
 
 def test_the_exact_kl_needs_both_models_on_the_same_ranks():

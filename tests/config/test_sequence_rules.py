@@ -33,6 +33,38 @@ def test_sizes_that_fit():
 
 
 @pytest.mark.parametrize(
+    ("words", "key", "allowed", "hint"),
+    [
+        (("trainer.n_gpus_per_node=3",), f"{ACTOR}.fsdp_config.fsdp_size", [-1, 1, 3], 1),
+        (("trainer.n_gpus_per_node=6", "algorithm.adv_estimator=gae"), "critic.model.fsdp_config.fsdp_size", None, 3),
+        (("trainer.n_gpus_per_node=6", f"{ACTOR}.use_kl_loss=true"), f"{REF}.fsdp_config.fsdp_size", None, 3),
+        (
+            ("trainer.n_gpus_per_node=6", "reward_model.enable=true"),
+            "reward_model.model.fsdp_config.fsdp_size",
+            [-1, 1, 2, 3, 6],
+            3,
+        ),
+        (
+            (
+                *("trainer.n_gpus_per_node=12", f"{ACTOR}.strategy=megatron"),
+                *(f"{ACTOR}.megatron.{name}_model_parallel_size=2" for name in ("tensor", "pipeline")),
+            ),
+            f"{ACTOR}.fsdp_config.fsdp_size",
+            [-1, 1, 3],
+            1,
+        ),
+    ],
+)
+def test_copies_of_the_weights_divide_the_ranks(words, key, allowed, hint):
+    size = 2 if allowed and len(allowed) == 3 else 4
+    (error,) = broken(*words, f"{key}={size}")
+    assert (error.key, error.value, error.hint) == (key, size, f"{key}={hint}")
+    assert error.allowed == (allowed or [-1, 1, 2, 3, 6])
+    for fitting in (-1, 1, hint, 100):
+        assert broken(*words, f"{key}={fitting}") == []
+
+
+@pytest.mark.parametrize(
     ("section", "there"),
     [
         (REF, f"{ACTOR}.use_kl_loss=true"),

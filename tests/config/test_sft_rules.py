@@ -27,6 +27,7 @@ def test_a_good_config_is_accepted():
         ((*GOOD, "trainer.n_gpus_per_node=3"), "data.train_batch_size"),
         ((*GOOD, "trainer.n_gpus_per_node=2", "data.micro_batch_size=3"), "data.micro_batch_size"),
         ((*GOOD, "ulysses_sequence_parallel_size=2"), "ulysses_sequence_parallel_size"),
+        ((*GOOD, "trainer.n_gpus_per_node=3", "model.fsdp_config.fsdp_size=2"), "model.fsdp_config.fsdp_size"),
         ((*GOOD, "trainer.nnodes=2", "trainer.launcher=processes"), "trainer.launcher"),
         (
             (*GOOD, "trainer.n_gpus_per_node=2", "model.lora_rank=4", "model.load_in_4bit=true"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from burnish.config import load
-from burnish.config.vision_names import names_vision, unsupported_family, unsupported_type, vision_type
-from burnish.config.vision_rules import check_vision
+from burnish.config.vision_names import VLLM_TYPES, names_vision, unsupported_family, unsupported_type, vision_type
+from burnish.config.vision_rules import check_engine_sees, check_vision, vllm_in_process
+from burnish.rollout.engines.vllm.media import FAMILIES
 
 ACTOR = "actor_rollout_ref.actor"
 
@@ -44,6 +47,31 @@ def test_engines_and_families_that_lack_something_are_refused():
     assert keys_of("actor_rollout_ref.rollout.name=sglang", sees=False) == []
     assert keys_of("rollout.name=sglang", sees=True, job="generate") == ["rollout.name"]
     assert keys_of("data.video_key=films", sees=True, videos=False) == ["data.video_key"]
+    text = ("data.image_key=null", "data.video_key=null")
+    assert keys_of("actor_rollout_ref.rollout.name=sglang", *text, sees=True) == []
+
+
+def test_what_vllm_cannot_be_shown_is_refused():
+    vllm, options = "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.engine_kwargs.vllm"
+    assert VLLM_TYPES == FAMILIES
+
+    def keys(*overrides: str, model_type: str = "qwen2_vl", check=check_engine_sees) -> list[str | None]:
+        return [error.key for error in check(load([vllm, *overrides], check=False).cfg, model_type=model_type)]
+
+    assert keys() == [] and keys(model_type="gemma3") == [vllm.partition("=")[0]]
+    for option in ("base_url=http://localhost:1", "python=/venv/bin/python"):
+        assert keys(f"{options}.{option}") == [f"{options}.{option.partition('=')[0]}"]
+        assert keys(f"{options}.{option}", "data.image_key=null", "data.video_key=null") == []
+    before_data = partial(keys, model_type="gemma3", check=partial(check_vision, sees=True))
+    assert before_data() == [] and before_data("data.image_key=pictures") == [vllm.partition("=")[0]]
+
+
+def test_a_vllm_server_becomes_engines_in_their_processes():
+    words = ["rollout.name=vllm", "rollout.mode=async", "rollout.tensor_model_parallel_size=2"]
+    cfg = load(words, job="generate", check=False).cfg
+    changed, notices = vllm_in_process(cfg)
+    assert changed.rollout.mode == "sync" and changed.rollout.tensor_model_parallel_size == 2 and len(notices) == 1
+    assert cfg.rollout.mode == "async" and vllm_in_process(changed) == (changed, [])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,6 +91,20 @@ def _check_bad_starts(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(WorkerDied, match=r"rank 0 could not start: died \(.*node \S+\)"):
         WorkerGroup(["rank 0"], RayActors(cluster), host=cluster.host, timeout=60)
     monkeypatch.undo()
+
+
+def test_an_actor_that_the_run_ended_did_not_die(monkeypatch):
+    """Its last answers may fail after `stop`, in a thread of its own."""
+    monkeypatch.setattr("burnish.distributed.ray.RayLink", lambda actor, events, resolve, failed: failed)
+    actors, failures = RayActors(SimpleNamespace(ray=None), prefix="burnish/mine/actor"), []
+    actors._fail = lambda rank, why: failures.append(why)
+    actors._actors, actors._events = {"rank 0": object()}, object()
+    failed = actors._link(0, "rank 0")
+    failed(RuntimeError("gone"))
+    assert failures == ["died (actor burnish/mine/actor/0, node unknown): gone"]
+    actors._actors = {}
+    failed(RuntimeError("gone"))
+    assert len(failures) == 1
 
 
 def test_a_node_without_burnish_is_named():

@@ -11,6 +11,7 @@ import pytest
 from burnish.cli.main import main
 from burnish.config import load
 from burnish.config.ranks import (
+    engine_size,
     expert_parallel_size,
     has_engine_pool,
     num_ranks,
@@ -54,6 +55,7 @@ RUN = [
 ]
 PPO = ("algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=true", "critic.optim.lr=1e-5")
 SMALL = ("actor_rollout_ref.model.path=qwen2.5-1.5b",)
+LARGE = ("actor_rollout_ref.model.path=qwen2.5-72b",)
 MIXTURE = ("actor_rollout_ref.model.path=qwen3-30b-a3b",)
 GIVEN = ("data.train_files",)
 ACTOR = "actor_rollout_ref.actor"
@@ -125,7 +127,7 @@ def test_a_device_is_found_by_its_driver_name():
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("64xH200", ()), ("8xH200", PPO), ("2x8xH100", MIXTURE), ("1xH200", SMALL)],
+    [("64xH200", ()), ("8xH200", PPO), ("2x8xH100", MIXTURE), ("1xH200", SMALL), ("64xH100", LARGE)],
 )
 def test_the_best_layouts_load_fit_and_are_in_order(text, words):
     found = search(text, *words)
@@ -151,6 +153,8 @@ LAYOUTS = [
     Layout(1, 8, context=2, offload=ALL),
     Layout(1, 8, tensor=2, context=2, pipeline=2),
     Layout(2, 8, pipeline=4, virtual=7, fsdp_size=1),
+    Layout(1, 8, engine_tensor=4),
+    Layout(1, 4, engine_machines=1, engine_per_machine=4, engine_tensor=2, mode=ONE_STEP_OFF),
     Layout(1, 6, engine_machines=1, engine_per_machine=2, mode=ONE_STEP_OFF),
 ]
 
@@ -171,6 +175,7 @@ def test_overrides_give_the_layout(layout, words):
         assert sizes == (layout.tensor, layout.context, layout.pipeline)
         assert virtual_pipeline_size(role) == layout.virtual and expert_parallel_size(role) == layout.expert
     assert num_ranks(loaded.cfg) == layout.ranks and has_engine_pool(loaded.cfg) == layout.is_apart
+    assert engine_size(loaded.cfg) == layout.engine_tensor
     shapes = shapes_of(loaded)
     plans = [train_plan(cfg, shapes, 80 * GIB).to_json() for cfg in (loaded.cfg, applied(layout, base))]
     assert plans[0] == plans[1]
@@ -184,6 +189,34 @@ def test_what_the_user_sets_is_kept(capsys):
     kept = search("8xH200", f"{ACTOR}.ppo_max_token_len_per_gpu=4096")
     assert {candidate.layout.micro_batch_tokens for candidate in kept.best} == {4096}
     assert free.best[0].time.step <= kept.best[0].time.step
+
+
+def test_engines_have_as_many_gpus_as_their_weights_need(capsys):
+    size = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    for candidate in search("64xH100", *LARGE).best:
+        assert candidate.layout.engine_tensor in (4, 8) and candidate.plan.concurrency.held > 0
+        assert f"{size}={candidate.layout.engine_tensor}" in candidate.overrides
+        assert candidate.layout.num_engines * candidate.layout.engine_tensor <= 64
+    kept = search("8xH200", f"{size}=2")
+    assert kept.best and {candidate.layout.engine_tensor for candidate in kept.best} == {2}
+    free, words = search("8xH200"), [*RUN, f"{size}=2"]  # as a verl script has it
+    assert {candidate.layout.engine_tensor for candidate in free.best} == {1}
+    status, printed = doctor(capsys, "--plan", "8xH200", "--", "python3", "-m", "verl.trainer.main_ppo", *words)
+    assert status == ExitStatus.OK and f"{size}=1" in printed
+    status, printed = doctor(capsys, "--plan", "512xH100", *RUN, "actor_rollout_ref.model.path=deepseek-v3")
+    assert status == ExitStatus.REFUSED and "More GPUs do not help the rollout" in printed
+
+
+def test_gpus_of_an_engine_share_its_work():
+    cfg, cluster, work = load(RUN, check=False).cfg, parse_cluster("8xH100"), Workload(1024, 8, 512, 512)
+    shapes = Shapes(find_shape("qwen2.5-7b").shape)
+    one, four = (
+        step_time(cfg, shapes, Layout(1, 8, engine_tensor=size), cluster, 256 * size, shipped(), work)
+        for size in (1, 4)
+    )
+    assert one.phases[timing.ROLLOUT] < four.phases[timing.ROLLOUT] < 4 * one.phases[timing.ROLLOUT]
+    apart = {name for name, seconds in one.phases.items() if four.phases[name] != seconds}
+    assert apart == {timing.ROLLOUT}
 
 
 def test_less_memory_is_slower_or_impossible():

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from transformers import AutoModelForTokenClassification
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from burnish.doctor.known_shapes import KNOWN
 from burnish.doctor.roles import value_parameters
 from burnish.doctor.shapes import EXACT, Shape, find_shape, known_name, shape_of
 from burnish.errors import UserError
+from burnish.rollout.engines.builtin.model_runner import cached_heads
+from tests.training.layouts import MODELS
 
 from .meter import Small
 
@@ -56,6 +59,7 @@ PUBLISHED = {
     "gemma-3-4b": 4.3,
     "gemma-3-12b": 12.2,
     "gemma-3-27b": 27.4,
+    "deepseek-v3": 671,
 }
 
 
@@ -67,6 +71,19 @@ def test_every_parameter_is_counted(family, tied):
     assert small.shape.exact
     assert small.shape.parameters == sum(parameter.numel() for parameter in parameters)
     assert small.shape.tensors == len(parameters)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3 mixture", "deepseek", "deepseek, whole queries"])
+def test_every_parameter_of_a_mixture_is_counted(name):
+    """With dense layers among the others, shared experts and latent attention."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(MODELS[name])
+    config = MODELS[name].to_dict()
+    shape = shape_of(config)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    if name == "deepseek":
+        assert shape.dense_layers == 1 and cached_heads(MODELS[name]) == (shape.kv_heads, shape.head_dim)
+        assert shape.cache_per_token(2, latent=True) == 2 * 4 * (8 + 4) < shape.cache_per_token(2)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from burnish.config import load
+from burnish.config.ranks import engine_size
 from burnish.demo.tiny_vision import make_vision_model
 from burnish.errors import UserError
+from burnish.loop.build_vision import engines_for_pictures
 from burnish.loop.roles import policy_source
-from burnish.loop.sharing import check_sharing
+from burnish.loop.sharing import check_sharing, engine_notices
 from burnish.models.load import load_tokenizer
 
 from ..reward_models import make_reward_model
@@ -71,16 +74,27 @@ TENSOR, NAME = "actor_rollout_ref.rollout.tensor_model_parallel_size", "actor_ro
 
 
 def test_how_ranks_share_engines(said):
-    assert said(f"{TENSOR}=2") == ["each builtin engine uses 2 devices"]
-    assert said(f"{TENSOR}=3", f"{NAME}=vllm") == ["each vllm engine uses 3 devices, and runs as a server"]
+    def notices(*overrides):
+        return engine_notices(load(["trainer.n_gpus_per_node=12", *overrides], check=False).cfg)
+
+    assert notices() == notices(f"{NAME}=hf", f"{TENSOR}=2") == []
+    assert notices(f"{TENSOR}=2") == ["each builtin engine uses 2 devices"]
+    assert notices(f"{TENSOR}=3", f"{NAME}=vllm") == ["each vllm engine uses 3 devices, and runs as a server"]
     with pytest.raises(UserError, match=f"{TENSOR}=3: the model's 4 attention heads"):
         said(f"{TENSOR}=3")
 
 
-def test_a_vllm_server_is_refused_where_the_model_takes_images(said, tmp_path):
+def test_vllm_is_no_server_for_rows_with_images(tmp_path, monkeypatch):
+    """Every device has an engine."""
+    monkeypatch.setattr("burnish.loop.build_vision.check_engine_of", lambda *given: None)  # vLLM is not installed
     make_vision_model(tmp_path, "qwen2_vl")
-    model = f"actor_rollout_ref.model.path={tmp_path}"
-    with pytest.raises(UserError, match="takes no images") as refused:
-        said(model, f"{NAME}=vllm", f"{TENSOR}=2")
-    assert refused.value.hint == f"{TENSOR}=1"
-    assert said(model, f"{NAME}=vllm") == []
+    words = [f"actor_rollout_ref.model.path={tmp_path}", f"{NAME}=vllm", "trainer.n_gpus_per_node=4"]
+    for sizes in ([f"{TENSOR}=2"], ["actor_rollout_ref.rollout.mode=async"]):
+        cfg = load([*words, *sizes], check=False).cfg
+        changed, (notice,) = engines_for_pictures(cfg, policy_source(cfg), torch.device("cpu"))
+        assert engine_size(changed) == 1 and changed.actor_rollout_ref.rollout.mode == "sync"
+        assert "a vLLM server takes no images" in notice and engine_notices(changed) == []
+        assert engines_for_pictures(changed, policy_source(changed), torch.device("cpu")) == (changed, [])
+    cfg = load([*words, "actor_rollout_ref.rollout.engine_kwargs.vllm.base_url=http://localhost:1"], check=False).cfg
+    with pytest.raises(UserError, match="vLLM takes images in this process only"):
+        engines_for_pictures(cfg, policy_source(cfg), torch.device("cpu"))

@@ -48,6 +48,13 @@ def test_families_that_are_not_supported_are_refused(tmp_path):
     assert report.exit_status == 3
 
 
+def test_an_engine_that_gets_no_pictures_breaks_the_real_run(tmp_path):
+    words = GEO3K.replace("rollout.name=vllm", "rollout.name=sglang").split()
+    report = rehearse(translate_command(["python3", "-m", "verl.trainer.main_ppo", *words]), folder=tmp_path)
+    assert [finding.breaks for finding in report.findings] == [True]
+    assert "SGLang does not get images" in report.findings[0].text and report.exit_status == 1
+
+
 class Data:
     def __init__(self, **fields):
         self.__dict__ |= {"image_key": "images", "prompt_key": "prompt"} | fields

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from burnish.batch import Batch
+from burnish.errors import UserError
 from burnish.training.packing import row_lengths
 from burnish.training.pipeline_schedule import Shape, num_messages, training_plan
 from tests.ranks import run_ranks
@@ -237,29 +238,58 @@ def test_checkpoints_move_between_layouts(batch, tmp_path):
 # adapters
 
 
-def adapted(rank: int, batch: Batch, folder: Path) -> dict[str, Any]:
-    """A step with LoRA over two stages, its checkpoint loaded again, and one more step."""
-    parallel = Layout(2, virtual=2).context()
-    found = layouts.train(layouts.adapted_policy(ADAPTED, parallel), batch)
-    layouts.first_step(parallel, batch, ADAPTED, folder, layouts.adapted_policy)
-    return found | {"resumed": layouts.second_step(parallel, batch, ADAPTED, folder, make=layouts.adapted_policy)}
-
-
 ADAPTED = Case("qwen3")
+ADAPTED_LAYOUTS = {"stages": Layout(2, virtual=2), "tensor": Layout(mesh=TENSOR)}
+ADAPTED_ON_FOUR = {
+    "stages, tensor": Layout(2, mesh=TENSOR),
+    "tensor, data": Layout(mesh=TENSOR),
+    "tensor, sequence": Layout(mesh={**TENSOR, "sequence_size": 2}),
+}
 
 
-def test_adapters_over_stages(batch, tmp_path):
-    ranks = run_ranks(2, adapted, batch, tmp_path / "adapted")
+def refusals(rank: int, case: Case) -> list[str]:
+    messages = []
+    for mesh in (EXPERTS, TENSOR):
+        with pytest.raises(UserError) as caught:
+            layouts.adapted_policy(case, Layout(mesh=mesh).context())
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_adapters_of_divided_experts_are_refused():
+    for messages in run_ranks(2, refusals, Case("qwen3 mixture")):
+        for message in messages:
+            assert "adapters on a mixture's experts" in message and "target_modules=[q_proj," in message
+
+
+def adapted(rank: int, batch: Batch, folder: Path, names: dict[str, Layout]) -> dict[str, Any]:
+    """A step with LoRA, its checkpoint loaded again, and one more step."""
+    found = {}
+    for name, layout in names.items():
+        parallel = layout.context()
+        found[name] = layouts.train(layouts.adapted_policy(ADAPTED, parallel), batch)
+        layouts.first_step(parallel, batch, ADAPTED, folder / name, layouts.adapted_policy)
+        resumed = layouts.second_step(parallel, batch, ADAPTED, folder / name, make=layouts.adapted_policy)
+        found[name]["resumed"] = resumed
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "names"), [(2, ADAPTED_LAYOUTS), pytest.param(4, ADAPTED_ON_FOUR, marks=pytest.mark.long)]
+)
+def test_adapters_over_ranks(batch, tmp_path, size, names):
+    ranks = run_ranks(size, adapted, batch, tmp_path, names, limit=300.0)
     expected = layouts.train(layouts.adapted_policy(ADAPTED, layouts.SINGLE_PROCESS), batch)
     alone = layouts.adapted_policy(ADAPTED, layouts.SINGLE_PROCESS)
     for step in (1, 2):
         alone.update(batch, step)
     two_steps = dict(alone.weights())
-    again = layouts.second_step(
-        layouts.SINGLE_PROCESS, batch, ADAPTED, tmp_path / "adapted", make=layouts.adapted_policy
-    )
-    same_weights(again, two_steps, 1e-6)
-    for rank in ranks:
-        # Merged weights are float32.
-        same({**rank, "columns": {}}, {**expected, "columns": {}}, 1e-6)
-        same_weights(rank["resumed"], two_steps, 1e-6)
+    for name in names:
+        again = layouts.second_step(
+            layouts.SINGLE_PROCESS, batch, ADAPTED, tmp_path / name, make=layouts.adapted_policy
+        )
+        same_weights(again, two_steps, 1e-6)
+        for rank in ranks:
+            # Merged weights are float32.
+            same({**rank[name], "columns": {}}, {**expected, "columns": {}}, 1e-6)
+            same_weights(rank[name]["resumed"], two_steps, 1e-6)

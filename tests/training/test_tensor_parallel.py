@@ -341,7 +341,7 @@ def test_tensor_ranks_share_whole_experts():
 def adapted() -> PreTrainedModel:
     from peft import LoraConfig, inject_adapter_in_model
 
-    return inject_adapter_in_model(LoraConfig(r=2, target_modules=["q_proj"]), made("qwen2"))
+    return inject_adapter_in_model(LoraConfig(r=2, target_modules=["q_proj"], use_dora=True), made("qwen2"))
 
 
 STRANGE: dict[str, Callable[[], PreTrainedModel]] = {
@@ -356,7 +356,7 @@ STRANGE: dict[str, Callable[[], PreTrainedModel]] = {
     [
         ("matrices in one", "no plan covers: self_attn.o_proj, self_attn.qkv_proj"),
         ("a norm over all heads", "normalizes over all heads"),
-        ("adapters", "no plan covers: self_attn.q_proj.base_layer"),
+        ("adapters", "model.layers.0.self_attn.q_proj has an adapter of type dora"),
     ],
 )
 def test_a_layer_that_no_plan_covers_is_refused(model, problem):

@@ -150,18 +150,35 @@ def decode(
     )
 
 
+def rounds(rows: float, at_once: int, response: float) -> tuple[float, float]:
+    """Sequences that an engine decodes together, and its decoding steps for all `rows`."""
+    sequences = max(1.0, min(rows, at_once))
+    return sequences, response * rows / sequences
+
+
 def rollout(
-    shape: Shape, gpu: Gpu, *, rows: float, prompts: float, at_once: int, prompt: float, response: float, itemsize: int
+    shape: Shape,
+    gpu: Gpu,
+    *,
+    rows: float,
+    prompts: float,
+    at_once: int,
+    prompt: float,
+    response: float,
+    itemsize: int,
+    tensor: int = 1,
 ) -> Terms:
-    """All responses of one engine: the prompts' forward passes, then decoding `at_once` sequences."""
+    """All responses of one engine on `tensor` GPUs: the prompts' forward passes, then decoding `at_once` sequences."""
     terms: Terms = Counter()
     if prompt > 0:
-        part = Part(prompts, prompt, 0, micro_batches=1)
+        part = Part(prompts, prompt, 0, micro_batches=1, tensor=tensor)
         terms += _layers(shape, gpu, part)
         del terms[LAUNCH]
-    sequences = max(1.0, min(rows, at_once))
-    steps = response * rows / sequences
-    terms += decode(shape, gpu, sequences=sequences, prompt=prompt, cached=response / 2, steps=steps, itemsize=itemsize)
+    sequences, steps = rounds(rows, at_once, response)
+    cached = response / 2
+    terms += decode(
+        shape, gpu, sequences=sequences, prompt=prompt, cached=cached, steps=steps, itemsize=itemsize, tensor=tensor
+    )
     return terms + Counter({ROLLOUT_TOKENS: rows * response, ROLLOUT_ROWS: rows, ROLLOUT: 1.0})
 
 

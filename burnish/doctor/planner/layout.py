@@ -14,6 +14,7 @@ from burnish.doctor.gpus import Cluster
 from burnish.doctor.shapes import Shape
 
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref", "model"))
+ENGINE_SIZE = f"{ROLLOUT}.tensor_model_parallel_size"
 SYNC, ONE_STEP_OFF = "sync", "one_step_off"
 KEEP, OPTIMIZER, ALL = "keep", "optimizer", "all"  # what is offloaded to CPU memory between phases
 OFFLOADS = (KEEP, OPTIMIZER, ALL)
@@ -36,6 +37,7 @@ class Layout:
     offload: str = KEEP
     engine_machines: int = 0  # machines with engines only; 0: engines share the ranks' devices
     engine_per_machine: int = 0
+    engine_tensor: int = 1  # GPUs of one machine that share an engine
     mode: str = SYNC
 
     @property
@@ -44,7 +46,7 @@ class Layout:
 
     @property
     def num_engines(self) -> int:
-        return self.engine_machines * self.engine_per_machine or self.ranks
+        return (self.engine_machines * self.engine_per_machine or self.ranks) // self.engine_tensor
 
     @property
     def is_apart(self) -> bool:
@@ -91,9 +93,10 @@ class Layout:
         words.append("recomputation" if self.recompute else "no recomputation")
         if self.offload != KEEP:
             words.append("optimizer offloaded" if self.offload == OPTIMIZER else "weights and optimizer offloaded")
-        place = "engines on the same GPUs"
+        shared = f" of {self.engine_tensor} GPUs each" if self.engine_tensor > 1 else ""
+        place = f"engines{shared} on the same GPUs"
         if self.is_apart:
-            place = f"{self.num_engines} engine{'s' * (self.num_engines > 1)} on GPUs of their own"
+            place = f"{self.num_engines} engine{'s' * (self.num_engines > 1)}{shared} on GPUs of their own"
         overlap = ", overlapped by one step" if self.mode == ONE_STEP_OFF else ""
         return f"{self.ranks} rank{'s' * (self.ranks > 1)} ({', '.join(words)}); {place}{overlap}"
 
@@ -129,6 +132,8 @@ def indivisible(layout: Layout, shape: Shape) -> str | None:
     parts = (shape.heads, shape.kv_heads, shape.intermediate)
     if layout.tensor > 1 and any(part % layout.tensor for part in parts):
         return "heads, key-value heads or MLP columns are no multiple of the tensor size"
+    if not divides_engine(layout.engine_tensor, shape):
+        return "heads or MLP columns are no multiple of the engine's tensor size"
     if layout.tensor > 1 and shape.experts:
         return "experts do not combine with tensor parallelism"
     if (shape.heads // layout.tensor) % layout.context:
@@ -140,6 +145,12 @@ def indivisible(layout: Layout, shape: Shape) -> str | None:
     return None
 
 
+def divides_engine(size: int, shape: Shape) -> bool:
+    """As engines divide layers: where there are more GPUs than key-value heads, some hold the same."""
+    has_kv_heads = shape.kv_heads % size == 0 or size % shape.kv_heads == 0
+    return has_kv_heads and shape.heads % size == 0 and shape.intermediate % size == 0
+
+
 def settings(layout: Layout, cfg: TrainConfig) -> dict[str, Any]:
     """Key -> value of everything that the layout decides, for the roles of this run."""
     tokens = layout.micro_batch_tokens
@@ -147,6 +158,7 @@ def settings(layout: Layout, cfg: TrainConfig) -> dict[str, Any]:
     found["actor_rollout_ref.hybrid_engine"] = not layout.is_apart
     if layout.is_apart:
         found |= {"rollout.nnodes": layout.engine_machines, "rollout.n_gpus_per_node": layout.engine_per_machine}
+    found[ENGINE_SIZE] = layout.engine_tensor
     found["async_training.mode"] = layout.mode
     found |= _role(layout, ACTOR, f"{ACTOR}.fsdp_config", cfg.actor_rollout_ref.actor)
     found |= {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": tokens}

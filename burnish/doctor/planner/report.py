@@ -13,7 +13,8 @@ from burnish.doctor.known_shapes import KNOWN
 from burnish.doctor.memory import Shapes
 from burnish.doctor.planner.calibration import Calibration, shipped
 from burnish.doctor.planner.links import LINE_SHARE, LINK_LATENCY, NETWORK_LATENCY, OVERLAP
-from burnish.doctor.planner.search import Base, Candidate, Found, Search
+from burnish.doctor.planner.search import DOES_NOT_FIT, Base, Candidate, Found, Search
+from burnish.doctor.planner.timing import ROLLOUT as ROLLOUT_PHASE
 from burnish.doctor.planner.timing import Workload
 from burnish.doctor.shapes import Shape, find_shape
 from burnish.errors import UserError
@@ -46,6 +47,8 @@ class Report:
         )
         if not found.best:
             yield "line", "No layout fits. Use a smaller model, LoRA, shorter responses, or more GPUs."
+            if any(one.reason == f"{DOES_NOT_FIT}: {ROLLOUT_PHASE}" for one in found.rejected):
+                yield "line", "More GPUs do not help the rollout: an engine has at most those of one machine here."
         for number, candidate in enumerate(found.best, 1):
             yield from _candidate(number, candidate)
         if found.slower or found.rejected:
@@ -147,9 +150,13 @@ def assumptions(cluster: Cluster, base: Base, work: Workload, calibration: Calib
             f" {gpu.network / 1e9:.1f} between machines), {LINK_LATENCY * 1e6:.0f} and {NETWORK_LATENCY * 1e6:.0f} us"
             f" a message, {OVERLAP:.0%} of the computation hides gathers and reductions of weights"
         )
-        found.append("layers are not compiled on several ranks, and every engine is on one GPU")
+        found.append("layers are not compiled on several ranks")
+        found.append(
+            "engines on several GPUs are not measured: as fast per GPU as one with a part of the weights and cache"
+        )
     if policy.experts:
         found.append("mixtures of experts are not measured: tokens are spread evenly over the experts")
+        found.append("tensor parallelism of training ranks was not considered for a mixture of experts")
     if policy.tower is not None:
         found.append("without the vision tower's time")
     return found

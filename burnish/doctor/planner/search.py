@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from burnish.config import Loaded, Overrides, TrainConfig, load
+from burnish.config.ranks import ENGINE_SIZES
 from burnish.config.rules import check_rules
 from burnish.config.sequence_rules import NAME as CONTEXT_SIZE
 from burnish.config.values import written_as
+from burnish.doctor.engine import engine_plan
 from burnish.doctor.gpus import Cluster
 from burnish.doctor.memory import Phase, Plan, Shapes, train_plan
 from burnish.doctor.planner.calibration import Calibration
 from burnish.doctor.planner.layout import (
+    ENGINE_SIZE,
     OFFLOADS,
     ONE_STEP_OFF,
     SYNC,
     Layout,
     applied,
+    divides_engine,
     divisors,
     indivisible,
     placements,
@@ -34,7 +39,8 @@ MICRO_BATCHES = (4096, 8192, 16_384, 32_768, 65_536)  # tokens on a rank
 LONG = 8192  # tokens of a sequence from which ranks may share one
 MAX_STAGES, MAX_CONTEXT = 16, 8
 NUM_BEST = 3
-REFUSED = "the config refuses it"
+REFUSED, DOES_NOT_FIT = "the config refuses it", "does not fit"
+FULL, CROWDED = 0.9, 0.4  # of a GPU, which an engine's weights may take, and from which it may have twice as many GPUs
 CLOSE = 1.01  # times the fastest step, which the model cannot tell apart
 # The plan itself decides these, whatever the run says.
 HARDWARE = frozenset({"trainer.nnodes", "trainer.n_gpus_per_node", "rollout.nnodes", "rollout.n_gpus_per_node"})
@@ -115,7 +121,7 @@ class Base:
         return Base(loaded.cfg, overrides, shapes_of(loaded), values if pins else {})
 
 
-def layouts(cluster: Cluster, base: Base, work: Workload) -> Iterator[Layout]:
+def layouts(cluster: Cluster, base: Base, work: Workload, capacity: int) -> Iterator[Layout]:
     """All combinations of sizes and placements, before anything is known of their memory and time."""
     shape = base.shapes.policy
     contexts = divisors(MAX_CONTEXT, MAX_CONTEXT) if work.length >= LONG else [1]
@@ -123,15 +129,33 @@ def layouts(cluster: Cluster, base: Base, work: Workload) -> Iterator[Layout]:
         ranks = machines * per_machine
         place = Layout(machines, per_machine, engine_machines=engine_machines, engine_per_machine=engine_per_machine)
         place = replace(place, mode=ONE_STEP_OFF if place.is_apart else SYNC)
-        for tensor in [1] if shape.experts else divisors(per_machine, per_machine):
-            for context in contexts:
-                for pipeline in divisors(ranks // tensor, MAX_STAGES):
-                    for virtual in (1, 2) if pipeline > 1 else (1,):
-                        for expert in divisors(per_machine, per_machine) if shape.experts else [1]:
-                            sizes = replace(
-                                place, tensor=tensor, context=context, pipeline=pipeline, virtual=virtual, expert=expert
-                            )
-                            yield from _sharded(sizes)
+        engines = engine_sizes(base, capacity, engine_per_machine or per_machine, place)
+        tensors = [1] if shape.experts else divisors(per_machine, per_machine)
+        experts = divisors(per_machine, per_machine) if shape.experts else [1]
+        for engine, tensor, context in itertools.product(engines, tensors, contexts):
+            for pipeline in divisors(ranks // tensor, MAX_STAGES):
+                for virtual, expert in itertools.product((1, 2) if pipeline > 1 else (1,), experts):
+                    sizes = replace(place, engine_tensor=engine, tensor=tensor, context=context, pipeline=pipeline)
+                    yield from _sharded(replace(sizes, virtual=virtual, expert=expert))
+
+
+def engine_sizes(base: Base, capacity: int, per_machine: int, place: Layout) -> list[int]:
+    """GPUs of an engine: as few as hold the weights, and twice as many where these take most of the memory."""
+    rollout, shape = base.cfg.actor_rollout_ref.rollout, base.shapes.policy
+    if ENGINE_SIZE in base.pinned:
+        return [rollout.tensor_model_parallel_size]
+    possible = [size for size in divisors(per_machine, per_machine) if divides_engine(size, shape)]
+    if rollout.name not in ENGINE_SIZES or place.num_gpus == 1:
+        return [1]
+    shares = {
+        size: engine_plan(
+            replace(rollout, tensor_model_parallel_size=size), shape, place.num_gpus, on_cpu=False
+        ).weights
+        / capacity
+        for size in possible
+    }
+    enough = [size for size in possible if shares[size] < FULL] or possible[-1:]
+    return enough[: 2 if shares[enough[0]] > CROWDED else 1]
 
 
 def _sharded(layout: Layout) -> Iterator[Layout]:
@@ -160,7 +184,8 @@ class Search:
         self.num_tried = 0
 
     def run(self) -> Found:
-        kinds = [found for layout in layouts(self.cluster, self.base, self.work) if (found := self._best_of(layout))]
+        tried = layouts(self.cluster, self.base, self.work, self.capacity)
+        kinds = [found for layout in tried if (found := self._best_of(layout))]
         kinds.sort(key=Candidate.rank)
         best: list[Candidate] = []
         for candidate in kinds:
@@ -235,7 +260,7 @@ class Search:
                 return candidate
         assert plan is not None
         worst = max(self._too_big(plan) or [plan.phases[0]], key=lambda phase: phase.bytes)
-        reason = f"does not fit: {worst.name}"
+        reason = f"{DOES_NOT_FIT}: {worst.name}"
         least = self.smallest[reason] = min(self.smallest.get(reason, worst.bytes), worst.bytes)
         self._reject(
             reason,

@@ -18,7 +18,7 @@ from burnish.doctor.planner import features
 from burnish.doctor.planner.calibration import Calibration
 from burnish.doctor.planner.features import Part, Terms
 from burnish.doctor.planner.layout import ALL, KEEP, Layout, uses_reference
-from burnish.doctor.planner.links import LINE_SHARE, broadcast_seconds, exposed
+from burnish.doctor.planner.links import LINE_SHARE, LINK_LATENCY, broadcast_seconds, exposed
 from burnish.doctor.planner.traffic import Passes, traffic
 from burnish.doctor.shapes import Shape
 from burnish.sizing import COMPILED_FAMILIES
@@ -94,6 +94,7 @@ def terms_of(
             prompt=work.prompt,
             response=work.response,
             itemsize=itemsize,
+            tensor=layout.engine_tensor,
         )
     }
     part = _part(work, rows, layout, 1)
@@ -184,6 +185,7 @@ def step_time(
         phases[name] = calibration.seconds(terms)
         if layout.ranks > 1 and name in _ROLES:
             phases[name] += _distributed(cfg, shapes, work, layout, cluster, name, phases[name], communication)
+    phases[ROLLOUT] += _engine_sums(shapes.policy, work, layout, cluster, at_once)
     phases[SYNC] += _sync(shapes.policy, layout, cluster)
     moved = _offloaded(cfg, shapes, layout, cluster)
     if moved:
@@ -252,6 +254,18 @@ def _bubble(cfg: TrainConfig, work: Workload, layout: Layout) -> float:
     tokens = actor.ppo_epochs * work.rows / layout.data * work.length
     waiting = (layout.pipeline - 1) * updates / (layout.virtual * micro_batches(tokens, layout, updates))
     return waiting / (1 + waiting)
+
+
+def _engine_sums(policy: Shape, work: Workload, layout: Layout, cluster: Cluster, at_once: int) -> float:
+    """Seconds of the two all-reduces per layer by which the GPUs of an engine add up their parts."""
+    size = layout.engine_tensor
+    if size == 1:
+        return 0.0
+    rows = max(1.0, work.rows / layout.num_engines)
+    _, steps = features.rounds(rows, at_once, work.response)
+    tokens = rows * work.response + rows / work.samples * work.prompt
+    num_bytes = 2 * (size - 1) / size * tokens * policy.hidden * HALF
+    return 2 * policy.layers * (steps * LINK_LATENCY + num_bytes / (cluster.gpu.link * LINE_SHARE))
 
 
 def _sync(policy: Shape, layout: Layout, cluster: Cluster) -> float:

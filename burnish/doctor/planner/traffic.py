@@ -86,9 +86,9 @@ def traffic(shape: Shape, layout: Layout, passes: Passes, stage: int = 0) -> dic
 
 def layer_unit(shape: Shape, tensor: int = 1, *, with_experts: bool = True) -> Unit:
     """A decoder layer, as one of `tensor` ranks holds it."""
-    found = [(linear.outputs // tensor, linear.weights // tensor) for linear in shape.attention()[:3]]
-    found += [_vector(linear.outputs // tensor) for linear in shape.attention()[:3] if linear.bias]
-    last = shape.attention()[3]
+    *inputs, last = shape.attention()
+    found = [(linear.outputs // tensor, linear.weights // tensor) for linear in inputs]
+    found += [_vector(linear.outputs // tensor) for linear in inputs if linear.bias]
     found.append((last.outputs, last.weights // tensor))
     found += [_vector(last.outputs)] if last.bias else []
     if shape.experts:

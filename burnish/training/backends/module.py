@@ -246,7 +246,7 @@ class ModuleBackend:
         """Tied weights come under all their names, adapters merged into the weights they adapt; buffers that are in a
         model's files too."""
         parameters = self.model.named_parameters(remove_duplicate=False)
-        parameters = parameters if self.adapters is None else self.adapters.merged(self.device)
+        parameters = parameters if self.adapters is None else self.adapters.merged(self.device, full_tensor)
         for name, tensor in itertools.chain(parameters, saved_buffers(self.model)):
             yield name, full_tensor(tensor.detach())
 

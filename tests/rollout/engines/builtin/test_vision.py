@@ -70,6 +70,7 @@ class Seeing:
         if "video" in self.encoder.kinds:
             frames = [picture(seed) for seed in range(4)]
             inputs.append(self.input("see <video> and <image>", [one], [Video(frames, [0.0, 0.25, 0.5, 0.75])]))
+            inputs.append(self.input("a video alone: <video>?", [], [Video(frames[:2], [0.0, 0.5])]))
         return inputs
 
     def options(self, **fields) -> EngineOptions:
