@@ -24,6 +24,7 @@ TOKEN_BITS = 20
 CONTEXT_MASK = (1 << LONG * TOKEN_BITS) - 1
 START = (1 << TOKEN_BITS) - 1  # stands for the tokens before a response
 SAMPLE_SIZES = 6  # classes of sample sizes: 1, 2 to 3, 4 to 7, 8 to 15, 16 and more (and none)
+MANY = 1 << SAMPLE_SIZES - 2
 MEMORY = 0.995  # weight of older drafts of a class relative to the next
 PRIOR, PRIOR_DRAFTS = 0.5, 8.0  # assumed acceptance, and how many drafts that assumption is worth
 MIN_CHANCE = 0.05  # of being accepted; a chain of drafts ends before one with less
@@ -34,17 +35,17 @@ HISTORY_TOKENS = 1 << 20  # of all kept responses together, 4 bytes each
 INDEXED_TOKENS = 1 << 18  # of all running prompts together
 WINDOW = 64  # newest tokens that are indexed of a response when its index begins
 TOKENS_PER_STEP = 4096  # of running sequences that are indexed between two steps, and
-TOKENS_PER_LOOK = 512  # the same while drafts do not pay
-OTHERS_PER_SEQUENCE = 8  # tokens of earlier responses that are indexed between two steps, for each running sequence
+TOKENS_PER_LOOK = 256  # the same while drafts do not pay
+OTHERS_PER_SEQUENCE = 4  # tokens of earlier responses that are indexed between two steps, for each running sequence
 NOISE_CHUNK = 256  # tokens of a response whose noise is computed at once
 
 
-class Draft(NamedTuple):
-    """A guessed token, the class of evidence for it, and the chance that it and all drafts before it are right."""
+class Drafts(NamedTuple):
+    """Guesses of a sequence's next tokens: lists of equal length."""
 
-    token: int
-    evidence: int
-    chance: float
+    tokens: list[int]
+    evidence: list[int]  # the class of evidence for each
+    chances: list[float]  # that it and all drafts before it are right
 
 
 class Acceptance:
@@ -61,11 +62,12 @@ class Acceptance:
         self._all[evidence] = MEMORY * self._all[evidence] + 1.0
         self.chances[evidence] = self._right[evidence] / self._all[evidence]
 
-    @staticmethod
-    def evidence(is_long: bool, followers: Sequence[int]) -> int:
-        """The class of a draft from what followed a context, sorted."""
-        size = min(len(followers).bit_length(), SAMPLE_SIZES - 1)
-        return 4 * size + 2 * is_long + (followers[0] == followers[-1])
+
+def evidence_of(followers: Sequence[int]) -> int:
+    """The class of a draft from what followed a short context, sorted; that of a long context is 2 more."""
+    count = len(followers)
+    size = count.bit_length() if count < MANY else SAMPLE_SIZES - 1
+    return 4 * size + (followers[0] == followers[-1])
 
 
 @dataclass
@@ -125,30 +127,34 @@ class PromptIndex:
         self.num_tokens += end - first
         return end - first
 
-    def draft(self, tokens: Sequence[int], noise: Sequence[float], acceptance: Acceptance) -> list[Draft]:
-        """Guesses of what follows these tokens, one for each number in `noise`, until no context is known.
+    def draft(
+        self, tokens: Sequence[int], noise: Sequence[float], acceptance: Acceptance, least: float = MIN_CHANCE
+    ) -> Drafts:
+        """Guesses of what follows these tokens, one for each number in `noise`, until no context is known or a chance
+        is below `least`.
 
         A sampled token is the quantile, at its keyed noise, of a distribution over token ids. So is its draft, of the
         empirical distribution of what followed the same context. Where the two distributions agree, the tokens agree,
         however flat both are; the most frequent token would be right only as often as it is sampled.
         """
-        chances, evidence_of = acceptance.chances, acceptance.evidence
+        after_long, after_one, chances = self.after_long.get, self.after_one.get, acceptance.chances
         context, chance = context_of(tokens), 1.0
-        drafts: list[Draft] = []
+        drafts = Drafts([], [], [])
         for point in noise:
-            followers, best, evidence = None, 0.0, 0
-            samples = self.after_long.get(context)
-            if samples is not None:
-                followers, evidence = samples, evidence_of(True, samples)
+            followers, best, evidence = after_long(context), 0.0, 0
+            if followers is not None:
+                evidence = evidence_of(followers) + 2
                 best = chances[evidence]
-            samples = self.after_one.get(context & START)
-            if samples is not None and chances[short := evidence_of(False, samples)] > best:
+            samples = after_one(context & START)
+            if samples is not None and chances[short := evidence_of(samples)] > best:
                 followers, best, evidence = samples, chances[short], short
             chance *= best
-            if followers is None or chance < MIN_CHANCE:
+            if followers is None or chance < least:
                 break
             token = followers[int(point * len(followers))]
-            drafts.append(Draft(token, evidence, chance))
+            drafts.tokens.append(token)
+            drafts.evidence.append(evidence)
+            drafts.chances.append(chance)
             context = (context << TOKEN_BITS | token) & CONTEXT_MASK
         return drafts
 
@@ -215,11 +221,11 @@ class DraftIndex:
         self._noise = {sequence: chunk for sequence, chunk in self._noise.items() if sequence in running}
         self._sequences = sequences
 
-    def draft(self, sequence: SequenceState, count: int) -> list[Draft]:
-        """Up to `count` guesses of the sequence's next tokens."""
+    def draft(self, sequence: SequenceState, count: int, least: float = MIN_CHANCE) -> Drafts:
+        """Up to `count` guesses of the sequence's next tokens, none with a chance below `least`."""
         greedy = sequence.request.sampling.greedy
         noise = [MEDIAN] * count if greedy else self._next_noise(sequence, count)
-        return self.prompts[sequence.request.input.key].draft(sequence.tokens[-LONG:], noise, self.acceptance)
+        return self.prompts[sequence.request.input.key].draft(sequence.tokens[-LONG:], noise, self.acceptance, least)
 
     def _next_noise(self, sequence: SequenceState, count: int) -> list[float]:
         """The noise that will sample the sequence's next tokens."""

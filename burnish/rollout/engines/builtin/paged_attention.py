@@ -161,6 +161,13 @@ def tokens_left(tables: Sequence[Sequence[int]], lengths: Sequence[int], block_s
     return min(len(table) * block_size - length for table, length in zip(tables, lengths, strict=True))
 
 
+def sequence_rows(counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row its sequence and its place among that sequence's rows, where sequence i has counts[i] rows."""
+    sizes = np.asarray(counts, dtype=np.int64)
+    row_of = np.repeat(np.arange(len(sizes)), sizes)
+    return row_of, np.arange(len(row_of)) - (sizes.cumsum() - sizes)[row_of]
+
+
 class BlockDecode:
     """One new token per sequence, in block space.
 

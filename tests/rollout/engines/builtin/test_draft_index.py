@@ -34,7 +34,7 @@ def draft(index, sequence, count=4):
     sequences = [sequence] if index._sequences is None else index._sequences
     for _ in range(20):
         index.update(sequences, pays=True)
-    return [draft.token for draft in index.draft(sequence, count)]
+    return index.draft(sequence, count).tokens
 
 
 @pytest.fixture
@@ -81,11 +81,11 @@ def test_a_long_context_decides_where_it_is_reliable():
     prompts = PromptIndex((), [[1, 2, 3, 4, 5] * 4 + [4, 9] * 20])
     prompts.read_others(1000)
     acceptance = Acceptance()
-    assert [d.token for d in prompts.draft([1, 2, 3, 4], [0.99], acceptance)] == [5]
-    evidence = prompts.draft([1, 2, 3, 4], [0.99], acceptance)[0].evidence
+    assert prompts.draft([1, 2, 3, 4], [0.99], acceptance).tokens == [5]
+    evidence = prompts.draft([1, 2, 3, 4], [0.99], acceptance).evidence[0]
     for _ in range(50):
         acceptance.add(evidence, False)
-    assert [d.token for d in prompts.draft([1, 2, 3, 4], [0.99], acceptance)] == [9]
+    assert prompts.draft([1, 2, 3, 4], [0.99], acceptance).tokens == [9]
 
 
 def test_a_draft_is_the_quantile_at_the_noise_of_its_token(index):
@@ -98,7 +98,7 @@ def test_a_draft_is_the_quantile_at_the_noise_of_its_token(index):
         sequence = running([7, 7, 7, 1], seed=seed)
         index.update([sequence], pays=True)
         point = uniform(torch.tensor([seed]), torch.tensor([4])).item()
-        assert index.draft(sequence, 1)[0].token == (10, 20, 30, 40)[int(4 * point)]
+        assert index.draft(sequence, 1).tokens[0] == (10, 20, 30, 40)[int(4 * point)]
 
 
 def test_the_noise_is_that_of_sampling(index):
@@ -115,12 +115,13 @@ def test_chances_fall_along_a_chain_and_follow_what_was_right(index):
     sequence = running([1, 2, 3])
     assert draft(index, sequence) == [4, 5, 6, 7]
     drafts = index.draft(sequence, 16)
-    chances = [d.chance for d in drafts]
-    assert chances == sorted(chances, reverse=True) and len(drafts) < 16  # it ends where a draft is hopeless
+    assert drafts.chances == sorted(drafts.chances, reverse=True)
+    assert 2 < len(drafts.tokens) < 16  # it ends where a draft is hopeless
+    assert index.draft(sequence, 16, least=drafts.chances[2]).tokens == drafts.tokens[:3]
     for _ in range(200):
-        index.acceptance.add(drafts[0].evidence, True)
+        index.acceptance.add(drafts.evidence[0], True)
     better = index.draft(sequence, 16)
-    assert better[0].chance > 0.9 and len(better) == 16
+    assert better.chances[0] > 0.9 and len(better.tokens) == 16
 
 
 def test_the_work_between_two_steps_is_bounded(index, monkeypatch):
