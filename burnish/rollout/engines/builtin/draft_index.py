@@ -34,10 +34,9 @@ RESPONSES_PER_PROMPT = 16  # kept for later rollouts
 HISTORY_TOKENS = 1 << 20  # of all kept responses together, 4 bytes each
 INDEXED_TOKENS = 1 << 18  # of all running prompts together
 WINDOW = 64  # newest tokens that are indexed of a response when its index begins
-TOKENS_PER_STEP = 4096  # of running sequences that are indexed between two steps, and
-TOKENS_PER_LOOK = 256  # the same while drafts do not pay
+TOKENS_PER_STEP = 4096  # of running sequences that are indexed between two steps
 OTHERS_PER_SEQUENCE = 4  # tokens of earlier responses that are indexed between two steps, for each running sequence
-NOISE_CHUNK = 256  # tokens of a response whose noise is computed at once
+NOISE_CHUNK = 64  # tokens of a response whose noise is computed at once
 
 
 class Drafts(NamedTuple):
@@ -176,7 +175,7 @@ class DraftIndex:
         self.prompts: dict[bytes, PromptIndex] = {}  # of running sequences
         self._num_kept = 0  # tokens of the history
         self._sequences: list[SequenceState] | None = None
-        self._noise: dict[SequenceState, tuple[int, list[float]]] = {}  # index of the first number, numbers
+        self._noise: dict[SequenceState, tuple[int, list[float]]] = {}  # place of the first number, numbers
 
     def record(self, sequence: SequenceState) -> None:
         """Keep a finished response."""
@@ -191,16 +190,19 @@ class DraftIndex:
             _, oldest = self.history.popitem(last=False)
             self._num_kept -= sum(map(len, oldest))
 
-    def update(self, sequences: list[SequenceState], pays: bool) -> bool:
+    def restart(self) -> None:
+        """After steps that were not followed: begin with the newest tokens again."""
+        self.prompts, self._sequences = {}, None
+
+    def update(self, sequences: list[SequenceState]) -> bool:
         """Index new tokens of these sequences and their groups; whether all of running sequences are indexed."""
-        max_tokens = TOKENS_PER_STEP if pays else TOKENS_PER_LOOK
         if sequences is not self._sequences:
             self._follow(sequences)
         num_indexed = sum(prompt.num_tokens for prompt in self.prompts.values())
-        budget = max(0, min(max_tokens, INDEXED_TOKENS - num_indexed))
+        budget = max(0, min(TOKENS_PER_STEP, INDEXED_TOKENS - num_indexed))
         running = self._read(PromptIndex.read_running, budget)
         self._read(PromptIndex.read_others, min(OTHERS_PER_SEQUENCE * len(sequences), budget - running))
-        return running < max_tokens
+        return running < TOKENS_PER_STEP
 
     def _read(self, read: Callable[[PromptIndex, int], int], budget: int) -> int:
         left = budget
@@ -227,12 +229,24 @@ class DraftIndex:
         noise = [MEDIAN] * count if greedy else self._next_noise(sequence, count)
         return self.prompts[sequence.request.input.key].draft(sequence.tokens[-LONG:], noise, self.acceptance, least)
 
+    def prepare(self, sequences: list[SequenceState], count: int) -> None:
+        """Compute the noise of the next `count` tokens where it is not known, for all sequences at once."""
+        short = [s for s in sequences if not s.request.sampling.greedy and not self._has_noise(s, count)]
+        if short:
+            first = torch.tensor([len(sequence.tokens) for sequence in short])
+            seeds = torch.tensor([sequence.request.seed for sequence in short])
+            places = first[:, None] + torch.arange(NOISE_CHUNK + count)
+            numbers = uniform(seeds[:, None].expand_as(places), places).tolist()
+            self._noise |= zip(short, zip(first.tolist(), numbers, strict=True), strict=True)
+
+    def _has_noise(self, sequence: SequenceState, count: int) -> bool:
+        first, numbers = self._noise.get(sequence, (0, ()))
+        return first <= len(sequence.tokens) <= first + len(numbers) - count
+
     def _next_noise(self, sequence: SequenceState, count: int) -> list[float]:
         """The noise that will sample the sequence's next tokens."""
-        index = len(sequence.tokens)
-        first, numbers = self._noise.get(sequence, (0, []))
-        if not first <= index <= index + count <= first + len(numbers):
-            places = torch.arange(index, index + NOISE_CHUNK + count)
-            first, numbers = index, uniform(torch.full_like(places, sequence.request.seed), places).tolist()
-            self._noise[sequence] = first, numbers
-        return numbers[index - first : index - first + count]
+        if not self._has_noise(sequence, count):
+            self.prepare([sequence], count)
+        first, numbers = self._noise[sequence]
+        index = len(sequence.tokens) - first
+        return numbers[index : index + count]

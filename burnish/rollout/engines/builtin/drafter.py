@@ -30,12 +30,14 @@ class Drafter:
         self.index = DraftIndex()
         self.policy = DraftPolicy(row_multiple)
         self._proposals: list[Drafts] | None = None
+        self._follows = False  # the index follows the newest tokens
+        self._catches_up = False  # it does not have all of them yet
         self._seconds = 0.0  # of looking for drafts in this step
 
     def propose(self, sequences: list[SequenceState], block_size: int) -> list[list[int]]:
         """Drafts to verify in this step, for each sequence; most often none."""
         self._proposals, self._seconds = None, 0.0
-        if len(sequences) > self.options.max_num_seqs or not self.policy.wants_drafts():
+        if len(sequences) > self.options.max_num_seqs or not (self._catches_up or self.policy.wants_drafts()):
             return []
         started = self.clock()
         drafts = self._propose(sequences, block_size, started)
@@ -43,12 +45,20 @@ class Drafter:
         return drafts
 
     def _propose(self, sequences: list[SequenceState], block_size: int, started: float) -> list[list[int]]:
-        pays = self.policy.pays
-        if not self.index.update(sequences, pays) and pays:
+        is_new = not self._follows or self._catches_up
+        if not self._follows:
+            self.index.restart()
+        self._follows = True
+        self._catches_up = not self.index.update(sequences)
+        if self._catches_up:
             return []  # too early to judge
         depth = min(self.options.num_tokens, -(-2 * self.options.max_num_seqs // len(sequences)))
+        self.index.prepare(sequences, depth)
+        if is_new:  # what this took is booked, but says nothing about the next steps
+            started = self.clock()
         self._proposals = [self._draft(sequence, depth, block_size) for sequence in sequences]
         counts = self.policy.choose([drafts.chances for drafts in self._proposals], self.clock() - started)
+        self._follows = self.policy.pays
         if not any(counts):
             return []
         return [drafts.tokens[:count] for drafts, count in zip(self._proposals, counts, strict=True)]

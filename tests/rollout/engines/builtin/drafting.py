@@ -27,8 +27,14 @@ class Scripted:
         self.script = script
         self.acceptance = Acceptance()
 
-    def update(self, sequences, pays):
+    def restart(self):
+        pass
+
+    def update(self, sequences):
         return True
+
+    def prepare(self, sequences, count):
+        pass
 
     def draft(self, sequence, count, least):
         tokens = self.script(sequence)[:count]
