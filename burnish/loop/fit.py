@@ -68,8 +68,8 @@ def _fit(run: Run) -> Result:
 def _one_step(run: Run, result: Result) -> None:
     recorder = run.recorder
     trainer = recorder.trainer
-    is_first = run.step == result.step  # it may compile kernels, and nothing was printed yet
-    activity = recorder.loggers.activity("first step") if is_first else nullcontext()
+    is_first = run.step == result.step  # nothing was printed yet
+    activity = recorder.loggers.activity("first step, may compile") if is_first else nullcontext()
     with run.profiler.step(run.step + 1), run.clock("step"), activity:
         scored, batch, metrics = run.schedule.step(run.step + 1)
     run.step, run.epoch = run.step + 1, scored.epoch

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from burnish.models.compile_cache import keep_compiled_programs
 from burnish.models.cpu.autograd import DifferentiableLayers
 from burnish.models.cpu.library import CannotCompileError
 from burnish.models.cpu.replace import replace_with_cpu_kernels
@@ -47,6 +48,7 @@ def compile_tower(model: PreTrainedModel) -> None:
 
 
 def _compile(layers: Sequence[nn.Module] | nn.ModuleList) -> None:
+    keep_compiled_programs()
     for layer, forward in zip(layers, copied_forwards(layers), strict=True):
         layer.forward = torch.compile(forward, dynamic=True)
 

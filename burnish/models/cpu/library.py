@@ -32,19 +32,19 @@ def compiled(name: str, *flags: str) -> ctypes.CDLL:
     texts = [path.read_text() for path in (source, *sorted(FOLDER.glob("*.h")))]
     inputs = repr((texts, compiler, FLAGS, flags, _openmp(), _machine()))
     digest = hashlib.blake2b(inputs.encode(), digest_size=12).hexdigest()
-    library = _cache_folder() / f"{name}-{digest}.so"
+    library = cache_folder() / f"{name}-{digest}.so"
     try:
         if not library.exists():
             _compile(compiler, source, flags, library)
-        _check_owner(library)
+        check_owner(library, library.parent)
         return ctypes.CDLL(str(library))
     except OSError as error:  # the cache folder is not writable, or its files cannot be loaded
         raise CannotCompileError(f"{library.parent}: {error}") from error
 
 
-def _check_owner(library: Path) -> None:
-    """Loading a library runs its code: it must be this user's (or root's), and not everybody's to change."""
-    for path in (library, library.parent):
+def check_owner(*paths: Path) -> None:
+    """Loading compiled code runs it: it must be this user's (or root's), and not everybody's to change."""
+    for path in paths:
         status = path.stat()
         if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o002:
             raise CannotCompileError(f"{path} belongs to another user, or everybody can write to it")
@@ -77,7 +77,8 @@ def _openmp() -> str:
     return next((line.split()[-1] for line in lines if "libgomp" in line.rpartition("/")[2]), "-fopenmp")
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Of compiled code, in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "burnish"
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from burnish.models.compile_cache import keep_compiled_programs
 from burnish.models.compiled import copied_forwards
 from burnish.models.parts import backbone
 from burnish.rollout.engines.builtin.decode_plan import DecodePlan
@@ -94,10 +95,11 @@ class CompiledLayers:
     """The decoder layers through torch.compile.
 
     All layers run the same compiled code: one program for the first batch size, then one with a dynamic batch size.
-    Inductor caches both on disk.
+    Inductor keeps both on disk (models/compile_cache.py).
     """
 
     def __init__(self, model: PreTrainedModel, backend: str = "inductor") -> None:
+        keep_compiled_programs()
         self.layers: list[nn.Module] = list(backbone(model).get_submodule("layers").children())
         self.forwards = [
             torch.compile(forward, backend=backend, fullgraph=True) for forward in copied_forwards(self.layers)
