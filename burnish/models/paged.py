@@ -76,15 +76,17 @@ def write_and_decode(
     shape: AttentionShape,
     triton: bool,
     prefixes: SharedPrefixes | None = None,
+    spare: Tensor | None = None,
 ) -> Tensor:
-    """One new token per sequence: its keys and values go to `slots`; it attends to `lengths` tokens of its table.
+    """One new token per row: its keys and values go to `slots`; it attends to `lengths` tokens of its table.
 
     `prefixes` change what is read how often, and the result only up to rounding. A row that has ended attends to its
-    newest token alone (length 1); it may stay in its cluster.
+    newest token alone (length 1); it may stay in its cluster. `spare` [rows]: slots that no row reads, given where rows
+    are consecutive tokens of a sequence, which read each other's keys and values.
     """
     operation = _decode_in_triton if triton else _decode_in_torch
     clusters, prefix, shared = prefixes or (None, None, None)
-    where = (slots, tables, lengths, clusters, prefix, shared)
+    where = (slots, tables, lengths, clusters, prefix, shared, spare)
     return operation(keys, values, query, key, value, *where, shape.scaling, shape.window or 0, shape.softcap or 0.0)
 
 
@@ -209,6 +211,7 @@ def _decode_in_torch(
     clusters: Tensor | None,
     prefix: Tensor | None,
     shared: Tensor | None,
+    spare: Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
@@ -237,10 +240,14 @@ def _decode_in_triton(
     clusters: Tensor | None,
     prefix: Tensor | None,
     shared: Tensor | None,
+    spare: Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
 ) -> Tensor:
+    if spare is not None:  # all rows are written before one is read: the kernel of a row writes only its own token
+        kernels.write_kv(keys, values, key, value, slots)
+        slots = spare
     shape = AttentionShape(scaling, window or None, softcap or None)
     where = (slots, tables, lengths, shape, clusters, prefix, shared)
     return decode.write_and_attend(keys, values, query, key, value, *where)

@@ -64,5 +64,5 @@ def decoding_as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(
         decode_step,
         "DeviceDecode",
-        lambda slots, tables, lengths, _, prefixes: DeviceDecode(slots, tables, lengths, True, prefixes),
+        lambda slots, tables, lengths, _, *rest: DeviceDecode(slots, tables, lengths, True, *rest),
     )

@@ -97,14 +97,56 @@ class DraftPolicy:
         self.least_chance = max(MIN_CHANCE, 0.5 * flat[chosen].min().item()) if 0 < count < len(flat) else MIN_CHANCE
         return np.bincount(number[chosen], minlength=num_rows).tolist()
 
-    def add_step(self, num_sequences: int, rows: int, tokens: int, seconds: float, drafting: float = 0.0) -> None:
+    def add_step(
+        self, num_sequences: int, rows: int, tokens: int, seconds: float, drafting: float = 0.0, steps: int = 1
+    ) -> None:
         """More rows than sequences: drafts were verified. `drafting`: seconds of looking for them."""
         padded = [count + padding(count, self.row_multiple) for count in (num_sequences, rows)]
         plain = max(LEAST_SECONDS, self.times.predict(padded[0]))
-        self.times.add(padded[1], seconds)
-        gain = MAX_LOSS - drafting / plain
-        if rows > num_sequences:
-            gain += tokens / num_sequences - min(seconds, OUTLIER * self.times.predict(padded[1])) / plain
+        verified = rows > num_sequences
+        limit = OUTLIER * self._times(verified).predict(padded[1])
+        self._times(verified).add(padded[1], seconds / steps)
+        gain = MAX_LOSS * steps - drafting / plain
+        if verified:
+            gain += tokens / num_sequences - (min(seconds, limit) if limit > 0.0 else seconds) / plain
         self.balance = max(-MAX_BALANCE, min(MAX_BALANCE, self.balance + gain))
         if self.balance == -MAX_BALANCE:
             self.pays = False  # whatever it promises
+
+    def _times(self, verified: bool) -> StepTimes:
+        return self.times
+
+
+class LoopPolicy(DraftPolicy):
+    """For the device loop, whose steps verify drafts in fixed shapes: so many rows of every sequence.
+
+    Their seconds are fitted apart from those of windows without drafts, which synchronize with the host less often.
+    """
+
+    def __init__(self, depths: Sequence[int]) -> None:
+        super().__init__(row_multiple=1)
+        self.depths = depths
+        self.verify_times = StepTimes()
+
+    def choose(self, chances: Sequence[Sequence[float]], seconds: float) -> list[int]:
+        num_rows = len(chances)
+        plain = num_rows / max(LEAST_SECONDS, self.times.predict(num_rows))
+        rates = {0: plain}
+        for depth in self.depths:
+            tokens = num_rows + sum(sum(row[:depth]) for row in chances)
+            rates[depth] = tokens / self._verify_seconds(num_rows * (1 + depth))
+        best = max(rates, key=lambda depth: rates[depth])
+        if rates[best] <= MIN_GAIN * plain:
+            self.pays = False
+            return [0] * num_rows
+        tokens = rates[best] * self._verify_seconds(num_rows * (1 + best))
+        self.pays = tokens > MIN_PROFIT * plain * (tokens / rates[best] + seconds)
+        return [min(best, len(row)) for row in chances]
+
+    def _verify_seconds(self, rows: int) -> float:
+        """As for as many sequences without drafts, until one such step was measured."""
+        times = self.verify_times if self.verify_times.num_steps else self.times
+        return max(LEAST_SECONDS, times.predict(rows))
+
+    def _times(self, verified: bool) -> StepTimes:
+        return self.verify_times if verified else self.times

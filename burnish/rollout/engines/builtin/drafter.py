@@ -23,21 +23,25 @@ NONE = Drafts([], [], [])
 class Drafter:
     """What to draft (DraftIndex) and how much of it to verify (DraftPolicy)."""
 
-    def __init__(self, options: DraftOptions, row_multiple: int, device: torch.device) -> None:
+    def __init__(self, options: DraftOptions, policy: DraftPolicy, device: torch.device) -> None:
         self.options = options
         # On a CPU the time of this thread, which other processes do not lengthen.
         self.clock = time.thread_time if device.type == "cpu" else time.perf_counter
         self.index = DraftIndex()
-        self.policy = DraftPolicy(row_multiple)
+        self.policy = policy
         self._proposals: list[Drafts] | None = None
         self._follows = False  # the index follows the newest tokens
         self._catches_up = False  # it does not have all of them yet
         self._seconds = 0.0  # of looking for drafts in this step
 
+    def is_due(self, sequences: list[SequenceState]) -> bool:
+        """Whether to look for drafts of these sequences in this step."""
+        return len(sequences) <= self.options.max_num_seqs and (self._catches_up or self.policy.wants_drafts())
+
     def propose(self, sequences: list[SequenceState], block_size: int) -> list[list[int]]:
         """Drafts to verify in this step, for each sequence; most often none."""
         self._proposals, self._seconds = None, 0.0
-        if len(sequences) > self.options.max_num_seqs or not (self._catches_up or self.policy.wants_drafts()):
+        if not self.is_due(sequences):
             return []
         started = self.clock()
         drafts = self._propose(sequences, block_size, started)
@@ -72,9 +76,10 @@ class Drafter:
         count = min(depth, sequence.max_tokens - num_tokens - 1, room)
         return self.index.draft(sequence, count, self.policy.least_chance) if count > 0 else NONE
 
-    def observe_plain(self, num_sequences: int, started: float) -> None:
-        """A step has sampled a token of each sequence, and verified no drafts."""
-        self.policy.add_step(num_sequences, num_sequences, num_sequences, self.clock() - started, self._seconds)
+    def observe_plain(self, num_sequences: int, started: float, steps: int = 1) -> None:
+        """So many steps have sampled a token of each sequence, and verified no drafts."""
+        seconds, self._seconds = self._seconds, 0.0
+        self.policy.add_step(num_sequences, num_sequences, num_sequences, self.clock() - started, seconds, steps)
 
     def observe(self, sampled: Sequence[Sequence[int]], rows: int, started: float) -> None:
         """A step with so many rows has sampled these tokens of each sequence."""

@@ -282,12 +282,13 @@ class DeviceDecode:
     lengths: Tensor  # [B]: tokens it attends to, including itself
     triton: bool
     prefixes: SharedPrefixes | None = None  # to be read once for several sequences
+    spare: Tensor | None = None  # [B]: slots that no row reads, where rows are consecutive tokens of a sequence
 
     def attend(
         self, keys: Tensor, values: Tensor, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape
     ) -> Tensor:
         where = (self.slots, self.tables, self.lengths)
-        return write_and_decode(keys, values, query, key, value, *where, shape, self.triton, self.prefixes)
+        return write_and_decode(keys, values, query, key, value, *where, shape, self.triton, self.prefixes, self.spare)
 
 
 class DevicePrefill:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.block_manager import BlockManager
+from burnish.rollout.engines.builtin.draft_policy import DraftPolicy
 from burnish.rollout.engines.builtin.drafter import Drafter
 from burnish.rollout.engines.builtin.kv_cache import BLOCK_SIZE
 from burnish.rollout.engines.builtin.paged_attention import sequence_rows
@@ -32,7 +33,7 @@ class StepDecoder:
         self.blocks = BlockManager(BLOCK_SIZE, options.prefix_caching, exact_only=self.runner.invariant)
         self.drafter = None
         if options.drafts is not None:
-            self.drafter = Drafter(options.drafts, self.runner.row_multiple, self.runner.device)
+            self.drafter = Drafter(options.drafts, DraftPolicy(self.runner.row_multiple), self.runner.device)
         self._batch: list[SequenceState] | None = None
         self._version = -1
         self._sampling: SamplingBatch

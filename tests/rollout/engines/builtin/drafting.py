@@ -16,7 +16,7 @@ class EveryDraft:
     def choose(self, chances, seconds):
         return [len(row) for row in chances]
 
-    def add_step(self, num_sequences, rows, tokens, seconds, drafting):
+    def add_step(self, num_sequences, rows, tokens, seconds, drafting, steps=1):
         pass
 
 
