@@ -67,10 +67,6 @@ _SGLANG_PREFIX_CACHE = Line(
     "SGLang 通过前缀缓存在多个回答间共享提示，该缓存始终开启",
 )
 _DRAFTS_BUILTIN = Line("only the built-in engine drafts from other responses", "只有内置引擎以其他回答作为草稿")
-_DRAFTS_DEVICE_LOOP = Line(
-    "the built-in engine's decode loop on GPUs verifies no drafts (rollout.invariant=true decodes token by token)",
-    "内置引擎在 GPU 上的解码循环不验证草稿（rollout.invariant=true 时逐 token 解码）",
-)
 _DEVICE_LOOP_ONLY = Line(
     "decoding runs token by token (on a CPU, or with rollout.invariant=true), and not in the loop on the device",
     "解码逐 token 进行（在 CPU 上，或 rollout.invariant=true），不使用设备上的循环",
@@ -251,7 +247,6 @@ def _engine_rows(section: str) -> tuple[Idle, ...]:
         Idle(when.without_sglang, NOT_SELECTED, (f"{section}.engine_kwargs.sglang*",)),
         Idle(when.uses_sglang, _SGLANG_PREFIX_CACHE, (f"{section}.enable_prefix_caching",)),
         Idle(when.without_builtin_engine, _DRAFTS_BUILTIN, (f"{section}.speculative.*",)),
-        Idle(when.uses_device_loop, _DRAFTS_DEVICE_LOOP, (f"{section}.speculative.*",)),
         Idle(
             when.without_drafts, _NO_DRAFTS, _keys(f"{section}.speculative", ("num_speculative_tokens", "max_num_seqs"))
         ),

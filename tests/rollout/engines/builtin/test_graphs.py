@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnish.models.model_input import ModelInput
-from burnish.rollout.engine import Request, Sampling
+from burnish.rollout.engine import DraftOptions, Request, Sampling
 from burnish.rollout.engines.builtin import graphs
 from burnish.rollout.engines.builtin.decode_plan import DecodePlan
 from burnish.rollout.engines.builtin.device_batch import PLAIN, SamplingMode
@@ -62,9 +62,10 @@ def ready(engine, prompt, sampling):
     ],
     ids=["plain", "restricted", "looks back"],
 )
-def test_a_step_never_syncs_with_the_host(mode, tiny_folder, make_engine, prompt):
-    decoder = ready(make_engine(tiny_folder, own_thread=False, **LOOP), prompt, mode)
-    body, known = decoder.graphs.get(2, decoder.batch.mode)
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_step_never_syncs_with_the_host(depth, mode, tiny_folder, make_engine, prompt):
+    decoder = ready(make_engine(tiny_folder, own_thread=False, drafts=DraftOptions(), **LOOP), prompt, mode)
+    body, known = decoder.graphs.get(2, decoder.batch.mode, depth)
     with SyncRecorder() as recorder:
         body.run()
     assert known and recorder.seen == set()
@@ -122,7 +123,7 @@ def test_all_layers_and_sizes_share_few_programs(
     counter = CompileCounterWithBackend("aot_eager")
     layers = CompiledLayers(decoder.runner.model, backend=counter)
     for size in (3, 5, 6):
-        body = decoder._make_step(size, PLAIN)
+        body = decoder._make_step(size, PLAIN, 0)
         decoder.batch.deactivate()
         body()
         expected = decoder.batch.log_probs.device[:2, 0].clone()
@@ -137,7 +138,7 @@ def test_all_layers_and_sizes_share_few_programs(
 
 class TestSizes:
     def make(self, made, **plan):
-        def body(size, mode):
+        def body(size, mode, depth):
             made.append((size, mode))
             return lambda: None
 

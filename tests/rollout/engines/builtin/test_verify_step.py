@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from burnish.models.kernels import sample
 from burnish.models.model_input import ModelInput
@@ -79,13 +78,15 @@ class TestSameResponses:
     def test_in_triton(self, tiny_folder, engines, prompt, monkeypatch):
         """The same step with the Triton kernels, in Triton's interpreter."""
         monkeypatch.setattr(sample, "CHUNK", 16)
-        plain, drafting = engines(tiny_folder, triton=True, max_num_seqs=2, max_model_len=64)
-        requests = free_requests(prompt, count=2, tokens=8)
+        options = {"max_num_seqs": 2, "max_model_len": 64, "num_tokens": 3}
+        plain, _ = engines(tiny_folder, **options)
+        _, drafting = engines(tiny_folder, triton=True, **options)
+        requests = free_requests(prompt, count=2, tokens=6)
         expected = respond(plain, requests)
-        verify_all(drafting, right_drafts(expected, range(2), wrong_at={5}))
+        verify_all(drafting, right_drafts(expected, range(2), wrong_at={3}))
         assert_same(respond(drafting, requests), expected)
         stats = drafting.stats()
-        assert stats["draft_accepted"] == 2 * 5 and stats["decode_steps"] == 2
+        assert stats["draft_accepted"] == 2 * 3 and stats["decode_steps"] == 2
 
     def test_shared_prefixes(self, tiny_folder, engines, prompt):
         """Windows read them once; rows of drafts read them each."""
@@ -239,14 +240,3 @@ class TestEvents:
 
 def test_depths():
     assert draft_depths(16) == (3, 7) and draft_depths(5) == (3, 5) and draft_depths(1) == (1,)
-
-
-def test_exact_bits_where_products_do_not_depend_on_the_batch(tiny_folder, engines, prompt):
-    """Rows beside each other change no bit of a float32 product of this size on this reference path, or few do."""
-    plain, drafting = engines(tiny_folder, lambda sequence: [5] * 3)
-    requests = free_requests(prompt)
-    pairs = zip(respond(drafting, requests), respond(plain, requests), strict=True)
-    differences = [
-        (torch.tensor(ours.log_probs) - torch.tensor(theirs.log_probs)).abs().max().item() for ours, theirs in pairs
-    ]
-    assert max(differences) < 1e-5
