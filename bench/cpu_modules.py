@@ -1,4 +1,4 @@
-"""Training on a CPU with and without the C modules of burnish/models/cpu, part by part.
+"""Training on a CPU with and without the C kernels of burnish/models/cpu, part by part.
 
     python bench/cpu_modules.py [--repeats 15]
 
@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from burnish.models import attention
 from burnish.models.attention import PACKED
 from burnish.models.cpu.autograd import DifferentiableLayers
-from burnish.models.cpu.replace import replace_with_cpu_kernels
+from burnish.models.fused.replace import replace_modules
 from burnish.models.varlen import Segments
 
-PARTS = {"norm": {"CpuRMSNorm"}, "gate": {"CpuGatedMLP"}, "rotation": {"CpuAttention"}}
+PARTS = {"norm": {"KernelRMSNorm"}, "gate": {"FusedMLP"}, "rotation": {"FusedAttention"}}
 # name: (hidden, intermediate, layers, heads, kv_heads, tokens per sequence, sequences)
 SHAPES = {"tiny": (64, 128, 2, 4, 2, 24, 32), "0.5B layers": (896, 4864, 2, 14, 2, 128, 4)}
 
@@ -44,7 +44,7 @@ def build(shape):
 def with_parts(plain, kinds):
     """A copy of the model in which only modules of these kinds are replaced."""
     model, replaced = copy.deepcopy(plain), copy.deepcopy(plain)
-    replace_with_cpu_kernels(replaced, DifferentiableLayers())
+    replace_modules(replaced, DifferentiableLayers(), product=None)
     for name, module in replaced.named_modules():
         if type(module).__name__ in kinds:
             parent, _, child = name.rpartition(".")

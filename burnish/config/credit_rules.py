@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from burnish.config.async_rules import CORRECTION_KEYS
+from burnish.config.conditions import without_device_loop
 from burnish.config.names import VALUE_ADVANTAGES
 from burnish.config.root import TrainConfig
 from burnish.config.thresholds import SECTION, rejection_bounds, weight_bounds
@@ -77,14 +79,42 @@ def correction_remarks(cfg: TrainConfig) -> Iterator[str]:
         yield f"{key} has no effect: in bypass mode the ratio of the loss is already that of trainer to engine."
 
 
-def rounding_remarks(cfg: TrainConfig) -> Iterator[str]:
-    """The engine samples with other weights than the trainer's."""
-    correction, cap = cfg.algorithm.rollout_correction, cfg.actor_rollout_ref.actor.tis_imp_ratio_cap
-    if cfg.actor_rollout_ref.rollout.quantization and correction.rollout_is is None and cap is None:
+def apply_rounding(cfg: TrainConfig, set_keys: Collection[str]) -> Iterator[str]:
+    """An engine in 8 bits samples with other probabilities than the trainer's, so importance weights are on by default.
+
+    Asynchronous runs have them already.
+    """
+    correction, key = cfg.algorithm.rollout_correction, rounding_key(cfg)
+    if key and correction.rollout_is is None and not any(name in set_keys for name in CORRECTION_KEYS):
+        correction.rollout_is = "token"
         yield (
-            "actor_rollout_ref.rollout.quantization rounds the weights that responses are sampled with, and nothing"
-            f" corrects for it: {SECTION}.rollout_is=token is recommended."
+            f"{SECTION}.rollout_is=token: with {key} responses are sampled in 8 bits, so each token's loss is weighted"
+            f" by the ratio of trainer to engine probability, at most {correction.rollout_is_threshold}"
+            f" ({SECTION}.rollout_is=null disables it)."
         )
+
+
+def rounding_remarks(cfg: TrainConfig) -> Iterator[str]:
+    """Where importance weights were turned off."""
+    correction, cap = cfg.algorithm.rollout_correction, cfg.actor_rollout_ref.actor.tis_imp_ratio_cap
+    key = rounding_key(cfg)
+    if key and correction.rollout_is is None and cap is None:
+        yield (
+            f"{key}: responses are sampled in 8 bits, and nothing corrects for it: {SECTION}.rollout_is=token is"
+            " recommended."
+        )
+
+
+def rounding_key(cfg: TrainConfig) -> str | None:
+    """The key by which the engine's weights or its KV cache are rounded to 8 bits."""
+    rollout = cfg.actor_rollout_ref.rollout
+    if rollout.quantization is not None:
+        return "actor_rollout_ref.rollout.quantization"
+    arguments = getattr(rollout.engine_kwargs, rollout.name, None) or {}
+    rounds = str(arguments.get("kv_cache_dtype", "auto")).startswith("fp8")
+    if not rounds or (rollout.name == "builtin" and without_device_loop(cfg)):
+        return None
+    return f"actor_rollout_ref.rollout.engine_kwargs.{rollout.name}.kv_cache_dtype"
 
 
 RULES = (rollout_correction, policy_filtration, score_bounds, turn_credit)

@@ -15,6 +15,7 @@ from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
 from burnish.config.async_rules import apply_async
+from burnish.config.credit_rules import apply_rounding
 from burnish.config.derive import derive
 from burnish.config.overrides import (
     COMMAND_LINE,
@@ -93,7 +94,7 @@ def load(
     errors += broken
     notices = settings.notices
     if isinstance(cfg, TrainConfig):  # before the rules, which check these values too
-        notices = [*notices, *apply_async(cfg, settings.values)]
+        notices = [*notices, *apply_async(cfg, settings.values), *apply_rounding(cfg, settings.values)]
     if check:
         errors += check_supported(cfg, settings.values, job)
         rule_errors, rule_notices = check_rules(cfg, job, given)

@@ -59,8 +59,8 @@ class EngineKwargsConfig:
     """Further arguments of engines."""
 
     builtin: dict[str, Any] = setting({})
-    """Arguments of the built-in engine's decode loop on GPUs: shared_prefix, block_size, sync_interval, compiled and
-    triton (docs/engines.md)."""
+    """Arguments of the built-in engine's decode loop on GPUs: kv_cache_dtype, shared_prefix, block_size, sync_interval,
+    compiled and triton (docs/engines.md)."""
 
     vllm: dict[str, Any] = setting({})
     """Arguments passed to vLLM unchanged, null values omitted; and base_url, python, weight_dir and start_timeout of
@@ -271,8 +271,8 @@ class RolloutConfig(SamplingConfig):
     """Names of the fused layers in Megatron's weights."""
 
     quantization: str | None = one_of(None, ("fp8", "torchao"))
-    """Round the weights of the engine to 8 bits at every weight sync (vllm on GPUs). Importance weights correct for it:
-    algorithm.rollout_correction.rollout_is=token. null keeps rollout.dtype."""
+    """Round the weights of the engine to 8 bits at every weight sync (vllm on GPUs). Importance weights correct for it
+    unless algorithm.rollout_correction is set otherwise. null keeps rollout.dtype."""
 
     use_block_quant_rollout: bool = True
     """With quantization: a scale for each block of 128 x 128 weights; false has one per matrix."""

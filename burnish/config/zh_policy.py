@@ -290,7 +290,7 @@ DOCS: dict[str, str] = {
     "ValKwargsConfig.frequency_penalty": "验证时 token 在回答中每出现一次就从其 logit 减去的值；0 为关闭。",
     "ValKwargsConfig.seed": "验证采样的随机种子；null 跟随 rollout 的种子，再跟随运行的种子。",
     "EngineKwargsConfig.builtin": (
-        "内置引擎在 GPU 上的解码循环的参数：shared_prefix、block_size、sync_interval、compiled、triton"
+        "内置引擎在 GPU 上的解码循环的参数：kv_cache_dtype、shared_prefix、block_size、sync_interval、compiled、triton"
         "（见 docs/engines.md）。"
     ),
     "EngineKwargsConfig.vllm": (
@@ -374,8 +374,8 @@ DOCS: dict[str, str] = {
     "RolloutConfig.layered_summon": "逐层聚合 LoRA 权重给引擎。",
     "RolloutConfig.layer_name_map": "Megatron 权重中融合层的名称。",
     "RolloutConfig.quantization": (
-        "每次权重同步时把引擎的权重舍入到 8 位（GPU 上的 vllm）。重要性权重可修正其偏差："
-        "algorithm.rollout_correction.rollout_is=token。null 保持 rollout.dtype。"
+        "每次权重同步时把引擎的权重舍入到 8 位（GPU 上的 vllm）。除非另行设置 "
+        "algorithm.rollout_correction，其偏差由重要性权重修正。null 保持 rollout.dtype。"
     ),
     "RolloutConfig.use_block_quant_rollout": "量化时每个 128 x 128 的块有一个缩放系数；false 为每个矩阵一个。",
     "RolloutConfig.verify_weights": "每次传输后，将引擎持有的每个权重的摘要与策略的比较。",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from burnish.config.rollout import SamplingConfig
 from burnish.doctor.activations import Itemsize, MicroBatch, forward_temporaries
@@ -150,6 +150,7 @@ def engine_plan(
         num_tokens = min(num_tokens, CPU_PREFILL_TOKENS)
     lengths = [max_model_len] * (num_tokens // max_model_len) or [num_tokens]
     device_loop = not (external or on_cpu or rollout.invariant or tensor > 1)
+    cache_itemsize = 1 if device_loop and _caches_8_bits(rollout) else itemsize
     buffers = _DecodeBuffers.of(rollout, shape, itemsize, max_model_len)
     verifies = getattr(rollout, "verify_weights", False)  # `burnish generate` has no trainer to compare with
     prefill = forward_temporaries(shape, _itemsize(shape, itemsize, external), MicroBatch.of(lengths, 0))
@@ -158,7 +159,7 @@ def engine_plan(
         weights=weights * itemsize,
         activations=max(prefill // tensor, features),
         logits=buffers.first_tokens if device_loop else rollout.max_num_seqs * shape.vocab * (itemsize + 2 * FLOAT),
-        token_bytes=max(1, shape.cache_per_token(itemsize) // num_kv_shards),
+        token_bytes=max(1, shape.cache_per_token(cache_itemsize) // num_kv_shards),
         max_model_len=max_model_len,
         max_num_seqs=rollout.max_num_seqs,
         memory_share=memory_share(rollout),
@@ -173,6 +174,11 @@ def engine_plan(
         device_loop=device_loop,
         notes=(f"{rollout.name} reserves a share of the whole GPU for weights and KV cache",) if external else (),
     )
+
+
+def _caches_8_bits(rollout: Any) -> bool:
+    """engine_kwargs is a field of the sections that configure an engine, not of their base."""
+    return rollout.engine_kwargs.builtin.get("kv_cache_dtype") == "fp8"
 
 
 def _itemsize(shape: Shape, itemsize: int, external: bool = False) -> Itemsize:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from burnish.models.compile_cache import keep_compiled_programs
 from burnish.models.cpu.autograd import DifferentiableLayers
 from burnish.models.cpu.library import CannotCompileError
-from burnish.models.cpu.replace import replace_with_cpu_kernels
+from burnish.models.fused.replace import replace_modules
 from burnish.models.recompute import decoder_layers
 from burnish.models.vision.family import vision_family
 from burnish.models.vision.tower import stream_blocks
@@ -79,6 +79,6 @@ def use_cpu_kernels(model: PreTrainedModel) -> int:
     if model.dtype != torch.float32:
         return 0
     try:
-        return replace_with_cpu_kernels(model, DifferentiableLayers())
+        return replace_modules(model, DifferentiableLayers(), product=None)
     except CannotCompileError:
         return 0

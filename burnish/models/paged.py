@@ -116,8 +116,13 @@ def write_and_prefill(
 
 def write(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
     block, offset = slots // keys.shape[2], slots % keys.shape[2]
-    keys[block, :, offset] = key.transpose(0, 1)
-    values[block, :, offset] = value.transpose(0, 1)
+    keys[block, :, offset] = key.transpose(0, 1).to(keys.dtype)
+    values[block, :, offset] = value.transpose(0, 1).to(values.dtype)
+
+
+def gather(pool: Tensor, tables: Tensor, dtype: torch.dtype) -> Tensor:
+    """[rows, kv_heads, blocks, block_size, d] of the cache, in the dtype of the queries."""
+    return pool[tables.long()].transpose(1, 2).to(dtype)
 
 
 def attend_tables(
@@ -131,7 +136,7 @@ def attend_tables(
     """Each query against the first `lengths` tokens of its table, [rows, heads, d]."""
     rows, heads, dim = query.shape
     kv_heads, block_size = keys.shape[1], keys.shape[2]
-    k, v = (pool[tables.long()].transpose(1, 2).reshape(rows, kv_heads, -1, dim) for pool in (keys, values))
+    k, v = (gather(pool, tables, query.dtype).reshape(rows, kv_heads, -1, dim) for pool in (keys, values))
     grouped = query.reshape(rows, kv_heads, heads // kv_heads, dim)
     scores = (grouped @ k.transpose(-1, -2)).float() * shape.scaling
     if shape.softcap is not None:
@@ -180,7 +185,7 @@ def attend_shared(
     visible = (place >= begin[:, None]) & (place < lengths[:, None])
     rest = _attend(grouped[:, :, None], keys, values, tables, visible[:, None, None, None], shape)
     outputs, weights = torch.stack([output, rest[0][:, :, 0]]), torch.stack([weight, rest[1][:, :, 0]])
-    return (outputs * weights.softmax(0)[..., None]).sum(0).to(values.dtype).reshape(rows, heads, dim)
+    return (outputs * weights.softmax(0)[..., None]).sum(0).to(query.dtype).reshape(rows, heads, dim)
 
 
 def _attend(
@@ -189,7 +194,7 @@ def _attend(
     """[N, kv_heads, members, group, d] against N tables: outputs, and their log-sum-exp; 0 and -inf where nothing is
     visible."""
     number, kv_heads, _, _, dim = query.shape
-    k, v = (pool[tables.long()].transpose(1, 2).reshape(number, kv_heads, 1, -1, dim) for pool in (keys, values))
+    k, v = (gather(pool, tables, query.dtype).reshape(number, kv_heads, 1, -1, dim) for pool in (keys, values))
     scores = (query @ k.transpose(-1, -2)).float() * shape.scaling
     if shape.softcap is not None:
         scores = torch.tanh(scores / shape.softcap) * shape.softcap

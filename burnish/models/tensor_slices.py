@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from burnish.errors import UserError
-from burnish.models.joined import Linear
+from burnish.models.fused.linear import Product
 from burnish.models.parts import backbone
 from burnish.models.routing import is_router, num_experts
 from burnish.models.tensor_group import TensorGroup
@@ -54,7 +54,7 @@ class RowParallelLinear(nn.Linear):
     """A linear layer of this rank's inputs, summed over the ranks."""
 
     total: Sum
-    product: Linear = staticmethod(F.linear)
+    product: Product = staticmethod(F.linear)
 
     def forward(self, input: Tensor) -> Tensor:
         output = self.total(self.product(input, self.weight, None))

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 CORE = (
     "tests/training/test_update.py tests/training/test_optim.py tests/training/test_checkpoint.py "
     "tests/training/test_sharding.py tests/models/test_attention.py tests/models/test_logprobs.py "
-    "tests/models/test_recompute.py tests/models/cpu tests/rollout/engines/builtin/test_engine.py "
+    "tests/models/test_recompute.py tests/models/cpu tests/models/fused tests/rollout/engines/builtin/test_engine.py "
     "tests/loop/test_step.py"
 )
 PYTORCH = "--extra-index-url https://download.pytorch.org/whl/cpu"

@@ -105,12 +105,29 @@ def test_a_refused_key_without_effect_gives_a_notice():
         assert reason in notice
 
 
-def test_rounded_weights_recommend_importance_weights():
-    rounded = f"{ROLLOUT}.quantization=fp8"
-    (notice,) = [line for line in load([*GIVEN, rounded]).notices if "quantization" in line]
-    assert "algorithm.rollout_correction.rollout_is=token is recommended" in notice
-    for corrected in ("algorithm.rollout_correction.rollout_is=token", "actor_rollout_ref.actor.tis_imp_ratio_cap=2"):
-        assert not any("recommended" in line for line in load([*GIVEN, rounded, corrected]).notices)
+@pytest.mark.parametrize(
+    "rounded",
+    [
+        (f"{ROLLOUT}.quantization=fp8", f"{ROLLOUT}.name=vllm"),
+        (f"{ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype=fp8_e4m3", f"{ROLLOUT}.name=vllm"),
+        (f"{ROLLOUT}.engine_kwargs.builtin.kv_cache_dtype=fp8", "trainer.device=cuda", f"{ROLLOUT}.invariant=false"),
+    ],
+)
+def test_an_engine_in_8_bits_turns_importance_weights_on(rounded):
+    loaded = load([*GIVEN, *rounded])
+    (notice,) = [line for line in loaded.notices if "8 bits" in line]
+    assert loaded.cfg.algorithm.rollout_correction.rollout_is == "token" and rounded[0].partition("=")[0] in notice
+    off = load([*GIVEN, *rounded, "algorithm.rollout_correction.rollout_is=null"])
+    assert off.cfg.algorithm.rollout_correction.rollout_is is None
+    assert any("rollout_is=token is recommended" in line for line in off.notices)
+    capped = load([*GIVEN, *rounded, "actor_rollout_ref.actor.tis_imp_ratio_cap=2"])
+    assert capped.cfg.algorithm.rollout_correction.rollout_is is None
+    assert not any("8 bits" in line for line in capped.notices)
+
+
+def test_what_is_not_rounded_needs_no_importance_weights():
+    on_cpu = (f"{ROLLOUT}.engine_kwargs.builtin.kv_cache_dtype=fp8", "trainer.device=cpu")
+    assert load([*GIVEN, *on_cpu]).cfg.algorithm.rollout_correction.rollout_is is None
     (idle,) = load([*GIVEN, f"{ROLLOUT}.use_block_quant_rollout=false"]).notices
     assert "not rounded" in idle
 

@@ -107,6 +107,9 @@ def test_the_cache_has_the_size_of_the_engines_cache():
     real = CacheShape(small.shape.layers, small.shape.kv_heads, small.shape.head_dim, torch.bfloat16)
     assert plan.token_bytes * CACHE_BLOCK == real.block_bytes
     assert plan.sequence_bytes == 4 * real.block_bytes  # 512 + 512 tokens
+    in_8_bits = load([f"{MODEL}.path=m", f"{ROLLOUT}.engine_kwargs.builtin.kv_cache_dtype=fp8"], check=False).cfg
+    rollout = in_8_bits.actor_rollout_ref.rollout
+    assert 2 * engine_plan(rollout, small.shape, 1, on_cpu=False).token_bytes == plan.token_bytes
 
 
 def test_a_prefill_on_a_cpu_is_planned_with_the_engines_limit():

@@ -13,10 +13,11 @@ from burnish.models.cpu.layers import Layers
 class DifferentiableLayers:
     """Like `Layers`, without a matrix product: torch is as fast for the many rows of a training batch."""
 
-    product: None = None
-
     def __init__(self) -> None:
         self.layers = Layers()
+
+    def supports(self, *tensors: Tensor) -> bool:
+        return self.layers.supports(*tensors)
 
     def norm(self, rows: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
         return _Norm.apply(self.layers, rows, weight, offset, eps)

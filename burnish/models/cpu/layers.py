@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from burnish.models.cpu.library import compiled
@@ -45,6 +46,10 @@ class Layers:
     def forget(self) -> None:
         """Drop repacked weights; call this after weights have changed."""
         self.packed.clear()
+
+    def supports(self, *tensors: Tensor) -> bool:
+        """float32 on a CPU. Under autocast a module may get another dtype."""
+        return all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
 
     def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """A linear layer."""

@@ -166,7 +166,7 @@ def _decode(
         visible = (key_position >= start) & (key_position < cached)
         block = tl.load(tables + row * table_row + tile * TILE // BLOCK).to(tl.int64)
         base = block * cache_block + kv * cache_head + (key_position % BLOCK) * DIM
-        k, v = load_tile(keys, values, base, visible, dims, DIM)
+        k, v = load_tile(keys, values, base, visible, dims, DIM, q.dtype)
         scores = tile_scores(q, k, visible[None, :], scaling, softcap, CAPPED, PRECISION)
         peak, total, mixed = add_tile(scores, v, peak, total, mixed, PRECISION)
 
@@ -187,8 +187,8 @@ def _store_result(
 
 @kernel
 def _load_and_store(source, target, owns, dims, DIM: tl.constexpr):
-    """Load a vector; the program that owns it also stores it into the cache."""
-    vector = tl.load(source + dims, mask=dims < DIM, other=0.0)
+    """Load a vector in the dtype of the cache; the program that owns it also stores it there."""
+    vector = tl.load(source + dims, mask=dims < DIM, other=0.0).to(target.dtype.element_ty)
     tl.store(target + dims, vector, mask=dims < tl.where(owns, DIM, 0))
     return vector
 

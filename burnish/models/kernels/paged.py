@@ -151,7 +151,7 @@ def _prefill(
         key_position = tile * TILE + inside
         block = tl.load(tables + segment * table_row + tile * TILE // BLOCK).to(tl.int64)
         base = block * cache_block + (head // GROUP) * cache_head + (key_position % BLOCK) * DIM
-        k, v = load_tile(keys, values, base, key_position < end, dims, DIM)
+        k, v = load_tile(keys, values, base, key_position < end, dims, DIM, q.dtype)
         visible = key_position[None, :] <= query_position[:, None]
         if WINDOW > 0:
             visible = visible & (key_position[None, :] > query_position[:, None] - WINDOW)

@@ -108,7 +108,7 @@ def _decode_prefix(
         key_position = tile * TILE + tl.arange(0, TILE)
         block = tl.load(table + tile * TILE // BLOCK).to(tl.int64)
         base = block * cache_block + kv * cache_head + (key_position % BLOCK) * DIM
-        k, v = load_tile(keys, values, base, key_position < tokens, dims, DIM)
+        k, v = load_tile(keys, values, base, key_position < tokens, dims, DIM, q.dtype)
         visible = (key_position[None, :] >= start[:, None]) & (key_position < tokens)[None, :]
         scores = tile_scores(q, k, visible, scaling, softcap, CAPPED, PRECISION)
         peak, total, mixed = add_tile(scores, v, peak, total, mixed, PRECISION)

@@ -15,10 +15,11 @@ def split_tiles(start, stop, split, TILE: tl.constexpr, SPLITS: tl.constexpr):
 
 
 @kernel
-def load_tile(keys, values, base, visible, dims, DIM: tl.constexpr):
-    """Keys and values [tile, d] at these offsets of the cache; zeros where nothing is visible."""
+def load_tile(keys, values, base, visible, dims, DIM: tl.constexpr, DTYPE: tl.constexpr):
+    """Keys and values [tile, d] at these offsets of the cache, in this dtype; zeros where nothing is visible."""
     source, valid = base[:, None] + dims[None, :], visible[:, None] & (dims < DIM)[None, :]
-    return tl.load(keys + source, mask=valid, other=0.0), tl.load(values + source, mask=valid, other=0.0)
+    k, v = tl.load(keys + source, mask=valid, other=0.0), tl.load(values + source, mask=valid, other=0.0)
+    return k.to(DTYPE), v.to(DTYPE)
 
 
 @kernel

@@ -33,8 +33,18 @@ def kinds(names: str, kind: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), kind)
 
 
-def decode(heads: int, kv_heads: int, dim: int, dtype: str, splits: int, window: int, prefix_splits: int = 0) -> str:
-    types = kinds("query keys values key value", f"*{dtype}") | kinds("tables", "*i32") | kinds("slots lengths", "*i64")
+def decode(
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: str,
+    splits: int,
+    window: int,
+    prefix_splits: int = 0,
+    cache: str | None = None,
+) -> str:
+    types = kinds("query key value", f"*{dtype}") | kinds("keys values", f"*{cache or dtype}")
+    types |= kinds("tables", "*i32") | kinds("slots lengths", "*i64")
     types |= kinds("shared", "*i32") | kinds("prefix_parts prefix_weights", "*fp32")
     types |= kinds("parts weights", "*fp32" if splits > 1 else f"*{dtype}") | dict.fromkeys(FLOATS, "fp32")
     types |= kinds("query_head query_row key_head key_row value_head value_row", "i32") | dict.fromkeys(STRIDES, "i32")
@@ -63,16 +73,17 @@ def decode_prefix(heads: int, kv_heads: int, dim: int, dtype: str, window: int) 
     return compiled(shared_prefix._decode_prefix, types, numbers, warps=tuning.prefix_warps(queries, dim))
 
 
-def prefill(heads: int, kv_heads: int, dim: int, dtype: str, window: int) -> str:
-    types = kinds("query keys values output", f"*{dtype}") | kinds("tables segments tiles", "*i32")
+def prefill(heads: int, kv_heads: int, dim: int, dtype: str, window: int, cache: str | None = None) -> str:
+    types = kinds("query output", f"*{dtype}") | kinds("keys values", f"*{cache or dtype}")
+    types |= kinds("tables segments tiles", "*i32")
     types |= dict.fromkeys(FLOATS, "fp32") | kinds("query_head query_token", "i32") | dict.fromkeys(STRIDES, "i32")
     numbers = {"HEADS": heads, "GROUP": heads // kv_heads, "QUERIES": paged.QUERIES, "DIM": dim}
     numbers["DIM_PAD"] = 1 << (dim - 1).bit_length()
     return compiled(paged._prefill, types, {**numbers, **SHAPE, "WINDOW": window})
 
 
-def write() -> str:
-    types = kinds("keys values key value", "*bf16") | kinds("slots", "*i64")
+def write(cache: str = "bf16") -> str:
+    types = kinds("key value", "*bf16") | kinds("keys values", f"*{cache}") | kinds("slots", "*i64")
     types |= kinds("key_head key_token value_head value_token cache_block cache_head", "i32")
     return compiled(paged._write, types, {"BLOCK": 64, "HEADS": 2, "HEADS_PAD": 2, "DIM": 64, "DIM_PAD": 64})
 
@@ -103,6 +114,9 @@ if __name__ == "__main__":
         assert decode_prefix(heads, kv_heads, dim, "fp32", window)
         print("shared prefix", heads, kv_heads, dim)
     assert "mma" in decode(28, 4, 128, "bf16", 1, 0)
+    assert "e4m3" in decode(14, 2, 64, "bf16", 8, 0, prefix_splits=2, cache="fp8e4nv")
+    assert "e4m3" in write("fp8e4nv") and "e4m3" in prefill(14, 2, 64, "bf16", 0, cache="fp8e4nv")
+    print("cache of 8 bits")
     assert "mma" in prefill(14, 2, 64, "bf16", 0) and prefill(14, 2, 64, "fp32", 100)
     print("prefill")
     assert "st.global" in write() and combine()

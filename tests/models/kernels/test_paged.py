@@ -67,6 +67,7 @@ class Scene:
         return torch.stack([pool[block, :, offset] for block, offset in places], dim=1)
 
 
+FP8 = torch.float8_e4m3fn
 SHAPES = {
     "plain": ((7, 1), 8, 2, 16, 16, AttentionShape(0.25)),
     "many lengths": ((1, 16, 17, 100, 33), 4, 2, 16, 16, AttentionShape(0.25)),
@@ -105,6 +106,30 @@ def test_decode_in_half_precision():
         )
         error = (found[row].double() - expected).norm() / expected.norm()
         assert error < 2e-3
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_decode_with_a_cache_of_8_bits(splits, monkeypatch):
+    """Keys and values are written in 8 bits, and the newest token sees what is written.
+
+    The new ones have 8 bits already: the interpreter loses the carry of a rounding.
+    """
+    lengths, shape = (40, 9, 17), AttentionShape(0.25)
+    scene = Scene(lengths, 8, 2, 32, 16, torch.float32)
+    scene.keys, scene.values = scene.keys.to(FP8), scene.values.to(FP8)
+    scene.new = [part.to(FP8).float() for part in scene.new]
+    monkeypatch.setattr(decode, "num_splits", lambda *_: splits)
+    slots = torch.tensor([scene.slots(row, length - 1) for row, length in enumerate(lengths)])
+    arguments = (scene.query, *scene.new, slots, scene.tables, scene.lengths, shape)
+    found = write_and_decode(scene.keys, scene.values, *arguments, triton=True)
+    plain = attend_tables(scene.query.transpose(0, 1), scene.keys, scene.values, *arguments[4:])
+    for row, (length, slot) in enumerate(zip(lengths, slots.tolist(), strict=True)):
+        written = scene.keys[slot // 16, :, slot % 16].float()
+        assert torch.equal(written, scene.new[0][:, row])
+        rounded = [scene.of_row(pool.float(), row, length) for pool in (scene.keys, scene.values)]
+        expected = by_hand(scene.query[:, row], *rounded, shape)
+        for output in (found, plain):
+            assert torch.allclose(output[row].double(), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("triton", [True, False])

@@ -21,7 +21,7 @@ from burnish.models.paged import PagedAttention
 from burnish.models.parts import head_weight
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.block_manager import BlockManager
-from burnish.rollout.engines.builtin.decode_plan import decode_plan
+from burnish.rollout.engines.builtin.decode_plan import CACHE_DTYPES, decode_plan
 from burnish.rollout.engines.builtin.decode_step import DecodeStep, StepBuffers
 from burnish.rollout.engines.builtin.device_batch import DeviceBatch, SamplingMode
 from burnish.rollout.engines.builtin.draft_policy import LoopPolicy
@@ -60,7 +60,12 @@ class GraphDecoder:
         self.options = options
         self.plan = decode_plan(options, load_config(options.model).get_text_config().model_type)
         self.runner = ModelRunner(
-            options, self._prefill_attention, block_size=self.plan.block_size, invariant=False, use_cpu_kernels=False
+            options,
+            self._prefill_attention,
+            block_size=self.plan.block_size,
+            invariant=False,
+            use_cpu_kernels=False,
+            cache_dtype=CACHE_DTYPES[self.plan.kv_cache_dtype],
         )
         if self.plan.compiled:
             compile_tower(self.runner.model)

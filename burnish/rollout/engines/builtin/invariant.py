@@ -7,7 +7,7 @@ of TILE, and each linear layer works tile by tile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,6 @@ from burnish.models.parts import modules_outside
 TILE = 32
 
 
-def make_invariant(model: nn.Module, skip: Iterable[nn.Module] = ()) -> None:
-    """Let every linear layer of this instance, outside of `skip`, work in tiles of a fixed number of rows."""
-    for module in modules_outside(model, skip):
-        if type(module) is nn.Linear:  # joined layers call the tiled product themselves
-            module.forward = _tiled(module)
-
-
 def can_be_invariant(model: nn.Module, skip: Iterable[nn.Module] = ()) -> bool:
     """Whether all products outside of `skip` are those of linear layers. Experts multiply as many rows as are routed
     to them."""
@@ -31,10 +24,6 @@ def can_be_invariant(model: nn.Module, skip: Iterable[nn.Module] = ()) -> bool:
     known = {id(module.weight) for module in modules if isinstance(module, nn.Linear | nn.Embedding)}
     parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
     return all(parameter.dim() < 2 or id(parameter) in known for parameter in parameters)
-
-
-def _tiled(linear: nn.Linear) -> Callable[..., Tensor]:
-    return lambda input: tiled_product(input, linear.weight, linear.bias)
 
 
 def tiled_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

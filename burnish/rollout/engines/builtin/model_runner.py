@@ -17,8 +17,8 @@ from torch import Tensor
 from burnish.errors import UserError
 from burnish.models.attention import PAGED
 from burnish.models.cpu.library import CannotCompileError
-from burnish.models.cpu.replace import replace_with_cpu_kernels
-from burnish.models.joined import Joined, Linear, join_products
+from burnish.models.fused.linear import FusedLinear, Product
+from burnish.models.fused.replace import replace_modules
 from burnish.models.load import load_causal_lm
 from burnish.models.logprobs import chunk_logits
 from burnish.models.model_input import MediaKind, ModelInput, whole_runs
@@ -32,7 +32,7 @@ from burnish.models.vision.family import vision_family
 from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice
 from burnish.models.wide import hidden_states
 from burnish.rollout.engine import EngineOptions
-from burnish.rollout.engines.builtin.invariant import TILE, can_be_invariant, make_invariant, padding, tiled_product
+from burnish.rollout.engines.builtin.invariant import TILE, can_be_invariant, padding, tiled_product
 from burnish.rollout.engines.builtin.kv_cache import CacheShape, KVCache, Segment
 from burnish.rollout.engines.builtin.native.kernels import ROW_MULTIPLE, CpuKernels, compile_kernels
 from burnish.rollout.engines.builtin.paged_attention import Uncached
@@ -56,6 +56,7 @@ class ModelRunner:
         block_size: int,
         invariant: bool,
         use_cpu_kernels: bool,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         self.device = options.device
         self.prefill_attention = prefill_attention
@@ -83,7 +84,7 @@ class ModelRunner:
         heads, kv_heads = local_heads(
             config.num_attention_heads, kv_heads, 1 if self.group is None else self.group.size
         )
-        self.shape = CacheShape(config.num_hidden_layers, kv_heads, head_dim, options.dtype, block_size)
+        self.shape = CacheShape(config.num_hidden_layers, kv_heads, head_dim, cache_dtype or options.dtype, block_size)
         self.memo = FeatureMemo(MEMO_BYTES, one_by_one=self.invariant)
         self.positions = TEXT if self.family is None else self.family.positions
         self.cache: KVCache | None = None
@@ -108,18 +109,17 @@ class ModelRunner:
         return kernels
 
     def _prepare_products(self) -> None:
-        """Join matrix products into fewer, wider ones; in invariant mode make their bits independent of the batch."""
-        self.product: Linear = tiled_product if self.invariant else F.linear
+        """Fuse matrix products into fewer, wider ones; in invariant mode their bits are independent of the batch."""
+        self.product: Product = tiled_product if self.invariant else F.linear
         self.row_multiple = TILE if self.invariant else 1  # tokens of a pass are padded to a multiple of this
+        layers = None
         if self.cpu_kernels is not None:
-            self.product, self.row_multiple = self.cpu_kernels.layers.product, ROW_MULTIPLE if self.invariant else 1
-        self.joined: list[Joined] = join_products(self.model, self.product, skip=self.tower)
+            layers = self.cpu_kernels.layers
+            self.product, self.row_multiple = layers.product, ROW_MULTIPLE if self.invariant else 1
         for layer in row_parallel_layers(self.model):
             layer.product = self.product
-        if self.cpu_kernels is not None:
-            replace_with_cpu_kernels(self.model, self.cpu_kernels.layers, skip=self.tower)
-        elif self.invariant:
-            make_invariant(self.model, skip=self.tower)
+        replace_modules(self.model, layers, self.product, skip=self.tower)
+        self.fused = [module for module in self.model.modules() if isinstance(module, FusedLinear)]
 
     # memory
 
@@ -142,11 +142,10 @@ class ModelRunner:
     @on_all_ranks
     def release_weights(self) -> None:
         """Free the weights' memory until new ones are loaded."""
-        for group in self.joined:
-            group.part()
-        self.joined = []
-        self.memo.clear()
         release_weights(self.model)
+        for fused in self.fused:
+            fused.release()
+        self.memo.clear()
         self._wait_for_ranks()
 
     def _wait_for_ranks(self) -> None:
@@ -156,10 +155,10 @@ class ModelRunner:
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Load this rank's part of the weights, and drop what was derived from the old ones."""
+        for fused in self.fused:
+            fused.allocate()
         copy_weights(self.model, stream, self.slices)
         self.memo.clear()
-        if not self.joined:  # the weights were released
-            self.joined = join_products(self.model, self.product, skip=self.tower)
         if self.cpu_kernels is not None:
             self.cpu_kernels.layers.forget()
 

@@ -332,6 +332,6 @@ class DevicePrefill:
                 first, end = max(whole[0], segment.start), min(whole[1], stop)
                 if first < end:
                     rows = slice(at + first - segment.start, at + end - segment.start)
-                    k, v = cached(keys, values, segment, whole[1])
+                    k, v = (part.to(query.dtype) for part in cached(keys, values, segment, whole[1]))
                     output[rows] = whole_attention(query[None, :, rows], k, v, first, whole, shape)[0].transpose(0, 1)
             at += segment.length

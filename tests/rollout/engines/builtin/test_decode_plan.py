@@ -72,9 +72,27 @@ def test_arguments():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("shared_prefix", 1), ("compiled", "no"), ("block_size", True), ("block_size", 24), ("sync_interval", 2.5)],
+    [
+        ("shared_prefix", 1),
+        ("compiled", "no"),
+        ("block_size", True),
+        ("block_size", 24),
+        ("sync_interval", 2.5),
+        ("kv_cache_dtype", "fp16"),
+        ("kv_cache_dtype", []),
+    ],
 )
 def test_a_value_is_refused_by_its_key_before_a_model_is_loaded(name, value):
     with pytest.raises(UserError, match=name) as caught:
         check_engine(BuiltinEngine, {name: value}, torch.device("cpu"), "rollout")
     assert caught.value.key == f"rollout.engine_kwargs.builtin.{name}" and caught.value.value == value
+
+
+def test_8_bits_need_a_gpu_that_has_them(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    gpu = options(device=torch.device("cuda"), extra={"kv_cache_dtype": "fp8"})
+    with pytest.raises(UserError, match="8-bit") as caught:
+        decode_plan(gpu, "qwen2")
+    assert caught.value.hint == f"{caught.value.key}=auto"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert decode_plan(gpu, "qwen2").kv_cache_dtype == "fp8"

@@ -100,6 +100,24 @@ class TestEquality:
                 ask(make_loop(family_folder), prompts, sampling), ask(make_engine(family_folder), prompts, sampling)
             )
 
+    def test_a_cache_of_8_bits(self, family_folder, make_engine, prompt, ask):
+        """Log-probs move a little, and the cache has a quarter of the bytes."""
+        engines = []
+        for name in ("auto", "fp8"):
+            extra = {"block_size": 16, "sync_interval": 4, "kv_cache_dtype": name}
+            engines.append(make_engine(family_folder, **{**LOOP, "extra": extra}))
+        prompts, sampling = [prompt(21), prompt(33)], Sampling(9, ignore_eos=True, logprobs=53)
+        exact, rounded = (
+            torch.tensor(
+                [[value for _, value in sorted(one.top_log_probs[0])] for one in ask(engine, prompts, sampling)]
+            )
+            for engine in engines
+        )
+        assert exact.shape == (2, 53)  # the whole vocabulary
+        assert 1e-3 < float((exact - rounded).abs().max()) < 0.5
+        sizes = [engine.decoder.runner.shape.block_bytes for engine in engines]
+        assert sizes[0] == 4 * sizes[1]
+
     def test_in_triton(self, tiny_folder, make_engine, make_loop, prompt, ask, monkeypatch):
         """The same step with the Triton kernels, in Triton's interpreter."""
         monkeypatch.setattr(sample, "CHUNK", 16)
@@ -326,7 +344,7 @@ class TestSleep:
         assert ask(engine, [prompt(30)], TEN) == before
 
     def test_weights_after_a_deep_sleep_are_all_new(self, tiny_folder, make_loop, prompt, ask):
-        """Also in joined products."""
+        """Also in fused products."""
         woken, fresh = make_loop(tiny_folder), make_loop(tiny_folder)
         weights = {name: tensor.flip(0).clone() for name, tensor in woken.runner.model.named_parameters()}
         woken.sleep(level=2)
@@ -335,7 +353,7 @@ class TestSleep:
         for engine in (woken, fresh):
             engine.load_weights(weights.items(), version=2)
         assert ask(woken, [prompt(30)], TEN)[0].ids == ask(fresh, [prompt(30)], TEN)[0].ids
-        assert len(woken.runner.joined) == len(fresh.runner.joined) == 4
+        assert len(woken.runner.fused) == len(fresh.runner.fused) == 4
 
     def test_an_exception_in_a_step_reaches_the_futures(self, tiny_folder, make_loop, prompt, ask):
         engine = make_loop(tiny_folder)

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from burnish.models.fused.replace import replace_modules
 from burnish.models.model_input import ModelInput
 from burnish.rollout.engine import Request, Sampling
-from burnish.rollout.engines.builtin.invariant import TILE, make_invariant, padding
+from burnish.rollout.engines.builtin.invariant import TILE, padding, tiled_product
 from burnish.rollout.engines.builtin.model_runner import ModelRunner
 from burnish.seeding import derive_seed
 
@@ -107,7 +108,7 @@ def test_every_product_has_the_same_number_of_rows():
     layers = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 7, bias=False)).requires_grad_(False)
     with ProductRows() as plain:
         layers(torch.zeros(1, 3 * TILE, 24))
-    make_invariant(layers)
+    replace_modules(layers, None, tiled_product)
     with ProductRows() as tiled:
         layers(torch.zeros(1, 3 * TILE, 24))
     assert plain.rows == [3 * TILE] * 2 and tiled.rows == [TILE] * 6
@@ -130,7 +131,7 @@ def test_tiled_layers_compute_the_same():
     plain = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 7, bias=False))
     x = torch.randn(1, 3 * TILE, 24)
     expected = plain(x)
-    make_invariant(plain)
+    replace_modules(plain, None, tiled_product)
     with torch.no_grad():
         tiled = plain(x)
         assert torch.equal(plain(x[:, TILE : 2 * TILE]), tiled[:, TILE : 2 * TILE])

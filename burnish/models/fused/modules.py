@@ -1,14 +1,17 @@
-"""Modules of a decoder layer that call the C kernels of layers.c.
+"""Modules of a decoder layer: one product for several linear layers, and kernels in place of torch's functions.
 
 Each replaces one module of a Hugging Face model: it holds the same parameters and submodules under the same names, so
 state dicts, optimizers and adapters do not notice. replace.py decides which modules are replaced.
+
+Without a product (training), linear layers are called one by one. Without kernels, or for tensors that these do not
+support, torch computes what the family's own module does.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,32 +19,31 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from burnish.models.cpu.autograd import DifferentiableLayers
-from burnish.models.cpu.layers import Layers
+from burnish.models.fused.linear import FusedLinear, Product, fuse, share_parts
 
-Kernels = Layers | DifferentiableLayers
 ROTATE = "apply_rotary_pos_emb"  # the name of this function in every modeling file of transformers
 EAGER = "eager_attention_forward"
 
 
-class CpuLinear(nn.Linear):
-    """A linear layer whose result for a row does not depend on the other rows of the batch. Inference only."""
+class Kernels(Protocol):
+    """Functions that are faster than torch's: in C for a CPU, models/cpu/layers.py and autograd.py."""
 
-    kernels: Layers
+    def supports(self, *tensors: Tensor) -> bool: ...
 
-    @classmethod
-    def from_module(cls, linear: nn.Linear, kernels: Layers) -> CpuLinear:
-        module = cls.__new__(cls)  # nn.Linear.__init__ would allocate and initialize new parameters
-        nn.Module.__init__(module)
-        _share(linear, module)
-        module.kernels = kernels
-        return module
+    def norm(self, rows: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
+        """RMSNorm of each row, times (offset + weight)."""
+        ...
 
-    def forward(self, input: Tensor) -> Tensor:
-        return self.kernels.product(input, self.weight, self.bias)
+    def gate(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up"""
+        ...
+
+    def rotate(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Rotary embedding of [1, heads, tokens, size] by the angles [1, tokens, size]."""
+        ...
 
 
-class CpuRMSNorm(nn.Module):
+class KernelRMSNorm(nn.Module):
     """RMSNorm times `weight` (offset 0) or times `1 + weight` (offset 1, Gemma)."""
 
     weight: Tensor
@@ -51,51 +53,60 @@ class CpuRMSNorm(nn.Module):
         self.offset, self.eps, self.kernels = offset, eps, kernels
 
     @classmethod
-    def from_module(cls, norm: nn.Module, offset: float, eps: float, kernels: Kernels) -> CpuRMSNorm:
+    def from_module(cls, norm: nn.Module, offset: float, eps: float, kernels: Kernels) -> KernelRMSNorm:
         module = cls(offset, eps, kernels)
-        _share(norm, module)
+        share_parts(norm, module)
         return module
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        if is_supported(hidden_states):
+        if self.kernels.supports(hidden_states):
             return self.kernels.norm(hidden_states, self.weight, self.offset, self.eps)
         rows = hidden_states.float()
         rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + self.eps)
         return (rows * (self.offset + self.weight.float())).to(hidden_states.dtype)
 
 
-class CpuGatedMLP(nn.Module):
-    """down_proj(silu(gate_proj(x)) * up_proj(x))"""
+class FusedMLP(nn.Module):
+    """down_proj(act_fn(gate_proj(x)) * up_proj(x)). The activation is silu where there are kernels."""
 
+    residual_dropout = 0.0  # of the output; Seed-OSS has one
     gate_proj: nn.Module
     up_proj: nn.Module
     down_proj: nn.Module
     act_fn: Callable[[Tensor], Tensor]
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels | None) -> None:
         super().__init__()
         self.kernels = kernels
+        self.gate_up: FusedLinear | None = None
 
     @classmethod
-    def from_module(cls, mlp: nn.Module, kernels: Kernels) -> CpuGatedMLP:
+    def from_module(cls, mlp: nn.Module, kernels: Kernels | None, product: Product | None = None) -> FusedMLP:
         module = cls(kernels)
-        _share(mlp, module)
+        share_parts(mlp, module)
+        module.gate_up = fuse([module.gate_proj, module.up_proj], product)
         return module
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
-        if is_supported(gate) and is_supported(up):
-            return self.down_proj(self.kernels.gate(gate, up))
-        return self.down_proj(self.act_fn(gate) * up)
+        if self.gate_up is None:
+            gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
+        else:
+            gate, up = self.gate_up(hidden_states)
+        if self.kernels is not None and self.kernels.supports(gate, up):
+            gated = self.kernels.gate(gate, up)
+        else:
+            gated = self.act_fn(gate) * up
+        return F.dropout(self.down_proj(gated), self.residual_dropout, self.training)
 
 
-class CpuAttention(nn.Module):
-    """Self-attention whose rotary embedding is applied in C (Llama, Qwen2, Mistral, Gemma, Gemma2).
+class FusedAttention(nn.Module):
+    """Self-attention with rotary embeddings (Llama, Qwen2, Mistral, Gemma, Gemma2).
 
     `options` are the keyword arguments of the family's call of the attention function: scaling, window, soft cap.
     """
 
-    submodules: ClassVar[frozenset[str]] = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+    projections: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
+    norms: ClassVar[tuple[str, ...]] = ()  # of queries and keys
     residual_dropout = 0.0  # of the output; Seed-OSS and StarCoder2 have one
     # Taken over from the family's module.
     config: PretrainedConfig
@@ -110,16 +121,24 @@ class CpuAttention(nn.Module):
     q_norm: nn.Module
     k_norm: nn.Module
 
-    def __init__(self, options: dict[str, Any], kernels: Kernels) -> None:
+    def __init__(self, options: dict[str, Any], kernels: Kernels | None) -> None:
         super().__init__()
         self.options, self.kernels = options, kernels
+        self.qkv: FusedLinear | None = None
         self.family_rotate: Callable[..., tuple[Tensor, Tensor]] | None = None
         self.family_attention: Callable[..., tuple[Tensor, Tensor | None]] | None = None
 
     @classmethod
-    def from_module(cls, attention: nn.Module, options: dict[str, Any], kernels: Kernels) -> CpuAttention:
+    def submodules(cls) -> set[str]:
+        return {*cls.projections, *cls.norms, "o_proj"}
+
+    @classmethod
+    def from_module(
+        cls, attention: nn.Module, options: dict[str, Any], kernels: Kernels | None, product: Product | None = None
+    ) -> FusedAttention:
         module = cls(options, kernels)
-        _share(attention, module)
+        share_parts(attention, module)
+        module.qkv = fuse([attention.get_submodule(name) for name in cls.projections], product)
         family = sys.modules[type(attention).__module__]
         module.family_rotate = getattr(family, ROTATE)
         module.family_attention = getattr(family, EAGER, None)
@@ -150,61 +169,73 @@ class CpuAttention(nn.Module):
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each [batch, heads, tokens, head_dim]."""
-        query, key, value = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        query, key, value = self.products(hidden_states)
         return self.split_heads(query), self.split_heads(key), self.split_heads(value)
+
+    def products(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, each [batch, tokens, heads * head_dim]."""
+        if self.qkv is None:
+            return self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        return self.qkv(hidden_states)
 
     def split_heads(self, rows: Tensor) -> Tensor:
         return rows.view(*rows.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
     def rotate(self, query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
         """The kernel takes one packed row of tokens and rotates whole heads; the family's function does the rest."""
-        supported = all(map(is_supported, (query, key, cosine, sine)))
-        if not supported or len(query) != 1 or cosine.shape[-1] != self.head_dim:
-            assert self.family_rotate is not None  # set by `from_module`
-            return self.family_rotate(query, key, cosine, sine)
-        return self.kernels.rotate(query, cosine, sine), self.kernels.rotate(key, cosine, sine)
+        kernels, fits = self.kernels, len(query) == 1 and cosine.shape[-1] == self.head_dim
+        if kernels is not None and fits and kernels.supports(query, key, cosine, sine):
+            return kernels.rotate(query, cosine, sine), kernels.rotate(key, cosine, sine)
+        assert self.family_rotate is not None  # set by `from_module`
+        return self.family_rotate(query, key, cosine, sine)
 
 
-class CpuHeadNormAttention(CpuAttention):
+class UnrotatedAttention(FusedAttention):
+    """Without position embeddings (some layers of SmolLM3)."""
+
+    def rotate(self, query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
+        return query, key
+
+
+class HeadNormAttention(FusedAttention):
     """Queries and keys are normalized head by head before heads are transposed (Qwen3)."""
 
-    submodules = CpuAttention.submodules | {"q_norm", "k_norm"}
+    norms = ("q_norm", "k_norm")
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         heads = (*hidden_states.shape[:-1], -1, self.head_dim)
-        query = self.q_norm(self.q_proj(hidden_states).view(heads)).transpose(1, 2)
-        key = self.k_norm(self.k_proj(hidden_states).view(heads)).transpose(1, 2)
-        return query, key, self.split_heads(self.v_proj(hidden_states))
+        query, key, value = self.products(hidden_states)
+        query, key = self.q_norm(query.view(heads)).transpose(1, 2), self.k_norm(key.view(heads)).transpose(1, 2)
+        return query, key, self.split_heads(value)
 
 
-class CpuTransposedHeadNormAttention(CpuAttention):
+class TransposedHeadNormAttention(FusedAttention):
     """Queries and keys are normalized head by head after heads are transposed (Gemma 3).
 
-    Not the same as CpuHeadNormAttention to the last bit: the gradient of a norm's weight sums rows in another order.
+    Not the same as HeadNormAttention to the last bit: the gradient of a norm's weight sums rows in another order.
     """
 
-    submodules = CpuHeadNormAttention.submodules
+    norms = ("q_norm", "k_norm")
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = super().project(hidden_states)
         return self.q_norm(query), self.k_norm(key), value
 
 
-class CpuRowNormAttention(CpuAttention):
+class RowNormAttention(FusedAttention):
     """Queries and keys are normalized over all heads together (OLMo 2)."""
 
-    submodules = CpuHeadNormAttention.submodules
+    norms = ("q_norm", "k_norm")
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key = self.q_norm(self.q_proj(hidden_states)), self.k_norm(self.k_proj(hidden_states))
-        value = self.v_proj(hidden_states)
-        return self.split_heads(query), self.split_heads(key), self.split_heads(value)
+        query, key, value = self.products(hidden_states)
+        return self.split_heads(self.q_norm(query)), self.split_heads(self.k_norm(key)), self.split_heads(value)
 
 
-class CpuRotatedNormAttention(CpuAttention):
+class RotatedNormAttention(FusedAttention):
     """Queries and keys are normalized head by head after they are rotated (HunYuan)."""
 
-    submodules = CpuAttention.submodules | {"query_layernorm", "key_layernorm"}
+    norms = ("query_layernorm", "key_layernorm")
     query_layernorm: nn.Module
     key_layernorm: nn.Module
 
@@ -213,48 +244,25 @@ class CpuRotatedNormAttention(CpuAttention):
         return self.query_layernorm(query), self.key_layernorm(key)
 
 
-class CpuFusedProjectionAttention(CpuAttention):
-    """One projection for queries, keys and values (Phi-3)."""
+class OneProjectionAttention(FusedAttention):
+    """The family itself has one projection for queries, keys and values (Phi-3)."""
 
-    submodules = frozenset({"qkv_proj", "o_proj"})
+    projections = ("qkv_proj",)
     qkv_proj: nn.Module
     num_key_value_heads: int
 
-    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def products(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
         rows = self.qkv_proj(hidden_states)
         key_width = self.num_key_value_heads * self.head_dim
-        query_width = rows.shape[-1] - 2 * key_width
-        query, key = rows[..., :query_width], rows[..., query_width : query_width + key_width]
-        value = rows[..., query_width + key_width :]
-        return self.split_heads(query), self.split_heads(key), self.split_heads(value)
+        return rows.split([rows.shape[-1] - 2 * key_width, key_width, key_width], dim=-1)
 
 
 ATTENTIONS = (
-    CpuAttention,
-    CpuHeadNormAttention,
-    CpuTransposedHeadNormAttention,
-    CpuRowNormAttention,
-    CpuRotatedNormAttention,
-    CpuFusedProjectionAttention,
+    FusedAttention,
+    UnrotatedAttention,
+    HeadNormAttention,
+    TransposedHeadNormAttention,
+    RowNormAttention,
+    RotatedNormAttention,
+    OneProjectionAttention,
 )
-
-
-def is_supported(tensor: Tensor) -> bool:
-    """Whether the kernels take this tensor: float32 on a CPU. Under autocast a module may get another dtype."""
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
-
-
-def _share(source: nn.Module, target: nn.Module) -> None:
-    """Give `target` the parameters, buffers, submodules and public attributes of `source`, in the same order.
-
-    Attributes matter beyond the forward pass: attention functions read `layer_idx` and `is_causal`, peft `in_features`.
-    """
-    for name, value in vars(source).items():
-        if not name.startswith("_"):
-            setattr(target, name, value)
-    for name, parameter in source._parameters.items():
-        target.register_parameter(name, parameter)
-    for name, buffer in source._buffers.items():
-        target.register_buffer(name, buffer, persistent=name not in source._non_persistent_buffers_set)
-    for name, module in source._modules.items():
-        target.add_module(name, module)

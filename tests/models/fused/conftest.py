@@ -1,0 +1,1 @@
+from tests.models.cpu.conftest import compiled_here  # noqa: F401
