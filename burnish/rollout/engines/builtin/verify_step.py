@@ -100,6 +100,7 @@ class VerifyStep(DecodeStep):
     def __call__(self) -> None:
         self.rows = BatchRows(self.batch, self.slot, self.place, self.mode)
         super().__call__()
+        self.rows = self.batch  # a capture's memory can be used by others again
 
     def _forward(self, active: Tensor) -> Tensor:
         block_size, slot = self.block_size, self.slot
