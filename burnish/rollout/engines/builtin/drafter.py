@@ -62,7 +62,6 @@ class Drafter:
             started = self.clock()
         self._proposals = [self._draft(sequence, depth, block_size) for sequence in sequences]
         counts = self.policy.choose([drafts.chances for drafts in self._proposals], self.clock() - started)
-        self._follows = self.policy.pays
         if not any(counts):
             return []
         return [drafts.tokens[:count] for drafts, count in zip(self._proposals, counts, strict=True)]
@@ -79,6 +78,8 @@ class Drafter:
     def observe_plain(self, num_sequences: int, started: float, steps: int = 1) -> None:
         """So many steps have sampled a token of each sequence, and verified no drafts."""
         seconds, self._seconds = self._seconds, 0.0
+        if seconds == 0.0:  # no look at drafts in this step
+            self._follows = False
         self.policy.add_step(num_sequences, num_sequences, num_sequences, self.clock() - started, seconds, steps)
 
     def observe(self, sampled: Sequence[Sequence[int]], rows: int, started: float) -> None:
