@@ -149,6 +149,11 @@ def without_device_loop(cfg: TrainConfig | GenerateConfig) -> bool:
     return not uses_device_loop(cfg)
 
 
+def uses_invariant_loop(cfg: TrainConfig | GenerateConfig) -> bool:
+    """With kernels whose bits do not depend on the number of rows."""
+    return uses_device_loop(cfg) and _engine(cfg).invariant is True
+
+
 def without_drafts(cfg: TrainConfig | GenerateConfig) -> bool:
     return not _engine(cfg).speculative.enable
 

@@ -68,8 +68,8 @@ _SGLANG_PREFIX_CACHE = Line(
     "SGLang 通过前缀缓存在多个回答间共享提示，该缓存始终开启",
 )
 _DRAFTS_BUILTIN = Line("only the built-in engine drafts from other responses", "只有内置引擎以其他回答作为草稿")
-_DRAFTS_DEVICE_LOOP = Line(
-    "the built-in engine's decode loop on GPUs verifies no drafts", "内置引擎在 GPU 上的解码循环不验证草稿"
+_DRAFTS_INVARIANT = Line(
+    "with rollout.invariant=true on a GPU no drafts are verified", "在 GPU 上 rollout.invariant=true 时不验证草稿"
 )
 _DEVICE_LOOP_ONLY = Line(
     "decoding runs token by token on a CPU, and not in the loop on the device",
@@ -251,7 +251,7 @@ def _engine_rows(section: str) -> tuple[Idle, ...]:
         Idle(when.without_sglang, NOT_SELECTED, (f"{section}.engine_kwargs.sglang*",)),
         Idle(when.uses_sglang, _SGLANG_PREFIX_CACHE, (f"{section}.enable_prefix_caching",)),
         Idle(when.without_builtin_engine, _DRAFTS_BUILTIN, (f"{section}.speculative.*",)),
-        Idle(when.uses_device_loop, _DRAFTS_DEVICE_LOOP, (f"{section}.speculative.*",)),
+        Idle(when.uses_invariant_loop, _DRAFTS_INVARIANT, (f"{section}.speculative.*",)),
         Idle(
             when.without_drafts, _NO_DRAFTS, _keys(f"{section}.speculative", ("num_speculative_tokens", "max_num_seqs"))
         ),

@@ -84,7 +84,7 @@ class SpeculativeConfig:
     rows in a step change last bits."""
 
     num_speculative_tokens: int = at_least(16, 1)
-    """Maximum number of drafted tokens of one response in a decode step."""
+    """Maximum number of drafted tokens of one response in a decode step; at most 7 in the decode loop on GPUs."""
 
     max_num_seqs: int = at_least(64, 1)
     """Responses that may run while drafts are verified: drafts are for the tail of a rollout."""

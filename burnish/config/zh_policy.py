@@ -342,7 +342,7 @@ DOCS: dict[str, str] = {
         "在一个解码步中验证每个回答的多个草稿 token，仅在按实测步时与接受率能提高速度时进行；采样结果与不用草稿时相同。"
         "未启用 rollout.invariant 时，多算几行会改变最后几位。"
     ),
-    "SpeculativeConfig.num_speculative_tokens": "一个解码步中每个回答的最大草稿 token 数。",
+    "SpeculativeConfig.num_speculative_tokens": "一个解码步中每个回答的最大草稿 token 数；GPU 解码循环中最多 7 个。",
     "SpeculativeConfig.max_num_seqs": "允许验证草稿的最大并发回答数：草稿用于 rollout 的尾部。",
     "SamplingConfig.tensor_model_parallel_size": (
         "张量并行：共同持有一份引擎模型的设备数。多进程时每个引擎占用相邻的这么多进程；内置引擎此时不用 CUDA graph。"

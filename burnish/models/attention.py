@@ -193,7 +193,7 @@ def attend_by_runs(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments | Sequence[int], shape: AttentionShape
 ) -> Tensor:
     """Causal attention inside each segment by torch's product, for any dtype: [1, heads, T, d] -> [1, T, heads, d]."""
-    return _by_runs(query, key, value, segments, causal_attention, shape, 0.0)
+    return _by_runs(query, key, value, segments, causal_attention, shape, 0.0)  # pyright: ignore[reportCallIssue]
 
 
 @torch.compiler.disable  # one call per length: torch.compile would specialize on the lengths

@@ -77,16 +77,19 @@ def write_and_decode(
     triton: bool,
     prefixes: SharedPrefixes | None = None,
     counters: Tensor | None = None,
+    spare: Tensor | None = None,
 ) -> Tensor:
-    """One new token per sequence: its keys and values go to `slots`; it attends to `lengths` tokens of its table.
+    """One new token per row: its keys and values go to `slots`; it attends to `lengths` tokens of its table.
 
     `prefixes` change what is read how often, and the result only up to rounding. A row that has ended attends to its
     newest token alone (length 1); it may stay in its cluster. `counters` [rows * kv_heads] int32 save the Triton
-    kernels a launch; they are zero before and after, and no two calls may use them at the same time.
+    kernels a launch; they are zero before and after, and no two calls may use them at the same time. `spare` [rows]:
+    slots that no row reads, given where rows are consecutive tokens of a sequence, which read each other's keys and
+    values.
     """
     operation = _decode_in_triton if triton else _decode_in_torch
     clusters, prefix, shared = prefixes or (None, None, None)
-    where = (slots, tables, lengths, clusters, prefix, shared, counters)
+    where = (slots, tables, lengths, clusters, prefix, shared, counters, spare)
     return operation(keys, values, query, key, value, *where, shape.scaling, shape.window or 0, shape.softcap or 0.0)
 
 
@@ -217,6 +220,7 @@ def _decode_in_torch(
     prefix: Tensor | None,
     shared: Tensor | None,
     counters: Tensor | None,
+    spare: Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
@@ -246,10 +250,14 @@ def _decode_in_triton(
     prefix: Tensor | None,
     shared: Tensor | None,
     counters: Tensor | None,
+    spare: Tensor | None,
     scaling: float,
     window: int,
     softcap: float,
 ) -> Tensor:
+    if spare is not None:  # all rows are written before one is read: the kernel of a row writes only its own token
+        kernels.write_kv(keys, values, key, value, slots)
+        slots = spare
     shape = AttentionShape(scaling, window or None, softcap or None)
     where = (slots, tables, lengths, shape, clusters, prefix, shared, counters)
     return decode.write_and_attend(keys, values, query, key, value, *where)

@@ -51,9 +51,9 @@ def wait_for_tokens() -> Callable[[Engine, int], None]:
 @pytest.fixture
 def decoding_as_on_a_gpu(monkeypatch):
     """The operation that a GPU's decoding has, one for writing and attending, with plain torch inside."""
-    from burnish.models.kernels import decode  # here: the environment of another engine has other libraries
+    from burnish.models.kernels import decode, paged  # here: the environment of another engine has other libraries
     from burnish.models.paged import attend_tables, write
-    from burnish.rollout.engines.builtin import decode_step
+    from burnish.rollout.engines.builtin import decode_step, verify_step
     from burnish.rollout.engines.builtin.paged_attention import DeviceDecode
 
     def in_plain_torch(keys, values, query, key, value, slots, tables, lengths, shape, *prefixes):
@@ -61,8 +61,10 @@ def decoding_as_on_a_gpu(monkeypatch):
         return attend_tables(query.transpose(0, 1), keys, values, tables, lengths, shape)
 
     monkeypatch.setattr(decode, "write_and_attend", in_plain_torch)
-    monkeypatch.setattr(
-        decode_step,
-        "DeviceDecode",
-        lambda slots, tables, lengths, _, *more: DeviceDecode(slots, tables, lengths, True, *more),
-    )
+    monkeypatch.setattr(paged, "write_kv", write)
+    for module in (decode_step, verify_step):
+        monkeypatch.setattr(
+            module,
+            "DeviceDecode",
+            lambda slots, tables, lengths, _, *rest, **more: DeviceDecode(slots, tables, lengths, True, *rest, **more),
+        )

@@ -7,6 +7,7 @@ the compiler can unroll and vectorize the inner loops. The Python side is rollou
 #include <stdlib.h>
 
 #include "exp.h"
+#include "vectors.h"
 
 typedef struct {
     long batch_size, kv_heads, block_size, table_width;
@@ -22,12 +23,25 @@ static inline float capped(float score, float cap) /* cap * tanh(score / cap) */
     return cap * (1.0f - 2.0f / (power_of_e(twice) + 1.0f));
 }
 
+/* The largest of `count` numbers: exact in any order, so the lanes are compared one by one at the end. */
+static float largest_of(const float *restrict scores, long count)
+{
+    float lanes[LANES], largest = scores[0];
+    for (long i = 0; i < LANES; i++) lanes[i] = largest;
+    long t = 0;
+    for (; t + LANES <= count; t += LANES)
+        for (long i = 0; i < LANES; i++) lanes[i] = scores[t + i] > lanes[i] ? scores[t + i] : lanes[i];
+    for (; t < count; t++) largest = scores[t] > largest ? scores[t] : largest;
+    for (long i = 0; i < LANES; i++) largest = lanes[i] > largest ? lanes[i] : largest;
+    return largest;
+}
+
 static void softmax(float *restrict scores, long count, float softcap)
 {
     if (softcap != 0.0f)
         for (long t = 0; t < count; t++) scores[t] = capped(scores[t], softcap);
-    float largest = scores[0], total = 0.0f;
-    for (long t = 1; t < count; t++) largest = scores[t] > largest ? scores[t] : largest;
+    const float largest = largest_of(scores, count);
+    float total = 0.0f;
     for (long t = 0; t < count; t++) {
         scores[t] = power_of_e(scores[t] - largest);
         total += scores[t];
@@ -55,17 +69,25 @@ static void attend(
             }
     }
     for (long g = 0; g < GROUP; g++) softmax(scores + g * width, end - first, softcap);
-    for (long i = 0; i < GROUP * HEAD_DIM; i++) output[i] = 0.0f;
+    float mixed[GROUP * HEAD_DIM];
+    for (long i = 0; i < GROUP * HEAD_DIM; i++) mixed[i] = 0.0f;
     for (long t = first; t < end;) {
         const long block = t / block_size, offset = t % block_size;
         const long stop = (block + 1) * block_size < end ? (block + 1) * block_size : end;
         const float *restrict value = values + table[block] * block_stride + offset * HEAD_DIM;
-        for (; t < stop; t++, value += HEAD_DIM)
+        for (; t + 4 <= stop; t += 4, value += 4 * HEAD_DIM) /* four at once: fewer sums wait for each other */
             for (long g = 0; g < GROUP; g++) {
-                const float share = scores[g * width + t - first];
-                for (long i = 0; i < HEAD_DIM; i++) output[g * HEAD_DIM + i] += share * value[i];
+                const float *restrict share = scores + g * width + t - first;
+                for (long i = 0; i < HEAD_DIM; i++)
+                    mixed[g * HEAD_DIM + i] += (share[0] * value[i] + share[1] * value[HEAD_DIM + i])
+                                               + (share[2] * value[2 * HEAD_DIM + i] + share[3] * value[3 * HEAD_DIM + i]);
             }
+        for (; t < stop; t++, value += HEAD_DIM)
+            for (long g = 0; g < GROUP; g++)
+                for (long i = 0; i < HEAD_DIM; i++)
+                    mixed[g * HEAD_DIM + i] += scores[g * width + t - first] * value[i];
     }
+    for (long i = 0; i < GROUP * HEAD_DIM; i++) output[i] = mixed[i];
 }
 
 /* Writes the new keys and values into the cache and attends over them and all before. Returns 0 if out of memory. */

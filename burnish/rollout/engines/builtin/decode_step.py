@@ -21,7 +21,7 @@ from burnish.models.wide import hidden_states
 from burnish.rollout.engines.builtin.decode_layers import DecodeLayers
 from burnish.rollout.engines.builtin.decode_plan import DecodePlan
 from burnish.rollout.engines.builtin.device_batch import DeviceBatch, SamplingMode
-from burnish.rollout.engines.builtin.device_sampling import sample_slots, slot_settings
+from burnish.rollout.engines.builtin.device_sampling import SamplingRows, sample_slots, slot_settings
 from burnish.rollout.engines.builtin.invariant_attention import InvariantPaged
 from burnish.rollout.engines.builtin.paged_attention import DeviceDecode
 from burnish.rollout.engines.builtin.sampling import sample_from
@@ -48,10 +48,12 @@ class DecodeStep:
         self, model: PreTrainedModel, buffers: StepBuffers, size: int, mode: SamplingMode, plan: DecodePlan
     ) -> None:
         self.model, self.size, self.plan = model, size, plan
+        self.num_rows = size  # of a pass
         self.batch, self.logits, self.block_size, self.dummy_slot, _, self.keep_experts, prefixes, layers = buffers
         self.layers = layers if size <= plan.few_rows else None
         self.fused = self.layers is not None and plan.triton  # few kernels also around the layers
         self.prefixes = None if prefixes is None else prefixes.of_slots(size)
+        self.rows: SamplingRows = self.batch  # whose settings the rows are sampled by
         self.mode = mode._replace(num_slow=min(mode.num_slow, size))
         self.head, self.softcap = head_weight(model), logit_softcap(model)
         self.tables = self.batch.tables.device[:size]
@@ -95,9 +97,9 @@ class DecodeStep:
         return torch.where(active, slots, self.dummy_slot), torch.where(active, self.length + 1, 1)
 
     def _parts(self, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(first slot, hidden states) of as many slots at once as the logits buffer holds."""
+        """(first row, hidden states) of as many rows at once as the logits buffer holds."""
         at_once = len(self.logits)
-        return zip(range(0, self.size, at_once), hidden.split(at_once), strict=True)
+        return zip(range(0, self.num_rows, at_once), hidden.split(at_once), strict=True)
 
     def _sample(self, hidden: Tensor, start: int) -> tuple[Tensor, Tensor]:
         if self.plan.invariant:
@@ -122,26 +124,29 @@ class DecodeStep:
         return tokens, log_probs_of(logits, temperature, tokens, self.softcap, measured)[0]
 
     def _sample_plain(self, logits: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Every slot, by its temperature alone."""
-        slots = slice(start, start + len(logits))
+        """Every row, by its temperature alone."""
+        part = slice(start, start + len(logits))
+        temperature, greedy, seed, index = (
+            self.rows.tensor(name, self.num_rows)[part] for name in ("temperature", "greedy", "seed", "num_tokens")
+        )
         if self.plan.triton:
-            temperature, greedy, seed, index = (
-                self.batch.tensor(name, self.size)[slots] for name in ("temperature", "greedy", "seed", "num_tokens")
-            )
             return sample_tokens(logits, temperature, greedy, seed, index, self.softcap)
-        settings = slot_settings(self.batch, start, len(logits), restricted=False)
+        settings = slot_settings(self.rows, start, len(logits), restricted=False)
         log_probs = torch.log_softmax(self._capped(logits) / settings.temperature[:, None], -1)
-        return sample_from(log_probs, log_probs, settings, self.num_tokens[slots])
+        return sample_from(log_probs, log_probs, settings, index)
 
     def _sample_slow(self, logits: Tensor, start: int, tokens: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-        """The first slots again, with all of their settings."""
+        """The first rows again, with all of their settings."""
         num_slow = len(logits)
-        sampled = sample_slots(self._capped(logits), self.batch, self.mode, start)
+        sampled = sample_slots(self._capped(logits), self.rows, self.mode, start)
         if sampled.top_ids is not None and sampled.top_values is not None:
-            slots = slice(start, start + num_slow)
-            self.batch.top_ids.device[slots].index_copy_(1, self.batch.step, sampled.top_ids[:, None])
-            self.batch.top_values.device[slots].index_copy_(1, self.batch.step, sampled.top_values[:, None])
+            self._keep_top(start, sampled.top_ids, sampled.top_values)
         return torch.cat([sampled.tokens, tokens[num_slow:]]), torch.cat([sampled.log_probs, log_probs[num_slow:]])
+
+    def _keep_top(self, start: int, ids: Tensor, values: Tensor) -> None:
+        slots = slice(start, start + len(ids))
+        self.batch.top_ids.device[slots].index_copy_(1, self.batch.step, ids[:, None])
+        self.batch.top_values.device[slots].index_copy_(1, self.batch.step, values[:, None])
 
     def _capped(self, logits: Tensor) -> Tensor:
         logits = logits.float()
@@ -167,7 +172,7 @@ class DecodeStep:
 
     def _append_history(self, tokens: Tensor) -> None:
         """The sampled tokens of slots that look back, before `_advance` counts them."""
-        num_slow = self.mode.num_slow
+        num_slow = len(tokens)
         history = self.batch.history.device[:num_slow]
         position = self.batch.tensor("num_prompt", num_slow) + self.num_tokens[:num_slow]
         position = torch.where(self.active[:num_slow].bool(), position, history.shape[1] - 1)

@@ -7,14 +7,43 @@ every step, so there is no state to update when sequences move to other slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from burnish.rollout.engines.builtin.device_batch import DeviceBatch, SamplingMode
+from burnish.rollout.engines.builtin.device_batch import SamplingMode
 from burnish.rollout.engines.builtin.sampling import SamplingBatch, sample_from
 
 CHUNK = 128  # sequences whose whole vocabulary is sorted together: bounds the memory
+
+
+class DeviceTensor(Protocol):
+    @property
+    def device(self) -> Tensor: ...
+
+
+class SamplingRows(Protocol):
+    """Settings and tokens of the rows to sample: those of a DeviceBatch, or verify_step.BatchRows."""
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def end_ids(self) -> DeviceTensor: ...
+
+    @property
+    def bad_prefixes(self) -> DeviceTensor: ...
+
+    @property
+    def bad_last(self) -> DeviceTensor: ...
+
+    @property
+    def history(self) -> DeviceTensor: ...
+
+    def tensor(self, name: str, count: int) -> Tensor:
+        """[count] a column of the first rows."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -27,7 +56,7 @@ class DeviceSample:
     top_values: Tensor | None = None
 
 
-def sample_slots(logits: Tensor, batch: DeviceBatch, mode: SamplingMode, start: int = 0) -> DeviceSample:
+def sample_slots(logits: Tensor, batch: SamplingRows, mode: SamplingMode, start: int = 0) -> DeviceSample:
     """For the slots from `start` on, one per row of the logits [rows, vocabulary] (float32, after the soft cap)."""
     starts = range(start, start + len(logits), CHUNK)
     parts = [_sample(part, first, batch, mode) for first, part in zip(starts, logits.split(CHUNK), strict=True)]
@@ -39,7 +68,7 @@ def sample_slots(logits: Tensor, batch: DeviceBatch, mode: SamplingMode, start: 
     return DeviceSample(tokens, log_probs, torch.cat(top_ids), torch.cat(top_values))
 
 
-def _sample(logits: Tensor, start: int, batch: DeviceBatch, mode: SamplingMode) -> DeviceSample:
+def _sample(logits: Tensor, start: int, batch: SamplingRows, mode: SamplingMode) -> DeviceSample:
     settings = slot_settings(batch, start, len(logits), mode.restricted)
     index = _slots(batch, "num_tokens", start, len(logits))
     log_probs = torch.log_softmax(logits / settings.temperature[:, None], -1)
@@ -56,7 +85,7 @@ def _sample(logits: Tensor, start: int, batch: DeviceBatch, mode: SamplingMode) 
     return DeviceSample(tokens, sampled, pad(ids, (0, missing)), pad(values, (0, missing), value=float("-inf")))
 
 
-def slot_settings(batch: DeviceBatch, start: int, count: int, restricted: bool) -> SamplingBatch:
+def slot_settings(batch: SamplingRows, start: int, count: int, restricted: bool) -> SamplingBatch:
     """The settings of `count` slots, as they are on the device."""
     names = ("temperature", "top_k", "top_p", "min_p", "greedy", "seed")
     columns = {name: _slots(batch, name, start, count) for name in names}
@@ -66,7 +95,7 @@ def slot_settings(batch: DeviceBatch, start: int, count: int, restricted: bool) 
     )
 
 
-def apply_penalties_on_device(logits: Tensor, batch: DeviceBatch, start: int) -> Tensor:
+def apply_penalties_on_device(logits: Tensor, batch: SamplingRows, start: int) -> Tensor:
     """The logits after bans, then repetition, frequency and presence penalties (see PenaltyState)."""
     count, vocabulary = logits.shape
     slots = slice(start, start + count)
@@ -93,7 +122,7 @@ def apply_penalties_on_device(logits: Tensor, batch: DeviceBatch, start: int) ->
     return logits - frequency * counts - presence * (counts > 0)
 
 
-def _early_ends(batch: DeviceBatch, start: int, num_tokens: Tensor, vocabulary: int) -> Tensor:
+def _early_ends(batch: SamplingRows, start: int, num_tokens: Tensor, vocabulary: int) -> Tensor:
     """Tokens that would end a response before its min_tokens; `vocabulary` stands for none."""
     count = len(num_tokens)
     end_ids = batch.end_ids.device[start : start + count]
@@ -101,7 +130,7 @@ def _early_ends(batch: DeviceBatch, start: int, num_tokens: Tensor, vocabulary: 
     return torch.where(early & (end_ids >= 0), end_ids, vocabulary)
 
 
-def _bad_words(batch: DeviceBatch, start: int, num_tokens: Tensor, num_prompt: Tensor) -> Tensor:
+def _bad_words(batch: SamplingRows, start: int, num_tokens: Tensor, num_prompt: Tensor) -> Tensor:
     """The last tokens of bad words whose beginnings are the newest tokens."""
     count = len(num_tokens)
     beginnings, last = (part.device[start : start + count] for part in (batch.bad_prefixes, batch.bad_last))
@@ -113,5 +142,5 @@ def _bad_words(batch: DeviceBatch, start: int, num_tokens: Tensor, num_prompt: T
     return torch.where(matches, last, batch.vocabulary)
 
 
-def _slots(batch: DeviceBatch, name: str, start: int, count: int) -> Tensor:
+def _slots(batch: SamplingRows, name: str, start: int, count: int) -> Tensor:
     return batch.tensor(name, start + count)[start:]

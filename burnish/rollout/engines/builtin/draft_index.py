@@ -24,6 +24,7 @@ TOKEN_BITS = 20
 CONTEXT_MASK = (1 << LONG * TOKEN_BITS) - 1
 START = (1 << TOKEN_BITS) - 1  # stands for the tokens before a response
 SAMPLE_SIZES = 6  # classes of sample sizes: 1, 2 to 3, 4 to 7, 8 to 15, 16 and more (and none)
+MANY = 1 << SAMPLE_SIZES - 2
 MEMORY = 0.995  # weight of older drafts of a class relative to the next
 PRIOR, PRIOR_DRAFTS = 0.5, 8.0  # assumed acceptance, and how many drafts that assumption is worth
 MIN_CHANCE = 0.05  # of being accepted; a chain of drafts ends before one with less
@@ -33,18 +34,17 @@ RESPONSES_PER_PROMPT = 16  # kept for later rollouts
 HISTORY_TOKENS = 1 << 20  # of all kept responses together, 4 bytes each
 INDEXED_TOKENS = 1 << 18  # of all running prompts together
 WINDOW = 64  # newest tokens that are indexed of a response when its index begins
-TOKENS_PER_STEP = 4096  # of running sequences that are indexed between two steps, and
-TOKENS_PER_LOOK = 512  # the same while drafts do not pay
-OTHERS_PER_SEQUENCE = 8  # tokens of earlier responses that are indexed between two steps, for each running sequence
-NOISE_CHUNK = 256  # tokens of a response whose noise is computed at once
+TOKENS_PER_STEP = 4096  # of running sequences that are indexed between two steps
+OTHERS_PER_SEQUENCE = 4  # tokens of earlier responses that are indexed between two steps, for each running sequence
+NOISE_CHUNK = 64  # tokens of a response whose noise is computed at once
 
 
-class Draft(NamedTuple):
-    """A guessed token, the class of evidence for it, and the chance that it and all drafts before it are right."""
+class Drafts(NamedTuple):
+    """Guesses of a sequence's next tokens: lists of equal length."""
 
-    token: int
-    evidence: int
-    chance: float
+    tokens: list[int]
+    evidence: list[int]  # the class of evidence for each
+    chances: list[float]  # that it and all drafts before it are right
 
 
 class Acceptance:
@@ -61,11 +61,12 @@ class Acceptance:
         self._all[evidence] = MEMORY * self._all[evidence] + 1.0
         self.chances[evidence] = self._right[evidence] / self._all[evidence]
 
-    @staticmethod
-    def evidence(is_long: bool, followers: Sequence[int]) -> int:
-        """The class of a draft from what followed a context, sorted."""
-        size = min(len(followers).bit_length(), SAMPLE_SIZES - 1)
-        return 4 * size + 2 * is_long + (followers[0] == followers[-1])
+
+def evidence_of(followers: Sequence[int]) -> int:
+    """The class of a draft from what followed a short context, sorted; that of a long context is 2 more."""
+    count = len(followers)
+    size = count.bit_length() if count < MANY else SAMPLE_SIZES - 1
+    return 4 * size + (followers[0] == followers[-1])
 
 
 @dataclass
@@ -125,30 +126,34 @@ class PromptIndex:
         self.num_tokens += end - first
         return end - first
 
-    def draft(self, tokens: Sequence[int], noise: Sequence[float], acceptance: Acceptance) -> list[Draft]:
-        """Guesses of what follows these tokens, one for each number in `noise`, until no context is known.
+    def draft(
+        self, tokens: Sequence[int], noise: Sequence[float], acceptance: Acceptance, least: float = MIN_CHANCE
+    ) -> Drafts:
+        """Guesses of what follows these tokens, one for each number in `noise`, until no context is known or a chance
+        is below `least`.
 
         A sampled token is the quantile, at its keyed noise, of a distribution over token ids. So is its draft, of the
         empirical distribution of what followed the same context. Where the two distributions agree, the tokens agree,
         however flat both are; the most frequent token would be right only as often as it is sampled.
         """
-        chances, evidence_of = acceptance.chances, acceptance.evidence
+        after_long, after_one, chances = self.after_long.get, self.after_one.get, acceptance.chances
         context, chance = context_of(tokens), 1.0
-        drafts: list[Draft] = []
+        drafts = Drafts([], [], [])
         for point in noise:
-            followers, best, evidence = None, 0.0, 0
-            samples = self.after_long.get(context)
-            if samples is not None:
-                followers, evidence = samples, evidence_of(True, samples)
+            followers, best, evidence = after_long(context), 0.0, 0
+            if followers is not None:
+                evidence = evidence_of(followers) + 2
                 best = chances[evidence]
-            samples = self.after_one.get(context & START)
-            if samples is not None and chances[short := evidence_of(False, samples)] > best:
+            samples = after_one(context & START)
+            if samples is not None and chances[short := evidence_of(samples)] > best:
                 followers, best, evidence = samples, chances[short], short
             chance *= best
-            if followers is None or chance < MIN_CHANCE:
+            if followers is None or chance < least:
                 break
             token = followers[int(point * len(followers))]
-            drafts.append(Draft(token, evidence, chance))
+            drafts.tokens.append(token)
+            drafts.evidence.append(evidence)
+            drafts.chances.append(chance)
             context = (context << TOKEN_BITS | token) & CONTEXT_MASK
         return drafts
 
@@ -170,7 +175,7 @@ class DraftIndex:
         self.prompts: dict[bytes, PromptIndex] = {}  # of running sequences
         self._num_kept = 0  # tokens of the history
         self._sequences: list[SequenceState] | None = None
-        self._noise: dict[SequenceState, tuple[int, list[float]]] = {}  # index of the first number, numbers
+        self._noise: dict[SequenceState, tuple[int, list[float]]] = {}  # place of the first number, numbers
 
     def record(self, sequence: SequenceState) -> None:
         """Keep a finished response."""
@@ -185,16 +190,19 @@ class DraftIndex:
             _, oldest = self.history.popitem(last=False)
             self._num_kept -= sum(map(len, oldest))
 
-    def update(self, sequences: list[SequenceState], pays: bool) -> bool:
+    def restart(self) -> None:
+        """After steps that were not followed: begin with the newest tokens again."""
+        self.prompts, self._sequences = {}, None
+
+    def update(self, sequences: list[SequenceState]) -> bool:
         """Index new tokens of these sequences and their groups; whether all of running sequences are indexed."""
-        max_tokens = TOKENS_PER_STEP if pays else TOKENS_PER_LOOK
         if sequences is not self._sequences:
             self._follow(sequences)
         num_indexed = sum(prompt.num_tokens for prompt in self.prompts.values())
-        budget = max(0, min(max_tokens, INDEXED_TOKENS - num_indexed))
+        budget = max(0, min(TOKENS_PER_STEP, INDEXED_TOKENS - num_indexed))
         running = self._read(PromptIndex.read_running, budget)
         self._read(PromptIndex.read_others, min(OTHERS_PER_SEQUENCE * len(sequences), budget - running))
-        return running < max_tokens
+        return running < TOKENS_PER_STEP
 
     def _read(self, read: Callable[[PromptIndex, int], int], budget: int) -> int:
         left = budget
@@ -215,18 +223,30 @@ class DraftIndex:
         self._noise = {sequence: chunk for sequence, chunk in self._noise.items() if sequence in running}
         self._sequences = sequences
 
-    def draft(self, sequence: SequenceState, count: int) -> list[Draft]:
-        """Up to `count` guesses of the sequence's next tokens."""
+    def draft(self, sequence: SequenceState, count: int, least: float = MIN_CHANCE) -> Drafts:
+        """Up to `count` guesses of the sequence's next tokens, none with a chance below `least`."""
         greedy = sequence.request.sampling.greedy
         noise = [MEDIAN] * count if greedy else self._next_noise(sequence, count)
-        return self.prompts[sequence.request.input.key].draft(sequence.tokens[-LONG:], noise, self.acceptance)
+        return self.prompts[sequence.request.input.key].draft(sequence.tokens[-LONG:], noise, self.acceptance, least)
+
+    def prepare(self, sequences: list[SequenceState], count: int) -> None:
+        """Compute the noise of the next `count` tokens where it is not known, for all sequences at once."""
+        short = [s for s in sequences if not s.request.sampling.greedy and not self._has_noise(s, count)]
+        if short:
+            first = torch.tensor([len(sequence.tokens) for sequence in short])
+            seeds = torch.tensor([sequence.request.seed for sequence in short])
+            places = first[:, None] + torch.arange(NOISE_CHUNK + count)
+            numbers = uniform(seeds[:, None].expand_as(places), places).tolist()
+            self._noise |= zip(short, zip(first.tolist(), numbers, strict=True), strict=True)
+
+    def _has_noise(self, sequence: SequenceState, count: int) -> bool:
+        first, numbers = self._noise.get(sequence, (0, ()))
+        return first <= len(sequence.tokens) <= first + len(numbers) - count
 
     def _next_noise(self, sequence: SequenceState, count: int) -> list[float]:
         """The noise that will sample the sequence's next tokens."""
-        index = len(sequence.tokens)
-        first, numbers = self._noise.get(sequence, (0, []))
-        if not first <= index <= index + count <= first + len(numbers):
-            places = torch.arange(index, index + NOISE_CHUNK + count)
-            first, numbers = index, uniform(torch.full_like(places, sequence.request.seed), places).tolist()
-            self._noise[sequence] = first, numbers
-        return numbers[index - first : index - first + count]
+        if not self._has_noise(sequence, count):
+            self.prepare([sequence], count)
+        first, numbers = self._noise[sequence]
+        index = len(sequence.tokens) - first
+        return numbers[index : index + count]

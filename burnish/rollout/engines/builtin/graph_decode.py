@@ -6,7 +6,8 @@ the device generates the next. Between two steps the device is idle, so pause, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ from burnish.rollout.engines.builtin.decode_layers import DecodeLayers, Unsuppor
 from burnish.rollout.engines.builtin.decode_plan import CACHE_DTYPES, decode_plan
 from burnish.rollout.engines.builtin.decode_step import DecodeStep, StepBuffers
 from burnish.rollout.engines.builtin.device_batch import DeviceBatch, SamplingMode
+from burnish.rollout.engines.builtin.draft_policy import LoopPolicy
+from burnish.rollout.engines.builtin.drafter import Drafter
 from burnish.rollout.engines.builtin.graphs import StepGraphs
 from burnish.rollout.engines.builtin.invariant_attention import InvariantPaged
 from burnish.rollout.engines.builtin.kv_cache import KVCache, Segment, blocks_for
@@ -35,7 +38,9 @@ from burnish.rollout.engines.builtin.sampling import SampledTokens, SamplingBatc
 from burnish.rollout.engines.builtin.scheduler import Scheduler
 from burnish.rollout.engines.builtin.sequence import NO_SLOT, PromptState, SequenceState
 from burnish.rollout.engines.builtin.shared_prefix import PrefixClusters
+from burnish.rollout.engines.builtin.verify_step import DraftRows, VerifyStep, draft_depths
 from burnish.rollout.engines.builtin.vmm import Region, allocate_region
+from burnish.rollout.engines.builtin.window import BatchState, Window, WindowTokens
 from burnish.rollout.stop import Finish, finish
 from burnish.sizing import FIRST_TOKEN_BATCH, cache_blocks, max_chunk_rows
 
@@ -48,82 +53,7 @@ class DeviceMemory(NamedTuple):
     logits: Tensor
     batch: DeviceBatch
     prefixes: PrefixClusters | None
-
-
-class BatchState(NamedTuple):
-    """[sequences] each, as of the last sync; the host's token lists may lag behind."""
-
-    slot: np.ndarray  # NO_SLOT: not on the device yet
-    length: np.ndarray  # cached tokens
-    remaining: np.ndarray  # tokens until max_tokens
-
-    @staticmethod
-    def of(sequences: Sequence[SequenceState], batch: DeviceBatch) -> BatchState:
-        slot = np.array([sequence.slot for sequence in sequences], dtype=np.int64)
-        length, num_tokens, limit = (batch.column(name)[slot] for name in ("length", "num_tokens", "limit"))
-        remaining = limit - num_tokens
-        for number in np.flatnonzero(slot == NO_SLOT).tolist():
-            sequence = sequences[number]
-            length[number] = sequence.num_cached
-            remaining[number] = sequence.max_tokens - len(sequence.tokens)
-        return BatchState(slot, length, remaining)
-
-    @property
-    def has_new(self) -> bool:
-        return bool((self.slot == NO_SLOT).any())
-
-    def missing_blocks(self, num_steps: int, num_blocks: np.ndarray, block_size: int) -> Iterator[tuple[int, int]]:
-        """(index, tokens to hold) of sequences whose blocks may not hold their next tokens.
-
-        `num_blocks`: of every slot; a new sequence is always included.
-        """
-        needed = self.length + np.minimum(num_steps, self.remaining)
-        short = np.flatnonzero((needed > num_blocks[self.slot] * block_size) | (self.slot == NO_SLOT))
-        return zip(short.tolist(), needed[short].tolist(), strict=True)
-
-
-class WindowTokens(NamedTuple):
-    """What a window generated for one sequence."""
-
-    tokens: list[int]
-    log_probs: list[float]
-    top: list[list[tuple[int, float]]] | None
-    ended: bool  # by a token or by its length, as the device tests it
-
-
-class Window:
-    """The tokens of one window; valid until the next one is synchronized, even after the batch was rearranged.
-
-    Converted to lists sequence by sequence: a thousand small lists at once would trigger the garbage collector.
-    """
-
-    def __init__(self, batch: DeviceBatch, num_tokens_before: np.ndarray) -> None:
-        self.sequences = batch.sequences  # by slot
-        slots = slice(len(self.sequences))
-        self.num_tokens: list[int] = (batch.column("num_tokens") - num_tokens_before)[slots].tolist()
-        self.active: list[int] = batch.column("active")[slots].tolist()
-        self._tokens, self._log_probs = batch.tokens.host, batch.log_probs.host
-        self._top = (batch.top_ids.host, batch.top_values.host) if batch.mode.top else None
-
-    @property
-    def ended(self) -> list[SequenceState]:
-        return [sequence for sequence, active in zip(self.sequences, self.active, strict=True) if not active]
-
-    def __iter__(self) -> Iterator[tuple[SequenceState, WindowTokens]]:
-        for slot, (sequence, count, active) in enumerate(
-            zip(self.sequences, self.num_tokens, self.active, strict=True)
-        ):
-            tokens, log_probs = self._tokens[slot, :count].tolist(), self._log_probs[slot, :count].tolist()
-            num_top = sequence.request.sampling.logprobs or 0
-            top = None if self._top is None else self._top_tokens(*self._top, slot, count, num_top)
-            yield sequence, WindowTokens(tokens, log_probs, top, not active)
-
-    @staticmethod
-    def _top_tokens(
-        ids: np.ndarray, values: np.ndarray, slot: int, count: int, num_top: int
-    ) -> list[list[tuple[int, float]]]:
-        columns = (part[slot, :count, :num_top].tolist() for part in (ids, values))
-        return [list(zip(*pair, strict=True)) for pair in zip(*columns, strict=True)]
+    drafts: DraftRows | None
 
 
 class GraphDecoder:
@@ -147,9 +77,15 @@ class GraphDecoder:
         self.eos_ids = frozenset(options.eos_ids)
         self.layers, self.remarks = self._explicit_layers()
         self.graphs = StepGraphs(self.runner.model, self.plan, self._make_step, self._deactivate)
+        self.drafter = None
+        if options.drafts is not None:
+            depths = draft_depths(options.drafts.num_tokens)
+            limits = replace(options.drafts, num_tokens=depths[-1])
+            self.drafter = Drafter(limits, LoopPolicy(depths), options.device)
         self.memory: DeviceMemory | None = None
         self.host_syncs = self.graph_replays = self.kv_tokens_read = self.kv_tokens_saved = 0
         self._dummy_slot = 0
+        self._started = 0.0  # when the last steps were launched, by the drafter's clock
         self._running: list[SequenceState] | None = None  # the scheduler's list that the device's batch was made from
         self._grown: list[SequenceState] = []  # sequences with new blocks that the device does not have
         self._unread: Window | None = None  # synchronized, but not appended to the sequences yet
@@ -165,7 +101,7 @@ class GraphDecoder:
 
     @property
     def drafts(self) -> bool:
-        return False  # not supported yet
+        return self.drafter is not None
 
     @property
     def allocated(self) -> DeviceMemory:
@@ -195,10 +131,15 @@ class GraphDecoder:
         row_blocks = blocks_for(options.max_model_len, shape.block_size)
         num_seqs = max(options.max_num_seqs, options.max_sessions)
         least, most = cache_blocks(options.max_model_len, num_seqs, shape.block_size, device_loop=True)
-        num_slots = max(options.max_num_seqs, *self.plan.capture_sizes, 1)
+        num_slots = num_rows = max(options.max_num_seqs, *self.plan.capture_sizes, 1)
         model = self.runner.model
         vocabulary, dtype = head_weight(model).shape[0], model.dtype
-        logits_rows = min(num_slots, max_chunk_rows(vocabulary, dtype.itemsize, device.type))
+        drafts, width = None, 1
+        if self.drafter is not None:
+            depths = draft_depths(self.drafter.options.num_tokens)
+            drafts, width = DraftRows(num_slots, depths, device), 1 + depths[-1]
+            num_rows = max(num_rows, min(num_slots, self.drafter.options.max_num_seqs) * width)
+        logits_rows = min(num_rows, max_chunk_rows(vocabulary, dtype.itemsize, device.type))
         logits_bytes = logits_rows * vocabulary * dtype.itemsize
         affordable = (int(free_bytes(device) * options.memory_share) - logits_bytes) // shape.block_bytes
         num_blocks = max(least, min(most, affordable))  # one sequence always fits
@@ -206,14 +147,13 @@ class GraphDecoder:
         region = allocate_region(device, num_bytes, num_tensors, beside=options.beside)
         cache = KVCache(shape, num_blocks, device, region.carve)
         logits = region.carve((logits_rows, vocabulary), dtype)
-        batch = DeviceBatch(
-            num_slots, row_blocks + 1, options.max_model_len, vocabulary, self.plan.sync_interval, device
-        )
+        tokens_per_sync = max(self.plan.sync_interval, width)
+        batch = DeviceBatch(num_slots, row_blocks + 1, options.max_model_len, vocabulary, tokens_per_sync, device)
         prefixes = None
         if self.plan.shared_prefix:
             group = model.config.get_text_config().num_attention_heads // shape.kv_heads
             prefixes = PrefixClusters(num_slots, num_members(group), shape.block_size, device)
-        return DeviceMemory(region, cache, logits, batch, prefixes)
+        return DeviceMemory(region, cache, logits, batch, prefixes, drafts)
 
     def close_cache(self) -> None:
         """Free the memory but keep its addresses, so that captured graphs stay valid."""
@@ -276,20 +216,73 @@ class GraphDecoder:
         return tokens, log_probs_of(logits, settings.temperature, tokens, softcap, measured)[0]
 
     def step(self, scheduler: Scheduler) -> None:
-        """One window of tokens for every running sequence."""
+        """One window of tokens for every running sequence, or one that verifies drafts."""
+        drafts = self._propose(scheduler)
+        num_steps = 1
+        if not drafts:
+            state = self._state(scheduler)
+            num_steps = self._num_steps(scheduler, int(state.remaining.max()))
+            self._allocate_blocks(scheduler, state, num_steps)
+        if not scheduler.running:
+            return
         sequences = scheduler.running
-        state = BatchState.of(sequences, self.batch)
+        scheduler.counts["blocks_in_use"] = max(scheduler.counts["blocks_in_use"], self.blocks.num_used)
+        scheduler.counts["decode_steps"] += num_steps
+        if drafts:
+            self._verify(scheduler, drafts)
+            return
+        num_tokens_before = self.launch(sequences, num_steps)
+        self.flush(scheduler)
+        self._take_window(scheduler, self.sync(num_tokens_before))
+        if self.drafter is not None:
+            self.drafter.observe_plain(len(sequences), self._started, num_steps)
+
+    def _state(self, scheduler: Scheduler) -> BatchState:
+        state = BatchState.of(scheduler.running, self.batch)
         if state.has_new:  # the whole batch may have to be written again, from the sequences' lists
             self.flush(scheduler)
-        num_steps = self._num_steps(scheduler, int(state.remaining.max()))
+        return state
+
+    def _allocate_blocks(self, scheduler: Scheduler, state: BatchState, num_steps: int) -> None:
+        """For the next tokens of the running sequences; the newest are preempted where there are too few."""
+        sequences = scheduler.running
         missing = state.missing_blocks(num_steps, self.batch.num_blocks, self.blocks.block_size)
         self._grown += scheduler.grow({sequences[number]: count for number, count in missing})
-        if scheduler.running:
-            scheduler.counts["blocks_in_use"] = max(scheduler.counts["blocks_in_use"], self.blocks.num_used)
-            num_tokens_before = self.launch(scheduler.running, num_steps)
-            self.flush(scheduler)
-            self._take_window(scheduler, self.sync(num_tokens_before))
-            scheduler.counts["decode_steps"] += num_steps
+
+    def _propose(self, scheduler: Scheduler) -> list[list[int]]:
+        """Drafts of the running sequences, where they promise to pay; every token is on the host then.
+
+        Blocks for drafts are taken from free ones only: they preempt nothing.
+        """
+        drafter, drafts = self.drafter, self.allocated.drafts
+        if drafter is None or drafts is None or scheduler.waiting or not drafter.is_due(scheduler.running):
+            return []
+        self.flush(scheduler)
+        self._allocate_blocks(scheduler, self._state(scheduler), 1)
+        if scheduler.waiting or not scheduler.running:  # one was preempted
+            return []
+        state, block_size = self._state(scheduler), self.blocks.block_size
+        ahead = list(state.missing_blocks(1 + drafts.depths[-1], self.batch.num_blocks, block_size))
+        missing = (
+            blocks_for(count, block_size) - len(scheduler.running[number].block_table) for number, count in ahead
+        )
+        if sum(missing) <= self.blocks.pool.num_free:
+            self._grown += scheduler.grow({scheduler.running[number]: count for number, count in ahead})
+        return drafter.propose(scheduler.running, block_size)
+
+    def _verify(self, scheduler: Scheduler, drafts: list[list[int]]) -> None:
+        """One token for every running sequence, and those behind it whose drafts are right."""
+        drafter, sequences = self.drafter, scheduler.running
+        assert drafter is not None
+        before, num_tokens = [len(sequence.tokens) for sequence in sequences], scheduler.counts["tokens"]
+        depth = next(depth for depth in draft_depths(drafter.options.num_tokens) if depth >= max(map(len, drafts)))
+        window = self.sync(self.launch(sequences, 1, drafts, depth), drafts)
+        self._take_window(scheduler, window)
+        self.flush(scheduler)
+        scheduler.counts["draft_tokens"] += sum(map(len, drafts))
+        scheduler.counts["draft_accepted"] += scheduler.counts["tokens"] - num_tokens - len(sequences)
+        sampled = [sequence.tokens[count:] for sequence, count in zip(sequences, before, strict=True)]
+        drafter.observe(sampled, len(sequences) * (1 + depth), self._started)
 
     def _num_steps(self, scheduler: Scheduler, remaining: int) -> int:
         """Tokens until the next sync: fewer if every sequence ends before; one while prompts wait for their prefill."""
@@ -297,8 +290,13 @@ class GraphDecoder:
         waits = scheduler.waiting and has_slots and not scheduler.out_of_blocks
         return 1 if waits else min(self.plan.sync_interval, remaining)
 
-    def launch(self, sequences: list[SequenceState], num_steps: int) -> np.ndarray:
-        """Start `num_steps` steps, for which blocks are allocated; returns the response lengths before them."""
+    def launch(
+        self, sequences: list[SequenceState], num_steps: int, drafts: Sequence[Sequence[int]] = (), depth: int = 0
+    ) -> np.ndarray:
+        """Start `num_steps` steps, for which blocks are allocated; returns the response lengths before them.
+
+        With a `depth`, steps that verify up to so many drafts of each sequence.
+        """
         if self._running is not sequences:
             if self.batch.arrange(sequences, self._end_ids):
                 self.graphs.clear()
@@ -307,27 +305,35 @@ class GraphDecoder:
             self._running = sequences
         self.batch.write_tables(sequence for sequence in self._grown if sequence.slot != NO_SLOT)
         self._grown = []
-        step, is_captured = self.graphs.get(len(sequences), self.batch.mode)
+        step, is_captured = self.graphs.get(len(sequences), self.batch.mode, depth)
+        self._started = 0.0 if self.drafter is None else self.drafter.clock()
         num_tokens_before = self.batch.column("num_tokens").copy()
         self.batch.push()
+        if self.allocated.drafts is not None and depth:
+            self.allocated.drafts.push(sequences, drafts)
         for _ in range(num_steps):
             step.run()
         self.graph_replays += num_steps if is_captured else 0
         return num_tokens_before
 
-    def sync(self, num_tokens_before: np.ndarray) -> Window:
+    def sync(self, num_tokens_before: np.ndarray, drafts: Sequence[Sequence[int]] = ()) -> Window:
         """Wait for the device."""
         lengths = self.batch.column("length").copy()
         self.batch.pull()
         self.host_syncs += 1
-        self._count_reads(lengths, self.batch.column("length") - lengths)
+        num_tokens = self.batch.column("length") - lengths
+        self._count_reads(lengths, num_tokens, drafts)
         return Window(self.batch, num_tokens_before)
 
-    def _count_reads(self, lengths: np.ndarray, num_tokens: np.ndarray) -> None:
+    def _count_reads(self, lengths: np.ndarray, num_tokens: np.ndarray, drafts: Sequence[Sequence[int]]) -> None:
         """Cached tokens that a layer with full attention has read in a window, and those that sharing saved it."""
+        if drafts:  # each was a row, right or wrong, and read all that is before it
+            num_tokens = np.zeros_like(lengths)
+            for sequence, tokens in zip(self._running or (), drafts, strict=True):
+                num_tokens[sequence.slot] = 1 + len(tokens)
         self.kv_tokens_read += int((num_tokens * lengths + num_tokens * (num_tokens - 1) // 2).sum())
         prefixes = self.allocated.prefixes
-        if prefixes is not None:
+        if prefixes is not None and not drafts:
             saved = prefixes.found.tokens_saved(num_tokens)
             self.kv_tokens_read -= saved
             self.kv_tokens_saved += saved
@@ -372,7 +378,8 @@ class GraphDecoder:
         return counts
 
     def finished(self, sequence: SequenceState) -> None:
-        """Nothing is kept of it."""
+        if self.drafter is not None:
+            self.drafter.finished(sequence)
 
     def fail(self, scheduler: Scheduler) -> None:
         unread, self._unread = self._unread, None
@@ -404,7 +411,7 @@ class GraphDecoder:
         sampling = sequence.request.sampling
         return sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos_ids)})
 
-    def _make_step(self, size: int, mode: SamplingMode) -> DecodeStep:
+    def _make_step(self, size: int, mode: SamplingMode, depth: int) -> DecodeStep:
         memory = self.allocated
         has_media = self.runner.family is not None
         buffers = StepBuffers(
@@ -413,7 +420,9 @@ class GraphDecoder:
             prefixes=memory.prefixes,
             layers=self.layers,
         )
-        return DecodeStep(self.runner.model, buffers, size, mode, self.plan)
+        if memory.drafts is None or depth == 0:
+            return DecodeStep(self.runner.model, buffers, size, mode, self.plan)
+        return VerifyStep(self.runner.model, buffers, size, mode, self.plan, memory.drafts, depth)
 
     def _deactivate(self) -> None:
         self.batch.deactivate()

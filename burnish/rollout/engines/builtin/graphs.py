@@ -51,37 +51,38 @@ class CapturedStep:
 
 
 class StepGraphs:
-    """`make_step` builds the step of a batch size; `deactivate` empties the batch, so that captures have no effect."""
+    """`make_step` builds the step of a batch size, for so many drafts of each sequence; `deactivate` empties the batch,
+    so that captures have no effect."""
 
     def __init__(
         self,
         model: PreTrainedModel,
         plan: DecodePlan,
-        make_step: Callable[[int, SamplingMode], Callable[[], None]],
+        make_step: Callable[[int, SamplingMode, int], Callable[[], None]],
         deactivate: Callable[[], None],
     ) -> None:
         self.plan, self.make_step, self.deactivate = plan, make_step, deactivate
         self.layers = CompiledLayers(model) if plan.compiled else None
-        self.steps: dict[tuple[int, SamplingMode], Runnable] = {}
+        self.steps: dict[tuple[int, SamplingMode, int], Runnable] = {}
         self._pool: Any = None
 
-    def get(self, batch_size: int, mode: SamplingMode) -> tuple[Runnable, bool]:
+    def get(self, batch_size: int, mode: SamplingMode, depth: int = 0) -> tuple[Runnable, bool]:
         """The step for a batch, and whether it is one of the capture sizes."""
         size = self.plan.capture_size(batch_size)
         if size is None:
-            return EagerStep(self.make_step(batch_size, mode)), False
+            return EagerStep(self.make_step(batch_size, mode, depth)), False
         mode = mode._replace(num_slow=min(mode.num_slow, size))
-        if (size, mode) not in self.steps:
-            self.steps[size, mode] = self._build(size, mode)
-        return self.steps[size, mode], True
+        if (size, mode, depth) not in self.steps:
+            self.steps[size, mode, depth] = self._build(size, mode, depth)
+        return self.steps[size, mode, depth], True
 
     def clear(self) -> None:
         """Tensors have moved to other addresses."""
         self.steps.clear()
         self._pool = None
 
-    def _build(self, size: int, mode: SamplingMode) -> Runnable:
-        step = self.make_step(size, mode)
+    def _build(self, size: int, mode: SamplingMode, depth: int) -> Runnable:
+        step = self.make_step(size, mode, depth)
         if not self.plan.captured:
             return EagerStep(step if self.layers is None else self.layers.around(step))
         if self._pool is None:

@@ -161,6 +161,13 @@ def tokens_left(tables: Sequence[Sequence[int]], lengths: Sequence[int], block_s
     return min(len(table) * block_size - length for table, length in zip(tables, lengths, strict=True))
 
 
+def sequence_rows(counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row its sequence and its place among that sequence's rows, where sequence i has counts[i] rows."""
+    sizes = np.asarray(counts, dtype=np.int64)
+    row_of = np.repeat(np.arange(len(sizes)), sizes)
+    return row_of, np.arange(len(row_of)) - (sizes.cumsum() - sizes)[row_of]
+
+
 class BlockDecode:
     """One new token per sequence, in block space.
 
@@ -276,14 +283,14 @@ class DeviceDecode:
     triton: bool
     prefixes: SharedPrefixes | None = None  # to be read once for several sequences
     counters: Tensor | None = None  # [B * kv_heads] int32 zeros: one kernel less per layer
+    spare: Tensor | None = None  # [B]: slots that no row reads, where rows are consecutive tokens of a sequence
 
     def attend(
         self, keys: Tensor, values: Tensor, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape
     ) -> Tensor:
         where = (self.slots, self.tables, self.lengths)
-        return write_and_decode(
-            keys, values, query, key, value, *where, shape, self.triton, self.prefixes, self.counters
-        )
+        more = (self.prefixes, self.counters, self.spare)
+        return write_and_decode(keys, values, query, key, value, *where, shape, self.triton, *more)
 
 
 class DevicePrefill:

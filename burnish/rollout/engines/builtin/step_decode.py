@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.block_manager import BlockManager
 from burnish.rollout.engines.builtin.decode_plan import why_by_token
+from burnish.rollout.engines.builtin.draft_policy import DraftPolicy
 from burnish.rollout.engines.builtin.drafter import Drafter
 from burnish.rollout.engines.builtin.kv_cache import BLOCK_SIZE
+from burnish.rollout.engines.builtin.paged_attention import sequence_rows
 from burnish.rollout.engines.builtin.sampling import SampledTokens, SamplingBatch, sample_to_host
 from burnish.rollout.engines.builtin.scheduler import Scheduler
 from burnish.rollout.engines.builtin.sequence import PromptState, SequenceState
@@ -31,7 +34,7 @@ class StepDecoder:
         self.blocks = BlockManager(BLOCK_SIZE, options.prefix_caching, exact_only=self.runner.invariant)
         self.drafter = None
         if options.drafts is not None:
-            self.drafter = Drafter(options.drafts, self.runner.row_multiple, self.runner.device)
+            self.drafter = Drafter(options.drafts, DraftPolicy(self.runner.row_multiple), self.runner.device)
         self._batch: list[SequenceState] | None = None
         self._version = -1
         self._sampling: SamplingBatch
@@ -102,12 +105,12 @@ class StepDecoder:
         if drafts:
             sampled = self._verify(sequences, drafts)
             rows = verified_rows(sampled.tokens, drafts)
-            drafter.observe(([sampled.tokens[row] for row in part] for part in rows), len(sampled.tokens), started)
             self._append(scheduler, sequences, sampled, rows)
+            drafter.observe([[sampled.tokens[row] for row in part] for part in rows], len(sampled.tokens), started)
         else:
             sampled = self._decode(sequences)
-            drafter.observe(([token] for token in sampled.tokens), len(sequences), started)
             scheduler.append(sequences, sampled)
+            drafter.observe_plain(len(sequences), started)
 
     def _append(
         self, scheduler: Scheduler, sequences: list[SequenceState], sampled: SampledTokens, rows: list[list[int]]
@@ -157,14 +160,14 @@ class StepDecoder:
         self._prepare(sequences)
         counts = [1 + len(draft) for draft in drafts]
         tokens = [t for s, draft in zip(sequences, drafts, strict=True) for t in (s.tokens[-1], *draft)]
-        index = [len(s.tokens) + depth for s, count in zip(sequences, counts, strict=True) for depth in range(count)]
-        row_of = torch.tensor([n for n, count in enumerate(counts) for _ in range(count)], device=self.runner.device)
+        row_of, depth = sequence_rows(counts)
+        index = np.array([len(sequence.tokens) for sequence in sequences])[row_of] + depth
         self._start_rows(sequences, counts)
         hidden = self.runner.decode(tokens)
         if self.runner.routing is not None:
             self.runner.keep_experts(self._slots(sequences, counts))
         self._version = -1  # sequences advance by different numbers of tokens
-        return self._sample(hidden, index, self._sampling.rows(row_of))
+        return self._sample(hidden, index, self._sampling.rows(torch.from_numpy(row_of).to(self.runner.device)))
 
     def _slots(self, sequences: Sequence[SequenceState], counts: Sequence[int] | None = None) -> Tensor:
         """Where the tokens of each row are in the cache; `counts` rows of each sequence, by default one."""
@@ -186,19 +189,21 @@ class StepDecoder:
 
     def _start_rows(self, sequences: list[SequenceState], counts: Sequence[int] | None = None) -> None:
         """Attention for `counts` rows of each sequence, by default one."""
-        places = _places(sequences, counts)
+        tables = [sequence.block_table for sequence in sequences]
         shared: set[int] = set()
         if self.runner.cpu_kernels is None:
             self.blocks.compact(sequences)
-            users = Counter(block for sequence, _ in places for block in sequence.block_table)
+            users = Counter[int]()
+            for table, count in zip(tables, counts or [1] * len(tables), strict=True):
+                users.update(table * count)
             shared = {block for block, count in users.items() if count > 1 or self.blocks.pool.is_shared(block)}
-        tables, offsets = ([getattr(sequence, name) for sequence, _ in places] for name in ("block_table", "offset"))
-        self.runner.start_decoding(tables, [length for _, length in places], offsets, shared)
+        lengths, offsets = ([getattr(sequence, name) for sequence in sequences] for name in ("num_cached", "offset"))
+        self.runner.start_decoding(tables, lengths, offsets, shared, counts)
 
-    def _sample(self, hidden: Tensor, index: list[int], sampling: SamplingBatch) -> SampledTokens:
+    def _sample(self, hidden: Tensor, index: Sequence[int] | np.ndarray, sampling: SamplingBatch) -> SampledTokens:
         """The token behind each row, by the noise of its `index` in the response."""
-        places = torch.tensor(index, device=self.runner.device)
-        return sample_to_host(self.runner.logits(hidden)[: len(index)], sampling, places)
+        places = torch.as_tensor(index, device=self.runner.device)
+        return sample_to_host(self.runner.logits(hidden)[: len(places)], sampling, places)
 
 
 def _places(sequences: Sequence[SequenceState], counts: Sequence[int] | None) -> list[tuple[SequenceState, int]]:

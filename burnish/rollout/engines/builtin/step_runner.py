@@ -17,7 +17,7 @@ from burnish.rollout.engines.builtin.kv_cache import BLOCK_SIZE, KVCache, Segmen
 from burnish.rollout.engines.builtin.memory import free_bytes
 from burnish.rollout.engines.builtin.model_runner import ModelRunner
 from burnish.rollout.engines.builtin.native.decode import CpuDecode
-from burnish.rollout.engines.builtin.paged_attention import BlockDecode, BlockPrefill
+from burnish.rollout.engines.builtin.paged_attention import BlockDecode, BlockPrefill, sequence_rows
 from burnish.sizing import cache_blocks
 
 
@@ -69,15 +69,29 @@ class StepRunner(ModelRunner):
 
     @on_all_ranks
     def start_decoding(
-        self, tables: list[list[int]], lengths: list[int], offsets: list[int], shared: Collection[int]
+        self,
+        tables: list[list[int]],
+        lengths: list[int],
+        offsets: list[int],
+        shared: Collection[int],
+        counts: Sequence[int] | None = None,
     ) -> None:
-        """A new batch: blocks and cached tokens of each sequence, and the blocks that several of them use."""
-        pad = padding(len(tables), self.row_multiple)
-        if self.cpu_kernels is None:
-            self._attention = BlockDecode(self.open_cache, tables, lengths, set(shared), pad)
-        else:
-            self._attention = CpuDecode(self.open_cache, self.cpu_kernels.decode, tables, lengths, pad)
+        """A new batch: blocks and cached tokens of each sequence, and the blocks that several of them use.
+
+        `counts`: rows of each sequence, by default one; each is one token further than the row before it.
+        """
+        pad = padding(len(tables) if counts is None else sum(counts), self.row_multiple)
         self._offsets = torch.tensor(offsets, device=self.device)
+        if counts is not None:
+            row_of, depth = sequence_rows(counts)
+            self._offsets = self._offsets[torch.from_numpy(row_of).to(self.device)]
+        if self.cpu_kernels is not None:
+            self._attention = CpuDecode(self.open_cache, self.cpu_kernels.decode, tables, lengths, pad, counts)
+            return
+        if counts is not None:
+            tables = [tables[row] for row in row_of.tolist()]
+            lengths = [lengths[row] + place for row, place in zip(row_of.tolist(), depth.tolist(), strict=True)]
+        self._attention = BlockDecode(self.open_cache, tables, lengths, set(shared), pad)
 
     @property
     def tokens_left(self) -> int:

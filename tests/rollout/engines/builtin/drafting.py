@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from burnish.rollout.engines.builtin.draft_index import Acceptance, Draft
+from burnish.rollout.engines.builtin.draft_index import MIN_CHANCE, Acceptance, Drafts
 
 
 class EveryDraft:
     """A policy that verifies every draft in every step, whatever that costs."""
 
-    pause = 1
+    pays, least_chance = False, MIN_CHANCE
 
     def wants_drafts(self):
         return True
@@ -16,7 +16,7 @@ class EveryDraft:
     def choose(self, chances, seconds):
         return [len(row) for row in chances]
 
-    def add_step(self, rows, seconds):
+    def add_step(self, num_sequences, rows, tokens, seconds, drafting, steps=1):
         pass
 
 
@@ -27,11 +27,18 @@ class Scripted:
         self.script = script
         self.acceptance = Acceptance()
 
-    def update(self, sequences, pays):
+    def restart(self):
+        pass
+
+    def update(self, sequences):
         return True
 
-    def draft(self, sequence, count):
-        return [Draft(token, 0, 1.0) for token in self.script(sequence)][:count]
+    def prepare(self, sequences, count):
+        pass
+
+    def draft(self, sequence, count, least):
+        tokens = self.script(sequence)[:count]
+        return Drafts(tokens, [0] * len(tokens), [1.0] * len(tokens))
 
     def record(self, sequence):
         pass

@@ -33,8 +33,8 @@ def draft(index, sequence, count=4):
     """Once all tokens are indexed."""
     sequences = [sequence] if index._sequences is None else index._sequences
     for _ in range(20):
-        index.update(sequences, pays=True)
-    return [draft.token for draft in index.draft(sequence, count)]
+        index.update(sequences)
+    return index.draft(sequence, count).tokens
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_other_prompts_do_not_count(index):
 
 def test_running_responses_of_the_group(index):
     group = [running([4, 5, 6, 7, 8]), running([4, 5])]
-    index.update(group, pays=True)
+    index.update(group)
     assert draft(index, group[1], count=3) == [6, 7, 8]
     group[0].tokens += [9, 10]
     group[1].tokens += [6]
@@ -69,10 +69,10 @@ def test_running_responses_of_the_group(index):
 
 def test_a_restarted_response_is_followed_again(index):
     sequence = running([4, 5, 6])
-    index.update([sequence], pays=True)
+    index.update([sequence])
     sequence.restart()
     sequence.tokens += [20, 21, 22, 20, 21]
-    index.update([running([1]), sequence], pays=True)
+    index.update([running([1]), sequence])
     assert draft(index, sequence, count=1) == [22]
 
 
@@ -81,11 +81,11 @@ def test_a_long_context_decides_where_it_is_reliable():
     prompts = PromptIndex((), [[1, 2, 3, 4, 5] * 4 + [4, 9] * 20])
     prompts.read_others(1000)
     acceptance = Acceptance()
-    assert [d.token for d in prompts.draft([1, 2, 3, 4], [0.99], acceptance)] == [5]
-    evidence = prompts.draft([1, 2, 3, 4], [0.99], acceptance)[0].evidence
+    assert prompts.draft([1, 2, 3, 4], [0.99], acceptance).tokens == [5]
+    evidence = prompts.draft([1, 2, 3, 4], [0.99], acceptance).evidence[0]
     for _ in range(50):
         acceptance.add(evidence, False)
-    assert [d.token for d in prompts.draft([1, 2, 3, 4], [0.99], acceptance)] == [9]
+    assert prompts.draft([1, 2, 3, 4], [0.99], acceptance).tokens == [9]
 
 
 def test_a_draft_is_the_quantile_at_the_noise_of_its_token(index):
@@ -96,9 +96,9 @@ def test_a_draft_is_the_quantile_at_the_noise_of_its_token(index):
     assert draft(index, running([7, 7, 7, 1], do_sample=False), count=1) == [30]  # no noise: the median
     for seed in range(20):
         sequence = running([7, 7, 7, 1], seed=seed)
-        index.update([sequence], pays=True)
+        index.update([sequence])
         point = uniform(torch.tensor([seed]), torch.tensor([4])).item()
-        assert index.draft(sequence, 1)[0].token == (10, 20, 30, 40)[int(4 * point)]
+        assert index.draft(sequence, 1).tokens[0] == (10, 20, 30, 40)[int(4 * point)]
 
 
 def test_the_noise_is_that_of_sampling(index):
@@ -115,24 +115,31 @@ def test_chances_fall_along_a_chain_and_follow_what_was_right(index):
     sequence = running([1, 2, 3])
     assert draft(index, sequence) == [4, 5, 6, 7]
     drafts = index.draft(sequence, 16)
-    chances = [d.chance for d in drafts]
-    assert chances == sorted(chances, reverse=True) and len(drafts) < 16  # it ends where a draft is hopeless
+    assert drafts.chances == sorted(drafts.chances, reverse=True)
+    assert 2 < len(drafts.tokens) < 16  # it ends where a draft is hopeless
+    assert index.draft(sequence, 16, least=drafts.chances[2]).tokens == drafts.tokens[:3]
     for _ in range(200):
-        index.acceptance.add(drafts[0].evidence, True)
+        index.acceptance.add(drafts.evidence[0], True)
     better = index.draft(sequence, 16)
-    assert better[0].chance > 0.9 and len(better) == 16
+    assert better.chances[0] > 0.9 and len(better.tokens) == 16
 
 
 def test_the_work_between_two_steps_is_bounded(index, monkeypatch):
     monkeypatch.setattr(draft_index, "TOKENS_PER_STEP", 10)
-    monkeypatch.setattr(draft_index, "TOKENS_PER_LOOK", 4)
     sequence = running(range(24))
-    complete = [index.update([sequence], pays=True) for _ in range(3)]
-    assert complete == [False, False, True]
-    sequence = running(range(24))
-    assert [index.update([sequence], pays=False) for _ in range(2)] == [False, False]
+    assert [index.update([sequence]) for _ in range(3)] == [False, False, True]
     (prompt,) = index.prompts.values()
-    assert prompt.num_tokens == 24 + 3 + 4 + 4  # the first sequence, the prompt, and four tokens per look
+    assert prompt.num_tokens == 24 + 3  # and the prompt
+
+
+def test_a_new_start_begins_with_the_newest_tokens(index):
+    sequence = running(range(100))
+    index.update([sequence])
+    index.restart()
+    sequence.tokens += range(100, 200)
+    index.update([sequence])
+    (prompt,) = index.prompts.values()
+    assert prompt.num_tokens == draft_index.WINDOW + len(PROMPT)
 
 
 def test_memory_is_bounded(index, monkeypatch):
@@ -145,9 +152,9 @@ def test_memory_is_bounded(index, monkeypatch):
     assert list(index.history) == [ModelInput((1,)).key]
     sequence = running(range(60))
     for _ in range(5):
-        index.update([sequence], pays=True)
+        index.update([sequence])
     assert sum(prompt.num_tokens for prompt in index.prompts.values()) == 30
-    index.update([running([1], prompt=(1,))], pays=True)
+    index.update([running([1], prompt=(1,))])
     assert list(index.prompts) == [ModelInput((1,)).key]  # of running prompts only
 
 

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from burnish.rollout.engines.builtin.draft_policy import MAX_PAUSE, MIN_STEPS, DraftPolicy, StepTimes
+from burnish.rollout.engines.builtin.draft_index import MIN_CHANCE
+from burnish.rollout.engines.builtin.draft_policy import MAX_BALANCE, MAX_LOSS, MIN_STEPS, DraftPolicy, StepTimes
 
 
 def measured(overhead, per_row, row_multiple=1, rows=(4, 8, 16, 32)):
@@ -15,7 +16,7 @@ def measured(overhead, per_row, row_multiple=1, rows=(4, 8, 16, 32)):
     policy = DraftPolicy(row_multiple)
     for number in range(40):
         count = rows[number % len(rows)]
-        policy.add_step(count, overhead + per_row * count)
+        policy.add_step(count, count, count, overhead + per_row * count)
     return policy
 
 
@@ -41,7 +42,7 @@ def test_no_drafts_before_steps_are_measured():
     policy = DraftPolicy(1)
     for _ in range(MIN_STEPS):
         assert not policy.wants_drafts()
-        policy.add_step(4, 1.0)
+        policy.add_step(4, 4, 4, 1.0)
     assert policy.wants_drafts()
 
 
@@ -77,21 +78,57 @@ def test_no_step_has_more_than_twice_the_rows_of_any_before():
     assert sum(policy.choose([[0.9] * 16] * 4, seconds=0.0)) == 2 * 4 - 4
 
 
-def test_looks_that_do_not_pay_become_rare():
-    policy = measured(overhead=1.0, per_row=0.01)
-    looks = []
-    for step in range(1000):
+def looks(policy, steps, chances, drafting, tokens=8):
+    """Steps of 8 sequences in which the policy looked for drafts, which takes `drafting` steps' time."""
+    found = []
+    for step in range(steps):
+        seconds = 0.0
         if policy.wants_drafts():
-            policy.choose([[0.01]] * 8, seconds=0.1)
-            looks.append(step)
-    gaps = [after - before for before, after in itertools.pairwise(looks)]
-    assert gaps[:4] == [2, 3, 5, 9] and set(gaps[6:]) == {MAX_PAUSE + 1}
+            seconds = drafting * policy.times.predict(8)
+            counts = policy.choose([chances] * 8, seconds)
+            found.append(step)
+        rows = 8 + (sum(counts) if seconds else 0)
+        policy.add_step(8, rows, tokens if rows > 8 else 8, policy.times.predict(rows), seconds)
+    return found
+
+
+def test_looks_that_do_not_pay_take_a_small_part_of_all_steps():
+    policy = measured(overhead=1.0, per_row=0.01)
+    found = looks(policy, 1000, [0.01], drafting=0.5)
+    gaps = {after - before for before, after in itertools.pairwise(found[1:])}
+    assert found[0] == 0 and max(gaps) - min(gaps) <= 1
+    assert 0.5 * len(found) <= MAX_LOSS * 1000 + 0.5
+    policy.balance = 0.0
     policy.choose([[0.9] * 4] * 8, seconds=0.0)
-    assert policy.wants_drafts() and policy.pause == 0  # one look that pays ends that
+    assert policy.pays  # one look that pays ends that
+    policy.balance = -1.0
+    assert policy.wants_drafts()
+
+
+def test_earlier_gains_cover_looks_that_do_not_pay():
+    policy = measured(overhead=1.0, per_row=0.01)
+    looks(policy, 40, [0.9, 0.8], drafting=0.1, tokens=20)
+    assert policy.balance == MAX_BALANCE
+    assert looks(policy, 16, [0.01], drafting=0.5) == list(range(16))
+
+
+def test_drafts_that_keep_being_wrong_are_given_up():
+    """However likely they seem, their verification takes longer than what it gains, and that is booked."""
+    policy = measured(overhead=0.1, per_row=0.1)
+    found = looks(policy, 600, [0.99, 0.98], drafting=0.1, tokens=8)
+    assert 5 < len(found) < 60 and policy.balance < 0.0 and not policy.pays
+
+
+def test_unlikely_drafts_are_not_looked_for():
+    policy = measured(overhead=0.5, per_row=0.02)
+    policy.choose([[0.9, 0.7, 0.01]], seconds=0.0)
+    assert policy.least_chance == 0.35
+    policy.choose([[0.9, 0.7]], seconds=0.0)  # all were worth it: perhaps more are
+    assert policy.least_chance == MIN_CHANCE
 
 
 def test_the_time_of_drafting_counts():
-    """Drafts that were found are verified; if finding them took longer than they save, the next look comes later."""
+    """Drafts that were found are verified; if finding them took longer than they save, they do not pay."""
     policy = measured(overhead=1.0, per_row=0.0)
     assert policy.choose([[0.9]], seconds=5.0) == [1]
-    assert policy.pause > 0
+    assert not policy.pays

@@ -315,7 +315,8 @@ class TestEvents:
 def test_who_verifies_drafts(tiny_folder, make_engine):
     assert make_engine(tiny_folder, drafts=DraftOptions()).capabilities.drafts
     assert not make_engine(tiny_folder).capabilities.drafts
-    assert not make_engine(tiny_folder, drafts=DraftOptions(), device_loop=True).capabilities.drafts
+    assert make_engine(tiny_folder, drafts=DraftOptions(), device_loop=True).capabilities.drafts
+    assert not make_engine(tiny_folder, device_loop=True).capabilities.drafts
 
 
 def test_verified_rows():

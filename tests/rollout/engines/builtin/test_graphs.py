@@ -8,11 +8,13 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnish.models.model_input import ModelInput
-from burnish.rollout.engine import Request, Sampling
+from burnish.rollout.engine import DraftOptions, Request, Sampling
 from burnish.rollout.engines.builtin import graphs
 from burnish.rollout.engines.builtin.decode_plan import DecodePlan
 from burnish.rollout.engines.builtin.device_batch import PLAIN, SamplingMode
 from burnish.rollout.engines.builtin.graphs import CompiledLayers, StepGraphs
+
+from .drafting import verify_all
 
 # On a GPU each of these waits for the device, because the host must know a value or the size of a result.
 SYNCS = {
@@ -62,9 +64,10 @@ def ready(engine, prompt, sampling):
     ],
     ids=["plain", "restricted", "looks back"],
 )
-def test_a_step_never_syncs_with_the_host(mode, tiny_folder, make_engine, prompt):
-    decoder = ready(make_engine(tiny_folder, own_thread=False, **LOOP), prompt, mode)
-    body, known = decoder.graphs.get(2, decoder.batch.mode)
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_step_never_syncs_with_the_host(depth, mode, tiny_folder, make_engine, prompt):
+    decoder = ready(make_engine(tiny_folder, own_thread=False, drafts=DraftOptions(), **LOOP), prompt, mode)
+    body, known = decoder.graphs.get(2, decoder.batch.mode, depth)
     with SyncRecorder() as recorder:
         body.run()
     assert known and recorder.seen == set()
@@ -99,14 +102,15 @@ def test_capturing_changes_nothing(tiny_folder, make_engine, prompt, monkeypatch
 
     sampling = [Sampling(25, ignore_eos=True), Sampling(25, repetition_penalty=1.3, ignore_eos=True, logprobs=1)]
     requests = [Request(ModelInput(prompt(20)), one, seed) for seed, one in enumerate(sampling * 3)]
-    plain = make_engine(tiny_folder, **LOOP)
+    plain = verify_all(make_engine(tiny_folder, drafts=DraftOptions(), **LOOP))
     expected = [future.result(60) for future in plain.generate(requests)]
     monkeypatch.setattr(graphs, "CapturedStep", WarmedUp)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    tried = make_engine(tiny_folder, **LOOP)
+    tried = verify_all(make_engine(tiny_folder, drafts=DraftOptions(), **LOOP))
     object.__setattr__(tried.decoder.graphs.plan, "captured", True)
     assert [future.result(60) for future in tried.generate(requests)] == expected
     assert all(isinstance(body, WarmedUp) for body in tried.decoder.graphs.steps.values())
+    assert {depth for _, _, depth in tried.decoder.graphs.steps} > {0}
 
 
 @pytest.mark.long
@@ -114,15 +118,15 @@ def test_capturing_changes_nothing(tiny_folder, make_engine, prompt, monkeypatch
 def test_all_layers_and_sizes_share_few_programs(
     shared_prefix, family_folder, make_engine, prompt, decoding_as_on_a_gpu
 ):
-    """One for the first size and one for all others, per kind of layer, without graph breaks."""
+    """One for the first size and one for all others, per kind of layer, without graph breaks; as many with drafts."""
     torch._dynamo.reset()
     extra = {**LOOP["extra"], "shared_prefix": shared_prefix}
-    engine = make_engine(family_folder, own_thread=False, **{**LOOP, "extra": extra})
+    engine = make_engine(family_folder, own_thread=False, drafts=DraftOptions(), **{**LOOP, "extra": extra})
     decoder = ready(engine, prompt, Sampling(30, ignore_eos=True))
     counter = CompileCounterWithBackend("aot_eager")
     layers = CompiledLayers(decoder.runner.model, backend=counter)
-    for size in (3, 5, 6):
-        body = decoder._make_step(size, PLAIN)
+    for size, depth in ((3, 0), (5, 0), (6, 0), (3, 3), (5, 7), (6, 3)):
+        body = decoder._make_step(size, PLAIN, depth)
         decoder.batch.deactivate()
         body()
         expected = decoder.batch.log_probs.device[:2, 0].clone()
@@ -131,13 +135,13 @@ def test_all_layers_and_sizes_share_few_programs(
         layers.around(body)()
         assert torch.allclose(decoder.batch.log_probs.device[:2, 0], expected, atol=1e-5)
     kinds = len(set(getattr(decoder.runner.model.config, "layer_types", None) or ["all"]))
-    assert counter.frame_count == 2 * kinds
+    assert counter.frame_count == 4 * kinds
     assert all("forward" not in vars(layer) for layer in layers.layers)
 
 
 class TestSizes:
     def make(self, made, **plan):
-        def body(size, mode):
+        def body(size, mode, depth):
             made.append((size, mode))
             return lambda: None
 

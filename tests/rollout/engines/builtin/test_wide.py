@@ -114,7 +114,7 @@ def test_a_layer_stays_one_program(deep, prompt):
         decoder = engine.decoder
         layers = CompiledLayers(engine.runner.model, backend=counter)
         for size in (3, 5, 6):
-            body = decoder._make_step(size, PLAIN)
+            body = decoder._make_step(size, PLAIN, 0)
             decoder.batch.deactivate()
             layers.around(body)()
             assert decoder.batch.log_probs.device[:2].isfinite().all()

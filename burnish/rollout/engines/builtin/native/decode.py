@@ -8,7 +8,7 @@ and reports it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from burnish.models.attention import AttentionShape
 from burnish.models.cpu.library import compiled
 from burnish.rollout.engines.builtin.kv_cache import KVCache
-from burnish.rollout.engines.builtin.paged_attention import tokens_left
+from burnish.rollout.engines.builtin.paged_attention import sequence_rows, tokens_left
 
 Function = Callable[..., int]  # burnish_decode of decode.c
 # Lets sums be vectorized. Each sum belongs to one sequence, so its bits are the same in every batch.
@@ -48,15 +48,25 @@ class CpuDecode:
     """One new token per sequence, as paged_attention.BlockDecode; blocks are read in place, shared or not."""
 
     def __init__(
-        self, cache: KVCache, function: Function, tables: list[list[int]], lengths: list[int], pad: int
+        self,
+        cache: KVCache,
+        function: Function,
+        tables: list[list[int]],
+        lengths: list[int],
+        pad: int,
+        counts: Sequence[int] | None = None,
     ) -> None:
+        """`counts`: rows of each sequence, by default one; each is one token further than the row before it."""
         self.function = function
-        self.batch_size = len(tables)
         self.pad = pad  # dummy sequences that fill up a fixed shape; they read and write nothing
-        self.lengths = torch.tensor(lengths)  # tokens in the cache before this step
         width = max(map(len, tables))
         self.tables = torch.tensor([table + [0] * (width - len(table)) for table in tables])
+        self.lengths = torch.tensor(lengths)  # tokens in the cache before this step
         self.tokens_left = tokens_left(tables, lengths, cache.block_size)
+        if counts is not None:
+            row_of, depth = (torch.from_numpy(part) for part in sequence_rows(counts))
+            self.tables, self.lengths = self.tables[row_of], self.lengths[row_of] + depth
+        self.batch_size = len(self.tables)
 
     def advance(self) -> None:
         self.lengths += 1
