@@ -38,6 +38,13 @@ def test_a_folder_of_the_environment_is_used(home, monkeypatch):
     assert os.environ[VARIABLE] == "mine" and not list(home.iterdir())
 
 
+def test_inductors_own_default_is_nobodys_choice(home, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/var/tmp")
+    monkeypatch.setenv(VARIABLE, "/var/tmp/torchinductor_me")
+    keep_compiled_programs()
+    assert os.environ[VARIABLE].startswith(f"{home}/burnish/compiled/")
+
+
 def test_a_folder_that_others_can_write_is_not_used(home):
     keep_compiled_programs()
     folder = os.environ[VARIABLE]

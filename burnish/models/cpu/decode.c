@@ -75,13 +75,6 @@ static void attend(
         const long block = t / block_size, offset = t % block_size;
         const long stop = (block + 1) * block_size < end ? (block + 1) * block_size : end;
         const float *restrict value = values + table[block] * block_stride + offset * HEAD_DIM;
-        for (; t + 4 <= stop; t += 4, value += 4 * HEAD_DIM) /* four at once: fewer sums wait for each other */
-            for (long g = 0; g < GROUP; g++) {
-                const float *restrict share = scores + g * width + t - first;
-                for (long i = 0; i < HEAD_DIM; i++)
-                    mixed[g * HEAD_DIM + i] += (share[0] * value[i] + share[1] * value[HEAD_DIM + i])
-                                               + (share[2] * value[2 * HEAD_DIM + i] + share[3] * value[3 * HEAD_DIM + i]);
-            }
         for (; t < stop; t++, value += HEAD_DIM)
             for (long g = 0; g < GROUP; g++)
                 for (long i = 0; i < HEAD_DIM; i++)
