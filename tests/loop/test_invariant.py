@@ -1,4 +1,4 @@
-"""rollout.invariant in a run: training with the engine's kernels, and what is said where it cannot be."""
+"""rollout.invariant in a run: training with the engine's kernels, and the notice where it cannot."""
 
 from __future__ import annotations
 

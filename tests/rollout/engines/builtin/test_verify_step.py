@@ -98,6 +98,16 @@ class TestSameResponses:
         assert_same(respond(drafting, requests), expected)
         assert plain.stats()["kv_tokens_saved"] > 0 and drafting.stats()["draft_accepted"] > 10
 
+    def test_explicit_layers(self, tiny_folder, engines, prompt):
+        """Windows of few rows run them; steps that verify drafts run the model's own layers."""
+        plain, _ = engines(tiny_folder)
+        _, drafting = engines(tiny_folder, extra={"few_rows": 8})
+        expected = respond(plain, free_requests(prompt))
+        known = right_drafts(expected, range(3), wrong_at={7, 12})
+        verify_all(drafting, lambda sequence: known(sequence) if len(sequence.tokens) % 3 else [])
+        assert_same(respond(drafting, free_requests(prompt)), expected)
+        assert drafting.decoder.layers is not None and drafting.stats()["draft_accepted"] > 10
+
 
 class TestSteps:
     """Decode steps, in counts."""
