@@ -70,6 +70,8 @@ _ENGINE = tuple(
         *("skip_tokenizer_init", "calculate_log_probs", "speculative.*", "engine_kwargs.builtin*"),
     )
 )
+# Entries of harmless mappings that define the experiment, with their defaults.
+DEFINING_ENTRIES = {"actor_rollout_ref.rollout.engine_kwargs.builtin": {"kv_cache_dtype": "auto"}}
 # The first row that matches decides.
 CLASSES: dict[Resume, tuple[str, ...]] = {
     Resume.START: (
@@ -147,10 +149,16 @@ def split_changes(changes: list[Change], cfg: Any, job: str) -> tuple[list[Chang
     defining = [
         change
         for change in changes
-        if resume_class(change.key) in kinds
+        if (resume_class(change.key) in kinds or _has_defining_entry(change))
         and not (change.key in tree(job).leaves and status_in(cfg, change.key, change.new, job).kind == "inert")
     ]
     return defining, [change for change in changes if change not in defining]
+
+
+def _has_defining_entry(change: Change) -> bool:
+    old, new = change.old or {}, change.new or {}
+    entries = DEFINING_ENTRIES.get(change.key, {})
+    return any(old.get(name, default) != new.get(name, default) for name, default in entries.items())
 
 
 def _comparable(value: Any) -> str:

@@ -103,3 +103,17 @@ def test_other_validation_data_is_accepted_by_a_run_that_only_validates():
     (after, cfg) = settings("train", "data.val_files=[other.parquet]", "trainer.val_only=true")
     (change,) = changed_settings(before, after, "train")
     assert split_changes([change], cfg, "train") == ([], [change])
+
+
+def test_an_8_bit_cache_is_another_experiment_and_the_block_size_is_not():
+    gpu = ("trainer.device=cuda", "algorithm.rollout_correction.rollout_is=null")
+    builtin = "actor_rollout_ref.rollout.engine_kwargs.builtin"
+    (before, _) = settings("train", *gpu)
+    for value, refused in (
+        ("{block_size:32}", False),
+        ("{kv_cache_dtype:auto}", False),
+        ("{kv_cache_dtype:fp8}", True),
+    ):
+        (after, cfg) = settings("train", *gpu, f"{builtin}={value}")
+        (change,) = changed_settings(before, after, "train")
+        assert split_changes([change], cfg, "train") == (([change], []) if refused else ([], [change]))
