@@ -173,6 +173,10 @@ class ActorConfig:
     use_remove_padding: bool = II("actor_rollout_ref.model.use_remove_padding")
     """Follows model.use_remove_padding."""
 
+    use_prefix_grouper: bool = False
+    """Compute the prompt of a group once for all its responses, in log-probs and updates, instead of once per response.
+    Micro-batches keep the responses of a prompt together. Results are the same up to rounding, and up to dropout."""
+
     ulysses_sequence_parallel_size: int = at_least(1, 1)
     """Ranks that share one sequence: Ulysses if they divide the number of heads, otherwise ring attention."""
 
@@ -236,6 +240,9 @@ class RefConfig:
 
     log_prob_max_token_len_per_gpu: int = at_least(II("actor_rollout_ref.actor.ppo_max_token_len_per_gpu"), 1)
     """Token budget of one forward pass on one rank; follows the policy's."""
+
+    use_prefix_grouper: bool = II("actor_rollout_ref.actor.use_prefix_grouper")
+    """Compute a prompt once for all its responses; follows the policy's."""
 
     ulysses_sequence_parallel_size: int = at_least(II("actor_rollout_ref.actor.ulysses_sequence_parallel_size"), 1)
     """Ranks that share one sequence; follows the policy's."""

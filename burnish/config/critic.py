@@ -102,6 +102,9 @@ class CriticConfig:
     grad_clip: float = at_least(1.0, 0)
     """Maximum gradient norm; 0 disables clipping. Updates with a non-finite norm are skipped."""
 
+    use_prefix_grouper: bool = II("actor_rollout_ref.actor.use_prefix_grouper")
+    """Compute a prompt once for all its responses, in values and updates; follows the policy's."""
+
     ulysses_sequence_parallel_size: int = at_least(1, 1)
     """Ranks that share one sequence: Ulysses if they divide the number of heads, otherwise ring attention."""
 

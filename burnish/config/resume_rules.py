@@ -60,6 +60,7 @@ _MEMORY = (
     *("*.reshard_after_forward", "*.fsdp_size", "*.forward_prefetch", "*.use_orig_params", "*.forward_only"),
     *("*_parallel_size", "*.sequence_parallel", "*.use_distributed_optimizer", "*.use_dist_checkpointing"),
     *("*.dist_checkpointing_prefix", "*mbridge", "*.override_ddp_config", "*.offload_params", "data.pad_mode"),
+    "*.use_prefix_grouper",
 )
 _ENGINE = tuple(
     f"actor_rollout_ref.rollout.{name}"

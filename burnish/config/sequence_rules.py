@@ -1,16 +1,26 @@
-"""Rules for groups of ranks that share a sequence (ulysses_sequence_parallel_size) or a copy of weights (fsdp_size)."""
+"""Rules for groups of ranks that share a sequence (ulysses_sequence_parallel_size) or a copy of weights (fsdp_size),
+and for sequences that share a prompt (use_prefix_grouper)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+from burnish.config.actor import ActorConfig
+from burnish.config.expert_rules import replays_routing
 from burnish.config.model_rules import trained_models
-from burnish.config.ranks import num_role_ranks, pipeline_parallel_size, tensor_parallel_size, uses_megatron
+from burnish.config.ranks import (
+    num_role_ranks,
+    pipeline_parallel_size,
+    sequence_parallel_size,
+    tensor_parallel_size,
+    uses_megatron,
+)
 from burnish.config.root import TrainConfig
 from burnish.errors import UserError
 
 NAME = "ulysses_sequence_parallel_size"
+GROUPER = "use_prefix_grouper"
 # Estimators that compare two models over the whole vocabulary.
 EXACT_KL = frozenset({"full", "full+"})
 TRAINER = "trainer.nnodes x trainer.n_gpus_per_node"
@@ -91,4 +101,21 @@ def exact_kl(cfg: TrainConfig) -> Iterator[UserError]:
         yield UserError(problem, key=key, value=other, allowed=[size], hint=f"{key}={size}")
 
 
-SEQUENCE_RULES = (groups, shards, exact_kl)
+def shared_prompts(cfg: TrainConfig) -> Iterator[UserError]:
+    """Prompts that are computed once are on one rank, and nothing counts their tokens once per response."""
+    for section, role in roles_in_use(cfg):
+        if not getattr(role, GROUPER, False):
+            continue
+        key, size = f"{section}.{GROUPER}", sequence_parallel_size(role)
+        problem = None
+        if size > 1:
+            problem = f"{size} ranks share each sequence, and then prompts cannot be shared by sequences"
+        elif getattr(role, "aux_loss_coef", 0.0) > 0:
+            problem = "the balancing loss of routers (aux_loss_coef) counts every token of every response's prompt"
+        elif isinstance(role, ActorConfig) and replays_routing(role):
+            problem = "choices of experts (router_replay.mode) are recorded per response, also for its prompt"
+        if problem is not None:
+            yield UserError(problem, key=key, value=True, hint=f"{key}=false")
+
+
+SEQUENCE_RULES = (groups, shards, exact_kl, shared_prompts)

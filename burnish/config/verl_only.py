@@ -47,10 +47,6 @@ _MTP = (
     "multi-token prediction is not supported. Without it, the policy and its updates are the same, but the model's MTP"
     " layers are neither loaded nor trained, and the engine decodes one token at a time"
 )
-_PREFIX = (
-    "prefix grouping is not supported. Without it, results are the same up to rounding, but the prompt of a group is"
-    " computed once per response, which needs more time and memory"
-)
 _QAT = "quantization-aware training is not supported. Without it, the policy trains in fsdp_config.model_dtype"
 _FEATURE = "belongs to a feature that is off or refused"
 _PROFILED = "a setting of profilers that Burnish does not have; results are the same"
@@ -148,9 +144,7 @@ _ENGINE = (
 _MANAGER = "custom reward managers are not supported; write a reward function"
 _REWARD_FUNCTION = "custom_reward_function.path=FILE.py custom_reward_function.name=compute_score"
 _TRAIN = (
-    _refused("actor_rollout_ref.actor.use_prefix_grouper", _PREFIX, False),
-    _refused("*.use_prefix_grouper", _PREFIX, False),
-    VerlOnly("*.prefix_grouper*", "only used with use_prefix_grouper"),
+    VerlOnly("*.prefix_grouper*", "prompts of a group are shared without further settings"),
     VerlOnly("actor_rollout_ref.*.rollout_n", "rollout.n applies to all roles"),
     VerlOnly("*.calculate_sum_pi_squared", "computed whenever algorithm.adv_estimator needs it"),
     VerlOnly("*.sum_pi_squared_checkpointing", "it changes memory, not results"),

@@ -263,6 +263,8 @@ DOCS: dict[str, str] = {
     "ActorConfig.entropy_checkpointing": "反向时重算熵，而不保留中间值。",
     "ActorConfig.use_fused_kernels": "跟随 model.use_fused_kernels。",
     "ActorConfig.use_remove_padding": "跟随 model.use_remove_padding。",
+    "ActorConfig.use_prefix_grouper": "计算 log-prob 与更新时，同组回答的 prompt 只计算一次，而非每个回答各一次；"
+    "同一 prompt 的回答留在同一 micro-batch。除舍入与 dropout 外结果不变。",
     "ActorConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数：可整除注意力头则用 Ulysses，否则环形。",
     "ActorConfig.freeze_vision_tower": "不训练模型的视觉塔及其投影层。",
     "ActorConfig.load_weight": "从模型目录加载权重；关闭则随机初始化。",
@@ -273,6 +275,7 @@ DOCS: dict[str, str] = {
     ),
     "RefConfig.log_prob_use_dynamic_bsz": "按 token 数而不是回答数切分前向；跟随策略。",
     "RefConfig.log_prob_max_token_len_per_gpu": "单个进程一次前向的 token 预算；跟随策略。",
+    "RefConfig.use_prefix_grouper": "同组回答的 prompt 只计算一次；跟随策略。",
     "RefConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数，方式与策略相同；跟随策略。",
     "RefConfig.use_torch_compile": "编译参考模型的解码层与输出头；跟随策略。",
     "RefConfig.entropy_from_logits_with_chunking": "分块计算熵。",

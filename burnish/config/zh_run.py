@@ -36,6 +36,7 @@ DOCS: dict[str, str] = {
     "CriticConfig.loss_agg_mode": "如何把逐 token 损失聚合成一个数；跟随策略。",
     "CriticConfig.grad_clip": "一次更新的最大梯度范数；0 不裁剪。范数非有限的更新会被跳过。",
     "CriticConfig.ulysses_sequence_parallel_size": "分担一条序列的进程数：可整除注意力头则用 Ulysses，否则环形。",
+    "CriticConfig.use_prefix_grouper": "计算价值与更新时，同组回答的 prompt 只计算一次；跟随策略。",
     "CriticConfig.use_torch_compile": "编译 critic 的各层；跟随策略。",
     "CriticConfig.nccl_timeout": "critic 集合通信的超时秒数。",
     "CriticConfig.load_weight": "从模型目录加载权重；关闭则随机初始化。",

@@ -12,9 +12,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from burnish.config.adapters import adapter_of, attention_of
+from burnish.errors import UserError
 from burnish.models.attention import packed_function
 from burnish.models.compiled import can_compile, compile_layers, use_cpu_kernels
 from burnish.models.device import pick_dtype
+from burnish.models.flash import check_shared_keys
 from burnish.models.fourbit import disable_inference_kernels, four_bits
 from burnish.models.head_kernels import HEAD_KERNELS
 from burnish.models.invariant.head import InvariantHead
@@ -26,7 +28,9 @@ from burnish.models.lora import Adapters, adapter_dtype, add_adapters
 from burnish.models.parts import check_head
 from burnish.models.recompute import decoder_layers, enable_recompute
 from burnish.models.routing import freeze_routers
-from burnish.models.vision.family import freeze_vision_tower, vision_modules
+from burnish.models.varlen import TORCH_KERNEL_ON
+from burnish.models.vision.family import freeze_vision_tower, vision_family, vision_modules
+from burnish.models.wide import NARROW
 from burnish.seeding import derive_seed
 from burnish.training.backend import (
     ANY_EXPERTS,
@@ -96,6 +100,7 @@ def trained_language_model(
     liger: bool,
     head: LogitKernel = TORCH,
     compiled: bool = False,
+    share_prompts: str | None = None,
     freeze_tower: str | None = None,
     freeze_router: str | None = None,
     experts: ExpertOptions = ANY_EXPERTS,
@@ -103,12 +108,14 @@ def trained_language_model(
     seed: int,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
-    """The policy's model, loaded, adapted and checked. `freeze_*` are the keys that freeze parts of it. `invariant`:
-    with the kernels of an invariant engine, for a model that has them (loop/invariant.py)."""
+    """The policy's model, loaded, adapted and checked. `freeze_*` are the keys that freeze parts of it, `share_prompts`
+    is the key that has equal prompts computed once (None: they are not). `invariant`: with the kernels of an invariant
+    engine, for a model that has them (loop/invariant.py)."""
     key = source.key.rpartition(".")[0]
     precision = Precision.of(fsdp, fsdp_key, device, torch_dtype)
     if liger:
         check_liger_model(load_config(source), f"{key}.use_liger")
+    check_shared_prompts(source, share_prompts, device, precision.compute)
     network = _load(load_causal_lm, source, model, key, precision, device)
     if freeze_tower is not None:
         freeze_vision_tower(network, freeze_tower)
@@ -127,6 +134,7 @@ def trained_language_model(
             *(network, adapters, model, key, precision, fsdp, fsdp_key, device),
             head=head,
             experts=experts,
+            share_prompts=share_prompts is not None,
             float32_stream=invariant,
             parallel=parallel,
         )
@@ -141,6 +149,7 @@ def trained_value_model(
     device: torch.device,
     *,
     compiled: bool = False,
+    share_prompts: str | None = None,
     freeze_router: str | None = None,
     seed: int,
     parallel: ParallelContext = SINGLE_PROCESS,
@@ -148,13 +157,17 @@ def trained_value_model(
     """The critic's model; with adapters, its value head is trained in full beside them."""
     key = source.key.rpartition(".")[0]
     precision = Precision.of(fsdp, fsdp_key, device)
+    check_shared_prompts(source, share_prompts, device, precision.compute)
     network = _load(_load_values, source, model, key, precision, device)
     if freeze_router is not None:
         freeze_routers(network, freeze_router)
     adapters = _adapt(network, model, key, device, heads=(VALUE_HEAD,), seed=seed)
     if compiled and not model.load_in_4bit:
         use_faster_layers(network, key, device, parallel, precision.compute)
-    return _finish(network, adapters, model, key, precision, fsdp, fsdp_key, device, parallel=parallel)
+    sharing = share_prompts is not None
+    return _finish(
+        *(network, adapters, model, key, precision, fsdp, fsdp_key, device), share_prompts=sharing, parallel=parallel
+    )
 
 
 def frozen_language_model(
@@ -167,19 +180,36 @@ def frozen_language_model(
     torch_dtype: str | None,
     head: LogitKernel = TORCH,
     compiled: bool = False,
+    share_prompts: str | None = None,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
     """The reference's model, for inference only."""
     precision = Precision.of(fsdp, fsdp_key, device, torch_dtype)
+    check_shared_prompts(source, share_prompts, device, precision.compute)
     key = source.key.rpartition(".")[0]
     network = load_causal_lm(source, _attention(model, key, device), precision.weights)
     _cast_buffers(network, precision.buffers)
     if compiled:
         use_faster_layers(network, key, device, parallel, precision.compute)
     options = BackendOptions(
-        offload=wants_offload(fsdp, device, parallel), head=head, fsdp=fsdp_options(fsdp, fsdp_key, device)
+        offload=wants_offload(fsdp, device, parallel),
+        head=head,
+        fsdp=fsdp_options(fsdp, fsdp_key, device),
+        share_prompts=share_prompts is not None,
     )
     return _checked(create_backend(network, device, precision.compute, options=options, parallel=parallel))
+
+
+def check_shared_prompts(source: ModelSource, key: str | None, device: torch.device, compute: torch.dtype) -> None:
+    """Raise where a prompt cannot be computed once for several responses; `key` asks for that, None does not."""
+    if key is None:
+        return
+    family = vision_family(load_config(source))
+    if family is not None and family.sees_whole_images:
+        problem = "the tokens of this model's images see each other, which is not supported for shared prompts"
+        raise UserError(problem, key=key, value=True, hint=f"{key}=false")
+    if device.type in TORCH_KERNEL_ON and compute in NARROW:
+        check_shared_keys(device, compute)
 
 
 def head_kernel(name: str, compiled: bool, device: torch.device) -> LogitKernel:
@@ -290,6 +320,7 @@ def _finish(
     *,
     head: LogitKernel = TORCH,
     experts: ExpertOptions = ANY_EXPERTS,
+    share_prompts: bool = False,
     float32_stream: bool = False,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
@@ -304,6 +335,7 @@ def _finish(
         head=head,
         fsdp=replace(fsdp_options(fsdp, fsdp_key, device), cast_inputs=not float32_stream),
         experts=experts,
+        share_prompts=share_prompts,
     )
     return create_backend(network, device, precision.compute, adapters=adapters, options=options, parallel=parallel)
 

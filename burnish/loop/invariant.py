@@ -46,6 +46,9 @@ def why_trained_otherwise(cfg: TrainConfig, source: ModelSource, device: torch.d
         ),
         "the policy's weights have 4 bits (actor_rollout_ref.model.load_in_4bit)": model.load_in_4bit,
         "Liger's kernels are used (actor_rollout_ref.model.use_liger)": model.use_liger,
+        "prompts are computed once for all responses (actor_rollout_ref.actor.use_prefix_grouper)": (
+            actor.use_prefix_grouper
+        ),
         "several ranks compute one row of the batch": max(*shared, *stages) > 1,
         "the engine computes in another dtype than the trainer (rollout.dtype, fsdp_config.mixed_precision)": (
             pick_dtype(rollout.dtype, device, f"{ROLLOUT}.dtype") != precision.compute

@@ -203,6 +203,7 @@ def build_policy(
         liger=model.use_liger,
         head=head_kernel(model.fused_kernel_options.impl_backend, actor.use_torch_compile, device),
         compiled=actor.use_torch_compile,
+        share_prompts="actor_rollout_ref.actor.use_prefix_grouper" if actor.use_prefix_grouper else None,
         experts=ExpertOptions(actor.aux_loss_scope, REPLAY_KEY if replays_routing(actor) else None),
         invariant=trains_invariantly(cfg, source, device),
         freeze_tower="actor_rollout_ref.actor.freeze_vision_tower" if actor.freeze_vision_tower else None,
@@ -223,6 +224,7 @@ def build_policy(
             rollout.log_prob_micro_batch_size_per_gpu,
             rollout.log_prob_use_dynamic_bsz,
             rollout.log_prob_max_token_len_per_gpu,
+            share_prompts=actor.use_prefix_grouper,
         ),
         seed=cfg.trainer.seed,
         loss=correction.loss,
@@ -257,6 +259,7 @@ def build_critic(
         key,
         device,
         compiled=critic.use_torch_compile,
+        share_prompts="critic.use_prefix_grouper" if critic.use_prefix_grouper else None,
         freeze_router=frozen_routers("critic", critic),
         seed=cfg.trainer.seed,
         parallel=parallel,
@@ -282,7 +285,10 @@ def build_reference(
     """The policy gets it too: updates with the exact KL run it."""
     ref, model = cfg.actor_rollout_ref.ref, cfg.actor_rollout_ref.model
     micro_batch = MicroBatchSize.of(
-        ref.log_prob_micro_batch_size_per_gpu, ref.log_prob_use_dynamic_bsz, ref.log_prob_max_token_len_per_gpu
+        ref.log_prob_micro_batch_size_per_gpu,
+        ref.log_prob_use_dynamic_bsz,
+        ref.log_prob_max_token_len_per_gpu,
+        share_prompts=ref.use_prefix_grouper,
     )
     backend = policy.backend
     if not reference_shares_policy(cfg):
@@ -295,6 +301,7 @@ def build_reference(
             torch_dtype=model.torch_dtype,
             head=head_kernel(model.fused_kernel_options.impl_backend, ref.use_torch_compile, device),
             compiled=ref.use_torch_compile,
+            share_prompts="actor_rollout_ref.ref.use_prefix_grouper" if ref.use_prefix_grouper else None,
             parallel=parallel,
         )
     policy.reference = Reference(backend, cfg.actor_rollout_ref.rollout.temperature, micro_batch)

@@ -79,11 +79,15 @@ def shared_attention(
     sequence: SequenceParallel | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """A packed function; with sequence parallelism, `sequence` combines the slices of all ranks."""
-    blocks: Sequence[Block] = getattr(options["segments"], "blocks", ())
+    """A packed function, with the keys of shared prompts for every sequence that sees them; with sequence parallelism,
+    `sequence` combines the slices of all ranks."""
+    segments = options["segments"]
+    blocks: Sequence[Block] = getattr(segments, "blocks", ())
 
     def product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         width = value.shape[-1]
+        if isinstance(segments, Segments):
+            key, value = segments.shared(key, value)
         query, key, value = one_width(query, key, value)
         output = packed(module, query, key, value, attention_mask, **options)[0][..., :width]
         if not blocks:
@@ -95,8 +99,7 @@ def shared_attention(
 
     # Communication between ranks stays outside compiled graphs.
     attend = torch.compiler.disable(sequence.attend)
-    segments, shape = options["segments"], _shape(module, options)
-    return attend(query, key, value, segments, shape, product), None  # pyright: ignore[reportCallIssue]
+    return attend(query, key, value, segments, _shape(module, options), product), None  # pyright: ignore[reportCallIssue]
 
 
 def with_blocks(
@@ -207,12 +210,15 @@ def _by_runs(
     dropout: float,
 ) -> Tensor:
     """[1, T, heads, d]; one call per run of equally long segments."""
-    runs = [(length, len(list(same))) for length, same in itertools.groupby(segments)]
-    sizes = [length * count for length, count in runs]
+    segments = segments if isinstance(segments, Segments) else Segments(segments)
+    lengths = zip(segments.lengths, segments.key_lengths, strict=True)
+    counts = [(length, num_keys, len(list(same))) for (length, num_keys), same in itertools.groupby(lengths)]
+    queries = query[0].split([length * count for length, _, count in counts], dim=1)
+    keys, values = (x[0].split([num_keys * count for _, num_keys, count in counts], dim=1) for x in (key, value))
     outputs = []
-    for (length, count), *parts in zip(runs, *(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=True):
+    for (_, _, count), *parts in zip(counts, queries, keys, values, strict=True):
         # [heads, count * length, d] -> [count, heads, length, d] and back to tokens first
-        q, k, v = (part.unflatten(1, (count, length)).transpose(0, 1) for part in parts)
+        q, k, v = (part.unflatten(1, (count, -1)).transpose(0, 1) for part in parts)
         outputs.append(product(q, k, v, shape, dropout).transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)[None]
 

@@ -47,13 +47,26 @@ class Segments:
 
     Not a list, because torch.compile would specialize on its values. `blocks` are ranges of tokens, in any sequence,
     that see each other in both directions (images of Gemma 3).
+
+    Sequences may share tokens, those of a prompt. `lengths` then counts the tokens that are computed for a sequence,
+    its last ones, and `keys` (index in the stream) all that they attend to, sequence by sequence: `key_lengths` each.
     """
 
-    def __init__(self, lengths: Sequence[int], blocks: Sequence[Block] = ()) -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        blocks: Sequence[Block] = (),
+        *,
+        keys: Tensor | None = None,
+        key_lengths: Sequence[int] | None = None,
+    ) -> None:
         self.lengths = list(lengths)
         self.blocks = tuple(blocks)
-        self.longest = max(self.lengths, default=0)
+        self.keys = keys
+        self.key_lengths = self.lengths if key_lengths is None else list(key_lengths)
+        self.longest, self.longest_keys = (max(counts, default=0) for counts in (self.lengths, self.key_lengths))
         self.starts: Tensor | None = None  # int32 [rows + 1]: offsets, and the end
+        self.key_starts: Tensor | None = None
         self.spans: dict[int, Spans] = {}  # for the invariant kernels, by the query heads that share a key/value head
 
     def __iter__(self) -> Iterator[int]:
@@ -61,16 +74,37 @@ class Segments:
 
     def padded(self, padding: int) -> Segments:
         """With one more sequence."""
+        assert self.keys is None  # sequence-parallel ranks do not share prompts
         return Segments([*self.lengths, padding], self.blocks)
+
+    def offsets(self) -> tuple[Tensor, Tensor, int, int]:
+        """Offsets of queries and keys, and the largest number of each; after `of`."""
+        assert self.starts is not None and self.key_starts is not None
+        return self.starts, self.key_starts, self.longest, self.longest_keys
+
+    def shared(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Keys and values [rows, heads, T, d] of the stream -> those of every sequence, one after the other."""
+        return tensors if self.keys is None else [tensor.index_select(2, self.keys) for tensor in tensors]
 
     @staticmethod
     def of(lengths: Segments | Sequence[int], device: torch.device) -> Segments:
         """Segments with offsets on this device."""
         segments = lengths if isinstance(lengths, Segments) else Segments(lengths)
         if segments.starts is None or segments.starts.device.type != device.type:
-            starts = torch.tensor([0, *segments.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-            segments.starts = starts.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else starts
+            segments.starts = segments.key_starts = _on_device(_offsets(segments.lengths), device)
+            if segments.keys is not None:
+                segments.key_starts = _on_device(_offsets(segments.key_lengths), device)
+                segments.keys = _on_device(segments.keys, device)
         return segments
+
+
+def _offsets(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+
+
+def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy that the host does not wait for."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 # Devices on which torch's own kernel takes all sequences at once.
@@ -85,24 +119,26 @@ def torch_kernel_applies(query: Tensor, shape: AttentionShape, dropout: float) -
 
 def torch_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, shape: AttentionShape) -> Tensor:
     """Causal attention inside each segment by torch's own kernel, one call for all; tensors are [T, heads, d]."""
-    lengths, window = (segments.starts, segments.longest), shape.window or 0
-    return packed_product(query, key, value, *lengths, shape.scaling, window, True)[0]  # causal
+    return packed_product(query, key, value, *segments.offsets(), shape.scaling, shape.window or 0, True)[0]  # causal
 
 
 def c_kernel_applies(query: Tensor, segments: Segments | Sequence[int], shape: AttentionShape, dropout: float) -> bool:
     """Whether the C kernel applies: float32 on a CPU, no soft cap, no effective window, no dropout."""
     if not attention.is_supported(query) or shape.softcap is not None or dropout:
         return False
-    return shape.window is None or max(segments, default=0) <= shape.window
+    return shape.window is None or _longest_keys(segments) <= shape.window
+
+
+def _longest_keys(segments: Segments | Sequence[int]) -> int:
+    return segments.longest_keys if isinstance(segments, Segments) else max(segments, default=0)
 
 
 def c_attention(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments | Sequence[int], shape: AttentionShape
 ) -> Tensor:
     """Causal attention inside each segment by the C kernel, one call for all; tensors are [T, heads, d]."""
-    rows = Segments.of(segments, query.device)
-    assert rows.starts is not None  # set by `Segments.of`
-    return attention.packed_attention(query, key, value, rows.starts, rows.longest, shape.scaling)
+    starts, key_starts, _, longest = Segments.of(segments, query.device).offsets()
+    return attention.packed_attention(query, key, value, starts, key_starts, longest, shape.scaling)
 
 
 def check_varlen(number: int, device: torch.device, key: str, value: str) -> None:
@@ -135,7 +171,7 @@ def varlen_product(
             value="fp32",
             allowed="bf16, fp16",
         )
-    rows = Segments.of(segments, query.device)
+    offsets = Segments.of(segments, query.device).offsets()
     options: dict[str, Any] = {"causal": True, "softmax_scale": shape.scaling}
     if shape.window is not None:
         options["window_size"] = (shape.window - 1, 0)
@@ -144,5 +180,5 @@ def varlen_product(
     if dropout:
         options["dropout_p"] = dropout
     function = importlib.import_module(LIBRARIES[number][0]).flash_attn_varlen_func
-    output = function(query, key, value, rows.starts, rows.starts, rows.longest, rows.longest, **options)
+    output = function(query, key, value, *offsets, **options)
     return output[0] if isinstance(output, tuple) else output

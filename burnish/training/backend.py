@@ -176,6 +176,7 @@ class BackendOptions:
     head: LogitKernel = TORCH  # computes log-probs from logits
     fsdp: FsdpOptions = field(default_factory=FsdpOptions)
     experts: ExpertOptions = ANY_EXPERTS
+    share_prompts: bool = False  # equal prompts of a micro-batch are computed once
 
 
 DEFAULT_OPTIONS = BackendOptions()

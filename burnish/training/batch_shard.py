@@ -17,7 +17,7 @@ import torch
 from burnish.algos.aggregate import Totals
 from burnish.batch import Batch, Ragged
 from burnish.training.backend import MicroBatch
-from burnish.training.packing import MicroBatchSize, row_lengths
+from burnish.training.packing import MicroBatchSize
 from burnish.training.row_sharding import RowSharding
 
 
@@ -90,7 +90,7 @@ class Cut:
 def cut_forward(batch: Batch, size: MicroBatchSize, sharding: RowSharding) -> Cut:
     """For a pass without gradients, on every data rank."""
     shards, results = [], []
-    for micro_batches in sharding.micro_batches(row_lengths(batch), size):
+    for micro_batches in sharding.micro_batches(size.sizes(batch), size):
         rows, local = _needed([(micro_batches, 0)])
         numbers = [[local[row] for row in micro_batch] for micro_batch in micro_batches]
         shards.append(ForwardShard(batch.select(rows), numbers, local.get(0, 0)))

@@ -43,13 +43,19 @@ class Critic(TrainedRole):
         self.scale_length = max_response_length
         self.seed = seed
         self.inference_micro_batch = MicroBatchSize.of(
-            config.forward_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.forward_max_token_len_per_gpu
+            config.forward_micro_batch_size_per_gpu,
+            config.use_dynamic_bsz,
+            config.forward_max_token_len_per_gpu,
+            share_prompts=config.use_prefix_grouper,
         ).for_device(backend.device)
         self.plan = UpdatePlan(
             epochs=config.ppo_epochs,
             mini_rows=config.ppo_mini_batch_size * rows_per_prompt,
             micro_batch=MicroBatchSize.of(
-                config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu
+                config.ppo_micro_batch_size_per_gpu,
+                config.use_dynamic_bsz,
+                config.ppo_max_token_len_per_gpu,
+                share_prompts=config.use_prefix_grouper,
             ).for_device(backend.device),
             grad_clip=config.grad_clip,
             shuffle_seed=shuffle_seed(config.shuffle, config.data_loader_seed, seed),

@@ -13,7 +13,7 @@ from burnish.batch import Batch, Ragged
 from burnish.models.model_input import Media
 from burnish.training.backend import Backend, HeadFn, MicroBatch, ModelOutput, Output
 from burnish.training.batch_shard import ForwardShard
-from burnish.training.packing import ROUTED_EXPERTS, MicroBatchSize, row_lengths
+from burnish.training.packing import ROUTED_EXPERTS, MicroBatchSize
 from burnish.training.transfer import to_host
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _forward(
     """
     parallel = backend.parallel
     is_shard = isinstance(batch, ForwardShard)
-    shard = batch if is_shard else ForwardShard(batch, parallel.shard_batch(row_lengths(batch), size))
+    shard = batch if is_shard else ForwardShard(batch, parallel.shard_batch(batch, size))
     batches = shard.select()
     if prepare is not None:
         prepare(batches)

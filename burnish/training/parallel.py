@@ -22,6 +22,7 @@ from burnish.training.row_sharding import RowSharding
 from burnish.training.stages import ONE_STAGE, StageOptions
 
 if TYPE_CHECKING:
+    from burnish.batch import Batch
     from burnish.training.packing import MicroBatchSize
 
 Item = TypeVar("Item")
@@ -110,9 +111,9 @@ class ParallelContext:
     def sharding(self) -> RowSharding:
         return RowSharding(self.data_size, self.sequence_size, self.balance)
 
-    def shard_batch(self, lengths: Tensor, size: MicroBatchSize) -> list[list[int]]:
+    def shard_batch(self, batch: Batch, size: MicroBatchSize) -> list[list[int]]:
         """Row numbers of each of this rank's micro-batches; some may be empty (RowSharding)."""
-        return self.sharding.micro_batches(lengths, size)[self.data_rank]
+        return self.sharding.micro_batches(size.sizes(batch), size)[self.data_rank]
 
     def sum(self, numbers: Tensor) -> Tensor:
         """Sum over data ranks; ranks that see the same rows must pass the same numbers."""

@@ -83,7 +83,10 @@ class Policy(TrainedRole):
         self.loss = LOSSES[loss or config.policy_loss.loss_mode]
         self.options = loss_options(config)
         micro_batch = MicroBatchSize.of(
-            config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu
+            config.ppo_micro_batch_size_per_gpu,
+            config.use_dynamic_bsz,
+            config.ppo_max_token_len_per_gpu,
+            share_prompts=config.use_prefix_grouper,
         )
         self.plan = UpdatePlan(
             epochs=config.ppo_epochs,

@@ -14,7 +14,7 @@ from burnish.batch import Batch, Ragged
 from burnish.seeding import derive_seed
 from burnish.training.backend import Backend, MicroBatch, ModelOutput
 from burnish.training.batch_shard import Cut, MiniBatch, UpdateShard, cut_update
-from burnish.training.packing import MicroBatchSize, row_lengths
+from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import ParallelContext
 from burnish.training.row_sharding import RowSharding
 from burnish.training.transfer import to_host
@@ -47,7 +47,7 @@ class UpdatePlan:
 
     def schedule(self, batch: Batch, step: int, sharding: RowSharding) -> list[list[list[MiniBatch]]]:
         """[epoch][update][data rank]: what every data rank runs of a batch."""
-        lengths, mask = row_lengths(batch), Ragged.like(loss_mask(batch), batch["responses"])
+        sizes, mask = self.micro_batch.sizes(batch), Ragged.like(loss_mask(batch), batch["responses"])
         weights = row_weights(batch)
 
         def update(numbers: list[int]) -> list[MiniBatch]:
@@ -56,7 +56,7 @@ class UpdatePlan:
             count = totals(own.flat, own.lengths, None if weights is None else weights[index])
             if self.couples_rows:
                 return [MiniBatch([numbers], numbers[0], count, sharding.data_size)] * sharding.data_size
-            shards = sharding.micro_batches(lengths[index], self.micro_batch)
+            shards = sharding.micro_batches(sizes.select(index), self.micro_batch)
             return [
                 MiniBatch([[numbers[row] for row in rows] for rows in micro_batches], numbers[0], count)
                 for micro_batches in shards

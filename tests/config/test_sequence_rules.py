@@ -104,3 +104,19 @@ def test_the_exact_kl_needs_equal_sizes(kl, refused):
 
 def test_exact_estimators_are_those_of_the_table():
     assert {name for name in KL_ESTIMATORS.names() if "exact" in KL_ESTIMATORS[name].needs} == EXACT_KL
+
+
+@pytest.mark.parametrize(
+    ("words", "section"),
+    [
+        (("trainer.n_gpus_per_node=2", f"{ACTOR}.{SIZE}=2"), ACTOR),
+        ((f"{ACTOR}.aux_loss_coef=0.1",), ACTOR),
+        ((f"{ACTOR}.router_replay.mode=R2",), ACTOR),
+        (("trainer.n_gpus_per_node=2", f"critic.{SIZE}=2", "algorithm.adv_estimator=gae"), "critic"),
+    ],
+)
+def test_what_shared_prompts_do_not_go_with(words, section):
+    assert broken(*words) == []
+    (error,) = broken(*words, f"{ACTOR}.use_prefix_grouper=true")
+    assert error.key == f"{section}.use_prefix_grouper"
+    assert broken(*words, f"{ACTOR}.use_prefix_grouper=true", error.hint) == []

@@ -26,9 +26,8 @@ def collected(*overrides, job="train"):
         (f"{MODEL}.mtp.enable=True", "MTP layers are neither loaded nor trained"),
         (f"{MODEL}.mtp={{enable:true,method:mtp}}", "MTP layers are neither loaded nor trained"),
         (f"++{MODEL}.mtp.enable=True", "MTP layers are neither loaded nor trained"),
-        (f"{ACTOR}.use_prefix_grouper=True", "results are the same up to rounding"),
-        (f"+{ACTOR}.use_prefix_grouper=true", "results are the same up to rounding"),
         (f"{ACTOR}.qat.enable=True", "quantization-aware training"),
+        (f"+{ACTOR}.qat.enable=true", "quantization-aware training"),
         (f"{ACTOR}.optim.optimizer_impl=bitsandbytes.optim", "other optimizer libraries"),
         ("distillation.enabled=True", "on-policy distillation"),
         ("trainer.v1.trainer_mode=separate_async", "under this name"),
@@ -46,7 +45,7 @@ def test_features_are_refused_by_name(override, says):
 def test_hint_goes_on_without_the_feature():
     hints = {
         key: collected(f"{key}=True").errors[0].hint
-        for key in (f"{MODEL}.mtp.enable", f"{ACTOR}.use_prefix_grouper", f"{ACTOR}.fsdp_config.qat.enable")
+        for key in (f"{MODEL}.mtp.enable", f"{ACTOR}.fsdp_config.qat.enable")
     }
     assert hints == {key: f"{key}=false" for key in hints}
     for hint in hints.values():

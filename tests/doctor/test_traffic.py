@@ -73,7 +73,7 @@ def count(rank: int, batch: Batch, cases: dict[str, tuple[Case, Layout]]) -> dic
         found[name] = {}
         sizes = {"inference": policy.inference_micro_batch, "update": policy.plan.micro_batch}
         for phase, sent in (("inference", inference), ("update", update)):
-            batches = parallel.shard_batch(lengths, sizes[phase])
+            batches = parallel.shard_batch(batch, sizes[phase])
             tokens = [int(lengths[rows].sum()) for rows in batches]
             responses = int(batch["responses"].lengths[[row for rows in batches for row in rows]].sum())
             found[name][phase] = (tokens, responses, dict(sent.messages), dict(sent.bytes))

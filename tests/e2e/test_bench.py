@@ -54,6 +54,11 @@ def test_an_update(bench):
     assert row[0] == "tiny, layers not compiled" and float(row[3]) > 0 and row[-1] == "0"
 
 
+def test_shared_prompts(bench):
+    (row,) = rows(bench("shared_prompts.py", "--smoke", "--rounds", "1"))
+    assert row[:4] == ["20", "6", "4", "208 -> 88"] and float(row[-1]) < 1e-4
+
+
 SIZES = {
     **{"vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     **{"num_attention_heads": 4, "num_key_value_heads": 2},

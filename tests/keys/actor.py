@@ -35,6 +35,7 @@ ROWS = [
     Row(f"{ACTOR}.use_kl_loss", "true", DESCENT),
     Row(f"{ACTOR}.kl_loss_coef", "2", DESCENT, WITH_KL),
     Row(f"{ACTOR}.kl_loss_type", "abs", teaching.numbers("policy", "actor/kl_loss"), WITH_KL),
+    Row(f"{REF}.use_prefix_grouper", "true", teaching.inference_tokens("reference"), WITH_KL),
     Row(f"{REF}.log_prob_micro_batch_size", "4", teaching.num_read("reference"), WITH_KL, expected=2),
     Row(f"{REF}.log_prob_micro_batch_size_per_gpu", "2", teaching.num_read("reference"), WITH_KL, expected=4),
     Row(f"{REF}.log_prob_use_dynamic_bsz", "true", teaching.num_read("reference"), ONE_BY_ONE, expected=1),

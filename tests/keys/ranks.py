@@ -197,8 +197,9 @@ def dealt(case: Case) -> list[list[int]]:
     """The first rank's rows, of which some are longer than others."""
     with one_rank(case) as worker:
         actor = case.cfg.actor_rollout_ref.actor
+        prompts, responses = (Ragged.of([[1] * n for n in lengths]) for lengths in ([80, 50, 10, 5], [10, 10, 10, 5]))
         return worker._parallel("actor_rollout_ref.actor", actor, actor.fsdp_config).shard_batch(
-            torch.tensor([90, 60, 20, 10]), MicroBatchSize(rows=4)
+            Batch(prompt_ids=prompts, responses=responses), MicroBatchSize(rows=4)
         )
 
 

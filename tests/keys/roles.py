@@ -16,6 +16,7 @@ def role_rows(section: str, role: str, loss: str, given: tuple[str, ...] = ()) -
         Row(f"{section}.ppo_micro_batch_size_per_gpu", "2", teaching.num_taught(role), given, expected=4),
         Row(f"{section}.use_dynamic_bsz", "true", teaching.num_taught(role), one_by_one, expected=1),
         Row(f"{section}.ppo_max_token_len_per_gpu", "1", teaching.num_taught(role), given, expected=8),
+        Row(f"{section}.use_prefix_grouper", "true", teaching.update_tokens(role), given),
         Row(f"{section}.grad_clip", "0.001", teaching.gradient_norm(role), given),
         Row(f"{section}.ppo_epochs", "3", teaching.num_updates(role), given, expected=3),
         Row(f"{section}.shuffle", "true", teaching.taught_rows(role), in_halves),

@@ -64,6 +64,30 @@ def num_taught(role: str) -> Observe:
 
 
 @cache
+def update_tokens(role: str) -> Observe:
+    """The tokens that an update computes."""
+
+    def count(case: Case) -> int:
+        calls = recorded(getattr(case.run.learner, role).backend, PASSES[role])
+        update(case, role)
+        return sum(len(call[0].ids) for call in calls)
+
+    return count
+
+
+@cache
+def inference_tokens(role: str) -> Observe:
+    """The tokens that a pass without gradients computes."""
+
+    def count(case: Case) -> int:
+        calls = recorded(getattr(case.run.learner, role).backend, PASSES[role])
+        getattr(getattr(case.run.learner, role), INFERENCE[role])(fixed_batch(case.run))
+        return sum(len(call[0].ids) for call in calls)
+
+    return count
+
+
+@cache
 def num_read(role: str) -> Observe:
     """Micro-batches of reading."""
 

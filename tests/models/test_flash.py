@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from burnish.models import flash
 from burnish.models.attention import causal_attention
-from burnish.models.flash import packed_product
+from burnish.models.flash import check_shared_keys, packed_product
 from burnish.models.varlen import AttentionShape
 
 LENGTHS = [4, 1, 6]
@@ -38,7 +39,7 @@ def row_by_row(query, key, value, window: int, causal: bool) -> torch.Tensor:
 def test_rows_and_their_gradients(window, causal):
     pull = torch.randn(11, 4, 8, dtype=torch.float64)
     ours, theirs = stream(), stream()
-    output, normalizer = packed_product(*ours, STARTS, max(LENGTHS), 0.3, window, causal)
+    output, normalizer = packed_product(*ours, STARTS, STARTS, max(LENGTHS), max(LENGTHS), 0.3, window, causal)
     expected = row_by_row(*theirs, window, causal)
     torch.testing.assert_close(output, expected)
     assert normalizer.shape == (4, 11)
@@ -49,14 +50,55 @@ def test_rows_and_their_gradients(window, causal):
 
 
 def test_torchs_rules_for_operations_hold():
-    given = (*(x.detach().float().requires_grad_() for x in stream()), STARTS, max(LENGTHS), 0.3, 0, True)
+    lengths = (STARTS, STARTS, max(LENGTHS), max(LENGTHS))
+    given = (*(x.detach().float().requires_grad_() for x in stream()), *lengths, 0.3, 0, True)
     found = torch.library.opcheck(packed_product, given)
     assert set(found.values()) == {"SUCCESS"}
 
 
 def test_a_row_sees_no_other():
     query, key, value = (x.detach() for x in stream())
-    before = packed_product(query, key, value, STARTS, 6, 0.3, 0, True)[0]
+    before = packed_product(query, key, value, STARTS, STARTS, 6, 6, 0.3, 0, True)[0]
     key[:4] += 1.0
-    after = packed_product(query, key, value, STARTS, 6, 0.3, 0, True)[0]
+    after = packed_product(query, key, value, STARTS, STARTS, 6, 6, 0.3, 0, True)[0]
     assert not torch.equal(before[1:4], after[1:4]) and torch.equal(before[4:], after[4:])
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_queries_may_be_those_of_the_last_keys(window):
+    """Two sequences of three and one tokens of their own behind prompts of four and five."""
+    starts, key_starts = (torch.tensor(offsets, dtype=torch.int32) for offsets in ([0, 3, 4], [0, 7, 13]))
+    generator = torch.Generator().manual_seed(1)
+    key, value, whole = (
+        torch.randn(13, heads, 8, generator=generator, dtype=torch.float64, requires_grad=True) for heads in (2, 2, 4)
+    )
+    last = torch.tensor([4, 5, 6, 12])
+    output, _ = packed_product(whole[last], key, value, starts, key_starts, 3, 7, 0.3, window, True)
+    expected, _ = packed_product(whole, key, value, key_starts, key_starts, 7, 7, 0.3, window, True)
+    torch.testing.assert_close(output, expected[last])
+    pull = torch.randn(4, 4, 8, generator=generator, dtype=torch.float64)
+    ours = torch.autograd.grad((output * pull).sum(), (key, value, whole))
+    theirs = torch.autograd.grad((expected[last] * pull).sum(), (key, value, whole))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_kernel_that_takes_other_queries_is_found(monkeypatch):
+    check_shared_keys(torch.device("cpu"), torch.bfloat16)
+    monkeypatch.setattr(flash, "packed_product", FirstQueries())
+    with pytest.raises(AssertionError, match="not close"):
+        check_shared_keys(torch.device("cpu"), torch.bfloat16)
+
+
+class FirstQueries:
+    """In the second call, queries are those of the first keys."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, query, key, value, starts, key_starts, *options):
+        self.calls += 1
+        if self.calls == 2:
+            kept = torch.tensor([0, 1, 7, 8, 9])
+            key, value, key_starts = key[kept], value[kept], starts
+        return packed_product(query, key, value, starts, key_starts, *options)

@@ -15,7 +15,9 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     DeepseekV3Config,
+    Gemma2Config,
     LlamaConfig,
+    MistralConfig,
     MixtralConfig,
     PretrainedConfig,
     Qwen2Config,
@@ -66,6 +68,8 @@ MODELS: dict[str, PretrainedConfig] = {
     "deepseek": DeepseekV3Config(**LATENT, q_lora_rank=12, n_group=2, topk_group=1, n_shared_experts=2),
     "deepseek, whole queries": DeepseekV3Config(**LATENT, q_lora_rank=None, n_group=1, topk_group=1),
     "mixtral": MixtralConfig(**FOUR, num_local_experts=4, num_experts_per_tok=2),
+    "windowed": MistralConfig(**FOUR, sliding_window=4),
+    "capped": Gemma2Config(**FOUR, head_dim=8, sliding_window=4, attn_logit_softcapping=2.0),
 }
 # Three updates a step, as ragged micro-batches of one or two rows each, and a norm that clips.
 ACTOR = {
@@ -135,7 +139,8 @@ def language_model(
         parts = layer_ranges(FOUR["num_hidden_layers"], stages) if stages.size > 1 else None
         enable_recompute(model, *case.recompute, "actor_rollout_ref.model", parts)
     experts = ExpertOptions(case.changes.get("aux_loss_scope", "model"), REPLAY if case.replays else None)
-    options = BackendOptions(fsdp=FsdpOptions(reduce_dtype=case.dtype), experts=experts)
+    sharing = case.changes.get("use_prefix_grouper", False)
+    options = BackendOptions(fsdp=FsdpOptions(reduce_dtype=case.dtype), experts=experts, share_prompts=sharing)
     adapters = None if adapter is None else add_adapters(model, adapter, dtype=case.dtype, seed=seed)
     return create_backend(model, CPU, case.dtype, adapters=adapters, options=options, parallel=parallel)
 
@@ -175,14 +180,14 @@ def policy_of(case: Case, parallel: ParallelContext, adapter: AdapterSettings | 
         temperature=TEMPERATURE,
         rows_per_prompt=1,
         max_response_length=12,
-        inference_micro_batch=MicroBatchSize(tokens=12),
+        inference_micro_batch=MicroBatchSize(tokens=12, share_prompts=actor.use_prefix_grouper),
         seed=1,
     )
 
 
 def critic_of(case: Case, parallel: ParallelContext) -> Critic:
     backend = language_model(case, parallel, 2, AutoModelForTokenClassification)
-    config = settings("critic", CRITIC)
+    config = settings("critic", CRITIC | {"use_prefix_grouper": case.changes.get("use_prefix_grouper", False)})
     backend.create_optimizer(config.optim, 10, 1)
     return Critic(backend, config, rows_per_prompt=1, max_response_length=12, seed=1)
 

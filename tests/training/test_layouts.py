@@ -160,7 +160,7 @@ def traffic(rank: int, batch: Batch, layout: Layout) -> dict[str, Any]:
     parallel = layout.context()
     policy = policy_of(Case("qwen3", changes={"ppo_epochs": 1}), parallel)
     policy.update(batch, 1)
-    micro_batches = parallel.shard_batch(row_lengths(batch), policy.plan.micro_batch)
+    micro_batches = parallel.shard_batch(batch, policy.plan.micro_batch)
     shape = Shape(layout.pipeline, layout.virtual, len(micro_batches))
     plan = training_plan(layout.schedule, shape)[parallel.pipeline_rank]
     links = policy.backend.links

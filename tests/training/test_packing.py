@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from burnish.batch import Batch, Ragged
-from burnish.training.packing import MicroBatchSize, PackedRows, row_lengths
+from burnish.training.packing import MicroBatchSize, PackedRows, RowSizes, row_lengths
+from burnish.training.row_sharding import RowSharding
 
 CPU = torch.device("cpu")
 
@@ -48,13 +49,19 @@ def test_the_model_gets_one_row_without_a_mask(two_rows):
     assert inputs["use_cache"] is False
 
 
+def split(lengths, size):
+    """The micro-batches of rows of these lengths in one process."""
+    rows = torch.tensor(lengths)
+    return RowSharding().micro_batches(RowSizes(rows, torch.zeros_like(rows)), size)[0]
+
+
 def test_a_row_count_cuts_in_order_with_a_short_rest():
-    assert MicroBatchSize(rows=4).split(torch.tensor([5] * 10)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert split([5] * 10, MicroBatchSize(rows=4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_a_token_budget_holds_every_row_once():
     lengths = torch.tensor([9, 2, 14, 3, 3, 8, 30])
-    cuts = MicroBatchSize(tokens=16).split(lengths)
+    cuts = split(lengths.tolist(), MicroBatchSize(tokens=16))
     assert sorted(row for rows in cuts for row in rows) == list(range(7))
     for rows in cuts:
         assert lengths[rows].sum() <= 16 or rows == [6], "only a row longer than the budget may exceed it, alone"

@@ -19,10 +19,11 @@ from burnish.models import attention
 from burnish.training.backend import create_backend
 from burnish.training.critic import Critic
 from burnish.training.inference import compute_scores
-from burnish.training.packing import MicroBatchSize, row_lengths
+from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import SINGLE_PROCESS, build_mesh
 from burnish.training.policy import Policy
 from burnish.training.reference import Reference
+from burnish.training.row_sharding import RowSharding
 
 from ..conftest import SIZES, sharpen
 from ..ranks import run_ranks
@@ -118,7 +119,7 @@ def study(rank, batch, served, sizes, balance=0.5):
     judge = ranks.backend(AutoModelForSequenceClassification, ranks.config(num_labels=1), seed=3)
     found["columns"] = {name: column.flat for name, column in columns.items()}
     found["columns"]["scores"] = compute_scores(judge, batch["prompt_ids"], MicroBatchSize(rows=4))
-    found["micro-batches"] = ranks.parallel.shard_batch(row_lengths(batch), MicroBatchSize(tokens=7))
+    found["micro-batches"] = ranks.parallel.shard_batch(batch, MicroBatchSize(tokens=7))
     return found
 
 
@@ -142,12 +143,13 @@ def study_all(rank, batch):
 
 def test_two_ranks_share_the_rows(batch):
     ranks = run_ranks(2, study_all, batch)
+    size = MicroBatchSize(tokens=14)
     for served in HEADS:
         expected = study(0, copy.deepcopy(batch), served, None)
         for rank in ranks:
             same(rank[served], expected)
             sharded = rank[served]["micro-batches"]
-            assert sharded == MicroBatchSize(tokens=14).split(row_lengths(batch))  # the budgets of both
+            assert [sharded] == RowSharding().micro_batches(size.sizes(batch), size)
             assert len(sharded) < len(expected["micro-batches"])
 
 

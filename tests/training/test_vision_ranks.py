@@ -14,7 +14,7 @@ from burnish.models.vision.family import freeze_vision_tower, vision_modules
 from burnish.training.backend import BackendOptions, FsdpOptions, MicroBatch, create_backend
 from burnish.training.dtensor import full_tensor
 from burnish.training.inference import compute_log_probs
-from burnish.training.packing import MicroBatchSize, row_lengths
+from burnish.training.packing import MicroBatchSize
 from burnish.training.parallel import SINGLE_PROCESS, ParallelContext, build_mesh
 from burnish.training.stages import StageOptions
 from tests.ranks import run_ranks
@@ -60,7 +60,7 @@ def run(folder: str, batch, parallel: ParallelContext, options: BackendOptions, 
         return (log_probs * output.micro_batch.batch["advantages"].flat).sum(), None
 
     with backend.on_device():
-        rows = parallel.shard_batch(row_lengths(batch), size)
+        rows = parallel.shard_batch(batch, size)
         backend.forward_backward([MicroBatch.select(batch, numbers) for numbers in rows], loss)
         if parallel.pipeline_size > 1:
             backend._sum_tied_gradients()  # as an update does

@@ -1,4 +1,5 @@
-/* Causal attention inside each segment of a packed stream, and its gradients, in float32 (see attention.py).
+/* Causal attention inside each segment of a packed stream, and its gradients, in float32 (see attention.py). The queries
+of a segment are those of its last keys: fewer than its keys where the first tokens' queries belong to another segment.
 
 Each (segment, key/value head) is computed by one thread, in token order, so results do not depend on how sequences are
 packed or on the number of threads. A thread keeps the scores of a band of queries in its own buffer; the rest is matrix
@@ -82,22 +83,34 @@ static void transpose(const float *restrict rows, long stride, long length, long
     for (long i = 0; i < size; i++) memset(output + i * width + length, 0, sizeof(float) * (width - length));
 }
 
-static void one_forward(
-    Sizes s, const float *query, const float *key, const float *value, long start, long length, long head,
-    float *key_t, float *scores, float *output, float *lse)
+/* One segment: where its queries and its keys begin, and how many there are. */
+typedef struct {
+    long start, length, key_start, key_length;
+} Segment;
+
+static Segment segment_at(const int *starts, const int *key_starts, long number)
 {
-    const long group = s.heads / s.kv_heads, width = padded(length), row = s.heads * s.size;
-    key += start * s.key_row + head * s.key_head;
-    value += start * s.value_row + head * s.value_head;
-    transpose(key, s.key_row, length, s.size, key_t, width);
+    const long start = starts[number], key_start = key_starts[number];
+    return (Segment){start, starts[number + 1] - start, key_start, key_starts[number + 1] - key_start};
+}
+
+static void one_forward(
+    Sizes s, const float *query, const float *key, const float *value, Segment segment, long head, float *key_t,
+    float *scores, float *output, float *lse)
+{
+    const long group = s.heads / s.kv_heads, width = padded(segment.key_length), row = s.heads * s.size;
+    const long start = segment.start, length = segment.length, skipped = segment.key_length - length;
+    key += segment.key_start * s.key_row + head * s.key_head;
+    value += segment.key_start * s.value_row + head * s.value_head;
+    transpose(key, s.key_row, segment.key_length, s.size, key_t, width);
     for (long mine = head * group; mine < (head + 1) * group; mine++)
         for (long first = 0; first < length; first += BAND) {
-            const long rows = length - first < BAND ? length - first : BAND, end = first + rows;
+            const long rows = length - first < BAND ? length - first : BAND, end = skipped + first + rows;
             multiply(rows, padded(end), s.size, query + (start + first) * s.query_row + mine * s.query_head, s.query_row, 1,
                      key_t, width, scores, width, 0);
             for (long i = 0; i < rows; i++) {
                 float *restrict line = scores + i * width;
-                const long seen = first + i + 1;
+                const long seen = skipped + first + i + 1;
                 float largest = line[0], total = 0.0f;
                 for (long t = 1; t < seen; t++) largest = line[t] > largest ? line[t] : largest;
                 for (long t = 0; t < seen; t++) total += line[t] = power_of_e((line[t] - largest) * s.scaling);
@@ -113,26 +126,28 @@ static void one_forward(
 
 static void one_backward(
     Sizes s, const float *query, const float *key, const float *value, const float *output, const float *lse,
-    const float *grad, long start, long length, long head, float *key_t, float *value_t, float *probabilities,
+    const float *grad, Segment segment, long head, float *key_t, float *value_t, float *probabilities,
     float *score_grads, float *grad_query, float *grad_key, float *grad_value)
 {
-    const long group = s.heads / s.kv_heads, width = padded(length), row = s.heads * s.size, kv_row = s.kv_heads * s.size;
-    key += start * s.key_row + head * s.key_head;
-    value += start * s.value_row + head * s.value_head;
-    grad_key += start * kv_row + head * s.size;
-    grad_value += start * kv_row + head * s.size;
-    transpose(key, s.key_row, length, s.size, key_t, width);
-    transpose(value, s.value_row, length, s.size, value_t, width);
+    const long group = s.heads / s.kv_heads, row = s.heads * s.size, kv_row = s.kv_heads * s.size;
+    const long start = segment.start, length = segment.length, key_start = segment.key_start;
+    const long key_length = segment.key_length, width = padded(key_length), skipped = key_length - length;
+    key += key_start * s.key_row + head * s.key_head;
+    value += key_start * s.value_row + head * s.value_head;
+    grad_key += key_start * kv_row + head * s.size;
+    grad_value += key_start * kv_row + head * s.size;
+    transpose(key, s.key_row, key_length, s.size, key_t, width);
+    transpose(value, s.value_row, key_length, s.size, value_t, width);
     for (long mine = head * group; mine < (head + 1) * group; mine++)
         for (long first = 0; first < length; first += BAND) {
-            const long rows = length - first < BAND ? length - first : BAND, end = first + rows;
+            const long rows = length - first < BAND ? length - first : BAND, end = skipped + first + rows;
             const float *band_query = query + (start + first) * s.query_row + mine * s.query_head;
             const long offset = (start + first) * row + mine * s.size;
             multiply(rows, padded(end), s.size, band_query, s.query_row, 1, key_t, width, probabilities, width, 0);
             multiply(rows, padded(end), s.size, grad + offset, row, 1, value_t, width, score_grads, width, 0);
             for (long i = 0; i < rows; i++) {
                 float *restrict p = probabilities + i * width, *restrict g = score_grads + i * width;
-                const long seen = first + i + 1;
+                const long seen = skipped + first + i + 1;
                 const float row_lse = lse[(start + first + i) * s.heads + mine];
                 float mean = 0.0f;
                 for (long c = 0; c < s.size; c++) mean += grad[offset + i * row + c] * output[offset + i * row + c];
@@ -154,10 +169,11 @@ static float *allocate(long longest, long size, long matrices)
     return malloc(sizeof(float) * padded(longest) * (size + BAND) * matrices);
 }
 
-/* output [tokens, heads, size]; lse [tokens, heads]: log-sum-exp of the scores. Returns 0 if memory ran out. */
+/* output [tokens, heads, size]; lse [tokens, heads]: log-sum-exp of the scores. `starts` are the offsets of the segments'
+queries, `key_starts` of their keys, each with the end; `longest` counts keys. Returns 0 if memory ran out. */
 int burnish_attend(
-    const Sizes *sizes, const float *query, const float *key, const float *value, const int *starts, long longest,
-    float *output, float *lse)
+    const Sizes *sizes, const float *query, const float *key, const float *value, const int *starts,
+    const int *key_starts, long longest, float *output, float *lse)
 {
     const Sizes s = *sizes;
     int failed = 0;
@@ -169,20 +185,21 @@ int burnish_attend(
             failed = 1;
 #pragma omp for schedule(dynamic)
         for (long job = 0; job < s.segments * s.kv_heads; job++) {
-            const long start = starts[job / s.kv_heads], length = starts[job / s.kv_heads + 1] - start;
+            const Segment segment = segment_at(starts, key_starts, job / s.kv_heads);
             if (buffer != NULL)
-                one_forward(s, query, key, value, start, length, job % s.kv_heads, buffer,
-                            buffer + padded(longest) * s.size, output, lse);
+                one_forward(s, query, key, value, segment, job % s.kv_heads, buffer, buffer + padded(longest) * s.size,
+                            output, lse);
         }
         free(buffer);
     }
     return !failed;
 }
 
-/* Gradients of query [tokens, heads, size], key and value [tokens, kv_heads, size]. The caller zeroes the last two. */
+/* Gradients of query [tokens, heads, size], key and value [keys, kv_heads, size]. The caller zeroes the last two. */
 int burnish_attend_backward(
-    const Sizes *sizes, const float *query, const float *key, const float *value, const int *starts, long longest,
-    const float *output, const float *lse, const float *grad, float *grad_query, float *grad_key, float *grad_value)
+    const Sizes *sizes, const float *query, const float *key, const float *value, const int *starts,
+    const int *key_starts, long longest, const float *output, const float *lse, const float *grad, float *grad_query,
+    float *grad_key, float *grad_value)
 {
     const Sizes s = *sizes;
     const long matrix = padded(longest) * s.size, band = padded(longest) * BAND;
@@ -195,9 +212,9 @@ int burnish_attend_backward(
             failed = 1;
 #pragma omp for schedule(dynamic)
         for (long job = 0; job < s.segments * s.kv_heads; job++) {
-            const long start = starts[job / s.kv_heads], length = starts[job / s.kv_heads + 1] - start;
+            const Segment segment = segment_at(starts, key_starts, job / s.kv_heads);
             if (buffer != NULL)
-                one_backward(s, query, key, value, output, lse, grad, start, length, job % s.kv_heads, buffer,
+                one_backward(s, query, key, value, output, lse, grad, segment, job % s.kv_heads, buffer,
                              buffer + matrix, buffer + 2 * matrix, buffer + 2 * matrix + band, grad_query, grad_key,
                              grad_value);
         }

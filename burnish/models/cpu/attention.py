@@ -37,8 +37,8 @@ def library() -> ctypes.CDLL | None:
     except CannotCompileError:
         return None
     sizes, longest = ctypes.POINTER(Sizes), ctypes.c_long
-    functions.burnish_attend.argtypes = [sizes, *[POINTER] * 4, longest, *[POINTER] * 2]
-    functions.burnish_attend_backward.argtypes = [sizes, *[POINTER] * 4, longest, *[POINTER] * 6]
+    functions.burnish_attend.argtypes = [sizes, *[POINTER] * 5, longest, *[POINTER] * 2]
+    functions.burnish_attend_backward.argtypes = [sizes, *[POINTER] * 5, longest, *[POINTER] * 6]
     return functions
 
 
@@ -50,38 +50,53 @@ def is_supported(query: Tensor) -> bool:
     return functions is not None and query.shape[-1] % functions.burnish_lanes() == 0
 
 
-def packed_attention(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scaling: float) -> Tensor:
-    """[T, heads, d] and [T, kv_heads, d]; `starts` [segments + 1] int32: offsets of the segments, and the end."""
-    return _Attention.apply(query, key, value, starts, longest, scaling)
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, key_starts: Tensor, longest: int, scaling: float
+) -> Tensor:
+    """[T, heads, d] queries, [keys, kv_heads, d] keys and values; `starts` and `key_starts` [segments + 1] int32:
+    offsets of each segment's queries and keys, and the end. `longest` counts keys."""
+    return _Attention.apply(query, key, value, starts, key_starts, longest, scaling)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scaling: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        starts: Tensor,
+        key_starts: Tensor,
+        longest: int,
+        scaling: float,
     ) -> Tensor:
         query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
         output, lse = query.new_empty(query.shape), query.new_empty(query.shape[:2])
-        inputs = (_sizes(query, key, value, starts, scaling), *_pointers(query, key, value, starts), longest)
+        inputs = (
+            _sizes(query, key, value, starts, scaling),
+            *_pointers(query, key, value, starts, key_starts),
+            longest,
+        )
         _check(_functions().burnish_attend(*inputs, *_pointers(output, lse)))
-        ctx.save_for_backward(query, key, value, starts, output, lse)
+        ctx.save_for_backward(query, key, value, starts, key_starts, output, lse)
         ctx.longest, ctx.scaling = longest, scaling
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, starts, output, lse = ctx.saved_tensors
+        query, key, value, *starts, output, lse = ctx.saved_tensors
         # The kernel writes a query's gradient once, and adds to a key's for every query that attends to it.
         grad_query, grad_key, grad_value = (
             query.new_empty(query.shape),
             query.new_zeros(key.shape),
             query.new_zeros(value.shape),
         )
-        inputs = (_sizes(query, key, value, starts, ctx.scaling), *_pointers(query, key, value, starts), ctx.longest)
+        sizes = _sizes(query, key, value, starts[0], ctx.scaling)
+        inputs = (sizes, *_pointers(query, key, value, *starts), ctx.longest)
         grad = grad.contiguous()
         tensors = _pointers(output, lse, grad, grad_query, grad_key, grad_value)
         _check(_functions().burnish_attend_backward(*inputs, *tensors))
-        return grad_query, grad_key, grad_value, None, None, None
+        return grad_query, grad_key, grad_value, None, None, None, None
 
 
 def _functions() -> ctypes.CDLL:

@@ -249,8 +249,7 @@ class _PackedAttention(torch.autograd.Function):
             gradients = _recomputed_gradients(grad, (query, key, value), ctx.segments, shape)
         else:
             segments = Segments.of(ctx.segments, grad.device)
-            assert segments.starts is not None
-            where = (segments.starts, segments.longest, shape.scaling, shape.window or 0, True)
+            where = (*segments.offsets(), shape.scaling, shape.window or 0, True)
             inputs = (part.contiguous() for part in (grad, query, key, value))
             gradients = packed_gradients(*inputs, output, normalizer, *where)
         return (*gradients, None, None)

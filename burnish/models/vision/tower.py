@@ -94,7 +94,8 @@ def stream_attention(
     if torch_kernel_applies(query, AttentionShape(scaling), dropout):
         q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
         starts = cu_seq_lens_q.to(torch.int32)
-        return packed_product(q, k, v, starts, max_length_q, scaling, 0, False)[0][None], None
+        lengths = (starts, starts, max_length_q, max_length_q)
+        return packed_product(q, k, v, *lengths, scaling, 0, False)[0][None], None
     lengths = (cu_seq_lens_q[1:] - cu_seq_lens_q[:-1]).tolist()
     parts = zip(*(part.split(lengths, dim=2) for part in (query, key, value)), strict=True)
     outputs = [F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scaling) for q, k, v in parts]

@@ -284,7 +284,11 @@ class ModuleOutput:
         self.backend = backend
         self.micro_batch = micro_batch
         self.packed = PackedRows.of(
-            micro_batch.batch, backend.device, backend.family, replay=backend.routing is not None
+            micro_batch.batch,
+            backend.device,
+            backend.family,
+            replay=backend.routing is not None,
+            share_prompts=backend.options.share_prompts,
         )
 
     def head_input(self, with_balance: bool = False) -> HeadInput:
