@@ -53,12 +53,6 @@ def token_budget_batches(lengths: Sequence[int], budget: int, at_least: int = 1)
     return heavy_first[::2][::-1] + heavy_first[1::2]
 
 
-def interleaved(rows: Sequence[int], workloads: Sequence[int]) -> list[int]:
-    """Order a rank's rows light to heavy to light, so that the micro-batches of all ranks cost about the same."""
-    light_first = sorted(rows, key=lambda row: (workloads[row], row))
-    return light_first[::2] + light_first[1::2][::-1]
-
-
 # A part: (load, number of rows, [(row, load), ...]), compared in that order.
 _Part = tuple[int, int, list[tuple[int, int]]]
 

@@ -41,11 +41,6 @@ class Invocation:
         return shlex.join([self.entry, *self.argv])
 
 
-def parse_command(words: Sequence[str]) -> Invocation:
-    """Find the first Python program that a command starts. UserError if it starts none."""
-    return parse_commands(words)[0]
-
-
 def parse_commands(words: Sequence[str]) -> list[Invocation]:
     """Find the Python programs that a command starts; a shell line (bash -c) may start several."""
     invocations = list(_find_programs(list(words), Invocation("", ()), 0))

@@ -166,13 +166,9 @@ class RunFolder:
         write_atomically(self.environment, encode(environment(device)) + "\n")
 
 
-def is_locked(folder: Path) -> bool:
-    """Whether a process trains in this folder. Acquires nothing, so that a run may start at the same moment."""
-    return bool(lock_state(folder))
-
-
 def lock_state(folder: Path) -> bool | None:
-    """The same; None if there is no lock, or the file system has none."""
+    """Whether a process trains in this folder; None if there is no lock, or the file system has none. Acquires nothing,
+    so that a run may start at the same moment."""
     path = folder / LOCK
     try:
         if _inode(path) in _held:  # closing a second handle would end the lock of this process

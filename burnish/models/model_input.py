@@ -101,10 +101,6 @@ class ModelInput:
         """This input followed by more tokens. Offsets of `media` count from the start of the whole input."""
         return ModelInput(self.ids + ids, self.media + media)
 
-    def upto(self, length: int) -> ModelInput:
-        """The first `length` tokens, with the media that start among them."""
-        return ModelInput(self.ids[:length], tuple(media for media in self.media if media.offset < length))
-
 
 def features_of(media: Media) -> Tensor:
     """[num_tokens] bool: which tokens of the span a feature replaces."""

@@ -40,16 +40,6 @@ COUNTERS = ("steps", "updates", "skipped")  # of the optimizer, in EXTRA
 LOSS_SCALE, SCHEDULE = "loss_scale", "schedule_steps"  # there too
 
 
-def save_role(
-    folder: Path,
-    backend: Backend,
-    contents: Collection[str],
-    tokenizer: PreTrainedTokenizerBase | None = None,
-) -> None:
-    """Write the parts that `contents` names, and always config and tokenizer, so that the folder explains itself."""
-    role_writer(backend, contents, tokenizer)(folder)
-
-
 def role_writer(
     backend: Backend,
     contents: Collection[str],
@@ -57,7 +47,8 @@ def role_writer(
     *,
     copy: bool = False,
 ) -> Callable[[Path], None]:
-    """`save_role` for later. With `copy` it writes the state of now, else that of when it is called.
+    """Writes the parts that `contents` names, and always config and tokenizer, so that the folder explains itself. With
+    `copy` it writes the state of now, else that of when it is called.
 
     All ranks write their shards; the main rank also writes what exists once.
     """

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from burnish.log.tokens import COLUMNS, SAMPLED, TOKENIZER, TRAINED
+from burnish.log.tokens import COLUMNS, SAMPLED, TOKENIZER
 from burnish.untrusted import read_bytes
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
@@ -107,11 +107,6 @@ class TokenFile:
         wrong = [name for name, size in sizes.items() if self._file.get_slice(name).get_shape()[:1] != [size]]
         if wrong or (self.lengths < 0).any() or (self.prompt_lengths < 0).any():
             raise ValueError(f"columns do not fit together: {', '.join(wrong) or 'lengths'}")
-
-
-def flag_names(flags: int) -> str:
-    """What happened to a token: trained, sampled but not trained, or given by the environment."""
-    return "trained" if flags & TRAINED else "sampled" if flags & SAMPLED else "given"
 
 
 def changed_from(before: Sequence[int], after: Sequence[int]) -> list[int]:

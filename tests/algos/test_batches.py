@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from burnish.algos.batches import balanced_partitions, interleaved, token_budget_batches, workload
+from burnish.algos.batches import balanced_partitions, token_budget_batches, workload
 
 
 def loads(parts, lengths):
@@ -64,10 +64,6 @@ def test_a_thousand_rows_are_quick():
     token_budget_batches(lengths, 16_384)
     balanced_partitions([workload(n) for n in lengths], 8, equal_size=True)
     assert time.perf_counter() - start < 10
-
-
-def test_interleaved_goes_up_and_down_again():
-    assert interleaved([0, 1, 2, 3, 4], [50, 10, 40, 20, 30]) == [1, 4, 0, 2, 3]
 
 
 def test_workload_grows_faster_than_length():

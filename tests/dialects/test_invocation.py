@@ -4,11 +4,16 @@ import json
 
 import pytest
 
-from burnish.dialects.invocation import parse_command, parse_commands
+from burnish.dialects.invocation import Invocation, parse_commands
 from burnish.errors import UserError
 
 MODULE = "verl.trainer.main_ppo"
 ARGV = ("data.train_batch_size=8", "+a.b='x y'", "--config-name=ppo_trainer")
+
+
+def parse_command(words: list[str]) -> Invocation:
+    """The first program that a command starts."""
+    return parse_commands(words)[0]
 
 
 @pytest.mark.parametrize(

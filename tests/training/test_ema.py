@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from burnish.training.state import load_role, save_role
+from burnish.training.state import load_role, role_writer
 
 ALL = ["model", "optimizer", "extra"]
 KEY = "actor_rollout_ref.actor.checkpoint.load_contents"
@@ -15,7 +15,7 @@ def averaging(make_policy):
 
 def save(folder, role, contents=ALL):
     folder.mkdir()
-    save_role(folder, role.backend, contents)
+    role_writer(role.backend, contents)(folder)
 
 
 def equal(one, other):

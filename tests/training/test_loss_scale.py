@@ -7,7 +7,7 @@ import torch
 from burnish.training.backends.single import SingleBackend
 from burnish.training.loss_scale import GROWTH_INTERVAL, INITIAL, LossScale
 from burnish.training.optim import OptimizerOptions
-from burnish.training.state import load_role, save_role
+from burnish.training.state import load_role, role_writer
 
 from .conftest import CPU, settings
 
@@ -51,7 +51,7 @@ def test_the_scale_is_restored_from_a_checkpoint(backend, batch, make_policy, tm
     policy.optimizer.scale.factor = 2.0**60  # overflows: the first update is thrown away
     assert policy.update(batch, 1).metrics["actor/skipped_updates"] == 1
     contents = ["model", "optimizer", "extra"]
-    save_role(tmp_path, policy.backend, contents)
+    role_writer(policy.backend, contents)(tmp_path)
     assert json.loads((tmp_path / "extra.json").read_text())["loss_scale"] == [2.0**59, 0]
     again = half()
     load_role(tmp_path, again.backend, contents, key="key")

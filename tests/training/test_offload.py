@@ -10,7 +10,7 @@ from burnish.training.backends.single import SingleBackend
 from burnish.training.offload import TensorOffload, activations_on_cpu, has_own_memory, updated_on_cpu
 from burnish.training.optim import OptimizerOptions
 from burnish.training.packing import PackedRows
-from burnish.training.state import load_role, save_role
+from burnish.training.state import load_role, role_writer
 
 from .conftest import CPU, settings
 
@@ -105,7 +105,7 @@ def test_a_loaded_state_goes_where_it_belongs(backend, batch, make_policy, tmp_p
     contents = ["model", "optimizer", "extra"]
     plain = make_policy()
     plain.update(batch, 1)
-    save_role(tmp_path, plain.backend, contents)
+    role_writer(plain.backend, contents)(tmp_path)
     optim = settings("actor_rollout_ref.actor", {"optim.lr": 1e-2}).optim
     for options in (OptimizerOptions(device=CPU, offload=True), OptimizerOptions(device=CPU, on_cpu=True)):
         other = make_policy()

@@ -8,14 +8,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from burnish.errors import UserError
 from burnish.training.checkpoint import Checkpoints, damage
-from burnish.training.state import copy_to_cpu, load_role, quiet_dcp, role_writer, save_role
+from burnish.training.state import copy_to_cpu, load_role, quiet_dcp, role_writer
 
 ALL = ["model", "optimizer", "extra"]
 
 
 def save(folder, role, contents=ALL, tokenizer=None):
     folder.mkdir()
-    save_role(folder, role.backend, contents, tokenizer)
+    role_writer(role.backend, contents, tokenizer)(folder)
 
 
 def load(folder, role, contents=ALL):
@@ -243,7 +243,7 @@ def test_a_real_write_error_keeps_the_old_checkpoint(trained, tmp_path, contents
     checkpoints = Checkpoints(tmp_path)
 
     def actor(folder):
-        save_role(folder, trained.backend, contents)
+        role_writer(trained.backend, contents)(folder)
 
     checkpoints.save(1, {"actor": actor}, {"step": 1})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

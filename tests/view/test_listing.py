@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from burnish.cli.main import main
 from burnish.errors import UserError
-from burnish.log.folder import FAILURE, RunFolder, is_locked
+from burnish.log.folder import FAILURE, RunFolder, lock_state
 from burnish.view.listing import list_runs, summarize
 
 HOLD = """
@@ -69,11 +69,11 @@ def test_looking_does_not_release_the_lock_of_this_process(tmp_path):
     make_run(tmp_path / "a")
     folder = RunFolder(tmp_path / "a")
     with folder.locked():
-        assert is_locked(folder.path) and states(tmp_path) == {"a": "running"}
-        code = "import sys, pathlib, burnish.log.folder as f; print(f.is_locked(pathlib.Path(sys.argv[1])))"
+        assert lock_state(folder.path) and states(tmp_path) == {"a": "running"}
+        code = "import sys, pathlib, burnish.log.folder as f; print(f.lock_state(pathlib.Path(sys.argv[1])))"
         command = [sys.executable, "-c", code, str(folder.path)]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True\n"
-    assert not is_locked(folder.path)
+    assert not lock_state(folder.path)
 
 
 def test_finished_stopped_and_crashed_runs_are_told_apart(tmp_path):

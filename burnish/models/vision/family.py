@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from burnish.errors import UserError
 from burnish.models.model_input import Media, MediaKind
-from burnish.models.positions import TEXT, Positions
+from burnish.models.positions import Positions
 from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice
 from burnish.registry import Registry
 
@@ -90,11 +90,6 @@ def vision_family(config: PretrainedConfig, key: str = "actor_rollout_ref.model.
             allowed=sorted(VISION_FAMILIES.entries),
         )
     return None
-
-
-def positions_of(config: PretrainedConfig) -> Positions:
-    family = vision_family(config)
-    return TEXT if family is None else family.positions
 
 
 def vision_modules(model: PreTrainedModel) -> dict[str, nn.Module]:

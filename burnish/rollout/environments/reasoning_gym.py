@@ -6,7 +6,7 @@ environment=reasoning_gym environment_kwargs.dataset=chain_sum
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -82,8 +82,3 @@ class ReasoningGymEnvironment:
 @lru_cache(1024)
 def _dataset(name: str, config: str, seed: int) -> Any:
     return reasoning_gym().create_dataset(name, size=1, seed=seed, **json.loads(config))
-
-
-def all_datasets() -> Iterator[str]:
-    """Names of all generators."""
-    yield from sorted(reasoning_gym().factory.DATASETS)

@@ -5,7 +5,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from burnish.config import load
-from burnish.dialects.invocation import Invocation, parse_command
+from burnish.dialects.invocation import Invocation, parse_commands
 from burnish.dialects.mindspeed.dialect import MindSpeed
 from burnish.dialects.mindspeed.schema import MEGATRON, SECTIONS
 from burnish.dialects.translate import translate_command, translate_yaml
@@ -43,7 +43,7 @@ def run(tree, *argv, entry="cli/train_grpo.py"):
     ],
 )
 def test_known_commands(words, known):
-    assert MindSpeed().knows_command(parse_command(words.split())) is known
+    assert MindSpeed().knows_command(parse_commands(words.split())[0]) is known
 
 
 def test_known_files():
