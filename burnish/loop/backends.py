@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -135,7 +135,6 @@ def trained_language_model(
             head=head,
             experts=experts,
             share_prompts=share_prompts is not None,
-            float32_stream=invariant,
             parallel=parallel,
         )
     )
@@ -321,7 +320,6 @@ def _finish(
     head: LogitKernel = TORCH,
     experts: ExpertOptions = ANY_EXPERTS,
     share_prompts: bool = False,
-    float32_stream: bool = False,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Backend:
     if model.enable_gradient_checkpointing:
@@ -333,7 +331,7 @@ def _finish(
         offload=wants_offload(fsdp, device, parallel),
         activations_on_cpu=offloads and model.enable_activation_offload,
         head=head,
-        fsdp=replace(fsdp_options(fsdp, fsdp_key, device), cast_inputs=not float32_stream),
+        fsdp=fsdp_options(fsdp, fsdp_key, device),
         experts=experts,
         share_prompts=share_prompts,
     )

@@ -7,7 +7,7 @@ No mask function is registered under these names, so transformers builds no mask
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from burnish.errors import UserError
+from burnish.models.autocast import in_autocast_dtype
 from burnish.models.paged import KEYS, VALUES, PagedAttention
 from burnish.models.varlen import (
     AttentionShape,
@@ -113,7 +114,7 @@ def with_blocks(
 ) -> Tensor:
     """Replace the causal output of tokens that see their whole block. No kernel for packed sequences has such a mask,
     and blocks are short, so these tokens are computed twice."""
-    query, key, value = _autocast_dtype(query, key, value)
+    query, key, value = in_autocast_dtype(query, key, value)
     outputs, places = [], []
     for block in blocks:
         mine, seen = slice(block.start, block.end), slice(block.sequence, block.end)
@@ -173,7 +174,7 @@ def packed_attention(
     """Causal attention inside each segment of a packed stream: one call for all segments if a kernel supports that,
     else one per run of equally long segments."""
     shape, dropout = _shape(module, options), options.get("dropout", 0.0)
-    query, key, value = _autocast_dtype(query, key, value)
+    query, key, value = in_autocast_dtype(query, key, value)  # rotary embeddings leave queries and keys wider
     if product is None and torch_kernel_applies(query, shape, dropout):
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         return torch_attention(q, k, v, Segments.of(segments, query.device), shape)[None], None
@@ -182,14 +183,6 @@ def packed_attention(
         return c_attention(q, k, v, segments, shape)[None], None
     product = product or causal_attention
     return _by_runs(query, key, value, segments, product, shape, dropout), None  # pyright: ignore[reportCallIssue]
-
-
-def _autocast_dtype(*tensors: Tensor) -> Iterator[Tensor]:
-    """Cast as autocast would for a matrix product: rotary embeddings leave queries and keys in a wider dtype."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return iter(tensors)
-    return (tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
 
 
 def attend_by_runs(
@@ -236,7 +229,7 @@ def paged_attention(
     """Attention over the engine's KV cache; each module holds its layer's part of it (`models.paged.bind_cache`)."""
     keys, values = getattr(module, KEYS, None), getattr(module, VALUES, None)
     width = value.shape[-1]
-    query, key, value = (tensor[0] for tensor in _autocast_dtype(*one_width(query, key, value)))
+    query, key, value = (tensor[0] for tensor in in_autocast_dtype(*one_width(query, key, value)))
     shape = _shape(module, options)
     # Without a cache, `paged` is an implementation that does not read it.
     output = paged.attend(keys, values, query, key, value, shape)  # pyright: ignore[reportArgumentType]

@@ -8,10 +8,11 @@ embedding. The engine does the same: float32 embeddings under autocast.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from burnish.models.parts import backbone
@@ -25,6 +26,20 @@ NARROW = frozenset({torch.bfloat16, torch.float16})
 def is_wide(model: PreTrainedModel) -> bool:
     """Whether the residual stream has a wider dtype than the weights."""
     return model.dtype in NARROW and model.config.get_text_config().model_type in FLOAT32_RESIDUAL_FAMILIES
+
+
+def embed_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Let embeddings come out in `dtype`, whatever that of the weight is while the model runs: it is the dtype of the
+    residual stream and of the rotary tables."""
+    model.get_input_embeddings().register_forward_hook(partial(_in_dtype, dtype))
+
+
+def _in_dtype(dtype: torch.dtype, embedding: nn.Embedding, args: tuple[Tensor], output: Tensor) -> Tensor:
+    scale: Any = getattr(embedding, "scalar_embed_scale", None)
+    if output.dtype == dtype or scale is None:
+        return output.to(dtype)
+    # Gemma multiplies in the dtype of the weight, where the square root of the hidden size has an error of up to 0.2%.
+    return nn.Embedding.forward(embedding, *args).to(dtype) * scale
 
 
 def hidden_states(

@@ -148,7 +148,6 @@ class FsdpOptions:
     offload: bool = False  # weights, gradients and optimizer state live in CPU memory
     prefetch: bool = False  # gather the next layer while this one computes
     reduce_dtype: torch.dtype = torch.float32
-    cast_inputs: bool = True  # of each layer to the compute dtype, which rounds the residual stream
     min_num_params: int = 0
     layer_classes: tuple[str, ...] = ()
     key: str = "actor_rollout_ref.actor.fsdp_config"  # where they are set, for error messages

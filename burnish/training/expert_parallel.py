@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PretrainedConfig, PreTrainedModel
 
 from burnish.errors import UserError
+from burnish.models.autocast import in_autocast_dtype
 from burnish.models.routing import num_experts
 from burnish.training.parallel import ParallelContext
 from burnish.training.tensor_parallel import SummedGradient, SummedOutput, check_adapted_experts
@@ -127,6 +128,7 @@ def _forward(
 ) -> Tensor:
     """What the module computes with all experts: every expert's rank computes the outputs of the tokens sent there."""
     dtype, tensor = hidden_states.dtype, holders.tensor
+    (hidden_states,) = in_autocast_dtype(hidden_states)  # communicate in the dtype of the computation
     if tensor is not None:  # each tensor rank computes a part of the outputs, and gets a part of the gradients
         hidden_states = SummedGradient.apply(hidden_states, tensor)
         top_k_weights = SummedGradient.apply(top_k_weights, tensor)

@@ -28,6 +28,7 @@ from torch.distributed.tensor.parallel import (
 from transformers import PretrainedConfig, PreTrainedModel
 
 from burnish.errors import UserError
+from burnish.models.autocast import in_autocast_dtype
 from burnish.models.parts import backbone
 from burnish.models.routing import is_router, num_experts
 
@@ -141,6 +142,7 @@ def apply_tp(model: PreTrainedModel, mesh: DeviceMesh, key: str) -> PreTrainedMo
                 getattr(module, name).latent_width = module.kv_lora_rank
             parallelize_module(module, mesh, block.plan(module), src_data_rank=None)
             if block.inputs is not None:
+                module.register_forward_pre_hook(_in_compute_dtype, with_kwargs=True)
                 parallelize_module(module, mesh, block.inputs)
     return model
 
@@ -240,6 +242,13 @@ def _has_matrix(module: nn.Module) -> bool:
 
 def _is_experts(module: nn.Module) -> bool:
     return any(weight.dim() == 3 for weight in module.parameters(recurse=False))
+
+
+def _in_compute_dtype(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Cast the hidden states once, before they are shared, so that their gradients are all-reduced in that dtype."""
+    if args:
+        return (*in_autocast_dtype(args[0]), *args[1:]), kwargs
+    return args, kwargs | {"hidden_states": next(in_autocast_dtype(kwargs["hidden_states"]))}
 
 
 class WholeInput(ParallelStyle):

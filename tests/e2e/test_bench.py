@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,6 +159,20 @@ def test_saving_results(bench_modules, monkeypatch, tmp_path):
         tables.save(SimpleNamespace(results=tmp_path), "rollout", columns, rows)
     assert tables.load(path) == result
     assert tables.save(SimpleNamespace(results=None), "rollout", columns, rows, full=False) is None
+
+
+@pytest.mark.long
+def test_log_probs_of_ranks():
+    """FSDP computes what one process does, and both are closer to the engine than with a rounded residual stream."""
+    command = [sys.executable, str(BENCH / "residual.py"), "--smoke"]
+    printed = rows(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    for model in {row[0] for row in printed}:
+        found = {row[1]: [float(cell.split(",")[0]) for cell in row[2:]] for row in printed if row[0] == model}
+        one, sharded, rounded = (
+            found[name] for name in ("one process", "2 ranks: FSDP", "residual stream in bfloat16")
+        )
+        assert sharded[0] < 0.1 * rounded[0] and sharded[1] == pytest.approx(one[1], rel=0.1)
+        assert one[1] < rounded[1]
 
 
 def test_the_table_of_attacks(bench_modules):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
+from burnish.models.autocast import in_autocast_dtype
 from burnish.models.routing import ARGUMENT, missing
 from burnish.models.sequence.method import Method
 from burnish.models.sequence.places import Places
@@ -94,9 +95,7 @@ class SequenceParallel:
         product: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
         """[1, share, heads, d]; `product` is the attention of whole segments."""
-        if torch.is_autocast_enabled(query.device.type):  # communicate in the dtype of the computation
-            dtype = torch.get_autocast_dtype(query.device.type)
-            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        query, key, value = in_autocast_dtype(query, key, value)  # communicate in the dtype of the computation
         if self.heads is not None:
             around = partial(self._around, segments=segments, shape=shape, product=product)
             return ulysses_attention(self.heads, query, key, value, segments, shape, around)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from transformers import PreTrainedModel
 
 from burnish.errors import UserError, nearest
 from burnish.models.routing import num_experts
+from burnish.models.wide import embed_in
 from burnish.training.backend import FsdpOptions
 from burnish.training.backends.module import ModuleBackend
 from burnish.training.expert_parallel import apply_ep, fsdp_dimension, holders_of
@@ -31,6 +31,8 @@ class FsdpBackend(ModuleBackend):
     _num_users = 0  # `on_device` contexts that are open
 
     def _prepare(self) -> Offloaded | None:
+        if self.weight_dtype != self.compute_dtype:
+            embed_in(self.model, self.weight_dtype)
         self.fsdp_root = apply_fsdp(self.model, self.parallel, self.compute_dtype, self.options.fsdp)
         return ShardOffload(self.fsdp_root, self.device) if self.options.offload else None
 
@@ -49,10 +51,6 @@ class FsdpBackend(ModuleBackend):
 
     def run_unsharded(self, work: Callable[[], Any]) -> Any:
         return self.fsdp_root(work)
-
-    def autocast(self) -> AbstractContextManager:
-        """FSDP gathers weights in the compute dtype already."""
-        return contextlib.nullcontext()
 
 
 class FSDPRoot(nn.Module):
@@ -106,7 +104,7 @@ def apply_fsdp(
     policy = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == param_dtype else compute_dtype,
         reduce_dtype=options.reduce_dtype,
-        cast_forward_inputs=options.cast_inputs,
+        cast_forward_inputs=False,  # of layers: it would round the residual stream. Autocast casts those of products
     )
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if options.offload else OffloadPolicy()
     arguments: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}

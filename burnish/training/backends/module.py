@@ -61,6 +61,7 @@ class ModuleBackend:
         self.model = model
         self.device = device
         self.compute_dtype = compute_dtype
+        self.weight_dtype = next(model.parameters()).dtype  # between passes: FSDP gathers weights in the compute dtype
         self.adapters = adapters
         self.options = options
         self.parallel = parallel
@@ -123,7 +124,7 @@ class ModuleBackend:
 
     def autocast(self) -> AbstractContextManager:
         """Matrix products in the compute dtype where the weights are kept in another."""
-        if self.compute_dtype == next(self.model.parameters()).dtype:
+        if self.compute_dtype == self.weight_dtype:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.compute_dtype)
 

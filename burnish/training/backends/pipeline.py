@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from burnish.config.optim import OptimConfig
 
 
-# What goes from stage to stage: hidden states [1, T, hidden] and, of a mixture of experts, what its routers did so far:
-# totals for the balancing loss in training (BalanceScope), or the choices that a pass records (Routing).
+# What goes from stage to stage: hidden states [1, T, hidden] in the dtype of the residual stream and, of a mixture of
+# experts, what its routers did so far: totals for the balancing loss in training (BalanceScope), or the choices that a
+# pass records (Routing).
 Message = tuple[Tensor, ...]
 
 
@@ -203,7 +204,7 @@ class PipelineBackend(FsdpBackend):
     def _receive(self, rows: PackedRows, stage: int) -> Message:
         """The message of the stage before. Every rank knows its shape from the micro-batch."""
         num_tokens = self._plain_inputs(rows)["input_ids"].shape[1]
-        like = [torch.empty((1, num_tokens, self.hidden_size), dtype=self.compute_dtype, device=self.device)]
+        like = [torch.empty((1, num_tokens, self.hidden_size), dtype=self.weight_dtype, device=self.device)]
         if self._counts_routing():
             like.append(self.balance_scope.zero(self.num_experts, self.device))
         if self.routing is not None and self.routing.is_recording:
@@ -222,7 +223,7 @@ class PipelineBackend(FsdpBackend):
         def run() -> Message:
             with self.autocast(), self._saved_activations():
                 output = backbone(self.model)(**self._inputs(rows), **routers)
-            hidden = output.last_hidden_state.to(self.compute_dtype)
+            hidden = output.last_hidden_state.to(self.weight_dtype)
             if self.routing is not None and self.routing.is_recording:
                 return hidden, self._recorded(hidden.shape[1])
             return (hidden, self._totals(rows, output.router_logits)) if routers else (hidden,)
@@ -275,9 +276,7 @@ class PipelineBackend(FsdpBackend):
         """The last stage's head, on hidden states that nobody computed."""
         if not self.stages.is_last:
             return
-        hidden = torch.linspace(-1, 1, 4 * self.hidden_size, device=self.device, dtype=self.compute_dtype).view(
-            1, 4, -1
-        )
+        hidden = torch.linspace(-1, 1, 4 * self.hidden_size, device=self.device, dtype=self.weight_dtype).view(1, 4, -1)
         self._current = Pass(self.parallel.stages.virtual - 1)
         try:
             self.run_unsharded(lambda: check(self.model, inputs_embeds=hidden))

@@ -33,7 +33,7 @@ from burnish.models.tensor_group import on_all_ranks
 from burnish.models.tensor_slices import Slice, local_heads, row_parallel_layers, shard_model
 from burnish.models.vision.family import vision_family
 from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice
-from burnish.models.wide import hidden_states
+from burnish.models.wide import embed_in, hidden_states, is_wide
 from burnish.rollout.engine import EngineOptions
 from burnish.rollout.engines.builtin.invariant import TILE, can_be_invariant, padding, tiled_product
 from burnish.rollout.engines.builtin.invariant_attention import InvariantUncached
@@ -72,6 +72,8 @@ class ModelRunner:
         self.invariant_kernels = invariant_kernels
         if invariant_kernels:
             use_invariant_modules(self.model, options.dtype)
+        if is_wide(self.model):
+            embed_in(self.model, torch.float32)
         self.family = vision_family(self.model.config)
         # Pictures go through the tower one prompt at a time, as it is: its bits do not depend on the batch.
         self.tower = [] if self.family is None else list(self.family.vision_modules(self.model).values())

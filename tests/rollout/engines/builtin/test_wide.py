@@ -7,7 +7,14 @@ import contextlib
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-from transformers import MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from burnish.batch import Batch, Ragged
 from burnish.models import wide
@@ -95,6 +102,19 @@ def test_the_stream_is_wide_and_the_cache_is_not(deep, prompt, ask):
         (answer,) = ask(engine, [prompt(9)], Sampling(4, ignore_eos=True))
         kept = {tensor.dtype for tensor in engine.scheduler.blocks.cache.keys}
     assert len(answer.ids) == 4 and set(seen) == {torch.float32} and kept == {BF16}
+
+
+@pytest.mark.parametrize("config", [Gemma2Config, Gemma3TextConfig])
+def test_embeddings_of_gemma_are_those_of_the_trainer(config, tmp_path):
+    """Their factor, the square root of the hidden size, is not rounded to 16 bits."""
+    config(**SIZES | {"hidden_size": 72}, num_hidden_layers=1, num_key_value_heads=2).save_pretrained(tmp_path)
+    trained = load_causal_lm(ModelSource(str(tmp_path)), PACKED, torch.float32, empty=True)
+    weights = {name: weight.detach().bfloat16().float() for name, weight in trained.named_parameters()}
+    trained.load_state_dict(weights, strict=False)
+    ids = torch.arange(61)
+    with opened((tmp_path, trained)) as engine:
+        found = engine.runner.model.get_input_embeddings()(ids)
+    torch.testing.assert_close(found, trained.get_input_embeddings()(ids).detach(), rtol=1e-6, atol=0)
 
 
 def test_weights_of_32_bits_and_experts_stay_as_they_are():
