@@ -122,12 +122,14 @@ def check_quantization(rollout: SamplingConfig, device: torch.device, section: s
     """Raise where the engine cannot round its weights."""
     if quantization(rollout) is None:
         return
-    key, able = f"{section}.quantization", [n for n in ENGINES.names() if ENGINES[n].metadata.get("quantizes")]
-    if rollout.name not in able:
-        problem = f"weights are sent unrounded, and only the {' and '.join(able)} engine rounds what it receives"
-        raise UserError(problem, key=key, value="fp8", hint=f"{section}.name={able[0]}, or {key}=null")
-    if device.type == "cpu":
-        raise UserError("engines compute with 8-bit weights on GPUs only", key=key, value="fp8", hint=f"{key}=null")
+    key, able = f"{section}.quantization", {n: ENGINES[n].metadata.get("quantizes", ()) for n in ENGINES.names()}
+    if not able[rollout.name]:
+        engines = " and ".join(name for name in able if able[name])
+        problem = f"weights are sent unrounded, and only the engines {engines} round what they receive"
+        raise UserError(problem, key=key, value="fp8", hint=f"{section}.name=builtin, or {key}=null")
+    if device.type not in able[rollout.name]:
+        problem = f"the {rollout.name} engine computes with 8-bit weights on GPUs only"
+        raise UserError(problem, key=key, value="fp8", hint=f"{section}.name=builtin, or {key}=null")
 
 
 def check_engine_of(

@@ -10,6 +10,7 @@ from triton.backends.compiler import GPUTarget
 from burnish.models.kernels import decode as decoding
 from burnish.models.kernels import (
     decode_products,
+    fp8_product,
     invariant,
     paged,
     product_tiles,
@@ -170,6 +171,15 @@ def products(hidden: int, inner: int, heads: int, kv_heads: int, dim: int, rows:
     return texts
 
 
+def product_of_8_bits(rows: int, outputs: int, inputs: int, dtype: str, scales: int) -> str:
+    types = kinds("input bias output", f"*{dtype}") | {"weight": "*fp8e4nv", "scales": "*fp32", "scale_rows": "*i32"}
+    choice = fp8_product.fp8_tiling(rows, outputs, {"bf16": 2, "fp32": 4}[dtype])
+    numbers = {"OUTPUTS": outputs, "INPUTS": inputs, "SCALES": scales, "BIASED": True, "DEPTH": fp8_product.DEPTH}
+    numbers |= {"ROWS": choice.rows, "COLUMNS": choice.columns, "PRECISION": "ieee" if dtype == "fp32" else "tf32"}
+    kernel, options = fp8_product._fp8_product, {"num_stages": choice.stages}
+    return compiled(kernel, types | {"rows": "i32"}, numbers, choice.warps, **options)
+
+
 def rest_of_a_layer() -> list[str]:
     types = kinds("hidden product sums", "*fp32") | kinds("post weight output", "*bf16") | kinds("eps offset", "fp32")
     numbers = {"WIDTH": 2304, "WIDTH_PAD": 4096, "PARTS": 1, "PARTS_PAD": 1, "POST": True, "WHOLE": False}
@@ -225,6 +235,13 @@ if __name__ == "__main__":
             assert ("wgmma" if rows >= 64 else "mma.sync") in text and "st.local" not in text
             assert ("griddepcontrol.wait" in text) == ("prefetch.global.L2" in text) == overlap
         print("products", *sizes, rows, overlap)
+    for rows, outputs, inputs in ((8, 896, 4864), (64, 4608, 3584), (4096, 9728, 896), (1, 1152, 900)):
+        for scales in (1, -(-inputs // fp8_product.DEPTH)):
+            text = product_of_8_bits(rows, outputs, inputs, "bf16", scales)
+            assert "e4m3" in text and "mma" in text and "st.local" not in text
+            assert inputs % 128 or "cp.async" in text, "weights are not loaded ahead"
+    assert product_of_8_bits(8, 896, 4864, "fp32", 38) and product_of_8_bits(4096, 896, 4864, "fp32", 1)
+    print("products of 8 bits")
     assert all("st.global" in text for text in rest_of_a_layer())
     print("norms, step")
     print("compiled")
