@@ -122,14 +122,14 @@ def check_quantization(rollout: SamplingConfig, device: torch.device, section: s
     """Raise where the engine cannot round its weights."""
     if quantization(rollout) is None:
         return
-    key, able = f"{section}.quantization", {n: ENGINES[n].metadata.get("quantizes", ()) for n in ENGINES.names()}
-    if not able[rollout.name]:
-        engines = " and ".join(name for name in able if able[name])
-        problem = f"weights are sent unrounded, and only the engines {engines} round what they receive"
-        raise UserError(problem, key=key, value="fp8", hint=f"{section}.name=builtin, or {key}=null")
-    if device.type not in able[rollout.name]:
+    key, devices = f"{section}.quantization", ENGINES[rollout.name].metadata.get("quantizes", ())
+    if device.type in devices:
+        return
+    able = " and ".join(name for name in ENGINES.names() if ENGINES[name].metadata.get("quantizes"))
+    problem = f"weights are sent unrounded, and only the engines {able} round what they receive"
+    if devices:
         problem = f"the {rollout.name} engine computes with 8-bit weights on GPUs only"
-        raise UserError(problem, key=key, value="fp8", hint=f"{section}.name=builtin, or {key}=null")
+    raise UserError(problem, key=key, value="fp8", hint=f"{section}.name=builtin, or {key}=null")
 
 
 def check_engine_of(

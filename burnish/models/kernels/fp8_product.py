@@ -14,6 +14,7 @@ from torch import Tensor
 
 from burnish.models.kernels.lazy_triton import kernel, tl
 from burnish.models.kernels.product_tiles import MULTIPROCESSORS, ROW_TILES, SHARED_BYTES
+from burnish.sizing import FLOAT32_BYTES as FLOAT
 from burnish.sizing import FP8_BLOCK as DEPTH  # inputs per iteration, which share their scales
 
 COLUMN_TILES = (128, 64, 32, 16)  # rows of the weight (outputs) of a program
@@ -28,12 +29,17 @@ class Fp8Tiling(NamedTuple):
 
 
 def fp8_tiling(rows: int, outputs: int, itemsize: int) -> Fp8Tiling:
-    """The widest tiles whose programs still fill a GPU; `itemsize` is that of the input."""
-    height = next((size for size in ROW_TILES if size >= rows), ROW_TILES[-1])
+    """The widest tiles whose programs still fill a GPU; `itemsize` is that of the input.
+
+    Matrix units take 16-bit weights from registers; those of 32 bits go through shared memory, which limits tiles.
+    """
+    wide = itemsize == FLOAT
+    heights, widths = (ROW_TILES[:2], COLUMN_TILES[1:]) if wide else (ROW_TILES, COLUMN_TILES)
+    height = next((size for size in heights if size >= rows), heights[-1])
     row_tiles = -(-rows // height)
-    full = (size for size in COLUMN_TILES if row_tiles * -(-outputs // size) >= MULTIPROCESSORS)
-    columns = next(full, COLUMN_TILES[-1])
-    stages = SHARED_BYTES // ((height * itemsize + columns) * DEPTH)
+    columns = next((size for size in widths if row_tiles * -(-outputs // size) >= MULTIPROCESSORS), widths[-1])
+    left = SHARED_BYTES - (columns * DEPTH * itemsize if wide else 0)
+    stages = left // ((height * itemsize + columns) * DEPTH)
     return Fp8Tiling(height, columns, max(2, min(MAX_STAGES, stages)), 8 if height * columns >= 128 * 128 else 4)
 
 

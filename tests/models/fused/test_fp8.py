@@ -119,11 +119,12 @@ class TestProducts:
     @pytest.mark.parametrize("outputs", [64, 896, 4608, 37888])
     @pytest.mark.parametrize("num_rows", [1, 16, 65, 8192])
     def test_programs_fill_a_gpu_and_fit_into_it(self, num_rows, outputs):
-        rows, columns, stages, _ = fp8_tiling(num_rows, outputs, 2)
-        assert rows in ROW_TILES and (rows >= num_rows or rows == ROW_TILES[-1])
-        programs = -(-num_rows // rows) * -(-outputs // columns)
-        assert programs >= MULTIPROCESSORS or columns == COLUMN_TILES[-1]
-        assert (rows * 2 + columns) * 128 * stages <= SHARED_BYTES
+        for itemsize, most in ((2, ROW_TILES[-1]), (4, 32)):
+            rows, columns, stages, _ = fp8_tiling(num_rows, outputs, itemsize)
+            assert rows in ROW_TILES and (rows >= num_rows or rows == most)
+            programs = -(-num_rows // rows) * -(-outputs // columns)
+            assert programs >= MULTIPROCESSORS or columns == COLUMN_TILES[-1]
+            assert (rows * itemsize + columns) * 128 * stages <= SHARED_BYTES
 
 
 def linear_layers(bias: bool = True) -> list[nn.Linear]:
