@@ -160,6 +160,8 @@ SYNC_INTERVAL = 16  # tokens decoded on the device between two host synchronizat
 FIRST_TOKEN_BATCH = 128  # sequences whose first tokens are sampled together: limits the memory
 DIGEST_WIDTH = 4096  # 8-byte words per row of the matrix that a weight's checksum is computed from
 
+FP8_BLOCK = 128  # rows and columns of weights in 8 bits that share a scale (rollout.use_block_quant_rollout)
+
 # Per-sequence decode state on the device. The device updates the first columns; only the host writes the others.
 UPDATED_COLUMNS = ("token", "length", "num_tokens", "active")
 INT_COLUMNS = (*UPDATED_COLUMNS, "limit", "seed", "greedy", "top_k", "min_tokens", "num_prompt", "offset")

@@ -12,6 +12,7 @@ import torch
 from burnish import sizing
 from burnish.doctor import activations, arithmetic, engine, head, roles
 from burnish.models import chunks, compiled, device, varlen, wide
+from burnish.models.fused import fp8
 from burnish.rollout.engines import digests
 from burnish.rollout.engines.builtin import decode_plan, device_batch, graph_decode, kv_cache, step_runner
 from burnish.rollout.engines.builtin.decode_plan import DecodePlan
@@ -30,6 +31,7 @@ SHARED = {
     "FLOAT32_BYTES": (activations, head),
     "FLOAT32_RESIDUAL_FAMILIES": (engine, wide),
     "FLOAT_COLUMNS": (engine, device_batch),
+    "FP8_BLOCK": (engine, fp8),
     "INT_COLUMNS": (engine, device_batch),
     "NUM_STOP_TOKENS": (engine, device_batch),
     "SYNC_INTERVAL": (engine, decode_plan),

@@ -272,8 +272,8 @@ class RolloutConfig(SamplingConfig):
     """Names of the fused layers in Megatron's weights."""
 
     quantization: str | None = one_of(None, ("fp8", "torchao"))
-    """Round the weights of the engine to 8 bits at every weight sync (vllm on GPUs). Importance weights correct for it
-    unless algorithm.rollout_correction is set otherwise. null keeps rollout.dtype."""
+    """Round the weights of the engine to 8 bits at every weight sync (built-in engine; vllm on GPUs). Importance
+    weights correct for it unless algorithm.rollout_correction is set otherwise. null keeps rollout.dtype."""
 
     use_block_quant_rollout: bool = True
     """With quantization: a scale for each block of 128 x 128 weights; false has one per matrix."""

@@ -380,7 +380,7 @@ DOCS: dict[str, str] = {
     "RolloutConfig.layered_summon": "逐层聚合 LoRA 权重给引擎。",
     "RolloutConfig.layer_name_map": "Megatron 权重中融合层的名称。",
     "RolloutConfig.quantization": (
-        "每次权重同步时把引擎的权重舍入到 8 位（GPU 上的 vllm）。除非另行设置 "
+        "每次权重同步时把引擎的权重舍入到 8 位（内置引擎；GPU 上的 vllm）。除非另行设置 "
         "algorithm.rollout_correction，其偏差由重要性权重修正。null 保持 rollout.dtype。"
     ),
     "RolloutConfig.use_block_quant_rollout": "量化时每个 128 x 128 的块有一个缩放系数；false 为每个矩阵一个。",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from burnish.config.rollout import SamplingConfig
 from burnish.doctor.activations import Itemsize, MicroBatch, forward_temporaries
 from burnish.doctor.roles import default_itemsize, itemsize_of
-from burnish.doctor.shapes import Shape
+from burnish.doctor.shapes import Linear, Shape
 from burnish.sizing import (
     CACHE_BLOCK,
     CPU_PREFILL_TOKENS,
@@ -18,6 +19,7 @@ from burnish.sizing import (
     FIRST_TOKEN_BATCH,
     FLOAT32_RESIDUAL_FAMILIES,
     FLOAT_COLUMNS,
+    FP8_BLOCK,
     INT_COLUMNS,
     INVARIANT_FAMILIES,
     NUM_STOP_TOKENS,
@@ -31,6 +33,8 @@ from burnish.sizing import INT64_BYTES as INT
 
 BLOCK_INDEX = 4  # bytes of an entry of a block table
 LOW_CONCURRENCY = 4  # a cache for fewer than one in so many sequences is a problem
+# Of rounding a weight: float32, the 8-bit result, and the bytes that a checksum reads.
+ROUNDING_BYTES = FLOAT + 2
 EXTERNAL_ENGINES = ("vllm", "sglang", "trtllm")  # they reserve a share of the whole GPU
 
 
@@ -51,6 +55,7 @@ class EnginePlan:
     decode_state: int = 0  # CUDA graphs' memory pool, and the tensors with fixed addresses that the graphs read
     logits_buffer: int = 0  # allocated and freed together with the KV cache
     num_checksum_words: int = 0
+    rounding: int = 0  # temporaries of rounding one matrix to 8 bits
     max_sequence_len: int = 0  # of a step; 0: max_model_len
     num_responses: int | None = None  # of one step on this engine; None: unknown
     device_loop: bool = False  # decodes on the device between host synchronizations, with smaller cache blocks
@@ -155,11 +160,13 @@ def engine_plan(
     device_loop = not (external or on_cpu or by_token or tensor > 1)
     cache_itemsize = 1 if device_loop and _caches_8_bits(rollout) else itemsize
     buffers = _DecodeBuffers.of(rollout, shape, itemsize, max_model_len)
+    rounded = rounded_matrices(rollout, shape, external=external)
+    saved = sum(layers * (itemsize * linear.weights - fp8_bytes(linear, rollout)) for layers, linear in rounded)
     verifies = getattr(rollout, "verify_weights", False)  # `burnish generate` has no trainer to compare with
     prefill = forward_temporaries(shape, _itemsize(shape, itemsize, external), MicroBatch.of(lengths, 0))
     features = 0 if shape.tower is None else shape.tower.temporaries(num_tokens, itemsize)
     return EnginePlan(
-        weights=weights * itemsize,
+        weights=weights * itemsize - saved // (tensor * stages),
         activations=max(prefill // tensor, features),
         logits=buffers.first_tokens if device_loop else rollout.max_num_seqs * shape.vocab * (itemsize + 2 * FLOAT),
         token_bytes=max(1, shape.cache_per_token(cache_itemsize, latent=external) // num_kv_shards),
@@ -171,7 +178,8 @@ def engine_plan(
         keeps_cache=not rollout.free_cache_engine,
         decode_state=buffers.rows + buffers.graphs if device_loop else 0,
         logits_buffer=buffers.logits if device_loop else 0,
-        num_checksum_words=checksum_words(shape, itemsize) if verifies and not external else 0,
+        num_checksum_words=checksum_words(shape, itemsize, rounded) if verifies and not external else 0,
+        rounding=ROUNDING_BYTES * max((linear.weights for _, linear in rounded), default=0) // tensor,
         max_sequence_len=min(max_model_len, rollout.prompt_length + rollout.response_length),
         num_responses=num_responses,
         device_loop=device_loop,
@@ -190,11 +198,37 @@ def _itemsize(shape: Shape, itemsize: int, external: bool = False) -> Itemsize:
     return Itemsize(FLOAT if float32_residual else itemsize, itemsize)
 
 
-def checksum_words(shape: Shape, itemsize: int) -> int:
+def rounded_matrices(rollout: Any, shape: Shape, *, external: bool) -> list[tuple[int, Linear]]:
+    """(number of layers, matrix) of the weights that the engine holds in 8 bits. The built-in one leaves experts."""
+    if getattr(rollout, "quantization", None) is None:
+        return []
+    attention = [(shape.layers, linear) for linear in shape.attention()]
+    if not shape.experts:
+        return attention + [(shape.layers, linear) for linear in shape.mlp()]
+    inner = shape.mlp() if external else replace(shape, experts=0, intermediate=0).mlp()
+    dense = replace(shape, experts=0, shared_intermediate=0, intermediate=shape.dense_intermediate).mlp()
+    mixtures = [(shape.layers - shape.dense_layers, linear) for linear in inner]
+    matrices = attention + mixtures + [(shape.dense_layers, linear) for linear in dense]
+    return [(layers, linear) for layers, linear in matrices if layers and linear.weights]
+
+
+def fp8_bytes(linear: Linear, rollout: Any) -> int:
+    """One matrix in 8 bits: a byte per weight, a float32 scale per block or for all, and for each output the index of
+    its scales."""
+    blocks = 1
+    if rollout.use_block_quant_rollout:
+        blocks = -(-linear.inputs // FP8_BLOCK) * -(-linear.outputs // FP8_BLOCK)
+    return linear.weights + FLOAT * (blocks + linear.outputs)
+
+
+def checksum_words(shape: Shape, itemsize: int, rounded: Sequence[tuple[int, Linear]] = ()) -> int:
     """Words of all weight checksums: column and row sums of every matrix, all words of small tensors. A tied head
-    counts under both names."""
-    matrices = [linear.weights for linear in (*shape.attention(), *shape.mlp())]
-    words = [size * itemsize // INT for size in (*matrices * shape.layers, shape.embedding, shape.embedding)]
+    counts under both names. `rounded` matrices have one byte per weight."""
+    names = {linear.name for _, linear in rounded}
+    matrices = [
+        linear.weights * (1 if linear.name in names else itemsize) for linear in (*shape.attention(), *shape.mlp())
+    ]
+    words = [size // INT for size in (*matrices * shape.layers, *[shape.embedding * itemsize] * 2)]
     vectors = (shape.layers * (shape.layer - shape.layer_linear) + shape.hidden) * itemsize // INT
     return sum(min(size, DIGEST_WIDTH + size // DIGEST_WIDTH) for size in words) + vectors
 

@@ -262,9 +262,8 @@ def _notes(cfg: TrainConfig, shapes: Shapes, policy: Role, engine: EnginePlan) -
 
 
 def _rank_notes(world_size: int) -> list[str]:
-    if world_size == 1:
-        return []
-    return [f"{world_size} ranks: weights, gradients and optimizer state are divided by formula"]
+    divided = f"{world_size} ranks: weights, gradients and optimizer state are divided by formula"
+    return [divided] if world_size > 1 else []
 
 
 class _StepPlan:
@@ -377,6 +376,7 @@ class _StepPlan:
         phase.add("merged matrix", policy.name, FLOAT * largest if policy.has_adapters else 0)
         phase.add("gathered weights", policy.name, policy.gathered)
         phase.add("weight comparison", "engine", 0 if self.engine is None else self.engine.checksum_temporaries)
+        phase.add("rounding to 8 bits", "engine", 0 if self.engine is None else self.engine.rounding)
         return phase
 
 

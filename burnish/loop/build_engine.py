@@ -122,12 +122,14 @@ def check_quantization(rollout: SamplingConfig, device: torch.device, section: s
     """Raise where the engine cannot round its weights."""
     if quantization(rollout) is None:
         return
-    key, able = f"{section}.quantization", [n for n in ENGINES.names() if ENGINES[n].metadata.get("quantizes")]
-    if rollout.name not in able:
-        problem = f"weights are sent unrounded, and only the {' and '.join(able)} engine rounds what it receives"
-        raise UserError(problem, key=key, value="fp8", hint=f"{section}.name={able[0]}, or {key}=null")
-    if device.type == "cpu":
-        raise UserError("engines compute with 8-bit weights on GPUs only", key=key, value="fp8", hint=f"{key}=null")
+    key, devices = f"{section}.quantization", ENGINES[rollout.name].metadata.get("quantizes", ())
+    if device.type in devices:
+        return
+    able = " and ".join(name for name in ENGINES.names() if ENGINES[name].metadata.get("quantizes"))
+    problem = f"weights are sent unrounded, and only the engines {able} round what they receive"
+    if devices:
+        problem = f"the {rollout.name} engine computes with 8-bit weights on GPUs only"
+    raise UserError(problem, key=key, value="fp8", hint=f"{section}.name=builtin, or {key}=null")
 
 
 def check_engine_of(

@@ -38,7 +38,6 @@ FOLDS: tuple[Fold, ...] = (
         "one process instead of all ranks",
     ),
     Fold(("*rollout.name=vllm", "*rollout.name=sglang", "*rollout.name=trtllm"), "the built-in engine"),
-    Fold(("*rollout.quantization",), "engine weights without rounding"),
     Fold(("trainer.device",), "runs on this machine's CPU", "cpu", quiet=True),
     Fold(
         ("*model_dtype", "*torch_dtype", "*param_dtype", "*buffer_dtype", "*rollout.dtype", "*megatron.dtype"),

@@ -16,11 +16,12 @@ from burnish.registry import Entry, Registry
 
 ENGINES = Registry("rollout engine", key="actor_rollout_ref.rollout.name")
 # `follower`: what the other ranks run where several share an engine. `library`: what must be installed for it.
-# `as_server`: the engine for rollout.mode=async, and for several devices of a run with several ranks. `quantizes`: it
-# rounds the weights of every sync to 8 bits on request.
+# `as_server`: the engine for rollout.mode=async, and for several devices of a run with several ranks. `quantizes`: the
+# devices on which it rounds the weights of every sync to 8 bits on request.
 ENGINES.register_lazy(
     "builtin",
     "burnish.rollout.engines.builtin.engine:BuiltinEngine",
+    quantizes=("cpu", "cuda"),
     follower="burnish.rollout.engines.builtin.follower:FollowerEngine",
     records_experts=True,
 )
@@ -29,7 +30,7 @@ ENGINES.register_lazy(
     "vllm",
     "burnish.rollout.engines.vllm.engine:VllmEngine",
     library="vllm",
-    quantizes=True,
+    quantizes=("cuda",),
     as_server="burnish.rollout.engines.vllm.server:VllmServer",
     follower="burnish.rollout.engines.member:MemberRank",
 )
@@ -350,7 +351,8 @@ class Engine(Protocol):
         ...
 
     def local_weight(self, name: str, whole: Tensor) -> Tensor:
-        """What this process holds of a weight, where capabilities.digests: all of it unless other ranks have a part."""
+        """What this process holds of a weight in the engine's dtype, where capabilities.digests: all of it unless other
+        ranks have a part; of weights that it rounds, the bytes."""
         ...
 
     def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float = 1.0) -> list[list[float]]:

@@ -109,6 +109,7 @@ def test_a_refused_key_without_effect_gives_a_notice():
     "rounded",
     [
         (f"{ROLLOUT}.quantization=fp8", f"{ROLLOUT}.name=vllm"),
+        (f"{ROLLOUT}.quantization=fp8", "trainer.device=cpu"),
         (f"{ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype=fp8_e4m3", f"{ROLLOUT}.name=vllm"),
         (f"{ROLLOUT}.engine_kwargs.builtin.kv_cache_dtype=fp8", "trainer.device=cuda", f"{ROLLOUT}.invariant=false"),
     ],
@@ -135,8 +136,8 @@ def test_what_is_not_rounded_needs_no_importance_weights():
 @pytest.mark.parametrize(
     ("name", "device", "problem"),
     [
-        ("builtin", "cuda", "only the vllm engine"),
-        ("sglang", "cuda", "only the vllm engine"),
+        ("hf", "cuda", "only the engines builtin and vllm"),
+        ("sglang", "cuda", "only the engines builtin and vllm"),
         ("vllm", "cpu", "on GPUs only"),
     ],
 )

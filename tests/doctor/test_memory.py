@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from burnish.config import load
 from burnish.config.adapters import adapter_of
@@ -13,8 +15,9 @@ from burnish.doctor.engine import checksum_words, engine_plan
 from burnish.doctor.head import HeadPlan
 from burnish.doctor.memory import Phase, Plan, Shapes, generate_plan, sft_plan, train_plan, update_peak
 from burnish.doctor.roles import Shards, adapter_parameters, four_bit_bytes, trained_role, weight_bytes
-from burnish.doctor.shapes import find_shape
+from burnish.doctor.shapes import find_shape, shape_of
 from burnish.models.fourbit import four_bits, is_packed
+from burnish.models.fused.fp8 import FP8, fp8_layers, torch_product, use_fp8_layers
 from burnish.models.load import ModelSource, load_causal_lm
 from burnish.models.lora import add_adapters
 from burnish.models.recompute import enable_recompute
@@ -26,6 +29,7 @@ from burnish.sizing import CACHE_BLOCK, CPU_PREFILL_TOKENS, GIB, LOGIT_CHUNK_BYT
 from burnish.training.ema import MovingAverage
 from burnish.training.optim import Optimizer
 
+from ..conftest import SIZES
 from .meter import Small
 
 MODEL = "actor_rollout_ref.model"
@@ -110,6 +114,35 @@ def test_the_cache_has_the_size_of_the_engines_cache():
     in_8_bits = load([f"{MODEL}.path=m", f"{ROLLOUT}.engine_kwargs.builtin.kv_cache_dtype=fp8"], check=False).cfg
     rollout = in_8_bits.actor_rollout_ref.rollout
     assert 2 * engine_plan(rollout, small.shape, 1, on_cpu=False).token_bytes == plan.token_bytes
+
+
+@pytest.mark.parametrize("by_block", [True, False])
+def test_weights_of_8_bits_are_planned(by_block):
+    config = Qwen2Config(**{**SIZES, "hidden_size": 256, "intermediate_size": 700})
+    model = AutoModelForCausalLM.from_config(config).bfloat16().requires_grad_(False)
+    shape, key = shape_of(config.to_dict()), f"{ROLLOUT}.use_block_quant_rollout={str(by_block).lower()}"
+    settings = [f"{MODEL}.path=m", f"{ROLLOUT}.quantization=fp8", key, f"{ROLLOUT}.dtype=bf16"]
+    plans = [
+        engine_plan(load(part, check=False).cfg.actor_rollout_ref.rollout, shape, 1, on_cpu=True)
+        for part in (settings, [*settings, f"{ROLLOUT}.quantization=null"])
+    ]
+    assert plans[1].weights == bytes_of(model.parameters()) and plans[1].rounding == 0
+    use_fp8_layers(model, by_block, torch_product(F.linear), "k")
+    held = [(layer.weight, layer.scales, layer.scale_rows) for layer in fp8_layers(model).values()]
+    rest = [parameter for parameter in model.parameters() if parameter.dtype != FP8]
+    assert plans[0].weights == bytes_of(rest) + sum(map(bytes_of, held)) < 0.6 * plans[1].weights
+    assert plans[0].rounding == 6 * 256 * 700
+    assert plans[0].num_checksum_words < plans[1].num_checksum_words
+
+
+def test_the_builtin_engine_rounds_no_experts():
+    saved, mixture = {}, find_shape("Qwen/Qwen3-30B-A3B").shape
+    for name in ("builtin", "vllm"):
+        settings = [f"{MODEL}.path=m", f"{ROLLOUT}.name={name}"]
+        cfgs = [load(part, check=False).cfg for part in (settings, [*settings, f"{ROLLOUT}.quantization=fp8"])]
+        whole, rounded = (engine_plan(c.actor_rollout_ref.rollout, mixture, 1, on_cpu=False).weights for c in cfgs)
+        saved[name] = (whole - rounded) / whole
+    assert 0 < saved["builtin"] < 0.1 and 0.4 < saved["vllm"] < 0.5
 
 
 def test_a_prefill_on_a_cpu_is_planned_with_the_engines_limit():

@@ -10,6 +10,7 @@ import burnish
 from burnish.demo.tiny import make_model, make_tokenizer
 
 STEPS = 12
+ROLLOUT = "actor_rollout_ref.rollout"
 GRPO = ("algorithm.adv_estimator=grpo",)
 PPO = ("algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "algorithm.lam=0.95")
 ONE_STEP_OFF = (*GRPO, "async_training.mode=one_step_off")
@@ -65,6 +66,21 @@ def test_a_policy_learns_what_it_is_rewarded_for(learn, algorithm):
     shares = learn(lambda solution_str: share_of_sevens(solution_str), *algorithm)
     assert mean(shares[:3]) < 0.2
     assert mean(shares[-3:]) > 0.5
+
+
+def test_an_engine_of_8_bits_teaches_what_its_importance_weights_correct(learn, tmp_path):
+    shares = learn(
+        lambda solution_str: share_of_sevens(solution_str),
+        *GRPO,
+        f"{ROLLOUT}.quantization=fp8",
+        "trainer.logger=[file]",
+    )
+    assert mean(shares[:3]) < 0.2 and mean(shares[-3:]) > 0.5
+    lines = [json.loads(line)["data"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [data for data in lines if "rollout_corr/kl" in data]
+    assert len(steps) >= STEPS and all(data["rollout_corr/k3_kl"] > 0 for data in steps)
+    assert all(0 < data["training/rollout_probs_diff_max"] < 0.5 for data in steps)
+    assert all("rollout_corr/rollout_is_mean" in data for data in steps)  # weights are on without being asked for
 
 
 @pytest.mark.parametrize("algorithm", [GRPO, PPO], ids=["grpo", "ppo"])

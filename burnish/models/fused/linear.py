@@ -37,7 +37,7 @@ class FusedLinear(nn.Module):
     copied into these parameters; moving or replacing the parameters would separate them from the product.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear], product: Product) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], product: Callable[..., Tensor]) -> None:
         super().__init__()
         self.layers = list(layers)  # in a list, so that they are not registered a second time
         self.product = product

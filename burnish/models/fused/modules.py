@@ -10,7 +10,7 @@ support, torch computes what the family's own module does.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from burnish.models.fused.fp8 import fuse_fp8
 from burnish.models.fused.linear import FusedLinear, Product, fuse, share_parts
 
 ROTATE = "apply_rotary_pos_emb"  # the name of this function in every modeling file of transformers
@@ -66,6 +67,11 @@ class KernelRMSNorm(nn.Module):
         return (rows * (self.offset + self.weight.float())).to(hidden_states.dtype)
 
 
+def _fuse(layers: Sequence[nn.Module], product: Product | None) -> FusedLinear | None:
+    """One product for layers with the same input; None where they are called one by one."""
+    return fuse_fp8(layers) or fuse(layers, product)
+
+
 class FusedMLP(nn.Module):
     """down_proj(act_fn(gate_proj(x)) * up_proj(x)). The activation is silu where there are kernels."""
 
@@ -84,7 +90,7 @@ class FusedMLP(nn.Module):
     def from_module(cls, mlp: nn.Module, kernels: Kernels | None, product: Product | None = None) -> FusedMLP:
         module = cls(kernels)
         share_parts(mlp, module)
-        module.gate_up = fuse([module.gate_proj, module.up_proj], product)
+        module.gate_up = _fuse([module.gate_proj, module.up_proj], product)
         return module
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -138,7 +144,7 @@ class FusedAttention(nn.Module):
     ) -> FusedAttention:
         module = cls(options, kernels)
         share_parts(attention, module)
-        module.qkv = fuse([attention.get_submodule(name) for name in cls.projections], product)
+        module.qkv = _fuse([attention.get_submodule(name) for name in cls.projections], product)
         family = sys.modules[type(attention).__module__]
         module.family_rotate = getattr(family, ROTATE)
         module.family_attention = getattr(family, EAGER, None)

@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from burnish.models.fused.fp8 import fp8_layers
 from burnish.models.stream import WeightStream
 from burnish.rollout.engine import Engine
 from burnish.sizing import DIGEST_WIDTH as WIDTH
@@ -87,9 +88,11 @@ def digest(tensor: Tensor) -> Tensor:
 
 
 def digests_of(model: nn.Module) -> Digests:
-    """The digests of all parameters, tied ones under all of their names."""
-    named = dict(model.named_parameters(remove_duplicate=False))
-    return dict(zip(named, digests([sums_of(parameter) for parameter in named.values()]), strict=True))
+    """The digests of all parameters, tied ones under all of their names; those of 8 bits together with their scales."""
+    named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    rounded = fp8_layers(model)
+    sums = [sums_of(rounded[name].checked_bytes() if name in rounded else named[name]) for name in named]
+    return dict(zip(named, digests(sums), strict=True))
 
 
 def sync_weights(
@@ -114,14 +117,14 @@ class Tally:
 
     def __init__(self, dtype: torch.dtype, local: Callable[[str, Tensor], Tensor] = lambda name, whole: whole) -> None:
         self.dtype = dtype
-        self.local = local  # what the engine's process holds of a weight
+        self.local = local  # what the engine's process holds of a weight in `dtype`
         self.sums: dict[str, Sums] = {}
         self.seconds = 0.0
 
     def over(self, stream: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in stream:
             started = time.perf_counter()
-            self.sums[name] = sums_of(self.local(name, tensor).to(self.dtype))
+            self.sums[name] = sums_of(self.local(name, tensor.to(self.dtype)))
             self.seconds += time.perf_counter() - started
             yield name, tensor
 

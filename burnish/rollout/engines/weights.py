@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from burnish.models.fused.fp8 import fp8_layers
 from burnish.models.parts import saved_buffers
 from burnish.models.tensor_slices import Slices, part_of
 
@@ -26,8 +27,10 @@ def release_weights(model: nn.Module) -> None:
 def copy_weights(model: nn.Module, stream: Iterable[tuple[str, Tensor]], slices: Slices = NOT_SLICED) -> None:
     """Copy into the model's storage; the stream must contain every parameter and saved buffer, in its shape.
 
-    The stream has whole weights, the model those parts of them that `slices` says.
+    The stream has whole weights, the model those parts of them that `slices` says; layers with weights of 8 bits round
+    what they get.
     """
+    rounded = fp8_layers(model)
     parameters = {**dict(model.named_parameters()), **dict(saved_buffers(model))}
     missing = set(parameters)
     for name, tensor in stream:
@@ -39,7 +42,10 @@ def copy_weights(model: nn.Module, stream: Iterable[tuple[str, Tensor]], slices:
             raise ValueError(f"{name}: the stream has shape {list(part.shape)}, the model {list(shape)}")
         if parameters[name].shape != shape:
             parameters[name].data = torch.empty(shape, dtype=parameters[name].dtype, device=parameters[name].device)
-        parameters[name].copy_(part)
+        if name in rounded:
+            rounded[name].load(part)
+        else:
+            parameters[name].copy_(part)
         missing.discard(name)
     if missing:
         raise ValueError(f"the weight stream left out {len(missing)} tensors: {sorted(missing)[:5]}")

@@ -3,6 +3,8 @@ needed for that. Prints one line for each."""
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -10,6 +12,7 @@ from triton.backends.compiler import GPUTarget
 from burnish.models.kernels import decode as decoding
 from burnish.models.kernels import (
     decode_products,
+    fp8_product,
     invariant,
     paged,
     product_tiles,
@@ -21,10 +24,10 @@ from burnish.models.kernels import (
 
 SHAPE = {"BLOCK": 64, "TILE": 64, "CAPPED": True, "PRECISION": "tf32"}
 FLOATS, STRIDES = ("scaling", "softcap"), ("cache_block", "cache_head", "table_row")
-SHARED_MEMORY = 227 << 10  # bytes of a program
+SHARED_MEMORY, SHARED_MEMORY_OF_ADA = 227 << 10, 99 << 10  # bytes of a program
 
 
-def compiled(kernel, types: dict[str, str], constants: dict, warps: int = 4, **options) -> str:
+def compiled(kernel, types: dict[str, str], constants: dict, warps: int = 4, capability: int = 90, **options) -> str:
     """The kernel's PTX; arguments in their order, pointers and strides as multiples of 16."""
     function = getattr(kernel, "jitted", lambda: kernel)()
     signature = {name: types.get(name, "constexpr") for name in function.arg_names}
@@ -33,8 +36,9 @@ def compiled(kernel, types: dict[str, str], constants: dict, warps: int = 4, **o
     attributes = {(place,): [["tt.divisibility", 16]] for place in even}
     source = triton.compiler.ASTSource(function, signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": warps, "num_stages": 2, **options}
-    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert binary.metadata.shared <= SHARED_MEMORY, (kernel, constants, binary.metadata.shared)
+    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    limit = SHARED_MEMORY if capability == 90 else SHARED_MEMORY_OF_ADA
+    assert binary.metadata.shared <= limit, (kernel, constants, binary.metadata.shared)
     return binary.asm["ptx"]
 
 
@@ -170,6 +174,15 @@ def products(hidden: int, inner: int, heads: int, kv_heads: int, dim: int, rows:
     return texts
 
 
+def product_of_8_bits(rows: int, outputs: int, inputs: int, dtype: str, scales: int, capability: int = 90) -> str:
+    types = kinds("input bias output", f"*{dtype}") | {"weight": "*fp8e4nv", "scales": "*fp32", "scale_rows": "*i32"}
+    choice = fp8_product.fp8_tiling(rows, outputs, {"bf16": 2, "fp32": 4}[dtype])
+    numbers = {"OUTPUTS": outputs, "INPUTS": inputs, "SCALES": scales, "BIASED": True, "DEPTH": fp8_product.DEPTH}
+    numbers |= {"ROWS": choice.rows, "COLUMNS": choice.columns, "PRECISION": "ieee" if dtype == "fp32" else "tf32"}
+    kernel, options = fp8_product._fp8_product, {"num_stages": choice.stages}
+    return compiled(kernel, types | {"rows": "i32"}, numbers, choice.warps, capability, **options)
+
+
 def rest_of_a_layer() -> list[str]:
     types = kinds("hidden product sums", "*fp32") | kinds("post weight output", "*bf16") | kinds("eps offset", "fp32")
     numbers = {"WIDTH": 2304, "WIDTH_PAD": 4096, "PARTS": 1, "PARTS_PAD": 1, "POST": True, "WHOLE": False}
@@ -225,6 +238,14 @@ if __name__ == "__main__":
             assert ("wgmma" if rows >= 64 else "mma.sync") in text and "st.local" not in text
             assert ("griddepcontrol.wait" in text) == ("prefetch.global.L2" in text) == overlap
         print("products", *sizes, rows, overlap)
+    for rows, outputs, inputs in ((8, 896, 4864), (64, 4608, 3584), (4096, 9728, 896), (1, 1152, 900)):
+        for scales in (1, -(-inputs // fp8_product.DEPTH)):
+            text = product_of_8_bits(rows, outputs, inputs, "bf16", scales)
+            assert "e4m3" in text and "mma" in text and "st.local" not in text
+            assert inputs % 128 or "cp.async" in text, "weights are not loaded ahead"
+    for rows, dtype in itertools.product((8, 32, 64, 4096), ("bf16", "fp32")):  # also for Ada, which has less memory
+        assert all("e4m3" in product_of_8_bits(rows, 37888, 3584, dtype, 28, capability) for capability in (89, 90))
+    print("products of 8 bits")
     assert all("st.global" in text for text in rest_of_a_layer())
     print("norms, step")
     print("compiled")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from burnish.models.decode_layer import HeadNorms, LayerShape, Products, Rotary, Stream, TorchProducts
+from burnish.models.fused.fp8 import fp8_layers
 from burnish.models.fused.linear import FusedLinear
 from burnish.models.kernels.decode_products import TritonProducts
 from burnish.models.paged import KEYS, VALUES, PagedAttention
@@ -109,6 +110,8 @@ class DecodeLayers:
             raise UnsupportedLayersError(f"no explicit layers for model type {config.model_type!r}")
         if model.dtype not in TOLERANCE:
             raise UnsupportedLayersError(f"no explicit layers for weights in {model.dtype}")
+        if fp8_layers(model):
+            raise UnsupportedLayersError("no explicit layers for weights in 8 bits")
         self.model, self.backbone = model, backbone(model)
         self.family = FAMILIES[config.model_type]
         self.modules: list[nn.Module] = list(self.backbone.get_submodule("layers").children())

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
-
 from burnish.errors import UserError
+from burnish.models.fused.fp8 import FP8, check_fp8
 from burnish.models.invariant.modules import why_not_invariant
 from burnish.models.kernels import invariant as invariant_kernels
 from burnish.models.kernels.product_tiles import MAX_ROWS
@@ -19,8 +18,7 @@ from burnish.sizing import CUDA_GRAPH_FAMILIES, DEVICE_LOOP_BLOCK, SYNC_INTERVAL
 
 SWITCHES = ("compiled", "triton", "shared_prefix")  # arguments that are true or false
 FASTER = {"compiled": False, "shared_prefix": False, "few_rows": 0}  # change the order of sums; what turns them off
-CACHE_DTYPES = {"auto": None, "fp8": torch.float8_e4m3fn}  # None: that of the weights
-FP8_CAPABILITY = (8, 9)  # the first compute capability with float8_e4m3fn
+CACHE_DTYPES = {"auto": None, "fp8": FP8}  # None: that of the weights
 # Devices that decode several tokens between two host syncs, with CUDA graphs or without.
 LOOP_DEVICES = frozenset({"cuda"})
 
@@ -63,6 +61,12 @@ def why_by_token(options: EngineOptions) -> str | None:
     return why_not_invariant(load_config(options.model))
 
 
+def uses_triton(options: EngineOptions) -> bool:
+    """Whether an engine that decodes token by token has Triton kernels for what it does on a GPU."""
+    on_gpu = options.device.type == "cuda"
+    return on_gpu and options.extra.get("triton", True)
+
+
 def decode_plan(options: EngineOptions, model_type: str) -> DecodePlan:
     """The plan for a model of this family (its config's model_type)."""
     on_gpu = options.device.type == "cuda"
@@ -84,11 +88,9 @@ def decode_plan(options: EngineOptions, model_type: str) -> DecodePlan:
 
 
 def check_cache_dtype(options: EngineOptions) -> None:
-    """Triton converts to and from 8 bits where the GPU has an instruction for it: Ada, Hopper and newer ones."""
     name = options.extra.get("kv_cache_dtype", "auto")
-    if CACHE_DTYPES[name] is not None and torch.cuda.get_device_capability(options.device) < FP8_CAPABILITY:
-        key = f"{options.section}.engine_kwargs.builtin.kv_cache_dtype"
-        raise UserError("this GPU has no 8-bit floating point", key=key, value=name, allowed="auto", hint=f"{key}=auto")
+    if CACHE_DTYPES[name] is not None:
+        check_fp8(options.device, f"{options.section}.engine_kwargs.builtin.kv_cache_dtype", "auto")
 
 
 def check_arguments(extra: Mapping[str, Any], section: str) -> None:

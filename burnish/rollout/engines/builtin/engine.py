@@ -16,7 +16,6 @@ from torch import Tensor
 
 from burnish.errors import UserError
 from burnish.models.model_input import ModelInput
-from burnish.models.tensor_slices import part_of
 from burnish.rollout.engine import Capabilities, Completion, EngineOptions, Request, check_requests
 from burnish.rollout.engines.builtin.decode_plan import LOOP_DEVICES, check_arguments, uses_device_loop
 from burnish.rollout.engines.builtin.penalties import PenaltyState
@@ -114,7 +113,7 @@ class BuiltinEngine:
         return self._worker.do(lambda: digests_of(self.runner.model))
 
     def local_weight(self, name: str, whole: Tensor) -> Tensor:
-        return part_of(self.runner.slices, name, whole)
+        return self.runner.local_weight(name, whole)
 
     def score(self, rows: Sequence[ModelInput | Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         return self._worker.do(lambda: self.runner.score(rows, temperature))

@@ -16,7 +16,6 @@ from queue import SimpleQueue
 
 from torch import Tensor
 
-from burnish.models.tensor_slices import part_of
 from burnish.rollout.engine import Capabilities, EngineOptions
 from burnish.rollout.engines.builtin.engine import CLOSE, LOAD
 from burnish.rollout.engines.builtin.step_runner import StepRunner
@@ -73,7 +72,7 @@ class FollowerEngine(MemberRank):
         return digests_of(self.runner.model)
 
     def local_weight(self, name: str, whole: Tensor) -> Tensor:
-        return part_of(self.runner.slices, name, whole)
+        return self.runner.local_weight(name, whole)
 
     def memory(self) -> dict[str, list[Tensor]]:
         """The tensors it holds, by purpose."""

@@ -68,6 +68,7 @@ class GraphDecoder:
             block_size=self.plan.block_size,
             invariant=False,
             use_cpu_kernels=False,
+            triton=self.plan.triton,
             invariant_kernels=self.plan.invariant,
             cache_dtype=CACHE_DTYPES[self.plan.kv_cache_dtype],
         )
@@ -92,12 +93,13 @@ class GraphDecoder:
 
     def _explicit_layers(self) -> tuple[DecodeLayers | None, tuple[str, ...]]:
         """Those of small batches, and what to report at the start of a run."""
+        remarks = (*self.runner.remarks, *self.plan.remarks)
         if not self.plan.few_rows:
-            return None, self.plan.remarks
+            return None, remarks
         try:
-            return DecodeLayers(self.runner.model, self.options.max_model_len, self.plan.triton), self.plan.remarks
+            return DecodeLayers(self.runner.model, self.options.max_model_len, self.plan.triton), remarks
         except UnsupportedLayersError as reason:
-            return None, (*self.plan.remarks, f"engine_kwargs.builtin.few_rows has no effect: {reason}")
+            return None, (*remarks, f"engine_kwargs.builtin.few_rows has no effect: {reason}")
 
     @property
     def drafts(self) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from burnish.errors import UserError
 from burnish.models.attention import PAGED
 from burnish.models.cpu.library import CannotCompileError
+from burnish.models.fused.fp8 import check_fp8, fp8_layers, torch_product, triton_product, use_fp8_layers
 from burnish.models.fused.linear import FusedLinear, Product
 from burnish.models.fused.replace import replace_modules
 from burnish.models.invariant.modules import use_invariant_modules
@@ -30,7 +31,7 @@ from burnish.models.parts import head_weight, logit_softcap
 from burnish.models.positions import TEXT
 from burnish.models.routing import Routing
 from burnish.models.tensor_group import on_all_ranks
-from burnish.models.tensor_slices import Slice, local_heads, row_parallel_layers, shard_model
+from burnish.models.tensor_slices import Slice, local_heads, part_of, row_parallel_layers, shard_model
 from burnish.models.vision.family import vision_family
 from burnish.models.vision.features import Embedded, FeatureMemo, MediaSlice
 from burnish.models.wide import embed_in, hidden_states, is_wide
@@ -51,7 +52,7 @@ PrefillAttention = Callable[[list[Segment]], PagedAttention]
 
 class ModelRunner:
     """Owns the model and runs prompts through it. `use_cpu_kernels`: compute in C what can be. `invariant_kernels`:
-    by the modules of models/invariant, which training uses too."""
+    by the modules of models/invariant, which training uses too. `triton`: kernels for products with 8-bit weights."""
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class ModelRunner:
         block_size: int,
         invariant: bool,
         use_cpu_kernels: bool,
+        triton: bool,
         invariant_kernels: bool = False,
         cache_dtype: torch.dtype | None = None,
     ) -> None:
@@ -82,6 +84,10 @@ class ModelRunner:
         if self.group is not None:
             total = partial(self.group.sum, ordered=self.invariant)
             self.slices = shard_model(self.model, self.group, total, f"{options.section}.tensor_model_parallel_size")
+        self.remarks: tuple[str, ...] = ()  # reported at the start of a run
+        if options.quantization is not None:  # before the model takes memory of the device
+            self._round_layers(options, triton and not self.invariant)
+        self.rounded = fp8_layers(self.model)  # by the names of their weights
         self.model.to(options.device)
         if options.invariant and not self.invariant:
             raise UserError(
@@ -103,18 +109,30 @@ class ModelRunner:
         if options.record_experts:
             self.routing = Routing(self.model, f"{options.section}.enable_rollout_routing_replay")
             self.routing.record()
-        self.remarks: tuple[str, ...] = ()  # reported at the start of a run
         self.cpu_kernels: CpuKernels | None = None
         if use_cpu_kernels:
             self.cpu_kernels = self._compile(heads // kv_heads)
         self._prepare_products()
+
+    def _round_layers(self, options: EngineOptions, triton: bool) -> None:
+        """Hold the linear layers' weights in 8 bits."""
+        key = f"{options.section}.quantization"
+        if self.invariant_kernels:
+            problem = f"not possible with {options.section}.invariant=true: training has no weights of 8 bits"
+            raise UserError(problem, key=key, value="fp8", allowed="null", hint=f"{options.section}.invariant=false")
+        check_fp8(options.device, key, "null")
+        product = triton_product if triton else torch_product(tiled_product if self.invariant else F.linear)
+        experts = use_fp8_layers(self.model, options.quantization == "block", product, key)
+        slow = f"{key}: without the Triton kernel, each product expands its 8-bit weights first, which is slow"
+        self.remarks = (*(() if triton else (slow,)), *(() if experts is None else (experts,)))
 
     def _compile(self, group: int) -> CpuKernels | None:
         kernels = None
         try:
             kernels = compile_kernels(self.shape, group, self.device)
         except CannotCompileError as error:
-            self.remarks = (f"CPU decode kernels are not available; torch decodes at about half the speed: {error}",)
+            slow = f"CPU decode kernels are not available; torch decodes at about half the speed: {error}"
+            self.remarks = (*self.remarks, slow)
         if self.group is not None and not self.group.min(kernels is not None):
             return None  # all ranks or none: they pad their passes alike
         return kernels
@@ -130,7 +148,9 @@ class ModelRunner:
         layers = None
         if self.cpu_kernels is not None:
             layers = self.cpu_kernels.layers
-            self.product, self.row_multiple = layers.product, ROW_MULTIPLE if self.invariant else 1
+            self.product = layers.product
+            if not self.rounded:  # they need whole tiles
+                self.row_multiple = ROW_MULTIPLE if self.invariant else 1
         for layer in row_parallel_layers(self.model):
             layer.product = self.product
         replace_modules(self.model, layers, self.product, skip=self.tower)
@@ -176,6 +196,11 @@ class ModelRunner:
         self.memo.clear()
         if self.cpu_kernels is not None:
             self.cpu_kernels.layers.forget()
+
+    def local_weight(self, name: str, whole: Tensor) -> Tensor:
+        """What this rank holds of a weight that was sent to the engine."""
+        part = part_of(self.slices, name, whole)
+        return self.rounded[name].checked_bytes(part) if name in self.rounded else part
 
     # passes
 

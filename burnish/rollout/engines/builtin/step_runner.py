@@ -12,6 +12,7 @@ from burnish.models.paged import PagedAttention
 from burnish.models.tensor_group import on_all_ranks
 from burnish.models.wide import hidden_states
 from burnish.rollout.engine import EngineOptions
+from burnish.rollout.engines.builtin.decode_plan import uses_triton
 from burnish.rollout.engines.builtin.invariant import padding
 from burnish.rollout.engines.builtin.kv_cache import BLOCK_SIZE, KVCache, Segment
 from burnish.rollout.engines.builtin.memory import free_bytes
@@ -28,7 +29,12 @@ class StepRunner(ModelRunner):
         self.options = options
         invariant = options.device.type == "cpu" if options.invariant is None else options.invariant
         super().__init__(
-            options, self._prefill_attention, block_size=BLOCK_SIZE, invariant=invariant, use_cpu_kernels=True
+            options,
+            self._prefill_attention,
+            block_size=BLOCK_SIZE,
+            invariant=invariant,
+            use_cpu_kernels=True,
+            triton=uses_triton(options),
         )
         self._attention: BlockDecode | CpuDecode
         self._offsets: Tensor  # SequenceState.offset of the batch

@@ -140,6 +140,19 @@ def test_two_ranks_generate_what_one_does(name, tmp_path):
     compare(found, alone(folder, generate))
 
 
+@pytest.mark.parametrize("how", ["block", pytest.param("tensor", marks=pytest.mark.long)])
+def test_every_rank_rounds_its_own_part(how, tmp_path):
+    """Powers of two stay what they are in 8 bits, whatever the largest of their block is."""
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(MODELS["biases everywhere"]())
+    sharpen(model, seed=1)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.sign() * 2.0 ** parameter.data.abs().log2().round().clamp(-7, 1)
+    model.save_pretrained(tmp_path)
+    found = run_ranks(2, on_ranks, str(tmp_path), generate, {"quantization": how})[0]
+    compare(found, alone(str(tmp_path), generate))
+
+
 def under_pressure(engine: Engine) -> list[Any]:
     """Few blocks: sequences that outgrow theirs are preempted, and the partial block of a common prompt is copied."""
     ids = prompts()[-1]

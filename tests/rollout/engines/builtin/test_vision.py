@@ -13,6 +13,7 @@ from PIL import Image
 from burnish.demo.tiny_vision import TINY_FAMILIES, make_vision_model
 from burnish.errors import UserError
 from burnish.media import Video
+from burnish.models.fused.fp8 import dequantize
 from burnish.models.load import ModelSource, load_causal_lm, load_tokenizer
 from burnish.models.model_input import ModelInput
 from burnish.models.parts import backbone
@@ -154,6 +155,21 @@ def test_as_transformers(seeing, engine_of, expected, family, mode):
         assert row[len(input) :] == pytest.approx(done.log_probs, abs=2e-5)
     blocks = engine.scheduler.blocks
     assert blocks.num_used == (1 if mode == "loop" else 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_of_8_bits_are_those_of_the_language_model(seeing, engine_of, family):
+    """And the tower computes with what was sent."""
+    tiny = seeing(family)
+    engine = engine_of(tiny, "loop", quantization="block")
+    rounded, theirs = engine.runner.rounded, HfEngine(tiny.options())
+    layers = {name: dequantize(layer.weight, layer.scales, layer.scale_rows) for name, layer in rounded.items()}
+    assert layers and not any("vis" in name for name in layers)
+    theirs.load_weights({**tiny.weights, **layers}.items(), 1)
+    try:
+        assert_same(answers(engine, tiny.prompts()), answers(theirs, tiny.prompts()))
+    finally:
+        theirs.close()
 
 
 def long_prompt(tiny: Seeing, images, at: int = 245) -> ModelInput:

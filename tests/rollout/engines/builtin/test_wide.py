@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 
 import pytest
 import torch
@@ -117,6 +118,19 @@ def test_embeddings_of_gemma_are_those_of_the_trainer(config, tmp_path):
     torch.testing.assert_close(found, trained.get_input_embeddings()(ids).detach(), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("way", WAYS[:2], ids=["by token", "in windows"])
+def test_weights_of_8_bits_move_log_probs_by_their_rounding_alone(way, deep, prompt, ask):
+    """Here that is nothing: powers of two stay what they are."""
+    folder, model = deep
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(parameter.sign() * 2.0 ** parameter.abs().log2().round().clamp(-8, 1))
+    whole, rounded = (gap((folder, model), prompt, ask, quantization=how, **way) for how in (None, "block"))
+    assert 0 < rounded < 1.5 * whole
+
+
 def test_weights_of_32_bits_and_experts_stay_as_they_are():
     sizes = {**SIZES, "num_hidden_layers": 1, "num_key_value_heads": 2}
     plain, experts = Qwen2ForCausalLM(Qwen2Config(**sizes)), MixtralForCausalLM(MixtralConfig(**sizes))
@@ -124,11 +138,13 @@ def test_weights_of_32_bits_and_experts_stay_as_they_are():
 
 
 @pytest.mark.usefixtures("decoding_as_on_a_gpu")
-def test_a_layer_stays_one_program(deep, prompt):
+@pytest.mark.parametrize("quantization", [None, "block"])
+def test_a_layer_stays_one_program(quantization, deep, prompt):
     """Formats are changed inside it: where rotations and norms end, and where products begin."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    with opened(deep, device_loop=True, own_thread=False, extra={"block_size": 16, "sync_interval": 4}) as engine:
+    loop = {"device_loop": True, "own_thread": False, "extra": {"block_size": 16, "sync_interval": 4}}
+    with opened(deep, quantization=quantization, **loop) as engine:
         engine.generate([Request(ModelInput(prompt(20)), Sampling(30, ignore_eos=True), seed) for seed in (1, 2)])
         engine.step()
         decoder = engine.decoder
