@@ -83,6 +83,8 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any
     mapping: dict[Any, Any] = {}
     for key_node, value_node in node.value:
         key, value = loader.construct_object(key_node, deep=True), loader.construct_object(value_node, deep=True)
+        if isinstance(key, list | dict | set):
+            raise yaml.constructor.ConstructorError(None, None, "a key is a list or a mapping", key_node.start_mark)
         mapping[key] = _merge(mapping[key], value, key, key_node) if key in mapping else value
     return mapping
 

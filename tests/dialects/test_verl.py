@@ -241,6 +241,19 @@ def test_user_config_file_is_explicit(tmp_path):
     assert item_of(translation, f"{ROLLOUT}.name").ours_value == "vllm"
 
 
+def test_entries_of_a_file_that_the_command_removes_have_no_effect(tmp_path):
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - _self_\ndata:\n  seed: 5\n  shuffle: false\n")
+    translation = verl("--config-name=mine", "~data.seed", "data.shuffle=", folder=str(tmp_path))
+    seed = [item for item in translation.items if item.theirs == "data.seed"]
+    assert [(item.status, item.value, item.why) for item in seed] == [
+        (INERT, 5, "removed by a later entry: its default applies")
+    ]
+    assert "data.seed" not in translation.settings
+    entry = "recipe.one_step_off_policy.main_ppo"
+    built_in = verl("--config-name=one_step_off_ppo_trainer", "rollout.nnodes=", entry=entry)
+    assert "rollout.nnodes" not in built_in.settings
+
+
 def test_missing_config_is_refused():
     item = item_of(verl("--config-name=ppo_trainr"), "--config-name")
     assert item.status == REFUSED
@@ -274,6 +287,7 @@ def test_recipe_with_its_own_loop_is_refused():
     ("entry", "mode", "bypass"),
     [
         ("recipe.one_step_off_policy.main_ppo", "one_step_off", None),
+        ("recipe.one_step_off_policy.async_main_ppo", "one_step_off", None),
         ("verl.experimental.fully_async_policy.fully_async_main", "queue", True),
     ],
 )
@@ -374,6 +388,55 @@ def test_settings_without_effect_and_foreign_ones(override, status, why):
     name = override.partition("=")[0].lstrip("+")
     item = item_of(verl("algorithm.adv_estimator=grpo", override), name)
     assert (item.status, why in item.why) == (status, True), item.why
+
+
+def test_transfer_queue_has_the_results_of_main_ppo():
+    switches = ("+trainer.num_global_batch=1", "+trainer.num_data_storage_units=8")
+    names = ("--config-path=config", "--config-name=transfer_queue_ppo_megatron_trainer")
+    translation = verl(*names, *switches, entry="recipe.transfer_queue.main_ppo")
+    assert [item.theirs for item in translation.items if item.status == REFUSED] == []
+    assert item_of(translation, "trainer.num_global_batch").status == INERT
+    assert translation.settings == verl("--config-name=ppo_megatron_trainer").settings
+
+
+def test_names_in_verls_patches_for_ascend():
+    translation = verl(f"+{ROLLOUT}.dp_model_parallel_size=2", f"+{ROLLOUT}.rollout_world_size=8")
+    assert translation.settings[f"{ROLLOUT}.data_parallel_size"] == 2
+    assert item_of(translation, f"{ROLLOUT}.rollout_world_size").status == INERT
+
+
+def test_sizes_of_megatron_may_be_repeated_in_its_overrides():
+    fields = f"{ACTOR}.megatron.override_transformer_config"
+    sizes = ("--config-name=ppo_megatron_trainer", f"{ACTOR}.megatron.context_parallel_size=2")
+    same = verl(*sizes, f"+{fields}.context_parallel_size=2")
+    assert item_of(same, f"{fields}.context_parallel_size").status == INERT
+    other = verl(*sizes, f"+{fields}.context_parallel_size=4")
+    (refused,) = [item for item in other.items if item.status == REFUSED]
+    assert refused.theirs == f"{fields}.context_parallel_size"
+    assert f"Type: {ACTOR}.megatron.context_parallel_size=4" in refused.why
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        (
+            "algorithm.adv_estimator=gdpo",
+            "gdpo (an advantage per component of the reward) is not supported. Allowed: gae",
+        ),
+        ("trainer.logger=[console,clearml]", "clearml (a logger of verl) is not supported. Allowed: console"),
+        ("trainer.logger=[console,wanb]", "'wanb' is not an allowed value. Did you mean 'wandb'? Allowed: console"),
+    ],
+)
+def test_values_that_are_not_allowed(override, why):
+    (refused,) = [item for item in verl(override).items if item.status == REFUSED]
+    assert refused.why.startswith(why)
+    assert ("Type: trainer.logger=[console,wandb]" in refused.why) is ("wanb" in override)
+
+
+def test_debugging_switches_that_are_off_have_no_effect():
+    for name in ("debug", "vs_debug", "trainer.dump_high_diff_tokens"):
+        assert item_of(verl(f"+{name}=False"), name).status == INERT
+        assert item_of(verl(f"+{name}=True"), name).status == REFUSED
 
 
 def test_split_placement_has_the_results_of_main_ppo():

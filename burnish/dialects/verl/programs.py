@@ -55,6 +55,7 @@ PROGRAMS: dict[str, Program] = {
     "recipe.dapo.main_dapo": _DAPO,
     "recipe.dapo.src.main_dapo": _DAPO,
     "recipe.one_step_off_policy.main_ppo": _ONE_STEP,
+    "recipe.one_step_off_policy.async_main_ppo": _ONE_STEP,
     "recipe.fully_async_policy.fully_async_main": _FULLY_ASYNC,
     "recipe.r1.main_eval": Program("eval", "evaluation"),
 }
@@ -74,7 +75,7 @@ def find_program(entry: str, argv: Iterable[str] = ()) -> Program | None:
     last = name.rpartition(".")[2]
     if name == last:  # a file name without its folder
         return next((program for known, program in PROGRAMS.items() if known.endswith(f".{name}")), None)
-    if name.startswith("recipe.") and last.startswith("main"):
+    if name.startswith("recipe.") and "main" in last.split("_"):
         return _recipe(name, last)
     return None
 

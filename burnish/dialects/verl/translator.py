@@ -106,6 +106,8 @@ class Translator:
                     self.translation.items += _superseded(source, key, last[key])
                 elif key in errors_by_key:
                     self._refuse(source.theirs, source.entry.value, [errors_by_key[key]], source.explicit)
+                elif key not in self.settings.values:
+                    self.translation.items += _removed(source, key)
                 else:
                     self.translation.add(self._item(source, key))
         convert_importance(self.importance, self.translation)
@@ -149,6 +151,14 @@ class Translator:
             short = UserError(error.problem, allowed=error.allowed, hint=error.hint)  # the item has key and value
             why = (short if error.key == theirs else error).text()
             self.translation.items.append(Item(theirs, value, REFUSED, why=why, explicit=explicit))
+
+
+def _removed(source: SourceEntry, key: str) -> list[Item]:
+    """A later `~key` or `key=` removed what this entry set."""
+    if not source.explicit:
+        return []
+    why = "removed by a later entry: its default applies"
+    return [Item(source.theirs, source.entry.value, INERT, key, source.entry.value, why)]
 
 
 def _superseded(source: SourceEntry, key: str, later: SourceEntry) -> list[Item]:
