@@ -3,8 +3,9 @@
 import pytest
 
 from burnish.config import load
+from burnish.dialects.translate import translate_command
 
-from .commands import ACTOR, ROLLOUT, good, items, refused, translate
+from .commands import ACTOR, GOOD, ROLLOUT, good, items, refused, translate
 
 N8 = "--advantage_estimator group_norm --n_samples_per_prompt 8"
 GAE = "--advantage_estimator gae"
@@ -488,3 +489,18 @@ def test_weight_decay_excludes_biases_and_norms():
     settings = translate("--l2 0.1").settings
     assert settings[f"{ACTOR}.optim.weight_decay"] == 0.1
     assert settings[f"{ACTOR}.optim.decay_matrices_only"] is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "theirs"),
+    [
+        ("--rollout_batch_size 7 --micro_rollout_batch_size 7", "--train_batch_size"),
+        ("--actor_num_gpus_per_node 8 --ref_num_gpus_per_node 8 --ring_attn_size 3", "--ring_attn_size"),
+    ],
+)
+def test_errors_that_follow_from_a_refused_flag_are_not_reported_apart(flags, theirs):
+    """Their keys have defaults of Burnish or follow others, and no flag sets them."""
+    words = ["python3", "-m", "openrlhf.cli.train_ppo_ray", *GOOD.split(), *flags.split()]
+    blockers = translate_command(words).blockers()
+    assert [item.theirs for item in blockers] == [theirs]
+    assert "actor_rollout_ref." not in blockers[0].why
