@@ -504,3 +504,15 @@ def test_errors_that_follow_from_a_refused_flag_are_not_reported_apart(flags, th
     blockers = translate_command(words).blockers()
     assert [item.theirs for item in blockers] == [theirs]
     assert "actor_rollout_ref." not in blockers[0].why
+
+
+def test_variables_of_older_releases_are_flags():
+    """The size of the queue was a variable of the environment before it was a flag."""
+    variables = ["OPENRLHF_ASYNC_QUEUE_SIZE=3", "OPENRLHF_ASYNC_NUM_TASKS=128"]
+    words = ["env", *variables, "python3", "-m", "openrlhf.cli.train_ppo_ray", *GOOD.split(), "--vllm_num_engines", "1"]
+    queue = translate_command([*words, "--async_train"])
+    assert queue.settings["async_training.queue_size"] == 3
+    assert [item.status for item in items(queue, "OPENRLHF_ASYNC_NUM_TASKS")] == ["inert"]
+    written = translate_command([*words, "--async_train", "--async_queue_size", "2"])
+    assert written.settings["async_training.queue_size"] == 2
+    assert [item.status for item in items(translate_command(words), "OPENRLHF_ASYNC_QUEUE_SIZE")] == ["inert"]
