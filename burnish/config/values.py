@@ -89,7 +89,10 @@ def _convert_kind(leaf: Leaf, value: Any) -> Any:
             allowed=_allowed(leaf),
             hint=_example(leaf),
         )
-    raise UserError(f"must be {leaf.type_name}", key=leaf.key, value=value, allowed=_allowed(leaf), hint=_example(leaf))
+    hint = _example(leaf)
+    if isinstance(value, list) and str in alternatives and not any(isinstance(one, list | dict) for one in value):
+        hint = f"{leaf.key}=\"'{','.join(map(str, value))}'\""  # Hydra splits text at commas
+    raise UserError(f"must be {leaf.type_name}", key=leaf.key, value=value, allowed=_allowed(leaf), hint=hint)
 
 
 def _as(kind: Any, value: Any, leaf: Leaf) -> Any:

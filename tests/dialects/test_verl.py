@@ -9,6 +9,7 @@ from burnish.config import load
 from burnish.dialects.report import CONVERTED, INERT, KEPT, REFUSED
 from burnish.dialects.translate import translate_command
 from burnish.dialects.verl.programs import find_program, module_of
+from burnish.dialects.yaml_file import reading_only
 
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "verl.jsonl"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -254,6 +255,43 @@ def test_entries_of_a_file_that_the_command_removes_have_no_effect(tmp_path):
     assert "rollout.nnodes" not in built_in.settings
 
 
+SEARCHED = "hydra:\n  searchpath:\n    - {}\ndefaults:\n  - ppo_megatron_trainer\n  - _self_\ndata:\n  seed: 5\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "accepted"),
+    [
+        ("file://verl/trainer/config", True),
+        ("shared", True),
+        ("pkg://os", False),
+        ("file://../x", False),
+        ("${x}", False),
+    ],
+)
+def test_search_paths_of_a_file_that_is_only_looked_at(path, accepted, tmp_path, monkeypatch):
+    """verl's own files name verl's tree, which need not exist; packages would be imported."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "base.yaml").write_text(SEARCHED.format("conf"))  # folders may name one another
+    (tmp_path / "conf" / "mine.yaml").write_text(SEARCHED.format(path))
+    with reading_only(lambda file: file.resolve().is_relative_to(tmp_path.resolve())):
+        translation = verl("--config-path=conf", "--config-name=mine")
+    assert (item_of(translation, "--config-name").status == KEPT) is accepted
+    assert (translation.settings.get("data.seed") == 5) is accepted
+
+
+def test_a_search_path_to_files_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "secret.yaml").write_text("data: {seed: 7}\n")
+    (tmp_path / "conf" / "mine.yaml").write_text(SEARCHED.format("private"))
+    with reading_only(lambda file: "private" not in file.parts):
+        item = item_of(verl("--config-path=conf", "--config-name=mine"), "--config-name")
+    assert item.status == REFUSED and "not read" in item.why
+
+
 def test_missing_config_is_refused():
     item = item_of(verl("--config-name=ppo_trainr"), "--config-name")
     assert item.status == REFUSED
@@ -424,6 +462,8 @@ def test_sizes_of_megatron_may_be_repeated_in_its_overrides():
             "gdpo (an advantage per component of the reward) is not supported. Allowed: gae",
         ),
         ("trainer.logger=[console,clearml]", "clearml (a logger of verl) is not supported. Allowed: console"),
+        ("data.prompt_key='${'", "no viable alternative at input '${'"),
+        ("trainer.project_name=a,b", "must be str. Allowed: str. Type: trainer.project_name=\"'a,b'\""),
         ("trainer.logger=[console,wanb]", "'wanb' is not an allowed value. Did you mean 'wandb'? Allowed: console"),
     ],
 )
