@@ -388,6 +388,26 @@ def test_generation_server():
 IMPORTANCE = "algorithm.rollout_is"
 
 
+def test_the_generation_server_accepts_keys_of_training_that_it_does_not_use():
+    server = "verl.trainer.main_generation_server"
+    keys = (
+        "data.train_batch_size",
+        "actor_rollout_ref.model.use_remove_padding",
+        f"{ACTOR}.optim.lr",
+        "critic.ppo_epochs",
+    )
+    translation = verl(*(f"{key}=1" for key in keys), f"{ROLLOUT}.n=2", entry=server)
+    assert [item_of(translation, key).status for key in keys] == [INERT] * 4
+    assert "a setting of `burnish train`" in item_of(translation, "critic.ppo_epochs").why
+    assert translation.settings["data.n_samples"] == 2
+    typo = verl(f"{ROLLOUT}.temperatur=1", "data.train_batch_sze=1", entry=server)
+    assert [item.theirs for item in typo.items if item.status == REFUSED and item.explicit] == [
+        f"{ROLLOUT}.temperatur",
+        "data.train_batch_sze",
+    ]
+    assert item_of(verl("data.train_batch_size=1", entry="verl.trainer.main_generation"), "data.train_batch_size").why
+
+
 def test_importance_weights_of_0_6():
     argv = (
         f"{IMPORTANCE}=True",

@@ -20,6 +20,7 @@ class Program:
     refusal: str = ""
     torchrun: bool = False  # whether torchrun sets the number of processes; verl ignores that of the config
     settings: dict[str, Any] = field(default_factory=dict)  # defaults that differ from those of the job in verl
+    other_keys: str = ""  # a job whose keys its config also has; they have no effect
 
 
 _DAPO = Program("train", "dapo_trainer")
@@ -36,6 +37,7 @@ _SERVE = Program(  # its config is that of training
         "rollout.prompt_length": 512,
         "rollout.response_length": 512,
     },
+    other_keys="train",
 )
 _SFT = Program("sft", "sft_trainer_engine", torchrun=True)
 
