@@ -185,6 +185,14 @@ class BoundedLoader(yaml.SafeLoader):
         return self.construct_document(node)
 
 
+# As for OmegaConf, a date is text: names of experiments are often dates.
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+BoundedLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 def load_yaml(text: str, name: str = "the YAML", loader: type[BoundedLoader] = BoundedLoader) -> Any:
     """Parse one YAML document into plain values."""
     if len(text) > MAX_CONFIG_BYTES:

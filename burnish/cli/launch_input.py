@@ -31,6 +31,8 @@ _TRAINING = re.compile(
     r"\b(?:verl\.(?:trainer|experimental)\.[\w.]+|recipe\.[\w.]*main\w*|openrlhf\.cli\.\w+"
     r"|(?:cli|trainer)/(?:train|main)_\w+\.py)"
 )
+# A setting of verl or a flag of OpenRLHF where a program should be.
+_SETTING = re.compile(r"[+~]{0,2}\w+(?:\.[\w-]+)+=|--\w")
 _ONLY_MENTION = (
     *("pkill", "pgrep", "kill", "killall", "ps", "lsof", "fuser", "git", "pip", "pip3", "curl", "wget", "rsync", "scp"),
     *("chmod", "cp", "ln", "mkdir", "mv", "rm", "rmdir", "touch", "which", "tar", "sbatch"),
@@ -131,7 +133,7 @@ def _translate_script(path: str, args: list[str], assume: str | None, trust: boo
 
     recording = record_script(path, args, trust=trust)
     launches = [(command, program) for command in recording for program in find_programs(command.words)]
-    notes = [*recording.notes, *_overlooked(recording)]
+    notes = [*recording.notes, *_overlooked(recording), *_broken_lines(path, recording)]
     if not launches:
         others = ", ".join(dict.fromkeys(command.words[0] for command in recording)) or "nothing"
         problem = f"{path} starts no program that Burnish can translate (it starts: {others})"
@@ -149,6 +151,21 @@ def _translate_script(path: str, args: list[str], assume: str | None, trust: boo
         raise failures[0]
     notes += dict.fromkeys(f"not translated: {error.text()}" for error in failures)
     return LaunchInput(translations, notes, failures)
+
+
+def _broken_lines(path: str, recording: Recording) -> list[str]:
+    """Notes on lines whose `\\` does not continue the command, so that the rest of its settings is not part of it."""
+    if b"\r\n" in Path(path).read_bytes():
+        return [f"{path} has Windows line endings, at which bash ends commands. Type: sed -i 's/\\r$//' {path}"]
+    notes = [
+        f"`{command.words[0]}` is a command of its own: a comment or an empty line ends the command above it, even"
+        " after a `\\`. Remove that line"
+        for command in recording
+        if _SETTING.match(command.words[0])
+    ]
+    if any(word and not word.strip() for command in recording for word in command.words):
+        notes.append("a command has a word of spaces: a `\\` followed by a space does not continue its line")
+    return notes
 
 
 def _overlooked(recording: Recording) -> list[str]:

@@ -215,7 +215,7 @@ def _hugging_face_names(modules: Any, key: str) -> Any:
     if isinstance(modules, str):
         return list(MEGATRON_MODULES[modules])
     names: list[str] = []
-    for name in modules:
+    for name in modules if isinstance(modules, list) else [modules]:
         if not isinstance(name, str):
             raise UserError("not a module name", key=f"{key}.target_modules", value=name)
         if re.fullmatch(r"linear_\w+", name) and name not in MEGATRON_MODULES:

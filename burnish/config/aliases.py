@@ -110,6 +110,11 @@ _TRAIN = (
         OLDER,
     ),
     Alias(
+        "actor_rollout_ref.rollout.dp_model_parallel_size",
+        "actor_rollout_ref.rollout.data_parallel_size",
+        "the name in verl's patches for Ascend",
+    ),
+    Alias(
         "actor_rollout_ref.rollout.engine_kwargs.swap_space",
         "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space",
         OLDER,
@@ -228,6 +233,13 @@ VALUES: dict[tuple[str, Any], Any] = {
         for name in ("AdamW", "Adam", "adamw")
     },
     **{(f"{role}.optim.optimizer", "SGD"): "sgd" for role in ("actor_rollout_ref.actor", "critic")},
+}
+
+# Values of verl that Burnish does not support: (key, theirs) -> what it is. Nothing else is suggested for them.
+UNSUPPORTED_VALUES: dict[tuple[str, str], str] = {
+    ("algorithm.adv_estimator", "gdpo"): "an advantage per component of the reward",
+    ("actor_rollout_ref.actor.policy_loss.loss_mode", "dro"): "direct reward optimization",
+    **{("trainer.logger", name): "a logger of verl" for name in ("clearml", "vemlp_wandb", "rl_logging_board")},
 }
 
 # Config groups of newer verl (`engine=fsdp`), and the keys that each sets.

@@ -126,9 +126,12 @@ def _entries(
 def build(settings: Settings) -> tuple[Any, list[UserError]]:
     """The config with all settings applied and interpolations resolved. Settings that do not resolve are dropped."""
     config: DictConfig = pickle.loads(_structured(settings.tree.root))
-    for key, setting in settings.values.items():
-        _set(config, settings.tree, key, setting.value)
     errors: list[UserError] = []
+    for key, setting in list(settings.values.items()):
+        try:
+            _set(config, settings.tree, key, setting.value)
+        except OmegaConfBaseException as error:  # text that starts an interpolation and does not end it
+            errors.append(UserError(str(error).splitlines()[0], key=key, value=settings.values.pop(key).value))
     for key in [key for key, setting in settings.values.items() if _has_interpolation(setting.value)]:
         try:
             typed, settings.values[key].value = settings.values[key].value, _resolved(config, settings.tree, key)

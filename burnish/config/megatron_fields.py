@@ -31,6 +31,7 @@ from burnish.config.megatron_status import (
     REFUSED_LEARNING_FIELDS,
     REFUSED_OPTIMIZER_FIELDS,
     REFUSED_STAGE_FIELDS,
+    SIZE_FIELDS,
     STAGE_FIELDS,
     RefusedField,
 )
@@ -60,6 +61,11 @@ def transformer_fields(cfg: TrainConfig) -> Iterator[UserError]:
                 section = f"{role.model_key}.override_config"
                 hint = f"leave it out; fields of the model's own config go into {section}"
                 yield UserError(problem, key=f"{key}.{name}", value=value, hint=hint)
+            elif name in SIZE_FIELDS and value != (size := getattr(role.config.megatron, name)):
+                problem = f"differs from {role.section}.megatron.{name}={size}, which decides"
+                yield UserError(
+                    problem, key=f"{key}.{name}", value=value, hint=f"{role.section}.megatron.{name}={value}"
+                )
         if role.optim is not None:
             yield from _learning_fields(role, fields, key)
 

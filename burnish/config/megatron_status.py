@@ -39,6 +39,10 @@ class RefusedField:
         return value is not None and value not in self.off
 
 
+# Sizes that are keys of the megatron section; Megatron's patches for Ascend need them among the fields, too.
+SIZE_FIELDS = tuple(
+    f"{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
+)
 _NUM_EACH = "+*.megatron.override_transformer_config.num_layer_list=[3,5] (the layers of each stage)"
 REFUSED_STAGE_FIELDS = {
     "pipeline_model_parallel_layout": RefusedField((), "layouts as text are not read", _NUM_EACH),
@@ -145,6 +149,7 @@ MEGATRON_INERT: dict[str, Line] = {
     f"{OVERRIDES}.context_parallel_algo": Line(
         "attention heads are exchanged whenever their number is divisible", "注意力头数能整除时始终交换注意力头"
     ),
+    **{f"{OVERRIDES}.{name}": Line(f"megatron.{name} decides", f"由 megatron.{name} 决定") for name in SIZE_FIELDS},
     f"{OVERRIDES}.moe_tp_extend_ep": Line("every rank holds whole experts", "每个进程都持有完整的专家"),
     **{f"{OVERRIDES}.{name}": _KERNELS for name in _KERNEL_FIELDS},
     **{f"{OVERRIDES}.{name}": _EXPERT_KERNELS for name in _EXPERT_FIELDS},

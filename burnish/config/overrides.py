@@ -164,7 +164,10 @@ def read_mapping(content: Mapping[str, Any], folder: str, origin: str) -> list[E
     """The entries of a parsed YAML; files of its `defaults:` list are looked up in `folder`."""
     if not content.get("defaults"):
         return flat(content, origin)
-    ConfigStore.instance().store(name=_INLINE, node=dict(content))
+    try:
+        ConfigStore.instance().store(name=_INLINE, node=dict(content))
+    except OmegaConfBaseException as error:
+        raise UserError(f"cannot read {origin}: {str(error).splitlines()[0]}") from error
     return _composed(Path(folder).absolute(), _INLINE, ())
 
 
@@ -176,14 +179,14 @@ def _composed(folder: Path, name: str, groups: Sequence[Override]) -> list[Entry
         with warnings.catch_warnings(), initialize_config_dir(str(folder), job_name="burnish", version_base=None):
             warnings.simplefilter("ignore")  # search paths that do not exist here
             composed = compose(name, overrides=[override.input_line or "" for override in groups])
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:  # ValueError: of `defaults:`
         raise UserError(f"cannot compose {folder / name}: {error}", key="--config-name", value=name) from error
     content = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
     return flat(content, f"{name}.yaml")
 
 
 def _no_such_file(folder: Path, name: str) -> UserError:
-    names = [*(sorted(path.stem for path in folder.glob("*.y*ml")) if folder.is_dir() else []), *VERL_FILES]
+    names = [*(sorted(path.stem for path in folder.glob("[!.]*.y*ml")) if folder.is_dir() else []), *VERL_FILES]
     suggestion = nearest(name, names)
     return UserError(
         f"no such config file in {os.path.relpath(folder)}",

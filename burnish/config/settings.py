@@ -12,7 +12,7 @@ from typing import Any
 from burnish.config.aliases import GROUPS, VALUES, find_alias
 from burnish.config.overrides import Entry
 from burnish.config.tree import Leaf, Tree, kinds
-from burnish.config.values import convert, is_unset
+from burnish.config.values import convert, convert_entry, is_unset
 from burnish.config.verl_only import find_verl_only
 from burnish.errors import UserError
 
@@ -84,7 +84,7 @@ class Settings:
             self._leave_unset(entry, written)
             return
         if rest:
-            value = entry.value
+            value = convert_entry(leaf, entry.value)
         elif leaf.free and isinstance(entry.value, Mapping) and isinstance(leaf.default, dict):
             self._add_free(leaf, entry)
             return
@@ -106,7 +106,7 @@ class Settings:
     def _add_free(self, leaf: Leaf, entry: Entry) -> None:
         """Merge a mapping into a free mapping: names it does not contain keep their values."""
         for name, value in entry.value.items():
-            self.values[f"{leaf.key}.{name}"] = Setting(value, entry.origin)
+            self.values[f"{leaf.key}.{name}"] = Setting(convert_entry(leaf, value), entry.origin)
 
     def _as_typed(self, leaf: Leaf, entry: Entry) -> Any:
         """Text fields keep numbers as typed (007, 1e5); other spellings of values are replaced."""

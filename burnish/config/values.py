@@ -6,6 +6,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
+from burnish.config.aliases import UNSUPPORTED_VALUES
 from burnish.config.tree import Leaf, kinds
 from burnish.errors import UserError, nearest
 from burnish.untrusted import load_yaml
@@ -28,6 +29,17 @@ def convert(leaf: Leaf, value: Any) -> Any:
     for entry in new if isinstance(new, list) else [new]:
         _check_entry(leaf, entry, value)
     return new
+
+
+def convert_entry(leaf: Leaf, value: Any) -> Any:
+    """One entry of a mapping with free names, in the type of its values; as text, null is empty."""
+    kinds_of_values = [typing.get_args(kind)[1] for kind in kinds(leaf.hint) if typing.get_origin(kind) is dict]
+    if is_interpolation(value) or str not in kinds_of_values:
+        return value
+    try:
+        return _as_str("" if value is None else value)
+    except _Mismatch:
+        raise UserError("the entries must be text", key=leaf.key, value=value) from None
 
 
 def is_unset(leaf: Leaf, value: Any) -> bool:
@@ -77,7 +89,10 @@ def _convert_kind(leaf: Leaf, value: Any) -> Any:
             allowed=_allowed(leaf),
             hint=_example(leaf),
         )
-    raise UserError(f"must be {leaf.type_name}", key=leaf.key, value=value, allowed=_allowed(leaf), hint=_example(leaf))
+    hint = _example(leaf)
+    if isinstance(value, list) and str in alternatives and not any(isinstance(one, list | dict) for one in value):
+        hint = f"{leaf.key}=\"'{','.join(map(str, value))}'\""  # Hydra splits text at commas
+    raise UserError(f"must be {leaf.type_name}", key=leaf.key, value=value, allowed=_allowed(leaf), hint=hint)
 
 
 def _as(kind: Any, value: Any, leaf: Leaf) -> Any:
@@ -87,7 +102,7 @@ def _as(kind: Any, value: Any, leaf: Leaf) -> Any:
     if origin is list:
         return _as_list(typing.get_args(kind)[0], value, leaf)
     if origin is dict:
-        return _as_mapping(value)
+        return {name: convert_entry(leaf, entry) for name, entry in _as_mapping(value).items()}
     return _SIMPLE[kind](value)
 
 
@@ -173,9 +188,14 @@ def _check_entry(leaf: Leaf, entry: Any, written: Any) -> None:
         return
     facts = leaf.facts
     if facts.allowed is not None and entry not in facts.allowed and not (facts.user_paths and _is_path(entry)):
-        suggestion = nearest(str(entry), [str(name) for name in facts.allowed])
-        problem = "not an allowed value" + (f". Did you mean {suggestion!r}?" if suggestion else "")
-        hint = f"{leaf.key}={suggestion}" if suggestion else None
+        what = UNSUPPORTED_VALUES.get((leaf.key, str(entry)))
+        suggestion = None if what else nearest(str(entry), [str(name) for name in facts.allowed])
+        problem = f"{entry} ({what}) is not supported" if what else "not an allowed value"
+        if isinstance(written, list) and len(written) > 1 and not what:
+            problem = f"{entry!r} is {problem}"
+        problem += f". Did you mean {suggestion!r}?" if suggestion else ""
+        instead = [suggestion if one == entry else one for one in written] if isinstance(written, list) else suggestion
+        hint = f"{leaf.key}={written_as(instead)}" if suggestion else None
         raise UserError(problem, key=leaf.key, value=written, allowed=_allowed(leaf), hint=hint)
     if facts.bounds() is None or isinstance(entry, bool | str):
         return

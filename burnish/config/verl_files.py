@@ -67,6 +67,8 @@ VERL_FILES: dict[str, dict[str, Any]] = {
     "fully_async_ppo_trainer": _merge(_ENGINE_POOL, _FULLY_ASYNC),
     "fully_async_ppo_megatron_trainer": _merge(_MEGATRON, _ENGINE_POOL, _FULLY_ASYNC),
     "fully_async_dapo_trainer": _merge(_DAPO, _ENGINE_POOL, _FULLY_ASYNC),  # only named by verl's scripts
+    "transfer_queue_ppo_trainer": {},
+    "transfer_queue_ppo_megatron_trainer": _MEGATRON,
     "gsm8k_multiturn_grpo": _multi_turn(1024, max_assistant_turns=5),
     "gsm8k_multiturn_grpo_server": _multi_turn(1024, max_assistant_turns=5),
     "gsm8k_multiturn_grpo_w_interaction": _multi_turn(1024, max_user_turns=5),

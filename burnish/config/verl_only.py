@@ -118,6 +118,7 @@ _MEGATRON = (
 )
 _ENGINE = (
     VerlOnly("*rollout.micro_batch_size", "the engine decides how to batch responses"),
+    VerlOnly("*rollout.rollout_world_size", "the number of devices is trainer.nnodes x trainer.n_gpus_per_node"),
     VerlOnly("*rollout.server.*", "a setting of verl's servers of engines; results are the same"),
     VerlOnly("*rollout.custom", "engines of the user are set by rollout.name", (), "rollout.name=FILE.py:CLASS"),
     VerlOnly("*rollout.logprobs_mode", "log-probs are always those of the full vocabulary at the sampling temperature"),
@@ -177,7 +178,10 @@ _TRAIN = (
     VerlOnly("algorithm.filter_groups.max_inflight_gen_batches", "batches are generated one after the other"),
     _refused("distillation.enabled", "on-policy distillation is not supported", False),
     VerlOnly("distillation.*", "only used with distillation.enabled"),
-    VerlOnly("transfer_queue.*", "the controller sends batches to the ranks directly"),
+    *(
+        VerlOnly(name, "the controller sends batches to the ranks directly")
+        for name in ("transfer_queue.*", "trainer.num_global_batch", "trainer.num_data_storage_units")
+    ),
     VerlOnly("trainer.use_v1", "only one trainer implementation exists"),
     _refused(
         "trainer.v1.trainer_mode",
@@ -198,6 +202,7 @@ _SEARCH_TOOL = (
 )
 _VALIDATION = "actor_rollout_ref.rollout.val_kwargs"
 _FORK = "a key of a fork of verl"
+_DEBUG = ("debug", "vs_debug", "trainer.dump_high_diff_tokens")
 # Keys of widely used forks, with what to type instead.
 _FORKS = (
     _refused(
@@ -227,6 +232,7 @@ _FORKS = (
     _refused("max_turns", _SEARCH_R1, instead="actor_rollout_ref.rollout.multi_turn.max_assistant_turns=..."),
     _refused("do_search", _SEARCH_R1, False, instead=_SEARCH_TOOL),
     _refused("algorithm.no_think_rl", f"{_FORK} (Search-R1)", False),
+    *(_refused(name, "a debugging switch of a recipe, which Burnish does not have", False) for name in _DEBUG),
 )
 _MEGATRON_SCHEDULE = (
     "lr_warmup_init",
@@ -262,6 +268,10 @@ _SFT = (
     _refused("optim.override_optimizer_config*", "further arguments of the optimizer are not supported"),
     *(VerlOnly(f"optim.{name}", "a setting of Megatron's schedule, which is not used") for name in _MEGATRON_SCHEDULE),
     VerlOnly("data.num_workers", "data is read without loader processes"),
+    *(
+        VerlOnly(f"data.max_{part}_length", "data.max_length limits prompt and response together")
+        for part in ("prompt", "response")
+    ),
     VerlOnly("data.enable_thinking_default", "the chat template's default applies", ("none", "None")),
     VerlOnly("trainer.balance_batch", "examples are always balanced over ranks by their length"),
     VerlOnly("trainer.profile_interval", _PROFILED),

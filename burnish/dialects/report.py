@@ -133,16 +133,31 @@ def add_config_errors(translation: Translation) -> None:
         return
     known = {name for item in translation.blockers() for name in (item.ours, item.theirs)}
     names = source_names(translation.items)
-    for error in errors:
+    for error in sorted(errors, key=lambda error: _index_of(error.key, translation) is None):
         if error.key in known:
             continue
         refused = _error_item(error, PENDING if isinstance(error, NotSupportedYet) else REFUSED, names)
         index = _index_of(error.key, translation)
+        if _is_reported(refused, translation) or (index is None and _follows_from_blockers(translation)):
+            continue
         if index is None:
             translation.items.append(refused)
         else:
             item = translation.items[index]
             translation.items[index] = replace(item, status=refused.status, why=refused.why, original=None)
+
+
+def _is_reported(refused: Item, translation: Translation) -> bool:
+    """Whether another key of the same source setting is refused for the same reason, such as the reference's."""
+    return any((item.theirs, item.why) == (refused.theirs, refused.why) for item in translation.blockers())
+
+
+def _follows_from_blockers(translation: Translation) -> bool:
+    """Whether an error of a key that no setting sets follows from what is refused: its default applies instead.
+
+    A verl command could set the key, so there the error is reported.
+    """
+    return translation.dialect != "verl" and bool(translation.blockers())
 
 
 def load_errors(translation: Translation) -> list[UserError]:

@@ -32,12 +32,13 @@ def reading_only(may_read: Callable[[Path], bool]) -> Iterator[None]:
         _may_read.reset(token)
 
 
-def check_folder(folder: str | Path, names: Sequence[str] = ()) -> None:
+def check_folder(folder: str | Path, names: Sequence[str] = (), checked: frozenset[Path] = frozenset()) -> None:
     """Check all files that Hydra might read when it composes files of a folder, in a context of `reading_only`.
 
-    `names` are the overrides that select files. Hydra reads the files itself, without our limits.
+    `names` are the overrides that select files. Hydra reads the files itself, without our limits. `checked` are the
+    folders that named this one in a search path.
     """
-    if _may_read.get() is None:
+    if _may_read.get() is None or Path(folder).absolute() in checked:
         return
     files = list(islice((file for file in Path(folder).rglob("*.y*ml") if file.is_file()), MAX_FILES + 1))
     if len(files) > MAX_FILES:
@@ -45,8 +46,31 @@ def check_folder(folder: str | Path, names: Sequence[str] = ()) -> None:
     contents = [read_yaml(file) for file in files]
     mappings = [content for content in contents if isinstance(content, dict)]
     selected = [*names, *(str(content.get("defaults")) for content in mappings)]
-    if any(".." in text for text in selected) or any("searchpath" in str(content.get("hydra")) for content in mappings):
-        raise UserError(f"{folder}: its files include files of other folders", hint="--trust, if you trust them")
+    if any(".." in text for text in selected):
+        raise _leads_elsewhere(folder)
+    for content in mappings:
+        for path in _search_path(folder, content.get("hydra")):
+            check_folder(path, (), checked | {Path(folder).absolute()})
+
+
+def _search_path(folder: str | Path, hydra: Any) -> Iterator[Path]:
+    """The folders of `hydra: searchpath:` that exist, such as file://verl/trainer/config in verl's own tree.
+
+    Packages (pkg://) are refused, because they are imported; so are paths that are not plain text.
+    """
+    if "searchpath" not in str(hydra):
+        return
+    entries = hydra.get("searchpath") if isinstance(hydra, dict) else None
+    for entry in entries if isinstance(entries, list) else [None]:
+        path = entry.removeprefix("file://") if isinstance(entry, str) else ""
+        if not path or any(mark in path for mark in ("://", "..", "$")):
+            raise _leads_elsewhere(folder)
+        if Path(path).exists():
+            yield Path(path)
+
+
+def _leads_elsewhere(folder: str | Path) -> UserError:
+    return UserError(f"{folder}: its files include files of other folders", hint="--trust, if you trust them")
 
 
 class _Loader(BoundedLoader):
@@ -83,6 +107,8 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any
     mapping: dict[Any, Any] = {}
     for key_node, value_node in node.value:
         key, value = loader.construct_object(key_node, deep=True), loader.construct_object(value_node, deep=True)
+        if isinstance(key, list | dict | set):
+            raise yaml.constructor.ConstructorError(None, None, "a key is a list or a mapping", key_node.start_mark)
         mapping[key] = _merge(mapping[key], value, key, key_node) if key in mapping else value
     return mapping
 

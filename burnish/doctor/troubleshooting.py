@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from burnish.config.adapters import wants_adapter
+from burnish.config.conditions import engines_share_devices
 from burnish.doctor.engine import EXTERNAL_ENGINES, memory_share
 from burnish.doctor.rules import NOTE, REFUSED, WARNING, Case, Rule, RuleResult
 
@@ -15,9 +16,13 @@ MIN_RESPONSES = 32  # per update; with fewer the gradient is mostly noise
 KL_COEF_RANGE = (1e-4, 1e-2)
 
 
+def _shares_gpus(case: Case) -> bool:
+    return engines_share_devices(case.cfg)
+
+
 def vllm_share_too_high(case: Case) -> RuleResult:
     rollout = case.cfg.actor_rollout_ref.rollout
-    if rollout.name != "vllm" or rollout.gpu_memory_utilization <= MAX_VLLM_SHARE:
+    if rollout.name != "vllm" or rollout.gpu_memory_utilization <= MAX_VLLM_SHARE or not _shares_gpus(case):
         return None
     text = (
         f"vLLM reserves {rollout.gpu_memory_utilization:.0%} of each GPU, which training shares:"
@@ -184,7 +189,7 @@ def sampled_validation(case: Case) -> RuleResult:
 def cache_not_freed(case: Case) -> RuleResult:
     """The engine's cache stays allocated during training, so the second step runs out of memory."""
     rollout = case.cfg.actor_rollout_ref.rollout
-    if rollout.free_cache_engine or rollout.name not in (*EXTERNAL_ENGINES, "builtin"):
+    if rollout.free_cache_engine or rollout.name not in (*EXTERNAL_ENGINES, "builtin") or not _shares_gpus(case):
         return None
     return (
         "the engine keeps its KV cache during training: the update runs out of memory",

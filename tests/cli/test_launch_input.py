@@ -66,6 +66,43 @@ def test_every_command_of_a_script_is_translated_or_named(capsys, tmp_path):
     assert server.startswith("not translated: openrlhf.cli.serve_rm: start the reward server with OpenRLHF")
 
 
+def notes_of(capsys, path):
+    main(["convert", "--json", str(path)])
+    return json.loads(capsys.readouterr().out)["notes"]
+
+
+@pytest.mark.parametrize("between", ["    # the policy\n", "\n"])
+def test_settings_that_a_comment_cuts_off_are_named(between, capsys, tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(f"{' '.join(COMMAND)} \\\n{between}    +data.seed=3 \\\n    trainer.nnodes=1\n")
+    note = notes_of(capsys, script)[-1]
+    assert note.startswith("`+data.seed=3` is a command of its own: a comment or an empty line ends the command above")
+
+
+def test_a_space_after_a_backslash_and_windows_line_endings_are_named(capsys, tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(f"{' '.join(COMMAND)} \\ \n    trainer.nnodes=1\n")
+    assert notes_of(capsys, script)[-1].startswith("a command has a word of spaces: a `\\` followed by a space")
+    script.write_bytes(f"{' '.join(COMMAND)} \\\r\n    trainer.nnodes=1\r\n".encode())
+    assert notes_of(capsys, script)[-1].endswith(f"Type: sed -i 's/\\r$//' {script}")
+
+
+HEAD = """MASTER_ADDR="{name}"  # the main node
+CURRENT_IP=$(ifconfig eth0 | grep -Eo 'inet ([0-9]+[.]){{3}}[0-9]+' | awk '{{print $NF}}')
+if [ "$MASTER_ADDR" = "$CURRENT_IP" ]; then
+  {command}
+fi
+"""
+
+
+@pytest.mark.parametrize("name", ["localhost", "IP OF THE MAIN NODE", "192.168.7.1"])
+def test_a_script_runs_on_its_head_node_whatever_it_calls_it(name, capsys, tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(HEAD.format(name=name, command=" ".join(COMMAND)))
+    note = f"MASTER_ADDR={name}: taken as the address of the machine that starts the script"
+    assert (note in notes_of(capsys, script)) is (not name[0].isdigit())
+
+
 def test_a_script_that_starts_nothing_says_how_it_ended(capsys, tmp_path):
     script = tmp_path / "run.sh"
     script.write_text(f'if [ "$#" -lt 1 ]; then echo "usage: run.sh MODEL" >&2; exit 3; fi\n{" ".join(COMMAND)}\n')

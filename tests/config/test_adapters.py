@@ -83,3 +83,12 @@ def test_only_a_critic_that_is_trained_is_checked():
     assert load([*overrides, "algorithm.adv_estimator=grpo"], given=["data.train_files"]).cfg
     with pytest.raises(UserError, match="without LoRA adapters"):
         load([*overrides, "algorithm.adv_estimator=gae"], given=["data.train_files"])
+
+
+@pytest.mark.parametrize("modules", ["5", "true", "[q_proj,7]", "{a:b}"])
+def test_names_of_modules_are_text(modules):
+    with pytest.raises(UserError, match="not a module name"):
+        load(
+            [f"{MODEL}.path=m", f"{MODEL}.lora_rank=8", f"{MODEL}.exclude_modules={modules}"],
+            given=["data.train_files"],
+        )

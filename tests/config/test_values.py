@@ -84,6 +84,17 @@ def test_wrong_values_name_key_value_and_allowed(key, written):
     assert caught.value.allowed
 
 
+def test_entries_of_a_mapping_of_text_are_text():
+    leaf = LEAVES["data.handler.map_keys"]
+    assert convert(leaf, {"prompt": "question", "query": None, "system": 7}) == {
+        "prompt": "question",
+        "query": "",
+        "system": "7",
+    }
+    with pytest.raises(UserError, match="must be text"):
+        convert(leaf, {"prompt": ["question"]})
+
+
 def test_an_empty_number_hints_at_the_shell():
     with pytest.raises(UserError, match="shell variable"):
         convert(LEAVES["trainer.nnodes"], "")

@@ -9,6 +9,7 @@ from burnish.config import load
 from burnish.dialects.report import CONVERTED, INERT, KEPT, REFUSED
 from burnish.dialects.translate import translate_command
 from burnish.dialects.verl.programs import find_program, module_of
+from burnish.dialects.yaml_file import reading_only
 
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "verl.jsonl"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -241,6 +242,56 @@ def test_user_config_file_is_explicit(tmp_path):
     assert item_of(translation, f"{ROLLOUT}.name").ours_value == "vllm"
 
 
+def test_entries_of_a_file_that_the_command_removes_have_no_effect(tmp_path):
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - _self_\ndata:\n  seed: 5\n  shuffle: false\n")
+    translation = verl("--config-name=mine", "~data.seed", "data.shuffle=", folder=str(tmp_path))
+    seed = [item for item in translation.items if item.theirs == "data.seed"]
+    assert [(item.status, item.value, item.why) for item in seed] == [
+        (INERT, 5, "removed by a later entry: its default applies")
+    ]
+    assert "data.seed" not in translation.settings
+    entry = "recipe.one_step_off_policy.main_ppo"
+    built_in = verl("--config-name=one_step_off_ppo_trainer", "rollout.nnodes=", entry=entry)
+    assert "rollout.nnodes" not in built_in.settings
+
+
+SEARCHED = "hydra:\n  searchpath:\n    - {}\ndefaults:\n  - ppo_megatron_trainer\n  - _self_\ndata:\n  seed: 5\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "accepted"),
+    [
+        ("file://verl/trainer/config", True),
+        ("shared", True),
+        ("pkg://os", False),
+        ("file://../x", False),
+        ("${x}", False),
+    ],
+)
+def test_search_paths_of_a_file_that_is_only_looked_at(path, accepted, tmp_path, monkeypatch):
+    """verl's own files name verl's tree, which need not exist; packages would be imported."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "base.yaml").write_text(SEARCHED.format("conf"))  # folders may name one another
+    (tmp_path / "conf" / "mine.yaml").write_text(SEARCHED.format(path))
+    with reading_only(lambda file: file.resolve().is_relative_to(tmp_path.resolve())):
+        translation = verl("--config-path=conf", "--config-name=mine")
+    assert (item_of(translation, "--config-name").status == KEPT) is accepted
+    assert (translation.settings.get("data.seed") == 5) is accepted
+
+
+def test_a_search_path_to_files_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "secret.yaml").write_text("data: {seed: 7}\n")
+    (tmp_path / "conf" / "mine.yaml").write_text(SEARCHED.format("private"))
+    with reading_only(lambda file: "private" not in file.parts):
+        item = item_of(verl("--config-path=conf", "--config-name=mine"), "--config-name")
+    assert item.status == REFUSED and "not read" in item.why
+
+
 def test_missing_config_is_refused():
     item = item_of(verl("--config-name=ppo_trainr"), "--config-name")
     assert item.status == REFUSED
@@ -274,6 +325,7 @@ def test_recipe_with_its_own_loop_is_refused():
     ("entry", "mode", "bypass"),
     [
         ("recipe.one_step_off_policy.main_ppo", "one_step_off", None),
+        ("recipe.one_step_off_policy.async_main_ppo", "one_step_off", None),
         ("verl.experimental.fully_async_policy.fully_async_main", "queue", True),
     ],
 )
@@ -336,6 +388,26 @@ def test_generation_server():
 IMPORTANCE = "algorithm.rollout_is"
 
 
+def test_the_generation_server_accepts_keys_of_training_that_it_does_not_use():
+    server = "verl.trainer.main_generation_server"
+    keys = (
+        "data.train_batch_size",
+        "actor_rollout_ref.model.use_remove_padding",
+        f"{ACTOR}.optim.lr",
+        "critic.ppo_epochs",
+    )
+    translation = verl(*(f"{key}=1" for key in keys), f"{ROLLOUT}.n=2", entry=server)
+    assert [item_of(translation, key).status for key in keys] == [INERT] * 4
+    assert "a setting of `burnish train`" in item_of(translation, "critic.ppo_epochs").why
+    assert translation.settings["data.n_samples"] == 2
+    typo = verl(f"{ROLLOUT}.temperatur=1", "data.train_batch_sze=1", entry=server)
+    assert [item.theirs for item in typo.items if item.status == REFUSED and item.explicit] == [
+        f"{ROLLOUT}.temperatur",
+        "data.train_batch_sze",
+    ]
+    assert item_of(verl("data.train_batch_size=1", entry="verl.trainer.main_generation"), "data.train_batch_size").why
+
+
 def test_importance_weights_of_0_6():
     argv = (
         f"{IMPORTANCE}=True",
@@ -374,6 +446,57 @@ def test_settings_without_effect_and_foreign_ones(override, status, why):
     name = override.partition("=")[0].lstrip("+")
     item = item_of(verl("algorithm.adv_estimator=grpo", override), name)
     assert (item.status, why in item.why) == (status, True), item.why
+
+
+def test_transfer_queue_has_the_results_of_main_ppo():
+    switches = ("+trainer.num_global_batch=1", "+trainer.num_data_storage_units=8")
+    names = ("--config-path=config", "--config-name=transfer_queue_ppo_megatron_trainer")
+    translation = verl(*names, *switches, entry="recipe.transfer_queue.main_ppo")
+    assert [item.theirs for item in translation.items if item.status == REFUSED] == []
+    assert item_of(translation, "trainer.num_global_batch").status == INERT
+    assert translation.settings == verl("--config-name=ppo_megatron_trainer").settings
+
+
+def test_names_in_verls_patches_for_ascend():
+    translation = verl(f"+{ROLLOUT}.dp_model_parallel_size=2", f"+{ROLLOUT}.rollout_world_size=8")
+    assert translation.settings[f"{ROLLOUT}.data_parallel_size"] == 2
+    assert item_of(translation, f"{ROLLOUT}.rollout_world_size").status == INERT
+
+
+def test_sizes_of_megatron_may_be_repeated_in_its_overrides():
+    fields = f"{ACTOR}.megatron.override_transformer_config"
+    sizes = ("--config-name=ppo_megatron_trainer", f"{ACTOR}.megatron.context_parallel_size=2")
+    same = verl(*sizes, f"+{fields}.context_parallel_size=2")
+    assert item_of(same, f"{fields}.context_parallel_size").status == INERT
+    other = verl(*sizes, f"+{fields}.context_parallel_size=4")
+    (refused,) = [item for item in other.items if item.status == REFUSED]
+    assert refused.theirs == f"{fields}.context_parallel_size"
+    assert f"Type: {ACTOR}.megatron.context_parallel_size=4" in refused.why
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        (
+            "algorithm.adv_estimator=gdpo",
+            "gdpo (an advantage per component of the reward) is not supported. Allowed: gae",
+        ),
+        ("trainer.logger=[console,clearml]", "clearml (a logger of verl) is not supported. Allowed: console"),
+        ("data.prompt_key='${'", "no viable alternative at input '${'"),
+        ("trainer.project_name=a,b", "must be str. Allowed: str. Type: trainer.project_name=\"'a,b'\""),
+        ("trainer.logger=[console,wanb]", "'wanb' is not an allowed value. Did you mean 'wandb'? Allowed: console"),
+    ],
+)
+def test_values_that_are_not_allowed(override, why):
+    (refused,) = [item for item in verl(override).items if item.status == REFUSED]
+    assert refused.why.startswith(why)
+    assert ("Type: trainer.logger=[console,wandb]" in refused.why) is ("wanb" in override)
+
+
+def test_debugging_switches_that_are_off_have_no_effect():
+    for name in ("debug", "vs_debug", "trainer.dump_high_diff_tokens"):
+        assert item_of(verl(f"+{name}=False"), name).status == INERT
+        assert item_of(verl(f"+{name}=True"), name).status == REFUSED
 
 
 def test_split_placement_has_the_results_of_main_ppo():

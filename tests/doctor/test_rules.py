@@ -18,19 +18,20 @@ VAL = f"{ROLLOUT}.val_kwargs"
 REWARD_MODEL = ["reward_model.enable=true", "reward_model.model.path=org/llama-3-rm"]
 SMALL = ["data.train_batch_size=512", f"{ACTOR}.ppo_mini_batch_size=8"]
 GRPO = "algorithm.adv_estimator=grpo"
+APART = ["actor_rollout_ref.hybrid_engine=false", "rollout.nnodes=1", "rollout.n_gpus_per_node=1"]
 TOOLS = [f"{TURNS}.enable=true", f"{TURNS}.tool_config_path=tools.yaml"]
 
 # rule: overrides on which it fires, and similar ones on which it does not.
 CASES: dict[str, tuple[list[str], list[str]]] = {
     "vllm_share_too_high": (
         [f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.gpu_memory_utilization=0.9"],
-        [f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.gpu_memory_utilization=0.8"],
+        [f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.gpu_memory_utilization=0.9", *APART],
     ),
     "sglang_share_too_high": (
         [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.engine_kwargs.sglang.mem_fraction_static=0.95"],
         [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.engine_kwargs.sglang.mem_fraction_static=0.85"],
     ),
-    "cache_not_freed": ([f"{ROLLOUT}.free_cache_engine=false"], []),
+    "cache_not_freed": ([f"{ROLLOUT}.free_cache_engine=false"], [f"{ROLLOUT}.free_cache_engine=false", *APART]),
     "engine_starves": ([f"{ROLLOUT}.gpu_memory_utilization=0.2"], [f"{ROLLOUT}.gpu_memory_utilization=0.3"]),
     "few_sequences": ([f"{ROLLOUT}.max_num_seqs=16"], [f"{ROLLOUT}.max_num_seqs=256"]),
     "small_forward_micro_batches": (

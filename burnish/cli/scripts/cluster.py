@@ -9,6 +9,12 @@ MAX_NODES = 1000
 _DIRECTIVE = re.compile(r"^#SBATCH\s+(--?[A-Za-z-]+)(?:\s*=\s*|\s+|(?<=-\w))(\S+)", re.MULTILINE)
 # The address of the node that starts training, where the script has it as text.
 _HEAD_ADDRESS = re.compile(r"\b\w*(?:MASTER|HEAD)\w*=[\"']?(\d{1,3}(?:\.\d{1,3}){3})\b", re.IGNORECASE)
+# A variable for that node with another text: a placeholder, or a name.
+_HEAD_NAME = re.compile(
+    r"^(?P<start>[ \t]*(?:export[ \t]+)?(?P<name>\w*(?:MASTER|HEAD)\w*)=)"
+    r"""(?P<quote>["']?)(?P<text>[^"'$`\n]+?)(?P=quote)(?P<rest>[ \t]*(?:\#.*)?)$""",
+    re.MULTILINE | re.IGNORECASE,
+)
 # Options of sbatch that set variables of the job.
 _VARIABLES = {
     **dict.fromkeys(("--nodes", "-N"), ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")),
@@ -24,6 +30,24 @@ def head_address(text: str) -> str:
     """The IP address that the script's machine has: the one that it names for its head node."""
     match = _HEAD_ADDRESS.search(text)
     return match[1] if match else ADDRESS
+
+
+def with_head_address(text: str) -> tuple[str, list[str]]:
+    """The script with this machine's address where it names its head node by a placeholder, and a note on each.
+
+    Scripts for clusters compare their head node with the address of their machine, and only start training there.
+    """
+    address, notes = head_address(text), []
+
+    def replaced(match: re.Match[str]) -> str:
+        variable = rf"[\"']?\$\{{?{match['name']}\}}?[\"']?"
+        compares = re.search(rf"\[\s+(?:{variable}\s+==?\s+[\"']?\$|[^\n]*\$\S+\s+==?\s+{variable}\s)", text)
+        if compares is None or re.fullmatch(r"[\d.]+", match["text"]):
+            return match[0]
+        notes.append(f"{match['name']}={match['text']}: taken as the address of the machine that starts the script")
+        return f"{match['start']}{address}{match['rest']}"
+
+    return _HEAD_NAME.sub(replaced, text), notes
 
 
 def slurm_variables(text: str) -> dict[str, str]:

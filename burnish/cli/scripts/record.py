@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from burnish.cli.scripts.cluster import head_address, slurm_variables
+from burnish.cli.scripts.cluster import head_address, slurm_variables, with_head_address
 from burnish.cli.scripts.recorder_shell import write_recorder
 from burnish.cli.scripts.visible import Visible, shown_environment, text_of
 from burnish.errors import UserError
@@ -243,8 +243,8 @@ def _copies(script: Path, folder: Path, visible: Visible) -> _Copies:
     Binary and large files are empty, because scripts often test whether their data exist; so are files elsewhere.
     """
     home = os.environ.get("HOME") or "/"
-    text = text_of(script) or ""
-    copies = _Copies()
+    text, notes = with_head_address(text_of(script) or "")
+    copies = _Copies(notes=notes)
     for path in (Path(home), folder):
         if not _is_mounted(path):
             copies.add(path, None)

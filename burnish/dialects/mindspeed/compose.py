@@ -38,12 +38,14 @@ GROUP = "model"
 
 @dataclass
 class Composed:
-    """`sections` as written; `chosen` models of `defaults`, with their `library` entries; `missing` have no entry."""
+    """`sections` as written, without `removed` keys (~key); `chosen` models of `defaults`, with their `library`
+    entries; `missing` have no entry."""
 
     sections: dict[str, Any]
     library: dict[str, dict[str, Any]] = field(default_factory=dict)
     chosen: list[str] = field(default_factory=list)
     other_defaults: list[Any] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
 
     @property
     def missing(self) -> list[str]:
@@ -52,8 +54,9 @@ class Composed:
 
 def compose(config: Mapping[str, Any], folder: str, overrides: Sequence[str] = ()) -> Composed:
     """Apply overrides, resolve interpolations, and load model entries from `folder`/model/NAME.yaml."""
-    tree: DictConfig = OmegaConf.create(dict(config))
+    tree = _as_tree(config)
     parsed, errors = read_overrides(overrides)
+    removed: list[str] = []
     for override in parsed:
         try:
             entry = entry_of(override)
@@ -64,8 +67,12 @@ def compose(config: Mapping[str, Any], folder: str, overrides: Sequence[str] = (
             tree["defaults"] = [{GROUP: entry.value}]
         elif entry.remove:
             _remove(tree, entry.key)
+            removed.append(entry.key)
         else:
-            OmegaConf.update(tree, entry.key, entry.value, merge=False, force_add=True)
+            try:
+                OmegaConf.update(tree, entry.key, entry.value, merge=False, force_add=True)
+            except OmegaConfBaseException as error:
+                errors.append(UserError(str(error).splitlines()[0], key=entry.key, value=entry.value))
     raise_all(errors)
     try:
         plain = OmegaConf.to_container(tree, resolve=True)
@@ -74,7 +81,15 @@ def compose(config: Mapping[str, Any], folder: str, overrides: Sequence[str] = (
     plain = _parse_exponents(plain)
     chosen, others = _defaults(plain.pop("defaults", None))
     library = {name: entry for name in chosen if (entry := _library_entry(name, folder)) is not None}
-    return Composed(plain, library, chosen, others)
+    return Composed(plain, library, chosen, others, removed)
+
+
+def _as_tree(config: Mapping[str, Any]) -> DictConfig:
+    """UserError if the file has values that are not plain: sets, or values of types that a YAML tag names."""
+    try:
+        return OmegaConf.create(dict(config))
+    except OmegaConfBaseException as error:
+        raise UserError(f"cannot read the config: {str(error).splitlines()[0]}", key=error.full_key or None) from error
 
 
 def read_settings(path: Path) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from burnish.config.values import written_as
 from burnish.dialects.invocation import Invocation
 from burnish.dialects.mindspeed.algorithm import translate_algorithm
 from burnish.dialects.mindspeed.compose import Composed, compose, find_config, read_settings
@@ -18,12 +19,12 @@ from burnish.dialects.mindspeed.parallel import translate_layout
 from burnish.dialects.mindspeed.preprocessing import is_preprocessing, translate_preprocessing
 from burnish.dialects.mindspeed.profiling import translate_profiling
 from burnish.dialects.mindspeed.rewards import translate_rewards
-from burnish.dialects.mindspeed.schema import GENERATE, MEGATRON, RL, SAMPLING
+from burnish.dialects.mindspeed.schema import GENERATE, MEGATRON, RL, SAMPLING, SEPARATE_WORKERS
 from burnish.dialects.mindspeed.training import translate_training
-from burnish.dialects.mindspeed.translator import Section, Setting, Stage, Translator, plain_key
+from burnish.dialects.mindspeed.translator import Section, Setting, Stage, Translator, is_refused, plain_key
 from burnish.dialects.mindspeed.validation import drop_invalid, drop_invalid_model_keys
 from burnish.dialects.mindspeed.weights import translate_weights
-from burnish.dialects.report import INERT, REFUSED, Item, Translation
+from burnish.dialects.report import CONVERTED, INERT, REFUSED, Item, Translation
 from burnish.errors import NotSupportedYet
 
 STAGES = {
@@ -134,6 +135,7 @@ def _translate(composed: Composed, folder: str, script: str | None) -> Translati
         translate_topic(t)
     translate_weights(t, composed)
     translate_profiling(t, sections)
+    _report_removed(t, composed.removed)
     _report_unhandled(t, sections)
     return translation
 
@@ -151,6 +153,8 @@ def _select_stage(sections: Mapping[str, Any], translation: Translation, script:
     theirs = f"{section}.stage"
     stage = STAGES.get(name or "")
     script_stage = _STAGES_BY_SCRIPT.get(script or "")
+    if stage is None and is_refused(translation, theirs):
+        return script_stage
     if stage is None:
         problem = "is missing" if name is None else "is not a supported RL stage of MindSpeed RL"
         problem = _OTHER_STAGES.get(name or "", problem)
@@ -187,10 +191,22 @@ def _build_translator(
         stage,
         actor=megatron("actor_config"),
         critic=megatron("critic_config"),
-        rl=Section(RL, [("rl_config", sections.get("rl_config", {}))]),
+        rl=Section(_rl_defaults(sections, translation), [("rl_config", sections.get("rl_config", {}))]),
         generate=Section(GENERATE, [("generate_config", generate)]),
         sampling=Section(sampling_defaults, [("generate_config.sampling_config", sampling or {})]),
     )
+
+
+def _rl_defaults(sections: Mapping[str, Any], translation: Translation) -> dict[str, Any]:
+    """Those of 2.3, or of an older release if only that one accepts the sections and resources of the config."""
+    rl = {plain_key(key) for key in sections.get("rl_config", {})}
+    separate = sorted({*_FROZEN_ROLES} & sections.keys()) + sorted(rl & {"reference_resource", "reward_resource"})
+    if not separate or "use_integrated_worker" in rl:
+        return RL
+    defaults = ", ".join(f"{key}: {written_as(value)}" for key, value in SEPARATE_WORKERS.items() if key not in rl)
+    names = " and ".join(separate)
+    translation.notes.append(f"{names}: of an older release of MindSpeed RL, whose defaults apply ({defaults}).")
+    return RL | SEPARATE_WORKERS
 
 
 def _refuse_forbidden_sections(t: Translator, sections: Mapping[str, Any]) -> None:
@@ -198,6 +214,12 @@ def _refuse_forbidden_sections(t: Translator, sections: Mapping[str, Any]) -> No
         if name in sections and t.rl.value("use_integrated_worker"):
             why = "not allowed with use_integrated_worker: the reference uses actor_config, and rule functions score"
             t.refuse(Setting(name, sections[name], True), f"{why}. Remove the section")
+
+
+def _report_removed(t: Translator, removed: Sequence[str]) -> None:
+    """An item for every `~key` of the command."""
+    for key in removed:
+        t.translation.add(Item(f"~{key}", None, CONVERTED, why="removed: its default applies"))
 
 
 def _report_unhandled(t: Translator, sections: Mapping[str, Any]) -> None:

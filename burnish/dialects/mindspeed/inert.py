@@ -58,7 +58,11 @@ _REASONS: dict[str, dict[str, tuple[str, ...]]] = {
             "tp_split_expert",
         ),
         _DISPATCH_WHY: DISPATCH,
-        _RAY: ("runtime_env_path", "num_cpus_for_placement_group"),
+        _RAY: ("runtime_env_path", "num_cpus_for_placement_group", "colocate_all_models"),
+        "checks of weights between engine and policy are always on": ("enable_sharding_validate",),
+        "actor_config.micro_batch_size sets the micro-batches of updates, which do not change gradients": (
+            "update_micro_batch_size",
+        ),
         "size of Ascend's communication buffer in MB": ("hccl_buffersize",),
         "configures data transfer between MindSpeed RL's workers": (
             *("data_strategy", "transfer_queue_data_shard_num", "transfer_queue_data_shard_port_base"),
@@ -82,7 +86,7 @@ _REASONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "generate": {
         _KERNELS: ("torchair_graph", "ascend_scheduler_config_enabled"),
-        "MindSpeed RL accepts it but does not pass it to vLLM": ("num_scheduler_steps",),
+        "MindSpeed RL accepts it but does not pass it to vLLM": ("num_scheduler_steps", "micro_batch_size"),
         "megatron_training.tokenizer_name_or_path is used": ("tokenizer_name_or_path",),
         "MindSpeed RL computes it as devices / infer_tensor_parallel_size": ("data_parallel_size",),
         "configures expert placement of vLLM-Ascend; does not change results": (

@@ -60,15 +60,12 @@ def _devices(t: Translator) -> None:
     t.handled.add(actor.theirs)
     for name in (actor.value or {}).keys() - {"num_npus"}:
         t.refuse(Setting(f"{actor.theirs}.{name}", actor.value[name], True), "a resource has num_npus only")
-    if integrated.value:
-        t.inert(integrated, "policy, reference and engine share devices in Burnish too")
-        for name, role in (("reference_resource", "the reference"), ("reward_resource", "a reward model")):
-            if rl.value(name) is not None:
-                t.refuse(rl[name], f"{role} has no separate devices with use_integrated_worker: remove this key")
-    else:
-        t.set(integrated, "actor_rollout_ref.hybrid_engine", False, "engine and policy on separate devices")
-        for name in ("reference_resource", "reward_resource"):
+    t.inert(integrated, "policy, engine and reference share devices; their placement does not change results")
+    for name, role in (("reference_resource", "the reference"), ("reward_resource", "a reward model")):
+        if not integrated.value:
             t.inert(rl[name], "placement does not change results")
+        elif rl.value(name) is not None:
+            t.refuse(rl[name], f"{role} has no separate devices with use_integrated_worker: remove this key")
     t.inert(rl["critic_resource"], "the critic shares the policy's devices; results are the same")
     if rl.value("vit_resource") is not None:
         t.inert(rl["vit_resource"], "the vision tower is part of the policy, and shares its devices")

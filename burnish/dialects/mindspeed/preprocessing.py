@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from burnish.config.names import HANDLERS, PROMPT_TYPES
+from burnish.config.tree import tree
+from burnish.config.values import convert
 from burnish.dialects.report import CONVERTED, INERT, KEPT, REFUSED, Item, Translation
-from burnish.errors import nearest
+from burnish.errors import UserError, nearest
 
 _KEPT = {
     "handler_name": "data.handler.name",
@@ -43,11 +46,22 @@ def translate_preprocessing(config: Mapping[str, Any]) -> Translation:
     translation = Translation("mindspeed", "train")
     for written, value in config.items():
         key = str(written).replace("-", "_")
-        translation.add(_item(str(written), key, value))
+        translation.add(_checked(_item(str(written), key, value)))
     if "prompt_type" not in config:
         default = Item("prompt_type", "empty", KEPT, "data.handler.prompt_type", "empty", explicit=False)
         translation.add(default)
     return translation
+
+
+def _checked(item: Item) -> Item:
+    """The item, refused if its key does not take the value."""
+    match = tree("train").find(item.ours) if item.ours is not None and item.status != REFUSED else None
+    if match is None or match[1]:
+        return item
+    try:
+        return replace(item, ours_value=convert(match[0], item.ours_value))
+    except UserError as error:
+        return Item(item.theirs, item.value, REFUSED, why=error.problem)
 
 
 def _item(written: str, key: str, value: Any) -> Item:
@@ -92,7 +106,7 @@ def _enable_thinking(written: str, value: Any) -> Item:
 
 
 def _additional_keys(written: str, value: Any) -> Item:
-    if list(value or []) in ([], ["labels"]):
+    if value in (None, [], ["labels"], "labels"):
         return Item(written, value, INERT, why="the handler's answer is the ground truth; there are no other fields")
     return Item(written, value, INERT, why="raw rows keep all columns in extra_info.row")
 

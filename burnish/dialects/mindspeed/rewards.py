@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from burnish.config.names import VERIFIERS
 from burnish.dialects.mindspeed.translator import Translator
@@ -10,6 +11,8 @@ from burnish.errors import nearest
 
 _BUFFER = "reward_model.overlong_buffer"
 _FILTER = "algorithm.filter_groups"
+# Older releases name a verifier's score as it is logged: grpo/math_17k_acc_rewards/mean.
+_LOGGED_SCORE = re.compile(r"\w+/(\w+)_rewards/mean")
 
 
 def translate_rewards(t: Translator) -> None:
@@ -93,10 +96,12 @@ def _filter(t: Translator) -> None:
             t.inert(enable, why)
         return
     t.set(enable, f"{_FILTER}.enable")
-    if metric.value not in rl.value("verifier_function"):
+    logged = _LOGGED_SCORE.fullmatch(str(metric.value))
+    name = logged[1] if logged else metric.value
+    if name not in rl.value("verifier_function"):
         names = rl.value("verifier_function")
         t.refuse(metric, f"must be one of verifier_function={names}, also in MindSpeed RL")
     else:
-        t.set(metric, f"{_FILTER}.metric", why="the score of that verifier alone, before length penalties")
+        t.set(metric, f"{_FILTER}.metric", name, "the score of that verifier alone, before length penalties")
     why = "no limit" if max_batches.value <= 0 else "generation batches of global_batch_size prompts"
     t.set(max_batches, f"{_FILTER}.max_num_gen_batches", max(0, max_batches.value), why)

@@ -266,7 +266,18 @@ RL: dict[str, Any] = {
     "share_backbone": False,
 }
 
+# Keys and defaults of older releases that later ones do not have.
+RL |= {"colocate_all_models": False, "enable_sharding_validate": False, "update_micro_batch_size": None}
+# Defaults of releases whose roles had workers and devices of their own.
+SEPARATE_WORKERS: dict[str, Any] = {
+    "use_integrated_worker": False,
+    "blocking": False,
+    "entropy_coeff": 0.001,
+    "kl_penalty": "kl",
+}
+
 GENERATE: dict[str, Any] = {
+    "micro_batch_size": None,  # of older releases
     "limit_mm_image_per_prompt": 1,
     "limit_mm_video_per_prompt": 0,
     "data_parallel_size": None,

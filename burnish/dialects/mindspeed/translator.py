@@ -53,6 +53,10 @@ class Section:
         return {**self.defaults, **{key: setting.value for key, setting in self.settings.items()}}
 
 
+def is_refused(translation: Translation, theirs: str) -> bool:
+    return any(item.theirs == theirs and item.status == REFUSED for item in translation.items)
+
+
 def plain_key(key: str) -> str:
     """Normalize `min-lr` to `min_lr`, and names of 2.2 to those of 2.3."""
     name = str(key).replace("-", "_")
@@ -112,6 +116,9 @@ class Translator:
         self._add(Item(setting.theirs, setting.value, PENDING, why=why, explicit=setting.explicit))
 
     def refuse(self, setting: Setting, why: str) -> None:
+        """Refuse a setting, unless its value is refused already: what follows from that needs no report."""
+        if is_refused(self.translation, setting.theirs):
+            return
         self._add(Item(setting.theirs, setting.value, REFUSED, why=why, explicit=setting.explicit))
 
     def set_implicit(self, setting: Setting, ours: str, value: Any, why: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,6 +24,14 @@ _NUMBERS = frozenset(
 )
 _UNCHECKED = frozenset({"max_packing_token_size"})  # without effect, so that any value is accepted
 _MAPPINGS = frozenset({*RESOURCES, "sampling_config"})
+# Keys whose default is null or text and that may be lists or mappings.
+_STRUCTURED = frozenset(
+    {
+        *("integrated_mode_config", "spec", "moe_layer_freq", "noop_layers", "num_layer_list", "lora_target_modules"),
+        "profile_ranks",
+    }
+)
+_FRACTIONS = frozenset({"lr", "lr_warmup_fraction", "num_cpus_for_local_task", "lora_alpha"})
 
 
 def drop_invalid(config: Mapping[str, Any], translation: Translation) -> dict[str, dict[str, Any]]:
@@ -31,6 +40,8 @@ def drop_invalid(config: Mapping[str, Any], translation: Translation) -> dict[st
     for name, values in config.items():
         if name in SECTIONS and (isinstance(values, Mapping) or values is None):
             valid[name] = _valid_keys(name, values or {}, translation)
+        elif name in SECTIONS:
+            translation.add(Item(name, values, REFUSED, why="a section, so it must be a mapping of keys to values"))
         elif name in _INERT_SECTIONS:
             translation.add(Item(name, values, INERT, why=_INERT_SECTIONS[name]))
         else:
@@ -51,11 +62,8 @@ def _valid_keys(section: str, values: Mapping[str, Any], translation: Translatio
             for key, value in role_values.items():
                 _is_valid(name, key, value, schema, translation)
         return dict(values)
-    valid = {
-        key: value
-        for key, value in values.items()
-        if plain_key(key) == "model" or _is_valid(section, key, value, schema, translation)
-    }
+    schema = schema if "model" in schema else {**schema, "model": None}  # selects an entry of the model library
+    valid = {key: _whole(value) for key, value in values.items() if _is_valid(section, key, value, schema, translation)}
     sampling = valid.get("sampling_config")
     if section == "generate_config" and isinstance(sampling, Mapping):
         name = f"{section}.sampling_config"
@@ -63,6 +71,11 @@ def _valid_keys(section: str, values: Mapping[str, Any], translation: Translatio
             key: value for key, value in sampling.items() if _is_valid(name, key, value, SAMPLING, translation)
         }
     return valid
+
+
+def _whole(value: Any) -> Any:
+    """64.0 as 64: sizes are whole numbers however they are written."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _is_valid(section: str, key: str, value: Any, schema: Mapping[str, Any], translation: Translation) -> bool:
@@ -83,12 +96,25 @@ def _problems(key: str, value: Any, schema: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(default, bool) and not isinstance(value, bool):
         yield "must be true or false"
     is_number = not isinstance(default, bool) and isinstance(default, int | float)
-    if (is_number or key in _NUMBERS) and (isinstance(value, bool) or not isinstance(value, int | float)):
-        yield "must be a number"
+    if is_number or key in _NUMBERS:
+        yield from _number_problems(key, value, default)
+    if isinstance(value, Mapping | list) and not (
+        isinstance(default, list | Mapping) or key in _MAPPINGS | _STRUCTURED
+    ):
+        yield "must be a single value"
     if key in _MAPPINGS and not isinstance(value, Mapping):
         yield "must be a mapping" + (", such as num_npus: 8" if key in RESOURCES else "")
     if isinstance(default, list) and not isinstance(value, list):
         yield "must be a list"
+
+
+def _number_problems(key: str, value: Any, default: Any) -> Iterator[str]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        yield "must be a number"
+    elif not math.isfinite(value):
+        yield "must be a finite number"
+    elif value != int(value) and not isinstance(default, float) and key not in _FRACTIONS:
+        yield "must be a whole number"
 
 
 def _unknown(name: str, schema: Mapping[str, Any], noun: str) -> str:

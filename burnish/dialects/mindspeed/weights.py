@@ -35,7 +35,7 @@ def translate_weights(t: Translator, composed: Composed) -> None:
     for role in trained_roles(t):
         _load(t, role)
         _contents(t, role)
-    _reference(t)
+    _reference(t, composed.sections.get("ref_config"))
     _adapters(t)
 
 
@@ -130,17 +130,23 @@ def _load(t: Translator, role: Role) -> None:
         t.set(load, f"{role.model}.path", why=f"must be in Hugging Face format. {_MEGATRON_FIX}")
 
 
-def _reference(t: Translator) -> None:
-    """The reference starts from the policy's first weights, or from integrated_mode_config.ref_model_load_path."""
+def _reference(t: Translator, section: Any) -> None:
+    """The reference starts from the policy's first weights, or from those that the config names for it.
+
+    integrated_mode_config.ref_model_load_path names them; with workers of their own, ref_config.load does.
+    """
     config = t.rl["integrated_mode_config"]
     path = (config.value or {}).get("ref_model_load_path") if isinstance(config.value, dict) else None
     t.inert(config, "the reference is the policy's first model" if path is None else "names the reference's weights")
+    setting = Setting(f"{config.theirs}.ref_model_load_path", path, True)
+    if not t.rl.value("use_integrated_worker") and isinstance(section, dict):
+        setting = Setting("ref_config.load", section.get("load"), True)
+    path = setting.value
     if path is None:
         return
-    setting = Setting(f"{config.theirs}.ref_model_load_path", path, True)
     if not uses_reference(t):
         t.inert(setting, "this run has no reference model")
-    elif same_folder(path, initial_weights(t).value):
+    elif same_folder(path, initial_weights(t).value) or same_folder(path, t.actor.value("load")):
         t.inert(setting, "the policy's first weights, which the reference has anyway")
     else:
         t.set(setting, f"{REF}.model.path", why="must be in Hugging Face format, not a Megatron checkpoint")

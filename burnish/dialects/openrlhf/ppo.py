@@ -55,8 +55,16 @@ PROCESS_OPTIONS = {"num_gpus": "actor_num_gpus_per_node", "nproc_per_node": "act
 NODE_OPTIONS = {"num_nodes": "actor_num_nodes", "nnodes": "actor_num_nodes"}
 
 
+# Variables of releases before a flag had the same meaning -> that flag.
+VARIABLES = {"OPENRLHF_ASYNC_QUEUE_SIZE": "async_queue_size", "OPENRLHF_ASYNC_NUM_TASKS": "rollout_tasks_per_gpu"}
+
+
 def translate(invocation: Invocation) -> Translation:
     t = Translator(parse(invocation.argv, FLAG_SET), Translation("openrlhf", "train"))
+    for variable, flag in VARIABLES.items():
+        size = invocation.env.get(variable, "")
+        if size.isdigit() and not t.has(flag):
+            t.command.values[flag] = FlagValue(variable, int(size))
     for option, flag in {**PROCESS_OPTIONS, **NODE_OPTIONS}.items():
         size = invocation.processes.get(option, "")
         if size.isdigit() and not t.has(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from burnish.config.aliases import ALIASES, GROUPS, find_alias
+from burnish.config.aliases import ALIASES, GROUPS
 from burnish.config.jobs import JOBS
 from burnish.config.overrides import Entry, flat, is_added, is_group, read_file, read_mapping, read_overrides
 from burnish.config.tree import tree
@@ -19,7 +19,7 @@ from burnish.dialects.verl.arguments import Arguments, parse_arguments
 from burnish.dialects.verl.defaults import verl_defaults, write_defaults
 from burnish.dialects.verl.programs import BURNISH, Program, find_program, module_of
 from burnish.dialects.verl.torchrun import TORCHRUN_KEYS, apply_torchrun_counts
-from burnish.dialects.verl.translator import Translator
+from burnish.dialects.verl.translator import Translator, is_known
 from burnish.dialects.verl.versions import (
     Assumption,
     assume_version,
@@ -72,7 +72,7 @@ class Verl:
         translation.environment = {name: value for name, value in invocation.env.items() if name.startswith(_VARIABLES)}
         if program.refusal:
             translation.items.append(Item(invocation.entry, None, REFUSED, why=program.refusal))
-        translator = Translator(translation)
+        translator = Translator(translation, program.other_keys)
         file = _read_config_file(translation, arguments, program, folder)
         names = [*_written(arguments.overrides, file), module_of(invocation.entry)]
         assumed = self._assumption(names, arguments.overrides)
@@ -230,10 +230,7 @@ def _job_of(keys: Sequence[str]) -> str:
 
 
 def _knows(key: str, job: str) -> bool:
-    config_tree = tree(job)
-    is_group_choice = any(group[:2] == (job, key) for group in GROUPS)
-    is_key = config_tree.find(key) is not None or key in config_tree.sections
-    return is_group_choice or is_key or find_alias(key, job) is not None
+    return any(group[:2] == (job, key) for group in GROUPS) or is_known(key, job)
 
 
 def _aliased_sections() -> set[str]:

@@ -20,6 +20,7 @@ class Program:
     refusal: str = ""
     torchrun: bool = False  # whether torchrun sets the number of processes; verl ignores that of the config
     settings: dict[str, Any] = field(default_factory=dict)  # defaults that differ from those of the job in verl
+    other_keys: str = ""  # a job whose keys its config also has; they have no effect
 
 
 _DAPO = Program("train", "dapo_trainer")
@@ -36,6 +37,7 @@ _SERVE = Program(  # its config is that of training
         "rollout.prompt_length": 512,
         "rollout.response_length": 512,
     },
+    other_keys="train",
 )
 _SFT = Program("sft", "sft_trainer_engine", torchrun=True)
 
@@ -55,6 +57,7 @@ PROGRAMS: dict[str, Program] = {
     "recipe.dapo.main_dapo": _DAPO,
     "recipe.dapo.src.main_dapo": _DAPO,
     "recipe.one_step_off_policy.main_ppo": _ONE_STEP,
+    "recipe.one_step_off_policy.async_main_ppo": _ONE_STEP,
     "recipe.fully_async_policy.fully_async_main": _FULLY_ASYNC,
     "recipe.r1.main_eval": Program("eval", "evaluation"),
 }
@@ -74,7 +77,7 @@ def find_program(entry: str, argv: Iterable[str] = ()) -> Program | None:
     last = name.rpartition(".")[2]
     if name == last:  # a file name without its folder
         return next((program for known, program in PROGRAMS.items() if known.endswith(f".{name}")), None)
-    if name.startswith("recipe.") and last.startswith("main"):
+    if name.startswith("recipe.") and "main" in last.split("_"):
         return _recipe(name, last)
     return None
 

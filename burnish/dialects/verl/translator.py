@@ -38,6 +38,7 @@ class Translator:
     """All entries of one job, in order; `settings` holds the merged result."""
 
     translation: Translation
+    other_keys: str = ""  # a job whose keys the program accepts without using them
     settings: Settings = field(init=False)
     entries: list[SourceEntry] = field(default_factory=list)
     importance: list[Entry] = field(default_factory=list)  # which have a meaning only together
@@ -69,6 +70,10 @@ class Translator:
             why = "a setting of Hydra that does not affect the run"
             self.translation.items.append(Item(theirs, entry.value, INERT, why=why, explicit=explicit))
             return
+        if self._is_of_other_job(entry.key):
+            why = f"a setting of `burnish {self.other_keys}`, which `burnish {self.translation.job}` does not use"
+            self.translation.items.append(Item(theirs, entry.value, INERT, why=why, explicit=explicit))
+            return
         if is_importance_key(entry.key) and self.translation.job == "train":
             self.importance.append(entry)
             return
@@ -82,6 +87,15 @@ class Translator:
         alone.add_all([entry])
         keys = tuple(key for key, setting in alone.values.items() if self._takes(key, setting.value))
         self.entries.append(SourceEntry(entry, theirs, explicit, keys, _explain(entry, alone)))
+
+    def _is_of_other_job(self, key: str) -> bool:
+        """Whether only the other job has this key, under this name or as an alias of a key that this job has not."""
+        job = self.translation.job
+        if not self.other_keys or is_known(key, job):
+            alias = find_alias(key, job) if self.other_keys and self.settings.tree.find(key) is None else None
+            if alias is None or any(is_known(target, job) for target in alias[1]):
+                return False
+        return is_known(key, self.other_keys)
 
     def _takes(self, key: str, value: Any) -> bool:
         """Whether the settings took the value; null in one spelling leaves a key to another."""
@@ -106,6 +120,8 @@ class Translator:
                     self.translation.items += _superseded(source, key, last[key])
                 elif key in errors_by_key:
                     self._refuse(source.theirs, source.entry.value, [errors_by_key[key]], source.explicit)
+                elif key not in self.settings.values:
+                    self.translation.items += _removed(source, key)
                 else:
                     self.translation.add(self._item(source, key))
         convert_importance(self.importance, self.translation)
@@ -149,6 +165,20 @@ class Translator:
             short = UserError(error.problem, allowed=error.allowed, hint=error.hint)  # the item has key and value
             why = (short if error.key == theirs else error).text()
             self.translation.items.append(Item(theirs, value, REFUSED, why=why, explicit=explicit))
+
+
+def is_known(key: str, job: str) -> bool:
+    """Whether a job has a key, a section or an alias of this name."""
+    config_tree = tree(job)
+    return config_tree.find(key) is not None or key in config_tree.sections or find_alias(key, job) is not None
+
+
+def _removed(source: SourceEntry, key: str) -> list[Item]:
+    """A later `~key` or `key=` removed what this entry set."""
+    if not source.explicit:
+        return []
+    why = "removed by a later entry: its default applies"
+    return [Item(source.theirs, source.entry.value, INERT, key, source.entry.value, why)]
 
 
 def _superseded(source: SourceEntry, key: str, later: SourceEntry) -> list[Item]:

@@ -96,7 +96,6 @@ def test_loss_aggregation():
         ("rl_config.rule_reward", False, "rule_reward: true"),
         ("rl_config.verifier_function", ["acc_for_dap0"], "Did you mean 'acc_for_dapo'?"),
         ("rl_config.verifier_weight", [1.0, 1.0], "2 weights for 1 verifiers"),
-        ("rl_config.reward_resource", {"num_npus": 4}, "remove this key"),
     ],
 )
 def test_refusals(key, value, text):
@@ -152,6 +151,13 @@ def test_group_filtering(max_batches, ours):
 def test_filter_metric_must_be_a_verifier():
     refused = refusals(translate(*FILTER, ("rl_config.filter_groups_metric", "acc")))
     assert "verifier_function=['base_acc']" in refused["rl_config.filter_groups_metric"]
+
+
+def test_filter_metric_may_be_the_name_of_its_log():
+    translation = translate(*FILTER, ("rl_config.filter_groups_metric", "grpo/base_acc_rewards/mean"))
+    assert translation.settings["algorithm.filter_groups.metric"] == "base_acc"
+    refused = refusals(translate(*FILTER, ("rl_config.filter_groups_metric", "grpo/acc_rewards/mean")))
+    assert "rl_config.filter_groups_metric" in refused
 
 
 def test_only_dapo_filters():

@@ -116,6 +116,11 @@ def test_removed_key(tree):
     )
 
 
+def test_removed_key_is_reported(tree):
+    (item,) = items(run(tree, "--config-name", "small", "~actor_config.finetune"), "~actor_config.finetune")
+    assert (item.status, item.why) == ("converted", "removed: its default applies")
+
+
 def test_exponents_are_numbers(tree):
     path = tree / "configs" / "small.yaml"
     path.write_text(path.read_text().replace("lr: 1.0e-06", "lr: 1e-6"))
@@ -150,10 +155,42 @@ def test_unsupported_stage_is_refused_and_its_keys_reported():
         ("generate_config.sampling_config", 1.0, "must be a mapping"),
         ("rl_config.verifier_function", "acc", "must be a list"),
         ("actor_config.lora_filter", True, "unknown key"),
+        ("megatron_training.stage", {"x": "ray_grpo"}, "single value"),
+        ("actor_config.model", ["a"], "single value"),
+        ("rl_config.adv_estimator", ["group_norm"], "single value"),
+        ("rl_config.num_cpus_for_local_task", float("nan"), "finite"),
+        ("megatron_training.train_iters", 1.5, "whole number"),
+        ("rl_config", 5, "must be a mapping"),
     ],
 )
 def test_invalid_keys_and_types(key, value, text):
     assert text in refusals(translate((key, value)))[key]
+
+
+def test_whole_numbers_may_be_written_with_a_point():
+    translation = translate(("megatron_training.train_iters", 20.0), ("megatron_training.global_batch_size", 16.0))
+    assert refusals(translation) == {}
+    assert translation.settings["trainer.total_training_steps"] == 20
+
+
+@pytest.mark.parametrize("line", ["null: 1", "1.5: !!set {a}", "x: ${y", "? [a, b]\n: 1"])
+def test_values_that_are_no_config_are_errors(line, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{yaml.safe_dump(BASE)}{line}\n", encoding="utf-8")
+    with pytest.raises(UserError):
+        translate_yaml(str(path))
+
+
+def test_dates_are_text(tmp_path):
+    path = tmp_path / "config.yaml"
+    names = {"use_wandb": True, "wandb_project": "p"}
+    text = yaml.safe_dump(config(*((f"rl_config.{name}", value) for name, value in names.items())))
+    path.write_text(
+        text.replace("wandb_project: p", "wandb_project: 2026-11-19\n  wandb_exp_name: 2026-11-19 10:00:00")
+    )
+    settings = translate_yaml(str(path)).settings
+    assert settings["trainer.project_name"] == "2026-11-19"
+    assert settings["trainer.experiment_name"] == "2026-11-19 10:00:00"
 
 
 def test_dashes_in_keys():
@@ -184,10 +221,47 @@ def test_precedence():
 
 @pytest.mark.parametrize("section", ["ref_config", "reward_config"])
 def test_sections_not_allowed_with_integrated_workers(section):
-    assert "Remove the section" in refusals(translate((section, {"micro_batch_size": 1})))[section]
+    changes = (section, {"micro_batch_size": 1}), ("rl_config.use_integrated_worker", True)
+    assert "Remove the section" in refusals(translate(*changes))[section]
     separate = translate((section, {"micro_batch_size": 1}), ("rl_config.use_integrated_worker", False))
     assert section not in refusals(separate)
     assert items(separate, f"{section}.micro_batch_size")[0].status == "inert"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("ref_config.micro_batch_size", 2),
+        ("reward_config.micro_batch_size", 2),
+        ("rl_config.reference_resource", {"num_npus": 1}),
+    ],
+)
+def test_separate_workers_imply_an_older_release(change):
+    translation = translate(change)
+    assert refusals(translation) == {}
+    (note,) = translation.notes
+    assert "use_integrated_worker: false" in note and "entropy_coeff: 0.001" in note
+    assert translation.settings[f"{ACTOR}.entropy_coeff"] == 0.001
+    assert translation.settings[f"{ACTOR}.kl_loss_type"] == "kl"
+    written = translate(change, ("rl_config.entropy_coeff", 0.5), ("rl_config.kl_penalty", "low_var_kl"))
+    assert "entropy_coeff" not in written.notes[0]
+    assert written.settings[f"{ACTOR}.entropy_coeff"] == 0.5
+
+
+def test_separate_workers_share_the_devices_of_policy_and_engine():
+    translation = translate(("rl_config.use_integrated_worker", False))
+    assert translation.exit_status == 0
+    assert "actor_rollout_ref.hybrid_engine" not in translation.settings
+    refused = refusals(
+        translate(("rl_config.reward_resource", {"num_npus": 4}), ("rl_config.use_integrated_worker", True))
+    )
+    assert "remove this key" in refused["rl_config.reward_resource"]
+
+
+@pytest.mark.parametrize("key", ["rl_config.colocate_all_models", "rl_config.enable_sharding_validate"])
+def test_keys_of_older_releases_are_inert(key):
+    assert items(translate((key, True)), key)[0].status == "inert"
+    assert items(translate(("generate_config.micro_batch_size", 4)), "generate_config.micro_batch_size")[0].why
 
 
 def test_every_key_is_handled():

@@ -246,6 +246,8 @@ def test_unsupported_preprocessing_options():
         ("handler_name", "R1AlpacaStyleInstructHandler", "Did you mean 'R1AlpacaStyleInstructionHandler'?"),
         ("prompt_type", "qwen_r2", "Did you mean 'qwen_r1'?"),
         ("interleave_probs", "a,b", "0.25,0.75"),
+        ("map_keys", {"prompt": {"x": "y"}}, "must be text"),
+        ("map_keys", ["prompt"], "must be"),
     ],
 )
 def test_unknown_preprocessing_names(key, value, text):

@@ -39,6 +39,12 @@ def test_a_reference_of_its_own_weights():
     assert "actor_rollout_ref.ref.model.path" not in translate((key, {"ref_model_load_path": "./model"})).settings
 
 
+@pytest.mark.parametrize(("load", "path"), [("./base", "./base"), ("./model", None), ("./policy", None), (None, None)])
+def test_a_reference_with_a_worker_of_its_own_has_the_weights_of_its_section(load, path):
+    translation = translate(("ref_config", {"load": load}), ("actor_config.load", "./policy"))
+    assert translation.settings.get("actor_rollout_ref.ref.model.path") == (path if load != "./model" else "./model")
+
+
 def test_a_critic_of_its_own_weights():
     critic = ("critic_config", {"lr": 1e-6, "load": "./critic", "finetune": True})
     stage = (("megatron_training.stage", "ray_ppo"), ("rl_config.adv_estimator", "gae"))

@@ -3,8 +3,9 @@
 import pytest
 
 from burnish.config import load
+from burnish.dialects.translate import translate_command
 
-from .commands import ACTOR, ROLLOUT, good, items, refused, translate
+from .commands import ACTOR, GOOD, ROLLOUT, good, items, refused, translate
 
 N8 = "--advantage_estimator group_norm --n_samples_per_prompt 8"
 GAE = "--advantage_estimator gae"
@@ -488,3 +489,30 @@ def test_weight_decay_excludes_biases_and_norms():
     settings = translate("--l2 0.1").settings
     assert settings[f"{ACTOR}.optim.weight_decay"] == 0.1
     assert settings[f"{ACTOR}.optim.decay_matrices_only"] is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "theirs"),
+    [
+        ("--rollout_batch_size 7 --micro_rollout_batch_size 7", "--train_batch_size"),
+        ("--actor_num_gpus_per_node 8 --ref_num_gpus_per_node 8 --ring_attn_size 3", "--ring_attn_size"),
+    ],
+)
+def test_errors_that_follow_from_a_refused_flag_are_not_reported_apart(flags, theirs):
+    """Their keys have defaults of Burnish or follow others, and no flag sets them."""
+    words = ["python3", "-m", "openrlhf.cli.train_ppo_ray", *GOOD.split(), *flags.split()]
+    blockers = translate_command(words).blockers()
+    assert [item.theirs for item in blockers] == [theirs]
+    assert "actor_rollout_ref." not in blockers[0].why
+
+
+def test_variables_of_older_releases_are_flags():
+    """The size of the queue was a variable of the environment before it was a flag."""
+    variables = ["OPENRLHF_ASYNC_QUEUE_SIZE=3", "OPENRLHF_ASYNC_NUM_TASKS=128"]
+    words = ["env", *variables, "python3", "-m", "openrlhf.cli.train_ppo_ray", *GOOD.split(), "--vllm_num_engines", "1"]
+    queue = translate_command([*words, "--async_train"])
+    assert queue.settings["async_training.queue_size"] == 3
+    assert [item.status for item in items(queue, "OPENRLHF_ASYNC_NUM_TASKS")] == ["inert"]
+    written = translate_command([*words, "--async_train", "--async_queue_size", "2"])
+    assert written.settings["async_training.queue_size"] == 2
+    assert [item.status for item in items(translate_command(words), "OPENRLHF_ASYNC_QUEUE_SIZE")] == ["inert"]
