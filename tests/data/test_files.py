@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import fsspec
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -215,6 +216,20 @@ def test_list_rows_must_be_dicts():
         ListRows(["a", "b"])
     with pytest.raises(UserError, match="no rows"):
         ListRows([])
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ({"train": [{"prompt": "a"}]}, r"not dict\. Type: dataset=dataset\['train'\]"),
+        (pandas.DataFrame({"prompt": ["a"]}), r"not DataFrame\. Type: dataset=dataset\.to_dict\("),
+        (iter([{"prompt": "a"}]), r"not list_iterator\. Type: dataset=list\(dataset\)"),
+        ("rows.parquet", r"not str\. Type: data\.train_files=rows\.parquet"),
+    ],
+)
+def test_what_is_no_list_of_rows_is_refused(rows, problem):
+    with pytest.raises(UserError, match=problem):
+        ListRows(rows)
 
 
 def test_write_parquet_makes_folders_and_leaves_nothing_beside(tmp_path, sums):

@@ -313,7 +313,7 @@ def test_conversations_that_their_environments_score():
     with Scorer(RewardSettings(num_workers=0)) as scorer:
         sample = Sample("environment/mine", "", "", {}, uid="row-0", sample=0)
         assert scorer.fail(sample, "environment mine: step failed").problem == "environment mine: step failed"
-        with pytest.raises(UserError, match="all 1 samples of step 1. First cause: environment mine: step failed"):
+        with pytest.raises(UserError, match=r"all 1 samples of step 1. First cause: environment mine: step failed"):
             scorer.check_failures("step 1")
         scorer.already_scored()
         scorer.check_failures("step 1")

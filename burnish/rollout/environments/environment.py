@@ -125,7 +125,7 @@ def python_environment(value: Any) -> EnvironmentFactory:
 
 
 def _check_methods(cls: Any, key: str, name: str) -> None:
-    """Refuse a class that is no environment. What a function makes, or a class that forwards attributes, shows later."""
+    """Refuse a class that is no environment. What a function makes, or what forwards attributes, shows later."""
     if not isinstance(cls, type) or hasattr(cls, "__getattr__"):
         return
     missing = [method for method in ("reset", "step") if not callable(getattr(cls, method, None))]
