@@ -322,7 +322,8 @@ def write_with_column(rows: Rows, name: str, values: list[Any], out: str | Path,
 def parquet_path(out: str | Path, key: str) -> Path:
     path = Path(out).expanduser()
     if path.suffix != ".parquet":
-        hint = f"{path.with_suffix('.parquet')}"
+        renamed = path.with_suffix(".parquet")
+        hint = f"{key}={renamed}" if "." in key else str(renamed)  # of a setting, or an argument such as OUT
         raise UserError("the output must be a parquet file", key=key, value=str(out), hint=hint)
     return path
 

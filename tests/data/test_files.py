@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from burnish.data.files import ListRows, Rows, read_file, read_files, write_parquet, write_with_column
+from burnish.data.files import ListRows, Rows, parquet_path, read_file, read_files, write_parquet, write_with_column
 from burnish.errors import UserError
 
 
@@ -241,6 +241,8 @@ def test_write_parquet_makes_folders_and_leaves_nothing_beside(tmp_path, sums):
 def test_write_parquet_refuses_other_endings_and_mixed_types(tmp_path):
     with pytest.raises(UserError, match=r"must be a parquet file.*out\.parquet"):
         write_parquet([{"a": 1}], tmp_path / "out.csv")
+    with pytest.raises(UserError, match=r"Type: data\.output_path=out\.parquet"):
+        parquet_path("out.jsonl", "data.output_path")
     with pytest.raises(UserError, match="do not fit one parquet schema"):
         write_parquet([{"a": 1}, {"a": {"b": 2}}], tmp_path / "out.parquet")
     assert list(tmp_path.iterdir()) == []
