@@ -67,9 +67,9 @@ def test_an_unknown_name_suggests_the_nearest(registry):
 
 def test_a_path_loads_the_users_function(registry, tmp_path):
     file = tmp_path / "mine.py"
-    imports = "from pathlib import Path\n"  # what a file imports is not suggested
     file.write_text(
-        f"{imports}def double(x):\n    return 2 * x\n\ndouble.needs = {'values'}\n\ndef plain(x):\n    return x\n"
+        "from pathlib import Path\n"  # what a file imports is not suggested
+        "def double(x):\n    return 2 * x\n\ndouble.needs = {'values'}\n\ndef plain(x):\n    return x\n"
     )
     entry = registry[f"{file}:double"]
     assert entry.load()(4) == 8 and entry.needs == frozenset({"values"})
