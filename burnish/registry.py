@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,9 +39,11 @@ class Registry:
     frozenset({'values'})
     """
 
-    def __init__(self, noun: str, key: str) -> None:
+    def __init__(self, noun: str, key: str, arguments: Sequence[str] = ()) -> None:
+        """`arguments` are the positional ones of every entry, if a user's function is to be checked for them."""
         self.noun = noun
         self.key = key
+        self.arguments = arguments
         self.entries: dict[str, Entry] = {}
 
     def register(self, *names: str, needs: Iterable[str] = (), **metadata: Any) -> Callable[[Any], Any]:
@@ -68,6 +71,7 @@ class Registry:
             return self.entries[name]
         if is_user_path(name):
             value = load_user_object(name, key=self.key)
+            self._check_signature(name, value)
             return Entry(name, value, frozenset(getattr(value, "needs", ())))
         closest = nearest(name, self.entries)
         problem = f"no such {self.noun}." + (f" Did you mean {closest!r}?" if closest else "")
@@ -78,6 +82,23 @@ class Registry:
             allowed=[*self.entries, "path/to/file.py:name"],
             hint=f"{self.key}={closest}" if closest else None,
         )
+
+    def _check_signature(self, name: str, value: Any) -> None:
+        """Refuse a user's function that would fail at its first call."""
+        if not self.arguments:
+            return
+        if not callable(value):
+            raise UserError(f"not a function but of type {type(value).__name__}", key=self.key, value=name)
+        try:
+            signature = inspect.signature(value)
+        except (ValueError, TypeError):  # some functions written in C have none
+            return
+        try:
+            signature.bind(*self.arguments)
+        except TypeError as error:
+            problem = f"{name.rpartition(':')[2]}{signature} cannot be called as a {self.noun}: {error}"
+            allowed = f"a function of ({', '.join(self.arguments)})"
+            raise UserError(problem, key=self.key, value=name, allowed=allowed) from error
 
     def __contains__(self, name: str) -> bool:
         return name in self.entries

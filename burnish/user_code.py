@@ -39,12 +39,13 @@ def load_user_attribute(path: str, attribute: str, *, key: str, value: object = 
     value = path if value is None else value
     module = load_user_module(path, key=key)
     if not hasattr(module, attribute):
-        names = [n for n, member in vars(module).items() if callable(member) and not n.startswith("_")]
+        members = [(n, member) for n, member in vars(module).items() if callable(member) and not n.startswith("_")]
+        names = [n for n, member in members if getattr(member, "__module__", None) == module.__name__]
         raise UserError(
             f"{path} has no {attribute!r}",
             key=key,
             value=value,
-            allowed=names or "a callable defined there",
+            allowed=names or [n for n, _ in members] or "a callable defined there",
             hint=_setting(path, nearest(attribute, names) or names[0], key, value) if names else None,
         )
     return getattr(module, attribute)

@@ -67,14 +67,17 @@ def test_an_unknown_name_suggests_the_nearest(registry):
 
 def test_a_path_loads_the_users_function(registry, tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("def double(x):\n    return 2 * x\n\ndouble.needs = {'values'}\n\ndef plain(x):\n    return x\n")
+    file.write_text(
+        "from pathlib import Path\n"  # what a file imports is not suggested
+        "def double(x):\n    return 2 * x\n\ndouble.needs = {'values'}\n\ndef plain(x):\n    return x\n"
+    )
     entry = registry[f"{file}:double"]
     assert entry.load()(4) == 8 and entry.needs == frozenset({"values"})
     assert registry[f"{file}:plain"].needs == frozenset()
     assert registry.names() == [], "users' functions are not registered"
     with pytest.raises(UserError, match=r"mine\.py has no 'triple'.*double.*Type: .*mine\.py:double") as raised:
         registry[f"{file}:triple"]
-    assert raised.value.key == "algorithm.adv_estimator"
+    assert raised.value.key == "algorithm.adv_estimator" and raised.value.allowed == ["double", "plain"]
     with pytest.raises(UserError, match="no such file"):
         registry[f"{tmp_path}/absent.py:double"]
 
@@ -94,3 +97,17 @@ def test_a_file_that_fails_is_quoted(registry, tmp_path):
         registry[f"{file}:anything"]
     file.write_text("def anything():\n    return 1\n")
     assert registry[f"{file}:anything"].load()() == 1, "a failed import is not kept"
+
+
+def test_a_users_function_with_other_arguments_is_refused(tmp_path):
+    registry = Registry("advantage estimator", key="algorithm.adv_estimator", arguments=["credit"])
+    file = tmp_path / "mine.py"
+    file.write_text("LIMIT = 3\ndef fits(credit, eps=0.1): ...\ndef verl(rewards, response_mask, **kwargs): ...\n")
+    assert registry[f"{file}:fits"].load().__name__ == "fits"
+    expected = (
+        r"verl\(rewards, response_mask, \*\*kwargs\) cannot be called .*'response_mask'.*a function of \(credit\)"
+    )
+    with pytest.raises(UserError, match=expected):
+        registry[f"{file}:verl"]
+    with pytest.raises(UserError, match="not a function but of type int"):
+        registry[f"{file}:LIMIT"]

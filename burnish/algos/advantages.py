@@ -21,7 +21,7 @@ from burnish.algos.masked import masked, next_in_row, reverse_scan, row_counts, 
 from burnish.algos.whitening import WHITENINGS
 from burnish.registry import Registry
 
-ADVANTAGES = Registry("advantage estimator", key="algorithm.adv_estimator")
+ADVANTAGES = Registry("advantage estimator", key="algorithm.adv_estimator", arguments=["credit"])
 OBSERVATIONS = Registry("treatment of observations", key="algorithm.gae_observations")
 
 STD_EPS = 1e-6

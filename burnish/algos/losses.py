@@ -19,7 +19,11 @@ from torch import Tensor
 from burnish.algos.masked import EPS, Metrics, masked, masked_mean, masked_share, row_means, spread
 from burnish.registry import Entry, Registry
 
-LOSSES = Registry("policy loss", key="actor_rollout_ref.actor.policy_loss.loss_mode")
+LOSSES = Registry(
+    "policy loss",
+    key="actor_rollout_ref.actor.policy_loss.loss_mode",
+    arguments=["log_probs", "old_log_probs", "advantages", "mask", "lengths", "options"],
+)
 
 LossPerToken = tuple[Tensor, Metrics]
 

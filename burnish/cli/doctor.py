@@ -64,7 +64,7 @@ def _plan(args: argparse.Namespace) -> int:
     typed = all("=" in word and not word.startswith("-") for word in words)
     try:
         if not words:
-            raise UserError("no run to plan", key="--plan", value=args.plan, hint=HINT)
+            raise UserError("no run to plan", key="--plan", value=args.plan, hint=HINT.replace("64xH100", args.plan))
         overrides: Any = words
         if not typed:
             translation, _ = choose_command(translate_input(args.words, args.assume, trust=args.trust))

@@ -90,19 +90,36 @@ class LineRows:
         return f"{self.name}, row {number}"
 
 
+EXAMPLE_ROWS = '[{"prompt": "1+1=", "data_source": "sums", "reward_model": {"ground_truth": "2"}}]'
+
+
+def _check_is_list(rows: Any, name: str) -> None:
+    """Refuse what is no sequence of rows: a DatasetDict of all splits, a file name, a DataFrame, an iterator."""
+    hint = None
+    if isinstance(rows, Mapping):
+        hint = f"{name}={name}[{next(iter(rows), 'train')!r}], if these are splits, or {name}={EXAMPLE_ROWS}"
+    elif isinstance(rows, str | Path):
+        hint = f"data.train_files={rows}, or {name}={EXAMPLE_ROWS}"
+    elif hasattr(rows, "iloc"):  # of pandas
+        hint = f'{name}={name}.to_dict("records")'
+    elif not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
+        hint = f"{name}=list({name})"
+    if hint is not None:
+        raise UserError(f"{name} must be a list of dicts, not {type(rows).__name__}", hint=hint)
+
+
 class ListRows:
     """Rows that are Python objects: a list of dicts, or a sequence like it."""
 
     def __init__(
         self, rows: Sequence[Mapping[str, Any]], name: str = "dataset", fingerprint: str | None = None
     ) -> None:
+        _check_is_list(rows, name)
         if len(rows) == 0:
             raise UserError(f"{name} has no rows")
         if not isinstance(rows[0], Mapping):
-            raise UserError(
-                f"the rows of {name} must be dicts, row 0 is {type(rows[0]).__name__}",
-                hint='dataset=[{"prompt": "1+1=", "data_source": "sums", "reward_model": {"ground_truth": "2"}}]',
-            )
+            problem = f"the rows of {name} must be dicts, row 0 is {type(rows[0]).__name__}"
+            raise UserError(problem, hint=f"{name}={EXAMPLE_ROWS}")
         self.rows = rows
         self.name = name
         self.fingerprint = fingerprint or fingerprint_of(rows[number] for number in range(len(rows)))
@@ -305,7 +322,8 @@ def write_with_column(rows: Rows, name: str, values: list[Any], out: str | Path,
 def parquet_path(out: str | Path, key: str) -> Path:
     path = Path(out).expanduser()
     if path.suffix != ".parquet":
-        hint = f"{path.with_suffix('.parquet')}"
+        renamed = path.with_suffix(".parquet")
+        hint = f"{key}={renamed}" if "." in key else str(renamed)  # of a setting, or an argument such as OUT
         raise UserError("the output must be a parquet file", key=key, value=str(out), hint=hint)
     return path
 

@@ -94,7 +94,7 @@ def line_width(console: Console) -> int | None:
 
 
 def fit(text: str, width: int | None) -> str:
-    """Break long lines between words, with an indent. Words stay whole: a path or command can be copied."""
+    """Break long lines between words, with an indent. Paths stay whole, and commands continue with a backslash."""
     if width is None:
         return text
     return "\n".join(line for original in text.split("\n") for line in _broken(original, width))
@@ -105,11 +105,12 @@ def _broken(line: str, width: int) -> list[str]:
         return [line]
     body = line.lstrip(" ")
     indent = " " * (len(line) - len(body))
+    more = " \\" if indent and body.startswith("burnish ") else ""  # a shell command
     lines, current = [], indent
     for word in body.split(" "):
         candidate = current + word if not current.strip() else f"{current} {word}"
-        if current.strip() and cell_len(candidate) > width:
-            lines.append(current.rstrip())
+        if current.strip() and cell_len(candidate + more) > width:
+            lines.append(current.rstrip() + more)
             candidate = f"{indent}  {word}"
         current = candidate
     return [*lines, current]

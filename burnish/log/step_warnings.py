@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 
 Metrics = Mapping[str, float]
 
+ROUNDING = 0.01  # of advantages that are zero, where they are divided by a standard deviation of zero and its epsilon
+
 
 def step_warnings(metrics: Metrics) -> dict[str, str]:
     """One sentence per problem of this step, by the kind of problem."""
@@ -15,6 +17,9 @@ def step_warnings(metrics: Metrics) -> dict[str, str]:
 
 def _equal_scores(metrics: Metrics) -> str | None:
     if metrics.get("rollout/zero_variance_groups", 0.0) < 1.0:
+        return None
+    advantages = (metrics.get(f"critic/advantages/{end}", 0.0) for end in ("min", "max"))
+    if any(abs(advantage) > ROUNDING for advantage in advantages):  # not relative to the group, or a KL penalty in them
         return None
     count = metrics.get("rollout/num_groups")
     groups = "all groups" if count is None else "the only group" if count == 1 else f"all {count:.0f} groups"

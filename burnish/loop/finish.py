@@ -156,7 +156,7 @@ def summary(run: Finishing, result: Result, validation: dict[int, dict[str, floa
         return [*lines, "no model was written (trainer.save_final=false)"]
     model = shlex.quote(_shown(result.model_path))
     lines += [f"model: {_shown(result.model_path)}", "next:", f"  burnish view {shlex.quote(folder)}"]
-    lines += [f"  burnish generate model.path={model} \\", "    data.path=FILE data.output_path=OUT.parquet"]
+    lines.append(f"  burnish generate model.path={model} data.path=FILE data.output_path=OUT.parquet")
     lines.append("  burnish eval data.path=OUT.parquet")
     if run.checkpoints.steps():
         lines.append(f"  burnish export {shlex.quote(folder)} OUT")

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download, try_to_load_from_cache
+from huggingface_hub.constants import is_offline_mode
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from torch import nn
 from transformers import (
@@ -115,7 +116,12 @@ def check_model_files(folder: Path, key: str) -> None:
 def load_error(what: str, error: BaseException, *, key: str, value: str) -> UserError:
     """An error of transformers for the user. One about the model's own code names the key that allows it."""
     if "trust_remote_code" not in str(error):
-        return UserError(f"cannot load {what}: {first_line(error)}", key=key, value=value)
+        problem = f"cannot load {what}: {first_line(error)}"
+        if "://" in value or Path(value).expanduser().exists():
+            return UserError(problem, key=key, value=value)
+        offline = "; to download it, unset HF_HUB_OFFLINE" if is_offline_mode() else ""
+        hint = f"{key}=/path/to/a/hugging-face/model{offline}"
+        return UserError(f"no such folder here, and as a hub model: {problem}", key=key, value=value, hint=hint)
     is_flag = key.startswith("--")
     allow = "--trust-remote-code" if is_flag else f"{key.rpartition('.')[0]}.trust_remote_code=true".lstrip(".")
     problem = f"{what} needs Python code from its folder, which would run with all rights of this user"

@@ -81,8 +81,8 @@ class Caller:
         missing = [name for name in parameters if name not in provided and name not in optional]
         if missing:
             raise self._wrong_signature(
-                f"requires {', '.join(map(repr, missing))}, which is not available",
-                hint=f"custom_reward_function.reward_kwargs.{missing[0]}=... to pass a value",
+                f"requires {', '.join(map(repr, missing))}, which {'is' if len(missing) == 1 else 'are'} not available",
+                hint=f"another name in the signature, or custom_reward_function.reward_kwargs.{missing[0]}=...",
             )
         names = [name for name in (*self.available, *sorted(shown)) if name in by_keyword]
         if parameters and not names:  # its score would not depend on the response, surely by mistake

@@ -31,6 +31,9 @@ class NullScorer:
     def withdraw(self) -> None:
         """Do nothing."""
 
+    def already_scored(self) -> None:
+        """Do nothing."""
+
     def fail(self, sample: Sample, problem: str) -> Score:
         return Score(0.0, {}, problem)
 

@@ -144,7 +144,13 @@ class Scorer:
         """Announce `count` more samples. Only batch scorers, which wait for all of them, use this."""
 
     def withdraw(self) -> None:
-        """An announced sample will not be submitted: it failed, was canceled, or has a score already."""
+        """An announced sample will not be submitted: it failed, or has a score already."""
+
+    def already_scored(self) -> None:
+        """A conversation was scored by its environment or agent: it counts as a sample that did not fail."""
+        self.withdraw()
+        with self._lock:
+            self._num_recent += 1
 
     def fail(self, sample: Sample, problem: str) -> Score:
         """The score of a conversation that failed, by `reward.on_error`: its reward cannot be computed."""

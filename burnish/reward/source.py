@@ -143,7 +143,9 @@ class FromRules:
     is_user_code: bool = False
 
     def label(self, data_source: str) -> str:
-        return function_label(_rule(data_source).load())
+        """The data source itself if no rule scores it, as in conversations that an environment scores."""
+        rule = find_rule(data_source)
+        return data_source if rule is None else function_label(rule.load())
 
     def check_sources(self, names: Iterable[str], kwargs: Mapping[str, Any]) -> None:
         names = list(dict.fromkeys(names))

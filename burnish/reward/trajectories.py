@@ -62,7 +62,7 @@ class TrajectoryScorer:
         if trajectory.problem is not None:
             return self.scorer.fail(self._sample(prompt, trajectory, text), trajectory.problem)
         if trajectory.score is not None:
-            self.scorer.withdraw()
+            self.scorer.already_scored()
             return Score(trajectory.score, trajectory.extras)
         if trajectory.futures:
             self.scorer.expect(len(trajectory.futures) - 1)

@@ -22,6 +22,8 @@ MIN_HISTORY, SPIKE_HISTORY = 5, 20  # steps before a spike that it is compared w
 CRITICAL, WARNING, NOTICE = "critical", "warning", "notice"
 SEVERITIES = (CRITICAL, WARNING, NOTICE)
 
+VALUE_LOSS = "critic/vf_loss"  # of a critic, which gives advantages to groups with equal scores too
+
 Steps = Mapping[int, Mapping[str, float]]
 Curve = list[tuple[int, float]]
 
@@ -54,10 +56,11 @@ class Limit:
     warning: float
     critical: float
     is_low: bool = False  # small values are the problem
+    unless: str | None = None  # no problem in runs that have this metric
 
 
 LIMITS = (
-    Limit("zero_variance", ("rollout/zero_variance_groups",), 0.5, 0.9),
+    Limit("zero_variance", ("rollout/zero_variance_groups",), 0.5, 0.9, unless=VALUE_LOSS),
     Limit("truncation", ("rollout/truncated", "response_length/clip_ratio"), 0.2, 0.5),
     Limit("mismatch", ("rollout_corr/k3_kl",), 0.01, 0.1),
     Limit("mismatch", ("training/rollout_actor_probs_pearson_corr",), 0.99, 0.95, is_low=True),
@@ -103,7 +106,8 @@ class Check:
 def checks(steps: Steps) -> list[Check]:
     """Every check of the metrics, with where the run stands."""
     names = {name for values in steps.values() for name in values}
-    rows = [(limit.kind, limit.metrics, limit.warning, limit.is_low) for limit in LIMITS]
+    limits = [limit for limit in LIMITS if limit.unless not in names]
+    rows = [(limit.kind, limit.metrics, limit.warning, limit.is_low) for limit in limits]
     rows += [(kind, (name,), _spike_limit(_finite(steps, name), name), False) for name, (kind, _, _) in SPIKES.items()]
     skipped = tuple(sorted(name for name in names if name.endswith(SKIPPED)))
     rows += [("reward_failures", REWARD_FAILURES, 0.0, False), ("skipped_updates", skipped, 0.0, False)]
@@ -157,8 +161,9 @@ def curve(steps: Steps, name: str) -> Curve:
 
 
 def _limits(steps: Steps) -> Iterator[Alarm]:
+    names = {name for values in steps.values() for name in values}
     for limit in LIMITS:
-        name = next((name for name in limit.metrics if any(name in values for values in steps.values())), None)
+        name = next((name for name in limit.metrics if name in names and limit.unless not in names), None)
         points = [] if name is None else _finite(steps, name)
         recent = _recent(points)
         if name is None or recent is None:

@@ -2,11 +2,12 @@ import json
 from pathlib import Path
 
 import fsspec
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from burnish.data.files import ListRows, Rows, read_file, read_files, write_parquet, write_with_column
+from burnish.data.files import ListRows, Rows, parquet_path, read_file, read_files, write_parquet, write_with_column
 from burnish.errors import UserError
 
 
@@ -217,6 +218,20 @@ def test_list_rows_must_be_dicts():
         ListRows([])
 
 
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ({"train": [{"prompt": "a"}]}, r"not dict\. Type: dataset=dataset\['train'\]"),
+        (pandas.DataFrame({"prompt": ["a"]}), r"not DataFrame\. Type: dataset=dataset\.to_dict\("),
+        (iter([{"prompt": "a"}]), r"not list_iterator\. Type: dataset=list\(dataset\)"),
+        ("rows.parquet", r"not str\. Type: data\.train_files=rows\.parquet"),
+    ],
+)
+def test_what_is_no_list_of_rows_is_refused(rows, problem):
+    with pytest.raises(UserError, match=problem):
+        ListRows(rows)
+
+
 def test_write_parquet_makes_folders_and_leaves_nothing_beside(tmp_path, sums):
     write_parquet(sums(3), tmp_path / "deep" / "out.parquet")
     assert [file.name for file in (tmp_path / "deep").iterdir()] == ["out.parquet"]
@@ -226,6 +241,8 @@ def test_write_parquet_makes_folders_and_leaves_nothing_beside(tmp_path, sums):
 def test_write_parquet_refuses_other_endings_and_mixed_types(tmp_path):
     with pytest.raises(UserError, match=r"must be a parquet file.*out\.parquet"):
         write_parquet([{"a": 1}], tmp_path / "out.csv")
+    with pytest.raises(UserError, match=r"Type: data\.output_path=out\.parquet"):
+        parquet_path("out.jsonl", "data.output_path")
     with pytest.raises(UserError, match="do not fit one parquet schema"):
         write_parquet([{"a": 1}, {"a": {"b": 2}}], tmp_path / "out.parquet")
     assert list(tmp_path.iterdir()) == []

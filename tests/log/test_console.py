@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -173,6 +174,13 @@ def test_words_stay_whole():
     assert fit(f"next: {command}", 40).split() == f"next: {command}".split()
     assert fit(command, None) == command
     assert fit("  a bb ccc", 8) == "  a bb\n    ccc"
+
+
+def test_a_broken_command_can_be_copied():
+    command = "  burnish generate model.path=/a/long/path/model data.path=FILE data.output_path=OUT"
+    broken = fit(command, 40)
+    assert max(map(len, broken.splitlines())) <= 40 and len(broken.splitlines()) == 4
+    assert shlex.split(broken.replace("\\\n", "")) == shlex.split(command)
 
 
 def test_columns_of_the_environment_limit_a_pipe(monkeypatch):

@@ -11,6 +11,14 @@ def test_a_good_step_has_no_warnings():
     assert step_warnings({}) == {}
 
 
+def test_equal_scores_of_groups_do_not_matter_to_other_advantages():
+    """Those of a critic, or relative to the batch, or with a KL penalty."""
+    equal = {"rollout/zero_variance_groups": 1.0, "rollout/num_groups": 8.0}
+    assert step_warnings(equal | {"critic/advantages/min": -0.2, "critic/advantages/max": 5.7}) == {}
+    rounding = {"critic/advantages/min": -7e-3, "critic/advantages/max": 0.0}
+    assert step_warnings(equal | rounding).keys() == {"equal scores"}
+
+
 def test_each_warning():
     assert step_warnings({"rollout/zero_variance_groups": 1.0, "rollout/num_groups": 32.0}) == {
         "equal scores": "all 32 groups have equal scores: no learning signal in this step"

@@ -97,8 +97,11 @@ def test_folder_without_config(tmp_path):
 
 def test_relative_name_that_is_no_folder_is_a_hub_name():
     """It may be one; without a network the error is still ours."""
-    with pytest.raises(UserError, match="cannot load the model's config"):
+    with pytest.raises(
+        UserError, match="no such folder here, and as a hub model: cannot load the model's config"
+    ) as caught:
         load_config(ModelSource("nobody/no-such-model"))
+    assert (caught.value.hint or "").startswith("actor_rollout_ref.model.path=/path/to/a/hugging-face/model")
 
 
 def test_damaged_config(folder):

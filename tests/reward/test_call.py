@@ -34,6 +34,8 @@ def test_an_invalid_function_is_refused_at_construction():
         UserError, match=r"f.py:f\(completion, ground_truth\) requires 'completion', which is not available"
     ):
         call(lambda completion, ground_truth: 0)
+    with pytest.raises(UserError, match=r"requires 'response', 'answer', which are not available.*Type: another name"):
+        call(lambda response, answer: 0)
     with pytest.raises(UserError, match=r"reward_kwargs.bonsu=1: f.py:f does not accept 'bonsu'. Did you mean 'bonus'"):
         call(lambda solution_str, bonus=2: 0, bonsu=1)
     with pytest.raises(UserError, match="is a float, not a function"):

@@ -7,6 +7,7 @@ import pytest
 from burnish.errors import UserError
 from burnish.reward.managers import make_scorer
 from burnish.reward.output import OutputLog
+from burnish.reward.sample import Sample
 from burnish.reward.score import Scorer, choose_source
 from burnish.reward.settings import RewardSettings
 
@@ -305,3 +306,15 @@ def test_columns_that_a_function_requires_are_checked(scorer):
     one.check_columns(["answer", "data_source"])
     with pytest.raises(UserError, match=r"requires 'answer', which is no column of the data.*the columns data_"):
         one.check_columns(["data_source"])
+
+
+def test_conversations_that_their_environments_score():
+    """No rule has their data source, and those that did not fail count among the samples."""
+    with Scorer(RewardSettings(num_workers=0)) as scorer:
+        sample = Sample("environment/mine", "", "", {}, uid="row-0", sample=0)
+        assert scorer.fail(sample, "environment mine: step failed").problem == "environment mine: step failed"
+        with pytest.raises(UserError, match=r"all 1 samples of step 1. First cause: environment mine: step failed"):
+            scorer.check_failures("step 1")
+        scorer.already_scored()
+        scorer.check_failures("step 1")
+        assert scorer.drain().num_samples == 2

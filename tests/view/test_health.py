@@ -50,6 +50,7 @@ def test_a_healthy_run_raises_none():
     [
         ({"rollout/zero_variance_groups": 0.6}, ("zero_variance", "warning")),
         ({"rollout/zero_variance_groups": 0.95}, ("zero_variance", "critical")),
+        ({"rollout/zero_variance_groups": 0.95, "critic/vf_loss": 0.1}, None),
         ({"rollout/truncated": 0.3}, ("truncation", "warning")),
         ({"actor/ppo_kl": 0.4}, ("kl_spike", "critical")),
         ({"actor/grad_norm": 30.0}, ("gradient_spike", "critical")),

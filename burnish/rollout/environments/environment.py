@@ -100,7 +100,9 @@ class EnvironmentFactory:
 def load_environment(name: str, kwargs: Mapping[str, Any], key: str = KEY) -> EnvironmentFactory:
     """An adapter by its name, or a user's class by `package.module:Class` or `path/to/file.py:Class`."""
     if name not in ENVIRONMENTS and (":" in name or "." in name):
-        return EnvironmentFactory(name, load_class(name, key=key, where="the environment"), kwargs)
+        cls = load_class(name, key=key, where="the environment")
+        _check_methods(cls, key, name)
+        return EnvironmentFactory(name, cls, kwargs)
     cls = ENVIRONMENTS[name].load()
     cls.check(kwargs)
     return EnvironmentFactory(name, cls, kwargs)
@@ -117,7 +119,20 @@ def python_environment(value: Any) -> EnvironmentFactory:
             value=type(value).__name__,
             hint="environment=MyEnvironment, not an instance: every conversation needs its own",
         )
-    return EnvironmentFactory(getattr(value, "__name__", type(value).__name__), value)
+    name = getattr(value, "__name__", type(value).__name__)
+    _check_methods(value, "environment", name)
+    return EnvironmentFactory(name, value)
+
+
+def _check_methods(cls: Any, key: str, name: str) -> None:
+    """Refuse a class that is no environment. What a function makes, or what forwards attributes, shows later."""
+    if not isinstance(cls, type) or hasattr(cls, "__getattr__"):
+        return
+    missing = [method for method in ("reset", "step") if not callable(getattr(cls, method, None))]
+    if missing:
+        problem = f"the environment has no method {' and no method '.join(missing)}"
+        allowed = "a class with reset(seed, row) and step(action), and close() if it holds anything"
+        raise UserError(problem, key=key, value=name, allowed=allowed)
 
 
 def required(kwargs: Mapping[str, Any], name: str, example: str) -> Any:

@@ -117,13 +117,19 @@ class EnvironmentSession:
 
     async def _open(self) -> Any:
         self._environment = await self._call(self.factory, self.options, what="creating it")
-        reset = self._environment.reset
+        reset = self._method("reset")
         return await self._call(reset, **accepted(reset, {"seed": self.seed, "row": self.row}))
 
     async def _apply(self, action: str) -> StepResult:
-        result = as_step(await self._call(self._environment.step, action))
+        result = as_step(await self._call(self._method("step"), action))
         self._num_applied += 1
         return result
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        try:
+            return getattr(self._environment, name)
+        except AttributeError as error:
+            raise failed(f"environment {self.factory.name}: {name}", error) from error
 
     async def _call(self, function: Callable[..., Any], *args: Any, what: str = "", **kwargs: Any) -> Any:
         name = f"environment {self.factory.name}: {what or function.__name__}"

@@ -143,8 +143,23 @@ def test_failures_belong_to_one_conversation(chat_tokenizer):
     assert broken.problem == "environment GuessNumber: step failed: OSError: broken" and rewards(broken)[0] == -0.5
     unmade, _, _ = run(chat_tokenizer, EnvironmentFactory("X", GuessNumber, {"low": 1}), [])
     assert "creating it failed: TypeError" in unmade.problem and unmade.ids == []
+    no_step, _, _ = run(chat_tokenizer, EnvironmentFactory("X", NoStep), [f"1{END}"])
+    assert "step failed: AttributeError" in no_step.problem
     with_reward, _, _ = run(chat_tokenizer, factory, [f"1{END}"], limits=ONE_TURN, has_reward=True)
     assert with_reward.score is None  # a reward function is called in addition
+
+
+class NoStep:
+    def reset(self):
+        return "?"
+
+
+def test_a_class_without_step_is_refused():
+    with pytest.raises(UserError, match=r"no method step\. Allowed: a class with reset"):
+        python_environment(NoStep)
+    with pytest.raises(UserError, match="no method reset and no method step"):
+        load_environment("pathlib:PurePath", {})
+    assert python_environment(lambda: NoStep()).name == "<lambda>"
 
 
 def test_a_coroutine_environment(chat_tokenizer):
@@ -211,7 +226,7 @@ def test_names(tmp_path):
     with pytest.raises(UserError, match="expected a class or function"):
         python_environment(GuessNumber())
     file = tmp_path / "mine.py"
-    file.write_text("class Mine:\n    def __init__(self, a=1):\n        self.a = a\n")
+    file.write_text("class Mine:\n    def __init__(self, a=1):\n        self.a = a\n    reset = step = print\n")
     assert load_environment(f"{file}:Mine", {"a": 5})({"a": 6}).a == 6
 
 
