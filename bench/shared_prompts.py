@@ -49,6 +49,7 @@ COLUMNS = {
     "update faster by": "{ratio:.2f}x",
     "min..max": "{low:.2f}..{high:.2f}",
     "largest difference of log-probs": "{difference:.1e}",
+    "relative difference of the gradient": "{gradient_difference:.1e}",
 }
 
 
@@ -174,7 +175,7 @@ def compare(args: argparse.Namespace, case: Case) -> dict[str, Any]:
         **{"log_probs": seconds[0][0], "shared_log_probs": seconds[0][1]},
         **{"update": seconds[1][0], "shared_update": seconds[1][1]},
         **{"ratio": statistics.median(ratios), "low": min(ratios), "high": max(ratios)},
-        "difference": difference,
+        **{"difference": difference, "gradient_difference": of_gradient},
     }
 
 

@@ -132,7 +132,11 @@ _ENGINE = (
     VerlOnly("*rollout.disaggregation.*", "only used with disaggregation.enabled"),
     _refused("*rollout.checkpoint_engine.custom_backend_module", "custom weight transports are not supported"),
     VerlOnly("*rollout.trace.*", "only used with trace.backend"),
-    _refused("*function_tool_path", "tools are not supported yet (multi-turn)"),
+    _refused(
+        "*function_tool_path",
+        "tools belong to conversations",
+        instead="actor_rollout_ref.rollout.multi_turn.function_tool_path=...",
+    ),
     _refused(
         "skip.*.enable",
         "only rollouts of the synchronous trainer can be recorded",
