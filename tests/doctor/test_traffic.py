@@ -83,7 +83,7 @@ def count(rank: int, batch: Batch, cases: dict[str, tuple[Case, Layout]]) -> dic
 def planned(case: Case, layout: Layout, rank: int, tokens: list[int], responses: int, training: bool) -> dict:
     itemsize = ITEMSIZE[case.dtype]
     recompute = case.recompute is not None
-    passes = Passes(tokens, responses, training, itemsize, itemsize, recompute, outputs=2)
+    passes = Passes(tokens, responses, training, *[itemsize] * 3, recompute, outputs=2)
     stage = rank // layout.stage_ranks // layout.tensor
     return traffic.traffic(shape_of(MODELS[case.model].to_dict()), layout, passes, stage)
 
@@ -137,4 +137,7 @@ def test_messages_of_a_pipeline_are_those_of_its_schedule(pipeline, virtual, mic
     layout = Layout(1, pipeline, pipeline=pipeline, virtual=virtual)
     for stage in range(pipeline):
         flows = traffic.traffic(shape_of(config), layout, Passes([8] * micro_batches, 8, True, 2), stage)
-        assert flows[traffic.PIPELINE].messages == num_messages(plan[stage], schedule, stage)
+        flow = flows[traffic.PIPELINE]
+        assert flow.messages == num_messages(plan[stage], schedule, stage)
+        # The residual stream is float32, also where products have 16 bits.
+        assert flow.bytes == flow.messages * 8 * config["hidden_size"] * 4

@@ -237,6 +237,7 @@ def _distributed(
         training,
         HALF,
         FLOAT,
+        FLOAT,
         training and recompute.enable_gradient_checkpointing,
         head=name not in (VALUES, CRITIC, REWARD),
     )

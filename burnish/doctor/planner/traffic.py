@@ -37,8 +37,9 @@ class Passes:
     micro_batch_tokens: Sequence[int]
     response_tokens: int  # of all micro-batches
     training: bool
-    itemsize: int  # of weights in products and of hidden states
+    itemsize: int  # of weights in products and of their inputs
     reduce_itemsize: int = 4
+    stream_itemsize: int = 4  # of the residual stream, which pipeline stages exchange
     recompute: bool = False
     head: bool = True  # a language-model head; else one value per token
     outputs: int = 1  # numbers per response token that ranks of a sequence exchange: log-probs, and entropies
@@ -202,7 +203,7 @@ def _pipeline(shape: Shape, layout: Layout, passes: Passes, stage: int) -> Flow:
     backward = sum(number > 0 for number in stages) if passes.training else 0
     tokens = sum(-(-number // layout.context) for number in passes.micro_batch_tokens)
     messages = (forward + backward) * passes.count
-    num_bytes = (forward + backward) * tokens * shape.hidden * passes.itemsize
+    num_bytes = (forward + backward) * tokens * shape.hidden * passes.stream_itemsize
     if passes.training and passes.head and shape.tied and stage in (0, layout.pipeline - 1):
         messages += 1
         num_bytes += -(-shape.vocab // layout.shard) * shape.hidden * passes.reduce_itemsize
