@@ -208,7 +208,11 @@ def check_shared_prompts(source: ModelSource, key: str | None, device: torch.dev
         problem = "the tokens of this model's images see each other, which is not supported for shared prompts"
         raise UserError(problem, key=key, value=True, hint=f"{key}=false")
     if device.type in TORCH_KERNEL_ON and compute in NARROW:
-        check_shared_keys(device, compute)
+        try:
+            check_shared_keys(device, compute)
+        except AssertionError as error:
+            problem = "torch's attention kernel on this device does not compute what shared prompts need"
+            raise UserError(problem, key=key, value=True, hint=f"{key}=false") from error
 
 
 def head_kernel(name: str, compiled: bool, device: torch.device) -> LogitKernel:

@@ -284,14 +284,15 @@ def build_reference(
 ) -> Reference:
     """The policy gets it too: updates with the exact KL run it."""
     ref, model = cfg.actor_rollout_ref.ref, cfg.actor_rollout_ref.model
+    shares_policy = reference_shares_policy(cfg)
     micro_batch = MicroBatchSize.of(
         ref.log_prob_micro_batch_size_per_gpu,
         ref.log_prob_use_dynamic_bsz,
         ref.log_prob_max_token_len_per_gpu,
-        share_prompts=ref.use_prefix_grouper,
+        share_prompts=(cfg.actor_rollout_ref.actor if shares_policy else ref).use_prefix_grouper,
     )
     backend = policy.backend
-    if not reference_shares_policy(cfg):
+    if not shares_policy:
         backend = frozen_language_model(
             reference_source(cfg, source),
             model,

@@ -88,7 +88,7 @@ def shared_attention(
     def product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         width = value.shape[-1]
         if isinstance(segments, Segments):
-            key, value = segments.shared(key, value)
+            key, value = segments.shared(*in_autocast_dtype(key, value))
         query, key, value = one_width(query, key, value)
         output = packed(module, query, key, value, attention_mask, **options)[0][..., :width]
         if not blocks:
@@ -156,6 +156,7 @@ def varlen_attention(
 ) -> tuple[Tensor, None]:
     """Packed attention through the flash-attn library: one call for all segments."""
     shape, dropout = _shape(module, options), options.get("dropout", 0.0)
+    query, key, value = in_autocast_dtype(query, key, value)  # rotary embeddings leave queries and keys wider
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return varlen_product(number, q, k, v, segments, shape, dropout)[None], None
 

@@ -69,10 +69,17 @@ def check_shared_keys(device: torch.device, dtype: torch.dtype) -> None:
     starts, key_starts = (torch.tensor(ends, dtype=torch.int32) for ends in ([0, 2, 5], [0, 7, 13]))
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(count, 2, 64, generator=generator, dtype=torch.float32).to(dtype) for count in (5, 13, 13)]
-    options = (3, 7, 0.1, 0, True)
-    expected, _ = packed_product(*tensors, starts, key_starts, *options)
-    found, _ = packed_product(*(tensor.to(device) for tensor in (*tensors, starts, key_starts)), *options)
-    torch.testing.assert_close(found.cpu(), expected, rtol=0.05, atol=0.05)
+
+    def results(device: torch.device) -> list[Tensor]:
+        """The output, and the gradients of its sum of squares."""
+        leaves = [tensor.to(device).requires_grad_() for tensor in tensors]
+        output, _ = packed_product(*leaves, starts.to(device), key_starts.to(device), 3, 7, 0.1, 0, True)
+        return [output.detach(), *torch.autograd.grad(output.float().square().sum(), leaves)]
+
+    with torch.enable_grad():
+        pairs = zip(results(device), results(torch.device("cpu")), strict=True)
+    for found, expected in pairs:
+        torch.testing.assert_close(found.cpu(), expected, rtol=0.05, atol=0.05)
 
 
 def _band(window: int) -> dict[str, int]:

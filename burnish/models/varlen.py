@@ -84,7 +84,12 @@ class Segments:
 
     def shared(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Keys and values [rows, heads, T, d] of the stream -> those of every sequence, one after the other."""
-        return tensors if self.keys is None else [tensor.index_select(2, self.keys) for tensor in tensors]
+        if self.keys is None:
+            return tensors
+        # By way of float32, in which the gradients of a prompt are then added up over its responses.
+        wide = [tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors]
+        chosen = (tensor.index_select(2, self.keys) for tensor in wide)
+        return [tensor.to(like.dtype) for tensor, like in zip(chosen, tensors, strict=True)]
 
     @staticmethod
     def of(lengths: Segments | Sequence[int], device: torch.device) -> Segments:

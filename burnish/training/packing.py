@@ -19,6 +19,7 @@ from burnish.models.vision.features import MediaSlice
 from burnish.sizing import CPU_MICRO_BATCH_TOKENS
 from burnish.training.transfer import to_device
 
+KEYS_PER_TOKEN = 8  # of attention, on the average of a micro-batch with shared prompts: each is a copy
 ROUTED_EXPERTS = "routed_experts"  # a column along prompt and response: [tokens, mixtures, k]
 
 
@@ -67,7 +68,8 @@ class RowSizes:
     def units(self, budget: int | None, at_least: int = 1) -> list[Unit]:
         """Rows that stay together: those of a prompt, up to `budget` tokens of prompt and responses.
 
-        Each prompt's rows are divided further until there are `at_least` units, so that ranks have equal work.
+        Keys of the prompt are copied for each row, so a unit has at most KEYS_PER_TOKEN of them for a token. Each
+        prompt's rows are divided further until there are `at_least` units, so that ranks have equal work.
         """
         lengths = self.lengths.tolist()
         if self.prompts is None:
@@ -88,22 +90,31 @@ class RowSizes:
         for group in groups:
             unit: Unit | None = None
             for row in group:
-                added = lengths[row] - prompt_lengths[row]
-                is_full = unit is None or len(unit.rows) == largest
-                if unit is None or is_full or (budget is not None and unit.tokens + added > budget):
+                if (
+                    unit is None
+                    or len(unit.rows) == largest
+                    or not unit.fits(lengths[row], prompt_lengths[row], budget)
+                ):
                     unit = Unit([], prompt_lengths[row])
                     units.append(unit)
                 unit.rows.append(row)
-                unit.tokens += added
+                unit.tokens += lengths[row] - prompt_lengths[row]
+                unit.num_keys += lengths[row]
         return units
 
 
 @dataclass
 class Unit:
-    """Rows that one micro-batch has, and how many tokens they are there."""
+    """Rows that one micro-batch has, how many tokens they are there, and how many keys these attend to."""
 
     rows: list[int]
     tokens: int
+    num_keys: int = 0
+
+    def fits(self, length: int, prompt_length: int, budget: int | None) -> bool:
+        """Whether one more row of the same prompt does."""
+        tokens = self.tokens + length - prompt_length
+        return (budget is None or tokens <= budget) and self.num_keys + length <= KEYS_PER_TOKEN * tokens
 
 
 def number_prompts(batch: Batch) -> list[int]:

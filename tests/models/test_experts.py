@@ -15,7 +15,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from burnish.models.experts import AUTOCAST, TRANSFORMERS, autocast_experts
+from burnish.models.experts import AUTOCAST, TRANSFORMERS, autocast_mixtures
+from burnish.models.routing import is_router
 from tests.conftest import SIZES
 
 CONFIGS: dict[str, PretrainedConfig] = {
@@ -35,7 +36,7 @@ def test_weights_are_cast_and_get_gradients_in_their_own_dtype(name):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[name])
     assert model.config._experts_implementation == TRANSFORMERS
-    autocast_experts(model)
+    autocast_mixtures(model)
     assert model.config._experts_implementation == AUTOCAST and AUTOCAST not in model.config.to_json_string()
     experts = model.model.layers[0].mlp.experts
     narrow = copy.deepcopy(experts).to(torch.bfloat16)
@@ -49,17 +50,37 @@ def test_weights_are_cast_and_get_gradients_in_their_own_dtype(name):
         assert parameter.dtype == parameter.grad.dtype == torch.float32 and parameter.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_routers_compute_as_with_weights_of_16_bits(name):
+    """DeepSeek's computes in float32 whatever the weights are, which autocast would undo."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name])
+    (router,) = (module for module in model.model.layers[0].modules() if is_router(module))
+    torch.nn.init.normal_(router.weight)
+    narrow = copy.deepcopy(router)
+    narrow.weight.data = narrow.weight.data.to(torch.bfloat16)
+    autocast_mixtures(model)
+    hidden = torch.randn(50, SIZES["hidden_size"])
+    with torch.backends.mkldnn.flags(enabled=False):
+        expected = narrow(hidden.to(torch.bfloat16))
+        with torch.autocast("cpu", torch.bfloat16):
+            found = router(hidden)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    found[0].sum().backward()
+    assert router.weight.dtype == torch.float32 and router.weight.grad.abs().sum() > 0
+
+
 def test_without_autocast_nothing_is_cast():
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS["qwen3_moe"])
     ids = torch.arange(3, 12)[None]
     before = model(ids).logits
-    autocast_experts(model)
+    autocast_mixtures(model)
     assert torch.equal(model(ids).logits, before)
 
 
 def test_a_dense_model_stays_as_it_is():
     model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES))
     before = model.config._experts_implementation
-    autocast_experts(model)
+    autocast_mixtures(model)
     assert model.config._experts_implementation == before

@@ -91,14 +91,14 @@ def test_a_kernel_that_takes_other_queries_is_found(monkeypatch):
 
 
 class FirstQueries:
-    """In the second call, queries are those of the first keys."""
+    """In the first call, queries are those of the first keys."""
 
     def __init__(self):
         self.calls = 0
 
     def __call__(self, query, key, value, starts, key_starts, *options):
         self.calls += 1
-        if self.calls == 2:
+        if self.calls == 1:
             kept = torch.tensor([0, 1, 7, 8, 9])
             key, value, key_starts = key[kept], value[kept], starts
         return packed_product(query, key, value, starts, key_starts, *options)

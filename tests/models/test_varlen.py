@@ -61,6 +61,15 @@ def test_the_packed_function_hands_on_its_stream(library):
     assert output.shape == (1, 9, 4, 8)
 
 
+def test_the_library_gets_the_format_of_autocast(library):
+    """Under a float32 residual stream rotary embeddings leave queries and keys in float32."""
+    query, key = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8)
+    given = (torch.nn.Identity(), query, key, key.bfloat16(), None)
+    with torch.autocast("cpu", torch.bfloat16):
+        output, _ = varlen_attention(2, *given, segments=[4, 5], scaling=0.5)
+    assert output.dtype == torch.bfloat16
+
+
 def test_float32_is_refused(library):
     stream = torch.randn(3, 2, 8)
     with pytest.raises(UserError, match="16-bit dtypes only"):

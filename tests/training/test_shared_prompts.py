@@ -12,7 +12,7 @@ from burnish.batch import Batch, Ragged
 from burnish.models import attention, varlen
 from burnish.models.attention import PACKED, PACKED_EAGER
 from burnish.models.load import ModelSource, load_causal_lm
-from burnish.models.varlen import AttentionShape
+from burnish.models.varlen import AttentionShape, Segments
 from burnish.training.backend import BackendOptions, create_backend
 from burnish.training.inference import compute_log_probs
 from burnish.training.packing import MicroBatchSize, PackedRows, RowSizes
@@ -89,6 +89,15 @@ def test_rows_of_a_prompt_stay_together_within_the_budget():
     assert sorted(micro_batches) == [[0, 1], [2], [3, 4, 5]]  # the first prompt comes twice
 
 
+def test_copies_of_keys_are_bounded():
+    """A long prompt with many short responses would need a copy of its keys for each of them."""
+    sizes = sizes_of([0] * 32, [1001] * 32, prompt_length=1000)
+    units = sizes.units(100_000)
+    assert [len(unit.rows) for unit in units] == [8] * 4
+    for unit in units:
+        assert unit.num_keys <= 8 * unit.tokens == 8 * (1000 + len(unit.rows))
+
+
 def test_groups_are_divided_where_ranks_would_have_unequal_work():
     sizes = sizes_of([number // 8 for number in range(24)], [20] * 24)
     shards = RowSharding(2).micro_batches(sizes, MicroBatchSize(tokens=1000, share_prompts=True))
@@ -154,6 +163,15 @@ def test_implementations_of_attention(groups, monkeypatch, how):
     scale = max(float(gradient.abs().max()) for gradient in gradients[0].values())
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=0, atol=2e-5 * scale, msg=name)
+
+
+def test_gradients_of_a_prompt_are_added_up_in_float32(groups):
+    """Thousands of equal gradients of 16 bits would stop growing."""
+    value = torch.ones(1, 1, 1, 4, dtype=torch.bfloat16, requires_grad=True)
+    segments = Segments([1] * 1000, keys=torch.zeros(1000, dtype=torch.int64), key_lengths=[1] * 1000)
+    (copies,) = segments.shared(value)
+    copies.sum().backward()
+    assert copies.dtype == torch.bfloat16 and torch.equal(value.grad, torch.full_like(value, 1000))
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])

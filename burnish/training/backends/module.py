@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from burnish.models.exact_kl import HeadInput, exact_kl
+from burnish.models.experts import autocast_mixtures
 from burnish.models.logprobs import token_log_probs
 from burnish.models.lora import Adapters
 from burnish.models.parts import backbone, head_weight, logit_softcap, saved_buffers, token_values
@@ -71,6 +72,8 @@ class ModuleBackend:
         experts = options.experts
         self.balance_scope = BALANCE_SCOPES[experts.balance_scope]
         self.routing = None if experts.replay_key is None else Routing(model, experts.replay_key)
+        if self.weight_dtype != self.compute_dtype:
+            autocast_mixtures(model)
         self.offload = self._prepare()
 
     def _prepare(self) -> Offloaded | None:

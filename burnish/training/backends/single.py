@@ -7,7 +7,6 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from burnish.models.experts import autocast_experts
 from burnish.models.fourbit import is_packed
 from burnish.models.stream import WeightStream
 from burnish.training.backends.module import ModuleBackend
@@ -18,8 +17,6 @@ class SingleBackend(ModuleBackend):
     """Holds all weights itself."""
 
     def _prepare(self) -> Offloaded | None:
-        if self.weight_dtype != self.compute_dtype:
-            autocast_experts(self.model)
         if not self.options.offload:
             cast(nn.Module, self.model).to(self.device)
             return None
