@@ -613,8 +613,15 @@ YAMLS = {
     "nesting": "[" * 10_000,
     "a Python object": "a: !!python/object/apply:os.system ['touch marker']",
     "a Python name": "a: !!python/name:os.system",
-    "an impossible date": "a: 2024-13-77",
 }
+
+
+def test_an_impossible_date_is_text(tmp_path, monkeypatch):
+    """YAML's own dates would raise an error that no reader expects."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text("a: 2024-13-77")
+    with pytest.raises(UserError, match="sections found: a"):
+        translate_yaml("a.yaml")
 
 
 @pytest.mark.parametrize("text", YAMLS.values(), ids=YAMLS)
