@@ -616,6 +616,7 @@ YAMLS = {
 }
 
 
+@attack(KIND, "a YAML with alias bombs, tags or endless nesting")
 def test_an_impossible_date_is_text(tmp_path, monkeypatch):
     """YAML's own dates would raise an error that no reader expects."""
     monkeypatch.chdir(tmp_path)
